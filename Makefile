@@ -1,0 +1,46 @@
+# Proxima. "make demo" and "make test" are where to start.
+SHELL := /bin/bash
+GO ?= go
+BIN := $(CURDIR)/bin
+VERSION ?= v0.1.0-dev
+LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
+GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
+
+export GOTOOLCHAIN := local
+
+.PHONY: build demo test soak lint gen bench cross clean
+
+build: $(BIN)/proxima ## build bin/proxima
+
+$(BIN)/proxima: $(GOSOURCES)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima
+
+$(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
+	cd test/kubectl && CGO_ENABLED=0 $(GO) build -trimpath -o $@ .
+
+demo: build ## see it work, on this machine, in a minute
+	$(BIN)/proxima demo $(DEMO_FLAGS)
+
+test: build $(BIN)/kubectl ## all tests, with the race detector
+	@tools/setup
+	$(GO) run ./tools/testreport -- ./...
+
+soak: build $(BIN)/kubectl ## the long versions of the tests
+	@tools/setup
+	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -- ./...
+
+lint: ## gofmt, vet, golangci-lint, generated code up to date
+	@tools/lint/run
+
+gen: ## generate code and reference pages
+	tools/gen
+
+bench: build ## benchmarks; BENCH=smoke for a quick look
+	bench/run $(BENCH)
+
+cross: ## build for every platform that must build
+	for target in linux/amd64 linux/arm64 windows/amd64 darwin/arm64; do \
+	  echo "$$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./cmd/proxima || exit 1; done
+
+clean:
+	rm -rf $(BIN)

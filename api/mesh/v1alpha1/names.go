@@ -1,0 +1,30 @@
+package v1alpha1
+
+// Labels and annotations that Proxima writes.
+const (
+	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to.
+	LabelMesh = GroupName + "/mesh"
+	// DefaultMesh is the mesh of what names no other.
+	DefaultMesh = "default"
+)
+
+// Values that the API fills in where a Dataplane leaves them out.
+const (
+	// DefaultDrainSeconds equals the default grace period of a Pod.
+	DefaultDrainSeconds int32 = 30
+	// The timings of a probe, as Kubernetes' core/v1 Probe has them.
+	DefaultProbePeriodSeconds    int32 = 10
+	DefaultProbeTimeoutSeconds   int32 = 1
+	DefaultProbeSuccessThreshold int32 = 1
+	DefaultProbeFailureThreshold int32 = 3
+)
+
+// Values of the string fields that are enumerations.
+const (
+	ProtocolTCP  = "TCP"
+	ProtocolUDP  = "UDP"
+	ProtocolSCTP = "SCTP"
+
+	SchemeHTTP  = "HTTP"
+	SchemeHTTPS = "HTTPS"
+)

@@ -1,0 +1,159 @@
+// Package proxima_test polices the repository itself.
+package proxima_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/proxima-mesh/proxima/"
+
+// layer of a package, by the longest prefix that matches. A package may import
+// packages of its own layer's lower neighbours only; see docs/ARCHITECTURE.md.
+type layer int
+
+const (
+	api layer = iota
+	base
+	catalog
+	core
+	adapter
+	app
+	command
+)
+
+var layers = map[string]layer{
+	"api/":                     api,
+	"internal/version":         base,
+	"internal/resource":        base,
+	"internal/store":           base,
+	"internal/store/memory":    adapter,
+	"internal/store/sqlite":    adapter,
+	"internal/proxy":           base,
+	"internal/identity":        core,
+	"internal/catalog":         catalog,
+	"internal/controller":      core,
+	"internal/delta":           core,
+	"internal/proxy/choose":    core,
+	"internal/node":            core,
+	"internal/workload":        core,
+	"internal/node/view":       adapter,
+	"internal/delta/stream":    adapter,
+	"internal/apiserver":       adapter,
+	"internal/kubeclient":      adapter,
+	"internal/proxy/userspace": adapter,
+	"internal/proxy/proxytest": adapter,
+	"internal/testkit":         adapter,
+	"internal/demo":            app,
+	"internal/app":             app,
+	"internal/cli":             command,
+	"cmd/":                     command,
+	"tools/":                   command,
+	"test/":                    command,
+	"bench/":                   command,
+}
+
+// siblings lists the adapters that one adapter may import all the same: parts
+// of one room.
+var siblings = map[string][]string{
+	"internal/node/view": {"internal/delta/stream"},
+}
+
+// onlyImporters names heavy or peculiar libraries and the one room that may
+// import them.
+var onlyImporters = map[string][]string{
+	"k8s.io/apiserver/pkg/server":   {"internal/apiserver"},
+	"k8s.io/apiserver/pkg/registry": {"internal/apiserver"},
+	"k8s.io/apiserver/pkg/storage":  {"internal/apiserver"},
+	"modernc.org/sqlite":            {"internal/store/sqlite"},
+	"github.com/spf13/cobra":        {"internal/cli"},
+	"github.com/vishvananda/netlink": {
+		"internal/proxy", "internal/testkit",
+	},
+}
+
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+func TestImportDirection(t *testing.T) {
+	for _, p := range listPackages(t) {
+		name, ours := strings.CutPrefix(p.ImportPath, module)
+		if !ours {
+			continue // this test
+		}
+		own, ok := layerOf(name)
+		if !ok {
+			t.Errorf("%s has no layer: add it to the table, and to docs/ARCHITECTURE.md", name)
+			continue
+		}
+		for _, path := range p.Imports {
+			imported, ours := strings.CutPrefix(path, module)
+			if !ours {
+				checkLibrary(t, name, path)
+				continue
+			}
+			theirs, _ := layerOf(imported)
+			switch {
+			case theirs > own:
+				t.Errorf("%s imports %s: dependencies point from cmd to app to adapters to core to catalog to api", name, imported)
+			case own == adapter && theirs == adapter && room(name) != room(imported) && !slices.Contains(siblings[room(name)], room(imported)):
+				t.Errorf("%s imports %s: adapters never import each other, app wires them", name, imported)
+			}
+		}
+	}
+}
+
+func checkLibrary(t *testing.T, name, path string) {
+	t.Helper()
+	for library, rooms := range onlyImporters {
+		if path != library && !strings.HasPrefix(path, library+"/") {
+			continue
+		}
+		if !slices.ContainsFunc(rooms, func(r string) bool { return name == r || strings.HasPrefix(name, r+"/") }) {
+			t.Errorf("%s imports %s: only %v may", name, path, rooms)
+		}
+	}
+}
+
+// room is the prefix of the layer table that a package falls under.
+func room(name string) string {
+	best := ""
+	for prefix := range layers {
+		if (name == prefix || strings.HasPrefix(name, strings.TrimSuffix(prefix, "/")+"/")) && len(prefix) > len(best) {
+			best = prefix
+		}
+	}
+	return best
+}
+
+func layerOf(name string) (layer, bool) {
+	l, ok := layers[room(name)]
+	return l, ok
+}
+
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var packages []goPackage
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p goPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}

@@ -1,0 +1,194 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// isPublic tells the paths that anybody may read: health and version.
+func isPublic(path string) bool {
+	if path == "/version" || path == "/version/" {
+		return true
+	}
+	for _, prefix := range []string{"/healthz", "/livez", "/readyz"} {
+		if path == prefix || strings.HasPrefix(path, prefix+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// door is the authenticator of the server. Credentials that are offered must
+// hold: a wrong token is refused even where none is needed. Without any, only
+// public paths are open.
+type door struct{ next authenticator.Request }
+
+// AuthenticateRequest implements authenticator.Request.
+func (d door) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	offered := offersCredentials(req) // before next, which may take them out of the request
+	resp, ok, err := d.next.AuthenticateRequest(req)
+	if ok && offered && isAnonymous(resp.User) {
+		return nil, false, nil
+	}
+	if ok || err != nil || offered || !isPublic(req.URL.Path) {
+		return resp, ok, err
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{
+		Name:   user.Anonymous,
+		Groups: []string{user.AllUnauthenticated},
+	}}, true, nil
+}
+
+func isAnonymous(u user.Info) bool { return u == nil || u.GetName() == user.Anonymous }
+
+func offersCredentials(req *http.Request) bool {
+	if len(req.Header.Values("Authorization")) > 0 {
+		return true
+	}
+	if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 {
+		return true
+	}
+	// Browsers send a WebSocket's token as a sub-protocol.
+	for _, value := range req.Header.Values("Sec-WebSocket-Protocol") {
+		if strings.Contains(value, "base64url.bearer.authorization.k8s.io.") {
+			return true
+		}
+	}
+	return false
+}
+
+// gate is the authorizer of the server: public paths are for everybody to read,
+// all else is as the next one says, and anonymous gets no further.
+type gate struct {
+	next authorizer.UnconditionalAuthorizer
+}
+
+var _ authorizer.Authorizer = gate{}
+
+// Authorize implements authorizer.Authorizer.
+func (g gate) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if !a.IsResourceRequest() && isPublic(a.GetPath()) && (a.GetVerb() == "get" || a.GetVerb() == "head") {
+		return authorizer.DecisionAllow, "", nil
+	}
+	decision, reason, err := g.next.Authorize(ctx, a)
+	if isAnonymous(a.GetUser()) {
+		if decision == authorizer.DecisionAllow || reason == "" {
+			reason = "anonymous may read health and version only"
+		}
+		return authorizer.DecisionDeny, reason, err
+	}
+	return decision, reason, err
+}
+
+// ConditionsAwareAuthorize is Authorize: decisions here have no conditions.
+func (g gate) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(g.Authorize(ctx, a))
+}
+
+// EvaluateConditions refuses: there are none to evaluate.
+func (g gate) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
+}
+
+// writeCheck is the admission plugin that asks Config.AllowWrite.
+type writeCheck struct {
+	allow func(who user.Info, kind schema.GroupKind, obj, old resource.Object) error
+}
+
+var _ admission.ValidationInterface = writeCheck{}
+
+// Handles implements admission.Interface.
+func (writeCheck) Handles(op admission.Operation) bool { return op != admission.Connect }
+
+// Validate implements admission.ValidationInterface.
+func (w writeCheck) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	obj, _ := a.GetObject().(resource.Object)
+	old, _ := a.GetOldObject().(resource.Object)
+	if err := w.allow(a.GetUserInfo(), a.GetKind().GroupKind(), obj, old); err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	return nil
+}
+
+// AuditEvent is one write over HTTP that was tried, and how it ended.
+type AuditEvent struct {
+	Time time.Time
+	// User who wrote; Actor is who acted in that name, if somebody did.
+	User, Actor string
+	// Source addresses, the client's own last. All but the last are the
+	// client's claim.
+	Source []string
+	Verb   string
+	// Group, Resource, Subresource, Namespace and Name of what was written. A
+	// request that is not for a resource has its Path only.
+	Group, Resource, Subresource, Namespace, Name, Path string
+	// Code is the HTTP status; Reason is set on failures.
+	Code   int32
+	Reason string
+}
+
+// auditor hands writes to a sink. It is policy and backend in one.
+type auditor struct{ sink func(AuditEvent) }
+
+var (
+	_ audit.Backend             = auditor{}
+	_ audit.PolicyRuleEvaluator = auditor{}
+)
+
+// EvaluatePolicyRule asks for an event of every write, once it has ended.
+func (a auditor) EvaluatePolicyRule(attrs authorizer.Attributes) audit.RequestAuditConfig {
+	level := auditinternal.LevelMetadata
+	switch attrs.GetVerb() {
+	case "get", "list", "watch", "head", "options":
+		level = auditinternal.LevelNone
+	}
+	return audit.RequestAuditConfig{
+		Level:      level,
+		OmitStages: []auditinternal.Stage{auditinternal.StageRequestReceived, auditinternal.StageResponseStarted},
+	}
+}
+
+// ProcessEvents implements audit.Sink.
+func (a auditor) ProcessEvents(events ...*auditinternal.Event) bool {
+	for _, e := range events {
+		out := AuditEvent{
+			Time:   e.StageTimestamp.Time,
+			User:   e.User.Username,
+			Source: append([]string(nil), e.SourceIPs...),
+			Verb:   e.Verb,
+			Path:   e.RequestURI,
+		}
+		if e.ImpersonatedUser != nil {
+			out.Actor, out.User = out.User, e.ImpersonatedUser.Username
+		}
+		if ref := e.ObjectRef; ref != nil {
+			out.Group, out.Resource, out.Subresource = ref.APIGroup, ref.Resource, ref.Subresource
+			out.Namespace, out.Name = ref.Namespace, ref.Name
+		}
+		if e.ResponseStatus != nil {
+			out.Code, out.Reason = e.ResponseStatus.Code, string(e.ResponseStatus.Reason)
+		}
+		a.sink(out)
+	}
+	return true
+}
+
+// Run, Shutdown and String implement audit.Backend; events are never held back.
+func (a auditor) Run(<-chan struct{}) error { return nil }
+
+// Shutdown has nothing to flush.
+func (a auditor) Shutdown() {}
+
+func (a auditor) String() string { return "proxima" }

@@ -1,0 +1,216 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Names that Kubernetes gives to what every cluster has.
+const (
+	defaultServiceCIDR = "kubernetes"
+	apiService         = "kubernetes"
+	apiPortName        = "https"
+	apiPort            = 443
+)
+
+// bootstrap makes the objects that clients expect in every cluster, where they
+// are missing. Idempotent; several instances may do it at once.
+func (s *Server) bootstrap(ctx context.Context) error {
+	client := s.Client("system:apiserver")
+	// The namespace of node leases is made as well, as in Kubernetes; it may go.
+	for _, name := range slices.Concat(immortal, []string{corev1.NamespaceNodeLease}) {
+		if err := s.ensure(ctx, client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return err
+		}
+	}
+	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
+		return nil
+	}
+	if err := s.ensureRanges(ctx, client); err != nil {
+		return err
+	}
+	service, err := s.ensureAPIService(ctx, client)
+	if err != nil {
+		return err
+	}
+	return s.ensureAPISlice(ctx, client, service)
+}
+
+// ensure creates an object unless it is there or its kind is not served.
+func (s *Server) ensure(ctx context.Context, client *Client, obj resource.Object) error {
+	if _, err := client.servedFor(obj); err != nil {
+		return nil
+	}
+	_, err := client.Create(ctx, obj)
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create %T %s: %w", obj, resource.KeyOf(obj), err)
+	}
+	return nil
+}
+
+// ensureRanges makes the default ServiceCIDR at the first start. The ranges are
+// put to use without waiting for its event.
+func (s *Server) ensureRanges(ctx context.Context, client *Client) error {
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: defaultServiceCIDR}}
+	for _, prefix := range s.cfg.ServiceCIDRs {
+		cidr.Spec.CIDRs = append(cidr.Spec.CIDRs, prefix.Masked().String())
+	}
+	k, err := client.servedFor(cidr)
+	if err != nil {
+		return s.services.addresses.SetRanges(s.cfg.ServiceCIDRs)
+	}
+	created, err := client.Create(ctx, cidr)
+	if apierrors.IsAlreadyExists(err) {
+		if len(s.services.addresses.Families()) > 0 {
+			return nil
+		}
+		// Another instance made it just now, and its event is still on the way.
+		return s.services.addresses.SetRanges(s.cfg.ServiceCIDRs)
+	}
+	if err != nil {
+		return fmt.Errorf("create default ServiceCIDR: %w", err)
+	}
+	if k.status != nil {
+		cidr = created.(*networkingv1.ServiceCIDR)
+		cidr.Status.Conditions = []metav1.Condition{{
+			Type:               networkingv1.ServiceCIDRConditionReady,
+			Status:             metav1.ConditionTrue,
+			LastTransitionTime: metav1.Now(),
+			Message:            "Kubernetes default Service CIDR is ready",
+		}}
+		if _, err := client.UpdateStatus(ctx, cidr); err != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("mark default ServiceCIDR ready: %w", err)
+		}
+	}
+	return s.services.addresses.SetRanges(s.cfg.ServiceCIDRs)
+}
+
+// ensureAPIService makes default/kubernetes at the first address of the range.
+func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.Service, error) {
+	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: apiService}
+	k := s.kinds[corev1.SchemeGroupVersion.WithKind("Service")]
+	target := intstr.FromInt32(int32(s.advertised().Port()))
+	got, err := client.Get(ctx, k.kind, key)
+	if err == nil {
+		service := got.(*corev1.Service)
+		if len(service.Spec.Ports) == 1 && service.Spec.Ports[0].TargetPort != target {
+			service.Spec.Ports[0].TargetPort = target
+			if got, err = client.Update(ctx, service); err != nil {
+				return nil, fmt.Errorf("update service %s: %w", key, err)
+			}
+		}
+		return got.(*corev1.Service), nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("read service %s: %w", key, err)
+	}
+	policy := corev1.IPFamilyPolicySingleStack
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: key.Namespace,
+			Name:      key.Name,
+			Labels:    map[string]string{"component": "apiserver", "provider": "kubernetes"},
+		},
+		Spec: corev1.ServiceSpec{
+			Type:            corev1.ServiceTypeClusterIP,
+			ClusterIP:       s.cfg.ServiceCIDRs[0].Masked().Addr().Next().String(),
+			IPFamilyPolicy:  &policy,
+			SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{{
+				Name: apiPortName, Protocol: corev1.ProtocolTCP, Port: apiPort, TargetPort: target,
+			}},
+		},
+	}
+	got, err = client.Create(ctx, service)
+	if apierrors.IsInvalid(err) {
+		s.cfg.Logger.Warn("the first address of the service range is not free for default/kubernetes, taking another", "error", err)
+		service.Spec.ClusterIP = ""
+		got, err = client.Create(ctx, service)
+	}
+	if apierrors.IsAlreadyExists(err) {
+		got, err = client.Get(ctx, k.kind, key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create service %s: %w", key, err)
+	}
+	return got.(*corev1.Service), nil
+}
+
+// ensureAPISlice says where the Service leads: here. Addresses that mean
+// something else on another machine are left out, and the slice is empty.
+func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *corev1.Service) error {
+	at := s.advertised()
+	name, number, protocol, ready := apiPortName, int32(at.Port()), corev1.ProtocolTCP, true
+	family := discoveryv1.AddressTypeIPv4
+	if at.Addr().Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	want := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: service.Namespace,
+			Name:      service.Name,
+			Labels:    map[string]string{discoveryv1.LabelServiceName: service.Name},
+		},
+		AddressType: family,
+		Endpoints:   []discoveryv1.Endpoint{},
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &number, Protocol: &protocol}},
+	}
+	if addr := at.Addr(); addr.IsValid() && !addr.IsUnspecified() && !addr.IsLoopback() {
+		want.Endpoints = append(want.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{addr.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		})
+	} else {
+		s.cfg.Logger.Info("service default/kubernetes has no endpoint: no address to advertise", "listening", at.String())
+	}
+	k, err := client.servedFor(want)
+	if err != nil {
+		return nil
+	}
+	key := resource.KeyOf(want)
+	got, err := client.Get(ctx, k.kind, key)
+	if apierrors.IsNotFound(err) {
+		return s.ensure(ctx, client, want)
+	}
+	if err != nil {
+		return fmt.Errorf("read endpoint slice %s: %w", key, err)
+	}
+	have := got.(*discoveryv1.EndpointSlice)
+	if apiequality.Semantic.DeepEqual(have.Ports, want.Ports) && slices.EqualFunc(have.Endpoints, want.Endpoints,
+		func(a, b discoveryv1.Endpoint) bool { return slices.Equal(a.Addresses, b.Addresses) }) {
+		return nil
+	}
+	// The address type of a slice is fixed, so another family needs another slice.
+	if have.AddressType != want.AddressType {
+		if err := client.Delete(ctx, k.kind, key, resource.Preconditions{UID: have.UID}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("replace endpoint slice %s: %w", key, err)
+		}
+		return s.ensure(ctx, client, want)
+	}
+	have.Endpoints, have.Ports = want.Endpoints, want.Ports
+	if _, err := client.Update(ctx, have); err != nil {
+		return fmt.Errorf("update endpoint slice %s: %w", key, err)
+	}
+	return nil
+}
+
+// advertised is where clients in the cluster find this server.
+func (s *Server) advertised() netip.AddrPort {
+	if s.cfg.Advertise.IsValid() {
+		return s.cfg.Advertise
+	}
+	at, _ := netip.ParseAddrPort(s.cfg.Listener.Addr().String())
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}

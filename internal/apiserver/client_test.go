@@ -1,0 +1,172 @@
+package apiserver_test
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// TestClientEveryKind takes every kind through the in-process client.
+func TestClientEveryKind(t *testing.T) {
+	client := shared.Client("system:test")
+	for i, k := range kind.All() {
+		t.Run(k.Kind.Group+"/"+k.Kind.Kind, func(t *testing.T) {
+			ctx := t.Context()
+			in := object(t, k, nameFor(k, "inproc-"+k.Singular+"-"+string(rune('a'+i)), "10.79.0."+string(rune('1'+i%9))))
+			key := resource.KeyOf(in)
+			created, err := client.Create(ctx, in)
+			if err != nil {
+				t.Fatalf("create: %v", err)
+			}
+			if in.GetUID() != "" {
+				t.Error("create changed what it was given")
+			}
+			if _, err := client.Create(ctx, in); !apierrors.IsAlreadyExists(err) {
+				t.Errorf("create twice: %v", err)
+			}
+			selector := labels.SelectorFromSet(labels.Set{"test": in.GetName()})
+			list, version, err := client.List(ctx, k, resource.ListOptions{Labels: selector})
+			if err != nil || len(list) != 1 || version == "" {
+				t.Fatalf("list: %v, %v, version %q", err, list, version)
+			}
+			list[0].GetLabels()["test"] = "scribbled" // ours to change
+			got, err := client.Get(ctx, k, key)
+			if err != nil || got.GetLabels()["test"] != in.GetName() {
+				t.Errorf("get: %v, %v", err, got)
+			}
+			stale := got.DeepCopyObject().(resource.Object)
+			got.SetAnnotations(map[string]string{"step": "update"})
+			if _, err := client.Update(ctx, got); err != nil {
+				t.Fatalf("update: %v", err)
+			}
+			stale.SetAnnotations(map[string]string{"step": "stale"})
+			if _, err := client.Update(ctx, stale); !apierrors.IsConflict(err) {
+				t.Errorf("update of an old version: %v", err)
+			}
+			stale.SetResourceVersion("")
+			if _, err := client.Update(ctx, stale); err != nil {
+				t.Errorf("update of any version: %v", err)
+			}
+			err = client.Delete(ctx, k, key, resource.Preconditions{UID: "other"})
+			if !apierrors.IsConflict(err) {
+				t.Errorf("delete with another's UID: %v", err)
+			}
+			if err := client.Delete(ctx, k, key, resource.Preconditions{UID: created.GetUID(), Now: true}); err != nil {
+				t.Errorf("delete: %v", err)
+			}
+		})
+	}
+}
+
+func TestClientWatch(t *testing.T) {
+	client := shared.Client("system:test")
+	k := descriptor(t, "ConfigMap")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	obj := object(t, k, "watched-in-process")
+	if _, err := client.Create(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	w, err := client.Watch(ctx, k, resource.WatchOptions{ListOptions: resource.ListOptions{
+		Namespace: "default", Labels: labels.SelectorFromSet(labels.Set{"test": "watched-in-process"}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	next := func(want watch.EventType) resource.Object {
+		t.Helper()
+		for event := range w.ResultChan() {
+			if event.Type == watch.Bookmark && want != watch.Bookmark {
+				continue
+			}
+			if event.Type != want {
+				t.Fatalf("event %s %v, want %s", event.Type, event.Object, want)
+			}
+			return event.Object.(resource.Object)
+		}
+		t.Fatal("watch ended")
+		return nil
+	}
+	next(watch.Added)
+	if mark := next(watch.Bookmark); mark.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" {
+		t.Errorf("bookmark %v", mark)
+	}
+	if err := client.Delete(ctx, k, resource.KeyOf(obj), resource.Preconditions{}); err != nil {
+		t.Fatal(err)
+	}
+	if gone := next(watch.Deleted); gone.GetName() != obj.GetName() {
+		t.Errorf("deleted %v", gone)
+	}
+}
+
+func TestClientValidatesAndDefaults(t *testing.T) {
+	client := shared.Client("system:test")
+	bad := service("bad")
+	bad.Namespace = "default"
+	bad.Spec.Ports[0].Port = 0
+	if _, err := client.Create(t.Context(), bad); !apierrors.IsInvalid(err) {
+		t.Errorf("an invalid service: %v", err)
+	}
+	good := service("inproc-good")
+	good.Namespace = "default"
+	out, err := client.Create(t.Context(), good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc := out.(*corev1.Service)
+	if svc.Spec.Type != corev1.ServiceTypeClusterIP || svc.Spec.ClusterIP == "" || svc.Spec.Ports[0].Protocol != corev1.ProtocolTCP {
+		t.Errorf("not defaulted: %+v", svc.Spec)
+	}
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	if out, err = client.Update(t.Context(), svc); err != nil {
+		t.Fatal(err)
+	}
+	if len(out.(*corev1.Service).Status.LoadBalancer.Ingress) != 0 {
+		t.Error("an update wrote the status")
+	}
+	svc = out.(*corev1.Service)
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	if out, err = client.UpdateStatus(t.Context(), svc); err != nil {
+		t.Fatal(err)
+	}
+	if len(out.(*corev1.Service).Status.LoadBalancer.Ingress) != 1 {
+		t.Error("a status update did not write the status")
+	}
+	if err := client.Delete(t.Context(), descriptor(t, "Service"), resource.KeyOf(svc), resource.Preconditions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := owner(t, shared.clientset(t, ""), svc.Spec.ClusterIP); got != "" {
+		t.Errorf("address left with %q", got)
+	}
+}
+
+// TestClientKeepsManagedFields: a controller that writes an object from scratch
+// does not erase what server-side apply has noted.
+func TestClientKeepsManagedFields(t *testing.T) {
+	cs := shared.clientset(t, "")
+	_, err := cs.CoreV1().ConfigMaps("default").Patch(t.Context(), "managed", types.ApplyPatchType,
+		[]byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"managed"},"data":{"a":"1"}}`),
+		metav1.PatchOptions{FieldManager: "applier"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "managed"}, Data: map[string]string{"a": "1", "b": "2"}}
+	out, err := shared.Client("system:test").Update(t.Context(), cm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := out.GetManagedFields(); len(f) != 1 || f[0].Manager != "applier" {
+		t.Errorf("managed fields %+v", f)
+	}
+}

@@ -1,0 +1,14 @@
+// Package apiserver serves Proxima's state as a Kubernetes API: the same URLs,
+// verbs, encodings and errors, for unmodified clients.
+//
+// Enter at New. The way of a request: server.go wires the generic server;
+// access.go lets it in; install.go puts one registry for each kind where its
+// URLs are, made in registry.go and strategy.go from its resource.Descriptor;
+// storage goes through kvstorage to store.Store. Namespaces, Services and Events
+// have behaviour of their own, in files of these names. client.go is the
+// in-process way in, along the same registries.
+//
+// It owns the one write path, not the rules: what is valid, defaulted or printed
+// is said by the descriptors, which address is given out by ipam. It never
+// writes to the store past a registry, and never decides who somebody is.
+package apiserver

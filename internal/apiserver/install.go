@@ -1,0 +1,230 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// served is one kind in one version.
+type served struct {
+	kind     *resource.Descriptor
+	schemes  *schemes
+	registry *registry
+	// front is the registry with the behaviour of its kind.
+	front front
+	// rest is what HTTP sees of front.
+	rest   rest.Storage
+	status *subresource
+	// alias: stored as another type.
+	alias bool
+}
+
+// build makes the registries and puts them where their URLs are.
+func (s *Server) build(schemes *schemes) error {
+	byResource := map[schema.GroupResource]*resource.Descriptor{}
+	for _, kind := range s.cfg.Kinds {
+		byResource[kind.GroupResource()] = kind
+	}
+	options, err := kvstorage.NewRESTOptions(context.Background(), kvstorage.RESTConfig{
+		Store: s.cfg.Store,
+		Codec: func(group schema.GroupResource) (runtime.Codec, error) {
+			return schemes.storageCodec(byResource[group])
+		},
+		CountPeriod: countPeriod,
+	})
+	if err != nil {
+		return err
+	}
+	for _, kind := range s.cfg.Kinds {
+		if isEventAlias(kind) {
+			continue // after the kind that it is an alias of
+		}
+		r, err := newRegistry(schemes.serving, options, kind)
+		if err != nil {
+			return err
+		}
+		s.generic.RegisterDestroyFunc(r.Destroy)
+		s.add(&served{kind: kind, schemes: schemes, registry: r, front: r, rest: r})
+	}
+	if err := s.specialize(options); err != nil {
+		return err
+	}
+	// Sub-resources share what their registry has become, so they come last.
+	for _, k := range s.kinds {
+		strategy := newStrategy(schemes.serving, k.kind)
+		if k.kind.Status {
+			k.status = newSubresource(k.registry, statusStrategy{strategy})
+		}
+		if k.kind.Kind == corev1.SchemeGroupVersion.WithKind("Namespace") {
+			s.finalize = newSubresource(k.registry, finalizeStrategy{strategy})
+		}
+	}
+	return s.install(schemes)
+}
+
+func (s *Server) add(k *served) {
+	s.kinds[k.kind.Kind] = k
+	s.types[reflect.TypeOf(k.kind.New())] = k
+}
+
+// specialize gives the kinds that need it their own behaviour.
+func (s *Server) specialize(options *kvstorage.RESTOptions) error {
+	for _, kind := range s.cfg.Kinds {
+		if isEventAlias(kind) {
+			if err := s.specializeEvents(kind); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.specializeServices(options); err != nil {
+		return err
+	}
+	namespace := s.kinds[corev1.SchemeGroupVersion.WithKind("Namespace")]
+	if namespace == nil {
+		return nil
+	}
+	registry := newNamespaces(namespace.registry)
+	namespace.front, namespace.rest = registry, namespaceREST{registry}
+	for _, k := range s.kinds {
+		if k.kind.Namespaced && !k.alias {
+			k.registry.within(registry)
+		}
+	}
+	return nil
+}
+
+func (s *Server) specializeEvents(alias *resource.Descriptor) error {
+	core := s.kinds[corev1.SchemeGroupVersion.WithKind("Event")]
+	if core == nil {
+		return fmt.Errorf("kind %s is served only beside %s", alias.Kind, corev1.SchemeGroupVersion.WithKind("Event"))
+	}
+	strategy := eventStrategy{newStrategy(core.schemes.serving, core.kind), alias}
+	core.registry.CreateStrategy, core.registry.UpdateStrategy = strategy, strategy
+	s.add(&served{kind: alias, schemes: core.schemes, registry: core.registry, front: core.front, rest: core.rest, alias: true})
+	return nil
+}
+
+func (s *Server) specializeServices(options *kvstorage.RESTOptions) error {
+	service := s.kinds[corev1.SchemeGroupVersion.WithKind("Service")]
+	address := s.kinds[networkingv1.SchemeGroupVersion.WithKind("IPAddress")]
+	if service == nil || address == nil {
+		return nil
+	}
+	ports, err := ipam.NewPorts(ipam.PortOptions{Range: s.cfg.NodePorts})
+	if err != nil {
+		return err
+	}
+	stored, err := options.Resource(address.kind.GroupResource())
+	if err != nil {
+		return err
+	}
+	s.services = &services{
+		registry:    service.registry,
+		addresses:   ipam.NewAddresses(ipam.AddressOptions{}),
+		ports:       ports,
+		store:       s.cfg.Store,
+		ipAddresses: stored,
+		prepareIP:   address.prepare,
+	}
+	s.services.begin()
+	service.front, service.rest = s.services, s.services
+	return nil
+}
+
+// prepare completes an object of the kind as a creation would.
+func (k *served) prepare(ctx context.Context, obj *networkingv1.IPAddress) error {
+	rest.FillObjectMetaSystemFields(obj)
+	k.schemes.serving.Default(obj)
+	return rest.BeforeCreate(k.registry.CreateStrategy, ctx, obj)
+}
+
+// groups collects what is served under each API group, in the order of kinds.
+type groups struct {
+	order  []string
+	byName map[string]map[string]map[string]rest.Storage // group, version, resource
+	kinds  map[string][]*resource.Descriptor
+}
+
+func (g *groups) add(gv schema.GroupVersion, resource string, storage rest.Storage) {
+	if g.byName[gv.Group] == nil {
+		g.byName[gv.Group] = map[string]map[string]rest.Storage{}
+		g.order = append(g.order, gv.Group)
+	}
+	if g.byName[gv.Group][gv.Version] == nil {
+		g.byName[gv.Group][gv.Version] = map[string]rest.Storage{}
+	}
+	g.byName[gv.Group][gv.Version][resource] = storage
+}
+
+// install puts the registries where their URLs are.
+func (s *Server) install(schemes *schemes) error {
+	g := groups{byName: map[string]map[string]map[string]rest.Storage{}, kinds: map[string][]*resource.Descriptor{}}
+	for _, kind := range s.cfg.Kinds {
+		k, gv := s.kinds[kind.Kind], kind.Kind.GroupVersion()
+		g.kinds[gv.Group] = append(g.kinds[gv.Group], kind)
+		g.add(gv, kind.Resource, k.rest)
+		if k.status != nil {
+			g.add(gv, kind.Resource+"/status", k.status)
+		}
+		if kind.Kind == corev1.SchemeGroupVersion.WithKind("Namespace") {
+			g.add(gv, kind.Resource+"/finalize", s.finalize)
+		}
+	}
+	g.add(authenticationv1.SchemeGroupVersion, "selfsubjectreviews", selfSubjectReview())
+	g.add(authorizationv1.SchemeGroupVersion, "selfsubjectaccessreviews", selfSubjectAccessReview(gate{s.cfg.Authorizer}))
+
+	params := runtime.NewParameterCodec(schemes.serving)
+	var named []*genericapiserver.APIGroupInfo
+	for _, name := range g.order {
+		info := genericapiserver.NewDefaultAPIGroupInfo(name, schemes.serving, params, schemes.codecs)
+		info.VersionedResourcesStorageMap = g.byName[name]
+		info.NegotiatedSerializer = schemes.negotiated(g.kinds[name])
+		if name != "" {
+			named = append(named, &info)
+		} else if err := s.generic.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
+			return err
+		}
+	}
+	if err := s.generic.InstallAPIGroups(named...); err != nil {
+		return err
+	}
+	for path, handler := range s.cfg.ExtraHandlers {
+		if strings.HasSuffix(path, "/") {
+			s.generic.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
+		} else {
+			s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
+		}
+	}
+	return nil
+}
+
+// namespaceCollection is what HTTP may do with Namespaces: all but deleting them
+// by collection, as in Kubernetes.
+type namespaceCollection interface {
+	front
+	rest.Scoper
+	rest.ShortNamesProvider
+	rest.CategoriesProvider
+	rest.SingularNameProvider
+	rest.ResetFieldsStrategy
+	rest.StorageWithReadiness
+	rest.StorageVersionProvider
+	rest.MayReturnFullObjectDeleter
+}
+
+type namespaceREST struct{ namespaceCollection }

@@ -1,0 +1,18 @@
+package kvstorage_test
+
+import (
+	"flag"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	// Upstream's checks wait more than they compute.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		panic(err)
+	}
+	// The watch cache leaves a timer of 3 s behind after each wait for freshness.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(
+		"k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"))
+}

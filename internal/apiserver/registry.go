@@ -1,0 +1,184 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// registry is everything that happens to the objects of one kind. The HTTP
+// handlers and the in-process client both end here.
+type registry struct {
+	*genericregistry.Store
+	kind *resource.Descriptor
+	// namespaces is set for kinds that live in one.
+	namespaces *namespaces
+}
+
+// front is a registry as its users see it, with the behaviour that some kinds
+// add.
+type front interface {
+	rest.Getter
+	rest.Lister
+	rest.CreaterUpdater
+	rest.GracefulDeleter
+	rest.Watcher
+}
+
+// within makes every creation, also one by an update or apply, ask whether its
+// namespace takes new objects.
+func (r *registry) within(namespaces *namespaces) {
+	r.namespaces = namespaces
+	next := r.BeginCreate
+	r.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
+		if err := namespaces.admit(ctx, r.kind, obj.(resource.Object)); err != nil {
+			return nil, err
+		}
+		if next != nil {
+			return next(ctx, obj, options)
+		}
+		return func(context.Context, bool) {}, nil
+	}
+}
+
+// Create implements rest.Creater.
+func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	if r.namespaces != nil {
+		r.namespaces.creating.RLock()
+		defer r.namespaces.creating.RUnlock()
+	}
+	return r.Store.Create(ctx, obj, validate, options)
+}
+
+// Update implements rest.Updater.
+func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
+	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	if r.namespaces != nil && allowCreate {
+		r.namespaces.creating.RLock()
+		defer r.namespaces.creating.RUnlock()
+	}
+	return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
+}
+
+// newRegistry makes the registry of a kind from its descriptor.
+func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, kind *resource.Descriptor) (*registry, error) {
+	group := kind.GroupResource()
+	strategy := newStrategy(typer, kind)
+	store := &genericregistry.Store{
+		NewFunc:                   func() runtime.Object { return kind.New() },
+		NewListFunc:               kind.NewList,
+		DefaultQualifiedResource:  group,
+		SingularQualifiedResource: schema.GroupResource{Group: group.Group, Resource: kind.Singular},
+		CreateStrategy:            strategy,
+		UpdateStrategy:            strategy,
+		DeleteStrategy:            strategy,
+		ResetFieldsStrategy:       strategy,
+		TableConvertor:            tables{kind},
+	}
+	if isGraceful(kind) {
+		store.DeleteStrategy = gracefulStrategy{strategy}
+		store.ReturnDeletedObject = true
+	}
+	if kind.TTL > 0 {
+		store.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return kind.TTL, nil }
+	}
+	err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes(kind)})
+	if err != nil {
+		return nil, fmt.Errorf("registry of %s: %w", kind.Kind, err)
+	}
+	return &registry{Store: store, kind: kind}, nil
+}
+
+// isGraceful tells the kinds whose deletion leaves the workload time to end.
+func isGraceful(kind *resource.Descriptor) bool {
+	return kind.Kind == corev1.SchemeGroupVersion.WithKind("Pod") ||
+		kind.Kind == meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane")
+}
+
+// attributes are what selectors see of an object.
+func attributes(kind *resource.Descriptor) storage.AttrFunc {
+	return func(obj runtime.Object) (labels.Set, fields.Set, error) {
+		o, ok := obj.(resource.Object)
+		if !ok {
+			return nil, nil, fmt.Errorf("attributes of %s: %T is no object", kind.Kind.Kind, obj)
+		}
+		set := fields.Set{"metadata.name": o.GetName()}
+		if kind.Namespaced {
+			set["metadata.namespace"] = o.GetNamespace()
+		}
+		if kind.Fields != nil {
+			maps.Copy(set, kind.Fields(o))
+		}
+		return o.GetLabels(), set, nil
+	}
+}
+
+// ShortNames and Categories are shown by discovery.
+func (r *registry) ShortNames() []string { return r.kind.ShortNames }
+
+// Categories are groups of kinds such as "all".
+func (r *registry) Categories() []string { return r.kind.Categories }
+
+// subresource is a part of the objects of a registry with a strategy of its
+// own. Reads and writes go to the same rows.
+type subresource struct {
+	store    *genericregistry.Store
+	strategy rest.UpdateResetFieldsStrategy
+}
+
+var (
+	_ rest.Patcher             = (*subresource)(nil)
+	_ rest.ResetFieldsStrategy = (*subresource)(nil)
+)
+
+// newSubresource shares a registry's storage.
+func newSubresource(r *registry, strategy rest.UpdateResetFieldsStrategy) *subresource {
+	store := *r.Store
+	store.UpdateStrategy = strategy
+	store.ResetFieldsStrategy = strategy
+	// What Begin hooks allot depends on the spec, which a sub-resource leaves alone.
+	store.BeginCreate, store.BeginUpdate = nil, nil
+	return &subresource{store: &store, strategy: strategy}
+}
+
+// New implements rest.Storage.
+func (s *subresource) New() runtime.Object { return s.store.New() }
+
+// Destroy does nothing: the storage is the registry's.
+func (s *subresource) Destroy() {}
+
+// Get reads the whole object.
+func (s *subresource) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	return s.store.Get(ctx, name, options)
+}
+
+// Update never creates: a part cannot come before the whole.
+func (s *subresource) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
+	update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	return s.store.Update(ctx, name, info, create, update, false, options)
+}
+
+// GetResetFields implements rest.ResetFieldsStrategy.
+func (s *subresource) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return s.strategy.GetResetFields()
+}
+
+// ConvertToTable prints the whole object.
+func (s *subresource) ConvertToTable(ctx context.Context, object, options runtime.Object) (*metav1.Table, error) {
+	return s.store.ConvertToTable(ctx, object, options)
+}

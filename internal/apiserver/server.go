@@ -1,0 +1,217 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/healthz"
+	restclient "k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/apiserver/openapi"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+// Config is what a Server is made of. All but the fields marked optional are
+// required.
+type Config struct {
+	// Store holds everything. The caller closes it, after Run has returned.
+	Store store.Store
+	// Kinds to serve.
+	Kinds []*resource.Descriptor
+	// Listener to serve on. Run and Close close it; a New that fails does not.
+	Listener net.Listener
+	// CertPEM and KeyPEM are the serving certificate with its chain, and its key.
+	CertPEM, KeyPEM []byte
+	// ClientCAPEM are the authorities that client certificates are asked of.
+	ClientCAPEM []byte
+	// Authenticator says who a request is from. It must refuse credentials that
+	// are wrong; anonymous access is decided here.
+	Authenticator authenticator.Request
+	// Authorizer says what a user may do.
+	Authorizer authorizer.UnconditionalAuthorizer
+	Logger     *slog.Logger
+	// Version of Proxima, as in 0.1.0; it is shown behind Kubernetes' own.
+	Version string
+
+	// ExtraHandlers are served behind authentication and authorization; a path
+	// that ends in "/" stands for all below it. Optional.
+	ExtraHandlers map[string]http.Handler
+	// ServiceCIDRs are the ranges of ClusterIPs at the first start, one or two;
+	// from then on the ServiceCIDR objects say. Optional: then no default ranges
+	// and no Service "kubernetes" are made.
+	ServiceCIDRs []netip.Prefix
+	// NodePorts is the range of node ports. Optional: 30000-32767.
+	NodePorts ipam.PortRange
+	// Advertise is where the Service "kubernetes" leads. Optional: the listener's
+	// address; none if that is unspecified.
+	Advertise netip.AddrPort
+	// AllowWrite judges a write over HTTP by what is written, after authorization:
+	// obj is nil for a deletion, old for a creation. Its error is the reason of a
+	// 403. Optional.
+	AllowWrite func(who user.Info, kind schema.GroupKind, obj, old resource.Object) error
+	// Audit hears of every write over HTTP, when it has ended. It must not block.
+	// Optional.
+	Audit func(AuditEvent)
+}
+
+// ShutdownGrace is how long Run waits for open watches when it ends.
+const ShutdownGrace = 2 * time.Second
+
+// countPeriod is how often objects are counted for metrics, as in kube-apiserver.
+const countPeriod = time.Minute
+
+// Server is a Kubernetes-compatible API server.
+type Server struct {
+	cfg     Config
+	generic *genericapiserver.GenericAPIServer
+	kinds   map[schema.GroupVersionKind]*served
+	types   map[reflect.Type]*served
+	// finalize is namespaces/finalize; nil without Namespaces.
+	finalize *subresource
+	// services is nil without Services and IPAddresses.
+	services *services
+	ready    chan struct{}
+}
+
+// New makes a server. It starts the watch caches, which read the store, so a
+// server that is not run must be closed. Blocks for one read of the store.
+func New(cfg Config) (*Server, error) {
+	if cfg.Store == nil || cfg.Listener == nil || cfg.Authenticator == nil || cfg.Authorizer == nil || cfg.Logger == nil {
+		return nil, errors.New("new API server: Store, Listener, Authenticator, Authorizer and Logger are required")
+	}
+	schemes, err := newSchemes(cfg.Kinds)
+	if err != nil {
+		return nil, fmt.Errorf("new API server: %w", err)
+	}
+	s := &Server{
+		cfg:   cfg,
+		kinds: map[schema.GroupVersionKind]*served{},
+		types: map[reflect.Type]*served{},
+		ready: make(chan struct{}),
+	}
+	generic, err := s.genericConfig(schemes)
+	if err != nil {
+		return nil, fmt.Errorf("new API server: %w", err)
+	}
+	s.generic, err = generic.Complete(nil).New("proxima", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, fmt.Errorf("new API server: %w", err)
+	}
+	if err := s.build(schemes); err != nil {
+		s.generic.Destroy()
+		return nil, fmt.Errorf("new API server: %w", err)
+	}
+	return s, nil
+}
+
+// genericConfig is upstream's configuration without an etcd.
+func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, error) {
+	cert, err := dynamiccertificates.NewStaticCertKeyContent("serving", s.cfg.CertPEM, s.cfg.KeyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("serving certificate: %w", err)
+	}
+	clientCA, err := dynamiccertificates.NewStaticCAContent("client", s.cfg.ClientCAPEM)
+	if err != nil {
+		return nil, fmt.Errorf("client authorities: %w", err)
+	}
+	c := genericapiserver.NewConfig(schemes.codecs)
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.cfg.Listener, Cert: cert, ClientCA: clientCA}
+	c.Authentication.Authenticator = door{s.cfg.Authenticator}
+	c.Authorization.Authorizer = gate{s.cfg.Authorizer}
+	// Nobody calls back over the network; New only insists that it is there.
+	c.LoopbackClientConfig = &restclient.Config{}
+	c.EffectiveVersion = newVersion(s.cfg.Version)
+	c.EnableProfiling = false
+	storeCheck := healthz.NamedCheck("store", func(req *http.Request) error { return s.cfg.Store.Ready(req.Context()) })
+	c.LivezChecks = []healthz.HealthChecker{healthz.PingHealthz}
+	c.HealthzChecks = []healthz.HealthChecker{healthz.PingHealthz, storeCheck}
+	c.ReadyzChecks = []healthz.HealthChecker{healthz.PingHealthz, storeCheck}
+	c.ShutdownWatchTerminationGracePeriod = ShutdownGrace
+	if s.cfg.AllowWrite != nil {
+		c.AdmissionControl = writeCheck{s.cfg.AllowWrite}
+	}
+	if s.cfg.Audit != nil {
+		c.AuditBackend, c.AuditPolicyRuleEvaluator = auditor{s.cfg.Audit}, auditor{s.cfg.Audit}
+	}
+	namer := apiopenapi.NewDefinitionNamer(schemes.external)
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIConfig.Info.Title = "Proxima"
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIV3Config.Info.Title = "Proxima"
+	return c, nil
+}
+
+// Run serves until ctx ends, then drains: requests are finished, watches get
+// ShutdownGrace. It blocks, may be called once, and closes the server. An error
+// means that serving did not begin.
+func (s *Server) Run(ctx context.Context) error {
+	// Hooks bring health checks along, which PrepareRun then publishes.
+	err := s.generic.AddPostStartHook("proxima-ready", func(hook genericapiserver.PostStartHookContext) error {
+		if err := s.generic.StorageReadinessHook.Hook(hook); err != nil {
+			return err
+		}
+		close(s.ready)
+		return nil
+	})
+	if err != nil {
+		s.Close()
+		return fmt.Errorf("run API server: %w", err)
+	}
+	prepared := s.generic.PrepareRun()
+	follow, stop := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	defer followers.Wait()
+	defer stop()
+	if err := s.start(follow, &followers); err != nil {
+		s.Close()
+		return fmt.Errorf("run API server: %w", err)
+	}
+	if err := prepared.RunWithContext(ctx); err != nil {
+		return fmt.Errorf("run API server: %w", err)
+	}
+	return nil
+}
+
+// start does what must be done before the first request is served.
+func (s *Server) start(ctx context.Context, followers *sync.WaitGroup) error {
+	if s.services != nil {
+		if err := s.followClaims(ctx, followers); err != nil {
+			return err
+		}
+	}
+	for _, kind := range s.cfg.Kinds {
+		if isGraceful(kind) {
+			followers.Go(func() { s.reap(ctx, kind) })
+		}
+	}
+	return s.bootstrap(ctx)
+}
+
+// Close releases what New started, for a server that is not run. Idempotent.
+func (s *Server) Close() {
+	s.generic.Destroy()
+	s.cfg.Listener.Close()
+}
+
+// Ready is closed once requests are served and the watch caches are filled.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Handler is the whole chain that requests over the network go through.
+func (s *Server) Handler() http.Handler { return s.generic.Handler }

@@ -1,0 +1,92 @@
+package app
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+)
+
+// adminLife of the certificate in the kubeconfig; it is made anew at every start.
+const adminLife = 365 * 24 * time.Hour
+
+// serverCertificate names everything by which clients may call the server:
+// Kubernetes' own names, this machine's, its addresses, and the first address of
+// each service range, where the Service "kubernetes" is.
+func serverCertificate(ca *identity.Authority, listen net.Addr, clusterDomain string, services []netip.Prefix) (identity.Pair, error) {
+	names := []string{
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain,
+	}
+	if host, err := os.Hostname(); err == nil {
+		names = append(names, strings.ToLower(host))
+	}
+	addrs := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	if tcp, ok := listen.(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+		addrs = append(addrs, tcp.IP)
+	} else if own, err := net.InterfaceAddrs(); err == nil {
+		for _, a := range own {
+			if n, ok := a.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
+				addrs = append(addrs, n.IP)
+			}
+		}
+	}
+	for _, p := range services {
+		addrs = append(addrs, p.Masked().Addr().Next().AsSlice())
+	}
+	return ca.IssueServer("proxima", names, addrs)
+}
+
+// writeKubeconfig gives the owner of the data directory access as administrator.
+func writeKubeconfig(path, server string, ca *identity.Authority) error {
+	subject, err := identity.SubjectFor(identity.Admin, "admin")
+	if err != nil {
+		return err
+	}
+	pair, err := ca.IssueClient(subject, adminLife)
+	if err != nil {
+		return fmt.Errorf("certificate for the kubeconfig: %w", err)
+	}
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters["proxima"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.PEM()}
+	cfg.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
+	cfg.Contexts["proxima"] = &clientcmdapi.Context{Cluster: "proxima", AuthInfo: "admin", Namespace: "default"}
+	cfg.CurrentContext = "proxima"
+	data, err := clientcmd.Write(*cfg)
+	if err != nil {
+		return err
+	}
+	return replaceFile(path, data)
+}
+
+// replaceFile writes a private file so that readers see the old or the new one,
+// never a part.
+func replaceFile(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // it is gone after the rename
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

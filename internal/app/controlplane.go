@@ -1,0 +1,374 @@
+package app
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	grpcstatus "google.golang.org/grpc/status"
+	"gopkg.in/natefinch/lumberjack.v2"
+
+	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// ClusterDomain of the names of Services.
+const ClusterDomain = "cluster.local"
+
+// ControlPlaneConfig is what a control plane is told.
+type ControlPlaneConfig struct {
+	// Store as --store names it: memory or sqlite:FILE.
+	Store   string
+	DataDir string
+	// APIAddress (HOST:PORT) of the API; port 0: any free one.
+	APIAddress string
+	// GRPCPort of node views, on the API's host; 0: off.
+	GRPCPort int
+	// ServiceCIDRs at the first start; from then on the stored ones hold.
+	ServiceCIDRs []netip.Prefix
+	// MaxEndpointsPerSlice, 0: 100.
+	MaxEndpointsPerSlice int
+	Logger               *slog.Logger
+}
+
+// Serving tells where a role serves.
+type Serving struct {
+	// API is the URL of the API, as clients on this machine use it.
+	API string
+	// GRPC (host:port) of node views; empty: off.
+	GRPC string
+	// Node and Mode of the agent, where there is one.
+	Node, Mode string
+}
+
+// controlPlane is a control plane while it runs.
+type controlPlane struct {
+	cfg     ControlPlaneConfig
+	log     *slog.Logger
+	started time.Time
+	store   store.Store
+	ca      *identity.Authority
+	tokens  *identity.Tokens
+	audit   *audit
+	api     *apiserver.Server
+	apiAddr net.Addr
+	grpc    net.Listener
+	// running is what start made; nil until then.
+	running atomic.Pointer[running]
+}
+
+// running is what follows the API once it serves.
+type running struct {
+	catalog *catalog.Catalog
+	views   *stream.Server
+	health  *health.Controller
+}
+
+// RunControlPlane runs a control plane until ctx ends, and calls ready once it
+// serves. Its state is durable when it returns.
+func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
+	cp, err := newControlPlane(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer cp.close()
+	parts := newParts(ctx)
+	if err := cp.start(parts); err != nil {
+		parts.end()
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	ready(cp.serving())
+	return parts.wait(ctx)
+}
+
+// newControlPlane opens everything and serves nothing yet.
+func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPlane, err error) {
+	cp = &controlPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now()}
+	defer func() {
+		if err != nil {
+			cp.close()
+		}
+	}()
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	// The store is opened first: it makes sure that nobody else uses the data.
+	if cp.store, err = openStore(ctx, cfg.Store, cfg.DataDir, cp.log); err != nil {
+		return nil, err
+	}
+	if cp.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
+		return nil, err
+	}
+	cp.tokens = identity.NewTokens(cp.store, cp.ca.Pin())
+	cp.audit = newAudit(filepath.Join(cfg.DataDir, "audit.log"))
+
+	apiListener, err := listen("API", "--api-address", cfg.APIAddress)
+	if err != nil {
+		return nil, err
+	}
+	cp.apiAddr = apiListener.Addr()
+	if cfg.GRPCPort != 0 {
+		address, err := beside(cp.apiAddr.String(), cfg.GRPCPort)
+		if err == nil {
+			cp.grpc, err = listen("node views", "--grpc-port", address)
+		}
+		if err != nil {
+			apiListener.Close()
+			return nil, err
+		}
+	}
+	if err := cp.newAPI(apiListener); err != nil {
+		apiListener.Close()
+		return nil, err
+	}
+	return cp, nil
+}
+
+func (cp *controlPlane) newAPI(listener net.Listener) error {
+	pair, err := serverCertificate(cp.ca, listener.Addr(), ClusterDomain, cp.cfg.ServiceCIDRs)
+	if err != nil {
+		return err
+	}
+	tokens := access.TokenHandler(cp.tokens, cp.log.With("part", "tokens"))
+	cp.api, err = apiserver.New(apiserver.Config{
+		Store: cp.store, Kinds: kind.All(), Listener: listener,
+		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: cp.ca.PEM(),
+		Authenticator: access.NewAuthenticator(cp.tokens, cp.ca.Pool(), cp.log.With("part", "authentication")),
+		Authorizer:    access.NewAuthorizer(),
+		Logger:        cp.log.With("part", "api"), Version: version.Get().Version,
+		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: access.AllowWrite,
+		ExtraHandlers: map[string]http.Handler{
+			identity.CertificatesPath: access.NewCertificates(cp.ca, cp.tokens, cp.grpcPort(), cp.log.With("part", "certificates")),
+			access.TokensPath:         tokens,
+			access.TokensPath + "/":   tokens,
+			StatusPath:                statusHandler{cp: cp},
+		},
+		Audit: cp.audit.write,
+	})
+	return err
+}
+
+// start runs the parts, and returns when the API and the views serve.
+func (cp *controlPlane) start(parts *parts) error {
+	parts.run("API", cp.api.Run)
+	select {
+	case <-cp.api.Ready():
+	case <-parts.ctx.Done():
+		parts.wg.Wait()
+		return context.Cause(parts.ctx)
+	}
+	client := cp.api.Client("system:proxima:controllers")
+	kinds := kind.All()
+	world := catalog.New(catalog.Config{
+		Client: client, Descriptors: kinds, Epoch: cp.store.Epoch(), Logger: cp.log.With("part", "catalog"),
+	})
+	parts.run("catalog", world.Run)
+	slices := endpointslice.New(endpointslice.Config{
+		Client: client, Catalog: world, Slices: kind.EndpointSlice(),
+		Options: endpointslice.Options{MaxEndpoints: cp.cfg.MaxEndpointsPerSlice},
+		Logger:  cp.log.With("part", "endpointslice"),
+	})
+	parts.run("endpointslice controller", slices.Run)
+	spaces, err := namespace.New(client, client, kinds, cp.log.With("part", "namespace"))
+	if err != nil {
+		return err
+	}
+	parts.run("namespace controller", spaces.Run)
+	living := health.New(health.Config{
+		Client: client, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(),
+		Logger: cp.log.With("part", "health"),
+	})
+	parts.run("health controller", living.Run)
+	repair := ipam.NewRepair(ipam.RepairConfig{
+		Client: client, Services: kind.Service(), IPAddresses: kind.IPAddress(), ServiceCIDRs: kind.ServiceCIDR(),
+		Logger: cp.log.With("part", "addresses"),
+	})
+	parts.run("address repair", repair.Run)
+	parts.run("compaction", func(ctx context.Context) error { return compact(ctx, cp.store, cp.log) })
+
+	views, err := cp.startViews(parts, world)
+	if err != nil {
+		return err
+	}
+	cp.running.Store(&running{catalog: world, views: views, health: living})
+	if err := world.WaitSynced(parts.ctx); err != nil {
+		return context.Cause(parts.ctx)
+	}
+	return writeKubeconfig(filepath.Join(cp.cfg.DataDir, "kubeconfig"), cp.serving().API, cp.ca)
+}
+
+// startViews builds the zones' views and serves them.
+func (cp *controlPlane) startViews(parts *parts, world *catalog.Catalog) (*stream.Server, error) {
+	log := cp.log.With("part", "views")
+	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Log: log})
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes)
+	parts.run("views", func(ctx context.Context) error {
+		defer sub.Close()
+		return view.Follow(ctx, sub, builder)
+	})
+	views := stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(builder.Admit), Log: log})
+	if cp.grpc == nil {
+		return views, nil
+	}
+	return views, cp.serveViews(parts, views)
+}
+
+// admitOwnNode lets a node follow views in its own name only.
+func admitOwnNode(next func(context.Context, *core.Node) (stream.Admission, error)) func(context.Context, *core.Node) (stream.Admission, error) {
+	return func(ctx context.Context, n *core.Node) (stream.Admission, error) {
+		p, _ := peer.FromContext(ctx)
+		if p == nil {
+			return stream.Admission{}, grpcstatus.Error(codes.Unauthenticated, "no peer")
+		}
+		info, ok := p.AuthInfo.(credentials.TLSInfo)
+		if !ok || len(info.State.VerifiedChains) == 0 {
+			return stream.Admission{}, grpcstatus.Error(codes.Unauthenticated, "a client certificate is needed")
+		}
+		subject := identity.SubjectOf(info.State.VerifiedChains[0][0])
+		if name, ok := identity.NodeName(subject.User, subject.Groups); !ok || name != n.GetId() {
+			return stream.Admission{}, grpcstatus.Errorf(codes.PermissionDenied, "%s may not follow the view of node %q", subject.User, n.GetId())
+		}
+		return next(ctx, n)
+	}
+}
+
+// serveViews carries node views over mTLS: only certificates of our authority
+// get in.
+func (cp *controlPlane) serveViews(parts *parts, views *stream.Server) error {
+	pair, err := serverCertificate(cp.ca, cp.grpc.Addr(), ClusterDomain, nil)
+	if err != nil {
+		return err
+	}
+	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(append(stream.ServerOptions(),
+		grpc.Creds(credentials.NewTLS(&tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cp.ca.Pool(),
+		})),
+		// A peer that vanished is noticed within 15 s; clients may ask as often.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)...)
+	views.Register(server, view.Service, view.Method)
+	parts.run("gRPC", func(ctx context.Context) error {
+		stop := context.AfterFunc(ctx, server.Stop)
+		defer stop()
+		if err := server.Serve(cp.grpc); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return err
+		}
+		return nil
+	})
+	return nil
+}
+
+func (cp *controlPlane) serving() Serving {
+	s := Serving{API: "https://" + reachable(cp.apiAddr)}
+	if cp.grpc != nil {
+		s.GRPC = reachable(cp.grpc.Addr())
+	}
+	return s
+}
+
+// reachable is an address by which this machine reaches a listener.
+func reachable(addr net.Addr) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return addr.String()
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// grpcPort is the address that joining nodes are told; its host is empty, as
+// they have reached this machine by one that works for them.
+func (cp *controlPlane) grpcPort() string {
+	if cp.grpc == nil {
+		return ""
+	}
+	_, port, _ := net.SplitHostPort(cp.grpc.Addr().String())
+	return ":" + port
+}
+
+// close releases what newControlPlane opened.
+func (cp *controlPlane) close() {
+	if cp.api != nil {
+		cp.api.Close()
+	}
+	if cp.grpc != nil {
+		cp.grpc.Close()
+	}
+	if cp.audit != nil {
+		cp.audit.out.Close()
+	}
+	if cp.store != nil {
+		if err := cp.store.Close(); err != nil {
+			cp.log.Error("the store did not close cleanly; what was acknowledged is on disk", "error", err)
+		}
+	}
+}
+
+// auditSize (MiB) and auditKeep bound the audit log on disk.
+const (
+	auditSize = 64
+	auditKeep = 4
+)
+
+// newAudit writes one JSON line for every write: who, what, from where, with
+// what outcome. The file is private and rotated.
+func newAudit(file string) *audit {
+	out := &lumberjack.Logger{Filename: file, MaxSize: auditSize, MaxBackups: auditKeep}
+	return &audit{out: out, log: slog.New(slog.NewJSONHandler(out, nil))}
+}
+
+type audit struct {
+	out *lumberjack.Logger
+	log *slog.Logger
+}
+
+func (a *audit) write(e apiserver.AuditEvent) {
+	a.log.Info("write", "user", e.User, "verb", e.Verb, "object", auditedObject(e), "from", e.Source, "code", e.Code, "reason", e.Reason)
+}
+
+func auditedObject(e apiserver.AuditEvent) string {
+	if e.Resource == "" {
+		return e.Path
+	}
+	return strings.Trim(path.Join(e.Group, e.Resource, e.Namespace, e.Name, e.Subresource), "/")
+}

@@ -1,0 +1,64 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+)
+
+const (
+	// compactEvery and compactKeep bound history: a watcher may be away for
+	// about that long and still resume. etcd under Kubernetes keeps 5 minutes.
+	compactEvery = 5 * time.Minute
+)
+
+// openStore opens what --store names.
+func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (store.Store, error) {
+	engine, location, _ := strings.Cut(name, ":")
+	switch engine {
+	case "memory":
+		return memory.New(memory.Options{}), nil
+	case "sqlite":
+		if location == "" {
+			location = filepath.Join(dataDir, "store.db")
+		}
+		if err := os.MkdirAll(filepath.Dir(location), 0o700); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("part", "store")})
+	case "postgres", "kubernetes":
+		return nil, fmt.Errorf("--store %s: not in this version; use memory or sqlite:FILE", engine)
+	}
+	return nil, fmt.Errorf("--store %q: use memory or sqlite:FILE", name)
+}
+
+// compact forgets, from time to time, what was superseded before the last time.
+func compact(ctx context.Context, s store.Store, log *slog.Logger) error {
+	ticker := time.NewTicker(compactEvery)
+	defer ticker.Stop()
+	var before store.Revision
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		now, err := s.Revision(ctx)
+		if err == nil && before > 0 {
+			err = s.Compact(ctx, before)
+		}
+		if err != nil && ctx.Err() == nil {
+			log.Warn("compaction failed, history grows until the next one", "error", err)
+			continue
+		}
+		before = now
+	}
+}

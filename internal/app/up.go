@@ -1,0 +1,107 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+)
+
+// UpConfig is what a control plane and an agent in one process are told.
+type UpConfig struct {
+	ControlPlane ControlPlaneConfig
+	Node         NodeConfig
+}
+
+// RunUp runs a control plane and this machine's agent until ctx ends, and calls
+// ready once both serve. The agent joins over the network like any other, with a
+// token that lives for that moment only.
+func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
+	if cfg.ControlPlane.GRPCPort == 0 {
+		return &HintError{Err: errors.New("the agent follows its view over gRPC, which --grpc-port 0 turns off"), Text: "choose a port, or run \"proxima control-plane\" without an agent"}
+	}
+	cp, err := newControlPlane(ctx, cfg.ControlPlane)
+	if err != nil {
+		return err
+	}
+	defer cp.close()
+	parts := newParts(ctx)
+	if err := cp.start(parts); err != nil {
+		parts.end()
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	serving := cp.serving()
+	parts.run("agent", func(ctx context.Context) error {
+		node := cfg.Node
+		node.Server = reachable(cp.apiAddr)
+		token, err := cp.joinToken(ctx, node)
+		if err != nil {
+			return err
+		}
+		node.Token = token
+		return RunNode(ctx, node, func(s Serving) {
+			serving.Node, serving.Mode = s.Node, s.Mode
+			ready(serving)
+		})
+	})
+	return parts.wait(ctx)
+}
+
+// joinToken makes a token for this process's own agent, if it needs one.
+func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string, error) {
+	if c, err := identity.LoadCredentials(filepath.Join(node.DataDir, "node")); err == nil && c.Server == node.Server {
+		name, _ := identity.NodeName(c.Subject.User, c.Subject.Groups)
+		if name == node.Name && time.Until(c.NotAfter) > time.Minute {
+			return "", nil
+		}
+	}
+	token, _, err := cp.tokens.Create(ctx, identity.Node, node.Name, time.Minute, "system:proxima:up")
+	if err != nil {
+		return "", fmt.Errorf("token for the agent: %w", err)
+	}
+	return token.Reveal(), nil
+}
+
+// DefaultServiceCIDRs are the ranges at the first start: loopback addresses where
+// a process without privileges can serve them, Kubernetes' usual ones for root.
+func DefaultServiceCIDRs(privileged bool) []netip.Prefix {
+	if !privileged {
+		return []netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}
+	}
+	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/108")}
+}
+
+// ParseServiceCIDRs reads what a user gave: one range per IP family.
+func ParseServiceCIDRs(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("--service-cidr %q: not a CIDR such as 10.96.0.0/16", text)
+		case p != p.Masked():
+			return nil, fmt.Errorf("--service-cidr %s: has host bits; did you mean %s?", text, p.Masked())
+		case len(out) == 2 || (len(out) == 1 && out[0].Addr().Is4() == p.Addr().Is4()):
+			return nil, errors.New("--service-cidr: one range of IPv4 and one of IPv6 at the most")
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// HostOf an address HOST:PORT.
+func HostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return address
+	}
+	return host
+}

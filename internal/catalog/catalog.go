@@ -1,0 +1,190 @@
+// Package catalog is the control plane's picture of the world: namespaces,
+// services, endpoint slices, nodes and workloads as immutable indexed tables.
+//
+// It owns the tables and the one goroutine that writes them, fed by list and
+// watch of a resource.Client. Enter at New; read with Catalog.Snapshot, follow
+// with Catalog.Subscribe. Objects in the catalog are shared by all readers:
+// nobody may change them, and their managedFields are gone. The catalog never
+// writes to the API and never waits for a reader.
+package catalog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Position says how far a catalog has come.
+//
+// Within one run of one catalog the Sequence rises with every batch that changed
+// something, so equal positions mean equal content, and of two snapshots the one
+// with the larger Sequence is the newer. It follows the store's revision where
+// resource versions are numbers: it is never below the highest one seen. A
+// restarted control plane therefore goes on about where the earlier one was, but
+// kinds arrive on separate watches, so content at the same number may differ
+// between runs. A position of another run is a hint of age and no proof of
+// content; whoever resumes with one compares content. Positions of different
+// epochs must not be compared at all.
+type Position struct {
+	Epoch    string
+	Sequence uint64
+}
+
+// Config of a Catalog.
+type Config struct {
+	// Client to read with. Objects that it hands out belong to the catalog.
+	Client resource.Client
+	// Descriptors to follow. Those of kinds that the catalog has no table for are
+	// ignored, so that all may be passed; the table of a kind without a
+	// descriptor stays empty.
+	Descriptors []*resource.Descriptor
+	// Epoch names the history that resource versions belong to (store.Store).
+	Epoch string
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Catalog keeps the newest Snapshot. Safe for concurrent use.
+type Catalog struct {
+	client  resource.Client
+	epoch   string
+	log     *slog.Logger
+	feeds   []feed
+	inputs  chan input
+	current atomic.Pointer[Snapshot]
+	synced  chan struct{}
+
+	mu   sync.Mutex // guards subs, and publication against Subscribe
+	subs map[*Subscription]struct{}
+}
+
+// inputBacklog is how many events may wait for the writer before the watches
+// are held back; it only evens out bursts.
+const inputBacklog = 1024
+
+// New makes an empty catalog; Run fills it.
+func New(config Config) *Catalog {
+	c := &Catalog{
+		client: config.Client,
+		epoch:  config.Epoch,
+		log:    config.Logger,
+		inputs: make(chan input, inputBacklog),
+		synced: make(chan struct{}),
+		subs:   make(map[*Subscription]struct{}),
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	for _, descriptor := range config.Descriptors {
+		for kind, ops := range tables {
+			if ops.groupKind() == descriptor.Kind.GroupKind() {
+				c.feeds = append(c.feeds, feed{kind: Kind(kind), descriptor: descriptor})
+			}
+		}
+	}
+	c.current.Store(newSnapshot(Position{Epoch: c.epoch}))
+	return c
+}
+
+// Run feeds the catalog until ctx ends, and returns nil then. Failures of the
+// client are logged and retried. It must be called once.
+func (c *Catalog) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for _, f := range c.feeds {
+		running.Go(func() { f.run(ctx, c) })
+	}
+	c.write(ctx)
+	running.Wait()
+	return nil
+}
+
+// Snapshot is the newest state. Lock-free. Until Synced it may lack objects.
+func (c *Catalog) Snapshot() *Snapshot { return c.current.Load() }
+
+// Synced reports whether every kind has been listed once.
+func (c *Catalog) Synced() bool {
+	select {
+	case <-c.synced:
+		return true
+	default:
+		return false
+	}
+}
+
+// WaitSynced blocks until Synced, or returns why ctx ended.
+func (c *Catalog) WaitSynced(ctx context.Context) error {
+	select {
+	case <-c.synced:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for catalog: %w", context.Cause(ctx))
+	}
+}
+
+// write is the one writer. Inputs that are there together become one batch.
+func (c *Catalog) write(ctx context.Context) {
+	waiting := make(map[Kind]struct{}, len(c.feeds))
+	for _, f := range c.feeds {
+		waiting[f.kind] = struct{}{}
+	}
+	if len(waiting) == 0 {
+		close(c.synced)
+	}
+	for {
+		var first input
+		select {
+		case <-ctx.Done():
+			return
+		case first = <-c.inputs:
+		}
+		c.publish(c.apply(first), waiting)
+	}
+}
+
+// batchLimit bounds the inputs of one batch, so that readers see progress
+// during a flood.
+const batchLimit = 4096
+
+// apply builds the next snapshot from the first input and all that already wait.
+func (c *Catalog) apply(first input) *batch {
+	b := newBatch(c.current.Load())
+	b.add(first)
+	for range batchLimit {
+		select {
+		case in := <-c.inputs:
+			b.add(in)
+			continue
+		default:
+		}
+		break
+	}
+	return b
+}
+
+// publish makes the batch visible: to Snapshot first, then to the subscriptions
+// of the kinds that it changed.
+func (c *Catalog) publish(b *batch, waiting map[Kind]struct{}) {
+	next, changed := b.commit()
+	wasSynced := len(waiting) == 0
+	for kind := range b.listed {
+		delete(waiting, kind)
+	}
+	nowSynced := len(waiting) == 0
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current.Store(next)
+	if nowSynced && !wasSynced {
+		close(c.synced)
+	}
+	if !nowSynced {
+		return
+	}
+	for s := range c.subs {
+		s.notify(next, changed, !wasSynced)
+	}
+}

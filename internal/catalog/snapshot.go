@@ -1,0 +1,214 @@
+package catalog
+
+import (
+	"iter"
+
+	iradix "github.com/hashicorp/go-immutable-radix/v2"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+)
+
+// Kind names a table of the catalog.
+type Kind uint8
+
+// The tables. Kinds is their number.
+const (
+	Namespaces Kind = iota
+	Services
+	Slices
+	Nodes
+	Pods
+	Dataplanes
+	Kinds
+)
+
+// Snapshot is the state at one Position: immutable, safe for concurrent use, and
+// valid for as long as it is held.
+type Snapshot struct {
+	Position   Position
+	Namespaces Table[*corev1.Namespace]
+	Services   Table[*corev1.Service]
+	Slices     Table[*discoveryv1.EndpointSlice]
+	Nodes      Table[*corev1.Node]
+	Pods       Table[*corev1.Pod]
+	Dataplanes Table[*meshv1alpha1.Dataplane]
+}
+
+func newSnapshot(at Position) *Snapshot {
+	s := &Snapshot{Position: at}
+	for _, t := range tables {
+		t.clear(s)
+	}
+	return s
+}
+
+// Positions of the indexes of each table, in the order of tables below.
+const (
+	serviceBySelector = 0
+	sliceByService    = 0
+	workloadByLabel   = 0
+	workloadByNode    = 1
+)
+
+// tables describes every table once; it is constant.
+var tables = [Kinds]tableOps{
+	Namespaces: &tableKind[*corev1.Namespace]{
+		gk:    schema.GroupKind{Kind: "Namespace"},
+		at:    func(s *Snapshot) *Table[*corev1.Namespace] { return &s.Namespaces },
+		delta: func(d *Delta) *[]Change[*corev1.Namespace] { return &d.Namespaces },
+	},
+	Services: &tableKind[*corev1.Service]{
+		gk:      schema.GroupKind{Kind: "Service"},
+		at:      func(s *Snapshot) *Table[*corev1.Service] { return &s.Services },
+		delta:   func(d *Delta) *[]Change[*corev1.Service] { return &d.Services },
+		indexes: []index[*corev1.Service]{serviceBySelector: serviceSelector},
+	},
+	Slices: &tableKind[*discoveryv1.EndpointSlice]{
+		gk:      schema.GroupKind{Group: discoveryv1.GroupName, Kind: "EndpointSlice"},
+		at:      func(s *Snapshot) *Table[*discoveryv1.EndpointSlice] { return &s.Slices },
+		delta:   func(d *Delta) *[]Change[*discoveryv1.EndpointSlice] { return &d.Slices },
+		indexes: []index[*discoveryv1.EndpointSlice]{sliceByService: sliceService},
+	},
+	Nodes: &tableKind[*corev1.Node]{
+		gk:    schema.GroupKind{Kind: "Node"},
+		at:    func(s *Snapshot) *Table[*corev1.Node] { return &s.Nodes },
+		delta: func(d *Delta) *[]Change[*corev1.Node] { return &d.Nodes },
+	},
+	Pods: &tableKind[*corev1.Pod]{
+		gk:    schema.GroupKind{Kind: "Pod"},
+		at:    func(s *Snapshot) *Table[*corev1.Pod] { return &s.Pods },
+		delta: func(d *Delta) *[]Change[*corev1.Pod] { return &d.Pods },
+		indexes: []index[*corev1.Pod]{
+			workloadByLabel: workloadLabels[*corev1.Pod],
+			workloadByNode:  func(p *corev1.Pod) []string { return nodeValue(p.Spec.NodeName) },
+		},
+	},
+	Dataplanes: &tableKind[*meshv1alpha1.Dataplane]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "Dataplane"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.Dataplane] { return &s.Dataplanes },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.Dataplane] { return &d.Dataplanes },
+		indexes: []index[*meshv1alpha1.Dataplane]{
+			workloadByLabel: workloadLabels[*meshv1alpha1.Dataplane],
+			workloadByNode:  func(p *meshv1alpha1.Dataplane) []string { return nodeValue(p.Spec.NodeName) },
+		},
+	},
+}
+
+// SlicesOf iterates the EndpointSlices whose label names the service, whoever
+// manages them.
+func (s *Snapshot) SlicesOf(service Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
+	return walk(s.Slices.group(sliceByService, service.Namespace+separator+service.Name), "")
+}
+
+// PodsMatching iterates the pods of a namespace that carry all labels of the
+// selector. An empty selector matches none, as in a Service. The cost is that of
+// the rarest label of the selector.
+func (s *Snapshot) PodsMatching(namespace string, selector map[string]string) iter.Seq2[Key, *corev1.Pod] {
+	return matching(s.Pods, namespace, selector)
+}
+
+// DataplanesMatching is the same for Dataplanes.
+func (s *Snapshot) DataplanesMatching(namespace string, selector map[string]string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
+	return matching(s.Dataplanes, namespace, selector)
+}
+
+// PodsOn iterates the pods that name a node.
+func (s *Snapshot) PodsOn(node string) iter.Seq2[Key, *corev1.Pod] {
+	return walk(s.Pods.group(workloadByNode, node), "")
+}
+
+// DataplanesOn iterates the Dataplanes that name a node.
+func (s *Snapshot) DataplanesOn(node string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
+	return walk(s.Dataplanes.group(workloadByNode, node), "")
+}
+
+// ServicesSelecting iterates the services of a namespace whose selector matches
+// a workload's labels, in no particular order.
+func (s *Snapshot) ServicesSelecting(namespace string, labels map[string]string) iter.Seq2[Key, *corev1.Service] {
+	return func(yield func(Key, *corev1.Service) bool) {
+		for k, v := range labels {
+			for key, service := range walk(s.Services.group(serviceBySelector, labelValue(namespace, k, v)), "") {
+				if matches(service.Spec.Selector, labels) && !yield(key, service) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func matching[T Row](t Table[T], namespace string, selector map[string]string) iter.Seq2[Key, T] {
+	return func(yield func(Key, T) bool) {
+		var rarest *iradix.Tree[T]
+		for k, v := range selector {
+			g := t.group(workloadByLabel, labelValue(namespace, k, v))
+			if rarest == nil || g.Len() < rarest.Len() {
+				rarest = g
+			}
+		}
+		if rarest == nil {
+			return
+		}
+		for key, row := range walk(rarest, "") {
+			if matches(selector, row.GetLabels()) && !yield(key, row) {
+				return
+			}
+		}
+	}
+}
+
+func matches(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if have, ok := labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+func labelValue(namespace, key, value string) string {
+	return namespace + separator + key + separator + value
+}
+
+func workloadLabels[T Row](obj T) []string {
+	values := make([]string, 0, len(obj.GetLabels()))
+	for k, v := range obj.GetLabels() {
+		values = append(values, labelValue(obj.GetNamespace(), k, v))
+	}
+	return values
+}
+
+// serviceSelector files a service under one term of its selector: a workload
+// that matches has them all, so one finds it. The term with the longest value is
+// taken, as the likeliest to tell services apart ("web-frontend" rather than
+// "prod").
+func serviceSelector(service *corev1.Service) []string {
+	var key, value string
+	found := false
+	for k, v := range service.Spec.Selector {
+		if !found || len(v) > len(value) || len(v) == len(value) && k < key {
+			key, value, found = k, v, true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return []string{labelValue(service.Namespace, key, value)}
+}
+
+func sliceService(slice *discoveryv1.EndpointSlice) []string {
+	name, ok := slice.Labels[discoveryv1.LabelServiceName]
+	if !ok {
+		return nil
+	}
+	return []string{slice.Namespace + separator + name}
+}
+
+func nodeValue(node string) []string {
+	if node == "" {
+		return nil
+	}
+	return []string{node}
+}

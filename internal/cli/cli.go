@@ -1,0 +1,145 @@
+// Package cli is the command line of Proxima: flags, configuration, printing.
+//
+// It owns what a person types and reads. Enter at Main. Long-running roles are
+// wired in package app; commands that talk to a control plane are thin clients
+// of its API. Data goes to stdout, everything else to stderr. Exit codes: 0 fine,
+// 1 failed, 2 wrong usage; "run" passes the exit code of its command through.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// IO is where a command reads and writes.
+type IO struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Stdio is this process's standard input and outputs.
+func Stdio() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr} }
+
+// Main runs one command line and returns the exit code. The first SIGINT or
+// SIGTERM ends a long-running command in good order; a second one ends the
+// process at once.
+func Main(args []string, stdio IO) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	root := NewRoot(stdio)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	var code *exitError
+	if errors.As(err, &code) {
+		return code.code
+	}
+	fmt.Fprintln(stdio.Err, "proxima: "+err.Error())
+	var hinted hinter
+	if errors.As(err, &hinted) {
+		fmt.Fprintln(stdio.Err, "  hint: "+hinted.Hint())
+	}
+	var usage *usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(stdio.Err, "  see: %s --help\n", cmd.CommandPath())
+		return 2
+	}
+	return 1
+}
+
+// usageError is a mistake in the command line or in the configuration.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
+// exitError ends the program with a code and no further word.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+
+// hinter is an error that knows what to do about it.
+type hinter interface {
+	error
+	Hint() string
+}
+
+// hintError adds what to do to an error.
+type hintError struct {
+	err  error
+	hint string
+}
+
+func (e *hintError) Error() string { return e.err.Error() }
+func (e *hintError) Unwrap() error { return e.err }
+func (e *hintError) Hint() string  { return e.hint }
+
+// NewRoot makes the whole command tree.
+func NewRoot(stdio IO) *cobra.Command {
+	s := &settings{io: stdio}
+	root := &cobra.Command{
+		Use:           "proxima",
+		Short:         "Kubernetes Services for any set of machines",
+		Long:          "Proxima gives any set of machines Kubernetes Services: virtual IPs and names,\nEndpointSlices, and routing that stays near.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+	}
+	root.SetIn(stdio.In)
+	root.SetOut(stdio.Out)
+	root.SetErr(stdio.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
+	s.addGlobalFlags(root)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return s.load(cmd) }
+	root.AddGroup(
+		&cobra.Group{ID: "roles", Title: "Run:"},
+		&cobra.Group{ID: "objects", Title: "Objects:"},
+		&cobra.Group{ID: "operate", Title: "Operate:"},
+	)
+	root.AddCommand(
+		newUp(s), newControlPlane(s), newNode(s), newRun(s), newDemo(s),
+		newGet(s),
+		newStatus(s), newDoctor(s), newToken(s), newVersion(s),
+	)
+	markUsage(root)
+	return root
+}
+
+// markUsage makes every complaint about arguments a usage error, and groups of
+// commands complain about words they don't know.
+func markUsage(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return &usageError{err: err}
+			}
+			return nil
+		}
+	}
+	if cmd.HasSubCommands() && cmd.RunE == nil {
+		cmd.RunE = func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown command %q for %q", args[0], c.CommandPath())
+			}
+			return c.Help()
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		markUsage(sub)
+	}
+}

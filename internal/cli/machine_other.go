@@ -1,0 +1,7 @@
+//go:build !unix
+
+package cli
+
+func freeBytes(string) (uint64, bool) { return 0, false }
+func openFileLimit() (uint64, bool)   { return 0, false }
+func firstFreePort() (uint64, bool)   { return 0, false }

@@ -1,0 +1,237 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/workload"
+)
+
+type runFlags struct {
+	name, namespace string
+	labels          string
+	ports           []string
+	address         string
+	node            string
+	readyHTTP       string
+	drain           time.Duration
+}
+
+func newRun(s *settings) *cobra.Command {
+	var r runFlags
+	cmd := &cobra.Command{
+		Use:     "run --name NAME [flags] -- COMMAND [ARG…]",
+		GroupID: "roles",
+		Short:   "Run a command as a workload: registered while it is ready, gone when it ends",
+		Long: `Run starts a command and registers it as a Dataplane, which Services select by
+its labels. It gets connections while its readiness probe succeeds (without
+--ready-http: while its first TCP port accepts connections), none once it is
+told to stop, and is deregistered when it ends. Signals and the exit code pass
+through. A control plane that is away does not stop the command.`,
+		Example: "  proxima run --name web-1 --labels app=web --port http:8080 --ready-http /healthz -- ./server",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.run(cmd.Context(), r, args)
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&r.name, "name", "", "name of the workload (needed)")
+	f.StringVarP(&r.namespace, "namespace", "n", "", "namespace (default: the kubeconfig's, else default)")
+	f.StringVar(&r.labels, "labels", "", "labels that Services select by, as in app=web,tier=front")
+	f.StringSliceVar(&r.ports, "port", nil, "port the command listens on: [NAME:]NUMBER[/tcp|udp|sctp]; may be repeated")
+	f.StringVar(&r.address, "address", "", "address to be reached at (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
+	f.StringVar(&r.node, "node-name", defaultNodeName(), "Node the command runs on; its zone is the Node's")
+	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
+	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
+	return cmd
+}
+
+func (s *settings) run(ctx context.Context, r runFlags, command []string) error {
+	dp, err := r.dataplane()
+	if err != nil {
+		return err
+	}
+	cfg, namespace, err := s.restConfig()
+	if err != nil {
+		return err
+	}
+	if dp.Namespace == "" {
+		dp.Namespace = namespace
+	}
+	if len(dp.Spec.Addresses) == 0 {
+		addr, err := addressTowards(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		dp.Spec.Addresses = []string{addr.String()}
+	}
+	client, err := kubeclient.New(cfg, kind.All())
+	if err != nil {
+		return err
+	}
+	logger, err := s.logger()
+	if err != nil {
+		return err
+	}
+	if !nodeExists(ctx, client, dp.Spec.NodeName) {
+		dp.Spec.NodeName = "" // an unknown Node has no zone to give
+	}
+
+	// The command gets its signals from here, so that they can be announced
+	// first; this process must outlive it.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	code, err := workload.Run(context.WithoutCancel(ctx), workload.Config{
+		Client: client, Dataplane: dp, Holder: holderName(), Command: command,
+		Stdin: s.io.In, Stdout: s.io.Out, Stderr: s.io.Err, Signals: signals, Terminal: isTerminal(s.io.In),
+		Logger: logger.With("dataplane", resource.KeyOf(dp).String()), Clock: clock.RealClock{},
+	})
+	if err != nil {
+		return explainAPI(cfg, err)
+	}
+	if code != 0 {
+		return &exitError{code: code}
+	}
+	return nil
+}
+
+// dataplane is the object that the flags describe.
+func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
+	if r.name == "" {
+		return nil, usagef("--name is needed: what should the workload be called?")
+	}
+	set, err := labels.ConvertSelectorToLabelsMap(r.labels)
+	if err != nil {
+		return nil, usagef("--labels %q: %w", r.labels, err)
+	}
+	if r.drain < 0 {
+		return nil, usagef("--drain %s: must not be negative", r.drain)
+	}
+	drain := int32(r.drain.Round(time.Second) / time.Second)
+	dp := &v1alpha1.Dataplane{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "mesh.proxima.dev/v1alpha1", Kind: "Dataplane"},
+		ObjectMeta: metav1.ObjectMeta{Name: r.name, Namespace: r.namespace, Labels: set},
+		Spec:       v1alpha1.DataplaneSpec{NodeName: r.node, DrainSeconds: &drain},
+	}
+	if r.address != "" {
+		addr, err := netip.ParseAddr(r.address)
+		if err != nil {
+			return nil, usagef("--address %q: not an IP address", r.address)
+		}
+		dp.Spec.Addresses = []string{addr.String()}
+	}
+	for _, p := range r.ports {
+		port, err := parsePort(p)
+		if err != nil {
+			return nil, err
+		}
+		dp.Spec.Ports = append(dp.Spec.Ports, port)
+	}
+	if r.readyHTTP != "" {
+		if len(dp.Spec.Ports) == 0 {
+			return nil, usagef("--ready-http needs a --port to ask")
+		}
+		dp.Spec.Readiness = &v1alpha1.Probe{
+			HTTPGet:       &v1alpha1.HTTPGetAction{Path: r.readyHTTP, Port: intstr.FromInt32(dp.Spec.Ports[0].Port)},
+			PeriodSeconds: 1,
+		}
+	}
+	return dp, nil
+}
+
+// parsePort reads [NAME:]NUMBER[/PROTOCOL].
+func parsePort(text string) (v1alpha1.DataplanePort, error) {
+	port := v1alpha1.DataplanePort{Protocol: "TCP"}
+	rest := text
+	if name, after, ok := strings.Cut(rest, ":"); ok {
+		port.Name, rest = name, after
+	}
+	if number, protocol, ok := strings.Cut(rest, "/"); ok {
+		rest, port.Protocol = number, strings.ToUpper(protocol)
+	}
+	n, err := strconv.ParseUint(rest, 10, 16)
+	if err != nil || n == 0 {
+		return port, usagef("--port %q: use [NAME:]NUMBER[/tcp|udp|sctp], with a number from 1 to 65535", text)
+	}
+	if port.Protocol != "TCP" && port.Protocol != "UDP" && port.Protocol != "SCTP" {
+		return port, usagef("--port %q: the protocol is tcp, udp or sctp", text)
+	}
+	port.Port = int32(n)
+	return port, nil
+}
+
+// addressTowards is the address by which this machine reaches the control plane,
+// so that the others can reach it too; 127.0.0.1 if they are one machine.
+func addressTowards(ctx context.Context, cfg *rest.Config) (netip.Addr, error) {
+	loopback := netip.MustParseAddr("127.0.0.1")
+	u, err := url.Parse(cfg.Host)
+	if err != nil || u.Host == "" {
+		return netip.Addr{}, fmt.Errorf("kubeconfig: the server %q is not a URL", cfg.Host)
+	}
+	host, port := u.Hostname(), u.Port()
+	if port == "" {
+		port = "443"
+	}
+	// UDP: the kernel chooses the way, and nothing is sent.
+	conn, err := (&net.Dialer{Timeout: 3 * time.Second}).DialContext(ctx, "udp", net.JoinHostPort(host, port))
+	if err != nil {
+		return netip.Addr{}, &hintError{err: fmt.Errorf("no way to %s: %w", cfg.Host, err), hint: "say with --address where the workload is reached"}
+	}
+	defer conn.Close()
+	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+	remote := conn.RemoteAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+	if local.IsLoopback() || local == remote {
+		return loopback, nil
+	}
+	return local, nil
+}
+
+// nodeExists is true if the API knows the Node, or can't be asked.
+func nodeExists(ctx context.Context, client resource.Client, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_, err := client.Get(ctx, kind.Node(), resource.Key{Name: name})
+	return !apierrors.IsNotFound(err)
+}
+
+func isTerminal(in any) bool {
+	f, ok := in.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}
+
+// defaultNodeName is the lower-case host name.
+func defaultNodeName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return strings.ToLower(host)
+}
+
+func holderName() string {
+	return fmt.Sprintf("%s/%d", defaultNodeName(), os.Getpid())
+}

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+)
+
+// settings are what all commands share.
+type settings struct {
+	io         IO
+	configFile string
+	kubeconfig string
+	dataDir    string
+	logLevel   string
+	logFormat  string
+}
+
+func (s *settings) addGlobalFlags(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&s.configFile, "config", "", "file with defaults for all flags (YAML, flag: value)")
+	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of the API to talk to (default: $KUBECONFIG, then the data directory's)")
+	f.StringVar(&s.dataDir, "data-dir", defaultDataDir(), "directory for everything that must survive a restart")
+	f.StringVar(&s.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+}
+
+// defaultDataDir follows the file system hierarchy for root and the XDG
+// directories for everybody else.
+func defaultDataDir() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/proxima"
+	}
+	if dir := os.Getenv("XDG_DATA_HOME"); dir != "" {
+		return filepath.Join(dir, "proxima")
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		return filepath.Join(home, ".local", "share", "proxima")
+	}
+	return filepath.Join(os.TempDir(), "proxima")
+}
+
+// load fills flags that the command line left alone: from the environment, then
+// from the configuration file.
+func (s *settings) load(cmd *cobra.Command) error {
+	if err := fromEnvironment(cmd.Flags()); err != nil {
+		return err
+	}
+	if s.configFile != "" {
+		if err := fromFile(cmd, s.configFile); err != nil {
+			return err
+		}
+	}
+	log, err := s.logger()
+	if err != nil {
+		return err
+	}
+	adoptKlog(log)
+	return nil
+}
+
+// envName of a flag: PROXIMA_ and the name in capitals.
+func envName(flag string) string {
+	return "PROXIMA_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+func fromEnvironment(flags *pflag.FlagSet) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		value, ok := os.LookupEnv(envName(f.Name))
+		if !ok || f.Changed {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			errs = append(errs, usagef("environment variable %s: %w", envName(f.Name), err))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// fromFile reads defaults. A key that no command has is a mistake; a key of
+// another command is not this one's business.
+func fromFile(cmd *cobra.Command, path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return usagef("--config %s: there is no such file", path)
+		}
+		return fmt.Errorf("--config: %w", err)
+	}
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(data, &values); err != nil {
+		return usagef("--config %s: %w", path, err)
+	}
+	known := allFlags(cmd.Root())
+	keys := make([]string, 0, len(values))
+	for key := range values {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		if _, ok := known[key]; !ok || key == "config" || key == "help" {
+			return usagef("--config %s: unknown setting %q: settings are named like flags", path, key)
+		}
+		f := cmd.Flags().Lookup(key)
+		if f == nil || f.Changed {
+			continue
+		}
+		if err := setValue(cmd.Flags(), f, values[key]); err != nil {
+			return usagef("--config %s: %s: %w", path, key, err)
+		}
+	}
+	return nil
+}
+
+func setValue(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
+	list, ok := value.([]any)
+	if !ok {
+		return flags.Set(f.Name, fmt.Sprint(value))
+	}
+	if _, many := f.Value.(pflag.SliceValue); !many {
+		return fmt.Errorf("takes one value, not a list")
+	}
+	for _, item := range list {
+		if err := flags.Set(f.Name, fmt.Sprint(item)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allFlags of all commands, by name.
+func allFlags(root *cobra.Command) map[string]*pflag.Flag {
+	known := map[string]*pflag.Flag{}
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) { known[f.Name] = f })
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+	return known
+}
+
+// logger writes to stderr as the flags say.
+func (s *settings) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
+		return nil, usagef("--log-level %q: choose debug, info, warn or error", s.logLevel)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	switch s.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(s.io.Err, opts)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(s.io.Err, opts)), nil
+	}
+	return nil, usagef("--log-format %q: choose text or json", s.logFormat)
+}

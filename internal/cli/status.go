@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// overview is what status shows; its JSON is stable.
+type overview struct {
+	Server       string          `json:"server"`
+	ControlPlane *app.Status     `json:"controlPlane,omitempty"`
+	Nodes        []nodeLine      `json:"nodes"`
+	Agent        *app.NodeStatus `json:"agent,omitempty"`
+	// Problems that need somebody's attention, each with what to do.
+	Problems []string `json:"problems"`
+}
+
+type nodeLine struct {
+	Name  string `json:"name"`
+	Zone  string `json:"zone,omitempty"`
+	Ready string `json:"ready"`
+	// Following: the agent's stream is open.
+	Following bool `json:"following"`
+	// Behind counts changes that the agent has not confirmed.
+	Behind uint64 `json:"behind"`
+}
+
+func newStatus(s *settings) *cobra.Command {
+	var output string
+	var metricsPort int
+	cmd := &cobra.Command{
+		Use:     "status",
+		GroupID: "operate",
+		Short:   "Show how the control plane, the agents and this machine's agent are",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
+				return usagef("-o %q: choose table, wide, json or yaml", output)
+			}
+			o, err := s.overview(cmd.Context(), metricsPort)
+			if err != nil {
+				return err
+			}
+			if output == "json" || output == "yaml" {
+				return printValue(s.io.Out, o, output)
+			}
+			return o.print(s.io.Out)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
+	cmd.Flags().IntVar(&metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent; 0: do not ask it")
+	return cmd
+}
+
+// overview asks everybody. A control plane that can't be reached is a problem
+// to show, not a reason to show nothing: this machine's agent may serve on.
+func (s *settings) overview(ctx context.Context, metricsPort int) (*overview, error) {
+	o := &overview{Nodes: []nodeLine{}, Problems: []string{}}
+	if metricsPort != 0 {
+		o.Agent = localAgent(ctx, metricsPort)
+	}
+	cfg, _, err := s.restConfig()
+	if err != nil {
+		if o.Agent == nil {
+			return nil, err
+		}
+		o.problem("%v", err)
+		return o, nil
+	}
+	o.Server = cfg.Host
+	var status app.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+		if o.Agent == nil {
+			return nil, explainAPI(cfg, err)
+		}
+		o.problem("control plane: %v", explainAPI(cfg, err))
+	} else {
+		o.ControlPlane = &status
+		if err := o.addNodes(ctx, cfg); err != nil {
+			return nil, err
+		}
+	}
+	o.findProblems()
+	return o, nil
+}
+
+func localAgent(ctx context.Context, port int) *app.NodeStatus {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/status", port), nil)
+	if err != nil {
+		return nil
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil // no agent here
+	}
+	defer resp.Body.Close()
+	var status app.NodeStatus
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&status) != nil || status.Agent.Mode == "" {
+		return nil // somebody else's port
+	}
+	return &status
+}
+
+func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
+	client, err := kubeclient.New(cfg, []*resource.Descriptor{kind.Node()})
+	if err != nil {
+		return err
+	}
+	nodes, _, err := client.List(ctx, kind.Node(), resource.ListOptions{})
+	if err != nil {
+		return explainAPI(cfg, err)
+	}
+	for _, obj := range nodes {
+		n := obj.(*corev1.Node)
+		line := nodeLine{Name: n.Name, Zone: n.Labels[corev1.LabelTopologyZone], Ready: "Unknown"}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				line.Ready = string(c.Status)
+			}
+		}
+		for _, a := range o.ControlPlane.Agents {
+			if a.Node != n.Name {
+				continue
+			}
+			line.Following, line.Behind = true, a.Behind
+		}
+		o.Nodes = append(o.Nodes, line)
+	}
+	return nil
+}
+
+func (o *overview) problem(format string, args ...any) {
+	o.Problems = append(o.Problems, fmt.Sprintf(format, args...))
+}
+
+func (o *overview) findProblems() {
+	if cp := o.ControlPlane; cp != nil {
+		if cp.Store.Problem != "" {
+			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
+		}
+		if !cp.Catalog.Synced {
+			o.problem("catalog: still reading the store; views follow when it has")
+		}
+		for _, a := range cp.Agents {
+			if a.Rejected != "" {
+				o.problem("node %s refused a part of its view: %s: is its agent older than the control plane?", a.Node, a.Rejected)
+			}
+		}
+	}
+	for _, n := range o.Nodes {
+		if n.Ready != "True" {
+			o.problem("node %s is not ready: is its agent running? see its log", n.Name)
+		}
+	}
+	if o.Agent == nil {
+		return
+	}
+	if !o.Agent.View.Connected {
+		o.problem("this machine's agent has no stream to the control plane, and serves its last state: %s", o.Agent.View.LastError)
+	}
+	for _, p := range o.Agent.Agent.Pending {
+		if p.Error != "" {
+			o.problem("service port %s is not served here: %s %s", p.Port, p.Error, p.Hint)
+		}
+	}
+}
+
+func (o *overview) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	if cp := o.ControlPlane; cp != nil {
+		fmt.Fprintf(w, "control plane\t%s, %s, up %s\n", o.Server, cp.Version.Version, duration.HumanDuration(time.Since(cp.Started)))
+		fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
+		c := cp.Catalog.Objects
+		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
+			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
+	}
+	if a := o.Agent; a != nil {
+		view := "connected"
+		if !a.View.Connected {
+			view = "not connected"
+		}
+		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
+			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
+	}
+	if len(o.Nodes) > 0 {
+		fmt.Fprintf(w, "\nNODE\tZONE\tREADY\tFOLLOWING\tBEHIND\n")
+		for _, n := range o.Nodes {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), n.Ready, n.Following, n.Behind)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(o.Problems) == 0 {
+		fmt.Fprintln(out, "\nno problems found")
+		return nil
+	}
+	fmt.Fprintln(out, "\nproblems:")
+	for _, p := range o.Problems {
+		fmt.Fprintln(out, "  - "+strings.TrimSpace(p))
+	}
+	return nil
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "<none>"
+	}
+	return s
+}

@@ -1,0 +1,195 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+)
+
+func newToken(s *settings) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "token",
+		GroupID: "operate",
+		Short:   "Make, list and revoke tokens",
+	}
+	cmd.AddCommand(newTokenCreate(s), newTokenList(s), newTokenRevoke(s))
+	return cmd
+}
+
+func newTokenCreate(s *settings) *cobra.Command {
+	var kindName, name string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:     "create --kind KIND --name NAME",
+		Short:   "Make a token and print it, this once",
+		Example: "  proxima token create --kind node --name host-7 --ttl 1h > token",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := identity.ParseKind(kindName)
+			if err != nil {
+				return &usageError{err: fmt.Errorf("--kind: %w", err)}
+			}
+			if name == "" {
+				return usagef("--name is needed: the node, zone or person that the token is for")
+			}
+			if ttl < 0 {
+				return usagef("--ttl %s: must not be negative", ttl)
+			}
+			var answer access.TokenAnswer
+			body := access.TokenRequest{Kind: k, Name: name, TTLSeconds: int64(ttl / time.Second)}
+			if err := s.call(cmd.Context(), http.MethodPost, access.TokensPath, body, &answer); err != nil {
+				return err
+			}
+			fmt.Fprintln(s.io.Out, answer.Token)
+			fmt.Fprintf(s.io.Err, "token %s for %s %s, %s; only its hash is kept\n", answer.ID, answer.Kind, answer.Name, expiry(answer.TokenInfo))
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&kindName, "kind", "", "admin, read-only, node or zone (needed)")
+	f.StringVar(&name, "name", "", "the node, zone or person that the token is for (needed)")
+	f.DurationVar(&ttl, "ttl", 0, "time after which it expires; 0: never")
+	return cmd
+}
+
+func newTokenList(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List tokens, without their secrets",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var list access.TokenList
+			if err := s.call(cmd.Context(), http.MethodGet, access.TokensPath, nil, &list); err != nil {
+				return err
+			}
+			w := tabwriter.NewWriter(s.io.Out, 6, 4, 3, ' ', 0)
+			fmt.Fprintln(w, "ID\tKIND\tNAME\tSTATE\tAGE")
+			for _, t := range list.Items {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.ID, t.Kind, t.Name, expiry(t), duration.HumanDuration(time.Since(t.Created)))
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func expiry(t identity.TokenInfo) string {
+	switch {
+	case !t.Revoked.IsZero():
+		return "revoked"
+	case t.Expires.IsZero():
+		return "never expires"
+	case time.Until(t.Expires) <= 0:
+		return "expired"
+	}
+	return "expires in " + duration.HumanDuration(time.Until(t.Expires))
+}
+
+func newTokenRevoke(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "revoke ID",
+		Short: "Make a token useless at once",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := s.call(cmd.Context(), http.MethodDelete, access.TokensPath+"/"+args[0], nil, nil); err != nil {
+				return err
+			}
+			fmt.Fprintf(s.io.Err, "token %s is revoked; certificates that it bought run out within %s\n", args[0], identity.ClientLife)
+			return nil
+		},
+	}
+}
+
+// call asks one of the server's own paths, with JSON both ways. in and out may
+// be nil.
+func (s *settings) call(ctx context.Context, method, path string, in, out any) error {
+	cfg, _, err := s.restConfig()
+	if err != nil {
+		return err
+	}
+	return explainAPI(cfg, callJSON(ctx, cfg, method, path, in, out))
+}
+
+func callJSON(ctx context.Context, cfg *rest.Config, method, path string, in, out any) error {
+	resp, err := send(ctx, cfg, method, path, in)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return nil
+	}
+	return json.NewDecoder(resp.Body).Decode(out)
+}
+
+// getJSON also returns the server's time; zero if it did not say.
+func getJSON(ctx context.Context, cfg *rest.Config, path string, out any) (time.Time, error) {
+	resp, err := send(ctx, cfg, http.MethodGet, path, nil)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer resp.Body.Close()
+	date, _ := http.ParseTime(resp.Header.Get("Date"))
+	return date, json.NewDecoder(resp.Body).Decode(out)
+}
+
+// send a request; an answer that is no success is an error.
+func send(ctx context.Context, cfg *rest.Config, method, path string, in any) (*http.Response, error) {
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	base, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var body bytes.Buffer
+	if in != nil {
+		if err := json.NewEncoder(&body).Encode(in); err != nil {
+			return nil, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(path).String(), &body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		return nil, failureOf(resp, method, path)
+	}
+	return resp, nil
+}
+
+// failureOf reads the server's reason.
+func failureOf(resp *http.Response, method, path string) error {
+	var status metav1.Status
+	if err := json.NewDecoder(resp.Body).Decode(&status); err == nil && status.Message != "" {
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	if resp.StatusCode == http.StatusUnauthorized {
+		return apierrors.NewUnauthorized("wrong credentials")
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return errors.New("this server does not know " + path + ": is it Proxima's?")
+	}
+	return apierrors.NewGenericServerResponse(resp.StatusCode, method, schema.GroupResource{}, path, "", 0, false)
+}

@@ -1,0 +1,325 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// LeaseNamespace is where nodes keep their Leases, as in Kubernetes.
+	LeaseNamespace = "kube-node-lease"
+	// ReasonLeaseExpired is the reason of the conditions set here.
+	ReasonLeaseExpired = "LeaseExpired"
+
+	nodeKind      = "Node"
+	dataplaneKind = "Dataplane"
+
+	tick       = 2 * time.Second
+	watchPause = time.Second
+)
+
+// Config of a Controller.
+type Config struct {
+	Client resource.Client
+	// Descriptors of the kinds it looks at.
+	Nodes, Leases, Dataplanes *resource.Descriptor
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Controller keeps the Ready conditions of the dead. One instance per control
+// plane is to run.
+type Controller struct {
+	client resource.Client
+	kinds  []*resource.Descriptor
+	log    *slog.Logger
+	state  atomic.Pointer[State]
+
+	tracker Tracker
+	nodes   map[string]*corev1.Node
+	leases  map[string]*coordinationv1.Lease
+	// synced counts the kinds whose watch is up and complete.
+	synced map[*resource.Descriptor]bool
+}
+
+// State for the status command.
+type State struct {
+	Leases, Late int
+	// Held: nothing is being marked; Reason says why.
+	Held   bool
+	Reason string
+}
+
+// New makes a controller; Run starts it.
+func New(c Config) *Controller {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	h := &Controller{
+		client: c.Client, kinds: []*resource.Descriptor{c.Nodes, c.Leases, c.Dataplanes}, log: c.Logger,
+		nodes: map[string]*corev1.Node{}, leases: map[string]*coordinationv1.Lease{},
+		synced: map[*resource.Descriptor]bool{},
+	}
+	h.state.Store(&State{Reason: "not started"})
+	return h
+}
+
+// State as of the last look. Safe for concurrent use.
+func (h *Controller) State() State { return *h.state.Load() }
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (h *Controller) Run(ctx context.Context) error {
+	notices := make(chan notice)
+	var watchers sync.WaitGroup
+	for _, d := range h.kinds {
+		watchers.Go(func() { h.watch(ctx, d, notices) })
+	}
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			watchers.Wait()
+			return nil
+		case n := <-notices:
+			h.note(n)
+		case <-ticker.C:
+			if h.seesAll() {
+				h.look(ctx)
+			}
+		}
+	}
+}
+
+func (h *Controller) seesAll() bool {
+	for _, d := range h.kinds {
+		if !h.synced[d] {
+			return false
+		}
+	}
+	return true
+}
+
+func (h *Controller) note(n notice) {
+	now := time.Now().Round(0) // by the wall: it goes on while the machine sleeps
+	h.synced[n.kind] = n.synced
+	if n.all != nil {
+		h.dropGone(n)
+	}
+	for _, obj := range n.changed {
+		switch o := obj.(type) {
+		case *corev1.Node:
+			h.nodes[o.Name] = o
+			h.observeNode(o.Name, now)
+		case *coordinationv1.Lease:
+			if o.Namespace == LeaseNamespace {
+				h.leases[o.Name] = o
+				h.observeNode(o.Name, now)
+			}
+		case *meshv1alpha1.Dataplane:
+			h.observeDataplane(o, now)
+		}
+	}
+	if n.deleted != nil {
+		h.drop(n.deleted)
+	}
+}
+
+// dropGone forgets what a fresh list does not hold any more.
+func (h *Controller) dropGone(n notice) {
+	switch n.kind {
+	case h.kinds[0]:
+		for name, o := range h.nodes {
+			if !n.all[resource.Key{Name: name}] {
+				h.drop(o)
+			}
+		}
+	case h.kinds[1]:
+		for name, o := range h.leases {
+			if !n.all[resource.Key{Namespace: LeaseNamespace, Name: name}] {
+				h.drop(o)
+			}
+		}
+	case h.kinds[2]:
+		for key := range h.tracker.leases {
+			if key.Kind == dataplaneKind && !n.all[key.Key] {
+				h.tracker.Forget(key)
+			}
+		}
+	}
+}
+
+func (h *Controller) drop(obj resource.Object) {
+	switch o := obj.(type) {
+	case *corev1.Node:
+		delete(h.nodes, o.Name)
+		h.tracker.Forget(nodeKey(o.Name))
+	case *coordinationv1.Lease:
+		if o.Namespace == LeaseNamespace {
+			delete(h.leases, o.Name)
+			h.tracker.Forget(nodeKey(o.Name))
+		}
+	case *meshv1alpha1.Dataplane:
+		h.tracker.Forget(Key{Kind: dataplaneKind, Key: resource.KeyOf(o)})
+	}
+}
+
+func nodeKey(name string) Key { return Key{Kind: nodeKind, Key: resource.Key{Name: name}} }
+
+// observeNode: a Node without a Lease is not ours to judge, nor a Lease without
+// a Node.
+func (h *Controller) observeNode(name string, now time.Time) {
+	node, lease := h.nodes[name], h.leases[name]
+	if node == nil || lease == nil || lease.Spec.RenewTime == nil {
+		h.tracker.Forget(nodeKey(name))
+		return
+	}
+	l := Lease{Renewed: lease.Spec.RenewTime.Time, Unit: nodeKey(name).String(), Down: nodeIsMarked(node)}
+	if s := lease.Spec.LeaseDurationSeconds; s != nil {
+		l.Duration = time.Duration(*s) * time.Second
+	}
+	h.tracker.Observe(nodeKey(name), l, now)
+}
+
+func (h *Controller) observeDataplane(dp *meshv1alpha1.Dataplane, now time.Time) {
+	key := Key{Kind: dataplaneKind, Key: resource.KeyOf(dp)}
+	lease := dp.Status.Lease
+	if lease == nil || dp.DeletionTimestamp != nil {
+		h.tracker.Forget(key) // without a lease it lives until it is deleted
+		return
+	}
+	unit := key.String()
+	if dp.Spec.NodeName != "" {
+		unit = nodeKey(dp.Spec.NodeName).String()
+	}
+	h.tracker.Observe(key, Lease{Renewed: lease.RenewTime.Time, Unit: unit, Down: dataplaneIsMarked(dp),
+		Duration: time.Duration(lease.DurationSeconds) * time.Second}, now)
+}
+
+func nodeIsMarked(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status != corev1.ConditionTrue && c.Reason == ReasonLeaseExpired
+		}
+	}
+	return false
+}
+
+func dataplaneIsMarked(dp *meshv1alpha1.Dataplane) bool {
+	c := meta.FindStatusCondition(dp.Status.Conditions, meshv1alpha1.DataplaneReady)
+	return c != nil && c.Status != metav1.ConditionTrue && c.Reason == ReasonLeaseExpired
+}
+
+// look decides and marks. What could not be marked is found again at the next
+// look.
+func (h *Controller) look(ctx context.Context) {
+	v := h.tracker.Advance(time.Now().Round(0))
+	if before := h.State(); v.Held != before.Held {
+		h.log.Warn("leases run out together", "held", v.Held, "reason", v.Reason, "leases", v.Leases, "late", v.Late)
+	}
+	if v.Restarted {
+		h.log.Info("was away: all lease clocks start anew")
+	}
+	h.state.Store(&State{Leases: v.Leases, Late: v.Late, Held: v.Held, Reason: v.Reason})
+	for _, key := range v.Dead {
+		marked, err := h.mark(ctx, key)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			h.log.Warn("cannot mark as not ready; will try again", "object", key, "error", err)
+		case marked:
+			h.log.Info("marked as not ready: lease ran out", "object", key)
+		}
+	}
+}
+
+// mark reads what is newest and marks it, unless it turns out to live.
+func (h *Controller) mark(ctx context.Context, key Key) (marked bool, err error) {
+	renewed, ok := h.tracker.Renewed(key)
+	if !ok {
+		return false, nil
+	}
+	if key.Kind == nodeKind {
+		marked, err = h.markNode(ctx, key, renewed)
+	} else {
+		marked, err = h.markDataplane(ctx, key, renewed)
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || errors.Is(err, errAlive) {
+		return false, nil // the watch will tell
+	}
+	if err != nil {
+		return false, fmt.Errorf("mark %s: %w", key, err)
+	}
+	return marked, nil
+}
+
+// errAlive: the lease was renewed meanwhile.
+var errAlive = errors.New("renewed meanwhile")
+
+const messageExpired = "its lease was not renewed in time; it is ready again as soon as it says so"
+
+func (h *Controller) markNode(ctx context.Context, key Key, renewed time.Time) (bool, error) {
+	obj, err := h.client.Get(ctx, h.kinds[1], resource.Key{Namespace: LeaseNamespace, Name: key.Name})
+	if err != nil {
+		return false, err
+	}
+	if r := obj.(*coordinationv1.Lease).Spec.RenewTime; r == nil || !r.Time.Equal(renewed) {
+		return false, errAlive
+	}
+	if obj, err = h.client.Get(ctx, h.kinds[0], key.Key); err != nil {
+		return false, err
+	}
+	node := obj.(*corev1.Node)
+	if nodeIsMarked(node) {
+		return false, nil
+	}
+	now := metav1.Now()
+	condition := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: ReasonLeaseExpired,
+		Message: messageExpired, LastTransitionTime: now, LastHeartbeatTime: metav1.NewTime(renewed)}
+	found := false
+	for i := range node.Status.Conditions {
+		if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			if c.Status == condition.Status {
+				condition.LastTransitionTime = c.LastTransitionTime
+			}
+			*c, found = condition, true
+		}
+	}
+	if !found {
+		node.Status.Conditions = append(node.Status.Conditions, condition)
+	}
+	_, err = h.client.UpdateStatus(ctx, node)
+	return err == nil, err
+}
+
+func (h *Controller) markDataplane(ctx context.Context, key Key, renewed time.Time) (bool, error) {
+	obj, err := h.client.Get(ctx, h.kinds[2], key.Key)
+	if err != nil {
+		return false, err
+	}
+	dp := obj.(*meshv1alpha1.Dataplane)
+	if dp.Status.Lease == nil || !dp.Status.Lease.RenewTime.Time.Equal(renewed) {
+		return false, errAlive
+	}
+	if dataplaneIsMarked(dp) {
+		return false, nil
+	}
+	meta.SetStatusCondition(&dp.Status.Conditions, metav1.Condition{Type: meshv1alpha1.DataplaneReady,
+		Status: metav1.ConditionFalse, Reason: ReasonLeaseExpired, Message: messageExpired, ObservedGeneration: dp.Generation})
+	_, err = h.client.UpdateStatus(ctx, dp)
+	return err == nil, err
+}

@@ -1,0 +1,339 @@
+package ipam
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// orphanGrace is how long an IPAddress may be without its Service, as in
+	// Kubernetes' repair controller.
+	orphanGrace = 60 * time.Second
+	// repairRetry is the pause after a write that failed.
+	repairRetry = 5 * time.Second
+	watchPause  = time.Second
+)
+
+// Reasons of the events on Services, as in Kubernetes.
+const (
+	ReasonNotAllocated     = "ClusterIPNotAllocated"
+	ReasonAlreadyAllocated = "ClusterIPAlreadyAllocated"
+	ReasonOutOfRange       = "ClusterIPOutOfRange"
+)
+
+// RepairConfig of a Repair.
+type RepairConfig struct {
+	Client resource.Client
+	// Descriptors of the kinds it looks at.
+	Services, IPAddresses, ServiceCIDRs *resource.Descriptor
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Repair keeps IPAddress objects and Services in agreement where something other
+// than the one write path came between them: an object deleted by hand, a backup
+// restored in part. It looks at an address whenever an object that concerns it
+// changes, and reads the newest state before it writes, since the watches of two
+// kinds are not in step. Node ports have no API object and are not looked at.
+type Repair struct {
+	client   resource.Client
+	services *resource.Descriptor
+	objects  *resource.Descriptor
+	cidrs    *resource.Descriptor
+	log      *slog.Logger
+
+	byService map[resource.Key]*corev1.Service
+	claims    map[netip.Addr]map[resource.Key]struct{}
+	owned     map[netip.Addr]*networkingv1.IPAddress
+	ranges    map[string][]netip.Prefix
+	synced    map[*resource.Descriptor]bool
+	// due is when an address is to be looked at.
+	due map[netip.Addr]time.Time
+	// orphaned is since when an object has been without its Service.
+	orphaned map[netip.Addr]time.Time
+	told     map[complaint]struct{}
+}
+
+// complaint is an event that was sent and whose cause lasts.
+type complaint struct {
+	service resource.Key
+	addr    netip.Addr
+	reason  string
+}
+
+// NewRepair makes the controller; Run starts it.
+func NewRepair(c RepairConfig) *Repair {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Repair{
+		client: c.Client, services: c.Services, objects: c.IPAddresses, cidrs: c.ServiceCIDRs, log: c.Logger,
+		byService: map[resource.Key]*corev1.Service{}, claims: map[netip.Addr]map[resource.Key]struct{}{},
+		owned: map[netip.Addr]*networkingv1.IPAddress{}, ranges: map[string][]netip.Prefix{},
+		synced: map[*resource.Descriptor]bool{}, due: map[netip.Addr]time.Time{},
+		orphaned: map[netip.Addr]time.Time{}, told: map[complaint]struct{}{},
+	}
+}
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (r *Repair) Run(ctx context.Context) error {
+	notices := make(chan notice)
+	var watchers sync.WaitGroup
+	for _, d := range []*resource.Descriptor{r.services, r.objects, r.cidrs} {
+		watchers.Go(func() { r.watch(ctx, d, notices) })
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			watchers.Wait()
+			return nil
+		case n := <-notices:
+			r.note(n)
+		case <-timer.C:
+		}
+		if next, pending := r.lookAll(ctx); pending {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// lookAll looks at every address that is due and returns when the next one is.
+func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
+	if !r.synced[r.services] || !r.synced[r.objects] || !r.synced[r.cidrs] {
+		return time.Time{}, false
+	}
+	now := time.Now()
+	for addr, at := range r.due {
+		if !at.After(now) {
+			delete(r.due, addr)
+			if err := r.look(ctx, addr, now); err != nil && ctx.Err() == nil {
+				r.log.Warn("address not repaired; will try again", "address", addr, "error", err)
+				r.due[addr] = now.Add(repairRetry)
+			}
+		}
+	}
+	for _, at := range r.due {
+		if !pending || at.Before(next) {
+			next, pending = at, true
+		}
+	}
+	return next, pending
+}
+
+// look compares who claims an address with who owns it.
+func (r *Repair) look(ctx context.Context, addr netip.Addr, now time.Time) error {
+	claimants := r.claimants(addr)
+	ip := r.owned[addr]
+	if len(claimants) > 0 {
+		delete(r.orphaned, addr)
+	}
+	owner := ownerOf(ip, claimants)
+	r.forgive(addr, owner, claimants)
+	switch {
+	case len(claimants) == 0 && ip == nil:
+		delete(r.orphaned, addr)
+		return nil
+	case len(claimants) == 0:
+		return r.lookOrphan(ctx, addr, ip, now)
+	case !r.inRange(addr):
+		for _, svc := range claimants {
+			r.tell(ctx, svc, addr, ReasonOutOfRange, "is not within any configured Service CIDR; please recreate service")
+		}
+		return nil
+	case ip == nil:
+		return r.recreate(ctx, addr, claimants[0], "is not allocated; repairing")
+	case owner == nil && isManaged(ip):
+		return r.replace(ctx, addr, ip, claimants[0])
+	}
+	for _, svc := range claimants {
+		if svc != owner {
+			r.tell(ctx, svc, addr, ReasonAlreadyAllocated, "was assigned to somebody else as well; please recreate service")
+		}
+	}
+	return nil
+}
+
+// claimants of an address, the oldest first: it keeps a disputed address.
+func (r *Repair) claimants(addr netip.Addr) []*corev1.Service {
+	var out []*corev1.Service
+	for key := range r.claims[addr] {
+		out = append(out, r.byService[key])
+	}
+	slices.SortFunc(out, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func ownerOf(ip *networkingv1.IPAddress, claimants []*corev1.Service) *corev1.Service {
+	for _, svc := range claimants {
+		if ip != nil && ip.Spec.ParentRef != nil && *ip.Spec.ParentRef == *parentOf(svc) {
+			return svc
+		}
+	}
+	return nil
+}
+
+func isManaged(ip *networkingv1.IPAddress) bool {
+	return ip.Labels[networkingv1.LabelManagedBy] == ManagedBy
+}
+
+func (r *Repair) inRange(addr netip.Addr) bool {
+	for _, prefixes := range r.ranges {
+		for _, p := range prefixes {
+			if p.Contains(addr) {
+				return true
+			}
+		}
+	}
+	return len(r.ranges) == 0 // without any ServiceCIDR object there is nothing to compare with
+}
+
+// lookOrphan deletes an object whose Service is gone, after the grace, if it is
+// the allocator's. Others, a Gateway's for example, are left alone.
+func (r *Repair) lookOrphan(ctx context.Context, addr netip.Addr, ip *networkingv1.IPAddress, now time.Time) error {
+	if !isManaged(ip) {
+		return nil
+	}
+	since, known := r.orphaned[addr]
+	if !known {
+		since = now
+		r.orphaned[addr] = now
+	}
+	if at := since.Add(orphanGrace); at.After(now) {
+		r.due[addr] = at
+		return nil
+	}
+	if ref := ip.Spec.ParentRef; ref != nil && ref.Resource == r.services.Resource {
+		obj, err := r.client.Get(ctx, r.services, resource.Key{Namespace: ref.Namespace, Name: ref.Name})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		if err == nil && slices.Contains(addressesOf(obj.(*corev1.Service)), addr) {
+			return nil // the watch of Services is behind and will tell
+		}
+	}
+	err := r.deleteExactly(ctx, ip)
+	if err == nil {
+		r.log.Info("orphaned address released", "address", addr)
+	}
+	return err
+}
+
+// recreate makes the missing object of an address, for a Service that still
+// claims it.
+func (r *Repair) recreate(ctx context.Context, addr netip.Addr, svc *corev1.Service, what string) error {
+	_, err := r.client.Get(ctx, r.objects, resource.Key{Name: addr.String()})
+	if err == nil {
+		return nil // the watch is behind and will tell
+	}
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	obj, err := r.client.Get(ctx, r.services, resource.KeyOf(svc))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	newest := obj.(*corev1.Service)
+	if !slices.Contains(addressesOf(newest), addr) {
+		return nil
+	}
+	r.tell(ctx, newest, addr, ReasonNotAllocated, what)
+	if _, err := r.client.Create(ctx, IPAddressFor(addr, newest)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	r.log.Info("missing address recreated", "address", addr, "service", resource.KeyOf(svc))
+	return nil
+}
+
+// replace deletes an object that names a parent without a claim; its deletion
+// brings the address back here. The parent cannot be changed in place.
+func (r *Repair) replace(ctx context.Context, addr netip.Addr, ip *networkingv1.IPAddress, svc *corev1.Service) error {
+	obj, err := r.client.Get(ctx, r.objects, resource.KeyOf(ip))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if newest := obj.(*networkingv1.IPAddress); newest.ResourceVersion != ip.ResourceVersion {
+		return nil // the watch is behind and will tell
+	}
+	// The named parent may claim it in a state that has not come by yet.
+	if ref := ip.Spec.ParentRef; ref != nil && ref.Resource == r.services.Resource {
+		parent, err := r.client.Get(ctx, r.services, resource.Key{Namespace: ref.Namespace, Name: ref.Name})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		if err == nil && slices.Contains(addressesOf(parent.(*corev1.Service)), addr) {
+			return nil
+		}
+	}
+	r.tell(ctx, svc, addr, ReasonNotAllocated, "has a wrong reference; repairing")
+	return r.deleteExactly(ctx, ip)
+}
+
+// deleteExactly deletes an object in the state that was judged.
+func (r *Repair) deleteExactly(ctx context.Context, ip *networkingv1.IPAddress) error {
+	err := r.client.Delete(ctx, r.objects, resource.KeyOf(ip), resource.Preconditions{UID: ip.UID, ResourceVersion: ip.ResourceVersion})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // the watch will tell
+	}
+	return err
+}
+
+// tell sends an event about a Service, once for as long as the cause lasts. An
+// event that cannot be sent is only logged: the repair matters more.
+func (r *Repair) tell(ctx context.Context, svc *corev1.Service, addr netip.Addr, reason, what string) {
+	c := complaint{resource.KeyOf(svc), addr, reason}
+	if _, told := r.told[c]; told {
+		return
+	}
+	now := metav1.Now()
+	message := fmt.Sprintf("Cluster IP [%s]: %s %s", familyOf(addr), addr, what)
+	_, err := r.client.Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, GenerateName: svc.Name + "."},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
+			UID: svc.UID, ResourceVersion: svc.ResourceVersion},
+		Type: corev1.EventTypeWarning, Reason: reason, Message: message, Count: 1,
+		FirstTimestamp: now, LastTimestamp: now,
+		Source: corev1.EventSource{Component: "ipallocator-repair-controller"}, ReportingController: "ipallocator-repair-controller",
+	})
+	if err != nil {
+		r.log.Warn("event not sent", "service", c.service, "reason", reason, "message", message, "error", err)
+		return
+	}
+	r.told[c] = struct{}{}
+}
+
+// forgive forgets the complaints whose cause is gone.
+func (r *Repair) forgive(addr netip.Addr, owner *corev1.Service, claimants []*corev1.Service) {
+	inRange := r.inRange(addr)
+	for c := range r.told {
+		if c.addr != addr {
+			continue
+		}
+		claims := slices.ContainsFunc(claimants, func(s *corev1.Service) bool { return resource.KeyOf(s) == c.service })
+		owns := owner != nil && resource.KeyOf(owner) == c.service
+		if !claims || owns && c.reason != ReasonOutOfRange || inRange && c.reason == ReasonOutOfRange {
+			delete(r.told, c)
+		}
+	}
+}

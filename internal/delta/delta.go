@@ -1,0 +1,93 @@
+// Package delta is the engine that tells any number of streams what changed.
+//
+// It owns, for every scope (a zone's view, say) and type of resource, the newest
+// state of each resource in the order of its last change, and the rules by which
+// a stream follows it: one cursor per type, each lagging stream gets a name once
+// and newest, and streams at the same position share one marshalled response.
+// Enter at Scope (the state, written by one party) and Session (one stream that
+// reads it).
+//
+// It never does I/O, starts no goroutine and reads no clock; package stream
+// carries sessions over gRPC. It never looks into a resource: whoever marshals
+// it does so once. DESIGN.md beside this file gives the invariants.
+package delta
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Position is a point in the history of a scope. Positions of one epoch are
+// ordered by their sequence; those of different epochs cannot be compared.
+//
+// Who writes a scope promises that equal positions mean equal content, on every
+// instance that uses the epoch. Whatever else the content depends on (the scope
+// itself, the format of its resources) therefore belongs into the epoch.
+type Position struct {
+	Epoch, Sequence uint64
+}
+
+// String is "epoch:sequence", the epoch in hexadecimal.
+func (p Position) String() string {
+	return strconv.FormatUint(p.Epoch, 16) + ":" + strconv.FormatUint(p.Sequence, 10)
+}
+
+// ParsePosition reads what String wrote, and nothing else.
+func ParsePosition(s string) (Position, error) {
+	epoch, sequence, ok := strings.Cut(s, ":")
+	if !ok {
+		return Position{}, fmt.Errorf("parse position %.50q: no colon", s)
+	}
+	var p Position
+	var err error
+	if p.Epoch, err = strconv.ParseUint(epoch, 16, 64); err == nil {
+		p.Sequence, err = strconv.ParseUint(sequence, 10, 64)
+	}
+	if err != nil {
+		return Position{}, fmt.Errorf("parse position %.50q: %w", s, err)
+	}
+	if p.String() != s {
+		return Position{}, fmt.Errorf("parse position %.50q: not in canonical form", s)
+	}
+	return p, nil
+}
+
+// VersionOf is the version of a resource: a hash of its marshalled body, equal
+// wherever the same content was marshalled the same way.
+//
+// It is SHA-256 cut to 128 bits. Equal versions make a client keep what it has,
+// and bodies are written by users, so a hash for which collisions can be made at
+// will would let one hold a client at stale content. It is computed once per
+// change, which makes its cost (below a microsecond) irrelevant.
+func VersionOf(body []byte) string {
+	sum := sha256.Sum256(body)
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// Resource is the state of one resource. The body belongs to the scope once it
+// is handed over and must not be changed.
+type Resource struct {
+	Type, Name string
+	Body       []byte
+}
+
+// Change is a new state of one resource, or its end.
+type Change struct {
+	Resource
+	// Removed: the resource is gone; Body is ignored. Removing the absent is no
+	// error.
+	Removed bool
+}
+
+var (
+	// ErrPosition: the cursor of a stream cannot be served, as it is of another
+	// epoch, newer than the scope, or older than the removals that the scope
+	// remembers. The client starts again with its map of versions.
+	ErrPosition = errors.New("position cannot be served; connect again with the versions of your resources")
+	// ErrRequest: the client broke the protocol.
+	ErrRequest = errors.New("invalid request")
+)

@@ -1,0 +1,141 @@
+package delta
+
+import (
+	"strconv"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Frame is one response, marshalled. Frames are shared between streams and must
+// not be changed; they may be kept.
+type Frame struct {
+	Type string
+	// Data is an envoy.service.discovery.v3.DeltaDiscoveryResponse.
+	Data []byte
+	// Complete: who has the frame and those before has all there was at Position.
+	// Otherwise more frames follow at once, and Position is zero.
+	Complete bool
+	Position Position
+	// Resources and Removed count what is inside.
+	Resources, Removed int
+
+	// to is the index that the stream has reached with this frame.
+	to uint64
+}
+
+// Field numbers of envoy/service/discovery/v3/discovery.proto and
+// google/protobuf/any.proto.
+const (
+	responseVersion   = 1
+	responseResources = 2
+	responseType      = 4
+	responseNonce     = 5
+	responseRemoved   = 6
+
+	resourceVersion = 1
+	resourceBody    = 2
+	resourceName    = 3
+
+	anyType  = 1
+	anyValue = 2
+)
+
+// appendResource appends a resource as a field of a response. Its size is known
+// beforehand, so that nothing is copied twice.
+func appendResource(b []byte, typ, name, version string, body []byte) []byte {
+	inner := sizeBytes(anyType, len(typ))
+	if len(body) > 0 {
+		inner += sizeBytes(anyValue, len(body))
+	}
+	size := sizeBytes(resourceVersion, len(version)) + sizeBytes(resourceBody, inner) + sizeBytes(resourceName, len(name))
+	if b == nil {
+		b = make([]byte, 0, sizeBytes(responseResources, size))
+	}
+	b = protowire.AppendTag(b, responseResources, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	b = appendString(b, resourceVersion, version)
+	b = protowire.AppendTag(b, resourceBody, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(inner))
+	b = appendString(b, anyType, typ)
+	if len(body) > 0 {
+		b = protowire.AppendTag(b, anyValue, protowire.BytesType)
+		b = protowire.AppendBytes(b, body)
+	}
+	return appendString(b, resourceName, name)
+}
+
+func appendString(b []byte, field protowire.Number, s string) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return protowire.AppendString(b, s)
+}
+
+func sizeBytes(field protowire.Number, n int) int {
+	return protowire.SizeTag(field) + protowire.SizeBytes(n)
+}
+
+// content collects what goes into a frame.
+type content struct {
+	limit     int
+	size      int
+	resources []*entry
+	removed   []string
+}
+
+// full reports whether something of this size no longer fits. A frame takes at
+// least one thing, however large.
+func (c *content) full(size int) bool {
+	return c.size > 0 && c.size+size > c.limit
+}
+
+// add takes an entry, as resource or removal, unless the frame is full.
+func (c *content) add(e *entry) bool {
+	if !e.live() {
+		return c.addRemoved(e.name)
+	}
+	if c.full(len(e.field)) {
+		return false
+	}
+	c.size += len(e.field)
+	c.resources = append(c.resources, e)
+	return true
+}
+
+func (c *content) addRemoved(name string) bool {
+	size := sizeBytes(responseRemoved, len(name))
+	if c.full(size) {
+		return false
+	}
+	c.size += size
+	c.removed = append(c.removed, name)
+	return true
+}
+
+func (c *content) empty() bool { return c.size == 0 }
+
+// frame marshals the content. The nonce names the index that was reached, and
+// differs by n where one stream gets several frames that reach the same.
+func (c *content) frame(typ string, to uint64, at *Position, n uint64) *Frame {
+	f := &Frame{Type: typ, to: to, Resources: len(c.resources), Removed: len(c.removed)}
+	var version string
+	if at != nil {
+		f.Complete, f.Position, version = true, *at, at.String()
+	}
+	nonce := strconv.FormatUint(to, 10)
+	if n > 0 {
+		nonce += "." + strconv.FormatUint(n, 10)
+	}
+	b := make([]byte, 0, c.size+len(version)+len(typ)+len(nonce)+16)
+	if version != "" {
+		b = appendString(b, responseVersion, version)
+	}
+	for _, e := range c.resources {
+		b = append(b, e.field...)
+	}
+	b = appendString(b, responseType, typ)
+	b = appendString(b, responseNonce, nonce)
+	for _, name := range c.removed {
+		b = appendString(b, responseRemoved, name)
+	}
+	f.Data = b
+	return f
+}

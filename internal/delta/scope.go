@@ -1,0 +1,206 @@
+package delta
+
+import (
+	"fmt"
+	"sync"
+)
+
+// Options limit what a scope keeps and sends. The zero value is good.
+type Options struct {
+	// Tombstones is how many removals of each type are remembered; a stream or
+	// cursor that is behind more than that starts again with its versions.
+	// 0: 16384, so that 10,000 Services can vanish at once and no stream of those
+	// that keep up has to.
+	Tombstones int
+	// FrameSize is the size beyond which a response is split, in bytes. 0: 1 MiB,
+	// well below gRPC's default limit of 4 MiB for a message.
+	FrameSize int
+}
+
+const (
+	defaultTombstones = 16384
+	defaultFrameSize  = 1 << 20
+	// maxFrames bounds the responses kept for streams at different positions.
+	maxFrames = 64
+)
+
+// Scope is one state that many streams follow. It is written by one party
+// (Replace, then Apply) and read through sessions; all of it may be used
+// concurrently, and no method blocks for long.
+type Scope struct {
+	options Options
+
+	mu       sync.Mutex
+	filled   bool
+	position Position
+	// floor is the sequence of the last Replace that changed the epoch.
+	floor   uint64
+	tables  map[string]*table
+	none    *table // stands for every type that has no table
+	changed chan struct{}
+}
+
+// NewScope makes a scope without content. Its streams wait until the first
+// Replace: a state that is half read must not look like removals.
+func NewScope(o Options) *Scope {
+	if o.Tombstones == 0 {
+		o.Tombstones = defaultTombstones
+	}
+	if o.FrameSize == 0 {
+		o.FrameSize = defaultFrameSize
+	}
+	return &Scope{options: o, tables: map[string]*table{}, none: newTable("", 0), changed: make(chan struct{})}
+}
+
+// Position is up to where the scope has been written; ok is false before the
+// first Replace.
+func (s *Scope) Position() (p Position, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.position, s.filled
+}
+
+// Changed returns a channel that is closed when there may be something new. Ask
+// for it before looking, wait on it after.
+func (s *Scope) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// Replace makes the resources the whole content of the scope, of all types, and
+// counts those that are new, different or gone. Streams are sent only these. The
+// position must be of another epoch than the one before, or newer.
+func (s *Scope) Replace(at Position, resources []Resource) (changed int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.filled && at.Epoch == s.position.Epoch && at.Sequence <= s.position.Sequence {
+		return 0, fmt.Errorf("replace scope: position %s does not follow %s", at, s.position)
+	}
+	restart := !s.filled || at.Epoch != s.position.Epoch
+	if restart {
+		s.floor = at.Sequence
+		for _, t := range s.tables {
+			t.restamp(at.Sequence)
+		}
+	}
+	s.evict()
+	kept := make(map[*entry]bool, len(resources))
+	for _, r := range resources {
+		t := s.table(r.Type)
+		if t.set(r.Name, r.Body, at.Sequence) {
+			changed++
+		}
+		kept[t.byName[r.Name]] = true
+	}
+	for _, t := range s.tables {
+		for e := t.live.first; e != nil; {
+			next := e.next
+			if !kept[e] && t.remove(e.name, at.Sequence) {
+				changed++
+			}
+			e = next
+		}
+	}
+	s.advance(at, changed > 0 || !s.filled)
+	return changed, nil
+}
+
+// Apply records changes that happened together, in order, and counts those that
+// made a difference: setting what is there already is none. The position must be
+// newer than the one before, in its epoch; changes may be empty.
+func (s *Scope) Apply(at Position, changes []Change) (changed int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.filled:
+		return 0, fmt.Errorf("apply to scope at %s: it has no content yet", at)
+	case at.Epoch != s.position.Epoch || at.Sequence <= s.position.Sequence:
+		return 0, fmt.Errorf("apply to scope: position %s does not follow %s", at, s.position)
+	}
+	s.evict()
+	for _, c := range changes {
+		switch {
+		case c.Removed:
+			if t := s.tables[c.Type]; t != nil && t.remove(c.Name, at.Sequence) {
+				changed++
+			}
+		case s.table(c.Type).set(c.Name, c.Body, at.Sequence):
+			changed++
+		}
+	}
+	s.advance(at, changed > 0)
+	return changed, nil
+}
+
+// evict runs before new tombstones are made, not after: streams that keep up are
+// given the time until the next change to read them, however many they are.
+func (s *Scope) evict() {
+	for _, t := range s.tables {
+		t.evict(s.options.Tombstones)
+	}
+}
+
+func (s *Scope) advance(at Position, wake bool) {
+	s.position, s.filled = at, true
+	if wake {
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// table returns the table of a type that is being written.
+func (s *Scope) table(typ string) *table {
+	t := s.tables[typ]
+	if t == nil {
+		t = newTable(typ, s.floor)
+		s.tables[typ] = t
+	}
+	return t
+}
+
+// lookup returns the table of a type that is being read. A type that nobody has
+// written is empty; readers must not be able to create tables.
+func (s *Scope) lookup(typ string) *table {
+	if t := s.tables[typ]; t != nil {
+		return t
+	}
+	return s.none
+}
+
+// serves reports whether a client at p can be told what changed since.
+func (s *Scope) serves(t *table, p Position) bool {
+	return p.Epoch == s.position.Epoch && p.Sequence <= s.position.Sequence &&
+		p.Sequence >= max(s.floor, t.floor)
+}
+
+// shared returns the response that leads a stream that wants everything onwards
+// from index. It is built once for all streams there.
+func (s *Scope) shared(t *table, typ string, index uint64) *Frame {
+	if f := t.frames[index]; f != nil {
+		return f
+	}
+	c := content{limit: s.options.FrameSize}
+	to := index
+	at := &s.position
+	if t.walk(index, func(e *entry) bool {
+		if !c.add(e) {
+			return false
+		}
+		to = e.index
+		return true
+	}) {
+		to = t.index
+	} else {
+		at = nil
+	}
+	f := c.frame(typ, to, at, 0)
+	if t == s.none {
+		return f
+	}
+	if t.frames == nil || len(t.frames) >= maxFrames {
+		t.frames = map[uint64]*Frame{}
+	}
+	t.frames[index] = f
+	return f
+}

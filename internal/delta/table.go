@@ -1,0 +1,192 @@
+package delta
+
+// entry is the newest state of one name: a live resource, or a tombstone that
+// remembers its removal.
+type entry struct {
+	name    string
+	version string
+	// field is the resource as it stands in a response, tag and length included.
+	// It is encoded once and shared; nil in a tombstone.
+	field []byte
+	// index orders all entries of a table by their last change.
+	index uint64
+	// sequence is the position's part at which the entry changed last.
+	sequence uint64
+
+	in         *list
+	prev, next *entry
+}
+
+func (e *entry) live() bool { return e.field != nil }
+
+// list is a doubly linked list of entries, ascending by index.
+type list struct {
+	first, last *entry
+	len         int
+}
+
+func (l *list) push(e *entry) {
+	e.in, e.prev, e.next = l, l.last, nil
+	if l.last == nil {
+		l.first = e
+	} else {
+		l.last.next = e
+	}
+	l.last = e
+	l.len++
+}
+
+func (e *entry) unlink() {
+	if e.in == nil {
+		return
+	}
+	if e.prev == nil {
+		e.in.first = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		e.in.last = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.in.len--
+	e.in, e.prev, e.next = nil, nil, nil
+}
+
+// after returns the first entry past index. It looks from the newest backwards:
+// streams are usually a few changes behind.
+func (l *list) after(index uint64) *entry {
+	if index == fresh {
+		return l.first
+	}
+	var found *entry
+	for e := l.last; e != nil && e.index > index; e = e.prev {
+		found = e
+	}
+	return found
+}
+
+const (
+	// fresh is the index of a stream that has nothing yet.
+	fresh = 0
+	// base is the index of an empty table; its first change gets the next one.
+	base = 1
+)
+
+// table holds all resources of one type. Live entries are never dropped, so a
+// stream however far behind finds every change; only tombstones are limited.
+type table struct {
+	typ        string
+	byName     map[string]*entry
+	live, gone list
+	// index of the newest change.
+	index uint64
+	// evicted is the index of the newest tombstone that was dropped. A stream
+	// behind it would miss a removal.
+	evicted uint64
+	// floor is the oldest sequence from which a cursor can be served.
+	floor uint64
+	// frames holds the responses built since the last change, by the index from
+	// which they lead.
+	frames map[uint64]*Frame
+}
+
+func newTable(typ string, floor uint64) *table {
+	return &table{typ: typ, byName: map[string]*entry{}, index: base, floor: floor}
+}
+
+// set records a new state and reports whether it differs from the one before.
+func (t *table) set(name string, body []byte, sequence uint64) bool {
+	version := VersionOf(body)
+	e := t.byName[name]
+	switch {
+	case e == nil:
+		e = &entry{name: name}
+		t.byName[name] = e
+	case e.live() && e.version == version:
+		return false
+	}
+	e.version = version
+	e.field = appendResource(nil, t.typ, name, version, body)
+	t.move(e, &t.live, sequence)
+	return true
+}
+
+// remove leaves a tombstone and reports whether there was something to remove.
+func (t *table) remove(name string, sequence uint64) bool {
+	e := t.byName[name]
+	if e == nil || !e.live() {
+		return false
+	}
+	e.version, e.field = "", nil
+	t.move(e, &t.gone, sequence)
+	return true
+}
+
+func (t *table) move(e *entry, to *list, sequence uint64) {
+	t.index++
+	t.frames = nil
+	e.index, e.sequence = t.index, sequence
+	e.unlink()
+	to.push(e)
+}
+
+// evict drops the oldest tombstones until at most keep are left.
+func (t *table) evict(keep int) {
+	for t.gone.len > keep {
+		e := t.gone.first
+		t.evicted = e.index
+		t.floor = max(t.floor, e.sequence)
+		delete(t.byName, e.name)
+		e.unlink()
+	}
+}
+
+// restamp moves the table to another epoch, in which nothing is older than
+// sequence. Streams that are connected keep their index.
+func (t *table) restamp(sequence uint64) {
+	t.floor, t.frames = sequence, nil
+	for _, l := range []*list{&t.live, &t.gone} {
+		for e := l.first; e != nil; e = e.next {
+			e.sequence = sequence
+		}
+	}
+}
+
+// indexOf returns the index up to which a client at sequence has everything.
+func (t *table) indexOf(sequence uint64) uint64 {
+	index := max(t.evicted, base)
+	for _, l := range []*list{&t.live, &t.gone} {
+		e := l.last
+		for e != nil && e.sequence > sequence {
+			e = e.prev
+		}
+		if e != nil {
+			index = max(index, e.index)
+		}
+	}
+	return index
+}
+
+// walk visits the entries past index in the order of their last change, until
+// visit says stop. To one who has nothing, removals say nothing: they are left
+// out. It reports whether it came to the end.
+func (t *table) walk(index uint64, visit func(*entry) bool) bool {
+	live, gone := t.live.after(index), (*entry)(nil)
+	if index != fresh {
+		gone = t.gone.after(index)
+	}
+	for live != nil || gone != nil {
+		var e *entry
+		if gone == nil || live != nil && live.index < gone.index {
+			e, live = live, live.next
+		} else {
+			e, gone = gone, gone.next
+		}
+		if !visit(e) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,12 @@
+// Package access decides who may do what on the API.
+//
+// It owns the rule table, the authenticator and authorizer that the API server
+// plugs in, the check of what a node writes (AllowWrite), and the HTTP handlers
+// that issue certificates and tokens. Enter at NewAuthenticator, NewAuthorizer
+// and Rules. Who somebody is, is proven by package identity; nothing here keeps
+// state.
+//
+// The authorizer sees names and verbs, never objects. What depends on an
+// object's content is allowed there and decided by AllowWrite, which must run in
+// every create, update, patch and delete before the store is written.
+package access

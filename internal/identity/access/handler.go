@@ -1,0 +1,206 @@
+package access
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// Certificates answers identity.CertificatesPath: it gives a node or zone a
+// client certificate of identity.ClientLife. It stands behind the API server's
+// authentication and takes the user from the request's context; the subject of
+// the certificate is that user, whatever the request asks for.
+type Certificates struct {
+	authority *identity.Authority
+	tokens    *identity.Tokens
+	// grpcAddress is told to whoever joins.
+	grpcAddress string
+	log         *slog.Logger
+}
+
+// NewCertificates makes the handler. grpcAddress (host:port) may be empty.
+func NewCertificates(authority *identity.Authority, tokens *identity.Tokens, grpcAddress string, log *slog.Logger) *Certificates {
+	return &Certificates{authority: authority, tokens: tokens, grpcAddress: grpcAddress, log: log}
+}
+
+func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		fail(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "POST a PEM certificate request")
+		return
+	}
+	subject, err := h.subject(r)
+	if err != nil {
+		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
+		return
+	}
+	if revoked, err := h.revoked(r, subject); err != nil {
+		h.log.Error("certificate not issued", "user", subject.User, "error", err)
+		fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "cannot check the token now; try again")
+		return
+	} else if revoked {
+		h.log.Info("certificate not renewed", "user", subject.User, "token", subject.TokenID, "reason", identity.Revoked)
+		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, "the token that bought this certificate was revoked: join again with a new one")
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, identity.MaxRequest))
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		fail(w, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge,
+			fmt.Sprintf("a certificate request has at most %d bytes", identity.MaxRequest))
+		return
+	}
+	if err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "the request was cut off")
+		return
+	}
+	csr, err := identity.ParseRequest(body)
+	if err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
+	cert, notAfter, err := h.authority.SignClient(subject, identity.ClientLife, csr)
+	if err != nil {
+		h.log.Error("certificate not issued", "user", subject.User, "error", err)
+		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "the certificate could not be signed; see the control plane's log")
+		return
+	}
+	h.log.Info("certificate issued", "user", subject.User, "token", subject.TokenID, "from", r.RemoteAddr, "runsOut", notAfter)
+	answer(w, http.StatusOK, identity.CertificateAnswer{
+		Certificate: string(cert), CA: string(h.authority.PEM()), NotAfter: notAfter, GRPCAddress: h.grpcAddress,
+	})
+}
+
+// subject is who asks, with no more than the one group that a node or zone has.
+func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
+	u, ok := request.UserFrom(r.Context())
+	if !ok {
+		return identity.Subject{}, errors.New("nobody asks")
+	}
+	s := subjectOf(u)
+	if _, ok := identity.NodeName(s.User, s.Groups); ok {
+		s.Groups = []string{identity.GroupNodes}
+		return s, nil
+	}
+	if _, ok := identity.ZoneName(s.User, s.Groups); ok {
+		s.Groups = []string{identity.GroupZones}
+		return s, nil
+	}
+	return identity.Subject{}, fmt.Errorf("%s is neither a node nor a zone: join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
+}
+
+func (h *Certificates) revoked(r *http.Request, s identity.Subject) (bool, error) {
+	if s.TokenID == "" {
+		return false, nil
+	}
+	return h.tokens.IsRevoked(r.Context(), s.TokenID)
+}
+
+// TokensPath is where admins manage tokens: GET lists them, POST a TokenRequest
+// makes one, DELETE TokensPath/ID revokes one.
+const TokensPath = "/proxima/v1/tokens"
+
+// TokenRequest asks for a token.
+type TokenRequest struct {
+	Kind identity.Kind `json:"kind"`
+	Name string        `json:"name"`
+	// TTLSeconds after which it expires; 0: never.
+	TTLSeconds int64 `json:"ttlSeconds,omitempty"`
+}
+
+// TokenAnswer is a new token; the secret is shown this once.
+type TokenAnswer struct {
+	identity.TokenInfo
+	Token string `json:"token"`
+}
+
+// TokenList is the answer to GET.
+type TokenList struct {
+	Items []identity.TokenInfo `json:"items"`
+}
+
+// TokenHandler answers TokensPath and TokensPath/{id}. It stands behind
+// authentication and authorization: the rule table lets admins alone get here.
+func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+TokensPath, func(w http.ResponseWriter, r *http.Request) {
+		items, err := tokens.List(r.Context())
+		if err != nil {
+			failInternal(w, log, err)
+			return
+		}
+		answer(w, http.StatusOK, TokenList{Items: items})
+	})
+	mux.HandleFunc("POST "+TokensPath, func(w http.ResponseWriter, r *http.Request) { createToken(w, r, tokens, log) })
+	mux.HandleFunc("DELETE "+TokensPath+"/{id}", func(w http.ResponseWriter, r *http.Request) {
+		info, err := tokens.Revoke(r.Context(), r.PathValue("id"))
+		switch {
+		case errors.Is(err, identity.ErrNoToken):
+			fail(w, http.StatusNotFound, metav1.StatusReasonNotFound, err.Error()+"; proxima token list shows them")
+		case err != nil:
+			failInternal(w, log, err)
+		default:
+			log.Info("token revoked", "token", info.ID, "kind", info.Kind, "name", info.Name)
+			answer(w, http.StatusOK, info)
+		}
+	})
+	return mux
+}
+
+func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens, log *slog.Logger) {
+	const maxBody = 4 << 10
+	var req TokenRequest
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&req); err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "token request: "+err.Error())
+		return
+	}
+	if _, err := identity.SubjectFor(req.Kind, req.Name); err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
+	if req.TTLSeconds < 0 || req.TTLSeconds > int64(identity.MaxTokenLife/time.Second) {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Sprintf("ttlSeconds is not between 0 (for ever) and %d", int64(identity.MaxTokenLife/time.Second)))
+		return
+	}
+	by := ""
+	if u, ok := request.UserFrom(r.Context()); ok {
+		by = u.GetName()
+	}
+	token, info, err := tokens.Create(r.Context(), req.Kind, req.Name, time.Duration(req.TTLSeconds)*time.Second, by)
+	if err != nil {
+		failInternal(w, log, err)
+		return
+	}
+	log.Info("token created", "token", info.ID, "kind", info.Kind, "name", info.Name, "by", by)
+	answer(w, http.StatusCreated, TokenAnswer{TokenInfo: info, Token: token.Reveal()})
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	// An error here is a client that has gone.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func fail(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
+	answer(w, code, metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message,
+	})
+}
+
+func failInternal(w http.ResponseWriter, log *slog.Logger, err error) {
+	log.Error("token request failed", "error", err)
+	fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "the control plane could not do it; see its log")
+}

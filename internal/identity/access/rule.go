@@ -1,0 +1,166 @@
+package access
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// Rule lets a group do something. What no rule allows is denied.
+type Rule struct {
+	// Group of users that the rule is for.
+	Group string
+	Verbs []string
+	// APIGroups and Resources; a sub-resource is "nodes/status", "*" is any.
+	// "*" among Resources covers sub-resources; Except takes some out.
+	APIGroups []string
+	Resources []string
+	Except    []string
+	// Namespace that it is limited to; empty: all.
+	Namespace string
+	// OwnName: only objects named like the node. Creation is let through where the
+	// name is not known yet; AllowWrite decides then.
+	OwnName bool
+	// Paths of requests that are not for resources; a trailing * is any rest.
+	Paths []string
+	// Why, for the documentation.
+	Why string
+}
+
+var (
+	read = []string{"get", "list", "watch"}
+	// write leaves out deletecollection: no object's owner would be looked at.
+	write     = []string{"create", "update", "patch", "delete"}
+	heartbeat = []string{"get", "create", "update", "patch", "delete"}
+)
+
+// LeaseNamespace is where nodes keep their Leases, as in Kubernetes.
+const LeaseNamespace = "kube-node-lease"
+
+const (
+	coordinationGroup = "coordination.k8s.io"
+	meshGroup         = "mesh.proxima.dev"
+)
+
+// Rules is the whole table. The caller owns the slice and shares the rest.
+func Rules() []Rule {
+	return []Rule{
+		{Group: user.AllUnauthenticated, Verbs: []string{"get", "head"},
+			Paths: []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/"},
+			Why:   "health and version are no secret"},
+
+		{Group: user.AllAuthenticated, Verbs: []string{"get", "head"},
+			Paths: []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/",
+				"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*"},
+			Why: "clients discover what the API serves"},
+		{Group: user.AllAuthenticated, Verbs: []string{"create"}, APIGroups: []string{"authorization.k8s.io", "authentication.k8s.io"},
+			Resources: []string{"selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews"},
+			Why:       "everybody may ask what they may do (kubectl auth can-i)"},
+
+		{Group: identity.GroupAdmins, Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Why: "an admin may do everything"},
+		{Group: identity.GroupAdmins, Verbs: []string{"*"}, Paths: []string{"*"}, Why: "an admin may do everything"},
+
+		{Group: identity.GroupReadOnly, Verbs: read, APIGroups: []string{"*"}, Resources: []string{"*"}, Except: []string{"secrets"},
+			Why: "sees everything but secrets"},
+		{Group: identity.GroupReadOnly, Verbs: []string{"get", "head"}, Paths: []string{"/metrics", "/metrics/*", "/console", "/console/*"},
+			Why: "metrics and console"},
+
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{""}, Resources: []string{"services", "endpoints", "nodes", "namespaces", "pods"},
+			Why: "what a node needs to route and to resolve names"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"},
+			Why: "what a node needs to route"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "ipaddresses"},
+			Why: "an unallocated address of a service range is dropped"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{meshGroup}, Resources: []string{"*"},
+			Why: "workloads, zones and policies"},
+		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{""}, Resources: []string{"nodes"}, OwnName: true,
+			Why: "the agent owns its Node"},
+		{Group: identity.GroupNodes, Verbs: []string{"update", "patch"}, APIGroups: []string{""}, Resources: []string{"nodes/status"}, OwnName: true,
+			Why: "the agent owns its Node"},
+		{Group: identity.GroupNodes, Verbs: heartbeat, APIGroups: []string{coordinationGroup}, Resources: []string{"leases"},
+			Namespace: LeaseNamespace, OwnName: true, Why: "the agent's heartbeat"},
+		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{meshGroup}, Resources: []string{"dataplanes"},
+			Why: "workloads of its own; AllowWrite compares spec.nodeName"},
+		{Group: identity.GroupNodes, Verbs: []string{"update", "patch"}, APIGroups: []string{meshGroup}, Resources: []string{"dataplanes/status"},
+			Why: "health of its own workloads; AllowWrite compares spec.nodeName"},
+		{Group: identity.GroupNodes, Verbs: []string{"create", "update", "patch"}, APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"},
+			Why: "what the agent has to tell"},
+		{Group: identity.GroupNodes, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath}, Why: "its own certificate"},
+
+		{Group: identity.GroupZones, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath},
+			Why: "its own certificate; all else goes over the federation stream"},
+	}
+}
+
+// query is what a rule looks at.
+type query struct {
+	verb, apiGroup, resource, subresource, namespace, name string
+	path                                                   string
+	isResource                                             bool
+	node                                                   string
+}
+
+func (r *Rule) allows(q *query) bool {
+	if !slices.Contains(r.Verbs, q.verb) && !slices.Contains(r.Verbs, "*") {
+		return false
+	}
+	if !q.isResource {
+		return slices.ContainsFunc(r.Paths, func(p string) bool { return matchPath(p, q.path) })
+	}
+	return r.covers(q) &&
+		(r.Namespace == "" || r.Namespace == q.namespace) &&
+		(!r.OwnName || q.name == q.node || q.name == "" && q.verb == "create")
+}
+
+// covers looks at the resource alone.
+func (r *Rule) covers(q *query) bool {
+	resource := q.resource
+	if q.subresource != "" {
+		resource += "/" + q.subresource
+	}
+	has := func(list []string, s string) bool { return slices.Contains(list, s) || slices.Contains(list, "*") }
+	return has(r.APIGroups, q.apiGroup) && has(r.Resources, resource) && !slices.Contains(r.Except, q.resource)
+}
+
+// matchPath: a trailing star stands for any rest that does not climb up.
+func matchPath(pattern, path string) bool {
+	prefix, star := strings.CutSuffix(pattern, "*")
+	if !star {
+		return pattern == path
+	}
+	return strings.HasPrefix(path, prefix) && !strings.Contains(path, "/..")
+}
+
+// Document prints the table as Markdown.
+func Document() string {
+	var b strings.Builder
+	b.WriteString("| Who | May | On | Why |\n|---|---|---|---|\n")
+	for _, r := range Rules() {
+		var on []string
+		for _, res := range r.Resources {
+			group := strings.Join(r.APIGroups, ", ")
+			if group != "" && group != "*" {
+				res += " (" + strings.TrimPrefix(group, ", ") + ")"
+			}
+			on = append(on, "`"+res+"`")
+		}
+		for _, p := range r.Paths {
+			on = append(on, "`"+p+"`")
+		}
+		where := strings.Join(on, ", ")
+		if len(r.Except) > 0 {
+			where += " except `" + strings.Join(r.Except, "`, `") + "`"
+		}
+		if r.Namespace != "" {
+			where += " in namespace `" + r.Namespace + "`"
+		}
+		if r.OwnName {
+			where += ", its own only"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", r.Group, strings.ReplaceAll(strings.Join(r.Verbs, ", "), "*", "everything"), where, r.Why)
+	}
+	return b.String()
+}

@@ -1,0 +1,129 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// exchangeTimeout bounds one request for a certificate.
+const exchangeTimeout = 30 * time.Second
+
+// maxAnswer bounds what is read of a server's answer, in bytes.
+const maxAnswer = 1 << 20
+
+var (
+	// ErrPin: the server is not the one that the token belongs to.
+	ErrPin = errors.New("the server's authority is not the one this token belongs to")
+	// ErrRefused: the server does not take the token or the certificate.
+	ErrRefused = errors.New("the server refused")
+)
+
+// Enroll joins a control plane by a node or zone token: it makes a key, checks
+// the server by the pin in the token before the token is sent, gets a
+// certificate and keeps everything in dir. server is HOST:PORT. It blocks for one
+// request, at most 30 seconds, and replaces what dir held. Errors: ErrPin,
+// ErrRefused, or what went wrong.
+func Enroll(ctx context.Context, server, token, dir string) (*Credentials, error) {
+	address, host, err := serverAddress(server)
+	if err != nil {
+		return nil, fmt.Errorf("join: %w", err)
+	}
+	t, err := ParseToken(token)
+	if err != nil {
+		return nil, fmt.Errorf("join %s: %w", address, err)
+	}
+	key, request, err := newRequest()
+	if err != nil {
+		return nil, fmt.Errorf("join %s: make a key: %w", address, err)
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// The usual verification needs an authority, and there is only its pin yet.
+		InsecureSkipVerify: true,
+		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, t.Pin, host) },
+	}
+	answer, err := exchange(ctx, config, address, t.Reveal(), request)
+	if err != nil {
+		return nil, fmt.Errorf("join %s: %w", address, err)
+	}
+	c, err := answered(address, dir, key, answer)
+	if err != nil {
+		return nil, fmt.Errorf("join %s: %w", address, err)
+	}
+	return c, nil
+}
+
+// verifyPinned accepts a server whose chain leads to the pinned authority and
+// whose certificate is for the name asked for.
+func verifyPinned(cs tls.ConnectionState, pin Pin, host string) error {
+	for _, c := range cs.PeerCertificates {
+		if c.IsCA && pinOf(c) == pin {
+			roots := x509.NewCertPool()
+			roots.AddCert(c)
+			return verifyChain(cs, roots, host)
+		}
+	}
+	return fmt.Errorf("%w: check the address, and that the token was made on that control plane", ErrPin)
+}
+
+// exchange posts a request for a certificate. token may be empty.
+func exchange(ctx context.Context, config *tls.Config, address, token string, request []byte) (CertificateAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+CertificatesPath, bytes.NewReader(request))
+	if err != nil {
+		return CertificateAnswer{}, err
+	}
+	req.Header.Set("Content-Type", "application/x-pem-file")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
+	client := &http.Client{
+		Transport: transport,
+		// A redirect would lead the token elsewhere.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return CertificateAnswer{}, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return CertificateAnswer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return CertificateAnswer{}, refusal(resp.StatusCode, body)
+	}
+	var a CertificateAnswer
+	if err := json.Unmarshal(body, &a); err != nil {
+		return CertificateAnswer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	return a, nil
+}
+
+// refusal makes an error of an answer that is not 200.
+func refusal(code int, body []byte) error {
+	var status struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &status) != nil || status.Message == "" {
+		status.Message = http.StatusText(code)
+	}
+	switch code {
+	case http.StatusUnauthorized:
+		return fmt.Errorf("%w: %d %s: the token or certificate is wrong, revoked or has run out; make a new token", ErrRefused, code, status.Message)
+	case http.StatusForbidden:
+		return fmt.Errorf("%w: %d %s", ErrRefused, code, status.Message)
+	}
+	return fmt.Errorf("the server answered %d: %s", code, status.Message)
+}

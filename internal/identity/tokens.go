@@ -1,0 +1,223 @@
+package identity
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+// TokenPrefix is where the store keeps token records.
+const TokenPrefix = "/proxima/tokens/"
+
+// keepDead is how long a token that is of no use any more stays in the list.
+// Longer than ClientLife, so a revoked token is known until the last certificate
+// it bought has run out.
+const keepDead = 30 * 24 * time.Hour
+
+// ErrToken is all that somebody learns whose token is not taken.
+var ErrToken = errors.New("invalid bearer token")
+
+// Reason why a token is not taken, for logs and metrics only.
+type Reason string
+
+// The reasons.
+const (
+	Malformed Reason = "malformed"
+	Unknown   Reason = "unknown"
+	Wrong     Reason = "wrong secret"
+	Expired   Reason = "expired"
+	Revoked   Reason = "revoked"
+)
+
+// TokenError is the reason behind an ErrToken. Its text is ErrToken's: the reason
+// is for whoever looks for it.
+type TokenError struct {
+	ID     string // empty if the token is malformed
+	Reason Reason
+}
+
+func (e *TokenError) Error() string { return ErrToken.Error() }
+
+// Is makes it an ErrToken.
+func (e *TokenError) Is(target error) bool { return target == ErrToken }
+
+// TokenInfo is what is known of a token: all but its secret.
+type TokenInfo struct {
+	ID      string    `json:"id"`
+	Kind    Kind      `json:"kind"`
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	// CreatedBy is the user who made it.
+	CreatedBy string `json:"createdBy,omitempty"`
+	// Expires: zero for never.
+	Expires time.Time `json:"expires,omitzero"`
+	// Revoked: zero if it was not.
+	Revoked time.Time `json:"revoked,omitzero"`
+}
+
+// Subject that the token stands for.
+func (t TokenInfo) Subject() (Subject, error) {
+	s, err := SubjectFor(t.Kind, t.Name)
+	s.TokenID = t.ID
+	return s, err
+}
+
+type tokenRecord struct {
+	TokenInfo
+	// SecretSHA256: secrets are 256 random bits, so a plain hash is enough.
+	SecretSHA256 []byte `json:"secretSHA256"`
+}
+
+// Tokens makes and checks tokens. All methods read the store, hold nothing in
+// memory, and are safe for concurrent use by several processes.
+type Tokens struct {
+	store store.Store
+	pin   Pin
+}
+
+// NewTokens uses a store that somebody else opens and closes. pin goes into
+// every new token.
+func NewTokens(s store.Store, pin Pin) *Tokens { return &Tokens{store: s, pin: pin} }
+
+// Create makes a token and keeps its hash. ttl 0: it never expires. The token is
+// returned this once.
+func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.Duration, by string) (Token, TokenInfo, error) {
+	if _, err := SubjectFor(kind, name); err != nil {
+		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
+	}
+	if ttl < 0 || ttl > MaxTokenLife {
+		return Token{}, TokenInfo{}, fmt.Errorf("create token: time to live %s is not between 0 (for ever) and %s", ttl, MaxTokenLife)
+	}
+	token := newToken(ts.pin)
+	sum := sha256.Sum256(token.secret[:])
+	r := tokenRecord{
+		TokenInfo:    TokenInfo{ID: token.ID, Kind: kind, Name: name, Created: time.Now().UTC(), CreatedBy: by},
+		SecretSHA256: sum[:],
+	}
+	var keep time.Duration
+	if ttl > 0 {
+		r.Expires = r.Created.Add(ttl)
+		keep = ttl + keepDead
+	}
+	if err := ts.put(ctx, r, 0, keep); err != nil {
+		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
+	}
+	return token, r.TokenInfo, nil
+}
+
+// Check tells who shows a token. Errors: *TokenError (which is ErrToken) if the
+// token is not taken, others if the store cannot tell.
+func (ts *Tokens) Check(ctx context.Context, text string) (Subject, error) {
+	token, err := ParseToken(text)
+	if err != nil {
+		return Subject{}, &TokenError{Reason: Malformed}
+	}
+	r, _, ok, err := ts.get(ctx, token.ID)
+	if err != nil {
+		return Subject{}, fmt.Errorf("check token %s: %w", token.ID, err)
+	}
+	if !ok {
+		return Subject{}, &TokenError{ID: token.ID, Reason: Unknown}
+	}
+	sum := sha256.Sum256(token.secret[:])
+	// Whoever does not know the secret learns nothing of the token's state.
+	if subtle.ConstantTimeCompare(sum[:], r.SecretSHA256) != 1 {
+		return Subject{}, &TokenError{ID: token.ID, Reason: Wrong}
+	}
+	if !r.Revoked.IsZero() {
+		return Subject{}, &TokenError{ID: token.ID, Reason: Revoked}
+	}
+	if !r.Expires.IsZero() && !time.Now().Before(r.Expires) {
+		return Subject{}, &TokenError{ID: token.ID, Reason: Expired}
+	}
+	return r.Subject()
+}
+
+// IsRevoked tells whether a token was revoked. One that is not known is not:
+// records outlive the certificates that hang on them.
+func (ts *Tokens) IsRevoked(ctx context.Context, id string) (bool, error) {
+	r, _, ok, err := ts.get(ctx, id)
+	if err != nil {
+		return false, fmt.Errorf("check whether token %s is revoked: %w", id, err)
+	}
+	return ok && !r.Revoked.IsZero(), nil
+}
+
+// ErrNoToken: there is no token of that id.
+var ErrNoToken = errors.New("no such token")
+
+// Revoke makes a token useless at once. Idempotent. Errors: ErrNoToken.
+func (ts *Tokens) Revoke(ctx context.Context, id string) (TokenInfo, error) {
+	for {
+		r, modified, ok, err := ts.get(ctx, id)
+		if err == nil && !ok {
+			err = ErrNoToken
+		}
+		if err != nil {
+			return TokenInfo{}, fmt.Errorf("revoke token %s: %w", id, err)
+		}
+		if !r.Revoked.IsZero() {
+			return r.TokenInfo, nil
+		}
+		r.Revoked = time.Now().UTC()
+		err = ts.put(ctx, r, modified, keepDead)
+		var conflict *store.ConflictError
+		if errors.As(err, &conflict) {
+			continue // somebody else revoked it, or it has just run out
+		}
+		if err != nil {
+			return TokenInfo{}, fmt.Errorf("revoke token %s: %w", id, err)
+		}
+		return r.TokenInfo, nil
+	}
+}
+
+// List returns all tokens, oldest first, also those expired or revoked less than
+// 30 days ago.
+func (ts *Tokens) List(ctx context.Context) ([]TokenInfo, error) {
+	page, err := ts.store.List(ctx, store.ListOptions{Prefix: TokenPrefix})
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", err)
+	}
+	out := make([]TokenInfo, 0, len(page.Records))
+	for _, rec := range page.Records {
+		var r tokenRecord
+		if err := json.Unmarshal(rec.Value, &r); err != nil {
+			return nil, fmt.Errorf("list tokens: key %s: %w", rec.Key, err)
+		}
+		out = append(out, r.TokenInfo)
+	}
+	slices.SortStableFunc(out, func(a, b TokenInfo) int { return a.Created.Compare(b.Created) })
+	return out, nil
+}
+
+func (ts *Tokens) get(ctx context.Context, id string) (r tokenRecord, modified store.Revision, ok bool, err error) {
+	rec, ok, _, err := ts.store.Get(ctx, TokenPrefix+id, 0)
+	if err != nil || !ok {
+		return tokenRecord{}, 0, false, err
+	}
+	if err := json.Unmarshal(rec.Value, &r); err != nil {
+		return tokenRecord{}, 0, false, fmt.Errorf("key %s: %w", rec.Key, err)
+	}
+	return r, rec.Modified, true, nil
+}
+
+func (ts *Tokens) put(ctx context.Context, r tokenRecord, modified store.Revision, keep time.Duration) error {
+	value, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	key := TokenPrefix + r.ID
+	_, err = ts.store.Commit(ctx, store.Txn{
+		Conditions: []store.Condition{{Key: key, Modified: modified}},
+		Ops:        []store.Op{{Kind: store.Put, Key: key, Value: value, TTL: keep}},
+	})
+	return err
+}

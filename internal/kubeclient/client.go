@@ -1,0 +1,251 @@
+// Package kubeclient is resource.Client over a Kubernetes API: Proxima's own, or
+// the one of a Kubernetes cluster.
+//
+// It owns the translation of resource.Client's calls to REST calls of client-go.
+// Enter at New. It never caches and never retries.
+package kubeclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Client talks to one API server as whoever the configuration says. Safe for
+// concurrent use.
+type Client struct {
+	scheme *runtime.Scheme
+	params runtime.ParameterCodec
+	kinds  map[schema.GroupVersionKind]*resource.Descriptor
+	rests  map[schema.GroupVersion]*rest.RESTClient
+}
+
+var _ resource.Client = (*Client)(nil)
+
+// New makes a client for the given kinds. It opens no connection. The
+// configuration is copied. Built-in kinds travel as protobuf, Proxima's own as
+// JSON.
+func New(cfg *rest.Config, kinds []*resource.Descriptor) (*Client, error) {
+	scheme := NewScheme(kinds)
+	httpClient, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client configuration: %w", err)
+	}
+	c := &Client{
+		scheme: scheme,
+		params: runtime.NewParameterCodec(scheme),
+		kinds:  make(map[schema.GroupVersionKind]*resource.Descriptor, len(kinds)),
+		rests:  map[schema.GroupVersion]*rest.RESTClient{},
+	}
+	codecs := serializer.NewCodecFactory(scheme)
+	for _, d := range kinds {
+		c.kinds[d.Kind] = d
+		gv := d.Kind.GroupVersion()
+		if c.rests[gv] != nil {
+			continue
+		}
+		own := rest.CopyConfig(cfg)
+		own.GroupVersion = &gv
+		own.APIPath = "/apis"
+		if gv.Group == "" {
+			own.APIPath = "/api"
+		}
+		own.NegotiatedSerializer = codecs.WithoutConversion()
+		own.AcceptContentTypes, own.ContentType = "", runtime.ContentTypeJSON
+		if _, isProto := d.New().(interface{ Marshal() ([]byte, error) }); isProto {
+			own.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+			own.ContentType = runtime.ContentTypeProtobuf
+		}
+		if c.rests[gv], err = rest.RESTClientForConfigAndClient(own, httpClient); err != nil {
+			return nil, fmt.Errorf("client for %s: %w", gv, err)
+		}
+	}
+	return c, nil
+}
+
+// NewScheme registers the Go types of the given kinds, and the types that every
+// group version needs to list, watch and report errors.
+func NewScheme(kinds []*resource.Descriptor) *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	for _, d := range kinds {
+		gv := d.Kind.GroupVersion()
+		scheme.AddKnownTypeWithName(d.Kind, d.New())
+		scheme.AddKnownTypeWithName(gv.WithKind(d.Kind.Kind+"List"), d.NewList())
+		metav1.AddToGroupVersion(scheme, gv)
+	}
+	return scheme
+}
+
+// descriptor of a Go object, by its registered type.
+func (c *Client) descriptor(obj resource.Object) (*resource.Descriptor, error) {
+	gvks, _, err := c.scheme.ObjectKinds(obj)
+	if err != nil {
+		return nil, err
+	}
+	for _, gvk := range gvks {
+		if d := c.kinds[gvk]; d != nil {
+			return d, nil
+		}
+	}
+	return nil, fmt.Errorf("kind %v is not one that this client was made for", gvks)
+}
+
+func (c *Client) request(verb string, d *resource.Descriptor, namespace string) (*rest.Request, error) {
+	client := c.rests[d.Kind.GroupVersion()]
+	if client == nil {
+		return nil, fmt.Errorf("kind %s is not one that this client was made for", d.Kind)
+	}
+	return client.Verb(verb).Resource(d.Resource).NamespaceIfScoped(namespace, d.Namespaced && namespace != ""), nil
+}
+
+func (c *Client) named(verb string, d *resource.Descriptor, key resource.Key) (*rest.Request, error) {
+	if key.Name == "" {
+		return nil, errors.New("an object's name may not be empty")
+	}
+	if d.Namespaced && key.Namespace == "" {
+		return nil, fmt.Errorf("%s %q: a namespace is needed", d.Singular, key.Name)
+	}
+	req, err := c.request(verb, d, key.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return req.Name(key.Name), nil
+}
+
+// Get implements resource.Client.
+func (c *Client) Get(ctx context.Context, d *resource.Descriptor, key resource.Key) (resource.Object, error) {
+	req, err := c.named("GET", d, key)
+	if err != nil {
+		return nil, err
+	}
+	out := d.New()
+	return out, req.Do(ctx).Into(out)
+}
+
+// List implements resource.Client. It reads in pages of 500.
+func (c *Client) List(ctx context.Context, d *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
+	var objects []resource.Object
+	lo := metav1.ListOptions{Limit: 500}
+	if opts.Labels != nil {
+		lo.LabelSelector = opts.Labels.String()
+	}
+	for {
+		req, err := c.request("GET", d, opts.Namespace)
+		if err != nil {
+			return nil, "", err
+		}
+		list := d.NewList()
+		if err := req.VersionedParams(&lo, c.params).Do(ctx).Into(list); err != nil {
+			return nil, "", err
+		}
+		err = meta.EachListItem(list, func(item runtime.Object) error {
+			obj, ok := item.(resource.Object)
+			if !ok {
+				return fmt.Errorf("list of %s holds a %T", d.Resource, item)
+			}
+			objects = append(objects, obj)
+			return nil
+		})
+		if err != nil {
+			return nil, "", err
+		}
+		page, err := meta.ListAccessor(list)
+		if err != nil {
+			return nil, "", err
+		}
+		if lo.Continue = page.GetContinue(); lo.Continue == "" {
+			return objects, page.GetResourceVersion(), nil
+		}
+	}
+}
+
+// Watch implements resource.Client.
+func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
+	req, err := c.request("GET", d, opts.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	lo := metav1.ListOptions{Watch: true, AllowWatchBookmarks: true, ResourceVersion: opts.ResourceVersion}
+	if opts.ResourceVersion == "" {
+		initial := true
+		lo.SendInitialEvents = &initial
+		lo.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+	}
+	if opts.Labels != nil {
+		lo.LabelSelector = opts.Labels.String()
+	}
+	return req.VersionedParams(&lo, c.params).Watch(ctx)
+}
+
+// Create implements resource.Client.
+func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	d, err := c.descriptor(obj)
+	if err != nil {
+		return nil, err
+	}
+	if d.Namespaced && obj.GetNamespace() == "" {
+		return nil, fmt.Errorf("%s %q: a namespace is needed", d.Singular, obj.GetName())
+	}
+	req, err := c.request("POST", d, obj.GetNamespace())
+	if err != nil {
+		return nil, err
+	}
+	out := d.New()
+	return out, req.Body(obj).Do(ctx).Into(out)
+}
+
+// Update implements resource.Client.
+func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	return c.put(ctx, obj)
+}
+
+// UpdateStatus implements resource.Client.
+func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	return c.put(ctx, obj, "status")
+}
+
+func (c *Client) put(ctx context.Context, obj resource.Object, sub ...string) (resource.Object, error) {
+	d, err := c.descriptor(obj)
+	if err != nil {
+		return nil, err
+	}
+	req, err := c.named("PUT", d, resource.KeyOf(obj))
+	if err != nil {
+		return nil, err
+	}
+	out := d.New()
+	return out, req.SubResource(sub...).Body(obj).Do(ctx).Into(out)
+}
+
+// Delete implements resource.Client.
+func (c *Client) Delete(ctx context.Context, d *resource.Descriptor, key resource.Key, pre resource.Preconditions) error {
+	req, err := c.named("DELETE", d, key)
+	if err != nil {
+		return err
+	}
+	var opts metav1.DeleteOptions
+	if pre.Now {
+		opts.GracePeriodSeconds = new(int64)
+	}
+	if pre.UID != "" || pre.ResourceVersion != "" {
+		opts.Preconditions = &metav1.Preconditions{}
+		if pre.UID != "" {
+			opts.Preconditions.UID = &pre.UID
+		}
+		if pre.ResourceVersion != "" {
+			opts.Preconditions.ResourceVersion = &pre.ResourceVersion
+		}
+	}
+	return req.Body(&opts).Do(ctx).Error()
+}

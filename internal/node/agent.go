@@ -1,0 +1,408 @@
+// Package node is the agent of a node: it keeps the model that a feed delivers,
+// chooses endpoints for this node, and brings a mode's data path to that state.
+//
+// Enter at [New], then run [Agent.Run] and hand updates to [Agent.Apply]. The
+// agent owns three states: desired (the model), actual (what the mode has
+// confirmed) and pending (the difference that is known: changes not handed over
+// yet, and those that failed). It never talks to a control plane and never
+// touches the data path but through its proxy.Mode.
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+)
+
+// Facts are what the agent knows of its node. They may change while it runs.
+type Facts struct {
+	Name string `json:"name"`
+	Zone string `json:"zone,omitempty"`
+	// Leaving: the node is being deleted, or tainted by the cluster autoscaler to
+	// be. Load balancers are told to stay away, traffic is carried as ever.
+	Leaving bool `json:"leaving,omitempty"`
+}
+
+// Options of an Agent. All but Mode have defaults.
+type Options struct {
+	// Mode carries the traffic. The agent calls Apply, never Close.
+	Mode  proxy.Mode
+	Facts Facts
+	// Logger gets failures and recoveries. Default: discard.
+	Logger *slog.Logger
+	// Registerer gets the agent's metrics. Default: none.
+	Registerer prometheus.Registerer
+
+	// MinGap and MaxGap bound the pause after an Apply of the mode. A change that
+	// comes after the pause goes out at once. While changes keep coming within it
+	// the pause doubles, so a burst costs few calls and the last change of it
+	// waits MaxGap at most. Defaults 1 ms and 100 ms; negative: no pause.
+	MinGap, MaxGap time.Duration
+	// MinRetry and MaxRetry bound the pause before what failed is tried again; it
+	// doubles. Defaults 100 ms and 30 s.
+	MinRetry, MaxRetry time.Duration
+	// SyncPeriod decides about health: it is lost when a change has been pending
+	// for twice as long. Default 30 s, as in kube-proxy.
+	SyncPeriod time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&o.MinGap, time.Millisecond)
+	def(&o.MaxGap, 100*time.Millisecond)
+	def(&o.MinRetry, 100*time.Millisecond)
+	def(&o.MaxRetry, 30*time.Second)
+	def(&o.SyncPeriod, 30*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Agent is a node's agent. All methods are safe for concurrent use.
+type Agent struct {
+	opts  Options
+	log   *slog.Logger
+	wake  chan struct{} // holds one element while there is work
+	ready chan struct{}
+
+	mu    sync.Mutex
+	facts Facts
+	model model
+	// complete: a feed has delivered a whole state. Nothing is applied before, as
+	// a mode takes the first Apply for everything there is.
+	complete bool
+	dirty    map[proxy.PortName]time.Time // to be looked at; since when
+	inHand   map[proxy.PortName]time.Time // being looked at by Run
+	failed   map[proxy.PortName]*failure  // handed over in vain
+	retryAt  time.Time                    // no failure is due before; zero: none is at all
+	actual   map[proxy.PortName]*proxy.PortState
+	started  bool // the mode has the whole state
+	stats    stats
+}
+
+// failure is a service port whose latest change the mode did not take.
+type failure struct {
+	since    time.Time // of the oldest change that is not in place
+	attempts int
+	retryAt  time.Time
+	err      error
+	// alone: the mode reported this port, and has the others in place.
+	alone bool
+}
+
+// New makes an agent. It does nothing until Run.
+func New(opts Options) (*Agent, error) {
+	if opts.Mode == nil {
+		return nil, errors.New("node agent: no mode given")
+	}
+	opts = opts.withDefaults()
+	a := &Agent{
+		opts:   opts,
+		log:    opts.Logger.With("mode", opts.Mode.Name()),
+		wake:   make(chan struct{}, 1),
+		ready:  make(chan struct{}),
+		facts:  opts.Facts,
+		model:  newModel(),
+		dirty:  map[proxy.PortName]time.Time{},
+		failed: map[proxy.PortName]*failure{},
+		actual: map[proxy.PortName]*proxy.PortState{},
+		stats:  newStats(),
+	}
+	if opts.Registerer != nil {
+		if err := opts.Registerer.Register(&collector{agent: a}); err != nil {
+			return nil, errors.Join(errors.New("node agent: registering metrics"), err)
+		}
+	}
+	return a, nil
+}
+
+// Apply takes an update into the model. It returns at once; the data path
+// follows in Run. The cost is that of what the update names, or with Reset of
+// the whole state. The agent keeps the objects, not the maps. Before the first
+// update with Reset nothing is carried. Updates that change nothing do nothing.
+func (a *Agent) Apply(u proxy.Update) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	mark := func(name proxy.PortName) { a.mark(name, now) }
+	services, slices := a.model.apply(u, mark)
+	a.stats.serviceChanges += uint64(services)
+	a.stats.sliceChanges += uint64(slices)
+	a.stats.lastQueued = now
+	a.complete = a.complete || u.Reset
+	a.signal()
+}
+
+// SetFacts changes what is known of the node. A new name or zone changes which
+// endpoints are chosen, so all service ports are looked at again.
+func (a *Agent) SetFacts(f Facts) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := a.facts
+	a.facts = f
+	if old.Name == f.Name && old.Zone == f.Zone {
+		return
+	}
+	a.model.eachPort(func(name proxy.PortName) { a.mark(name, now) })
+	a.stats.lastQueued = now
+	a.signal()
+}
+
+// Ready is closed when the first whole state is in place, except for service
+// ports that the mode reported as failed alone.
+func (a *Agent) Ready() <-chan struct{} { return a.ready }
+
+func (a *Agent) mark(name proxy.PortName, now time.Time) {
+	if _, ok := a.dirty[name]; !ok {
+		a.dirty[name] = now
+	}
+}
+
+func (a *Agent) signal() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run brings the mode to the model's state, and keeps it there, until ctx ends;
+// it returns nil then. It is to be called once, and is the only one to call the
+// mode's Apply. The mode is left as it is: closing it is the caller's.
+func (a *Agent) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	pace := pace{min: a.opts.MinGap, max: a.opts.MaxGap}
+	for {
+		timer.Reset(a.untilRetry(time.Now()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.wake:
+		case <-timer.C:
+		}
+		if wait := pace.before(time.Now()); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-timer.C:
+			}
+		}
+		begin := time.Now()
+		if a.sync(ctx, begin) {
+			end := time.Now()
+			pace.after(end, end.Sub(begin))
+		}
+	}
+}
+
+// sync hands over what is due. It reports whether the mode was called.
+func (a *Agent) sync(ctx context.Context, now time.Time) bool {
+	work, first := a.take(now)
+	if len(work) == 0 && !first {
+		return false
+	}
+	changes := make([]proxy.Change, 0, len(work))
+	kept := work[:0]
+	for _, w := range work {
+		state := w.choose()
+		if state.Equal(w.actual) && !w.failed {
+			continue
+		}
+		changes = append(changes, proxy.Change{Name: w.name, State: state})
+		kept = append(kept, w)
+	}
+	if len(changes) == 0 && !first {
+		a.settle(now)
+		return false
+	}
+	err := a.opts.Mode.Apply(ctx, changes)
+	if ctx.Err() == nil {
+		a.finish(kept, changes, err, now, time.Now())
+	}
+	return true
+}
+
+// settle records that changes came to nothing, which is an update, too.
+func (a *Agent) settle(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.inHand = nil
+	a.stats.lastSync = now
+}
+
+// work is one service port to look at, with all that the choice needs.
+type work struct {
+	name    proxy.PortName
+	since   time.Time
+	service *proxy.Service // nil: gone
+	port    proxy.Port
+	slices  []*proxy.Slice
+	node    choose.Node
+	actual  *proxy.PortState
+	failed  bool
+}
+
+func (w *work) choose() *proxy.PortState {
+	if w.service == nil {
+		return nil
+	}
+	return choose.Slices(w.service, w.port, w.slices, w.node)
+}
+
+// take collects what is due. first: the mode needs the whole state, of which
+// nothing counts as in place, however often it was tried.
+func (a *Agent) take(now time.Time) (due []work, first bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.complete {
+		return nil, false
+	}
+	first = !a.started
+	if first || (!a.retryAt.IsZero() && !now.Before(a.retryAt)) {
+		a.dueFailures(now, first)
+	}
+	due = make([]work, 0, len(a.dirty))
+	node := choose.Node{Name: a.facts.Name, Zone: a.facts.Zone}
+	for name, since := range a.dirty {
+		w := work{name: name, since: since, node: node, actual: a.actual[name]}
+		if f := a.failed[name]; f != nil {
+			w.failed, w.since = true, f.since
+		}
+		w.service, w.port = a.model.port(name)
+		w.slices = a.model.slicesOf[name.ServiceName]
+		due = append(due, w)
+	}
+	// A new map, as the time to walk or clear one grows with the most it ever held.
+	a.inHand, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
+	return due, first
+}
+
+// dueFailures puts failures that are due among the dirty, and finds out when
+// the next one will be.
+func (a *Agent) dueFailures(now time.Time, all bool) {
+	a.retryAt = time.Time{}
+	for name, f := range a.failed {
+		if all || !now.Before(f.retryAt) {
+			a.dirty[name] = f.since
+		} else {
+			a.retryBy(f.retryAt)
+		}
+	}
+}
+
+func (a *Agent) retryBy(t time.Time) {
+	if a.retryAt.IsZero() || t.Before(a.retryAt) {
+		a.retryAt = t
+	}
+}
+
+// finish takes over the outcome of a call of the mode.
+func (a *Agent) finish(done []work, changes []proxy.Change, err error, begin, end time.Time) {
+	var perPort *proxy.PortError
+	if err != nil && !errors.As(err, &perPort) {
+		a.log.Warn("applying changes failed, trying again", "changes", len(changes), "error", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.inHand = nil
+	a.stats.applied(end.Sub(begin), err)
+	for i, w := range done {
+		failure, alone := err, false
+		if perPort != nil {
+			failure, alone = perPort.Failed[w.name], true
+		}
+		if failure != nil {
+			a.fail(w, failure, alone, end)
+			continue
+		}
+		if a.failed[w.name] != nil {
+			a.log.Info("service port recovered", "port", w.name.String())
+			delete(a.failed, w.name)
+		}
+		a.stats.latency.Observe(end.Sub(w.since))
+		if changes[i].State == nil {
+			delete(a.actual, w.name)
+		} else {
+			a.actual[w.name] = changes[i].State
+		}
+	}
+	if len(a.failed) == 0 && !a.retryAt.IsZero() {
+		a.failed, a.retryAt = map[proxy.PortName]*failure{}, time.Time{}
+	}
+	if err == nil || perPort != nil {
+		a.stats.lastSync = end
+		if !a.started {
+			a.started = true
+			close(a.ready)
+		}
+	}
+}
+
+func (a *Agent) fail(w work, err error, alone bool, now time.Time) {
+	f := a.failed[w.name]
+	if f == nil {
+		f = &failure{since: w.since}
+		a.failed[w.name] = f
+		if alone {
+			a.log.Warn("service port failed, trying again", "port", w.name.String(), "error", err, "hint", hintOf(err))
+		}
+	}
+	f.err, f.alone = err, alone
+	f.retryAt = now.Add(min(a.opts.MinRetry<<min(f.attempts, 16), a.opts.MaxRetry))
+	f.attempts++
+	a.retryBy(f.retryAt)
+}
+
+// untilRetry is how long nothing is due by itself.
+func (a *Agent) untilRetry(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.retryAt.IsZero() {
+		return time.Hour
+	}
+	return max(a.retryAt.Sub(now), 0)
+}
+
+// pace spaces calls of the mode: none waits after a quiet time, and the longer
+// a burst lasts, the fewer there are.
+type pace struct {
+	min, max time.Duration
+	gap      time.Duration // after the latest call
+	last     time.Time     // end of the latest call
+	burst    bool
+}
+
+// before returns how long the next call has to wait. It is part of a burst if it
+// follows the latest within two pauses or ten of the shortest, even if it need
+// not wait: a steady stream would slip through the shortest pause otherwise.
+func (p *pace) before(now time.Time) time.Duration {
+	since := now.Sub(p.last)
+	p.burst = since < max(2*p.gap, 10*p.min)
+	return p.gap - since
+}
+
+// after plans the pause that follows a call. It is at least as long as the call
+// took, up to the longest pause, so that a slow mode leaves time to others.
+func (p *pace) after(now time.Time, took time.Duration) {
+	if p.burst {
+		p.gap *= 2
+	} else {
+		p.gap = p.min
+	}
+	p.gap = min(max(p.gap, p.min, took), p.max)
+	p.last = now
+}

@@ -1,0 +1,224 @@
+// Package membership keeps a machine's Node and its Lease in the catalogue.
+//
+// It owns those two objects of one machine: what the machine is (labels,
+// capacity), that it is ready, and the sign of life that the control plane
+// judges it by. Enter at Member.Run. It never touches traffic: a node whose
+// control plane is away goes on serving.
+package membership
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/version"
+
+	objects "github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// The times of Kubernetes' kubelet: it renews every 10 s a Lease of 40 s.
+const (
+	RenewEvery    = 10 * time.Second
+	LeaseDuration = 40 * time.Second
+)
+
+// roleControlPlane keeps a node out of the zones' ratios (KEP-2433).
+const roleControlPlane = "node-role.kubernetes.io/control-plane"
+
+// Config of a Member.
+type Config struct {
+	Client objects.Client
+	// Name of the Node.
+	Name string
+	// Zone and Region for the Node's labels; empty: labels that others set are
+	// kept.
+	Zone, Region string
+	// ControlPlane labels the Node as one.
+	ControlPlane bool
+	// OnNode hears of the Node's own zone label and of its taints, first with
+	// what is known from Zone. It must not block.
+	OnNode func(*corev1.Node)
+	Logger *slog.Logger
+	Clock  clock.WithTicker
+}
+
+// Member keeps one Node. Make it with New.
+type Member struct {
+	cfg Config
+}
+
+// New makes a member; Run starts it.
+func New(cfg Config) *Member { return &Member{cfg: cfg} }
+
+// Run keeps the Node and its Lease until ctx ends, and returns nil then. What
+// can't be written is tried again, at most every RenewEvery; it never gives up.
+// The Node stays when Run ends: its Lease runs out, unless the machine returns.
+func (m *Member) Run(ctx context.Context) error {
+	const firstRetry = 200 * time.Millisecond
+	pause := time.Duration(0)
+	healthy := true
+	for {
+		err := m.beat(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			if !healthy {
+				m.cfg.Logger.Info("node is up to date again", "node", m.cfg.Name)
+			}
+			healthy, pause = true, RenewEvery
+		} else {
+			if healthy {
+				m.cfg.Logger.Warn("node not up to date in the catalogue; it is tried again", "node", m.cfg.Name, "error", err)
+				pause = firstRetry / 2
+			}
+			healthy, pause = false, min(2*pause, RenewEvery)
+		}
+		// Up to a tenth less, so that many nodes do not beat at once.
+		wait := pause - rand.N(pause/10+1)
+		select {
+		case <-m.cfg.Clock.After(wait):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// beat brings Node and Lease up to date.
+func (m *Member) beat(ctx context.Context) error {
+	node, err := m.keepNode(ctx)
+	if err != nil {
+		return fmt.Errorf("node %s: %w", m.cfg.Name, err)
+	}
+	if m.cfg.OnNode != nil {
+		m.cfg.OnNode(node)
+	}
+	if err := m.renewLease(ctx, node); err != nil {
+		return fmt.Errorf("lease of node %s: %w", m.cfg.Name, err)
+	}
+	return nil
+}
+
+// keepNode creates the Node, or mends what is not as it should be.
+func (m *Member) keepNode(ctx context.Context) (*corev1.Node, error) {
+	obj, err := m.cfg.Client.Get(ctx, kind.Node(), objects.Key{Name: m.cfg.Name})
+	switch {
+	case apierrors.IsNotFound(err):
+		obj, err = m.cfg.Client.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.cfg.Name, Labels: m.labels()}})
+		if err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	}
+	node := obj.(*corev1.Node)
+	want := node.DeepCopy()
+	if want.Labels == nil {
+		want.Labels = map[string]string{}
+	}
+	maps.Copy(want.Labels, m.labels())
+	if !maps.Equal(want.Labels, node.Labels) {
+		if obj, err = m.cfg.Client.Update(ctx, want); err != nil {
+			return nil, err
+		}
+		node = obj.(*corev1.Node)
+	}
+	want = node.DeepCopy()
+	m.fillStatus(&want.Status)
+	if !apiequality.Semantic.DeepEqual(want.Status, node.Status) {
+		if obj, err = m.cfg.Client.UpdateStatus(ctx, want); err != nil {
+			return nil, err
+		}
+		node = obj.(*corev1.Node)
+	}
+	return node, nil
+}
+
+func (m *Member) labels() map[string]string {
+	labels := map[string]string{
+		corev1.LabelHostname: m.cfg.Name, corev1.LabelOSStable: runtime.GOOS, corev1.LabelArchStable: runtime.GOARCH,
+	}
+	if m.cfg.Zone != "" {
+		labels[corev1.LabelTopologyZone] = m.cfg.Zone
+	}
+	if m.cfg.Region != "" {
+		labels[corev1.LabelTopologyRegion] = m.cfg.Region
+	}
+	if m.cfg.ControlPlane {
+		labels[roleControlPlane] = ""
+	}
+	return labels
+}
+
+// fillStatus writes what the agent knows: the processors, itself, and that the
+// node is ready. The time of a heartbeat is in the Lease, so an unchanged status
+// is no write.
+func (m *Member) fillStatus(s *corev1.NodeStatus) {
+	cpus := resource.MustParse(strconv.Itoa(runtime.NumCPU()))
+	if s.Capacity == nil {
+		s.Capacity = corev1.ResourceList{}
+	}
+	if s.Allocatable == nil {
+		s.Allocatable = corev1.ResourceList{}
+	}
+	s.Capacity[corev1.ResourceCPU], s.Allocatable[corev1.ResourceCPU] = cpus, cpus
+	s.NodeInfo.KubeletVersion = version.Kubernetes + "+proxima-" + version.Get().Version
+	s.NodeInfo.OperatingSystem, s.NodeInfo.Architecture = runtime.GOOS, runtime.GOARCH
+	for i := range s.Conditions {
+		if c := &s.Conditions[i]; c.Type == corev1.NodeReady {
+			if c.Status == corev1.ConditionTrue {
+				return
+			}
+			*c = m.ready()
+			return
+		}
+	}
+	s.Conditions = append(s.Conditions, m.ready())
+}
+
+func (m *Member) ready() corev1.NodeCondition {
+	now := metav1.NewTime(m.cfg.Clock.Now())
+	return corev1.NodeCondition{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "AgentReady", Message: "the agent of this node runs",
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}
+}
+
+// renewLease says that the node lives.
+func (m *Member) renewLease(ctx context.Context, node *corev1.Node) error {
+	key := objects.Key{Namespace: corev1.NamespaceNodeLease, Name: m.cfg.Name}
+	now := metav1.NewMicroTime(m.cfg.Clock.Now())
+	seconds := int32(LeaseDuration / time.Second)
+	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), key)
+	if apierrors.IsNotFound(err) {
+		_, err = m.cfg.Client.Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: key.Namespace, Name: key.Name,
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+			},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &m.cfg.Name, LeaseDurationSeconds: &seconds, RenewTime: &now},
+		})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	lease := obj.(*coordinationv1.Lease).DeepCopy()
+	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &m.cfg.Name, &seconds, &now
+	_, err = m.cfg.Client.Update(ctx, lease)
+	return err
+}

@@ -1,0 +1,161 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	objects "github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+func newMember(client objects.Client, change func(*Config)) *Member {
+	cfg := Config{Client: client, Name: "n1", Zone: "zone-a", Logger: slog.New(slog.DiscardHandler), Clock: clock.RealClock{}}
+	if change != nil {
+		change(&cfg)
+	}
+	return New(cfg)
+}
+
+func getNode(t *testing.T, c objects.Client) *corev1.Node {
+	t.Helper()
+	obj, err := c.Get(context.Background(), kind.Node(), objects.Key{Name: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return obj.(*corev1.Node)
+}
+
+func getLease(t *testing.T, c objects.Client) *coordinationv1.Lease {
+	t.Helper()
+	obj, err := c.Get(context.Background(), kind.Lease(), objects.Key{Namespace: "kube-node-lease", Name: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return obj.(*coordinationv1.Lease)
+}
+
+func TestBeatMakesNodeAndLease(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	var heard *corev1.Node
+	m := newMember(client, func(c *Config) { c.ControlPlane = true; c.OnNode = func(n *corev1.Node) { heard = n } })
+	if err := m.beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	node := getNode(t, client)
+	for key, want := range map[string]string{
+		corev1.LabelHostname: "n1", corev1.LabelTopologyZone: "zone-a", roleControlPlane: "", corev1.LabelArchStable: runtime.GOARCH,
+	} {
+		if got, ok := node.Labels[key]; !ok || got != want {
+			t.Errorf("label %s = %q, %t; want %q", key, got, ok, want)
+		}
+	}
+	if got := node.Status.Allocatable.Cpu().Value(); got != int64(runtime.NumCPU()) {
+		t.Errorf("allocatable cpu = %d, want %d", got, runtime.NumCPU())
+	}
+	if c := node.Status.Conditions; len(c) != 1 || c[0].Type != corev1.NodeReady || c[0].Status != corev1.ConditionTrue {
+		t.Errorf("conditions = %+v, want Ready alone", c)
+	}
+	if heard == nil || heard.Labels[corev1.LabelTopologyZone] != "zone-a" {
+		t.Errorf("OnNode heard %v, want the node", heard)
+	}
+	lease := getLease(t, client)
+	if *lease.Spec.LeaseDurationSeconds != 40 || *lease.Spec.HolderIdentity != "n1" {
+		t.Errorf("lease = %+v", lease.Spec)
+	}
+}
+
+// A beat of a settled node writes the lease and nothing else.
+func TestSettledNodeIsNotWritten(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	m := newMember(client, nil)
+	if err := m.beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := getNode(t, client).ResourceVersion
+	if err := m.beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := getNode(t, client).ResourceVersion; after != before {
+		t.Errorf("node was written again: %s then %s", before, after)
+	}
+}
+
+// What others set is kept; what is the agent's is mended.
+func TestForeignEdits(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	client.Seed(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"rack": "7", corev1.LabelTopologyZone: "zone-b"}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeDiskPressure, Status: corev1.ConditionFalse},
+			{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "LeaseExpired"},
+		}},
+	})
+	if err := newMember(client, func(c *Config) { c.Zone = "" }).beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	node := getNode(t, client)
+	if node.Labels["rack"] != "7" || node.Labels[corev1.LabelTopologyZone] != "zone-b" {
+		t.Errorf("foreign labels are gone: %v", node.Labels)
+	}
+	if c := node.Status.Conditions; len(c) != 2 || c[1].Status != corev1.ConditionTrue {
+		t.Errorf("conditions = %+v, want Ready true again and the other kept", c)
+	}
+	if err := newMember(client, nil).beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if zone := getNode(t, client).Labels[corev1.LabelTopologyZone]; zone != "zone-a" {
+		t.Errorf("zone = %s, want the agent's own, zone-a", zone)
+	}
+}
+
+// An API that is away for an hour is asked again and again, and the node is back
+// soon after.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New(kind.All()...)
+		away, asked := true, 0
+		client.Intercept(func(resourcetest.Call) error {
+			asked++
+			if away {
+				return errors.New("away")
+			}
+			return nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := newMember(client, nil).Run(ctx); err != nil {
+				t.Error(err)
+			}
+		}()
+		time.Sleep(time.Hour) // the bubble's clock
+		synctest.Wait()
+		if asked < 300 || asked > 600 {
+			t.Errorf("asked %d times in an hour, want about every 10 s", asked)
+		}
+		away = false
+		time.Sleep(RenewEvery)
+		synctest.Wait()
+		for range 60 {
+			time.Sleep(RenewEvery / 3)
+			synctest.Wait()
+			if age := time.Since(getLease(t, client).Spec.RenewTime.Time); age > RenewEvery {
+				t.Errorf("the lease is %s old, want at most %s", age, RenewEvery)
+			}
+		}
+		cancel()
+		<-done
+	})
+}

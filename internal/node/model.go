@@ -1,0 +1,129 @@
+package node
+
+import (
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// model is the desired state, indexed so that a change finds the service ports
+// it concerns without a look at the others. It is not safe for concurrent use;
+// the lists in slicesOf are replaced, never changed, so they can be handed out.
+type model struct {
+	services map[proxy.ServiceName]*proxy.Service
+	slices   map[proxy.SliceName]*proxy.Slice
+	slicesOf map[proxy.ServiceName][]*proxy.Slice
+}
+
+func newModel() model {
+	return model{
+		services: map[proxy.ServiceName]*proxy.Service{},
+		slices:   map[proxy.SliceName]*proxy.Slice{},
+		slicesOf: map[proxy.ServiceName][]*proxy.Slice{},
+	}
+}
+
+// apply takes an update and marks every service port that it may concern. It
+// returns how many services and slices the update touched.
+func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slices int) {
+	for name, svc := range u.Services {
+		m.setService(name, svc, mark)
+	}
+	for name, s := range u.Slices {
+		m.setSlice(name, s, mark)
+	}
+	services, slices = len(u.Services), len(u.Slices)
+	if !u.Reset {
+		return services, slices
+	}
+	for name := range m.services {
+		if u.Services[name] == nil {
+			m.setService(name, nil, mark)
+			services++
+		}
+	}
+	for name := range m.slices {
+		if u.Slices[name] == nil {
+			m.setSlice(name, nil, mark)
+			slices++
+		}
+	}
+	return services, slices
+}
+
+func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func(proxy.PortName)) {
+	markPorts(m.services[name], mark)
+	markPorts(svc, mark)
+	if svc == nil {
+		delete(m.services, name)
+	} else {
+		m.services[name] = svc
+	}
+}
+
+func (m *model) setSlice(name proxy.SliceName, s *proxy.Slice, mark func(proxy.PortName)) {
+	if old := m.slices[name]; old != nil {
+		markSlice(old, mark)
+		m.replace(old.Service, name, nil)
+		delete(m.slices, name)
+	}
+	if s != nil {
+		markSlice(s, mark)
+		m.replace(s.Service, name, s)
+		m.slices[name] = s
+	}
+}
+
+// replace puts a slice into its service's list, or takes it out (nil).
+func (m *model) replace(svc proxy.ServiceName, name proxy.SliceName, s *proxy.Slice) {
+	list := make([]*proxy.Slice, 0, len(m.slicesOf[svc])+1)
+	for _, o := range m.slicesOf[svc] {
+		if o.Name != name {
+			list = append(list, o)
+		}
+	}
+	if s != nil {
+		list = append(list, s)
+	}
+	if len(list) == 0 {
+		delete(m.slicesOf, svc)
+		return
+	}
+	m.slicesOf[svc] = list
+}
+
+// port finds a service port; a nil Service if it is not there.
+func (m *model) port(name proxy.PortName) (*proxy.Service, proxy.Port) {
+	svc := m.services[name.ServiceName]
+	if svc == nil {
+		return nil, proxy.Port{}
+	}
+	i := slices.IndexFunc(svc.Ports, func(p proxy.Port) bool { return p.Name == name.Port })
+	if i < 0 {
+		return nil, proxy.Port{}
+	}
+	return svc, svc.Ports[i]
+}
+
+func (m *model) eachPort(do func(proxy.PortName)) {
+	for _, svc := range m.services {
+		markPorts(svc, do)
+	}
+}
+
+func markPorts(svc *proxy.Service, mark func(proxy.PortName)) {
+	if svc == nil {
+		return
+	}
+	for _, p := range svc.Ports {
+		mark(proxy.PortName{ServiceName: svc.Name, Port: p.Name})
+	}
+}
+
+// markSlice marks the ports that a slice serves. A slice without ports serves
+// none.
+func markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
+	for _, p := range s.Ports {
+		mark(proxy.PortName{ServiceName: s.Service, Port: p.Name})
+	}
+}

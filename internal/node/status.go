@@ -1,0 +1,217 @@
+package node
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Status is a snapshot of the agent for people and diagnosis.
+type Status struct {
+	Mode  string `json:"mode"`
+	Node  Facts  `json:"node"`
+	Ready bool   `json:"ready"`
+	// Services, Slices and Endpoints are of the model; an endpoint of two slices
+	// counts twice. Ports counts service ports that are in place.
+	Services  int `json:"services"`
+	Slices    int `json:"slices"`
+	Endpoints int `json:"endpoints"`
+	Ports     int `json:"ports"`
+	// Pending lists service ports whose latest change is not in place, by name.
+	Pending []Pending `json:"pending,omitempty"`
+	// LastSync is when the mode last confirmed changes; zero: never.
+	LastSync time.Time `json:"lastSync,omitzero"`
+	// LastError is the latest error of the mode, with a remedy if one is known.
+	// It stays after a recovery, as a trace of what happened.
+	LastError     string    `json:"lastError,omitempty"`
+	LastErrorHint string    `json:"lastErrorHint,omitempty"`
+	LastErrorTime time.Time `json:"lastErrorTime,omitzero"`
+	// Latency is the time from the arrival of a change to its being in place.
+	Latency Histogram `json:"latency"`
+}
+
+// Pending is a service port that is not as desired.
+type Pending struct {
+	Port  string    `json:"port"`
+	Since time.Time `json:"since"`
+	// Attempts in vain, the latest error, a remedy if one is known, and when the
+	// next attempt is due. Zero values: not tried yet.
+	Attempts int       `json:"attempts,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	Hint     string    `json:"hint,omitempty"`
+	RetryAt  time.Time `json:"retryAt,omitzero"`
+}
+
+// Status takes a snapshot. Its cost grows with the number of slices.
+func (a *Agent) Status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{
+		Mode:      a.opts.Mode.Name(),
+		Node:      a.facts,
+		Ready:     a.started,
+		Services:  len(a.model.services),
+		Slices:    len(a.model.slices),
+		Ports:     len(a.actual),
+		LastSync:  a.stats.lastSync,
+		Latency:   a.stats.latency.clone(),
+		LastError: a.stats.lastError, LastErrorHint: a.stats.lastErrorHint, LastErrorTime: a.stats.lastErrorTime,
+	}
+	for _, slice := range a.model.slices {
+		s.Endpoints += len(slice.Endpoints)
+	}
+	for name, since := range a.untried() {
+		s.Pending = append(s.Pending, Pending{Port: name.String(), Since: since})
+	}
+	for name, f := range a.failed {
+		s.Pending = append(s.Pending, Pending{
+			Port: name.String(), Since: f.since, Attempts: f.attempts,
+			Error: f.err.Error(), Hint: hintOf(f.err), RetryAt: f.retryAt,
+		})
+	}
+	slices.SortFunc(s.Pending, func(a, b Pending) int { return strings.Compare(a.Port, b.Port) })
+	return s
+}
+
+// untried lists what is pending but has not failed, with the oldest change.
+func (a *Agent) untried() map[proxy.PortName]time.Time {
+	out := make(map[proxy.PortName]time.Time, len(a.dirty)+len(a.inHand))
+	for _, m := range []map[proxy.PortName]time.Time{a.dirty, a.inHand} { // in hand is older
+		for name, since := range m {
+			if a.failed[name] == nil {
+				out[name] = since
+			}
+		}
+	}
+	return out
+}
+
+// States returns what is in place for the ports of a Service, by port name. The
+// states are shared and not to be changed.
+func (a *Agent) States(svc proxy.ServiceName) []*proxy.PortState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []*proxy.PortState
+	if s := a.model.services[svc]; s != nil {
+		for _, p := range s.Ports {
+			if state := a.actual[proxy.PortName{ServiceName: svc, Port: p.Name}]; state != nil {
+				out = append(out, state)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *proxy.PortState) int { return strings.Compare(a.Name.Port, b.Name.Port) })
+	return out
+}
+
+// hintOf finds the remedies that an error carries, also in joined errors.
+func hintOf(err error) string {
+	var hints []string
+	var walk func(error)
+	walk = func(err error) {
+		if h, ok := err.(interface{ Hint() string }); ok && h.Hint() != "" && !slices.Contains(hints, h.Hint()) {
+			hints = append(hints, h.Hint())
+		}
+		switch e := err.(type) {
+		case *proxy.PortError:
+			for _, err := range e.Failed {
+				walk(err)
+			}
+		case interface{ Unwrap() []error }:
+			for _, err := range e.Unwrap() {
+				walk(err)
+			}
+		default:
+			if inner := errors.Unwrap(err); inner != nil {
+				walk(inner)
+			}
+		}
+	}
+	walk(err)
+	slices.Sort(hints)
+	return strings.Join(hints, "; ")
+}
+
+// stats are the agent's figures, guarded by Agent.mu.
+type stats struct {
+	lastQueued, lastSync         time.Time
+	serviceChanges, sliceChanges uint64
+	failures                     uint64
+	lastError, lastErrorHint     string
+	lastErrorTime                time.Time
+	// latency is from the arrival of a change to its being in place, duration
+	// that of the mode's Apply alone.
+	latency, duration Histogram
+}
+
+func newStats() stats {
+	return stats{
+		latency:  newHistogram(50*time.Microsecond, 20), // to 26 s
+		duration: newHistogram(time.Millisecond, 15),    // kube-proxy's buckets
+	}
+}
+
+func (s *stats) applied(took time.Duration, err error) {
+	s.duration.Observe(took)
+	if err != nil {
+		s.failures++
+		s.lastError, s.lastErrorHint, s.lastErrorTime = err.Error(), hintOf(err), time.Now()
+	}
+}
+
+// Histogram counts durations by upper bounds; the last count is of those above
+// all bounds.
+type Histogram struct {
+	Bounds []time.Duration `json:"boundsNanoseconds"`
+	Counts []uint64        `json:"counts"`
+	Sum    time.Duration   `json:"sumNanoseconds"`
+	Last   time.Duration   `json:"lastNanoseconds"`
+}
+
+// newHistogram makes n bounds, each twice the one before.
+func newHistogram(first time.Duration, n int) Histogram {
+	h := Histogram{Bounds: make([]time.Duration, n), Counts: make([]uint64, n+1)}
+	for i := range h.Bounds {
+		h.Bounds[i] = first << i
+	}
+	return h
+}
+
+// Observe counts a duration.
+func (h *Histogram) Observe(d time.Duration) {
+	i, _ := slices.BinarySearch(h.Bounds, d)
+	h.Counts[i]++
+	h.Sum += d
+	h.Last = d
+}
+
+// Count is the number of durations observed.
+func (h *Histogram) Count() uint64 {
+	var n uint64
+	for _, c := range h.Counts {
+		n += c
+	}
+	return n
+}
+
+// Quantile returns the bound below which a share q of the durations lie; the
+// largest bound if they lie above all; 0 if there are none.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	want := q * float64(h.Count())
+	if want == 0 {
+		return 0
+	}
+	var n uint64
+	for i, bound := range h.Bounds {
+		if n += h.Counts[i]; float64(n) >= want {
+			return bound
+		}
+	}
+	return h.Bounds[len(h.Bounds)-1]
+}
+
+func (h *Histogram) clone() Histogram {
+	return Histogram{Bounds: h.Bounds, Counts: slices.Clone(h.Counts), Sum: h.Sum, Last: h.Last}
+}

@@ -1,0 +1,111 @@
+package view
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+var protocolNumbers = map[proxy.Protocol]nodev1.Protocol{
+	proxy.TCP:  nodev1.Protocol_PROTOCOL_TCP,
+	proxy.UDP:  nodev1.Protocol_PROTOCOL_UDP,
+	proxy.SCTP: nodev1.Protocol_PROTOCOL_SCTP,
+}
+
+// marshal is deterministic, as versions are hashes of its output.
+func marshal(m proto.Message) ([]byte, error) {
+	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
+}
+
+// encodeService marshals a Service. Ports of a protocol that the wire does not
+// know are left out.
+func encodeService(s *proxy.Service) ([]byte, error) {
+	m := &nodev1.Service{
+		Namespace: s.Name.Namespace, Name: s.Name.Name,
+		ClusterIps: rawAddresses(s.ClusterIPs), ExternalIps: rawAddresses(s.ExternalIPs),
+		LoadBalancerIps: rawAddresses(s.LoadBalancerIPs),
+		InternalLocal:   s.InternalLocal, ExternalLocal: s.ExternalLocal,
+		AffinitySeconds:     uint32(s.AffinityTimeout / time.Second),
+		HealthCheckNodePort: uint32(s.HealthCheckNodePort),
+	}
+	for _, p := range s.SourceRanges {
+		m.SourceRanges = append(m.SourceRanges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())})
+	}
+	for _, p := range s.Ports {
+		protocol, ok := protocolNumbers[p.Protocol]
+		if !ok {
+			continue
+		}
+		m.Ports = append(m.Ports, &nodev1.ServicePort{
+			Name: p.Name, Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort), AppProtocol: p.AppProtocol,
+		})
+	}
+	b, err := marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("marshal service %s: %w", s.Name, err)
+	}
+	return b, nil
+}
+
+// encodeSlice marshals a Slice.
+func encodeSlice(s *proxy.Slice) ([]byte, error) {
+	m := &nodev1.EndpointSlice{Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name}
+	for _, p := range s.Ports {
+		if protocol, ok := protocolNumbers[p.Protocol]; ok {
+			m.Ports = append(m.Ports, &nodev1.SlicePort{Name: p.Name, Protocol: protocol, Port: uint32(p.Port)})
+		}
+	}
+	names := nameTable{index: map[string]uint32{"": 0}}
+	for _, e := range s.Endpoints {
+		m.Endpoints = append(m.Endpoints, &nodev1.Endpoint{
+			Address: e.Addr.AsSlice(), Node: names.of(e.Node), Zone: names.of(e.Zone),
+			NotReady: !e.Ready, NotServing: !e.Serving, Terminating: e.Terminating,
+			HintZones: names.all(e.HintZones), HintNodes: names.all(e.HintNodes), Weight: e.Weight,
+		})
+	}
+	m.Names = names.names
+	b, err := marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("marshal endpoint slice %s/%s: %w", s.Name.Namespace, s.Name.Name, err)
+	}
+	return b, nil
+}
+
+// nameTable numbers names from 1 in the order of their first use; 0 is none.
+type nameTable struct {
+	index map[string]uint32
+	names []string
+}
+
+func (t *nameTable) of(name string) uint32 {
+	i, ok := t.index[name]
+	if !ok {
+		t.names = append(t.names, name)
+		i = uint32(len(t.names))
+		t.index[name] = i
+	}
+	return i
+}
+
+func (t *nameTable) all(names []string) []uint32 {
+	var out []uint32
+	for _, name := range names {
+		if name != "" {
+			out = append(out, t.of(name))
+		}
+	}
+	return out
+}
+
+func rawAddresses(in []netip.Addr) [][]byte {
+	var out [][]byte
+	for _, a := range in {
+		out = append(out, a.AsSlice())
+	}
+	return out
+}

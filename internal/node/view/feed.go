@@ -1,0 +1,338 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+
+	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+const (
+	// saveDelay gathers changes before the state file is written; saveDelayPerMiB
+	// is added for its size, so that constant change writes at most 1 MiB/s.
+	saveDelay       = 2 * time.Second
+	saveDelayPerMiB = time.Second
+	// saveRetry after a failure: a full disk stays full for a while.
+	saveRetry = time.Minute
+)
+
+// FeedConfig configures a Feed.
+type FeedConfig struct {
+	// Target is the control plane in gRPC's notation, mostly HOST:PORT.
+	Target      string
+	Credentials credentials.TransportCredentials
+	// DialOptions come after the feed's own.
+	DialOptions []grpc.DialOption
+	// Node is this node's name, Zone its topology zone as far as it knows; the
+	// control plane's Node object overrules it.
+	Node, Zone string
+	// StateFile keeps the last state; empty: nowhere.
+	StateFile string
+	// Update takes every change, one at a time. The first has Reset. What it takes
+	// is acknowledged when it returns; while it blocks, the control plane gathers
+	// further changes.
+	Update func(proxy.Update)
+	Log    *slog.Logger // nil: silence
+}
+
+// Feed follows the view of this node's zone and keeps it through failures of the
+// control plane and restarts of the agent. Make it with NewFeed.
+type Feed struct {
+	config FeedConfig
+	client *stream.Client
+	dirty  chan struct{}
+
+	// Of the goroutine of Run alone.
+	pending proxy.Update       // while not all types are complete
+	waiting []*stream.Response // their answers
+
+	mu       sync.Mutex
+	types    []*held
+	synced   bool
+	fromDisk bool
+	zone     string
+}
+
+// NewFeed makes a feed.
+func NewFeed(c FeedConfig) *Feed {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Feed{config: c, dirty: make(chan struct{}, 1), zone: c.Zone}
+}
+
+// FeedStatus describes a feed.
+type FeedStatus struct {
+	stream.ClientStatus
+	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
+	Synced, FromDisk bool
+	// Zone whose view this is.
+	Zone string
+	// Positions by type; absent: only versions are known.
+	Positions map[string]string
+	// Rejected resources (type and name) with the reason.
+	Rejected map[string]string
+}
+
+// Status tells how it goes. Safe at any time.
+func (f *Feed) Status() FeedStatus {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := FeedStatus{Synced: f.synced, FromDisk: f.fromDisk, Zone: f.zone, Rejected: copyReasons(f.types), Positions: map[string]string{}}
+	for _, h := range f.types {
+		if h.position != "" {
+			s.Positions[h.typ] = h.position
+		}
+	}
+	if f.client != nil {
+		s.ClientStatus = f.client.Status()
+	}
+	return s
+}
+
+// Run follows the control plane until ctx ends, and returns nil then; the state
+// is on disk by that time. It returns an error only if the configuration is of no
+// use. Call it once.
+func (f *Feed) Run(ctx context.Context) error {
+	options := append(stream.DialOptions(), grpc.WithTransportCredentials(f.config.Credentials))
+	conn, err := grpc.NewClient(f.config.Target, append(options, f.config.DialOptions...)...)
+	if err != nil {
+		return fmt.Errorf("node view of %s: %w", f.config.Target, err)
+	}
+	defer conn.Close()
+
+	f.start()
+	client := stream.NewClient(stream.ClientConfig{
+		Conn: conn, Method: "/" + Service + "/" + Method, Types: []string{ServiceType, SliceType},
+		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: f.config.Zone}},
+		Follower: (*follower)(f), Log: f.config.Log,
+	})
+	f.mu.Lock()
+	f.client = client
+	f.mu.Unlock()
+
+	// The saver outlives the client: what came last is to be saved too.
+	saving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var saver sync.WaitGroup
+	if f.config.StateFile != "" {
+		saver.Go(func() { f.save(saving) })
+	}
+	err = client.Run(ctx)
+	stop()
+	saver.Wait()
+	return err
+}
+
+// start begins with what is on disk, or with nothing.
+func (f *Feed) start() {
+	types, u, err := f.load()
+	f.mu.Lock()
+	f.types, f.pending = types, newUpdate()
+	f.synced = err == nil
+	f.fromDisk = err == nil
+	f.mu.Unlock()
+	switch {
+	case err == nil:
+		f.config.Log.Info("starting with the state on disk", "file", f.config.StateFile, "services", len(u.Services), "slices", len(u.Slices))
+		f.config.Update(whole(u))
+	case !errors.Is(err, errNoState):
+		f.config.Log.Warn("state on disk is not used, everything will be fetched", "file", f.config.StateFile, "error", err)
+	}
+}
+
+func emptyTypes() []*held { return []*held{newHeld(ServiceType), newHeld(SliceType)} }
+
+func (f *Feed) load() ([]*held, proxy.Update, error) {
+	if f.config.StateFile == "" {
+		return emptyTypes(), proxy.Update{}, errNoState
+	}
+	types, u, err := f.restore()
+	if err != nil {
+		return emptyTypes(), proxy.Update{}, err
+	}
+	return types, u, nil
+}
+
+func (f *Feed) restore() ([]*held, proxy.Update, error) {
+	u := newUpdate()
+	state, err := readState(f.config.StateFile)
+	if err != nil {
+		return nil, u, err
+	}
+	if state.GetNode() != f.config.Node {
+		return nil, u, fmt.Errorf("it is of node %q", state.GetNode())
+	}
+	types := emptyTypes()
+	for _, h := range types {
+		for _, s := range state.GetTypes() {
+			if s.GetTypeUrl() != h.typ {
+				continue
+			}
+			if err := h.load(s, &u); err != nil {
+				return nil, u, err
+			}
+		}
+		if !h.complete {
+			return nil, u, fmt.Errorf("it lacks type %s", h.typ)
+		}
+	}
+	return types, u, nil
+}
+
+// follower is the part of a Feed that faces the stream.
+type follower Feed
+
+// Have implements stream.Follower.
+func (f *follower) Have(typ string, cursor bool) map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.find(typ).have(cursor)
+}
+
+func (f *follower) find(typ string) *held {
+	for _, h := range f.types {
+		if h.typ == typ {
+			return h
+		}
+	}
+	return nil
+}
+
+// Connected implements stream.Follower.
+func (f *follower) Connected(header metadata.MD) {
+	f.waiting = nil
+	zones := header.Get(zoneHeader)
+	if len(zones) == 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.zone != zones[0] {
+		f.config.Log.Info("node is in another zone", "zone", zones[0], "before", f.zone)
+	}
+	f.zone = zones[0]
+}
+
+// Receive implements stream.Follower.
+func (f *follower) Receive(r *stream.Response) {
+	u := &f.pending
+	if f.synced { // only this goroutine writes it
+		fresh := newUpdate()
+		u = &fresh
+	}
+	refusal := f.take(r, u)
+	if refusal != "" {
+		f.config.Log.Warn("resources refused, their last good state stays", "type", r.Type, "reason", refusal)
+		r.Reject(refusal)
+	}
+	switch {
+	case f.synced:
+		if len(u.Services)+len(u.Slices) > 0 {
+			f.config.Update(*u)
+		}
+	case f.complete():
+		f.config.Update(whole(*u))
+		f.mu.Lock()
+		f.synced = true
+		f.mu.Unlock()
+		for _, earlier := range f.waiting {
+			earlier.Accept()
+		}
+		f.pending, f.waiting = proxy.Update{}, nil
+	default:
+		if refusal == "" {
+			f.waiting = append(f.waiting, r)
+		}
+		return
+	}
+	if refusal == "" {
+		r.Accept()
+	}
+	(*Feed)(f).setDirty()
+}
+
+// take records a response and returns what to refuse of it.
+func (f *follower) take(r *stream.Response, u *proxy.Update) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.find(r.Type)
+	if h == nil {
+		return fmt.Sprintf("type %q was not asked for", r.Type)
+	}
+	refused := h.take(r.Resources, r.Removed, u)
+	if r.Position != "" {
+		h.position, h.complete = r.Position, true
+	}
+	return h.refusal(refused)
+}
+
+func (f *follower) complete() bool {
+	for _, h := range f.types {
+		if !h.complete {
+			return false
+		}
+	}
+	return true
+}
+
+// save writes the state file some time after a change, and when ctx ends.
+func (f *Feed) save(ctx context.Context) {
+	delay := saveDelay
+	for {
+		select {
+		case <-ctx.Done():
+		case <-f.dirty:
+			timer := time.NewTimer(delay)
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			}
+			timer.Stop()
+			f.setDirty()
+		}
+		select {
+		case <-f.dirty:
+			delay = f.saveNow()
+		default:
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func (f *Feed) setDirty() {
+	select {
+	case f.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// saveNow returns how long to gather before the next time. What could not be
+// written is tried again even if nothing changes.
+func (f *Feed) saveNow() time.Duration {
+	f.mu.Lock()
+	state := &nodev1.State{Node: f.config.Node, Zone: f.zone}
+	for _, h := range f.types {
+		state.Types = append(state.Types, h.toState())
+	}
+	f.mu.Unlock()
+	size, err := writeState(f.config.StateFile, state)
+	if err != nil {
+		f.config.Log.Error("state not saved, a restart would begin with an older one", "file", f.config.StateFile, "error", err)
+		f.setDirty()
+		return saveRetry
+	}
+	return saveDelay + time.Duration(size>>20)*saveDelayPerMiB
+}

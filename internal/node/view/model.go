@@ -1,0 +1,185 @@
+package view
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// labelProxyName hands a Service to another proxy
+// (KEP-2447; k8s.io/kubernetes/pkg/proxy/apis).
+const labelProxyName = "service.kubernetes.io/service-proxy-name"
+
+// ServiceOf translates a Service. ok is false for those that no agent carries:
+// headless ones, external names, and those that belong to another proxy.
+// Addresses and ports that make no sense are left out: the API has validated
+// them, and one bad entry must not cost the others.
+func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
+	if _, other := s.Labels[labelProxyName]; other ||
+		s.Spec.Type == corev1.ServiceTypeExternalName || s.Spec.ClusterIP == corev1.ClusterIPNone {
+		return nil, false
+	}
+	ips := s.Spec.ClusterIPs
+	if len(ips) == 0 {
+		ips = []string{s.Spec.ClusterIP}
+	}
+	out := &proxy.Service{
+		Name:          proxy.ServiceName{Namespace: s.Namespace, Name: s.Name},
+		ClusterIPs:    addresses(ips),
+		ExternalIPs:   addresses(s.Spec.ExternalIPs),
+		InternalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		ExternalLocal: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+	}
+	if len(out.ClusterIPs) == 0 {
+		return nil, false // no address yet
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		out.LoadBalancerIPs = loadBalancerIPs(s.Status.LoadBalancer.Ingress)
+		out.SourceRanges = sourceRanges(s.Spec.LoadBalancerSourceRanges)
+		if out.ExternalLocal {
+			out.HealthCheckNodePort = uint16(s.Spec.HealthCheckNodePort)
+		}
+	}
+	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		out.AffinityTimeout = affinity(s.Spec.SessionAffinityConfig)
+	}
+	for _, p := range s.Spec.Ports {
+		if !validPort(p.Port) {
+			continue
+		}
+		port := proxy.Port{Name: p.Name, Protocol: protocolOf(p.Protocol), Port: uint16(p.Port)}
+		if validPort(p.NodePort) {
+			port.NodePort = uint16(p.NodePort)
+		}
+		if p.AppProtocol != nil {
+			port.AppProtocol = *p.AppProtocol
+		}
+		out.Ports = append(out.Ports, port)
+	}
+	return out, true
+}
+
+// SliceOf translates an EndpointSlice. ok is false for those that no agent
+// needs: of headless Services, of another proxy's, with names for addresses, or
+// without a Service. Of several addresses of an endpoint the first counts
+// (discovery.k8s.io/v1 defines no meaning for the others).
+func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
+	service := s.Labels[discoveryv1.LabelServiceName]
+	_, headless := s.Labels[corev1.IsHeadlessService]
+	_, other := s.Labels[labelProxyName]
+	if service == "" || headless || other || s.AddressType == discoveryv1.AddressTypeFQDN {
+		return nil, false
+	}
+	out := &proxy.Slice{
+		Name:    proxy.SliceName{Namespace: s.Namespace, Name: s.Name},
+		Service: proxy.ServiceName{Namespace: s.Namespace, Name: service},
+	}
+	for _, p := range s.Ports {
+		if p.Port == nil || !validPort(*p.Port) {
+			continue
+		}
+		port := proxy.SlicePort{Name: value(p.Name, ""), Port: uint16(*p.Port), Protocol: protocolOf(value(p.Protocol, corev1.ProtocolTCP))}
+		out.Ports = append(out.Ports, port)
+	}
+	for i := range s.Endpoints {
+		if e, ok := endpointOf(&s.Endpoints[i]); ok {
+			out.Endpoints = append(out.Endpoints, e)
+		}
+	}
+	return out, true
+}
+
+func endpointOf(e *discoveryv1.Endpoint) (proxy.SliceEndpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return proxy.SliceEndpoint{}, false
+	}
+	addr, ok := address(e.Addresses[0])
+	if !ok {
+		return proxy.SliceEndpoint{}, false
+	}
+	out := proxy.SliceEndpoint{
+		Addr: addr, Node: value(e.NodeName, ""), Zone: value(e.Zone, ""),
+		Ready:       value(e.Conditions.Ready, true),
+		Serving:     value(e.Conditions.Serving, true),
+		Terminating: value(e.Conditions.Terminating, false),
+	}
+	if e.Hints != nil {
+		for _, z := range e.Hints.ForZones {
+			out.HintZones = append(out.HintZones, z.Name)
+		}
+		for _, n := range e.Hints.ForNodes {
+			out.HintNodes = append(out.HintNodes, n.Name)
+		}
+	}
+	return out, true
+}
+
+func value[T any](p *T, otherwise T) T {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+func validPort(p int32) bool { return p > 0 && p <= 65535 }
+
+// protocolOf applies the API's default to what an old object may lack.
+func protocolOf(p corev1.Protocol) proxy.Protocol {
+	if p == "" {
+		return proxy.TCP
+	}
+	return proxy.Protocol(p)
+}
+
+func address(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	return a.Unmap(), err == nil && a.Zone() == ""
+}
+
+func addresses(in []string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range in {
+		if a, ok := address(s); ok {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// loadBalancerIPs leaves out those that the load balancer answers itself.
+func loadBalancerIPs(in []corev1.LoadBalancerIngress) []netip.Addr {
+	var out []netip.Addr
+	for _, i := range in {
+		if value(i.IPMode, corev1.LoadBalancerIPModeVIP) == corev1.LoadBalancerIPModeProxy {
+			continue
+		}
+		if a, ok := address(i.IP); ok {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func sourceRanges(in []string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range in {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(s)); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// affinity has the API's default, three hours.
+func affinity(c *corev1.SessionAffinityConfig) time.Duration {
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	return time.Duration(seconds) * time.Second
+}

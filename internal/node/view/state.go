@@ -1,0 +1,98 @@
+package view
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/protobuf/proto"
+
+	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+)
+
+// The state file is a magic string, which names the version of the layout, the
+// SHA-256 of the rest, and the rest: a nodev1.State.
+const magic = "proxima view 1\n"
+
+var errNoState = errors.New("no state file")
+
+// readState reads a state file. errNoState: there is none. Any other error means
+// that it cannot be used.
+func readState(path string) (*nodev1.State, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errNoState
+	}
+	if err != nil {
+		return nil, err
+	}
+	return decodeState(b)
+}
+
+func decodeState(b []byte) (*nodev1.State, error) {
+	rest, ok := bytes.CutPrefix(b, []byte(magic))
+	if !ok {
+		return nil, errors.New("not a state file of this version")
+	}
+	if len(rest) < sha256.Size {
+		return nil, errors.New("cut short")
+	}
+	sum, body := rest[:sha256.Size], rest[sha256.Size:]
+	if actual := sha256.Sum256(body); !bytes.Equal(sum, actual[:]) {
+		return nil, errors.New("checksum does not match")
+	}
+	var s nodev1.State
+	if err := proto.Unmarshal(body, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+func encodeState(s *nodev1.State) ([]byte, error) {
+	body, err := proto.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(body)
+	return append(append([]byte(magic), sum[:]...), body...), nil
+}
+
+// writeState replaces a state file: after a crash at any moment there is the old
+// one or the new one, whole.
+func writeState(path string, s *nodev1.State) (size int, err error) {
+	b, err := encodeState(s)
+	if err != nil {
+		return 0, fmt.Errorf("marshal state: %w", err)
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return 0, err
+	}
+	// One name, so that crashes leave at most one file behind.
+	f, err := os.OpenFile(path+".tmp", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(b); err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(b), syncDirectory(dir)
+}

@@ -1,0 +1,265 @@
+// Package choose decides which endpoints serve a service port on a node. It is
+// the one place for that decision: every mode, and everything that explains a
+// mode, asks here.
+//
+// Enter at [Slices], or at [Endpoints] where the endpoints are flat already. The
+// functions are pure: they depend on their arguments alone, never on the order
+// of slices or endpoints nor on an earlier result, change no argument, and do
+// no I/O.
+//
+// What never reaches this package, as the feeds leave it out at their edge:
+// headless and ExternalName Services, Services with the label
+// service.kubernetes.io/service-proxy-name, FQDN slices, and conditions that
+// are nil (ready and serving default to true, terminating to false).
+package choose
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Node is what the choice needs to know of the node it is made for. An empty
+// Zone is in no zone; an empty Name has no local endpoints.
+type Node struct{ Name, Zone string }
+
+// Slices chooses for one port of a Service among the endpoints of its slices.
+func Slices(svc *proxy.Service, port proxy.Port, from []*proxy.Slice, node Node) *proxy.PortState {
+	return choose(svc, port, Flatten(port, from), node)
+}
+
+// Endpoints chooses for one port of a Service among its endpoints, in whatever
+// order and with whatever duplicates.
+func Endpoints(svc *proxy.Service, port proxy.Port, from []proxy.Endpoint, node Node) *proxy.PortState {
+	return choose(svc, port, slices.Clone(from), node)
+}
+
+// Flatten lists the endpoints that slices give a service port: those of every
+// slice port with its name and protocol. Duplicates are kept. Hint lists are
+// shared with the slices.
+func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
+	n := 0
+	for _, s := range from {
+		n += len(s.Endpoints)
+	}
+	out := make([]proxy.Endpoint, 0, n)
+	for _, s := range from {
+		for _, p := range s.Ports {
+			if p.Name != port.Name || p.Protocol != port.Protocol || p.Port == 0 {
+				continue
+			}
+			for i := range s.Endpoints {
+				e := &s.Endpoints[i]
+				if !e.Addr.IsValid() {
+					continue
+				}
+				out = append(out, proxy.Endpoint{
+					Addr: netip.AddrPortFrom(e.Addr.Unmap(), p.Port),
+					Node: e.Node, Zone: e.Zone,
+					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+					HintZones: e.HintZones, HintNodes: e.HintNodes,
+					Weight: e.Weight,
+				})
+			}
+		}
+	}
+	return out
+}
+
+// choose owns all and reorders it.
+func choose(svc *proxy.Service, port proxy.Port, all []proxy.Endpoint, node Node) *proxy.PortState {
+	all = aggregate(all, node)
+	split, _ := slices.BinarySearchFunc(all, netip.AddrPortFrom(netip.IPv6Unspecified(), 0),
+		func(e proxy.Endpoint, first6 netip.AddrPort) int { return e.Addr.Compare(first6) })
+
+	use := lists(svc, port)
+	state := &proxy.PortState{
+		Name:    proxy.PortName{ServiceName: svc.Name, Port: port.Name},
+		Service: svc,
+		Port:    port,
+	}
+	var ready4, ready6 int
+	state.IPv4, ready4 = family(all[:split], node, use)
+	state.IPv6, ready6 = family(all[split:], node, use)
+	state.LocalReady = max(ready4, ready6)
+	return state
+}
+
+// used tells which lists a Service's policies ask for.
+type used struct{ cluster, local bool }
+
+func lists(svc *proxy.Service, port proxy.Port) used {
+	reachable := port.NodePort != 0 || len(svc.ExternalIPs) > 0 || len(svc.LoadBalancerIPs) > 0
+	return used{
+		// Also under externalTrafficPolicy Local: pods and processes of the node
+		// that use the external address get the cluster's list.
+		cluster: !svc.InternalLocal || reachable,
+		local:   svc.InternalLocal || (svc.ExternalLocal && reachable),
+	}
+}
+
+// family chooses among the endpoints of one address family, sorted and unique.
+// It also counts the local ready ones.
+func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localReady int) {
+	var anyReady, anyDraining, localDraining bool
+	for i := range all {
+		e := &all[i]
+		switch local := e.Node == node.Name && node.Name != ""; {
+		case e.Ready:
+			anyReady = true
+			if local {
+				localReady++
+			}
+		case draining(e):
+			anyDraining = true
+			localDraining = localDraining || local
+		}
+	}
+	// Endpoints that are neither ready nor draining count as not existing.
+	verdict := proxy.Reject
+	if anyReady || anyDraining {
+		verdict = proxy.Drop
+	}
+	if use.cluster {
+		t := topology(all, node)
+		switch {
+		case anyReady: // topology never hides the last ready endpoint
+			c.Cluster = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
+		case anyDraining:
+			c.Cluster = keep(all, node, draining)
+		default:
+			c.NoCluster = proxy.Reject
+		}
+	}
+	if use.local {
+		here := func(e *proxy.Endpoint) bool { return e.Node == node.Name }
+		switch {
+		case localReady > 0:
+			c.Local = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && here(e) })
+		case localDraining:
+			c.Local = keep(all, node, func(e *proxy.Endpoint) bool { return draining(e) && here(e) })
+		default:
+			c.NoLocal = verdict
+		}
+	}
+	return c, localReady
+}
+
+// draining endpoints still serve, though they are going: the last resort.
+func draining(e *proxy.Endpoint) bool { return e.Serving && e.Terminating }
+
+// hints is what narrows the cluster list: nothing, zone hints or node hints.
+type hints uint8
+
+const (
+	ignored hints = iota
+	byZone
+	byNode
+)
+
+// topology looks at ready endpoints only. Hints count if every one of them has
+// some, and one names this node or zone; a service that is only partly hinted,
+// as while a controller is at work, is served without. Node hints go first.
+func topology(all []proxy.Endpoint, node Node) hints {
+	ready := false
+	allNode, hereNode, allZone, hereZone := true, false, true, false
+	for i := range all {
+		e := &all[i]
+		if !e.Ready {
+			continue
+		}
+		ready = true
+		allNode = allNode && len(e.HintNodes) > 0
+		allZone = allZone && len(e.HintZones) > 0
+		hereNode = hereNode || byNode.allows(e, node)
+		hereZone = hereZone || byZone.allows(e, node)
+	}
+	switch {
+	case ready && allNode && hereNode:
+		return byNode
+	case ready && allZone && hereZone:
+		return byZone
+	}
+	return ignored
+}
+
+func (h hints) allows(e *proxy.Endpoint, node Node) bool {
+	switch h {
+	case byNode:
+		return node.Name != "" && slices.Contains(e.HintNodes, node.Name)
+	case byZone:
+		return node.Zone != "" && slices.Contains(e.HintZones, node.Zone)
+	}
+	return true
+}
+
+func keep(all []proxy.Endpoint, node Node, wanted func(*proxy.Endpoint) bool) []proxy.Target {
+	n := 0
+	for i := range all {
+		if wanted(&all[i]) {
+			n++
+		}
+	}
+	out := make([]proxy.Target, 0, n)
+	for i := range all {
+		if e := &all[i]; wanted(e) {
+			out = append(out, proxy.Target{
+				Addr:   e.Addr,
+				Weight: max(e.Weight, 1), // 0 is "no plan", an equal share
+				Local:  e.Node == node.Name && node.Name != "",
+			})
+		}
+	}
+	return out
+}
+
+// aggregate sorts by address and keeps the best of every run of one address:
+// while an endpoint moves from slice to slice, consumers see it in both. What
+// is no address is left out.
+func aggregate(all []proxy.Endpoint, node Node) []proxy.Endpoint {
+	for i := range all {
+		if a := all[i].Addr; a.Addr().Is4In6() {
+			all[i].Addr = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+		}
+	}
+	all = slices.DeleteFunc(all, func(e proxy.Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
+	order := func(a, b proxy.Endpoint) int {
+		if c := a.Addr.Compare(b.Addr); c != 0 {
+			return c
+		}
+		return better(&a, &b, node)
+	}
+	if !slices.IsSortedFunc(all, order) {
+		slices.SortFunc(all, order)
+	}
+	return slices.CompactFunc(all, func(a, b proxy.Endpoint) bool { return a.Addr == b.Addr })
+}
+
+// better orders duplicates, the one to keep first. Non-terminating wins; the
+// rest only makes the order total, so that the choice does not depend on that
+// of the slices.
+func better(a, b *proxy.Endpoint, node Node) int {
+	return cmp.Or(
+		first(!a.Terminating, !b.Terminating),
+		first(a.Ready, b.Ready),
+		first(a.Serving, b.Serving),
+		first(a.Node == node.Name, b.Node == node.Name),
+		cmp.Compare(b.Weight, a.Weight),
+		slices.Compare(a.HintNodes, b.HintNodes),
+		slices.Compare(a.HintZones, b.HintZones),
+		cmp.Compare(a.Node, b.Node),
+		cmp.Compare(a.Zone, b.Zone),
+	)
+}
+
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}

@@ -1,0 +1,282 @@
+// Package proxy is the model that a node's agent keeps of Services and their
+// endpoints, and the contract between the agent and whatever carries packets.
+//
+// It owns the types; choosing endpoints is the pure package choose, carrying
+// traffic is done by the modes (userspace, later nftables, …). It never does
+// I/O and never knows Kubernetes types: both feeds of the agent (Proxima's node
+// views and a Kubernetes API) are translated into this model at their edge.
+package proxy
+
+import (
+	"context"
+	"iter"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Protocol of a service port, in Kubernetes' spelling.
+type Protocol string
+
+// The protocols of Kubernetes Services.
+const (
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP"
+)
+
+// ServiceName names a Service.
+type ServiceName struct{ Namespace, Name string }
+
+func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
+
+// PortName names one port of a Service. Port may be empty (an unnamed port).
+type PortName struct {
+	ServiceName
+	Port string
+}
+
+func (n PortName) String() string {
+	if n.Port == "" {
+		return n.ServiceName.String()
+	}
+	return n.ServiceName.String() + ":" + n.Port
+}
+
+// Service is what a node needs to know of a Service. Immutable once handed over.
+type Service struct {
+	Name ServiceName
+	// ClusterIPs, at most one per family.
+	ClusterIPs []netip.Addr
+	// ExternalIPs and LoadBalancerIPs are further virtual addresses. Load
+	// balancer addresses with ipMode Proxy are not listed.
+	ExternalIPs     []netip.Addr
+	LoadBalancerIPs []netip.Addr
+	// SourceRanges restrict LoadBalancerIPs (only); empty: everybody.
+	SourceRanges []netip.Prefix
+	Ports        []Port
+	// InternalLocal and ExternalLocal are the traffic policies "Local".
+	InternalLocal, ExternalLocal bool
+	// AffinityTimeout keeps a client at its endpoint; 0: no affinity.
+	AffinityTimeout time.Duration
+	// HealthCheckNodePort, 0: none.
+	HealthCheckNodePort uint16
+}
+
+// Port is one port of a Service.
+type Port struct {
+	Name        string
+	Protocol    Protocol
+	Port        uint16
+	NodePort    uint16 // 0: none
+	AppProtocol string
+}
+
+// Endpoint is one address and port that serves a service port, as published,
+// before any choice. Conditions have their defaults applied already.
+type Endpoint struct {
+	Addr netip.AddrPort
+	Node string
+	Zone string
+	// Conditions as in discovery.k8s.io/v1.
+	Ready, Serving, Terminating bool
+	// HintZones and HintNodes: which zones and nodes should use the endpoint;
+	// empty: no hint.
+	HintZones, HintNodes []string
+	// Weight is the endpoint's share relative to the others of the same list, as
+	// planned for this node's zone. 0 means 1: no plan.
+	Weight uint32
+}
+
+// SliceName names an EndpointSlice.
+type SliceName struct{ Namespace, Name string }
+
+// Slice is one EndpointSlice: endpoints of one Service that share their ports.
+// Immutable once handed over.
+type Slice struct {
+	Name      SliceName
+	Service   ServiceName
+	Ports     []SlicePort
+	Endpoints []SliceEndpoint
+}
+
+// SlicePort is a port of a Slice; it serves the Service port of the same name.
+type SlicePort struct {
+	Name     string
+	Port     uint16
+	Protocol Protocol
+}
+
+// SliceEndpoint is an endpoint of a Slice, without its ports. Fields as in
+// Endpoint.
+type SliceEndpoint struct {
+	Addr                        netip.Addr
+	Node, Zone                  string
+	Ready, Serving, Terminating bool
+	HintZones, HintNodes        []string
+	Weight                      uint32
+}
+
+// Update is what a feed tells the agent's model: objects that are new or
+// different, and those that are gone (nil). With Reset the update is the whole
+// state, and what it does not name is gone.
+type Update struct {
+	Reset    bool
+	Services map[ServiceName]*Service
+	Slices   map[SliceName]*Slice
+}
+
+// PortState is the outcome of the choice for one service port on this node: all
+// that a mode needs. Immutable once handed over; modes may keep it.
+//
+// The families are chosen apart, as if each were a Service of its own: hints
+// that are complete in one say nothing of the other, and a family without
+// endpoints rejects though the other has some. A mode takes the Choice of the
+// virtual address's family and never crosses over.
+type PortState struct {
+	Name    PortName
+	Service *Service
+	Port    Port
+	// IPv4 and IPv6 are the choices for virtual addresses of that family.
+	IPv4, IPv6 Choice
+	// LocalReady counts local ready endpoints, for healthCheckNodePort. Of two
+	// families it is the larger count, as their endpoints are the same workloads.
+	LocalReady int
+}
+
+// Choice is the outcome for one address family.
+type Choice struct {
+	// Cluster is the list for cluster-wide traffic, Local the one for traffic
+	// under a Local policy. Sorted by address; no duplicates; weights ≥ 1. A list
+	// that none of the Service's policies asks for is empty.
+	Cluster, Local []Target
+	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
+	// not empty, or no policy asks for it.
+	NoCluster, NoLocal Verdict
+}
+
+// For returns the choice for a virtual address, by its family.
+func (s *PortState) For(vip netip.Addr) *Choice {
+	if vip.Unmap().Is4() {
+		return &s.IPv4
+	}
+	return &s.IPv6
+}
+
+// List returns the list for traffic under a Local policy or not, and the
+// verdict if it is empty.
+func (c *Choice) List(local bool) ([]Target, Verdict) {
+	if local {
+		return c.Local, c.NoLocal
+	}
+	return c.Cluster, c.NoCluster
+}
+
+// Equal tells whether two states ask the same of a mode. Other ports of the
+// Service do not count, so that a change of one leaves its siblings alone.
+func (s *PortState) Equal(t *PortState) bool {
+	if s == nil || t == nil {
+		return s == t
+	}
+	return s.Name == t.Name && s.Port == t.Port && s.LocalReady == t.LocalReady &&
+		s.IPv4.equal(&t.IPv4) && s.IPv6.equal(&t.IPv6) && s.Service.equalButPorts(t.Service)
+}
+
+func (c *Choice) equal(d *Choice) bool {
+	return c.NoCluster == d.NoCluster && c.NoLocal == d.NoLocal &&
+		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local)
+}
+
+func (s *Service) equalButPorts(t *Service) bool {
+	if s == t {
+		return true
+	}
+	return s != nil && t != nil && s.Name == t.Name &&
+		s.InternalLocal == t.InternalLocal && s.ExternalLocal == t.ExternalLocal &&
+		s.AffinityTimeout == t.AffinityTimeout && s.HealthCheckNodePort == t.HealthCheckNodePort &&
+		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.ExternalIPs, t.ExternalIPs) &&
+		slices.Equal(s.LoadBalancerIPs, t.LoadBalancerIPs) && slices.Equal(s.SourceRanges, t.SourceRanges)
+}
+
+// Target is a chosen endpoint.
+type Target struct {
+	Addr   netip.AddrPort
+	Weight uint32
+	// Local: the endpoint is on this node.
+	Local bool
+}
+
+// Verdict is what happens to a connection that finds no target.
+type Verdict uint8
+
+// Verdicts. Reject answers (TCP reset, ICMP port unreachable) as no endpoint
+// exists anywhere; Drop is silent, as endpoints exist, but none for this policy.
+const (
+	Accept Verdict = iota
+	Reject
+	Drop
+)
+
+func (v Verdict) String() string {
+	return [...]string{"accept", "reject", "drop"}[v]
+}
+
+// Change is one service port that is new or different (State set) or gone
+// (State nil).
+type Change struct {
+	Name  PortName
+	State *PortState
+}
+
+// Mode carries traffic of virtual addresses to targets.
+type Mode interface {
+	// Name as in --mode.
+	Name() string
+	// Apply brings the data path from the state before to the one after the
+	// changes. It is called by one goroutine at a time. It is idempotent: a
+	// change to the same state, or the removal of an unknown port, is no error.
+	// After an error the data path still serves the rest, and the caller passes
+	// the same changes again later; a *PortError names ports that failed alone.
+	// The first call is the whole state: what an earlier process left behind and
+	// is not in it goes away.
+	Apply(ctx context.Context, changes []Change) error
+	// Close stops carrying traffic. Kernel modes leave the kernel's state, so
+	// that traffic flows while the agent restarts; userspace ends connections
+	// after they had time to finish (ctx bounds it).
+	Close(ctx context.Context) error
+}
+
+// Counts is the traffic of one service port since the mode started. It only
+// grows, except that a port that was removed and added again starts at zero.
+type Counts struct {
+	// Connections counts new connections, for UDP new flows.
+	Connections uint64
+	// BytesIn came from clients, BytesOut went to them.
+	BytesIn, BytesOut uint64
+	// Retries counts attempts at a further endpoint after one did not answer,
+	// Failures the connections for which none did.
+	Retries, Failures uint64
+}
+
+// Counter is what a Mode implements beside Mode if it can tell demand per
+// service port. Counts may be called at any time and returns a snapshot port by
+// port, not one moment for all.
+type Counter interface {
+	Counts() iter.Seq2[PortName, Counts]
+}
+
+// PortError tells which service ports could not be carried, and why. The others
+// of the same Apply are in place.
+type PortError struct {
+	Failed map[PortName]error
+}
+
+func (e *PortError) Error() string {
+	for name, err := range e.Failed {
+		if len(e.Failed) == 1 {
+			return "service port " + name.String() + ": " + err.Error()
+		}
+		return "several service ports failed, one of them " + name.String() + ": " + err.Error()
+	}
+	return "no service port failed"
+}

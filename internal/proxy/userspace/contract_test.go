@@ -1,0 +1,32 @@
+package userspace_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/proxytest"
+	"github.com/proxima-mesh/proxima/internal/proxy/userspace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newMode(t *testing.T, opts userspace.Options) *userspace.Mode {
+	t.Helper()
+	m, err := userspace.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestContractIPv4(t *testing.T) {
+	proxytest.Run(t, proxytest.Env{
+		New:      func(t *testing.T) proxy.Mode { return newMode(t, userspace.Options{}) },
+		VIP:      func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 96, byte(200 + i>>8), byte(i)}) },
+		Endpoint: func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)}) },
+		Node:     netip.MustParseAddr("127.0.0.1"),
+	})
+}

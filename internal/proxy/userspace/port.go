@@ -1,0 +1,242 @@
+package userspace
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// role is why an address belongs to a Service; it decides the traffic policy.
+type role uint8
+
+const (
+	clusterIP role = iota
+	loadBalancer
+	externalIP
+	nodePort
+)
+
+// socketKey identifies a socket of this host.
+type socketKey struct {
+	network string // tcp4, tcp6, udp4, udp6
+	addr    netip.AddrPort
+}
+
+func (k socketKey) String() string { return k.network + " " + k.addr.String() }
+
+// frontKey is a socket together with what it is for. A socket whose purpose
+// changes is opened anew: that is rare and keeps purposes immutable.
+type frontKey struct {
+	socketKey
+	role role
+	// silent: the verdict is Drop, so whatever arrives is left unanswered.
+	silent bool
+}
+
+// front is an open socket of a service port.
+type front interface {
+	// close stops accepting. Connections of TCP live on, flows of UDP end.
+	close()
+	// prune ends what must not outlive its endpoint (UDP flows).
+	prune(*view)
+}
+
+// servicePort carries one port of a Service. Its sockets and desired fronts are
+// guarded by Mode.mu; the rest is safe for concurrent use.
+type servicePort struct {
+	mode     *Mode
+	name     proxy.PortName
+	counters counters
+	affinity affinity
+	sequence atomic.Uint64
+	view     atomic.Pointer[view]
+
+	fronts map[frontKey]front
+	wanted []frontKey
+}
+
+func newServicePort(m *Mode, name proxy.PortName) *servicePort {
+	p := &servicePort{mode: m, name: name, fronts: map[frontKey]front{}}
+	p.sequence.Store(randomStart())
+	return p
+}
+
+// release takes over the new state (nil: none) and closes the sockets that it
+// does not want.
+func (p *servicePort) release(state *proxy.PortState) {
+	p.wanted = nil
+	v := newView(state)
+	if state != nil {
+		p.wanted = p.desired(state)
+	}
+	p.view.Store(v)
+	for key, f := range p.fronts {
+		if !slices.Contains(p.wanted, key) {
+			f.close()
+			delete(p.fronts, key)
+			delete(p.mode.owners, key.socketKey)
+		} else {
+			f.prune(v)
+		}
+	}
+}
+
+// open opens the wanted sockets that are not open yet. What opens is kept
+// whatever else fails.
+func (p *servicePort) open() error {
+	var errs []error
+	state := p.view.Load().state
+	if proto := state.Port.Protocol; proto != proxy.TCP && proto != proxy.UDP {
+		return &BindError{
+			Err:  fmt.Errorf("protocol %s is not carried in user space", proto),
+			hint: "use a kernel mode for this Service",
+		}
+	}
+	for _, key := range p.wanted {
+		if p.fronts[key] != nil {
+			continue
+		}
+		if owner, taken := p.mode.owners[key.socketKey]; taken {
+			errs = append(errs, &BindError{
+				Socket: key.String(),
+				Err:    fmt.Errorf("used by service port %s already", owner),
+				hint:   "give one of the two Services another address or port",
+			})
+			continue
+		}
+		f, err := p.listen(key)
+		if err != nil {
+			if isNotLocal(err) && (key.role == externalIP || key.role == loadBalancer) {
+				continue // another host's address; traffic to it never comes here
+			}
+			errs = append(errs, newBindError(key.socketKey, err))
+			continue
+		}
+		p.fronts[key] = f
+		p.mode.owners[key.socketKey] = p.name
+	}
+	return errors.Join(errs...)
+}
+
+func (p *servicePort) listen(key frontKey) (front, error) {
+	if p.view.Load().state.Port.Protocol == proxy.UDP {
+		return listenUDP(p, key)
+	}
+	return listenTCP(p, key)
+}
+
+// desired lists the sockets that a state asks for. Where nothing could answer
+// there is none: the kernel then refuses, which is the verdict Reject.
+func (p *servicePort) desired(state *proxy.PortState) []frontKey {
+	svc, port := state.Service, state.Port
+	var keys []frontKey
+	seen := map[socketKey]bool{}
+	add := func(addr netip.Addr, number uint16, r role) {
+		addr = addr.Unmap()
+		key := frontKey{socketKey: socketKey{network(port.Protocol, addr), netip.AddrPortFrom(addr, number)}, role: r}
+		carried, silent := stance(state, addr, r)
+		if number == 0 || seen[key.socketKey] || (!carried && !silent) {
+			return
+		}
+		key.silent = silent
+		seen[key.socketKey] = true
+		keys = append(keys, key)
+	}
+	for _, a := range svc.ClusterIPs {
+		add(a, port.Port, clusterIP)
+	}
+	for _, a := range svc.LoadBalancerIPs {
+		add(a, port.Port, loadBalancer)
+	}
+	for _, a := range svc.ExternalIPs {
+		add(a, port.Port, externalIP)
+	}
+	for _, a := range p.nodePortAddresses(svc) {
+		add(a, port.NodePort, nodePort)
+	}
+	slices.SortFunc(keys, func(a, b frontKey) int {
+		return cmp.Or(cmp.Compare(a.network, b.network), a.addr.Compare(b.addr))
+	})
+	return keys
+}
+
+func (p *servicePort) nodePortAddresses(svc *proxy.Service) []netip.Addr {
+	has := func(is4 bool) bool {
+		return slices.ContainsFunc(svc.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 })
+	}
+	from := p.mode.opts.NodePortAddresses
+	if from == nil {
+		from = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	}
+	var out []netip.Addr
+	for _, a := range from {
+		if has(a.Unmap().Is4()) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// stance tells what a virtual address does in a state: carry traffic, or take
+// and ignore it. Neither: refuse.
+func stance(state *proxy.PortState, vip netip.Addr, r role) (carried, silent bool) {
+	choice := state.For(vip)
+	targets, verdict := choice.List(policyLocal(state.Service, r))
+	if len(targets) > 0 {
+		return true, false
+	}
+	// Clients on this node use the cluster's list even under a Local policy for
+	// external traffic, so the socket has to be there for them.
+	if r != clusterIP && len(choice.Cluster) > 0 {
+		return true, false
+	}
+	return false, verdict == proxy.Drop && canBeSilent
+}
+
+func policyLocal(svc *proxy.Service, r role) bool {
+	if r == clusterIP {
+		return svc.InternalLocal
+	}
+	return svc.ExternalLocal
+}
+
+func network(proto proxy.Protocol, addr netip.Addr) string {
+	family := "6"
+	if addr.Is4() {
+		family = "4"
+	}
+	if proto == proxy.UDP {
+		return "udp" + family
+	}
+	return "tcp" + family
+}
+
+// pool finds the endpoints for a client that came to a virtual address. None:
+// the client is to be turned away.
+func (v *view) pool(vip netip.Addr, r role, client, local netip.Addr) *pool {
+	svc := v.state.Service
+	if r == loadBalancer && !admitted(svc.SourceRanges, client) {
+		return nil
+	}
+	pools := v.pools(vip)
+	if !policyLocal(svc, r) {
+		return pools.cluster
+	}
+	if r != clusterIP && (client.IsLoopback() || client == local) {
+		return pools.cluster
+	}
+	return pools.local
+}
+
+// admitted applies loadBalancerSourceRanges; none, or one that covers
+// everything, admits everybody.
+func admitted(ranges []netip.Prefix, client netip.Addr) bool {
+	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool {
+		return p.Bits() == 0 || p.Contains(client)
+	})
+}

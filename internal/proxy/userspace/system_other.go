@@ -1,0 +1,29 @@
+//go:build !linux
+
+package userspace
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"syscall"
+)
+
+// canBeSilent: without socket filters the verdict Drop becomes a refusal.
+const canBeSilent = false
+
+func control(*Mode, frontKey, bool) func(string, string, syscall.RawConn) error { return nil }
+
+// openFiles is a guess on the safe side.
+func openFiles() int { return 1024 }
+
+type routes struct{}
+
+func (routes) add(ranges []netip.Prefix) error {
+	if len(ranges) > 0 {
+		return fmt.Errorf("routing %s to this host is not implemented on %s", ranges[0], runtime.GOOS)
+	}
+	return nil
+}
+
+func (routes) remove() error { return nil }

@@ -1,0 +1,70 @@
+package resource
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Direction is the way a kind travels between a zone and global.
+type Direction uint8
+
+// Directions; nothing outside the descriptors knows them.
+const (
+	// Stays: never leaves the control plane that holds it.
+	Stays Direction = iota
+	// ZoneToGlobal: owned by the zone, global keeps an inventory.
+	ZoneToGlobal
+	// GlobalToZone: owned by global, read-only in zones.
+	GlobalToZone
+	// ZoneToZones: owned by the zone, sent to global and on to the other zones.
+	ZoneToZones
+)
+
+// Descriptor is everything that Proxima knows about a kind, once. The functions
+// are pure and may be nil. Descriptors are immutable after start.
+type Descriptor struct {
+	Kind       schema.GroupVersionKind
+	Resource   string // plural, as in URLs
+	Singular   string
+	ShortNames []string
+	Categories []string
+	Namespaced bool
+	Direction  Direction
+	// Status: the kind has a status sub-resource.
+	Status bool
+	// TTL in seconds after which an object deletes itself; 0: never (Events).
+	TTL uint64
+
+	New     func() Object
+	NewList func() runtime.Object
+
+	// Default fills what the user left out. Runs on every read and write.
+	Default func(obj Object)
+	// Prepare runs before validation of a write by the user: it sets what the
+	// server owns and resets what the write may not touch. old is nil for create.
+	Prepare func(obj, old Object)
+	// PrepareStatus is the same for a write of the status.
+	PrepareStatus func(obj, old Object)
+	// Validate returns every mistake, each with its field. old is nil for create.
+	Validate func(obj, old Object) field.ErrorList
+	// ValidateStatus is the same for a write of the status.
+	ValidateStatus func(obj, old Object) field.ErrorList
+	// Warnings tells the user of things that are accepted but unwise.
+	Warnings func(obj, old Object) []string
+
+	// Fields are the selectable fields besides metadata.name and
+	// metadata.namespace, exactly as Kubernetes serves them.
+	Fields func(obj Object) fields.Set
+	// Columns as kubectl prints them; a column with Priority > 0 is wide only.
+	Columns []metav1.TableColumnDefinition
+	// Cells are the values of one row, one for each column.
+	Cells func(obj Object) []any
+}
+
+// GroupResource of the kind.
+func (d *Descriptor) GroupResource() schema.GroupResource {
+	return schema.GroupResource{Group: d.Kind.Group, Resource: d.Resource}
+}

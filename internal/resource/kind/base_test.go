@@ -1,0 +1,155 @@
+package kind_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// base is a valid object of each kind, as its user might write it.
+var base = map[string]string{
+	"Namespace": `{metadata: {name: shop}}`,
+	"Service": `
+metadata: {name: web, namespace: shop}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: http}]}`,
+	"Endpoints": `
+metadata: {name: web, namespace: shop}
+subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 8080}]}]`,
+	"Node": `
+metadata: {name: node-1}
+status: {capacity: {cpu: "4"}}`,
+	"Pod": `
+metadata: {name: web-1, namespace: shop}
+spec: {containers: [{name: web, image: "web:1", ports: [{name: http, containerPort: 8080}]}]}`,
+	"ConfigMap": `
+metadata: {name: settings, namespace: shop}
+data: {a: "1"}`,
+	"Secret": `
+metadata: {name: keys, namespace: shop}
+stringData: {a: "1"}`,
+	"Event": `
+metadata: {name: web.1, namespace: shop}
+involvedObject: {kind: Pod, namespace: shop, name: web-1}
+reason: Started
+type: Normal`,
+	"EventsV1Event": `
+metadata: {name: web.2, namespace: shop}
+eventTime: "2026-01-02T03:04:05.000000Z"
+regarding: {kind: Pod, namespace: shop, name: web-1}
+reportingController: proxima.dev/health
+reportingInstance: one
+action: Probe
+reason: Started
+type: Normal`,
+	"EndpointSlice": `
+metadata: {name: web-abc, namespace: shop}
+addressType: IPv4
+endpoints: [{addresses: [10.1.0.1]}]
+ports: [{port: 8080}]`,
+	"Lease": `
+metadata: {name: node-1, namespace: kube-node-lease}
+spec: {holderIdentity: node-1, leaseDurationSeconds: 40}`,
+	"IPAddress": `
+metadata: {name: 10.96.0.10}
+spec: {parentRef: {resource: services, namespace: shop, name: web}}`,
+	"ServiceCIDR": `
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16]}`,
+	"Dataplane": `
+metadata: {name: web-1, namespace: shop, labels: {app: web}}
+spec:
+  addresses: [192.0.2.7]
+  ports: [{name: http, port: 8080}]
+  readiness: {httpGet: {port: http}}`,
+}
+
+// descriptors are all kinds under the names of their functions.
+func descriptors() map[string]*resource.Descriptor {
+	out := map[string]*resource.Descriptor{}
+	for _, d := range kind.All() {
+		name := d.Kind.Kind
+		if d.Kind.GroupKind() == (schema.GroupKind{Group: "events.k8s.io", Kind: "Event"}) {
+			name = "EventsV1Event"
+		}
+		out[name] = d
+	}
+	return out
+}
+
+// decode makes an object and gives it its defaults.
+func decode(t testing.TB, d *resource.Descriptor, text string) resource.Object {
+	t.Helper()
+	obj := d.New()
+	if err := yaml.UnmarshalStrict([]byte(text), obj); err != nil {
+		t.Fatalf("decode %s: %v", d.Kind, err)
+	}
+	if d.Default != nil {
+		d.Default(obj)
+	}
+	return obj
+}
+
+// create does to an object what a create does.
+func create(t testing.TB, d *resource.Descriptor, text string) resource.Object {
+	t.Helper()
+	obj := decode(t, d, text)
+	if d.Prepare != nil {
+		d.Prepare(obj, nil)
+	}
+	return obj
+}
+
+func clone[T resource.Object](obj T) T { return obj.DeepCopyObject().(T) }
+
+// service is a stored Service as the registry leaves it.
+func service(t testing.TB, addresses ...string) *corev1.Service {
+	s := create(t, kind.Service(), base["Service"]).(*corev1.Service)
+	s.ResourceVersion = "1"
+	if len(addresses) == 0 {
+		return s
+	}
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = addresses[0], addresses
+	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}[:len(addresses)]
+	s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
+	if len(addresses) == 2 {
+		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+	}
+	return s
+}
+
+// overlay lays YAML over YAML: maps merge, null deletes, all else replaces.
+func overlay(t testing.TB, under, over string) string {
+	t.Helper()
+	var u, o map[string]any
+	for text, into := range map[string]*map[string]any{under: &u, over: &o} {
+		if err := yaml.Unmarshal([]byte(text), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	merge(u, o)
+	out, err := yaml.Marshal(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func merge(under, over map[string]any) {
+	for k, v := range over {
+		o, both := v.(map[string]any)
+		u, ok := under[k].(map[string]any)
+		switch {
+		case v == nil:
+			delete(under, k)
+		case both && ok:
+			merge(u, o)
+		default:
+			under[k] = v
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package kind
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Dataplane describes mesh.proxima.dev/v1alpha1 Dataplane.
+func Dataplane() *resource.Descriptor {
+	return &resource.Descriptor{
+		Kind:       mesh.SchemeGroupVersion.WithKind("Dataplane"),
+		Resource:   "dataplanes",
+		Singular:   "dataplane",
+		ShortNames: []string{"dp"},
+		Categories: []string{"all", "mesh"},
+		Namespaced: true,
+		Direction:  resource.ZoneToGlobal,
+		Status:     true,
+
+		New:     func() resource.Object { return &mesh.Dataplane{} },
+		NewList: func() runtime.Object { return &mesh.DataplaneList{} },
+
+		Default:        on(defaultDataplane),
+		Prepare:        change(prepareDataplane),
+		PrepareStatus:  change(prepareDataplaneStatus),
+		Validate:       compare(validateDataplane),
+		ValidateStatus: compare(validateDataplaneStatus),
+
+		Fields: of(func(d *mesh.Dataplane) fields.Set {
+			return fields.Set{"spec.mesh": d.Spec.Mesh, "spec.nodeName": d.Spec.NodeName}
+		}),
+		Columns: dataplaneColumns(),
+		Cells:   of(dataplaneCells),
+	}
+}
+
+// DataplaneMesh is the mesh that a Dataplane belongs to: the one it names, else
+// that of its namespace (nil: unknown), else the default.
+func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
+	if d.Spec.Mesh != "" {
+		return d.Spec.Mesh
+	}
+	if namespace != nil {
+		if m := namespace.Labels[mesh.LabelMesh]; m != "" {
+			return m
+		}
+	}
+	return mesh.DefaultMesh
+}
+
+// defaultDataplane takes the mesh from the Dataplane's own label. Without one
+// it stays empty, which means the mesh of the namespace: see DataplaneMesh.
+func defaultDataplane(d *mesh.Dataplane) {
+	spec := &d.Spec
+	fill(&spec.Mesh, d.Labels[mesh.LabelMesh])
+	if spec.DrainSeconds == nil {
+		spec.DrainSeconds = new(mesh.DefaultDrainSeconds)
+	}
+	for i := range spec.Ports {
+		fill(&spec.Ports[i].Protocol, mesh.ProtocolTCP)
+	}
+	p := spec.Readiness
+	if p == nil {
+		return
+	}
+	fillCount(&p.PeriodSeconds, mesh.DefaultProbePeriodSeconds)
+	fillCount(&p.TimeoutSeconds, mesh.DefaultProbeTimeoutSeconds)
+	fillCount(&p.SuccessThreshold, mesh.DefaultProbeSuccessThreshold)
+	fillCount(&p.FailureThreshold, mesh.DefaultProbeFailureThreshold)
+	if p.HTTPGet != nil {
+		fill(&p.HTTPGet.Path, "/")
+		fill(&p.HTTPGet.Scheme, mesh.SchemeHTTP)
+	}
+}
+
+func prepareDataplane(d, old *mesh.Dataplane) {
+	if old == nil {
+		d.Generation = 1
+		d.Status = mesh.DataplaneStatus{}
+		return
+	}
+	d.Status = *old.Status.DeepCopy()
+	d.Generation = old.Generation
+	if !equality.Semantic.DeepEqual(d.Spec, old.Spec) {
+		d.Generation++
+	}
+}
+
+// prepareDataplaneStatus keeps labels too: they decide which Services send
+// traffic here, and whoever reports health does not decide that.
+func prepareDataplaneStatus(d, old *mesh.Dataplane) {
+	o := old.DeepCopy()
+	d.Spec = o.Spec
+	d.Generation = o.Generation
+	d.Labels, d.Annotations = o.Labels, o.Annotations
+	d.OwnerReferences, d.Finalizers = o.OwnerReferences, o.Finalizers
+}
+
+func dataplaneColumns() []metav1.TableColumnDefinition {
+	return []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Node", "The node that the workload runs on."),
+		column("Ready", "Whether the workload takes new connections."),
+		column("Addresses", "The addresses at which the workload is reached."),
+		column("Ports", "The ports that the workload listens on."),
+		ageColumn(),
+		wide("Mesh", "The mesh that the workload names; empty: that of its namespace."),
+		wide("Zone", "The zone that the workload names; empty: that of its node."),
+		wide("Lease", "Who keeps the workload alive, and for how long still."),
+	}
+}
+
+func dataplaneCells(d *mesh.Dataplane) []any {
+	var addresses, ports listed
+	for _, a := range d.Spec.Addresses {
+		addresses.add(a)
+	}
+	for _, p := range d.Spec.Ports {
+		ports.add(fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+	}
+	return []any{
+		d.Name, orElse(d.Spec.NodeName, none), dataplaneReady(d), addresses.string(none), ports.string(none), age(d),
+		orElse(d.Spec.Mesh, none), orElse(d.Labels[corev1.LabelTopologyZone], none), leaseCell(d.Status.Lease),
+	}
+}
+
+func dataplaneReady(d *mesh.Dataplane) string {
+	if d.DeletionTimestamp != nil {
+		return "Terminating"
+	}
+	if c := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneReady); c != nil {
+		return string(c.Status)
+	}
+	return string(metav1.ConditionUnknown)
+}
+
+func leaseCell(l *mesh.DataplaneLease) string {
+	if l == nil {
+		return none
+	}
+	left := time.Until(l.RenewTime.Add(time.Duration(l.DurationSeconds) * time.Second))
+	if left < 0 {
+		return strings.TrimSpace(fmt.Sprintf("%s expired %s ago", l.Holder, duration.HumanDuration(-left)))
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s left", l.Holder, duration.HumanDuration(left)))
+}

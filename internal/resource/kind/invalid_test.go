@@ -1,0 +1,405 @@
+package kind_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Reasons that many rules share. A want that ends in … is a prefix.
+const (
+	required  = "Required value: "
+	badLabel  = "Invalid value: a lowercase RFC 1123 label must consist of…"
+	badName   = "Invalid value: a lowercase RFC 1123 subdomain must consist of…"
+	badPort   = "Invalid value: must be between 1 and 65535, inclusive"
+	protocols = `Unsupported value: supported values: "SCTP", "TCP", "UDP"`
+	badKey    = "Invalid value: a valid config key must consist of…"
+	negative  = "Invalid value: must be greater than or equal to 0"
+	immutable = "Invalid value: field is immutable"
+	loops     = "Invalid value: may not be in the loopback range (127.0.0.0/8, ::1/128)"
+	onlyLB    = "Forbidden: may only be used when `type` is 'LoadBalancer'"
+)
+
+// TestInvalidOnCreate breaks a valid object in one way and wants exactly one
+// mistake found.
+func TestInvalidOnCreate(t *testing.T) {
+	tests := []struct {
+		kind string
+		with string // YAML laid over the example before defaulting
+		want string
+	}{
+		// Metadata, the same for all kinds.
+		{"Namespace", `{metadata: {name: Shop}}`, "metadata.name: " + badLabel},
+		{"Namespace", `{metadata: {name: a.b}}`, "metadata.name: Invalid value: must not contain dots"},
+		{"Namespace", `{metadata: {name: ""}}`, "metadata.name: Required value: name or generateName is required"},
+		{"Namespace", `{metadata: {namespace: x}}`, "metadata.namespace: Forbidden: not allowed on this type"},
+		{"Namespace", `{metadata: {finalizers: [mine]}}`, "metadata.finalizers[0]: Invalid value: name is neither a standard finalizer name nor is it fully qualified"},
+		{"Namespace", `{spec: {finalizers: [mine]}}`, "spec.finalizers[0]: Invalid value: name is neither a standard finalizer name nor is it fully qualified"},
+		{"Service", `{metadata: {namespace: ""}}`, "metadata.namespace: " + required},
+		{"Service", `{metadata: {labels: {"a b": c}}}`, "metadata.labels: Invalid value: name part must consist of…"},
+		{"Service", `{metadata: {labels: {a: "b c"}}}`, "metadata.labels: Invalid value: a valid label must be…"},
+		{"Service", `{metadata: {annotations: {"a b": c}}}`, "metadata.annotations: Invalid value: name part must consist of…"},
+
+		// Service
+		{"Service", `{metadata: {name: web.1}}`, "metadata.name: Invalid value: must not contain dots"},
+		{"Service", `{metadata: {name: -web}}`, "metadata.name: " + badLabel},
+		{"Service", `{metadata: {annotations: {service.kubernetes.io/topology-mode: Auto, service.kubernetes.io/topology-aware-hints: auto}}}`,
+			"metadata.annotations[service.kubernetes.io/topology-mode]: Invalid value: must match annotations[service.kubernetes.io/topology-aware-hints] when both are specified"},
+		{"Service", `{spec: {ports: []}}`, "spec.ports: " + required},
+		{"Service", `{spec: {type: Magic, internalTrafficPolicy: Cluster}}`, `spec.type: Unsupported value: supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"`},
+		{"Service", `{spec: {ports: [{port: 80}, {port: 81, name: b}]}}`, "spec.ports[0].name: " + required},
+		{"Service", `{spec: {ports: [{port: 80, name: b}, {port: 81, name: b}]}}`, "spec.ports[1].name: Duplicate value: "},
+		{"Service", `{spec: {ports: [{port: 80, name: a_b}]}}`, "spec.ports[0].name: " + badLabel},
+		{"Service", `{spec: {ports: [{port: 80, name: a}, {port: 80, name: b}]}}`, "spec.ports[1]: Duplicate value: "},
+		{"Service", `{spec: {ports: [{port: 0, targetPort: 1}]}}`, "spec.ports[0].port: " + badPort},
+		{"Service", `{spec: {ports: [{port: 65536, targetPort: 1}]}}`, "spec.ports[0].port: " + badPort},
+		{"Service", `{spec: {ports: [{port: 80, protocol: ICMP}]}}`, "spec.ports[0].protocol: " + protocols},
+		{"Service", `{spec: {ports: [{port: 80, targetPort: 70000}]}}`, "spec.ports[0].targetPort: " + badPort},
+		{"Service", `{spec: {ports: [{port: 80, targetPort: "8080"}]}}`, "spec.ports[0].targetPort: Invalid value: must contain at least one letter (a-z)"},
+		{"Service", `{spec: {ports: [{port: 80, appProtocol: "a b"}]}}`, "spec.ports[0].appProtocol: Invalid value: name part must consist of…"},
+		{"Service", `{spec: {ports: [{port: 80, nodePort: 30000}]}}`, "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"},
+		{"Service", `{spec: {type: NodePort, ports: [{port: 80, nodePort: 80}]}}`, "spec.ports[0].nodePort: Invalid value: provided port is not in the valid range. The range of valid ports is 30000-32767"},
+		{"Service", `{spec: {type: NodePort, ports: [{port: 80, name: a, nodePort: 30001}, {port: 81, name: b, nodePort: 30001}]}}`, "spec.ports[1].nodePort: Duplicate value: "},
+		{"Service", `{spec: {selector: {a: "b c"}}}`, "spec.selector: Invalid value: a valid label must be…"},
+		{"Service", `{spec: {sessionAffinity: Cookie}}`, `spec.sessionAffinity: Unsupported value: supported values: "ClientIP", "None"`},
+		{"Service", `{spec: {sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}}}`,
+			"spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: must be greater than 0 and less than 86400"},
+		{"Service", `{spec: {sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}}}`,
+			"spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: must be greater than 0 and less than 86400"},
+		{"Service", `{spec: {clusterIP: 10.0.0.300}}`, "spec.clusterIPs[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Service", `{spec: {clusterIP: 10.0.0.01}}`, "spec.clusterIPs[0]: Invalid value: must not have leading 0s"},
+		{"Service", `{spec: {clusterIPs: [10.0.0.1]}}`, "spec.clusterIPs: Invalid value: must be empty when `clusterIP` is not specified"},
+		{"Service", `{spec: {clusterIP: 10.0.0.1, clusterIPs: [10.0.0.2]}}`, "spec.clusterIPs: Invalid value: first value must match `clusterIP`"},
+		{"Service", `{spec: {clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1, 10.0.0.2]}}`, "spec.clusterIPs: Invalid value: may specify no more than one IP for each IP family"},
+		{"Service", `{spec: {clusterIP: None, clusterIPs: [None, 10.0.0.2]}}`, "spec.clusterIPs: Invalid value: 'None' must be the first and only value"},
+		{"Service", `{spec: {clusterIP: 10.0.0.1, ipFamilies: [IPv6]}}`, "spec.clusterIPs[0]: Invalid value: expected an IPv6 value as indicated by `ipFamilies[0]`"},
+		{"Service", `{spec: {ipFamilies: [IPX]}}`, `spec.ipFamilies[0]: Unsupported value: supported values: "IPv4", "IPv6"`},
+		{"Service", `{spec: {ipFamilies: [IPv4, IPv4]}}`, "spec.ipFamilies[1]: Duplicate value: "},
+		{"Service", `{spec: {ipFamilyPolicy: Any}}`, `spec.ipFamilyPolicy: Unsupported value: supported values: "PreferDualStack", "RequireDualStack", "SingleStack"`},
+		{"Service", `{spec: {type: LoadBalancer, clusterIP: None}}`, "spec.clusterIPs[0]: Invalid value: may not be set to 'None' for LoadBalancer services"},
+		{"Service", `{spec: {type: NodePort, clusterIP: None}}`, "spec.clusterIPs[0]: Invalid value: may not be set to 'None' for NodePort services"},
+		{"Service", `{spec: {type: ExternalName}}`, "spec.externalName: " + required},
+		{"Service", `{spec: {type: ExternalName, externalName: "a_b"}}`, "spec.externalName: " + badName},
+		{"Service", `{spec: {type: ExternalName, externalName: example.com., clusterIP: 10.0.0.1}}`, "spec.clusterIPs: Forbidden: may not be set for ExternalName services"},
+		{"Service", `{spec: {type: ExternalName, externalName: example.com, ipFamilies: [IPv4]}}`, "spec.ipFamilies: Forbidden: may not be set for ExternalName services"},
+		{"Service", `{spec: {type: ExternalName, externalName: example.com, ipFamilyPolicy: SingleStack}}`, "spec.ipFamilyPolicy: Forbidden: may not be set for ExternalName services"},
+		{"Service", `{spec: {externalIPs: [example.com]}}`, "spec.externalIPs[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Service", `{spec: {externalIPs: [127.0.0.1]}}`, "spec.externalIPs[0]: " + loops},
+		{"Service", `{spec: {externalIPs: [0.0.0.0]}}`, "spec.externalIPs[0]: Invalid value: may not be unspecified (0.0.0.0 or ::)"},
+		{"Service", `{spec: {externalTrafficPolicy: Local}}`, "spec.externalTrafficPolicy: Invalid value: may only be set for externally-accessible services"},
+		{"Service", `{spec: {type: NodePort, externalTrafficPolicy: Near}}`, `spec.externalTrafficPolicy: Unsupported value: supported values: "Cluster", "Local"`},
+		{"Service", `{spec: {internalTrafficPolicy: Near}}`, `spec.internalTrafficPolicy: Unsupported value: supported values: "Cluster", "Local"`},
+		{"Service", `{spec: {healthCheckNodePort: 30001}}`, "spec.healthCheckNodePort: Invalid value: may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"},
+		{"Service", `{spec: {type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 70000}}`, "spec.healthCheckNodePort: " + badPort},
+		{"Service", `{spec: {trafficDistribution: Near}}`, `spec.trafficDistribution: Unsupported value: supported values: "PreferClose", "PreferSameNode", "PreferSameZone"`},
+		{"Service", `{spec: {loadBalancerSourceRanges: [10.0.0.0/8]}}`, "spec.LoadBalancerSourceRanges: " + onlyLB},
+		{"Service", `{spec: {type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0]}}`, "spec.LoadBalancerSourceRanges[0]: Invalid value: must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"},
+		{"Service", `{spec: {type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.1/8]}}`, "spec.LoadBalancerSourceRanges[0]: Invalid value: must not have bits set beyond the prefix length"},
+		{"Service", `{metadata: {annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8, x"}}, spec: {type: LoadBalancer}}`,
+			"metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: Invalid value: must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"},
+		{"Service", `{spec: {allocateLoadBalancerNodePorts: false}}`, "spec.allocateLoadBalancerNodePorts: " + onlyLB},
+		{"Service", `{spec: {loadBalancerClass: a/b}}`, "spec.loadBalancerClass: " + onlyLB},
+		{"Service", `{spec: {type: LoadBalancer, loadBalancerClass: "a b"}}`, "spec.loadBalancerClass: Invalid value: name part must consist of…"},
+
+		// Endpoints
+		{"Endpoints", `{subsets: [{ports: [{port: 1}]}]}`, "subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"},
+		{"Endpoints", `{subsets: [{addresses: [{ip: x}]}]}`, "subsets[0].addresses[0].ip: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Endpoints", `{subsets: [{notReadyAddresses: [{ip: 169.254.1.1}]}]}`, "subsets[0].notReadyAddresses[0].ip: Invalid value: may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
+		{"Endpoints", `{subsets: [{addresses: [{ip: 127.0.0.1}]}]}`, "subsets[0].addresses[0].ip: " + loops},
+		{"Endpoints", `{subsets: [{addresses: [{ip: 10.1.0.1, hostname: A}]}]}`, "subsets[0].addresses[0].hostname: " + badLabel},
+		{"Endpoints", `{subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 1}, {port: 2, name: b}]}]}`, "subsets[0].ports[0].name: " + required},
+		{"Endpoints", `{subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 0}]}]}`, "subsets[0].ports[0].port: " + badPort},
+		{"Endpoints", `{subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 1, protocol: X}]}]}`, "subsets[0].ports[0].protocol: " + protocols},
+
+		// EndpointSlice
+		{"EndpointSlice", `{addressType: ""}`, "addressType: " + required},
+		{"EndpointSlice", `{addressType: MAC}`, `addressType: Unsupported value: supported values: "FQDN", "IPv4", "IPv6"`},
+		{"EndpointSlice", `{endpoints: [{addresses: []}]}`, "endpoints[0].addresses: Required value: must contain at least 1 address"},
+		{"EndpointSlice", `{endpoints: [{addresses: ["2001:db8::1"]}]}`, "endpoints[0].addresses[0]: Invalid value: must be an IPv4 address"},
+		{"EndpointSlice", `{addressType: IPv6}`, "endpoints[0].addresses[0]: Invalid value: must be an IPv6 address"},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.256]}]}`, "endpoints[0].addresses[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"EndpointSlice", `{endpoints: [{addresses: [127.0.0.1]}]}`, "endpoints[0].addresses[0]: " + loops},
+		{"EndpointSlice", `{endpoints: [{addresses: [127.0.0.1], targetRef: {kind: Pod}}]}`, "endpoints[0].addresses[0]: " + loops},
+		{"EndpointSlice", `{endpoints: [{addresses: [224.0.0.1]}]}`, "endpoints[0].addresses[0]: Invalid value: may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
+		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [host]}]}`, "endpoints[0].addresses[0]: Invalid value: should be a domain with at least two segments separated by dots"},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], hostname: A}]}`, "endpoints[0].hostname: " + badLabel},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], nodeName: A}]}`, "endpoints[0].nodeName: " + badName},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], hints: {forZones: [{name: a}, {name: a}]}}]}`, "endpoints[0].hints.forZones[1].name: Duplicate value: "},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], hints: {forZones: [{name: a b}]}}]}`, "endpoints[0].hints.forZones[0].name: Invalid value: a valid label must be…"},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], hints: {forZones: [` + names(9) + `]}}]}`, "endpoints[0].hints.forZones: Too many: must have at most 8 items"},
+		{"EndpointSlice", `{endpoints: [{addresses: [10.1.0.1], hints: {forNodes: [` + names(9) + `]}}]}`, "endpoints[0].hints.forNodes: Too many: must have at most 8 items"},
+		{"EndpointSlice", `{ports: [{port: 1}, {port: 2}]}`, "ports[1].name: Duplicate value: "},
+		{"EndpointSlice", `{ports: [{port: 1, name: A}]}`, "ports[0].name: " + badLabel},
+		{"EndpointSlice", `{ports: [{port: 1, protocol: X}]}`, "ports[0].protocol: " + protocols},
+		{"EndpointSlice", `{ports: [{port: 1, appProtocol: "a b"}]}`, "ports[0].appProtocol: Invalid value: name part must consist of…"},
+
+		// Node
+		{"Node", `{metadata: {name: Node}}`, "metadata.name: " + badName},
+		{"Node", `{spec: {podCIDR: x}}`, "spec.podCIDRs[0]: Invalid value: must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"},
+		{"Node", `{spec: {podCIDR: 10.0.0.0/24, podCIDRs: [10.0.0.0/24, 10.0.1.0/24]}}`, "spec.podCIDRs: Invalid value: may specify no more than one CIDR for each IP family"},
+		{"Node", `{spec: {taints: [{key: a}]}}`, "spec.taints[0].effect: " + required},
+		{"Node", `{spec: {taints: [{key: a, effect: Maybe}]}}`, `spec.taints[0].effect: Unsupported value: supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"`},
+		{"Node", `{spec: {taints: [{key: "a b", effect: NoExecute}]}}`, "spec.taints[0].key: Invalid value: name part must consist of…"},
+		{"Node", `{spec: {taints: [{key: a, effect: NoExecute}, {key: a, effect: NoExecute, value: b}]}}`, "spec.taints[1]: Duplicate value: taints must be unique by key and effect pair"},
+		{"Node", `{status: {capacity: {cpu: "-1"}}}`, "status.capacity[cpu]: " + negative},
+		{"Node", `{status: {addresses: [{type: InternalIP, address: a}, {type: InternalIP, address: a}]}}`, "status.addresses[1]: Duplicate value: "},
+
+		// Pod
+		{"Pod", `{spec: {containers: []}}`, "spec.containers: " + required},
+		{"Pod", `{spec: {containers: [{name: a}]}}`, "spec.containers[0].image: " + required},
+		{"Pod", `{spec: {containers: [{image: a}]}}`, "spec.containers[0].name: " + required},
+		{"Pod", `{spec: {containers: [{name: a, image: " a"}]}}`, "spec.containers[0].image: Invalid value: must not have leading or trailing whitespace"},
+		{"Pod", `{spec: {containers: [{name: A, image: a}]}}`, "spec.containers[0].name: " + badLabel},
+		{"Pod", `{spec: {containers: [{name: a, image: a}, {name: a, image: a}]}}`, "spec.containers[1].name: Duplicate value: "},
+		{"Pod", `{spec: {initContainers: [{name: web, image: a}]}}`, "spec.initContainers[0].name: Duplicate value: "},
+		{"Pod", `{spec: {restartPolicy: Sometimes}}`, `spec.restartPolicy: Unsupported value: supported values: "Always", "OnFailure", "Never"`},
+		{"Pod", `{spec: {dnsPolicy: Mine}}`, `spec.dnsPolicy: Unsupported value: supported values: "ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"`},
+		{"Pod", `{spec: {hostname: A}}`, "spec.hostname: " + badLabel},
+		{"Pod", `{spec: {terminationGracePeriodSeconds: -1}}`, "spec.terminationGracePeriodSeconds: " + negative},
+		{"Pod", `{spec: {activeDeadlineSeconds: 0}}`, "spec.activeDeadlineSeconds: Invalid value: must be between 1 and 2147483647, inclusive"},
+		{"Pod", `{spec: {volumes: [{name: a}, {name: a}]}}`, "spec.volumes[1].name: Duplicate value: "},
+		{"Pod", `{spec: {containers: [{name: a, image: a, ports: [{containerPort: 0}]}]}}`, "spec.containers[0].ports[0].containerPort: " + required},
+		{"Pod", `{spec: {containers: [{name: a, image: a, ports: [{containerPort: 70000}]}]}}`, "spec.containers[0].ports[0].containerPort: " + badPort},
+		{"Pod", `{spec: {containers: [{name: a, image: a, ports: [{containerPort: 1, name: a_b}]}]}}`, "spec.containers[0].ports[0].name: Invalid value: must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)…"},
+		{"Pod", `{spec: {containers: [{name: a, image: a, ports: [{containerPort: 1, protocol: X}]}]}}`, "spec.containers[0].ports[0].protocol: " + protocols},
+		{"Pod", `{spec: {hostNetwork: true, containers: [{name: a, image: a, ports: [{containerPort: 1, hostPort: 2}]}]}}`, "spec.containers[0].ports[0].containerPort: Invalid value: must match `hostPort` when `hostNetwork` is true"},
+		{"Pod", `{spec: {containers: [{name: a, image: a, readinessProbe: {}}]}}`, "spec.containers[0].readinessProbe: Required value: must specify a handler type"},
+		{"Pod", `{spec: {containers: [{name: a, image: a, readinessProbe: {tcpSocket: {port: 1}, grpc: {port: 1}}}]}}`, "spec.containers[0].readinessProbe.grpc: Forbidden: may not specify more than 1 handler type"},
+		{"Pod", `{spec: {containers: [{name: a, image: a, livenessProbe: {successThreshold: 2, tcpSocket: {port: 1}}}]}}`, "spec.containers[0].livenessProbe.successThreshold: Invalid value: must be 1"},
+		{"Pod", `{spec: {containers: [{name: a, image: a, imagePullPolicy: Lazy}]}}`, `spec.containers[0].imagePullPolicy: Unsupported value: supported values: "Always", "IfNotPresent", "Never"`},
+
+		// ConfigMap, Secret
+		{"ConfigMap", `{data: {a b: c}}`, "data[a b]: " + badKey},
+		{"ConfigMap", `{data: {..: c}}`, `data[..]: Invalid value: must not be '..'`},
+		{"ConfigMap", `{binaryData: {a: Yg==}}`, "data[a]: Invalid value: duplicate of key present in binaryData"},
+		{"ConfigMap", `{data: {a: ` + strings.Repeat("x", corev1.MaxSecretSize+1) + `}}`, "[]: Too long: may not be more than 1048576 bytes"},
+		{"Secret", `{stringData: {a b: c}}`, "data[a b]: " + badKey},
+		{"Secret", `{type: kubernetes.io/tls, stringData: {tls.crt: x}}`, "data[tls.key]: " + required},
+		{"Secret", `{type: kubernetes.io/ssh-auth}`, "data[ssh-privatekey]: " + required},
+		{"Secret", `{type: kubernetes.io/dockerconfigjson}`, "data[.dockerconfigjson]: " + required},
+		{"Secret", `{type: kubernetes.io/dockercfg, stringData: {.dockercfg: "{"}}`, "data[.dockercfg]: Invalid value: unexpected end of JSON input"},
+		{"Secret", `{type: kubernetes.io/service-account-token}`, "metadata.annotations[kubernetes.io/service-account.name]: " + required},
+
+		// Events
+		{"Event", `{involvedObject: {namespace: other}}`, "involvedObject.namespace: Invalid value: does not match event.namespace"},
+		{"Event", `{eventTime: "2026-01-02T03:04:05.000000Z", reportingComponent: a.b/c, reportingInstance: x}`, "action: " + required},
+		{"EventsV1Event", `{eventTime: null, series: null}`, "eventTime: " + required},
+		{"EventsV1Event", `{reportingController: "a b"}`, "reportingController: Invalid value: name part must consist of…"},
+		{"EventsV1Event", `{reportingInstance: ""}`, "reportingInstance: " + required},
+		{"EventsV1Event", `{action: ` + strings.Repeat("a", 129) + `}`, "action: Invalid value: can have at most 128 characters"},
+		{"EventsV1Event", `{note: ` + strings.Repeat("a", 1025) + `}`, "message: Invalid value: can have at most 1024 characters"},
+		{"EventsV1Event", `{type: Odd}`, "type: Invalid value: has invalid value: Odd"},
+		{"EventsV1Event", `{deprecatedCount: 3}`, "count: Invalid value: needs to be unset"},
+		{"EventsV1Event", `{deprecatedSource: {component: x}}`, "source: Invalid value: needs to be unset"},
+		{"EventsV1Event", `{series: {count: 1, lastObservedTime: "2026-01-02T03:04:05.000000Z"}}`, "series.count: Invalid value: should be at least 2"},
+
+		// Lease, IPAddress, ServiceCIDR
+		{"Lease", `{spec: {leaseDurationSeconds: 0}}`, "spec.leaseDurationSeconds: Invalid value: must be greater than 0"},
+		{"Lease", `{spec: {leaseTransitions: -1}}`, "spec.leaseTransitions: " + negative},
+		{"IPAddress", `{metadata: {name: web}}`, "metadata.name: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"IPAddress", `{metadata: {name: "2001:DB8::1"}}`, `metadata.name: Invalid value: must be in canonical form ("2001:db8::1")`},
+		{"IPAddress", `{spec: {parentRef: null}}`, "spec.parentRef: " + required},
+		{"IPAddress", `{spec: {parentRef: {resource: ""}}}`, "spec.parentRef.resource: " + required},
+		{"IPAddress", `{spec: {parentRef: {name: ""}}}`, "spec.parentRef.name: " + required},
+		{"IPAddress", `{spec: {parentRef: {namespace: a/b}}}`, `spec.parentRef.namespace: Invalid value: may not contain '/'`},
+		{"IPAddress", `{spec: {parentRef: {group: A}}}`, "spec.parentRef.group: " + badName},
+		{"ServiceCIDR", `{spec: {cidrs: []}}`, "spec.cidrs: Required value: at least one CIDR required"},
+		{"ServiceCIDR", `{spec: {cidrs: [10.0.0.0/8, "fd00::/64", 11.0.0.0/8]}}`, "spec.cidrs: Invalid value: may only hold up to 2 values"},
+		{"ServiceCIDR", `{spec: {cidrs: [10.0.0.0/8, 11.0.0.0/8]}}`, "spec.cidrs: Invalid value: may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"},
+		{"ServiceCIDR", `{spec: {cidrs: [10.0.0.1/8]}}`, "spec.cidrs[0]: Invalid value: must not have bits set beyond the prefix length"},
+		{"ServiceCIDR", `{spec: {cidrs: ["FD00::/64"]}}`, `spec.cidrs[0]: Invalid value: must be in canonical form ("fd00::/64")`},
+
+		// Dataplane
+		{"Dataplane", `{spec: {addresses: []}}`, "spec.addresses: Required value: must contain at least 1 address"},
+		{"Dataplane", `{spec: {addresses: [192.0.2.1, 192.0.2.2]}}`, "spec.addresses: Invalid value: may specify no more than one IP for each IP family"},
+		{"Dataplane", `{spec: {addresses: [192.0.2.1, "2001:db8::1", 192.0.2.2]}}`, "spec.addresses: Too many: must have at most 2 items"},
+		{"Dataplane", `{spec: {addresses: [0.0.0.0]}}`, "spec.addresses[0]: Invalid value: may not be unspecified (0.0.0.0 or ::)"},
+		{"Dataplane", `{spec: {addresses: [239.1.1.1]}}`, "spec.addresses[0]: Invalid value: may not be in the multicast range (224.0.0.0/4, ff00::/8)"},
+		{"Dataplane", `{spec: {addresses: ["fe80::1"]}}`, "spec.addresses[0]: Invalid value: may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
+		{"Dataplane", `{spec: {addresses: [255.255.255.255]}}`, "spec.addresses[0]: Invalid value: may not be the broadcast address (255.255.255.255)"},
+		{"Dataplane", `{spec: {addresses: [web.example.com]}}`, "spec.addresses[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Dataplane", `{spec: {addresses: ["2001:DB8::1"]}}`, `spec.addresses[0]: Invalid value: must be in canonical form ("2001:db8::1")`},
+		{"Dataplane", `{spec: {mesh: A}}`, "spec.mesh: " + badLabel},
+		{"Dataplane", `{spec: {nodeName: A}}`, "spec.nodeName: " + badName},
+		{"Dataplane", `{spec: {drainSeconds: -1}}`, "spec.drainSeconds: " + negative},
+		{"Dataplane", `{spec: {ports: [{name: http, port: 0}]}}`, "spec.ports[0].port: " + badPort},
+		{"Dataplane", `{spec: {ports: [{name: http, port: 1, protocol: X}]}}`, "spec.ports[0].protocol: " + protocols},
+		{"Dataplane", `{spec: {ports: [{name: http, port: 1}, {name: http, port: 2}]}}`, "spec.ports[1].name: Duplicate value: "},
+		{"Dataplane", `{spec: {ports: [{name: http, port: 1}, {name: b, port: 1}]}}`, "spec.ports[1]: Duplicate value: "},
+		{"Dataplane", `{spec: {ports: [{name: http, port: 1}, {name: "1", port: 2}]}}`, "spec.ports[1].name: Invalid value: must contain at least one letter (a-z)"},
+		{"Dataplane", `{spec: {readiness: {httpGet: null}}}`, "spec.readiness: Required value: must specify a handler type"},
+		{"Dataplane", `{spec: {readiness: {tcpSocket: {port: 1}}}}`, "spec.readiness: Forbidden: may not specify more than 1 handler type"},
+		{"Dataplane", `{spec: {readiness: {httpGet: {port: other}}}}`, "spec.readiness.httpGet.port: Not found: "},
+		{"Dataplane", `{spec: {readiness: {httpGet: {scheme: FTP}}}}`, `spec.readiness.httpGet.scheme: Unsupported value: supported values: "HTTP", "HTTPS"`},
+		{"Dataplane", `{spec: {readiness: {httpGet: null, grpc: {port: 0}}}}`, "spec.readiness.grpc.port: " + badPort},
+		{"Dataplane", `{spec: {readiness: {httpGet: null, exec: {command: []}}}}`, "spec.readiness.exec.command: " + required},
+		{"Dataplane", `{spec: {readiness: {periodSeconds: -1}}}`, "spec.readiness.periodSeconds: " + negative},
+	}
+	all := descriptors()
+	for _, tt := range tests {
+		name := tt.want
+		if len(name) > 80 {
+			name = name[:80]
+		}
+		t.Run(tt.kind+"/"+name, func(t *testing.T) {
+			d := all[tt.kind]
+			wantOnly(t, d, create(t, d, overlay(t, base[tt.kind], tt.with)), nil, tt.want)
+		})
+	}
+}
+
+// names are n entries of a list of hints.
+func names(n int) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf("{name: n%d}", i)
+	}
+	return strings.Join(list, ", ")
+}
+
+func wantOnly(t *testing.T, d *resource.Descriptor, obj, old resource.Object, want string) {
+	t.Helper()
+	validate := d.Validate
+	if strings.HasPrefix(want, "status.") && old != nil {
+		validate = d.ValidateStatus
+	}
+	var got []string
+	for _, err := range validate(obj, old) {
+		line := fmt.Sprintf("%s: %s: %s", err.Field, err.Type, err.Detail)
+		if prefix, ok := strings.CutSuffix(want, "…"); ok && strings.HasPrefix(line, prefix) {
+			line = want
+		}
+		got = append(got, line)
+	}
+	if diff := cmp.Diff([]string{want}, got); diff != "" {
+		t.Errorf("mistakes (-want +got):\n%s", diff)
+	}
+}
+
+// TestInvalidOnUpdate changes a stored object in a way that is not allowed.
+func TestInvalidOnUpdate(t *testing.T) {
+	tests := []struct {
+		kind   string
+		change func(resource.Object)
+		want   string
+	}{
+		{"Namespace", func(o resource.Object) { o.SetResourceVersion("") }, "metadata.resourceVersion: Invalid value: must be specified for an update"},
+		{"Namespace", func(o resource.Object) { o.SetName("other") }, "metadata.name: " + immutable},
+		{"Namespace", func(o resource.Object) { o.SetUID("other") }, "metadata.uid: " + immutable},
+		{"Namespace", func(o resource.Object) { o.(*corev1.Namespace).Status.Phase = corev1.NamespaceTerminating },
+			"status.Phase: Invalid value: may only be 'Active' if `deletionTimestamp` is empty"},
+		{"EndpointSlice", func(o resource.Object) {
+			s := o.(*discoveryv1.EndpointSlice)
+			s.AddressType, s.Endpoints = discoveryv1.AddressTypeIPv6, nil
+		}, "addressType: " + immutable},
+		{"Node", func(o resource.Object) { o.(*corev1.Node).Spec.ProviderID = "other" }, `spec.providerID: Forbidden: node updates may not change providerID except from "" to valid`},
+		{"Node", func(o resource.Object) { o.(*corev1.Node).Spec.PodCIDRs = []string{"10.9.0.0/24"} }, `spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid`},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Spec.NodeName = "other" }, "spec: Forbidden: pod updates may not change fields other than…"},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Spec.Containers[0].Ports[0].ContainerPort++ }, "spec: Forbidden: pod updates may not change fields other than…"},
+		{"Pod", func(o resource.Object) {
+			p := o.(*corev1.Pod)
+			c := p.Spec.Containers[0]
+			c.Name = "more"
+			p.Spec.Containers = append(p.Spec.Containers, c)
+		}, "spec.containers: Forbidden: pod updates may not add or remove containers"},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Spec.Tolerations = nil }, "spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds"},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Spec.ActiveDeadlineSeconds = new(int64(601)) }, "spec.activeDeadlineSeconds: Invalid value: must be less than or equal to previous value"},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Spec.ActiveDeadlineSeconds = nil }, "spec.activeDeadlineSeconds: Invalid value: must not update from a positive integer to nil value"},
+		{"Pod", func(o resource.Object) { o.(*corev1.Pod).Status.PodIPs = []corev1.PodIP{{IP: "x"}} }, "status.podIPs[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Pod", func(o resource.Object) {
+			o.(*corev1.Pod).Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "10.0.0.2"}}
+		}, "status.podIPs: Invalid value: may specify no more than one IP for each IP family"},
+		{"ConfigMap", func(o resource.Object) { o.(*corev1.ConfigMap).Data["a"] = "2" }, "data: Forbidden: field is immutable when `immutable` is set"},
+		{"ConfigMap", func(o resource.Object) { o.(*corev1.ConfigMap).Immutable = nil }, "immutable: Forbidden: field is immutable when `immutable` is set"},
+		{"Secret", func(o resource.Object) { o.(*corev1.Secret).Data["a"] = nil }, "data: Forbidden: field is immutable when `immutable` is set"},
+		{"Secret", func(o resource.Object) { o.(*corev1.Secret).Type = "other" }, "type: " + immutable},
+		{"EventsV1Event", func(o resource.Object) { o.(*eventsv1.Event).Note = "other" }, "message: " + immutable},
+		{"EventsV1Event", func(o resource.Object) { o.(*eventsv1.Event).Regarding.Name = "other" }, "involvedObject: " + immutable},
+		{"Dataplane", func(o resource.Object) {
+			o.(*mesh.Dataplane).Status.Lease = &mesh.DataplaneLease{}
+		}, "status.lease.durationSeconds: Invalid value: must be greater than 0"},
+		{"Dataplane", func(o resource.Object) {
+			o.(*mesh.Dataplane).Spec.Readiness.HTTPGet.Port = intstr.FromInt32(0)
+		}, "spec.readiness.httpGet.port: " + badPort},
+	}
+	all := descriptors()
+	for _, tt := range tests {
+		name, _, _ := strings.Cut(tt.want, ":")
+		t.Run(tt.kind+"/"+name, func(t *testing.T) {
+			d := all[tt.kind]
+			old := create(t, d, base[tt.kind])
+			old.SetResourceVersion("1")
+			switch o := old.(type) {
+			case *corev1.ConfigMap:
+				o.Immutable = new(true)
+			case *corev1.Secret:
+				o.Immutable = new(true)
+			case *corev1.Node:
+				o.Spec.ProviderID = "one"
+				o.Spec.PodCIDR, o.Spec.PodCIDRs = "10.1.0.0/24", []string{"10.1.0.0/24"}
+			case *corev1.Pod:
+				o.Spec.ActiveDeadlineSeconds = new(int64(600))
+				o.Spec.Tolerations = []corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists}}
+			}
+			obj := clone(old)
+			tt.change(obj)
+			wantOnly(t, d, obj, old, tt.want)
+		})
+	}
+}
+
+// TestAtTheLimit covers the limits that are too long to write down.
+func TestAtTheLimit(t *testing.T) {
+	d := descriptors()["EndpointSlice"]
+	slice := func() *discoveryv1.EndpointSlice {
+		return create(t, d, base["EndpointSlice"]).(*discoveryv1.EndpointSlice)
+	}
+	addresses := func(n int) []string {
+		out := make([]string, n)
+		for i := range out {
+			out[i] = fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250)
+		}
+		return out
+	}
+	tests := []struct {
+		name  string
+		fill  func(s *discoveryv1.EndpointSlice, n int)
+		limit int
+		want  string
+	}{
+		{"endpoints", func(s *discoveryv1.EndpointSlice, n int) {
+			s.Endpoints = nil
+			for _, a := range addresses(n) {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+			}
+		}, 1000, "endpoints: Too many: must have at most 1000 items"},
+		{"addresses", func(s *discoveryv1.EndpointSlice, n int) { s.Endpoints[0].Addresses = addresses(n) },
+			100, "endpoints[0].addresses: Too many: must have at most 100 items"},
+		{"ports", func(s *discoveryv1.EndpointSlice, n int) {
+			s.Ports = nil
+			for i := range n {
+				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprintf("p%d", i)), Protocol: new(corev1.ProtocolTCP)})
+			}
+		}, 100, "ports: Too many: must have at most 100 items"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := slice()
+			tt.fill(s, tt.limit)
+			if errs := d.Validate(s, nil); len(errs) > 0 {
+				t.Errorf("at the limit: %v", errs.ToAggregate())
+			}
+			tt.fill(s, tt.limit+1)
+			wantOnly(t, d, s, nil, tt.want)
+		})
+	}
+}

@@ -1,0 +1,66 @@
+// Package kind describes every kind of object that Proxima serves: its names,
+// what is filled in where the user said nothing, what is refused and why, and
+// how a row of it is printed.
+//
+// It owns the rules alone. All functions are pure: they do no I/O, read no clock
+// (except to print an age) and allocate no addresses; those are given out by the
+// registry that calls Prepare. The rules, field paths and messages for kinds of
+// Kubernetes are those of Kubernetes 1.37, so that its users and tools see no
+// difference. Enter at All, or at the function named as the kind.
+//
+// The types are k8s.io/api's external ones, used as internal types too.
+// Functions never keep or share parts of the objects they are given, and never
+// panic on an object that was decoded from JSON or protobuf.
+package kind
+
+import (
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// All returns a new descriptor of every kind, in the order in which a server
+// should install them. Compare descriptors by Kind, not by pointer.
+func All() []*resource.Descriptor {
+	return []*resource.Descriptor{
+		Namespace(),
+		Service(),
+		Endpoints(),
+		Node(),
+		Pod(),
+		ConfigMap(),
+		Secret(),
+		Event(),
+		EventsV1Event(),
+		EndpointSlice(),
+		Lease(),
+		IPAddress(),
+		ServiceCIDR(),
+		Dataplane(),
+	}
+}
+
+// on lets a function of one type serve a field of Descriptor. The API machinery
+// guarantees the type: an object only reaches the functions of its own kind.
+func on[T resource.Object](f func(obj T)) func(resource.Object) {
+	return func(obj resource.Object) { f(obj.(T)) }
+}
+
+// of is on for functions with a result.
+func of[T resource.Object, R any](f func(obj T) R) func(resource.Object) R {
+	return func(obj resource.Object) R { return f(obj.(T)) }
+}
+
+// change is on for functions of a new and an old object; old is nil on create.
+func change[T resource.Object](f func(obj, old T)) func(obj, old resource.Object) {
+	return func(obj, old resource.Object) {
+		o, _ := old.(T)
+		f(obj.(T), o)
+	}
+}
+
+// compare is change for functions with a result.
+func compare[T resource.Object, R any](f func(obj, old T) R) func(obj, old resource.Object) R {
+	return func(obj, old resource.Object) R {
+		o, _ := old.(T)
+		return f(obj.(T), o)
+	}
+}

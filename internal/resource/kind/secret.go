@@ -1,0 +1,128 @@
+package kind
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Secret describes v1 Secret.
+func Secret() *resource.Descriptor {
+	doc := corev1.Secret{}.SwaggerDoc()
+	return &resource.Descriptor{
+		Kind:       corev1.SchemeGroupVersion.WithKind("Secret"),
+		Resource:   "secrets",
+		Singular:   "secret",
+		Namespaced: true,
+
+		New:     func() resource.Object { return &corev1.Secret{} },
+		NewList: func() runtime.Object { return &corev1.SecretList{} },
+
+		Default:  on(defaultSecret),
+		Validate: compare(validateSecret),
+
+		Fields: of(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} }),
+		Columns: []metav1.TableColumnDefinition{
+			nameColumn(), column("Type", doc["type"]), column("Data", doc["data"]), ageColumn(),
+		},
+		Cells: of(func(s *corev1.Secret) []any {
+			return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s)}
+		}),
+	}
+}
+
+// defaultSecret also folds the write-only stringData into data, so that it is
+// never stored or read back.
+func defaultSecret(s *corev1.Secret) {
+	if s.Type == "" {
+		s.Type = corev1.SecretTypeOpaque
+	}
+	if len(s.StringData) > 0 && s.Data == nil {
+		s.Data = map[string][]byte{}
+	}
+	for k, v := range s.StringData {
+		s.Data[k] = []byte(v)
+	}
+	s.StringData = nil
+}
+
+func validateSecret(s, old *corev1.Secret) field.ErrorList {
+	var errs field.ErrorList
+	path := field.NewPath("data")
+	if old == nil {
+		errs = checkMeta(s, nil, true, validation.NameIsDNSSubdomain)
+	} else {
+		errs = checkMeta(s, old, true, validation.NameIsDNSSubdomain)
+		errs = append(errs, validation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type"))...)
+		if old.Immutable != nil && *old.Immutable {
+			errs = append(errs, checkFrozen(s.Immutable, frozen{path, equality.Semantic.DeepEqual(s.Data, old.Data)})...)
+		}
+	}
+	size := 0
+	for _, k := range slices.Sorted(maps.Keys(s.Data)) {
+		errs = append(errs, invalid(path.Key(k), k, utilvalidation.IsConfigMapKey(k))...)
+		size += len(s.Data[k])
+	}
+	if size > corev1.MaxSecretSize {
+		errs = append(errs, field.TooLong(path, "", corev1.MaxSecretSize))
+	}
+	return append(errs, checkSecretType(s, path)...)
+}
+
+// checkSecretType checks that a Secret of a known type has what the type promises.
+func checkSecretType(s *corev1.Secret, path *field.Path) field.ErrorList {
+	require := func(keys ...string) field.ErrorList {
+		var errs field.ErrorList
+		for _, k := range keys {
+			if _, ok := s.Data[k]; !ok {
+				errs = append(errs, field.Required(path.Key(k), ""))
+			}
+		}
+		return errs
+	}
+	switch s.Type {
+	case corev1.SecretTypeServiceAccountToken:
+		if s.Annotations[corev1.ServiceAccountNameKey] == "" {
+			return field.ErrorList{field.Required(
+				field.NewPath("metadata", "annotations").Key(corev1.ServiceAccountNameKey), "")}
+		}
+	case corev1.SecretTypeDockercfg:
+		return checkJSON(s, path, corev1.DockerConfigKey)
+	case corev1.SecretTypeDockerConfigJson:
+		return checkJSON(s, path, corev1.DockerConfigJsonKey)
+	case corev1.SecretTypeBasicAuth:
+		// Either alone is enough.
+		if missing := require(corev1.BasicAuthUsernameKey, corev1.BasicAuthPasswordKey); len(missing) == 2 {
+			return missing
+		}
+	case corev1.SecretTypeSSHAuth:
+		if len(s.Data[corev1.SSHAuthPrivateKey]) == 0 {
+			return field.ErrorList{field.Required(path.Key(corev1.SSHAuthPrivateKey), "")}
+		}
+	case corev1.SecretTypeTLS:
+		return require(corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	}
+	return nil
+}
+
+func checkJSON(s *corev1.Secret, path *field.Path, key string) field.ErrorList {
+	raw, ok := s.Data[key]
+	if !ok {
+		return field.ErrorList{field.Required(path.Key(key), "")}
+	}
+	if err := json.Unmarshal(raw, &map[string]any{}); err != nil {
+		return field.ErrorList{field.Invalid(path.Key(key), "<secret contents redacted>", err.Error())}
+	}
+	return nil
+}

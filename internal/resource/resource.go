@@ -1,0 +1,79 @@
+// Package resource describes the kinds of object that Proxima knows and gives
+// the one way to read and write them.
+//
+// It owns the Descriptor of every kind (scope, sync direction, defaulting,
+// validation, columns) and the Client interface that controllers use. Enter at
+// Client and at Kinds. It never does I/O: the API server implements Client in
+// process, client-go implements it where Kubernetes holds the state.
+package resource
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Object is any API object.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// Key names an object within its kind. Namespace is empty for cluster-scoped
+// kinds.
+type Key = types.NamespacedName
+
+// KeyOf returns an object's key.
+func KeyOf(o metav1.Object) Key {
+	return Key{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// ListOptions select objects. The zero value selects all, as new as the server
+// can tell.
+type ListOptions struct {
+	Namespace string
+	Labels    labels.Selector
+}
+
+// WatchOptions start a watch.
+type WatchOptions struct {
+	ListOptions
+	// ResourceVersion to start after; empty: synthetic ADDED events of what
+	// exists, then a BOOKMARK annotated k8s.io/initial-events-end, then changes.
+	ResourceVersion string
+}
+
+// Client reads and writes API objects as one named user, along the one write
+// path: defaulting, validation, preparation, one transaction. Errors are those
+// of k8s.io/apimachinery/pkg/api/errors (IsNotFound, IsConflict, …). Objects
+// passed in are not changed and may be reused; objects returned belong to the
+// caller. All methods block until the write is durable.
+type Client interface {
+	// Get reads the newest state.
+	Get(ctx context.Context, kind *Descriptor, key Key) (Object, error)
+	// List reads all, and the resource version to watch from.
+	List(ctx context.Context, kind *Descriptor, opts ListOptions) (objects []Object, resourceVersion string, err error)
+	Watch(ctx context.Context, kind *Descriptor, opts WatchOptions) (watch.Interface, error)
+	// Create makes an object; metadata.generateName is honoured.
+	Create(ctx context.Context, obj Object) (Object, error)
+	// Update replaces everything but the status. A resourceVersion in obj is a
+	// precondition.
+	Update(ctx context.Context, obj Object) (Object, error)
+	// UpdateStatus replaces the status alone.
+	UpdateStatus(ctx context.Context, obj Object) (Object, error)
+	// Delete removes an object; zero preconditions: whatever it is now. Pods and
+	// Dataplanes go on as terminating for their grace period, unless pre.Now.
+	Delete(ctx context.Context, kind *Descriptor, key Key, pre Preconditions) error
+}
+
+// Preconditions of a Delete. Empty fields are not checked.
+type Preconditions struct {
+	UID             types.UID
+	ResourceVersion string
+	// Now deletes without a grace period.
+	Now bool
+}

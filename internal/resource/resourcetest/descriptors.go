@@ -1,0 +1,58 @@
+package resourcetest
+
+import (
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Descriptors are the kinds that most tests need, without any rules. Tests that
+// want the rules pass the real descriptors to New.
+func Descriptors() []*resource.Descriptor {
+	return []*resource.Descriptor{
+		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), Resource: "namespaces", Status: true,
+			New:     func() resource.Object { return &corev1.Namespace{} },
+			NewList: func() runtime.Object { return &corev1.NamespaceList{} },
+		},
+		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Service"), Resource: "services", Namespaced: true, Status: true,
+			New:     func() resource.Object { return &corev1.Service{} },
+			NewList: func() runtime.Object { return &corev1.ServiceList{} },
+		},
+		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Node"), Resource: "nodes", Status: true,
+			New:     func() resource.Object { return &corev1.Node{} },
+			NewList: func() runtime.Object { return &corev1.NodeList{} },
+		},
+		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: "pods", Namespaced: true, Status: true,
+			New:     func() resource.Object { return &corev1.Pod{} },
+			NewList: func() runtime.Object { return &corev1.PodList{} },
+		},
+		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Event"), Resource: "events", Namespaced: true,
+			New:     func() resource.Object { return &corev1.Event{} },
+			NewList: func() runtime.Object { return &corev1.EventList{} },
+		},
+		{
+			Kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), Resource: "endpointslices", Namespaced: true,
+			New:     func() resource.Object { return &discoveryv1.EndpointSlice{} },
+			NewList: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+		},
+		{
+			Kind: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Resource: "leases", Namespaced: true,
+			New:     func() resource.Object { return &coordinationv1.Lease{} },
+			NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
+		},
+		{
+			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane"), Resource: "dataplanes", Namespaced: true, Status: true,
+			New:     func() resource.Object { return &meshv1alpha1.Dataplane{} },
+			NewList: func() runtime.Object { return &meshv1alpha1.DataplaneList{} },
+		},
+	}
+}

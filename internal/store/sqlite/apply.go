@@ -1,0 +1,302 @@
+package sqlite
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/expiry"
+)
+
+// writer changes the database. Only one goroutine at a time may call it.
+//
+// Its calls take no context: a statement that is interrupted in the middle of a
+// group would fail transactions of others.
+type writer struct {
+	bookkeeping      // as in the database, committed
+	unsure      bool // whether the last transaction was committed
+
+	db     *sql.DB
+	conn   *sql.Conn
+	begin  *sql.Stmt
+	end    *sql.Stmt
+	undo   *sql.Stmt
+	newest *sql.Stmt
+	append *sql.Stmt
+	point  *sql.Stmt
+	unlink *sql.Stmt
+	note   *sql.Stmt
+	meta   *sql.Stmt
+	stmts  []*sql.Stmt // all of them
+}
+
+func newWriter(ctx context.Context, path string) (*writer, error) {
+	// The journal is cut back to this after a burst.
+	db, err := sql.Open(driverName, dsn(path, "journal_mode(WAL)", fmt.Sprintf("journal_size_limit(%d)", 64<<20)))
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(1)
+	w := &writer{db: db}
+	if err := w.open(ctx); err != nil {
+		_ = w.close() // the first error is the one that helps
+		return nil, damaged(err)
+	}
+	return w, nil
+}
+
+func (w *writer) open(ctx context.Context) (err error) {
+	if w.conn, err = w.db.Conn(ctx); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		stmt **sql.Stmt
+		text string
+	}{
+		{&w.begin, `BEGIN IMMEDIATE`},
+		{&w.end, `COMMIT`},
+		{&w.undo, `ROLLBACK`},
+		{&w.newest, `SELECT h.revision, h.created, h.expires, h.value FROM live JOIN history AS h USING (revision) WHERE live.key = ?`},
+		{&w.append, `INSERT INTO history (revision, batch, kind, key, created, prev, expires, value) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`},
+		{&w.point, `INSERT INTO live (key, revision, expires) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, expires = excluded.expires`},
+		{&w.unlink, `DELETE FROM live WHERE key = ?`},
+		{&w.note, `UPDATE meta SET revision = ?, compacted = ?, swept = ?, size = ?, probes = ?`},
+		{&w.meta, selectMeta},
+	} {
+		if *s.stmt, err = w.conn.PrepareContext(ctx, s.text); err != nil {
+			return err
+		}
+		w.stmts = append(w.stmts, *s.stmt)
+	}
+	if err := w.scan(w.meta.QueryRowContext(ctx)); err != nil {
+		return err
+	}
+	var last sql.Null[store.Revision]
+	if err := w.conn.QueryRowContext(ctx, `SELECT max(revision) FROM history`).Scan(&last); err != nil {
+		return err
+	}
+	if last.V > w.revision || (w.revision > w.compacted && last.V < w.revision) {
+		return &DamagedError{Detail: fmt.Sprintf("the newest revision is said to be %d, the history ends at %d", w.revision, last.V)}
+	}
+	return nil
+}
+
+// close closes the statements too: with one left open SQLite keeps the file open
+// and its log unmerged.
+func (w *writer) close() error {
+	var errs []error
+	for _, s := range w.stmts {
+		errs = append(errs, s.Close())
+	}
+	if w.conn != nil {
+		errs = append(errs, w.conn.Close())
+	}
+	return errors.Join(append(errs, w.db.Close())...)
+}
+
+// transact runs f in a transaction and commits the bookkeeping it leaves in
+// next. If nothing changed there is nothing to sync. On an error everything is
+// as before, here and in the database.
+func (w *writer) transact(f func(next *bookkeeping) error) error {
+	if w.unsure {
+		return errUnsure
+	}
+	if _, err := w.begin.Exec(); err != nil {
+		// A connection may be left in a transaction that could not be undone.
+		_, _ = w.undo.Exec()
+		if _, err := w.begin.Exec(); err != nil {
+			return err
+		}
+	}
+	next := w.bookkeeping
+	if err := f(&next); err != nil {
+		_, _ = w.undo.Exec() // SQLite may have undone it already
+		return err
+	}
+	if next == w.bookkeeping {
+		_, err := w.undo.Exec()
+		return err
+	}
+	_, err := w.note.Exec(next.revision, next.compacted, next.swept, next.size, next.probes)
+	if err == nil {
+		_, err = w.end.Exec()
+	}
+	if err != nil {
+		_, _ = w.undo.Exec()
+		// The database has the last word: an error after the change became
+		// visible, and so durable, is no failure of the transaction.
+		var now bookkeeping
+		w.unsure = now.scan(w.meta.QueryRow()) != nil
+		if w.unsure || now != next {
+			return err
+		}
+	}
+	w.bookkeeping = next
+	return nil
+}
+
+// errUnsure refuses writes while it is not known what the one before did.
+var errUnsure = errors.New("the outcome of an earlier write is not known yet")
+
+// ascertain finds out what a failed transaction left open. It returns what that
+// changed after all, which nobody has been told of.
+func (w *writer) ascertain() ([]store.Batch, error) {
+	var now bookkeeping
+	if err := now.scan(w.meta.QueryRow()); err != nil {
+		return nil, err
+	}
+	var missed []store.Batch
+	for after := w.revision; after < now.revision; {
+		batches, done, err := history(context.Background(), w.conn, "", after, now.revision)
+		if err != nil {
+			return nil, err
+		}
+		missed, after = append(missed, batches...), done
+	}
+	w.bookkeeping, w.unsure = now, false
+	return missed, nil
+}
+
+// probe finds out whether the database can be written. It writes more than a
+// usual commit needs: on a full disk a page or two often fit somewhere.
+func (w *writer) probe() error {
+	for _, change := range []string{
+		`INSERT INTO probe VALUES (zeroblob(65536))`,
+		`DELETE FROM probe`,
+	} {
+		err := w.transact(func(next *bookkeeping) error {
+			next.probes++
+			_, err := w.conn.ExecContext(context.Background(), change)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commit applies a group in the order of its requests, each on top of those
+// before, and leaves their answers. An error is one of the medium and fails
+// them all; a conflict is an answer like another.
+func (w *writer) commit(group []*request, now time.Time) error {
+	return w.transact(func(next *bookkeeping) error {
+		for _, r := range group {
+			r.revision, r.err, r.events = 0, nil, nil
+			if err := w.apply(next, r, now); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// apply checks all conditions before it changes anything, so that a conflict
+// leaves nothing to undo.
+func (w *writer) apply(next *bookkeeping, r *request, now time.Time) error {
+	seen := make(map[string]*store.Record, len(r.txn.Ops)+len(r.txn.Conditions))
+	current := func(key string) (*store.Record, error) {
+		if record, ok := seen[key]; ok {
+			return record, nil
+		}
+		record, err := w.current(key)
+		if err == nil {
+			seen[key] = record
+		}
+		return record, err
+	}
+	for _, c := range r.txn.Conditions {
+		record, err := current(c.Key)
+		if err != nil {
+			return err
+		}
+		if (record == nil && c.Modified != 0) || (record != nil && c.Modified != record.Modified) {
+			r.err = &store.ConflictError{Condition: c, Current: record}
+			return nil
+		}
+	}
+	for _, op := range r.txn.Ops {
+		prev, err := current(op.Key)
+		if err != nil {
+			return err
+		}
+		if op.Kind == store.Delete && prev == nil {
+			continue
+		}
+		next.revision++
+		r.events = append(r.events, event(next.revision, op, prev, now))
+	}
+	r.revision = next.revision
+	for _, e := range r.events {
+		if err := w.record(e, r.revision); err != nil {
+			return err
+		}
+		next.size += int64(len(e.Record.Value))
+		if e.Prev != nil {
+			next.size -= int64(len(e.Prev.Value))
+		}
+	}
+	return nil
+}
+
+func event(revision store.Revision, op store.Op, prev *store.Record, now time.Time) store.Event {
+	e := store.Event{Kind: op.Kind, Prev: prev, Record: store.Record{Key: op.Key, Created: revision, Modified: revision}}
+	if prev != nil {
+		e.Record.Created = prev.Created
+	}
+	if op.Kind == store.Put {
+		e.Record.Value = bytes.Clone(op.Value)
+		e.Record.Expires = expiry.Deadline(now, op.TTL)
+	}
+	return e
+}
+
+// current is the newest state of a key, within the transaction; nil: absent.
+func (w *writer) current(key string) (*store.Record, error) {
+	record := store.Record{Key: key}
+	var expires int64
+	err := w.newest.QueryRow([]byte(key)).Scan(&record.Modified, &record.Created, &expires, &record.Value)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	record.Expires = fromColumn(expires)
+	return &record, err
+}
+
+// record writes one change to the tables.
+func (w *writer) record(e store.Event, batch store.Revision) error {
+	var prev store.Revision
+	if e.Prev != nil {
+		prev = e.Prev.Modified
+	}
+	key, expires := []byte(e.Record.Key), toColumn(e.Record.Expires)
+	if _, err := w.append.Exec(e.Record.Modified, batch, e.Kind, key, e.Record.Created, prev, expires, e.Record.Value); err != nil {
+		return err
+	}
+	var err error
+	if e.Kind == store.Put {
+		_, err = w.point.Exec(key, e.Record.Modified, expires)
+	} else {
+		_, err = w.unlink.Exec(key)
+	}
+	return err
+}
+
+// toColumn and fromColumn convert deadlines.
+func toColumn(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func fromColumn(nanoseconds int64) time.Time {
+	if nanoseconds == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanoseconds).UTC()
+}

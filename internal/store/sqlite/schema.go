@@ -1,0 +1,220 @@
+package sqlite
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	driver "modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+const (
+	driverName = "sqlite"
+	// applicationID marks the file as ours (PRAGMA application_id): "Prox".
+	applicationID = 0x50726f78
+	// schemaVersion is in PRAGMA user_version. A program refuses a newer one.
+	schemaVersion = 1
+)
+
+// schema of version 1. Keys are BLOBs, so that they are ordered as bytes.
+//
+// history has one row for each change since the last compaction, and the newest
+// row of each live key however old it is. live finds those newest rows.
+const schema = `
+CREATE TABLE meta (
+	id        INTEGER PRIMARY KEY CHECK (id = 1),
+	epoch     TEXT    NOT NULL,
+	revision  INTEGER NOT NULL, -- the newest ever given out
+	compacted INTEGER NOT NULL, -- what a reader may no longer ask for
+	swept     INTEGER NOT NULL, -- how far that is deleted
+	size      INTEGER NOT NULL, -- bytes of live values
+	probes    INTEGER NOT NULL  -- writes that only tried whether the disk takes them
+) STRICT;
+CREATE TABLE history (
+	revision INTEGER PRIMARY KEY,
+	batch    INTEGER NOT NULL,  -- the last revision of the transaction
+	kind     INTEGER NOT NULL,  -- store.EventKind
+	key      BLOB    NOT NULL,
+	created  INTEGER NOT NULL,
+	prev     INTEGER NOT NULL,  -- revision of the row that this one replaces, or 0
+	expires  INTEGER NOT NULL,  -- Unix nanoseconds, or 0
+	value    BLOB
+) STRICT;
+CREATE INDEX history_key ON history (key, revision, kind);
+CREATE TABLE live (
+	key      BLOB    PRIMARY KEY,
+	revision INTEGER NOT NULL,
+	expires  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE probe (filler BLOB) STRICT; -- empty but for moments
+`
+
+// DamagedError reports a file that SQLite or its own bookkeeping finds broken.
+type DamagedError struct {
+	Detail string
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("the file is damaged (%s); restore a backup, or move the file away to start empty", e.Detail)
+}
+
+// SchemaError reports a file that this program does not understand.
+type SchemaError struct {
+	// Foreign is true for a database of another application.
+	Foreign bool
+	// Version of the file and the newest that is understood.
+	Version, Known int
+}
+
+func (e *SchemaError) Error() string {
+	if e.Foreign {
+		return "the file is a database of another application"
+	}
+	return fmt.Sprintf("the file has schema version %d, this program knows up to %d; use a newer program", e.Version, e.Known)
+}
+
+// dsn names the database for the driver, with what every connection needs.
+func dsn(path string, pragmas ...string) string {
+	query := url.Values{"_pragma": append([]string{
+		"busy_timeout(5000)", // somebody may look at the file with a shell
+		"synchronous(FULL)",  // a commit in the write-ahead log is synced before it counts
+		"fullfsync(1)",       // the same on macOS, where fsync alone promises nothing
+		"checkpoint_fullfsync(1)",
+		"temp_store(MEMORY)",
+	}, pragmas...)}
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?" + query.Encode()
+}
+
+// prepare checks the file, or makes it.
+func prepare(ctx context.Context, path string) error {
+	db, err := sql.Open(driverName, dsn(path))
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // nothing is pending on it
+	db.SetMaxOpenConns(1)
+	if err := check(ctx, db); err != nil {
+		return damaged(err)
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+func check(ctx context.Context, db *sql.DB) error {
+	var application, version, tables int
+	if err := db.QueryRowContext(ctx, `
+		SELECT (SELECT application_id FROM pragma_application_id),
+			(SELECT user_version FROM pragma_user_version),
+			(SELECT count(*) FROM sqlite_schema)`).Scan(&application, &version, &tables); err != nil {
+		return err
+	}
+	switch {
+	case application == 0 && tables == 0:
+		return create(ctx, db)
+	case application != applicationID:
+		return &SchemaError{Foreign: true}
+	case version > schemaVersion:
+		return &SchemaError{Version: version, Known: schemaVersion}
+	}
+	var verdict string
+	if err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict); err != nil {
+		return err
+	}
+	if verdict != "ok" {
+		return &DamagedError{Detail: strings.ReplaceAll(verdict, "\n", " ")}
+	}
+	return nil
+}
+
+// create makes the tables; in one transaction, so that a file is ours in full or
+// not at all.
+func create(ctx context.Context, db *sql.DB) error {
+	if _, err := db.ExecContext(ctx, `PRAGMA journal_mode = WAL`); err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it is void
+	id := make([]byte, 16)
+	_, _ = rand.Read(id) // crypto/rand.Read never fails
+	if _, err := tx.ExecContext(ctx, schema); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `INSERT INTO meta VALUES (1, ?, 0, 0, 0, 0, 0)`, hex.EncodeToString(id)); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`PRAGMA application_id = %d; PRAGMA user_version = %d`, applicationID, schemaVersion)); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// damaged recognises SQLite's ways to say that a file is broken.
+func damaged(err error) error {
+	var e *driver.Error
+	if errors.As(err, &e) {
+		switch e.Code() & 0xff { // the low byte is the primary code
+		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+			return &DamagedError{Detail: e.Error()}
+		}
+	}
+	return explain(err)
+}
+
+// explain adds to an error of SQLite what an operator can do about it.
+func explain(err error) error {
+	var e *driver.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	hints := map[int]string{
+		sqlite3.SQLITE_FULL:     "the disk is full; free space and writing goes on by itself",
+		sqlite3.SQLITE_READONLY: "the file cannot be written; check its permissions and how it is mounted",
+		sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check the folder and its permissions",
+		sqlite3.SQLITE_IOERR:    "the disk reports an error; check the system's log",
+	}
+	if hint, ok := hints[e.Code()&0xff]; ok && !strings.HasPrefix(err.Error(), hint) {
+		return fmt.Errorf("%s: %w", hint, err)
+	}
+	return err
+}
+
+// syncFolder makes the file's name as durable as its content.
+func syncFolder(path string) error {
+	folder, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = folder.Sync()
+	if errors.Is(err, errors.ErrUnsupported) || !foldersSync {
+		err = nil
+	}
+	return errors.Join(err, folder.Close())
+}
+
+// bookkeeping is the row of meta.
+type bookkeeping struct {
+	epoch     string
+	revision  store.Revision
+	compacted store.Revision
+	swept     store.Revision
+	size      int64
+	probes    int64
+}
+
+const selectMeta = `SELECT epoch, revision, compacted, swept, size, probes FROM meta`
+
+func (b *bookkeeping) scan(row interface{ Scan(...any) error }) error {
+	return row.Scan(&b.epoch, &b.revision, &b.compacted, &b.swept, &b.size, &b.probes)
+}

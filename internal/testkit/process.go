@@ -1,0 +1,238 @@
+// Package testkit runs real processes and machines for tests and benchmarks.
+//
+// It owns their life: whatever it starts is gone when the test ends. Enter at
+// Start. Production code never imports it.
+package testkit
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Patience is how long a process may take to do what it should, on a slow and
+// busy machine. It bounds hangs; nothing is measured by it.
+const Patience = 60 * time.Second
+
+var build struct {
+	sync.Mutex
+	done map[string]error
+}
+
+// Binary returns the path of bin/proxima, as "make build" made it, or builds it.
+func Binary(t testing.TB) string { return binary(t, "proxima", "PROXIMA_BIN", ".", "./cmd/proxima") }
+
+// Kubectl returns the path of bin/kubectl, the real one, built if need be.
+func Kubectl(t testing.TB) string { return binary(t, "kubectl", "KUBECTL", "test/kubectl", ".") }
+
+func binary(t testing.TB, name, env, dir, pkg string) string {
+	t.Helper()
+	if path := os.Getenv(env); path != "" {
+		return path
+	}
+	path := filepath.Join(Root(t), "bin", name)
+	build.Lock()
+	defer build.Unlock()
+	if err, built := build.done[name]; built {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// go build is quick where nothing changed.
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, pkg)
+	cmd.Dir = filepath.Join(Root(t), dir)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("build %s: %w\n%s", name, err, out)
+	}
+	if build.done == nil {
+		build.done = map[string]error{}
+	}
+	build.done[name] = err
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Root is the top of the source tree.
+func Root(t testing.TB) string {
+	t.Helper()
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		t.Fatal("the source tree can't be found: the tests were built with -trimpath")
+	}
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// Process is a program under test.
+type Process struct {
+	t      testing.TB
+	name   string
+	cmd    *exec.Cmd
+	first  chan string
+	done   chan struct{}
+	Stdout *Output
+	Stderr *Output
+}
+
+// Start runs a program until the test ends. Lines it prints are kept, and shown
+// if the test fails.
+func Start(t testing.TB, env []string, path string, args ...string) *Process {
+	t.Helper()
+	p := &Process{
+		t: t, name: filepath.Base(path) + " " + strings.Join(args[:min(1, len(args))], " "),
+		cmd: exec.Command(path, args...), first: make(chan string, 1), done: make(chan struct{}),
+		Stdout: &Output{}, Stderr: &Output{},
+	}
+	p.cmd.Env = append(CleanEnv(), env...)
+	p.cmd.Stderr = p.Stderr
+	p.cmd.SysProcAttr = ownGroup()
+	stdout, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		t.Fatalf("start %s: %v", p.name, err)
+	}
+	go p.follow(stdout)
+	t.Cleanup(func() {
+		p.Stop()
+		if t.Failed() {
+			t.Logf("--- %s, standard error:\n%s", p.name, p.Stderr)
+		}
+	})
+	return p
+}
+
+func (p *Process) follow(stdout io.Reader) {
+	defer close(p.done)
+	reader := bufio.NewReader(stdout)
+	if line, err := reader.ReadString('\n'); err == nil {
+		fmt.Fprint(p.Stdout, line)
+		p.first <- strings.TrimSpace(line)
+	}
+	close(p.first)
+	_, _ = io.Copy(p.Stdout, reader)
+	_ = p.cmd.Wait() // ExitCode tells
+}
+
+// FirstLine waits for the first line on standard output: what a role prints
+// when it serves.
+func (p *Process) FirstLine() string {
+	p.t.Helper()
+	select {
+	case line, ok := <-p.first:
+		if ok {
+			return line
+		}
+		p.t.Fatalf("%s ended without a word on standard output", p.name)
+	case <-time.After(Patience):
+		p.t.Fatalf("%s said nothing on standard output for %s", p.name, Patience)
+	}
+	return ""
+}
+
+// Signal sends a signal to the process alone.
+func (p *Process) Signal(sig os.Signal) { _ = p.cmd.Process.Signal(sig) }
+
+// Kill ends the process the hard way and waits until it is gone.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Stop asks the process to end, waits, and insists if it takes too long.
+func (p *Process) Stop() {
+	p.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		p.t.Errorf("%s did not end on SIGTERM within 20 s", p.name)
+		p.Kill()
+	}
+}
+
+// Wait for the end and return the exit code.
+func (p *Process) Wait() int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(Patience):
+		p.t.Fatalf("%s did not end in %s", p.name, Patience)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// PID of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Output is what a process wrote. Safe for concurrent use.
+type Output struct {
+	mu   sync.Mutex
+	data []byte
+}
+
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.data = append(o.data, p...)
+	return len(p), nil
+}
+
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.data)
+}
+
+// CleanEnv is the environment without settings of Proxima and kubectl.
+func CleanEnv() []string {
+	var env []string
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PROXIMA_") && !strings.HasPrefix(v, "KUBECONFIG=") && !strings.HasPrefix(v, "HOME=") {
+			env = append(env, v)
+		}
+	}
+	return env
+}
+
+// FreePort finds a TCP port on 127.0.0.1 that nobody listens on.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// Eventually asks again and again until cond is true. It is for outside systems
+// that give no notification; it fails the test after Patience.
+func Eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(Patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("%s: not within %s", what, Patience)
+		}
+	}
+}

@@ -1,0 +1,10 @@
+package workload
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+func tieToParent(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+}

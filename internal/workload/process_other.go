@@ -1,0 +1,8 @@
+//go:build !linux
+
+package workload
+
+import "os/exec"
+
+// tieToParent does nothing: the system offers no such tie.
+func tieToParent(*exec.Cmd) {}

@@ -1,0 +1,221 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// registration keeps the Dataplane in step with the process. Its methods may be
+// called from several goroutines; writes happen one at a time.
+type registration struct {
+	cfg Config
+
+	mu sync.Mutex
+	// current is the Dataplane as the server last gave it; nil: not registered.
+	current *v1alpha1.Dataplane
+	// ready is what the status should say.
+	ready condition
+	// gone: the Dataplane was deleted by this run, and is left alone.
+	gone bool
+}
+
+// condition is the Ready condition, as wanted.
+type condition struct {
+	ready           bool
+	reason, message string
+}
+
+func newRegistration(cfg Config) *registration {
+	return &registration{
+		cfg:   cfg,
+		ready: condition{reason: "Starting", message: "the command was just started"},
+	}
+}
+
+// announce tries once to create the Dataplane, not ready yet, so that mistakes
+// in it are told before anything is started. Errors are those that trying again
+// would not mend.
+func (r *registration) announce(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.write(ctx)
+	var foreign *foreignError
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), apierrors.IsNotFound(err):
+		return fmt.Errorf("register dataplane %s: %w", resource.KeyOf(r.cfg.Dataplane), err)
+	case asForeign(err, &foreign):
+		return err
+	}
+	r.cfg.Logger.Warn("not registered yet, the command is started all the same", "error", err)
+	return nil
+}
+
+// keep follows the readiness and renews the lease until ctx ends. What could
+// not be written is tried again, with growing pauses.
+func (r *registration) keep(ctx context.Context, readiness <-chan condition) {
+	ticker := r.cfg.Clock.NewTicker(renewEvery)
+	defer ticker.Stop()
+	pause := time.Duration(0)
+	var retry <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-readiness:
+			r.mu.Lock()
+			changed := c.ready != r.ready.ready
+			r.ready = c
+			r.mu.Unlock()
+			if changed {
+				r.cfg.Logger.Info("readiness", "ready", c.ready, "reason", c.reason, "message", c.message)
+			}
+		case <-ticker.C():
+		case <-retry:
+		}
+		r.mu.Lock()
+		err := r.write(ctx)
+		r.mu.Unlock()
+		if err == nil {
+			pause, retry = 0, nil
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		pause = min(max(2*pause, 100*time.Millisecond), renewEvery)
+		retry = r.cfg.Clock.After(pause)
+		r.cfg.Logger.Warn("catalogue not up to date", "error", err, "retry_in", pause.String())
+	}
+}
+
+// drain says that no new connections are wanted any more: the Dataplane becomes
+// terminating, and open connections may finish. It waits for the catalogue, but
+// not long: the process is to hear of its signal.
+func (r *registration) drain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone {
+		return
+	}
+	r.gone = true
+	r.delete(drainCall, false)
+}
+
+// withdraw removes the Dataplane, if it is still this run's.
+func (r *registration) withdraw() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone = true
+	r.delete(apiTimeout, true)
+}
+
+func (r *registration) delete(timeout time.Duration, now bool) {
+	if r.current == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	key := resource.KeyOf(r.current)
+	err := r.cfg.Client.Delete(ctx, kind.Dataplane(), key, resource.Preconditions{UID: r.current.UID, Now: now})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		r.cfg.Logger.Warn("the catalogue was not told of the end; the dataplane is not ready once its lease has run out",
+			"dataplane", key.String(), "error", err, "lease_seconds", leaseSeconds)
+	}
+}
+
+// write makes the catalogue say what the registration says. It registers anew
+// if the Dataplane is missing, whoever removed it: the workload is there.
+func (r *registration) write(ctx context.Context) error {
+	if r.gone {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	if r.current == nil {
+		if err := r.register(ctx); err != nil {
+			return err
+		}
+	}
+	next := r.current.DeepCopy()
+	r.fillStatus(&next.Status)
+	out, err := r.cfg.Client.UpdateStatus(ctx, next)
+	switch {
+	case err == nil:
+		r.current = out.(*v1alpha1.Dataplane)
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		// Somebody wrote or deleted it meanwhile: look again, once.
+		r.current = nil
+		if err := r.register(ctx); err != nil {
+			return err
+		}
+		next := r.current.DeepCopy()
+		r.fillStatus(&next.Status)
+		if out, err = r.cfg.Client.UpdateStatus(ctx, next); err != nil {
+			return err
+		}
+		r.current = out.(*v1alpha1.Dataplane)
+		return nil
+	}
+	return err
+}
+
+// register creates the Dataplane, or takes over one of the same name whose
+// holder is gone. Its spec and labels become this run's.
+func (r *registration) register(ctx context.Context) error {
+	want := r.cfg.Dataplane
+	out, err := r.cfg.Client.Create(ctx, want)
+	if err == nil {
+		r.current = out.(*v1alpha1.Dataplane)
+		return nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	got, err := r.cfg.Client.Get(ctx, kind.Dataplane(), resource.KeyOf(want))
+	if err != nil {
+		return err
+	}
+	have := got.(*v1alpha1.Dataplane)
+	if l := have.Status.Lease; l != nil && l.Holder != r.cfg.Holder {
+		age := r.cfg.Clock.Since(l.RenewTime.Time)
+		if age < time.Duration(l.DurationSeconds)*time.Second {
+			return &foreignError{key: resource.KeyOf(want), holder: l.Holder, age: age}
+		}
+	}
+	have = have.DeepCopy()
+	have.Labels = want.Labels
+	have.Spec = *want.Spec.DeepCopy()
+	if out, err = r.cfg.Client.Update(ctx, have); err != nil {
+		return err
+	}
+	r.current = out.(*v1alpha1.Dataplane)
+	return nil
+}
+
+func (r *registration) fillStatus(s *v1alpha1.DataplaneStatus) {
+	c := r.ready
+	status := metav1.ConditionFalse
+	if c.ready {
+		status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&s.Conditions, metav1.Condition{
+		Type: v1alpha1.DataplaneReady, Status: status, Reason: c.reason, Message: c.message,
+		LastTransitionTime: metav1.NewTime(r.cfg.Clock.Now()),
+	})
+	s.Lease = &v1alpha1.DataplaneLease{
+		Holder: r.cfg.Holder, RenewTime: metav1.NewMicroTime(r.cfg.Clock.Now()), DurationSeconds: leaseSeconds,
+	}
+}

@@ -1,0 +1,104 @@
+// Package workload runs a command as a member of the catalogue: a Dataplane that
+// is ready while the command answers, and gone when it ends.
+//
+// It owns the life of the process (start, signals, exit code), the probing of
+// its readiness and the upkeep of its Dataplane. Enter at Run. It never stands
+// between the command and its clients, and never stops the command because a
+// control plane is away.
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+const (
+	// renewEvery and leaseSeconds follow the Node lease of Kubernetes: renewed
+	// every 10 s, dead after 40 s.
+	renewEvery   = 10 * time.Second
+	leaseSeconds = 40
+	// apiTimeout bounds one call of the API.
+	apiTimeout = 5 * time.Second
+	// drainCall bounds how long a signal waits for the catalogue to hear of it.
+	drainCall = time.Second
+)
+
+// Config says what to run and as what.
+type Config struct {
+	// Client writes the Dataplane.
+	Client resource.Client
+	// Dataplane is the object to register: name, namespace, labels, spec. Its
+	// probe decides readiness; without one, a TCP port of its that accepts a
+	// connection does, and without such a port being alive is being ready.
+	Dataplane *v1alpha1.Dataplane
+	// Holder identifies this run in the lease, e.g. "host/pid".
+	Holder string
+	// Command and its arguments, without a shell.
+	Command []string
+	// Env is added to this process's environment.
+	Env            []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Signals are passed through to the command.
+	Signals <-chan os.Signal
+	// Terminal says that the command shares a terminal with this process. The
+	// terminal itself sends SIGINT and SIGQUIT to both, so those are not passed
+	// on a second time.
+	Terminal bool
+	Logger   *slog.Logger
+	Clock    clock.WithTicker
+}
+
+// Run registers, starts the command, waits for its end and deregisters. It
+// returns the command's exit code (128+n if signal n ended it). An error means
+// that the command was not started: it can't be found, or the catalogue refused
+// the Dataplane. A control plane that can't be reached is no error: the command
+// runs, and is registered as soon as one answers.
+func Run(ctx context.Context, cfg Config) (exitCode int, err error) {
+	if len(cfg.Command) == 0 {
+		return 0, errors.New("no command to run: give one after --")
+	}
+	probe, err := newProber(cfg.Dataplane)
+	if err != nil {
+		return 0, err
+	}
+	reg := newRegistration(cfg)
+	if err := reg.announce(ctx); err != nil {
+		return 0, err
+	}
+
+	proc, err := start(cfg)
+	if err != nil {
+		reg.withdraw()
+		return 0, fmt.Errorf("start %q: %w", cfg.Command[0], err)
+	}
+
+	watch, stop := context.WithCancel(ctx)
+	upkeep := make(chan struct{})
+	go func() {
+		defer close(upkeep)
+		reg.keep(watch, probe.watch(watch, cfg.Clock))
+	}()
+
+	code := proc.wait(ctx, cfg.Signals, func(sig os.Signal) (pass bool) {
+		if endsProcess(sig) {
+			cfg.Logger.Info("draining", "signal", sig.String())
+			reg.drain()
+		}
+		return !cfg.Terminal || !fromTerminal(sig)
+	})
+	stop()
+	<-upkeep
+	reg.withdraw()
+	return code, nil
+}

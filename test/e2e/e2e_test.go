@@ -1,0 +1,227 @@
+// Package e2e uses Proxima the way people do: the real binary, the real kubectl,
+// the real client-go, one process each.
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/proxima-mesh/proxima/internal/testkit"
+)
+
+// plane is a control plane in a process of its own.
+type plane struct {
+	t          testing.TB
+	dir        string
+	api, grpc  int
+	kubeconfig string
+	process    *testkit.Process
+}
+
+func startPlane(t testing.TB) *plane {
+	t.Helper()
+	p := &plane{t: t, dir: t.TempDir(), api: testkit.FreePort(t), grpc: testkit.FreePort(t)}
+	p.kubeconfig = filepath.Join(p.dir, "kubeconfig")
+	p.start()
+	return p
+}
+
+// start or restart on the same data.
+func (p *plane) start() {
+	p.t.Helper()
+	p.process = testkit.Start(p.t, nil, testkit.Binary(p.t), "control-plane", "--role", "standalone",
+		"--data-dir", p.dir, "--store", "sqlite:"+filepath.Join(p.dir, "store.db"),
+		"--api-address", p.apiAddress(), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", "127.96.0.0/16")
+	p.process.FirstLine()
+}
+
+func (p *plane) apiAddress() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.api)) }
+
+// proxima runs a command to its end and returns its standard output.
+func (p *plane) proxima(args ...string) string {
+	p.t.Helper()
+	return p.run(testkit.Binary(p.t), args...)
+}
+
+// kubectl runs the real one, as an administrator.
+func (p *plane) kubectl(args ...string) string {
+	p.t.Helper()
+	return p.run(testkit.Kubectl(p.t), args...)
+}
+
+func (p *plane) run(path string, args ...string) string {
+	p.t.Helper()
+	out, err := p.try("", path, args...)
+	if err != nil {
+		p.t.Fatalf("%s %s: %v\n%s", filepath.Base(path), strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// try runs a command with an input; its output holds both streams on failure.
+func (p *plane) try(stdin, path string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(testkit.CleanEnv(), "KUBECONFIG="+p.kubeconfig, "HOME="+p.dir)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return string(out) + stderr.String(), err
+	}
+	return string(out), nil
+}
+
+func (p *plane) apply(manifest string) {
+	p.t.Helper()
+	if out, err := p.try(manifest, testkit.Kubectl(p.t), "apply", "-f", "-"); err != nil {
+		p.t.Fatalf("kubectl apply: %v\n%s", err, out)
+	}
+}
+
+func (p *plane) config() *rest.Config {
+	p.t.Helper()
+	cfg, err := clientcmd.BuildConfigFromFlags("", p.kubeconfig)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cfg.QPS = -1
+	return cfg
+}
+
+func (p *plane) clientset() *kubernetes.Clientset {
+	p.t.Helper()
+	return kubernetes.NewForConfigOrDie(p.config())
+}
+
+// startNode joins an agent, a process of its own, with a node token.
+func (p *plane) startNode(name, zone string) *node {
+	p.t.Helper()
+	n := &node{plane: p, name: name, zone: zone, dir: p.t.TempDir(), health: testkit.FreePort(p.t), metrics: testkit.FreePort(p.t)}
+	n.token = filepath.Join(n.dir, "token")
+	token := p.proxima("token", "create", "--kind", "node", "--name", name)
+	if err := os.WriteFile(n.token, []byte(token), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+	n.start()
+	return n
+}
+
+// node is an agent in a process of its own.
+type node struct {
+	plane           *plane
+	name, zone      string
+	dir, token      string
+	health, metrics int
+	process         *testkit.Process
+}
+
+func (n *node) start() {
+	n.plane.t.Helper()
+	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), "node", "--server", n.plane.apiAddress(),
+		"--token-file", n.token, "--node-name", n.name, "--zone", n.zone, "--mode", "userspace", "--data-dir", n.dir,
+		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics))
+	n.process.FirstLine()
+}
+
+// metric reads one value of the agent's metrics; labels are matched as text.
+func (n *node) metric(name string) float64 {
+	n.plane.t.Helper()
+	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", n.metrics))
+	if err != nil {
+		n.plane.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var text strings.Builder
+	buf := make([]byte, 64<<10)
+	for {
+		k, err := resp.Body.Read(buf)
+		text.Write(buf[:k])
+		if err != nil {
+			break
+		}
+	}
+	for line := range strings.Lines(text.String()) {
+		if after, ok := strings.CutPrefix(line, name); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(after), 64)
+			if err == nil {
+				return value
+			}
+		}
+	}
+	n.plane.t.Fatalf("metric %s is not served:\n%s", name, text.String())
+	return 0
+}
+
+// backend is a real HTTP server run as a workload.
+func (p *plane) startBackend(name, zone string) *testkit.Process {
+	p.t.Helper()
+	port := strconv.Itoa(testkit.FreePort(p.t))
+	bin := testkit.Binary(p.t)
+	return testkit.Start(p.t, []string{"KUBECONFIG=" + p.kubeconfig}, bin, "run", "--name", name,
+		"--labels", "app=web,topology.kubernetes.io/zone="+zone, "--port", "http:"+port, "--address", "127.0.0.1", "--ready-http", "/",
+		"--", bin, "demo", "backend", "--name", name, "--zone", zone, "--listen", "127.0.0.1:"+port)
+}
+
+const webService = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  selector: {app: web}
+  ports: [{name: http, port: 8080, targetPort: http}]
+`
+
+// who answers one request on a fresh connection.
+func who(addr string) (name string, pid int, err error) {
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + addr + "/")
+	if err != nil {
+		return "", 0, err
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Name string
+		PID  int
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return "", 0, err
+	}
+	return answer.Name, answer.PID, nil
+}
+
+// awaitAnswers asks until everybody named has answered.
+func awaitAnswers(t testing.TB, addr string, names ...string) {
+	t.Helper()
+	missing := map[string]bool{}
+	for _, n := range names {
+		missing[n] = true
+	}
+	testkit.Eventually(t, fmt.Sprintf("answers of %v at %s", names, addr), func() bool {
+		if name, _, err := who(addr); err == nil {
+			delete(missing, name)
+		}
+		return len(missing) == 0
+	})
+}
+
+func (p *plane) vip(service string) string {
+	p.t.Helper()
+	return strings.TrimSpace(p.kubectl("get", "service", service, "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}"))
+}

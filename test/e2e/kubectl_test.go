@@ -1,0 +1,266 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/testkit"
+)
+
+// object of the matrix: one manifest of each kind.
+type object struct {
+	file, manifest        string
+	kind, name, namespace string
+}
+
+func objects(t *testing.T) []object {
+	t.Helper()
+	files, err := filepath.Glob("testdata/kinds/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no manifests: ", err)
+	}
+	var all []object
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var head struct {
+			Kind     string
+			Metadata struct{ Name, Namespace string }
+		}
+		if err := yaml.Unmarshal(data, &head); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, object{file, string(data), strings.ToLower(head.Kind), head.Metadata.Name, head.Metadata.Namespace})
+	}
+	return all
+}
+
+// TestKubectl puts every kind through every verb of the real kubectl.
+func TestKubectl(t *testing.T) {
+	p := startPlane(t)
+	for _, o := range objects(t) {
+		t.Run(o.kind, func(t *testing.T) {
+			m := matrix{plane: &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}, object: o}
+			m.serverSide()
+			m.changes()
+			m.reads()
+			m.deletes()
+			m.clientSide()
+		})
+	}
+	t.Run("delete of a namespace takes everything in it", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		p.kubectl("create", "namespace", "doomed")
+		p.kubectl("-n", "doomed", "create", "configmap", "a")
+		p.kubectl("-n", "doomed", "create", "service", "clusterip", "b", "--tcp=80")
+		p.kubectl("delete", "namespace", "doomed", "--timeout=30s")
+		if out, err := p.try("", testkit.Kubectl(t), "-n", "doomed", "get", "configmap", "a"); err == nil {
+			t.Errorf("an object outlived its namespace:\n%s", out)
+		}
+		if out, err := p.try("", testkit.Kubectl(t), "-n", "doomed", "create", "configmap", "late"); err == nil {
+			t.Errorf("an object was made in a namespace that is gone:\n%s", out)
+		}
+	})
+	t.Run("api-resources", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		out := p.kubectl("api-resources", "--no-headers")
+		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("api-resources does not know %s:\n%s", want, out)
+			}
+		}
+	})
+}
+
+type matrix struct {
+	*plane
+	object
+}
+
+func (m matrix) ref(args ...string) []string {
+	args = append(args, m.kind, m.name)
+	if m.namespace != "" {
+		args = append(args, "-n", m.namespace)
+	}
+	return args
+}
+
+func (m matrix) expect(out string, words ...string) {
+	m.t.Helper()
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			m.t.Errorf("%q is missing in:\n%s", w, out)
+		}
+	}
+}
+
+// serverSide: created, applied again, taken over; managed fields are kept.
+func (m matrix) serverSide() {
+	m.t.Helper()
+	m.kubectl("apply", "--server-side", "-f", m.file)
+	m.expect(m.kubectl("apply", "--server-side", "-f", m.file), "serverside-applied")
+	out := m.kubectl(m.ref("get", "-o", "yaml", "--show-managed-fields")...)
+	m.expect(out, "managedFields:", "manager: kubectl", "operation: Apply")
+	labelled := strings.Replace(m.manifest, "metadata: {", "metadata: {labels: {by: other},", 1)
+	if strings.Contains(m.manifest, "labels: {") || labelled == m.manifest {
+		return
+	}
+	if out, err := m.try(labelled, testkit.Kubectl(m.t), "apply", "--server-side", "--field-manager=other", "-f", "-"); err != nil {
+		m.t.Errorf("a second manager: %v\n%s", err, out)
+	}
+	m.expect(m.kubectl(m.ref("get", "-o", "yaml", "--show-managed-fields")...), "manager: other", "manager: kubectl")
+}
+
+// changes: patch in three ways, label, annotate, edit, watch.
+func (m matrix) changes() {
+	m.t.Helper()
+	m.watchWhile(func() {
+		m.kubectl(m.ref("patch", "--type=merge", "-p", `{"metadata":{"annotations":{"merge":"1"}}}`)...)
+	})
+	m.kubectl(m.ref("patch", "--type=json", "-p", `[{"op":"add","path":"/metadata/annotations/json","value":"1"}]`)...)
+	if m.kind != "dataplane" { // strategic merge is for built-in kinds, as with custom resources
+		m.kubectl(m.ref("patch", "--type=strategic", "-p", `{"metadata":{"annotations":{"strategic":"1"}}}`)...)
+	}
+	m.kubectl(append(m.ref("label"), "stage=test")...)
+	m.kubectl(append(m.ref("annotate"), "noted=yes")...)
+	editor := filepath.Join(m.t.TempDir(), "editor")
+	if err := os.WriteFile(editor, []byte("#!/bin/sh\nsed -i 's/noted: \"\\?yes\"\\?/noted: edited/' \"$1\"\n"), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	edit := exec.Command(testkit.Kubectl(m.t), m.ref("edit")...)
+	edit.Env = append(testkit.CleanEnv(), "KUBECONFIG="+m.kubeconfig, "HOME="+m.dir, "KUBE_EDITOR="+editor)
+	if out, err := edit.CombinedOutput(); err != nil {
+		m.t.Errorf("edit: %v\n%s", err, out)
+	}
+	m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "merge: ", "json: ", "noted: edited", "stage: test")
+}
+
+// watchWhile follows the object with "get --watch" and wants to see the change.
+func (m matrix) watchWhile(change func()) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testkit.Kubectl(m.t), m.ref("get", "--watch", "--output-watch-events", "-o", "name")...)
+	cmd.Env = append(testkit.CleanEnv(), "KUBECONFIG="+m.kubeconfig, "HOME="+m.dir)
+	var out testkit.Output
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	defer func() { cancel(); _ = cmd.Wait() }()
+	testkit.Eventually(m.t, "the watch shows what exists", func() bool { return strings.Contains(out.String(), "ADDED") })
+	change()
+	testkit.Eventually(m.t, "the watch shows the change", func() bool { return strings.Contains(out.String(), "MODIFIED") })
+}
+
+// reads: every way to look at it.
+func (m matrix) reads() {
+	m.t.Helper()
+	m.expect(m.kubectl(m.ref("get")...), "NAME")
+	m.expect(m.kubectl(m.ref("get", "-o", "wide")...), "NAME")
+	m.expect(m.kubectl("get", m.kind, "-A", "-l", "stage=test"), m.name)
+	if m.kind == "event" {
+		m.expect(m.kubectl("get", m.kind, "-A", "--field-selector", "reason=Tested"), "Tested")
+	} else {
+		m.expect(m.kubectl("get", m.kind, "-A", "--field-selector", "metadata.name="+m.name), m.name)
+	}
+	m.expect(m.kubectl(m.ref("describe")...), m.name)
+	m.expect(m.kubectl("explain", m.kind), "KIND:", "FIELDS:")
+	m.expect(m.kubectl("explain", m.kind+".metadata.name"), "name <string>")
+	m.kubectl("diff", "--server-side", "-f", m.file) // no difference: exit code 0
+	m.expect(m.proxima(m.refAs("get", "table")...), "NAME", m.tableName())
+	m.expect(m.proxima(m.refAs("get", "yaml")...), "name: "+m.name)
+}
+
+// tableName is what the first column shows.
+func (m matrix) tableName() string {
+	if m.kind == "event" {
+		return "Tested"
+	}
+	return m.name
+}
+
+func (m matrix) refAs(verb, output string) []string {
+	return append(m.ref(verb), "-o", output)
+}
+
+func (m matrix) deletes() {
+	m.t.Helper()
+	m.kubectl(append(m.ref("delete"), "--timeout=30s")...)
+	if out, err := m.try("", testkit.Kubectl(m.t), m.ref("get")...); err == nil || !strings.Contains(out, "NotFound") {
+		m.t.Errorf("after delete: %v\n%s", err, out)
+	}
+}
+
+// clientSide: create, apply, diff and delete by file, as most people do.
+func (m matrix) clientSide() {
+	m.t.Helper()
+	m.expect(m.kubectl("create", "-f", m.file, "--dry-run=server", "-o", "name"), m.name)
+	m.kubectl("apply", "-f", m.file)
+	m.expect(m.kubectl("apply", "-f", m.file), "unchanged")
+	m.kubectl("diff", "-f", m.file)
+	changed := strings.Replace(m.manifest, "name: "+m.name, "name: "+m.name+", annotations: {changed: really}", 1)
+	if changed != m.manifest && strings.Contains(m.manifest, "metadata: {") {
+		out, err := m.try(changed, testkit.Kubectl(m.t), "diff", "-f", "-")
+		if err == nil || !strings.Contains(out, "+    changed: really") {
+			m.t.Errorf("diff of a change: %v\n%s", err, out)
+		}
+		m.apply(changed)
+		m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "changed: really")
+	}
+	m.kubectl("delete", "-f", m.file, "--timeout=30s")
+}
+
+// TestTokens: each identity may do what it should, and no more.
+func TestTokens(t *testing.T) {
+	p := startPlane(t)
+	as := func(token string, args ...string) (string, error) {
+		return p.try("", testkit.Kubectl(t), append([]string{
+			"--kubeconfig=/dev/null", "--server=https://" + p.apiAddress(),
+			"--certificate-authority=" + filepath.Join(p.dir, "pki", "ca", "ca.crt"), "--token=" + token}, args...)...)
+	}
+	token := func(kind, name string) string {
+		return strings.TrimSpace(p.proxima("token", "create", "--kind", kind, "--name", name))
+	}
+	readOnly, admin, node := token("read-only", "viewer"), token("admin", "boss"), token("node", "n1")
+	for _, tc := range []struct {
+		who, token string
+		args       []string
+		want       string // in the output; empty: success
+	}{
+		{"admin", admin, []string{"create", "configmap", "a"}, ""},
+		{"read-only", readOnly, []string{"get", "services", "-A"}, ""},
+		{"read-only", readOnly, []string{"create", "configmap", "b"}, "Forbidden"},
+		{"read-only", readOnly, []string{"get", "secrets"}, "Forbidden"},
+		{"node", node, []string{"get", "services", "-A"}, ""},
+		{"node", node, []string{"delete", "service", "kubernetes"}, "Forbidden"},
+		{"a wrong token", admin[:len(admin)-4] + "beef", []string{"get", "services"}, "Unauthorized"},
+		{"rubbish", "rubbish", []string{"get", "services"}, "Unauthorized"},
+		{"nobody", "", []string{"get", "--raw", "/version"}, ""},
+		{"nobody", "", []string{"get", "--raw", "/api/v1/services"}, "forbidden"},
+	} {
+		t.Run(fmt.Sprintf("%s %s", tc.who, strings.Join(tc.args[:2], " ")), func(t *testing.T) {
+			args := tc.args
+			if tc.token == "" {
+				args = slices.Concat([]string{"--username=", "--password="}, args)
+			}
+			out, err := as(tc.token, args...)
+			switch {
+			case tc.want == "" && err != nil:
+				t.Errorf("refused: %v\n%s", err, out)
+			case tc.want != "" && (err == nil || !strings.Contains(strings.ToLower(out), strings.ToLower(tc.want))):
+				t.Errorf("got %v, want %q:\n%s", err, tc.want, out)
+			}
+		})
+	}
+}
