@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,10 +125,12 @@ func TestForeignEdits(t *testing.T) {
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := resourcetest.New(kind.All()...)
-		away, asked := true, 0
+		var away atomic.Bool
+		var asked atomic.Int64
+		away.Store(true)
 		client.Intercept(func(resourcetest.Call) error {
-			asked++
-			if away {
+			asked.Add(1)
+			if away.Load() {
 				return errors.New("away")
 			}
 			return nil
@@ -142,10 +145,10 @@ func TestOutage(t *testing.T) {
 		}()
 		time.Sleep(time.Hour) // the bubble's clock
 		synctest.Wait()
-		if asked < 300 || asked > 600 {
-			t.Errorf("asked %d times in an hour, want about every 10 s", asked)
+		if n := asked.Load(); n < 300 || n > 600 {
+			t.Errorf("asked %d times in an hour, want about every 10 s", n)
 		}
-		away = false
+		away.Store(false)
 		time.Sleep(RenewEvery)
 		synctest.Wait()
 		for range 60 {
