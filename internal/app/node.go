@@ -299,6 +299,12 @@ func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
 		}
 		return 0
 	})
+	metric("unsaved", "1 while the state on disk lacks the newest changes.", func(s view.FeedStatus) float64 {
+		if s.Unsaved {
+			return 1
+		}
+		return 0
+	})
 	metric("streams_total", "Streams to the control plane that were admitted.", func(s view.FeedStatus) float64 { return float64(s.Streams) })
 	metric("received_bytes", "Payload received on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesReceived) })
 	metric("sent_bytes", "Payload sent on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesSent) })

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,7 +111,7 @@ func (d *demo) play(ctx context.Context) error {
 	}
 
 	d.screen.title("kill -9 of zone-a's backend (process %d), then %d more", before.pids["web-a"], requests)
-	if err := kill(before.pids["web-a"]); err != nil {
+	if err := kill(ctx, before.pids["web-a"]); err != nil {
 		return fmt.Errorf("kill zone-a's backend: %w", err)
 	}
 	after, err := d.ask(ctx)
@@ -343,12 +344,26 @@ func (d *demo) printWhatNext() {
 	}
 }
 
-func kill(pid int) error {
+// kill ends a process the hard way, and waits until the kernel has closed its
+// sockets: until then it still takes connections, only to reset them.
+func kill(ctx context.Context, pid int) error {
 	p, err := os.FindProcess(pid)
 	if err != nil {
 		return err
 	}
-	return p.Kill()
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	gone := time.NewTicker(time.Millisecond)
+	defer gone.Stop()
+	for p.Signal(syscall.Signal(0)) == nil {
+		select {
+		case <-gone.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // freeAddress finds a loopback port that nobody listens on.

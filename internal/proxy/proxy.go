@@ -150,6 +150,9 @@ type Choice struct {
 	// under a Local policy. Sorted by address; no duplicates; weights ≥ 1. A list
 	// that none of the Service's policies asks for is empty.
 	Cluster, Local []Target
+	// Spare lists ready endpoints that hints keep out of Cluster. A mode that can
+	// try again uses them when nobody in Cluster answers; the others ignore them.
+	Spare []Target
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
 	// not empty, or no policy asks for it.
 	NoCluster, NoLocal Verdict
@@ -184,7 +187,7 @@ func (s *PortState) Equal(t *PortState) bool {
 
 func (c *Choice) equal(d *Choice) bool {
 	return c.NoCluster == d.NoCluster && c.NoLocal == d.NoLocal &&
-		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local)
+		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local) && slices.Equal(c.Spare, d.Spare)
 }
 
 func (s *Service) equalButPorts(t *Service) bool {

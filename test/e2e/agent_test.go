@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -114,6 +115,7 @@ func TestOutage(t *testing.T) {
 	p.startBackend("web-a", "zone-a")
 	awaitAnswers(t, vip, "web-a")
 	full := n.metric("proxima_view_received_bytes")
+	testkit.Eventually(t, "the agent's state is on disk", func() bool { return n.metric("proxima_view_unsaved") == 0 })
 
 	p.process.Kill()
 	askMany(t, vip, "web-a", "the control plane is dead")
@@ -174,8 +176,9 @@ func TestRun(t *testing.T) {
 		}
 	})
 	t.Run("terminating while it drains", func(t *testing.T) {
+		end := filepath.Join(t.TempDir(), "end") // the command ends once this is there
 		r := testkit.Start(t, env, bin, "run", "--name", "slow", "--address", "127.0.0.1", "--",
-			"sh", "-c", `trap 'read x < `+t.TempDir()+`/never || sleep 1; exit 3' TERM; while :; do sleep 0.05; done`)
+			"sh", "-c", "trap 'while [ ! -e "+end+" ]; do sleep 0.02; done; exit 3' TERM; while :; do sleep 0.02; done")
 		testkit.Eventually(t, "it is ready", func() bool {
 			return strings.Contains(p.kubectl("get", "dataplanes"), "True")
 		})
@@ -183,6 +186,9 @@ func TestRun(t *testing.T) {
 		testkit.Eventually(t, "it is terminating", func() bool {
 			return strings.Contains(p.kubectl("get", "dataplanes"), "Terminating")
 		})
+		if err := os.WriteFile(end, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		if code := r.Wait(); code != 3 {
 			t.Errorf("exit code %d, want 3", code)
 		}

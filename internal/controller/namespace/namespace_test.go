@@ -143,8 +143,8 @@ func TestController(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				done := make(chan error, 1)
+				c.watcher.Modify(c.namespace.DeepCopy()) // the channel holds it
 				go func() { done <- ctrl.Run(ctx) }()
-				c.watcher.Modify(c.namespace.DeepCopy())
 				<-ctx.Done() // time passes only while nothing is left to do
 				cancel()
 				if err := <-done; err != nil {

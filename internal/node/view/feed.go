@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	// saveDelay gathers changes before the state file is written; saveDelayPerMiB
-	// is added for its size, so that constant change writes at most 1 MiB/s.
-	saveDelay       = 2 * time.Second
+	// saveDelay is the pause after the state file was written; a change after it is
+	// written at once. saveDelayPerMiB is added for its size, so that constant
+	// change writes at most 1 MiB/s.
+	saveDelay       = time.Second / 2
 	saveDelayPerMiB = time.Second
 	// saveRetry after a failure: a full disk stays full for a while.
 	saveRetry = time.Minute
@@ -62,6 +63,8 @@ type Feed struct {
 	synced   bool
 	fromDisk bool
 	zone     string
+	// changes counts what was received, saved how much of it is on disk.
+	changes, saved uint64
 }
 
 // NewFeed makes a feed.
@@ -77,6 +80,8 @@ type FeedStatus struct {
 	stream.ClientStatus
 	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
 	Synced, FromDisk bool
+	// Unsaved: the state file, if there is one, lacks the newest changes.
+	Unsaved bool
 	// Zone whose view this is.
 	Zone string
 	// Positions by type; absent: only versions are known.
@@ -89,7 +94,7 @@ type FeedStatus struct {
 func (f *Feed) Status() FeedStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := FeedStatus{Synced: f.synced, FromDisk: f.fromDisk, Zone: f.zone, Rejected: copyReasons(f.types), Positions: map[string]string{}}
+	s := FeedStatus{Synced: f.synced, FromDisk: f.fromDisk, Unsaved: f.changes != f.saved, Zone: f.zone, Rejected: copyReasons(f.types), Positions: map[string]string{}}
 	for _, h := range f.types {
 		if h.position != "" {
 			s.Positions[h.typ] = h.position
@@ -286,33 +291,33 @@ func (f *follower) complete() bool {
 	return true
 }
 
-// save writes the state file some time after a change, and when ctx ends.
+// save writes the state file after a change, with a pause between two times, and
+// once more when ctx ends.
 func (f *Feed) save(ctx context.Context) {
-	delay := saveDelay
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-f.dirty:
-			timer := time.NewTimer(delay)
+			pause := time.NewTimer(f.saveNow())
 			select {
 			case <-ctx.Done():
-			case <-timer.C:
+			case <-pause.C:
 			}
-			timer.Stop()
-			f.setDirty()
+			pause.Stop()
 		}
-		select {
-		case <-f.dirty:
-			delay = f.saveNow()
-		default:
-		}
-		if ctx.Err() != nil {
-			return
-		}
+	}
+	select {
+	case <-f.dirty:
+		f.saveNow()
+	default:
 	}
 }
 
+// setDirty asks for a save.
 func (f *Feed) setDirty() {
+	f.mu.Lock()
+	f.changes++
+	f.mu.Unlock()
 	select {
 	case f.dirty <- struct{}{}:
 	default:
@@ -327,6 +332,7 @@ func (f *Feed) saveNow() time.Duration {
 	for _, h := range f.types {
 		state.Types = append(state.Types, h.toState())
 	}
+	changes := f.changes
 	f.mu.Unlock()
 	size, err := writeState(f.config.StateFile, state)
 	if err != nil {
@@ -334,5 +340,8 @@ func (f *Feed) saveNow() time.Duration {
 		f.setDirty()
 		return saveRetry
 	}
+	f.mu.Lock()
+	f.saved = changes
+	f.mu.Unlock()
 	return saveDelay + time.Duration(size>>20)*saveDelayPerMiB
 }

@@ -127,6 +127,9 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 		switch {
 		case anyReady: // topology never hides the last ready endpoint
 			c.Cluster = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
+			if t != ignored {
+				c.Spare = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && !t.allows(e, node) })
+			}
 		case anyDraining:
 			c.Cluster = keep(all, node, draining)
 		default:
@@ -201,6 +204,9 @@ func keep(all []proxy.Endpoint, node Node, wanted func(*proxy.Endpoint) bool) []
 		if wanted(&all[i]) {
 			n++
 		}
+	}
+	if n == 0 {
+		return nil
 	}
 	out := make([]proxy.Target, 0, n)
 	for i := range all {

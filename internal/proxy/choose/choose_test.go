@@ -265,3 +265,33 @@ func BenchmarkSlices(b *testing.B) {
 		})
 	}
 }
+
+// TestSpare: what hints keep out of the list is spare, and nothing else is.
+func TestSpare(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		endpoints []string
+		want      string
+	}{
+		{"zone hints", []string{"10.0.0.1 ready zones=a", "10.0.0.2 ready zones=b weight=3", "10.0.0.3 zones=b"}, "10.0.0.2*3"},
+		{"node hints", []string{"10.0.0.1 ready nodes=here", "10.0.0.2 ready nodes=there"}, "10.0.0.2"},
+		{"no hints", []string{"10.0.0.1 ready", "10.0.0.2 ready"}, "none"},
+		{"hints that do not count", []string{"10.0.0.1 ready zones=c", "10.0.0.2 ready zones=b"}, "none"},
+		{"terminating fallback", []string{"10.0.0.1 serving terminating zones=a", "10.0.0.2 serving terminating zones=b"}, "none"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var endpoints []proxy.Endpoint
+			for _, e := range tc.endpoints {
+				endpoints = append(endpoints, ep(e))
+			}
+			got := "none"
+			spare := choose.Endpoints(&proxy.Service{}, proxy.Port{}, endpoints, choose.Node{Name: "here", Zone: "a"}).IPv4.Spare
+			if len(spare) > 0 {
+				got = render(spare, 0)
+			}
+			if got != tc.want {
+				t.Errorf("spare %s, want %s", got, tc.want)
+			}
+		})
+	}
+}

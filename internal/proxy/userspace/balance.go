@@ -26,9 +26,17 @@ func newView(state *proxy.PortState) *view {
 	}
 	return &view{
 		state: state,
-		v4:    pools{newPool(state.IPv4.Cluster), newPool(state.IPv4.Local)},
-		v6:    pools{newPool(state.IPv6.Cluster), newPool(state.IPv6.Local)},
+		v4:    newPools(&state.IPv4),
+		v6:    newPools(&state.IPv6),
 	}
+}
+
+func newPools(c *proxy.Choice) pools {
+	out := pools{newPool(c.Cluster), newPool(c.Local)}
+	if out.cluster != nil {
+		out.cluster.spare = c.Spare
+	}
+	return out
 }
 
 func (v *view) pools(vip netip.Addr) pools {
@@ -53,6 +61,8 @@ type pool struct {
 	targets []proxy.Target // sorted by address
 	upTo    []uint64       // upTo[i]: sum of the weights of targets[:i+1]
 	equal   bool           // all weights are the same
+	// spare targets are tried when none of the others answers.
+	spare []proxy.Target
 }
 
 func newPool(targets []proxy.Target) *pool {
@@ -99,25 +109,24 @@ func (p *pool) pick(n uint64) int {
 func randomStart() uint64 { return rand.Uint64() }
 
 // next chooses for a new attempt: by weight among the endpoints that were not
-// tried yet, those under a penalty last. False: all were tried.
+// tried yet; spare ones, which hints would leave to other zones, when there is
+// none; those under a penalty last. False: all were tried.
 func (p *servicePort) next(from *pool, tried []netip.AddrPort, now time.Time) (proxy.Target, bool) {
 	n := p.sequence.Add(1)
 	t := from.targets[from.pick(n)]
 	if !slices.Contains(tried, t.Addr) && p.mode.penalties.admit(t.Addr, now) {
 		return t, true
 	}
-	var good, bad []proxy.Target
-	for _, t := range from.targets {
-		switch {
-		case slices.Contains(tried, t.Addr):
-		case p.mode.penalties.under(t.Addr, now):
-			bad = append(bad, t)
-		default:
-			good = append(good, t)
-		}
-	}
+	good, bad := p.untried(from.targets, tried, now)
 	if len(good) == 0 {
-		good = bad
+		spare, last := p.untried(from.spare, tried, now)
+		good = spare
+		if len(good) == 0 {
+			good = bad
+		}
+		if len(good) == 0 {
+			good = last
+		}
 	}
 	left := newPool(good)
 	if left == nil {
@@ -126,6 +135,20 @@ func (p *servicePort) next(from *pool, tried []netip.AddrPort, now time.Time) (p
 	t = left.targets[left.pick(n)]
 	p.mode.penalties.admit(t.Addr, now)
 	return t, true
+}
+
+// untried sorts targets into those that may well answer and those under a penalty.
+func (p *servicePort) untried(targets []proxy.Target, tried []netip.AddrPort, now time.Time) (good, bad []proxy.Target) {
+	for _, t := range targets {
+		switch {
+		case slices.Contains(tried, t.Addr):
+		case p.mode.penalties.under(t.Addr, now):
+			bad = append(bad, t)
+		default:
+			good = append(good, t)
+		}
+	}
+	return good, bad
 }
 
 // penalties remembers, across service ports, which endpoints did not answer.

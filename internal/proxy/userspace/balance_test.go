@@ -66,6 +66,32 @@ func TestNextTriesEachOnceAndThePenalisedLast(t *testing.T) {
 	}
 }
 
+// TestSparesComeWhenNobodyElseAnswers: hints keep traffic near as long as near
+// answers, and no longer.
+func TestSparesComeWhenNobodyElseAnswers(t *testing.T) {
+	now := time.Unix(1000, 0)
+	m := &Mode{penalties: newPenalties(time.Second, 6*time.Second)}
+	p := newServicePort(m, proxy.PortName{})
+	near, far := targets(1, 1)[:1], targets(1, 1)[1:]
+	from := newPools(&proxy.Choice{Cluster: near, Spare: far}).cluster
+	for range 10 {
+		if next, ok := p.next(from, nil, now); !ok || next != near[0] {
+			t.Fatalf("near is fine: %v, %t; want %v", next, ok, near[0])
+		}
+	}
+	if next, ok := p.next(from, []netip.AddrPort{near[0].Addr}, now); !ok || next != far[0] {
+		t.Errorf("near did not answer: %v, %t; want %v", next, ok, far[0])
+	}
+	m.penalties.failed(near[0].Addr, now)
+	if next, ok := p.next(from, nil, now); !ok || next != far[0] {
+		t.Errorf("near is under a penalty: %v, %t; want %v at once", next, ok, far[0])
+	}
+	m.penalties.failed(far[0].Addr, now)
+	if next, ok := p.next(from, nil, now); !ok || next != near[0] {
+		t.Errorf("both are under a penalty: %v, %t; want %v", next, ok, near[0])
+	}
+}
+
 func TestPenalties(t *testing.T) {
 	now := time.Unix(1000, 0)
 	p := newPenalties(time.Second, 6*time.Second)
