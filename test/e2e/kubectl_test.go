@@ -111,11 +111,11 @@ func (m matrix) serverSide() {
 	m.expect(m.kubectl("apply", "--server-side", "-f", m.file), "serverside-applied")
 	out := m.kubectl(m.ref("get", "-o", "yaml", "--show-managed-fields")...)
 	m.expect(out, "managedFields:", "manager: kubectl", "operation: Apply")
-	labelled := strings.Replace(m.manifest, "metadata: {", "metadata: {labels: {by: other},", 1)
-	if strings.Contains(m.manifest, "labels: {") || labelled == m.manifest {
-		return
+	other := strings.Replace(m.manifest, "name: "+m.name, "name: "+m.name+", annotations: {by: other}", 1)
+	if !strings.Contains(m.manifest, "metadata: {") {
+		other = strings.Replace(m.manifest, "metadata:\n", "metadata:\n  annotations: {by: other}\n", 1)
 	}
-	if out, err := m.try(labelled, testkit.Kubectl(m.t), "apply", "--server-side", "--field-manager=other", "-f", "-"); err != nil {
+	if out, err := m.try(other, testkit.Kubectl(m.t), "apply", "--server-side", "--field-manager=other", "-f", "-"); err != nil {
 		m.t.Errorf("a second manager: %v\n%s", err, out)
 	}
 	m.expect(m.kubectl(m.ref("get", "-o", "yaml", "--show-managed-fields")...), "manager: other", "manager: kubectl")
@@ -150,7 +150,7 @@ func (m matrix) watchWhile(change func()) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, testkit.Kubectl(m.t), m.ref("get", "--watch", "--output-watch-events", "-o", "name")...)
+	cmd := exec.CommandContext(ctx, testkit.Kubectl(m.t), m.ref("get", "--watch", "--output-watch-events")...)
 	cmd.Env = append(testkit.CleanEnv(), "KUBECONFIG="+m.kubeconfig, "HOME="+m.dir)
 	var out testkit.Output
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -166,8 +166,8 @@ func (m matrix) watchWhile(change func()) {
 // reads: every way to look at it.
 func (m matrix) reads() {
 	m.t.Helper()
-	m.expect(m.kubectl(m.ref("get")...), "NAME")
-	m.expect(m.kubectl(m.ref("get", "-o", "wide")...), "NAME")
+	m.expect(m.kubectl(m.ref("get")...), m.tableName())
+	m.expect(m.kubectl(m.ref("get", "-o", "wide")...), m.tableName())
 	m.expect(m.kubectl("get", m.kind, "-A", "-l", "stage=test"), m.name)
 	if m.kind == "event" {
 		m.expect(m.kubectl("get", m.kind, "-A", "--field-selector", "reason=Tested"), "Tested")
@@ -178,7 +178,7 @@ func (m matrix) reads() {
 	m.expect(m.kubectl("explain", m.kind), "KIND:", "FIELDS:")
 	m.expect(m.kubectl("explain", m.kind+".metadata.name"), "name <string>")
 	m.kubectl("diff", "--server-side", "-f", m.file) // no difference: exit code 0
-	m.expect(m.proxima(m.refAs("get", "table")...), "NAME", m.tableName())
+	m.expect(m.proxima(m.refAs("get", "table")...), m.tableName())
 	m.expect(m.proxima(m.refAs("get", "yaml")...), "name: "+m.name)
 }
 
