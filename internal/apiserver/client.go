@@ -11,7 +11,6 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -223,8 +222,7 @@ func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key reso
 func preconditions(pre resource.Preconditions) *metav1.Preconditions {
 	out := &metav1.Preconditions{}
 	if pre.UID != "" {
-		uid := types.UID(pre.UID)
-		out.UID = &uid
+		out.UID = &pre.UID
 	}
 	if pre.ResourceVersion != "" {
 		out.ResourceVersion = &pre.ResourceVersion

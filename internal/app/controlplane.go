@@ -335,7 +335,7 @@ func (cp *controlPlane) close() {
 		cp.grpc.Close()
 	}
 	if cp.audit != nil {
-		cp.audit.out.Close()
+		_ = cp.audit.out.Close() // every line was written when it was logged
 	}
 	if cp.store != nil {
 		if err := cp.store.Close(); err != nil {

@@ -9,7 +9,7 @@ func freeBytes(dir string) (uint64, bool) {
 	if err := syscall.Statfs(dir, &fs); err != nil {
 		return 0, false
 	}
-	return uint64(fs.Bavail) * uint64(fs.Bsize), true
+	return fs.Bavail * uint64(fs.Bsize), true //nolint:unconvert // its type differs between systems
 }
 
 func openFileLimit() (uint64, bool) {

@@ -114,7 +114,7 @@ func hintOf(err error) string {
 		if h, ok := err.(interface{ Hint() string }); ok && h.Hint() != "" && !slices.Contains(hints, h.Hint()) {
 			hints = append(hints, h.Hint())
 		}
-		switch e := err.(type) {
+		switch e := err.(type) { //nolint:errorlint // this walks the tree itself
 		case *proxy.PortError:
 			for _, err := range e.Failed {
 				walk(err)

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -103,11 +102,6 @@ func (p *plane) config() *rest.Config {
 	}
 	cfg.QPS = -1
 	return cfg
-}
-
-func (p *plane) clientset() *kubernetes.Clientset {
-	p.t.Helper()
-	return kubernetes.NewForConfigOrDie(p.config())
 }
 
 // startNode joins an agent, a process of its own, with a node token.

@@ -1,6 +1,7 @@
 package userspace_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -33,7 +34,8 @@ func inNamespace(t *testing.T) bool {
 	cmd.Env = append(os.Environ(), inside+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	out, err := cmd.CombinedOutput()
-	if _, started := err.(*exec.ExitError); err != nil && !started {
+	var ended *exec.ExitError
+	if err != nil && !errors.As(err, &ended) {
 		t.Skipf("cannot make a network namespace: %v", err)
 	}
 	if err != nil {

@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"errors"
 	"os"
 	"syscall"
 )
@@ -25,9 +26,9 @@ func receive(c syscall.Conn, pool *bufferPool, use func([]byte) (bool, error)) e
 		for {
 			n, err := syscall.Read(int(fd), *b)
 			switch {
-			case err == syscall.EINTR:
+			case errors.Is(err, syscall.EINTR):
 				continue
-			case err == syscall.EAGAIN:
+			case errors.Is(err, syscall.EAGAIN):
 				return false
 			case err != nil:
 				result = os.NewSyscallError("read", err)

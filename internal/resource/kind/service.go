@@ -92,7 +92,7 @@ func defaultAffinity(spec *corev1.ServiceSpec) {
 		c := spec.SessionAffinityConfig
 		if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil {
 			spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{
-				TimeoutSeconds: new(int32(corev1.DefaultClientIPServiceAffinitySeconds)),
+				TimeoutSeconds: new(corev1.DefaultClientIPServiceAffinitySeconds),
 			}}
 		}
 	}

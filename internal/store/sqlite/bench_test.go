@@ -20,7 +20,7 @@ func BenchmarkSync(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // a benchmark
+	defer f.Close()
 	page := make([]byte, 4096)
 	for b.Loop() {
 		if _, err := f.Write(page); err != nil {
@@ -41,7 +41,7 @@ func BenchmarkCommit(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer s.Close() //nolint:errcheck // a benchmark
+			defer s.Close()
 			latencies := make([][]time.Duration, clients)
 			var left atomic.Int64
 			left.Store(int64(b.N))
@@ -89,7 +89,7 @@ func BenchmarkList(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // a benchmark
+	defer s.Close()
 	const keys = 10000
 	for range 2 {
 		var ops []store.Op

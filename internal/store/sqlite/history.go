@@ -47,7 +47,7 @@ func history(ctx context.Context, from querier, prefix string, after, until stor
 	if err != nil {
 		return nil, 0, err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close()
 	var batches []store.Batch
 	events, bytes := 0, 0
 	for rows.Next() {

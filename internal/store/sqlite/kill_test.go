@@ -146,7 +146,7 @@ func verify(t *testing.T, path string, issued map[store.Revision]ack) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // the next round would tell
+	defer s.Close()
 	newest := make([]int, childWriters)
 	for _, a := range issued {
 		newest[a.writer] = max(newest[a.writer], a.count)

@@ -50,7 +50,7 @@ func alter(t *testing.T, path, statement string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close() //nolint:errcheck // a test
+	defer db.Close()
 	if _, err := db.ExecContext(t.Context(), statement); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func overwrite(t *testing.T, path string, at int64, content string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // a test
+	defer f.Close()
 	if _, err := f.WriteAt([]byte(content), at); err != nil {
 		t.Fatal(err)
 	}

@@ -50,9 +50,13 @@ func (snap snapshot) boundary(ctx context.Context, at store.Revision) (store.Rev
 	case at < snap.compacted:
 		return 0, store.ErrCompacted
 	}
-	// Compaction keeps the row of the compacted revision itself.
+	// Compaction keeps the row of the compacted revision itself; a restored state
+	// may begin at a revision without one.
 	var batch store.Revision
 	err := snap.tx.QueryRowContext(ctx, `SELECT batch FROM history WHERE revision = ?`, at).Scan(&batch)
+	if errors.Is(err, sql.ErrNoRows) && at == snap.compacted {
+		return at, nil
+	}
 	return batch, err
 }
 
@@ -186,7 +190,7 @@ func (snap snapshot) list(ctx context.Context, p span, opts store.ListOptions, p
 	if err != nil {
 		return err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close()
 	for rows.Next() {
 		if opts.Limit > 0 && len(page.Records) == opts.Limit {
 			page.More = true
@@ -209,7 +213,7 @@ func (s *Store) deadlines(ctx context.Context) (events []store.Event, err error)
 	if err != nil {
 		return nil, damaged(err)
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close()
 	for rows.Next() {
 		e := store.Event{Kind: store.Put}
 		var expires int64

@@ -101,7 +101,7 @@ func prepare(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close() //nolint:errcheck // nothing is pending on it
+	defer db.Close()
 	db.SetMaxOpenConns(1)
 	if err := check(ctx, db); err != nil {
 		return damaged(err)

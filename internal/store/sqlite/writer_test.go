@@ -56,7 +56,7 @@ func TestCancel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // a test
+	defer s.Close()
 	<-opened
 
 	type answer struct {
