@@ -22,7 +22,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/store/postgres"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // backends are the stores that the suite runs on.
@@ -34,6 +36,14 @@ var backends = map[string]func(testing.TB) store.Store{
 	},
 	"sqlite": func(t testing.TB) store.Store {
 		s, err := sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "store.db"), sqlite.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	},
+	"postgres": func(t testing.TB) store.Store {
+		s, err := postgres.Open(context.Background(), testkit.Postgres(t), postgres.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -88,6 +88,23 @@ func (h *Hub) Publish(batch store.Batch) {
 	}
 }
 
+// Skip announces history up to a revision without its batches, for a store whose
+// history another process moves on: watchers read it from the source, or end if
+// it is compacted. Ordered like Publish. Does not block.
+func (h *Hub) Skip(revision store.Revision) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.recent, h.events, h.bytes = nil, 0, 0
+	h.revision, h.floor = revision, revision
+	if h.awaited != nil {
+		close(h.awaited)
+		h.awaited = nil
+	}
+	for w := range h.watchers {
+		w.signal()
+	}
+}
+
 // Await blocks until a revision is published. A store calls it when a reader got
 // ahead of the hub, so that what was read can be watched from.
 func (h *Hub) Await(ctx context.Context, revision store.Revision) error {

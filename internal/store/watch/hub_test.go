@@ -164,6 +164,42 @@ func TestBytesAreBounded(t *testing.T) {
 	}
 }
 
+// TestSkip: what was skipped comes from the source, and ends watchers where the
+// source does not have it; who waits for a revision gets on.
+func TestSkip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &history{}
+		h := NewHub(source, 0, Limits{Events: 100, Bytes: 1 << 20})
+		defer h.Close()
+		idle, err := h.Watch(t.Context(), "", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := batch(1, 1, "k")
+		h.Publish(first)
+		want(t, "before", drain(idle), "1: k@1")
+		awaited := make(chan error)
+		go func() { awaited <- h.Await(t.Context(), 3) }()
+		source.add(batch(2, 3, "k"))
+		synctest.Wait()
+		h.Skip(3)
+		if err := <-awaited; err != nil {
+			t.Error(err)
+		}
+		h.Publish(batch(4, 4, "k"))
+		want(t, "skipped, and published after", drain(idle), "3: k@2 k@3", "4: k@4")
+		source.err = store.ErrCompacted
+		h.Skip(6)
+		want(t, "skipped and compacted", drain(idle), "end: "+store.ErrCompacted.Error())
+		if late, err := h.Watch(t.Context(), "", 6); err != nil {
+			t.Error(err)
+		} else {
+			h.Publish(batch(7, 7, "k"))
+			want(t, "from the end", drain(late), "7: k@7")
+		}
+	})
+}
+
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHub(&history{}, 3, Limits{})

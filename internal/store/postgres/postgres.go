@@ -1,0 +1,367 @@
+// Package postgres keeps state in a PostgreSQL database: the store of a control
+// plane that has several processes, or that wants its state off the machine.
+//
+// It owns the tables proxima_* in one schema, whose layout it migrates forward.
+// Enter at Open. A commit that returned is as durable as the server makes it.
+// Any number of processes may have the same state open; each sees the others'
+// commits. The package never compacts by itself, never opens a schema that is
+// newer than itself, and never guesses the outcome of a commit.
+//
+// DESIGN.md one folder up has the table layout, and why each commit takes a lock.
+package postgres
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/expiry"
+	"github.com/proxima-mesh/proxima/internal/store/watch"
+)
+
+// Options of Open. The zero value is usable.
+type Options struct {
+	// Logger; nil: none.
+	Logger *slog.Logger
+	// Clock for expiry; nil: the real one. Processes that share a state should
+	// agree on the time: a key expires by the clock of whoever deletes it.
+	Clock clock.Clock
+	// Recent bounds the events kept in memory for watchers; zero: 16,384 events
+	// and 64 MiB. A watcher further behind reads the database.
+	Recent watch.Limits
+
+	dial     pgconn.DialFunc // for tests; nil: the real one
+	patience time.Duration   // for tests; 0: patience
+}
+
+func (o Options) withDefaults() Options {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Recent == (watch.Limits{}) {
+		o.Recent = watch.Limits{Events: 16384, Bytes: 64 << 20}
+	}
+	if o.patience == 0 {
+		o.patience = patience
+	}
+	return o
+}
+
+// Store implements store.Store.
+type Store struct {
+	target target
+	epoch  string
+	logger *slog.Logger
+	clock  clock.Clock
+	hub    *watch.Hub
+	expiry *expiry.Queue
+
+	pool     *pgxpool.Pool // for everything but commits and notifications
+	writer   *writer
+	follower *follower
+
+	compacted atomic.Int64
+	fault     atomic.Pointer[error]         // of the last write; nil: it went well
+	replaced  atomic.Pointer[ReplacedError] // why the store came to an end by itself
+	reads     outage
+	writes    outage
+
+	commits  chan *request
+	tasks    chan func(context.Context)
+	closing  chan struct{}
+	finished chan struct{}   // the writer's goroutine has ended
+	running  context.Context // ends with the store
+	stop     context.CancelFunc
+	others   sync.WaitGroup // goroutines besides the writer's
+	close    sync.Once
+}
+
+var (
+	_ store.Store  = (*Store)(nil)
+	_ watch.Source = (*Store)(nil)
+)
+
+// Open opens the state in the database that a URL names, and makes or migrates
+// its tables if need be. The URL is that of libpq: several hosts, sslmode,
+// sslrootcert and so on; search_path=NAME puts the tables into a schema, which is
+// made if it does not exist. Without a password in it, PGPASSWORD and the
+// password file apply. The connection must be one to the server or to a pooler
+// that gives whole sessions: a pooler that gives transactions breaks LISTEN.
+//
+// Errors: *URLError, *SchemaError, *DamagedError, and those of the connection;
+// none contains the password.
+func Open(ctx context.Context, url string, opts Options) (*Store, error) {
+	opts = opts.withDefaults()
+	t, err := parse(url)
+	if err != nil {
+		return nil, fmt.Errorf("open state: %w", err)
+	}
+	if opts.dial != nil {
+		t.config.ConnConfig.DialFunc = opts.dial
+	}
+	running, stop := context.WithCancel(context.Background())
+	s := &Store{
+		target: t, logger: opts.Logger, clock: opts.Clock,
+		expiry:   expiry.New(opts.Clock, opts.Logger),
+		follower: newFollower(),
+		commits:  make(chan *request, mostRequests),
+		tasks:    make(chan func(context.Context)),
+		closing:  make(chan struct{}),
+		finished: make(chan struct{}),
+		running:  running, stop: stop,
+		reads: outage{patience: opts.patience}, writes: outage{patience: opts.patience},
+	}
+	if err := s.open(ctx, opts); err != nil {
+		stop()
+		s.release()
+		return nil, fmt.Errorf("open state %s: %w", t.label, explain(err))
+	}
+	go s.write()
+	s.others.Go(func() { s.listen(running) })
+	s.others.Go(func() { s.follow(running) })
+	s.others.Go(func() { s.expiry.Run(running, s.expire) })
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context, opts Options) error {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
+	s.writer = &writer{target: s.target, store: s, id: int64(binary.BigEndian.Uint64(id[:]) >> 1)}
+	conn, err := s.writer.connected(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.target.inspect(ctx, conn, s.logger); err != nil {
+		return err
+	}
+	if err := s.target.migrate(ctx, conn); err != nil {
+		return err
+	}
+	now, err := verify(ctx, conn)
+	if err != nil {
+		return err
+	}
+	s.epoch = now.epoch
+	s.compacted.Store(int64(now.compacted))
+	s.hub = watch.NewHub(s, now.revision, opts.Recent)
+	if s.pool, err = pgxpool.NewWithConfig(ctx, s.target.config); err != nil {
+		return err
+	}
+	// Read after the revision: what is committed between is observed again.
+	deadlines, err := s.deadlines(ctx)
+	if err != nil {
+		return err
+	}
+	s.expiry.Observe(deadlines)
+	return nil
+}
+
+// verify compares the bookkeeping with the end of the history.
+func verify(ctx context.Context, conn *pgx.Conn) (now bookkeeping, err error) {
+	var last store.Revision
+	err = conn.QueryRow(ctx, `SELECT epoch, revision, compacted, swept, size,
+			(SELECT coalesce(max(revision), 0) FROM proxima_history) FROM proxima_meta`).
+		Scan(&now.epoch, &now.revision, &now.compacted, &now.swept, &now.size, &last)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return now, &DamagedError{Detail: "proxima_meta is empty"}
+	case err != nil:
+		return now, err
+	case last > now.revision || (now.revision > now.compacted && last < now.revision):
+		return now, &DamagedError{Detail: fmt.Sprintf("the newest revision is said to be %d, the history ends at %d", now.revision, last)}
+	}
+	return now, nil
+}
+
+// closePatience is how long Close waits for a commit that is under way before it
+// cuts the connection.
+const closePatience = 5 * time.Second
+
+// Close implements store.Store. It waits for the commit that is under way;
+// those that wait for their turn fail with store.ErrClosed.
+func (s *Store) Close() error {
+	s.close.Do(func() {
+		close(s.closing)
+		cut := time.AfterFunc(closePatience, s.stop)
+		<-s.finished
+		cut.Stop()
+		s.stop()
+		s.others.Wait()
+		s.hub.Close()
+		s.release()
+	})
+	return nil
+}
+
+// release gives back what open acquired, as far as it came.
+func (s *Store) release() {
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	if s.writer != nil {
+		s.writer.disconnect()
+	}
+}
+
+// usable is the error that a call begins with.
+func (s *Store) usable(ctx context.Context) error {
+	select {
+	case <-s.closing:
+		return store.ErrClosed
+	default:
+	}
+	if err := s.replaced.Load(); err != nil {
+		return fmt.Errorf("state %s: %w", s.target.label, err)
+	}
+	return ctx.Err()
+}
+
+// failed gives an error of the medium its operation and, where the store was
+// closed or the context ended meanwhile, its true cause.
+func (s *Store) failed(ctx context.Context, op string, err error) error {
+	var unknown *UnknownError
+	if !errors.As(err, &unknown) { // that must never look like "nothing was changed"
+		if err := s.usable(ctx); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s in state %s: %w", op, s.target.label, explain(err))
+}
+
+// Epoch implements store.Store.
+func (s *Store) Epoch() string { return s.epoch }
+
+// Compacted implements store.Store. A compaction by another process is known a
+// moment later.
+func (s *Store) Compacted() store.Revision { return store.Revision(s.compacted.Load()) }
+
+// Watch implements store.Store.
+func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) (store.Watcher, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if after < s.Compacted() {
+		return nil, store.ErrCompacted
+	}
+	if after > s.hub.Revision() {
+		// Whoever asks may have the revision from another instance.
+		if _, err := s.Revision(ctx); err != nil {
+			return nil, err
+		}
+	}
+	w, err := s.hub.Watch(ctx, prefix, after)
+	if err != nil {
+		return nil, err
+	}
+	return &watcher{Watcher: w, store: s}, nil
+}
+
+// watcher asks the database before it promises progress: what "everything
+// committed" is, the hub alone does not know.
+type watcher struct {
+	store.Watcher
+	store *Store
+}
+
+func (w *watcher) Progress() { w.store.follower.progress(w.Watcher) }
+
+// readyPatience bounds Ready where its caller does not.
+const readyPatience = 10 * time.Second
+
+// Ready implements store.Store. After a write that failed it tries one, so that
+// it tells the truth as soon as the database is well again.
+func (s *Store) Ready(ctx context.Context) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, readyPatience)
+	defer cancel()
+	if s.fault.Load() == nil {
+		if _, err := s.ask(bounded, question{}); err != nil {
+			return s.failed(ctx, "read", err)
+		}
+		return nil
+	}
+	var err error
+	if missed := s.task(bounded, func(ctx context.Context) { err = s.noted(s.writer.probe(ctx)) }); missed != nil {
+		return missed
+	}
+	if err != nil {
+		return s.failed(ctx, "write", err)
+	}
+	return nil
+}
+
+// noted remembers the result of a write for Ready.
+func (s *Store) noted(err error) error {
+	was := s.fault.Load()
+	switch {
+	case err != nil:
+		s.fault.Store(&err)
+		if was == nil {
+			s.logger.Error("state cannot be written", "store", s.target.label, "error", explain(err))
+		}
+	case was != nil:
+		s.fault.Store(nil)
+		s.logger.Info("state can be written again", "store", s.target.label)
+	}
+	return err
+}
+
+// outage is a time in which the database was out of reach. Its beginning is
+// sat out; later, calls fail at once, as callers are better off with an error
+// than with a queue.
+type outage struct {
+	patience time.Duration
+	begin    atomic.Pointer[time.Time]
+}
+
+const (
+	// patience is long enough for the restart of a server.
+	patience = 10 * time.Second
+	// firstPause and lastPause are between tries.
+	firstPause, lastPause = 20 * time.Millisecond, time.Second
+)
+
+func (o *outage) over() {
+	if o.begin.Load() != nil {
+		o.begin.Store(nil)
+	}
+}
+
+// again waits before another try. It tells false if there should be none.
+func (o *outage) again(ctx context.Context, try int) bool {
+	now := time.Now()
+	o.begin.CompareAndSwap(nil, &now)
+	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.patience {
+		return false
+	}
+	return sleep(ctx, min(lastPause, firstPause<<min(try, 10)))
+}
+
+// sleep tells false if the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,12 @@
+//go:build !unix
+
+package testkit
+
+import "testing"
+
+// Postgres skips the test: there is no throw-away server on this system.
+func Postgres(t testing.TB) string {
+	t.Helper()
+	t.Skip("no PostgreSQL: throw-away servers need a Unix system")
+	return ""
+}
