@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
@@ -44,6 +47,10 @@ func (s *Server) build(schemes *schemes) error {
 		Store: s.cfg.Store,
 		Codec: func(group schema.GroupResource) (runtime.Codec, error) {
 			return schemes.storageCodec(byResource[group])
+		},
+		Transformer: s.cfg.Transformer,
+		Uncached: func(group schema.GroupResource) bool {
+			return s.cfg.Transformer != nil && s.cfg.Transformer(group) != nil
 		},
 		CountPeriod: countPeriod,
 	})
@@ -202,6 +209,11 @@ func (s *Server) install(schemes *schemes) error {
 	}
 	if err := s.generic.InstallAPIGroups(named...); err != nil {
 		return err
+	}
+	if s.cfg.Metrics != nil {
+		s.generic.Handler.NonGoRestfulMux.Unregister("/metrics")
+		all := prometheus.Gatherers{legacyregistry.DefaultGatherer, s.cfg.Metrics}
+		s.generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
 	}
 	for path, handler := range s.cfg.ExtraHandlers {
 		if strings.HasSuffix(path, "/") {

@@ -9,17 +9,21 @@ import (
 	"net/http"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/storage/value"
 	restclient "k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver/openapi"
@@ -53,6 +57,15 @@ type Config struct {
 	// ExtraHandlers are served behind authentication and authorization; a path
 	// that ends in "/" stands for all below it. Optional.
 	ExtraHandlers map[string]http.Handler
+	// LongRunning are the paths of ExtraHandlers that may take longer than a
+	// request otherwise may. Optional.
+	LongRunning []string
+	// Transformer encrypts a resource in the store; nil result: it is stored as it
+	// is. What is encrypted is read past the watch cache: a value that cannot be
+	// decrypted then fails requests that want it, and nothing else. Optional.
+	Transformer func(schema.GroupResource) value.Transformer
+	// Metrics are shown at /metrics, beside the server's own. Optional.
+	Metrics prometheus.Gatherer
 	// ServiceCIDRs are the ranges of ClusterIPs at the first start, one or two;
 	// from then on the ServiceCIDR objects say. Optional: then no default ranges
 	// and no Service "kubernetes" are made.
@@ -139,6 +152,11 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.LoopbackClientConfig = &restclient.Config{}
 	c.EffectiveVersion = newVersion(s.cfg.Version)
 	c.EnableProfiling = false
+	if isLong := c.LongRunningFunc; len(s.cfg.LongRunning) > 0 {
+		c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
+			return isLong(r, info) || !info.IsResourceRequest && slices.Contains(s.cfg.LongRunning, info.Path)
+		}
+	}
 	storeCheck := healthz.NamedCheck("store", func(req *http.Request) error { return s.cfg.Store.Ready(req.Context()) })
 	c.LivezChecks = []healthz.HealthChecker{healthz.PingHealthz}
 	c.HealthzChecks = []healthz.HealthChecker{healthz.PingHealthz, storeCheck}

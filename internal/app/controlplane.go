@@ -18,6 +18,7 @@ import (
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -28,16 +29,20 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/metered"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -46,7 +51,7 @@ const ClusterDomain = "cluster.local"
 
 // ControlPlaneConfig is what a control plane is told.
 type ControlPlaneConfig struct {
-	// Store as --store names it: memory or sqlite:FILE.
+	// Store as --store names it: memory, sqlite:FILE or postgres://….
 	Store   string
 	DataDir string
 	// APIAddress (HOST:PORT) of the API; port 0: any free one.
@@ -68,6 +73,8 @@ type Serving struct {
 	GRPC string
 	// Node and Mode of the agent, where there is one.
 	Node, Mode string
+	// DNS (host:port) of names; empty: off.
+	DNS string
 }
 
 // controlPlane is a control plane while it runs.
@@ -76,6 +83,8 @@ type controlPlane struct {
 	log     *slog.Logger
 	started time.Time
 	store   store.Store
+	keys    *keyring.Ring
+	metrics *prometheus.Registry
 	ca      *identity.Authority
 	tokens  *identity.Tokens
 	audit   *audit
@@ -116,19 +125,27 @@ func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Ser
 // newControlPlane opens everything and serves nothing yet.
 func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPlane, err error) {
 	cp = &controlPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now()}
+	opened := cp // a return of nil sets cp
 	defer func() {
 		if err != nil {
-			cp.close()
+			opened.close()
 		}
 	}()
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	// The store is opened first: it makes sure that nobody else uses the data.
-	if cp.store, err = openStore(ctx, cfg.Store, cfg.DataDir, cp.log); err != nil {
+	kept, err := openStore(ctx, cfg.Store, cfg.DataDir, cp.log)
+	if err != nil {
 		return nil, err
 	}
+	measured := metered.New(kept)
+	cp.store, cp.metrics = measured, prometheus.NewRegistry()
+	cp.metrics.MustRegister(measured)
 	if cp.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
+		return nil, err
+	}
+	if cp.keys, err = openKeys(ctx, cp.store, cfg.DataDir, cp.log); err != nil {
 		return nil, err
 	}
 	cp.tokens = identity.NewTokens(cp.store, cp.ca.Pin())
@@ -162,6 +179,8 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 		return err
 	}
 	tokens := access.TokenHandler(cp.tokens, cp.log.With("part", "tokens"))
+	rotation := &keyring.Rotation{Ring: cp.keys, Store: cp.store, Prefixes: sealedPrefixes(), Rewrite: cp.rewrite}
+	secrets := rotation.Handler(cp.log.With("part", "secrets"))
 	cp.api, err = apiserver.New(apiserver.Config{
 		Store: cp.store, Kinds: kind.All(), Listener: listener,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: cp.ca.PEM(),
@@ -174,7 +193,12 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 			access.TokensPath:         tokens,
 			access.TokensPath + "/":   tokens,
 			StatusPath:                statusHandler{cp: cp},
+			BackupPath:                backupHandler{cp: cp},
+			BackupKeysPath:            backupHandler{cp: cp, withKeys: true},
+			keyring.StatusPath:        secrets,
+			keyring.StatusPath + "/":  secrets,
 		},
+		LongRunning: []string{BackupPath, BackupKeysPath}, Transformer: cp.keys.Transformers(sealedGroups()...), Metrics: cp.metrics,
 		Audit: cp.audit.write,
 	})
 	return err
@@ -201,6 +225,14 @@ func (cp *controlPlane) start(parts *parts) error {
 		Logger:  cp.log.With("part", "endpointslice"),
 	})
 	parts.run("endpointslice controller", slices.Run)
+	objects := endpoints.New(endpoints.Config{
+		Client: client, Catalog: world, Endpoints: kind.Endpoints(), Logger: cp.log.With("part", "endpoints"),
+	})
+	parts.run("endpoints controller", objects.Run)
+	mirror := mirroring.New(mirroring.Config{
+		Client: client, Catalog: world, Slices: kind.EndpointSlice(), Logger: cp.log.With("part", "mirroring"),
+	})
+	parts.run("mirroring controller", mirror.Run)
 	spaces, err := namespace.New(client, client, kinds, cp.log.With("part", "namespace"))
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -55,6 +56,8 @@ type NodeConfig struct {
 	// Host that health and metrics listen on, and their ports; 0: off.
 	Host                    string
 	HealthPort, MetricsPort int
+	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
+	DNSPort int
 	// ControlPlane labels the node as one, so that it stays out of zone ratios.
 	ControlPlane bool
 	Logger       *slog.Logger
@@ -70,6 +73,8 @@ type agent struct {
 	agent    *node.Agent
 	views    string // address
 	feed     *view.Feed
+	names    *zone.Zone
+	dns      nameServer
 	health   net.Listener
 	metrics  net.Listener
 }
@@ -90,17 +95,18 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 	}
 	select {
 	case <-a.agent.Ready():
-		ready(Serving{API: "https://" + cfg.Server, Node: cfg.Name, Mode: a.mode.Name()})
+		ready(Serving{API: "https://" + cfg.Server, Node: cfg.Name, Mode: a.mode.Name(), DNS: a.dns.address()})
 	case <-parts.ctx.Done():
 	}
 	return parts.wait(ctx)
 }
 
 func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
-	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry()}
+	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry(), names: zone.New()}
+	opened := a // a return of nil sets a
 	defer func() {
 		if err != nil {
-			a.close()
+			opened.close()
 		}
 	}()
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -129,9 +135,11 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		}
 	}
 	if cfg.MetricsPort != 0 {
-		a.metrics, err = listen("metrics", "--metrics-port", net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.MetricsPort)))
+		if a.metrics, err = listen("metrics", "--metrics-port", net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.MetricsPort))); err != nil {
+			return nil, err
+		}
 	}
-	return a, err
+	return a, a.listenNames()
 }
 
 // dir keeps everything of this agent.
@@ -186,7 +194,7 @@ func (a *agent) start(parts *parts) error {
 			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
 		})},
 		Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: filepath.Join(a.dir(), "view"),
-		Update: a.agent.Apply, Log: a.log.With("part", "view"),
+		Update: a.apply, Log: a.log.With("part", "view"),
 	})
 	registerFeed(a.registry, a.feed)
 	parts.run("view", a.feed.Run)
@@ -206,7 +214,17 @@ func (a *agent) start(parts *parts) error {
 		return a.mode.Close(grace)
 	})
 	a.serveHTTP(parts)
+	a.serveNames(parts)
 	return nil
+}
+
+// apply hands what the view says to those who carry traffic, and to those who
+// resolve names.
+func (a *agent) apply(u view.Update) {
+	a.names.Apply(u.Zone())
+	if u.Carried() {
+		a.agent.Apply(u.Update)
+	}
 }
 
 // learn takes what the Node object says of this machine. Its zone label counts
@@ -312,6 +330,7 @@ func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
 }
 
 func (a *agent) close() {
+	a.dns.close()
 	for _, l := range []net.Listener{a.health, a.metrics} {
 		if l != nil {
 			l.Close()

@@ -105,7 +105,7 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (cp *controlPlane) status(r *http.Request) Status {
 	s := Status{
 		Version: version.Get(), Role: "standalone", Started: cp.started,
-		Agents: []AgentStatus{}, Store: StoreStatus{Name: cp.cfg.Store, Epoch: cp.store.Epoch(), Compacted: cp.store.Compacted()},
+		Agents: []AgentStatus{}, Store: StoreStatus{Name: storeName(cp.cfg.Store), Epoch: cp.store.Epoch(), Compacted: cp.store.Compacted()},
 	}
 	var err error
 	if s.Store.Revision, err = cp.store.Revision(r.Context()); err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/store/postgres"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
 )
 
@@ -27,17 +28,34 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 	case "memory":
 		return memory.New(memory.Options{}), nil
 	case "sqlite":
-		if location == "" {
-			location = filepath.Join(dataDir, "store.db")
-		}
+		location = sqliteFile(location, dataDir)
 		if err := os.MkdirAll(filepath.Dir(location), 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("part", "store")})
-	case "postgres", "kubernetes":
-		return nil, fmt.Errorf("--store %s: not in this version; use memory or sqlite:FILE", engine)
+	case "postgres", "postgresql":
+		return postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store")})
+	case "kubernetes":
+		return nil, fmt.Errorf("--store %s: not in this version; use sqlite:FILE, postgres://… or memory", engine)
 	}
-	return nil, fmt.Errorf("--store %q: use memory or sqlite:FILE", name)
+	return nil, fmt.Errorf("--store %q: use sqlite:FILE, postgres://… or memory", engine)
+}
+
+// storeName is what people are shown of --store: a URL may hold a password.
+func storeName(name string) string {
+	engine, location, _ := strings.Cut(name, ":")
+	if engine == "sqlite" && location != "" {
+		return name
+	}
+	return engine
+}
+
+// sqliteFile is where the state is; location is what --store says, if it does.
+func sqliteFile(location, dataDir string) string {
+	if location == "" {
+		return filepath.Join(dataDir, "store.db")
+	}
+	return location
 }
 
 // compact forgets, from time to time, what was superseded before the last time.

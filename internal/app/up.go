@@ -48,7 +48,7 @@ func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 		}
 		node.Token = token
 		return RunNode(ctx, node, func(s Serving) {
-			serving.Node, serving.Mode = s.Node, s.Mode
+			serving.Node, serving.Mode, serving.DNS = s.Node, s.Mode, s.DNS
 			ready(serving)
 		})
 	})

@@ -398,6 +398,7 @@ func TestIndexesOfSnapshot(t *testing.T) {
 		service("web", map[string]string{"app": "web"}),
 		service("front", map[string]string{"app": "web", "tier": "front"}),
 		service("manual", nil),
+		&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"}},
 	)
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, client)
@@ -420,6 +421,7 @@ func TestIndexesOfSnapshot(t *testing.T) {
 			"services for web-2":      keys(s.ServicesSelecting("ns", web)),
 			"namespace n":             keys(s.Pods.Namespace("n")),
 			"namespace other":         keys(s.Pods.Namespace("other")),
+			"endpoints of web":        keys(s.Endpoints.Namespace("ns")),
 		}
 		want := map[string][]string{
 			"pods app=web":            {"ns/web-1", "ns/web-2"},
@@ -435,6 +437,7 @@ func TestIndexesOfSnapshot(t *testing.T) {
 			"services for web-2":      {"ns/web"},
 			"namespace n":             nil,
 			"namespace other":         {"other/web-1"},
+			"endpoints of web":        {"ns/web"},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)

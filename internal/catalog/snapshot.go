@@ -22,6 +22,7 @@ const (
 	Nodes
 	Pods
 	Dataplanes
+	Endpoints
 	Kinds
 )
 
@@ -35,6 +36,7 @@ type Snapshot struct {
 	Nodes      Table[*corev1.Node]
 	Pods       Table[*corev1.Pod]
 	Dataplanes Table[*meshv1alpha1.Dataplane]
+	Endpoints  Table[*corev1.Endpoints]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -94,6 +96,11 @@ var tables = [Kinds]tableOps{
 			workloadByLabel: workloadLabels[*meshv1alpha1.Dataplane],
 			workloadByNode:  func(p *meshv1alpha1.Dataplane) []string { return nodeValue(p.Spec.NodeName) },
 		},
+	},
+	Endpoints: &tableKind[*corev1.Endpoints]{
+		gk:    schema.GroupKind{Kind: "Endpoints"},
+		at:    func(s *Snapshot) *Table[*corev1.Endpoints] { return &s.Endpoints },
+		delta: func(d *Delta) *[]Change[*corev1.Endpoints] { return &d.Endpoints },
 	},
 }
 

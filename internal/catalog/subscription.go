@@ -35,6 +35,7 @@ type Delta struct {
 	Nodes      []Change[*corev1.Node]
 	Pods       []Change[*corev1.Pod]
 	Dataplanes []Change[*meshv1alpha1.Dataplane]
+	Endpoints  []Change[*corev1.Endpoints]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -13,19 +13,22 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 )
 
-// IO is where a command reads and writes.
+// IO is where a command reads and writes, and its environment.
 type IO struct {
 	In       io.Reader
 	Out, Err io.Writer
+	// Env looks up an environment variable, as os.LookupEnv does.
+	Env func(name string) (value string, ok bool)
 }
 
-// Stdio is this process's standard input and outputs.
-func Stdio() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr} }
+// Stdio is this process's standard input and outputs, and its environment.
+func Stdio() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Env: os.LookupEnv} }
 
 // Main runs one command line and returns the exit code. The first SIGINT or
 // SIGTERM ends a long-running command in good order; a second one ends the
@@ -35,7 +38,12 @@ func Main(args []string, stdio IO) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	root := NewRoot(stdio)
+	return execute(ctx, &settings{io: stdio, onLogger: adoptKlog}, args)
+}
+
+// execute one command line, and return its exit code.
+func execute(ctx context.Context, s *settings, args []string) int {
+	root := newRoot(s)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -45,17 +53,22 @@ func Main(args []string, stdio IO) int {
 	if errors.As(err, &code) {
 		return code.code
 	}
-	fmt.Fprintln(stdio.Err, "proxima: "+err.Error())
-	var hinted hinter
-	if errors.As(err, &hinted) {
-		fmt.Fprintln(stdio.Err, "  hint: "+hinted.Hint())
-	}
+	s.complain(err)
 	var usage *usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(stdio.Err, "  see: %s --help\n", cmd.CommandPath())
+		fmt.Fprintf(s.io.Err, "  see: %s --help\n", cmd.CommandPath())
 		return 2
 	}
 	return 1
+}
+
+// complain tells an error, and what to do about it.
+func (s *settings) complain(err error) {
+	fmt.Fprintln(s.io.Err, "proxima: "+err.Error())
+	var hinted hinter
+	if errors.As(err, &hinted) {
+		fmt.Fprintln(s.io.Err, "  hint: "+hinted.Hint())
+	}
 }
 
 // usageError is a mistake in the command line or in the configuration.
@@ -89,23 +102,27 @@ func (e *hintError) Error() string { return e.err.Error() }
 func (e *hintError) Unwrap() error { return e.err }
 func (e *hintError) Hint() string  { return e.hint }
 
-// NewRoot makes the whole command tree.
-func NewRoot(stdio IO) *cobra.Command {
-	s := &settings{io: stdio}
+// newRoot makes the whole command tree.
+func newRoot(s *settings) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "proxima",
 		Short:         "Kubernetes Services for any set of machines",
 		Long:          "Proxima gives any set of machines Kubernetes Services: virtual IPs and names,\nEndpointSlices, and routing that stays near.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
 	}
-	root.SetIn(stdio.In)
-	root.SetOut(stdio.Out)
-	root.SetErr(stdio.Err)
+	root.CompletionOptions.DisableDefaultCmd = true // newCompletion is ours
+	root.SetIn(s.io.In)
+	root.SetOut(s.io.Out)
+	root.SetErr(s.io.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
 	s.addGlobalFlags(root)
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return s.load(cmd) }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if isCompletion(cmd) {
+			return nil // the command that is being completed loads what it needs
+		}
+		return s.load(cmd)
+	}
 	root.AddGroup(
 		&cobra.Group{ID: "roles", Title: "Run:"},
 		&cobra.Group{ID: "objects", Title: "Objects:"},
@@ -113,11 +130,25 @@ func NewRoot(stdio IO) *cobra.Command {
 	)
 	root.AddCommand(
 		newUp(s), newControlPlane(s), newNode(s), newRun(s), newDemo(s),
-		newGet(s),
-		newStatus(s), newDoctor(s), newToken(s), newVersion(s),
+		newGet(s), newApply(s), newDelete(s), newDescribe(s),
+		newStatus(s), newExplain(s), newDoctor(s), newToken(s), newCompletion(s), newVersion(s),
+		newBackup(s), newRestore(s), newSecrets(s),
+		newReference(s),
 	)
+	s.completeFlags(root)
 	markUsage(root)
 	return root
+}
+
+// unknownCommand of a group, with those that may have been meant.
+func unknownCommand(group *cobra.Command, word string) error {
+	err := usagef("unknown command %q for %q", word, group.CommandPath())
+	// cobra's own limit: two letters off.
+	group.SuggestionsMinimumDistance = 2
+	if meant := group.SuggestionsFor(word); len(meant) > 0 {
+		return &hintError{err: err, hint: "did you mean " + strings.Join(meant, " or ") + "?"}
+	}
+	return err
 }
 
 // markUsage makes every complaint about arguments a usage error, and groups of
@@ -126,7 +157,7 @@ func markUsage(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(c *cobra.Command, args []string) error {
 			if err := check(c, args); err != nil {
-				return &usageError{err: err}
+				return &hintError{err: &usageError{err: err}, hint: "usage: " + c.UseLine()}
 			}
 			return nil
 		}
@@ -134,10 +165,11 @@ func markUsage(cmd *cobra.Command) {
 	if cmd.HasSubCommands() && cmd.RunE == nil {
 		cmd.RunE = func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown command %q for %q", args[0], c.CommandPath())
+				return unknownCommand(c, args[0])
 			}
 			return c.Help()
 		}
+		cmd.Args = cobra.ArbitraryArgs // RunE complains, and suggests
 	}
 	for _, sub := range cmd.Commands() {
 		markUsage(sub)

@@ -1,76 +1,154 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"syscall"
+	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// kubeconfigPath finds the configuration to use: --kubeconfig or
+// kubeconfigFiles finds the configuration to use: --kubeconfig or
 // PROXIMA_KUBECONFIG, then KUBECONFIG, then the data directory's.
 // ~/.kube/config is never looked at: it is somebody else's cluster.
-func (s *settings) kubeconfigPath() (string, error) {
+func (s *settings) kubeconfigFiles() ([]string, error) {
+	const elsewhere = "start a control plane with \"proxima up\", or name its kubeconfig with --kubeconfig"
 	if s.kubeconfig != "" {
-		return s.kubeconfig, nil
+		if _, err := os.Stat(s.kubeconfig); errors.Is(err, os.ErrNotExist) {
+			return nil, &hintError{err: fmt.Errorf("there is no kubeconfig %s", s.kubeconfig), hint: "check --kubeconfig and $" + envName("kubeconfig") + "; \"proxima up\" leaves one in its data directory"}
+		}
+		return []string{s.kubeconfig}, nil
 	}
-	if path := os.Getenv("KUBECONFIG"); path != "" {
-		return path, nil
+	if list, _ := s.io.Env("KUBECONFIG"); list != "" {
+		files := slices.DeleteFunc(filepath.SplitList(list), func(file string) bool {
+			_, err := os.Stat(file)
+			return errors.Is(err, os.ErrNotExist)
+		})
+		if len(files) == 0 {
+			return nil, &hintError{err: fmt.Errorf("$KUBECONFIG is %s, and there is no such file", list), hint: elsewhere}
+		}
+		return files, nil
 	}
 	path := filepath.Join(s.dataDir, "kubeconfig")
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
+	switch _, err := os.Stat(path); {
+	case err == nil:
+		return []string{path}, nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, &hintError{err: fmt.Errorf("kubeconfig: %w", err), hint: "the data directory belongs to another user: run this as that user, or name a kubeconfig with --kubeconfig"}
 	}
-	return "", &hintError{
-		err:  fmt.Errorf("no kubeconfig: none was given and there is none at %s", path),
-		hint: "start a control plane with \"proxima up\", or name its kubeconfig with --kubeconfig",
-	}
+	return nil, &hintError{err: fmt.Errorf("no kubeconfig: none was given and there is none at %s", path), hint: elsewhere}
 }
 
 // restConfig says how to reach the API, and the namespace to use by default.
 func (s *settings) restConfig() (*rest.Config, string, error) {
-	path, err := s.kubeconfigPath()
+	files, err := s.kubeconfigFiles()
 	if err != nil {
 		return nil, "", err
 	}
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(path)}, &clientcmd.ConfigOverrides{})
+		&clientcmd.ClientConfigLoadingRules{Precedence: files}, &clientcmd.ConfigOverrides{})
 	cfg, err := loader.ClientConfig()
 	if err != nil {
-		return nil, "", fmt.Errorf("kubeconfig %s: %w", path, err)
+		return nil, "", explainKubeconfig(files, err)
 	}
 	namespace, _, err := loader.Namespace()
 	if err != nil {
-		return nil, "", fmt.Errorf("kubeconfig %s: %w", path, err)
+		return nil, "", explainKubeconfig(files, err)
 	}
 	cfg.UserAgent = "proxima/" + version.Get().Version
 	cfg.Timeout = 30 * time.Second
 	cfg.QPS, cfg.Burst = -1, 0 // one person's commands need no brake
+	cfg.WarningHandler = rest.NewWarningWriter(s.io.Err, rest.WarningWriterOptions{Deduplicate: true})
 	return cfg, namespace, nil
 }
 
-// explainAPI adds a hint to the failures that everybody meets.
-func explainAPI(cfg *rest.Config, err error) error {
-	if err == nil {
-		return nil
+func explainKubeconfig(files []string, err error) error {
+	named := fmt.Sprintf("kubeconfig %s", filepath.Join(files[0]))
+	if len(files) > 1 {
+		named = fmt.Sprintf("kubeconfigs %v", files)
 	}
-	var netErr *net.OpError
+	const hint = "name the kubeconfig of a control plane with --kubeconfig; \"proxima up\" leaves one in its data directory"
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return &hintError{err: fmt.Errorf("nothing listens at %s: %w", cfg.Host, err), hint: "is the control plane running? start it with \"proxima up\""}
-	case errors.As(err, &netErr):
-		return &hintError{err: fmt.Errorf("can't reach %s: %w", cfg.Host, err), hint: "check the server address in the kubeconfig and the way to it"}
-	case apierrors.IsUnauthorized(err):
-		return &hintError{err: fmt.Errorf("%s refused the credentials: %w", cfg.Host, err), hint: "the token is wrong, expired or revoked; make one with \"proxima token create\" on the control plane's machine"}
+	case clientcmd.IsEmptyConfig(err):
+		return &hintError{err: fmt.Errorf("%s: it names no cluster", named), hint: hint}
+	case errors.Is(err, os.ErrPermission):
+		return &hintError{err: fmt.Errorf("%s: %w", named, err), hint: "run this as the user whom the file belongs to"}
 	}
-	return err
+	return &hintError{err: fmt.Errorf("%s can't be used: %w", named, err), hint: hint}
+}
+
+// connection to an API.
+type connection struct {
+	cfg *rest.Config
+	// namespace to use where an object names none.
+	namespace string
+	clients   map[schema.GroupVersion]*rest.RESTClient
+}
+
+// connect prepares to talk to the API; it sends nothing yet. An empty namespace
+// is the kubeconfig's.
+func (s *settings) connect(namespace string) (*connection, error) {
+	cfg, configured, err := s.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	return &connection{cfg: cfg, namespace: cmp.Or(namespace, configured), clients: map[schema.GroupVersion]*rest.RESTClient{}}, nil
+}
+
+// request to the kind's part of the API, in a namespace if the kind has them;
+// an empty one is all. Bodies are read and written as they are.
+func (c *connection) request(verb string, d *resource.Descriptor, namespace string) (*rest.Request, error) {
+	gv := d.Kind.GroupVersion()
+	client := c.clients[gv]
+	if client == nil {
+		var err error
+		if client, err = rawClient(c.cfg, gv); err != nil {
+			return nil, err
+		}
+		c.clients[gv] = client
+	}
+	return client.Verb(verb).Resource(d.Resource).NamespaceIfScoped(namespace, d.Namespaced && namespace != ""), nil
+}
+
+// perform a request and return the answer's body, or the server's reason to
+// refuse.
+func perform(ctx context.Context, req *rest.Request) ([]byte, error) {
+	result := req.Do(ctx)
+	if err := result.Error(); err != nil { // Raw would not tell the reason
+		return nil, err
+	}
+	return result.Raw()
+}
+
+// unhurried is the same connection for requests that take as long as they take.
+func (c *connection) unhurried() *connection {
+	cfg := rest.CopyConfig(c.cfg)
+	cfg.Timeout = 0
+	return &connection{cfg: cfg, namespace: c.namespace, clients: map[schema.GroupVersion]*rest.RESTClient{}}
+}
+
+func rawClient(cfg *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, error) {
+	own := rest.CopyConfig(cfg)
+	own.GroupVersion = &gv
+	own.APIPath = "/apis"
+	if gv.Group == "" {
+		own.APIPath = "/api"
+	}
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	own.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(own)
 }

@@ -48,7 +48,7 @@ func newDemoBackend() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&listen, "listen", "127.0.0.1:8080", "address to listen on")
-	f.StringVar(&name, "name", "web", "name to answer with")
+	f.StringVar(&name, "name", "", "name to answer with")
 	f.StringVar(&zone, "zone", "", "zone to answer with")
 	return cmd
 }

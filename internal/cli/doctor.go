@@ -54,7 +54,7 @@ func newDoctor(s *settings) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
+	addOutputFlag(cmd.Flags(), &output)
 	return cmd
 }
 
@@ -214,8 +214,7 @@ func writable(dir string) error {
 		}
 		return err
 	}
-	f.Close()
-	return os.Remove(f.Name())
+	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
 // procUint reads one number of a file under /proc.

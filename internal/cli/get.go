@@ -1,24 +1,19 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 type getFlags struct {
@@ -26,6 +21,8 @@ type getFlags struct {
 	allNamespaces bool
 	selector      string
 	output        string
+	watch         bool
+	managedFields bool
 }
 
 func newGet(s *settings) *cobra.Command {
@@ -34,133 +31,147 @@ func newGet(s *settings) *cobra.Command {
 		Use:     "get KIND [NAME]",
 		GroupID: "objects",
 		Short:   "List objects, or show one",
-		Example: "  proxima get services\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml",
+		Example: "  proxima get services\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml\n  proxima get endpointslices -l kubernetes.io/service-name=web --watch",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.get(cmd, g, args)
+			return s.get(cmd.Context(), g, args)
 		},
-		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return kindNames(), cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: s.completeTarget(1),
 	}
 	f := cmd.Flags()
-	f.StringVarP(&g.namespace, "namespace", "n", "", "namespace (default: the kubeconfig's, else default)")
+	addNamespaceFlag(f, &g.namespace)
 	f.BoolVarP(&g.allNamespaces, "all-namespaces", "A", false, "all namespaces")
 	f.StringVarP(&g.selector, "selector", "l", "", "labels to select by, as in app=web,tier!=db")
-	f.StringVarP(&g.output, "output", "o", "table", "table, wide, json or yaml")
+	addOutputFlag(f, &g.output)
+	f.BoolVarP(&g.watch, "watch", "w", false, "go on and show every change, until interrupted")
+	f.BoolVar(&g.managedFields, "show-managed-fields", false, "with -o json or yaml: show who set which field")
 	return cmd
 }
 
-func (s *settings) get(cmd *cobra.Command, g getFlags, args []string) error {
-	if !slices.Contains([]string{"table", "wide", "json", "yaml"}, g.output) {
-		return usagef("-o %q: choose table, wide, json or yaml", g.output)
+func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
+	if err := checkFormat(g.output); err != nil {
+		return err
 	}
 	if _, err := labels.Parse(g.selector); err != nil {
-		return usagef("-l %q: %w", g.selector, err)
+		return &hintError{err: usagef("-l %q: %w", g.selector, err), hint: "write as in app=web,tier!=db"}
 	}
-	if len(args) == 2 && (g.selector != "" || g.allNamespaces) {
+	t, err := parseTarget(args)
+	if err != nil {
+		return err
+	}
+	if len(t.names) > 1 {
+		return usagef("get takes one name, not %d", len(t.names))
+	}
+	if len(t.names) == 1 && (g.selector != "" || g.allNamespaces) {
 		return usagef("a name goes with neither -l nor -A")
 	}
-	d, err := findKind(args[0])
+	c, err := s.connect(g.namespace)
 	if err != nil {
 		return err
 	}
-	cfg, namespace, err := s.restConfig()
-	if err != nil {
-		return err
+	q := query{conn: c, flags: g, target: t}
+	if g.watch {
+		err = s.watch(ctx, &q)
+	} else {
+		err = s.list(ctx, &q)
 	}
-	if g.namespace != "" {
-		namespace = g.namespace
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // interrupted, as was asked for
 	}
-	req, err := rawRequest(cfg, d)
-	if err != nil {
-		return err
-	}
-	req.Resource(d.Resource).NamespaceIfScoped(namespace, d.Namespaced && !g.allNamespaces)
-	if len(args) == 2 {
-		req.Name(args[1])
-	}
-	if g.selector != "" {
-		req.Param("labelSelector", g.selector)
-	}
-	asTable := g.output == "table" || g.output == "wide"
-	if asTable {
-		req.SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
-	}
-	body, err := req.DoRaw(cmd.Context())
-	if err != nil {
-		return explainAPI(cfg, err)
-	}
-	if asTable {
-		var table metav1.Table
-		if err := json.Unmarshal(body, &table); err != nil {
-			return fmt.Errorf("the server's table can't be read: %w", err)
-		}
-		if len(table.Rows) == 0 {
-			fmt.Fprintln(s.io.Err, nothingFound(d, namespace, g.allNamespaces))
-			return nil
-		}
-		return printTable(s.io.Out, &table, g.output == "wide", d.Namespaced && g.allNamespaces)
-	}
-	return printObject(s.io.Out, body, g.output)
+	return explainAPI(c.cfg, err)
 }
 
-func nothingFound(d *resource.Descriptor, namespace string, all bool) string {
-	if !d.Namespaced || all {
-		return "No " + d.Resource + " found."
-	}
-	return fmt.Sprintf("No %s found in namespace %s.", d.Resource, namespace)
+// query is what get asks for.
+type query struct {
+	conn   *connection
+	flags  getFlags
+	target target
 }
 
-// rawRequest starts a GET of the kind's group version whose body is read as is.
-func rawRequest(cfg *rest.Config, d *resource.Descriptor) (*rest.Request, error) {
-	gv := d.Kind.GroupVersion()
-	own := rest.CopyConfig(cfg)
-	own.GroupVersion = &gv
-	own.APIPath = "/apis"
-	if gv.Group == "" {
-		own.APIPath = "/api"
+func (q *query) asTable() bool { return q.flags.output == "table" || q.flags.output == "wide" }
+
+// namespace asked for; empty: all, or none.
+func (q *query) namespace() string {
+	if q.flags.allNamespaces || !q.target.kind.Namespaced {
+		return ""
 	}
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	own.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	client, err := rest.RESTClientFor(own)
+	return q.conn.namespace
+}
+
+func (q *query) request() (*rest.Request, error) {
+	req, err := q.conn.request(http.MethodGet, q.target.kind, q.namespace())
 	if err != nil {
 		return nil, err
 	}
-	return client.Verb(http.MethodGet), nil
+	if q.flags.selector != "" {
+		req.Param("labelSelector", q.flags.selector)
+	}
+	if q.asTable() {
+		req.SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	}
+	return req, nil
 }
 
-// findKind by plural, singular or short name, with the group behind a dot where
-// several kinds share a name (events.events.k8s.io).
-func findKind(word string) (*resource.Descriptor, error) {
-	name, group, _ := strings.Cut(strings.ToLower(word), ".")
-	for _, d := range kind.All() {
-		if group != "" && group != d.Kind.Group {
-			continue
+func (s *settings) list(ctx context.Context, q *query) error {
+	req, err := q.request()
+	if err != nil {
+		return err
+	}
+	if len(q.target.names) == 1 {
+		req.Name(q.target.names[0])
+	}
+	body, err := perform(ctx, req)
+	if err != nil {
+		return err
+	}
+	if !q.asTable() {
+		if body, err = q.tidy(body); err != nil {
+			return err
 		}
-		if name == d.Resource || name == d.Singular || slices.Contains(d.ShortNames, name) {
-			return d, nil
+		return printObject(s.io.Out, body, q.flags.output)
+	}
+	var table metav1.Table
+	if err := json.Unmarshal(body, &table); err != nil {
+		return fmt.Errorf("the server's table can't be read: %w", err)
+	}
+	if len(table.Rows) == 0 {
+		fmt.Fprintln(s.io.Err, nothingFound(q.target.kind, q.namespace()))
+		return nil
+	}
+	return printTable(s.io.Out, &table, q.flags.output == "wide", q.target.kind.Namespaced && q.flags.allNamespaces)
+}
+
+// tidy takes out who set which field, which few want to read.
+func (q *query) tidy(body []byte) ([]byte, error) {
+	if q.flags.managedFields {
+		return body, nil
+	}
+	var content map[string]any
+	if err := json.Unmarshal(body, &content); err != nil {
+		return nil, errors.Join(errNotJSON, err)
+	}
+	dropManagedFields(content)
+	if items, ok := content["items"].([]any); ok {
+		for _, item := range items {
+			if object, ok := item.(map[string]any); ok {
+				dropManagedFields(object)
+			}
 		}
 	}
-	return nil, &hintError{
-		err:  usagef("unknown kind %q", word),
-		hint: "known kinds: " + strings.Join(kindNames(), ", "),
+	return json.Marshal(content)
+}
+
+func dropManagedFields(object map[string]any) {
+	if meta, ok := object["metadata"].(map[string]any); ok {
+		delete(meta, "managedFields")
 	}
 }
 
-func kindNames() []string {
-	var names []string
-	for _, d := range kind.All() {
-		if !slices.Contains(names, d.Resource) {
-			names = append(names, d.Resource)
-		}
+func nothingFound(d *resource.Descriptor, namespace string) string {
+	if namespace == "" {
+		return "No " + d.Resource + " found."
 	}
-	slices.Sort(names)
-	return names
+	return fmt.Sprintf("No %s found in namespace %s.", d.Resource, namespace)
 }
 
 var errNotJSON = errors.New("the server's answer is not JSON")

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux || darwin
 
 package cli
 
@@ -9,7 +9,7 @@ func freeBytes(dir string) (uint64, bool) {
 	if err := syscall.Statfs(dir, &fs); err != nil {
 		return 0, false
 	}
-	return fs.Bavail * uint64(fs.Bsize), true //nolint:unconvert // its type differs between systems
+	return fs.Bavail * uint64(fs.Bsize), true
 }
 
 func openFileLimit() (uint64, bool) {
@@ -17,7 +17,7 @@ func openFileLimit() (uint64, bool) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, false
 	}
-	return uint64(limit.Cur), true
+	return limit.Cur, true
 }
 
 // firstFreePort is the lowest port that needs no privilege (ip-sysctl).

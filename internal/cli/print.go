@@ -9,36 +9,45 @@ import (
 	"text/tabwriter"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/cli/describe"
 )
 
 // printTable writes a server-side table as kubectl does. Columns with a
 // priority are for wide output only.
 func printTable(w io.Writer, table *metav1.Table, wide, withNamespace bool) error {
 	tw := tabwriter.NewWriter(w, 6, 4, 3, ' ', 0)
-	var row []string
-	if withNamespace {
-		row = append(row, "NAMESPACE")
-	}
-	shown := make([]bool, len(table.ColumnDefinitions))
-	for i, c := range table.ColumnDefinitions {
-		if shown[i] = wide || c.Priority == 0; shown[i] {
-			row = append(row, strings.ToUpper(c.Name))
-		}
-	}
-	fmt.Fprintln(tw, strings.Join(row, "\t"))
+	fmt.Fprintln(tw, strings.Join(tableHead(table.ColumnDefinitions, wide, withNamespace), "\t"))
 	for _, r := range table.Rows {
-		row = row[:0]
-		if withNamespace {
-			row = append(row, namespaceOf(r))
-		}
-		for i, cell := range r.Cells {
-			if i < len(shown) && shown[i] {
-				row = append(row, oneLine(cell))
-			}
-		}
-		fmt.Fprintln(tw, strings.Join(row, "\t"))
+		fmt.Fprintln(tw, strings.Join(tableRow(table.ColumnDefinitions, r, wide, withNamespace), "\t"))
 	}
 	return tw.Flush()
+}
+
+func tableHead(columns []metav1.TableColumnDefinition, wide, withNamespace bool) []string {
+	var head []string
+	if withNamespace {
+		head = append(head, "NAMESPACE")
+	}
+	for _, c := range columns {
+		if wide || c.Priority == 0 {
+			head = append(head, strings.ToUpper(c.Name))
+		}
+	}
+	return head
+}
+
+func tableRow(columns []metav1.TableColumnDefinition, r metav1.TableRow, wide, withNamespace bool) []string {
+	var row []string
+	if withNamespace {
+		row = append(row, namespaceOf(r))
+	}
+	for i, cell := range r.Cells {
+		if i < len(columns) && (wide || columns[i].Priority == 0) {
+			row = append(row, oneLine(cell))
+		}
+	}
+	return row
 }
 
 func namespaceOf(r metav1.TableRow) string {
@@ -49,18 +58,12 @@ func namespaceOf(r metav1.TableRow) string {
 	return partial.Namespace
 }
 
-// oneLine keeps a cell in its row, whatever an object's author wrote into it:
-// control characters could otherwise drive the reader's terminal.
+// oneLine is a cell as text that stays in its row.
 func oneLine(cell any) string {
 	if cell == nil {
 		return "<none>"
 	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
-			return ' '
-		}
-		return r
-	}, fmt.Sprint(cell))
+	return describe.OneLine(fmt.Sprint(cell))
 }
 
 // printObject writes a JSON answer as json (indented) or yaml.

@@ -57,15 +57,17 @@ type agentFlags struct {
 	nodeName, zone          string
 	mode                    string
 	healthPort, metricsPort int
+	dnsPort                 int
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&a.nodeName, "node-name", defaultNodeName(), "name of this machine's Node")
+	f.StringVar(&a.nodeName, "node-name", "", "name of this machine's Node (default: the host name in lower case)")
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
 	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: auto or userspace")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status; 0: off")
+	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
 }
 
 func newUp(s *settings) *cobra.Command {
@@ -89,8 +91,8 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 			return app.RunUp(cmd.Context(), app.UpConfig{
 				ControlPlane: plane,
 				Node: app.NodeConfig{
-					Name: a.nodeName, Zone: a.zone, Mode: a.mode, ServiceCIDRs: plane.ServiceCIDRs, DataDir: s.dataDir,
-					Host: app.HostOf(p.apiAddress), HealthPort: a.healthPort, MetricsPort: a.metricsPort,
+					Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, ServiceCIDRs: plane.ServiceCIDRs, DataDir: s.dataDir,
+					Host: app.HostOf(p.apiAddress), HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort,
 					ControlPlane: a.zone == "", Logger: plane.Logger,
 				},
 			}, s.printReady)
@@ -125,7 +127,7 @@ func newControlPlane(s *settings) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", "standalone", "role among several control planes: standalone")
-	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: memory, or sqlite:FILE (default file: store.db in the data directory)")
+	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… for one control plane, or memory")
 	p.add(cmd)
 	return cmd
 }
@@ -151,8 +153,8 @@ starts again, even while no control plane answers.`,
 				return err
 			}
 			cfg := app.NodeConfig{
-				Server: server, Name: a.nodeName, Zone: a.zone, Mode: a.mode, DataDir: s.dataDir,
-				Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, Logger: log,
+				Server: server, Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir,
+				Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, Logger: log,
 			}
 			if tokenFile != "" {
 				if cfg.Token, err = app.ReadToken(tokenFile); err != nil {
@@ -165,7 +167,7 @@ starts again, even while no control plane answers.`,
 	f := cmd.Flags()
 	f.StringVar(&server, "server", "", "control plane's API, HOST:PORT (needed)")
 	f.StringVar(&tokenFile, "token-file", "", "file with a node token; needed to join for the first time")
-	f.StringVar(&host, "host", "127.0.0.1", "address that health and metrics listen on")
+	f.StringVar(&host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	a.add(cmd)
 	return cmd
 }
@@ -176,5 +178,9 @@ func (s *settings) printReady(serving app.Serving) {
 	if serving.Node != "" {
 		line += " node=" + serving.Node + " mode=" + serving.Mode
 	}
-	fmt.Fprintln(s.io.Out, line+" dns=off")
+	dns := serving.DNS
+	if dns == "" {
+		dns = "off"
+	}
+	fmt.Fprintln(s.io.Out, line+" dns="+dns)
 }

@@ -59,11 +59,11 @@ through. A control plane that is away does not stop the command.`,
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.StringVar(&r.name, "name", "", "name of the workload (needed)")
-	f.StringVarP(&r.namespace, "namespace", "n", "", "namespace (default: the kubeconfig's, else default)")
+	addNamespaceFlag(f, &r.namespace)
 	f.StringVar(&r.labels, "labels", "", "labels that Services select by, as in app=web,tier=front")
 	f.StringSliceVar(&r.ports, "port", nil, "port the command listens on: [NAME:]NUMBER[/tcp|udp|sctp]; may be repeated")
 	f.StringVar(&r.address, "address", "", "address to be reached at (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
-	f.StringVar(&r.node, "node-name", defaultNodeName(), "Node the command runs on; its zone is the Node's")
+	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
 	return cmd
@@ -135,7 +135,7 @@ func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
 	dp := &v1alpha1.Dataplane{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "mesh.proxima.dev/v1alpha1", Kind: "Dataplane"},
 		ObjectMeta: metav1.ObjectMeta{Name: r.name, Namespace: r.namespace, Labels: set},
-		Spec:       v1alpha1.DataplaneSpec{NodeName: r.node, DrainSeconds: &drain},
+		Spec:       v1alpha1.DataplaneSpec{NodeName: nodeName(r.node), DrainSeconds: &drain},
 	}
 	if r.address != "" {
 		addr, err := netip.ParseAddr(r.address)
@@ -223,8 +223,11 @@ func isTerminal(in any) bool {
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
-// defaultNodeName is the lower-case host name.
-func defaultNodeName() string {
+// nodeName is the given one, else the lower-case host name.
+func nodeName(given string) string {
+	if given != "" {
+		return given
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return "localhost"
@@ -233,5 +236,5 @@ func defaultNodeName() string {
 }
 
 func holderName() string {
-	return fmt.Sprintf("%s/%d", defaultNodeName(), os.Getpid())
+	return fmt.Sprintf("%s/%d", nodeName(""), os.Getpid())
 }

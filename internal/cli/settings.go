@@ -17,7 +17,9 @@ import (
 
 // settings are what all commands share.
 type settings struct {
-	io         IO
+	io IO
+	// onLogger is told the logger that the flags ask for; nil: nobody.
+	onLogger   func(*slog.Logger)
 	configFile string
 	kubeconfig string
 	dataDir    string
@@ -29,18 +31,18 @@ func (s *settings) addGlobalFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&s.configFile, "config", "", "file with defaults for all flags (YAML, flag: value)")
 	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of the API to talk to (default: $KUBECONFIG, then the data directory's)")
-	f.StringVar(&s.dataDir, "data-dir", defaultDataDir(), "directory for everything that must survive a restart")
+	f.StringVar(&s.dataDir, "data-dir", "", "directory for everything that must survive a restart (default: /var/lib/proxima for root, else proxima in $XDG_DATA_HOME or ~/.local/share)")
 	f.StringVar(&s.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 }
 
 // defaultDataDir follows the file system hierarchy for root and the XDG
 // directories for everybody else.
-func defaultDataDir() string {
+func (s *settings) defaultDataDir() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/proxima"
 	}
-	if dir := os.Getenv("XDG_DATA_HOME"); dir != "" {
+	if dir, _ := s.io.Env("XDG_DATA_HOME"); dir != "" {
 		return filepath.Join(dir, "proxima")
 	}
 	if home, err := os.UserHomeDir(); err == nil {
@@ -52,7 +54,7 @@ func defaultDataDir() string {
 // load fills flags that the command line left alone: from the environment, then
 // from the configuration file.
 func (s *settings) load(cmd *cobra.Command) error {
-	if err := fromEnvironment(cmd.Flags()); err != nil {
+	if err := s.fromEnvironment(cmd.Flags()); err != nil {
 		return err
 	}
 	if s.configFile != "" {
@@ -60,11 +62,16 @@ func (s *settings) load(cmd *cobra.Command) error {
 			return err
 		}
 	}
+	if s.dataDir == "" {
+		s.dataDir = s.defaultDataDir()
+	}
 	log, err := s.logger()
 	if err != nil {
 		return err
 	}
-	adoptKlog(log)
+	if s.onLogger != nil {
+		s.onLogger(log)
+	}
 	return nil
 }
 
@@ -73,11 +80,13 @@ func envName(flag string) string {
 	return "PROXIMA_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-func fromEnvironment(flags *pflag.FlagSet) error {
+// fromEnvironment sets flags that the command line left alone. An empty
+// variable counts as absent, as unsetting one is not possible everywhere.
+func (s *settings) fromEnvironment(flags *pflag.FlagSet) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
-		value, ok := os.LookupEnv(envName(f.Name))
-		if !ok || f.Changed {
+		value, _ := s.io.Env(envName(f.Name))
+		if value == "" || f.Changed || !configurable(f) {
 			return
 		}
 		if err := flags.Set(f.Name, value); err != nil {
@@ -108,8 +117,11 @@ func fromFile(cmd *cobra.Command, path string) error {
 	}
 	slices.Sort(keys)
 	for _, key := range keys {
-		if _, ok := known[key]; !ok || key == "config" || key == "help" {
-			return usagef("--config %s: unknown setting %q: settings are named like flags", path, key)
+		if _, ok := known[key]; !ok || key == "config" {
+			return &hintError{
+				err:  usagef("--config %s: unknown setting %q", path, key),
+				hint: "settings are named like flags, without the dashes in front: docs/reference/proxima.yaml has them all",
+			}
 		}
 		f := cmd.Flags().Lookup(key)
 		if f == nil || f.Changed {
@@ -122,15 +134,28 @@ func fromFile(cmd *cobra.Command, path string) error {
 	return nil
 }
 
+// setValue of a flag; a setting without a value leaves the flag alone.
 func setValue(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
-	list, ok := value.([]any)
-	if !ok {
-		return flags.Set(f.Name, fmt.Sprint(value))
+	var items []any
+	switch v := value.(type) {
+	case nil:
+		return nil
+	case map[string]any:
+		return errors.New("takes a value, not a mapping")
+	case []any:
+		if _, many := f.Value.(pflag.SliceValue); !many {
+			return errors.New("takes one value, not a list")
+		}
+		items = v
+	default:
+		items = []any{v}
 	}
-	if _, many := f.Value.(pflag.SliceValue); !many {
-		return fmt.Errorf("takes one value, not a list")
-	}
-	for _, item := range list {
+	for _, item := range items {
+		_, text := item.(string)
+		if typ := f.Value.Type(); !text && (typ == "string" || typ == "stringSlice" || typ == "stringArray") {
+			// 1.10 would come out as 1.1, and off as false.
+			return fmt.Errorf("takes text: write %v in quotes", item)
+		}
 		if err := flags.Set(f.Name, fmt.Sprint(item)); err != nil {
 			return err
 		}
@@ -138,12 +163,19 @@ func setValue(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	return nil
 }
 
+// configurable tells flags that can be set other than on the command line.
+func configurable(f *pflag.Flag) bool { return f.Name != "help" }
+
 // allFlags of all commands, by name.
 func allFlags(root *cobra.Command) map[string]*pflag.Flag {
 	known := map[string]*pflag.Flag{}
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) { known[f.Name] = f })
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if configurable(f) {
+				known[f.Name] = f
+			}
+		})
 		for _, sub := range c.Commands() {
 			visit(sub)
 		}

@@ -64,7 +64,7 @@ func newStatus(s *settings) *cobra.Command {
 			return o.print(s.io.Out)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
+	addOutputFlag(cmd.Flags(), &output)
 	cmd.Flags().IntVar(&metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent; 0: do not ask it")
 	return cmd
 }

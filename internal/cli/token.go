@@ -104,6 +104,12 @@ func newTokenRevoke(s *settings) *cobra.Command {
 		Use:   "revoke ID",
 		Short: "Make a token useless at once",
 		Args:  cobra.ExactArgs(1),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return s.live(tokenIDs)(cmd, args, word)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.call(cmd.Context(), http.MethodDelete, access.TokensPath+"/"+args[0], nil, nil); err != nil {
 				return err

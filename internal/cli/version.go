@@ -27,6 +27,6 @@ func newVersion(s *settings) *cobra.Command {
 			return usagef("-o %q: choose table, wide, json or yaml", output)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
+	addOutputFlag(cmd.Flags(), &output)
 	return cmd
 }

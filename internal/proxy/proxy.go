@@ -156,6 +156,32 @@ type Choice struct {
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
 	// not empty, or no policy asks for it.
 	NoCluster, NoLocal Verdict
+	// Why tells which rule made Cluster what it is. For people: two choices that
+	// differ in it alone are equal.
+	Why Rule
+}
+
+// Rule is what decided about a cluster list.
+type Rule uint8
+
+// The rules, in the order in which they are tried.
+const (
+	// NotAsked: no policy of the Service uses the list.
+	NotAsked Rule = iota
+	// NodeHints and ZoneHints: every ready endpoint has hints, and one names this
+	// node or zone.
+	NodeHints
+	ZoneHints
+	// AllReady: hints do not count here, every ready endpoint is used.
+	AllReady
+	// Draining: nobody is ready; those that are terminating still serve.
+	Draining
+	// Nobody is there.
+	Nobody
+)
+
+func (r Rule) String() string {
+	return [...]string{"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready", "no endpoint"}[r]
 }
 
 // For returns the choice for a virtual address, by its family.

@@ -76,6 +76,12 @@ func TestVirtualIP(t *testing.T) {
 			}
 			return true
 		})
+		out := p.proxima("explain", "service", "web", "--from-node", "edge-1")
+		for _, w := range []string{"from node edge-1 in zone zone-a", "decided by: zone hints", "100 %  used", "hinted to zones [zone-b]"} {
+			if !strings.Contains(out, w) {
+				t.Errorf("explain: %q is missing in:\n%s", w, out)
+			}
+		}
 		a.Signal(syscall.SIGTERM)
 		if code := a.Wait(); code != 0 {
 			t.Errorf("the workload ended with %d, want 0", code)

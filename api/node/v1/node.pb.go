@@ -596,6 +596,226 @@ func (x *EndpointSlice) GetEndpoints() []*Endpoint {
 	return nil
 }
 
+// A Service that has a name but no virtual address that this agent carries: a
+// headless one (neither field is set), an external name, or one of another
+// proxy.
+type Name struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Namespace    string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name         string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	ExternalName string                 `protobuf:"bytes,3,opt,name=external_name,json=externalName,proto3" json:"external_name,omitempty"`
+	ClusterIps   [][]byte               `protobuf:"bytes,4,rep,name=cluster_ips,json=clusterIps,proto3" json:"cluster_ips,omitempty"`
+	// Of a Service with cluster addresses.
+	Ports         []*ServicePort `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Name) Reset() {
+	*x = Name{}
+	mi := &file_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Name) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Name) ProtoMessage() {}
+
+func (x *Name) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Name.ProtoReflect.Descriptor instead.
+func (*Name) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Name) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Name) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Name) GetExternalName() string {
+	if x != nil {
+		return x.ExternalName
+	}
+	return ""
+}
+
+func (x *Name) GetClusterIps() [][]byte {
+	if x != nil {
+		return x.ClusterIps
+	}
+	return nil
+}
+
+func (x *Name) GetPorts() []*ServicePort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// A ready endpoint of a headless Service, as names need it.
+type Target struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 4 or 16 bytes, or a domain name instead.
+	Address       []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Domain        string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
+	Hostname      string `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Target) Reset() {
+	*x = Target{}
+	mi := &file_node_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Target) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Target) ProtoMessage() {}
+
+func (x *Target) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Target.ProtoReflect.Descriptor instead.
+func (*Target) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Target) GetAddress() []byte {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *Target) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Target) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+// Endpoints of one headless Service that share their ports.
+type NameSlice struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The Service, in the same namespace.
+	Service       string       `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
+	Ports         []*SlicePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	Targets       []*Target    `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameSlice) Reset() {
+	*x = NameSlice{}
+	mi := &file_node_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameSlice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameSlice) ProtoMessage() {}
+
+func (x *NameSlice) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameSlice.ProtoReflect.Descriptor instead.
+func (*NameSlice) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *NameSlice) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NameSlice) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NameSlice) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *NameSlice) GetPorts() []*SlicePort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *NameSlice) GetTargets() []*Target {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
 // What an agent keeps on disk: enough to serve without a control plane, and to
 // ask it only for what changed.
 type State struct {
@@ -609,7 +829,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +841,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +854,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *State) GetNode() string {
@@ -670,7 +890,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +902,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +915,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -730,7 +950,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +962,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +975,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StoredResource) GetName() string {
@@ -831,7 +1051,24 @@ const file_node_proto_rawDesc = "" +
 	"\aservice\x18\x03 \x01(\tR\aservice\x120\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x12\x14\n" +
 	"\x05names\x18\x05 \x03(\tR\x05names\x127\n" +
-	"\tendpoints\x18\x06 \x03(\v2\x19.proxima.node.v1.EndpointR\tendpoints\"a\n" +
+	"\tendpoints\x18\x06 \x03(\v2\x19.proxima.node.v1.EndpointR\tendpoints\"\xb2\x01\n" +
+	"\x04Name\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12#\n" +
+	"\rexternal_name\x18\x03 \x01(\tR\fexternalName\x12\x1f\n" +
+	"\vcluster_ips\x18\x04 \x03(\fR\n" +
+	"clusterIps\x122\n" +
+	"\x05ports\x18\x05 \x03(\v2\x1c.proxima.node.v1.ServicePortR\x05ports\"V\n" +
+	"\x06Target\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1a\n" +
+	"\bhostname\x18\x03 \x01(\tR\bhostname\"\xbc\x01\n" +
+	"\tNameSlice\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aservice\x18\x03 \x01(\tR\aservice\x120\n" +
+	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x121\n" +
+	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\"a\n" +
 	"\x05State\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x120\n" +
@@ -863,7 +1100,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -872,24 +1109,30 @@ var file_node_proto_goTypes = []any{
 	(*SlicePort)(nil),      // 4: proxima.node.v1.SlicePort
 	(*Endpoint)(nil),       // 5: proxima.node.v1.Endpoint
 	(*EndpointSlice)(nil),  // 6: proxima.node.v1.EndpointSlice
-	(*State)(nil),          // 7: proxima.node.v1.State
-	(*TypeState)(nil),      // 8: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 9: proxima.node.v1.StoredResource
+	(*Name)(nil),           // 7: proxima.node.v1.Name
+	(*Target)(nil),         // 8: proxima.node.v1.Target
+	(*NameSlice)(nil),      // 9: proxima.node.v1.NameSlice
+	(*State)(nil),          // 10: proxima.node.v1.State
+	(*TypeState)(nil),      // 11: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 12: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
-	0, // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
-	1, // 1: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
-	2, // 2: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
-	0, // 3: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
-	4, // 4: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
-	5, // 5: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
-	8, // 6: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	9, // 7: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
+	1,  // 1: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
+	2,  // 2: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
+	0,  // 3: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
+	4,  // 4: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
+	5,  // 5: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
+	2,  // 6: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
+	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
+	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
+	11, // 9: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	12, // 10: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -903,7 +1146,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

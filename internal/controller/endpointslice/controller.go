@@ -2,7 +2,6 @@ package endpointslice
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -12,10 +11,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -32,8 +32,8 @@ type Config struct {
 	// Workers is how many Services are written at the same time; 0: 4.
 	Workers int
 	// Window is how long the slices of a Service are left alone after a write,
-	// so that a burst of changes shares the next one; 0: DefaultWindow, negative:
-	// none.
+	// so that a burst of changes shares the next one; 0: loop.DefaultWindow,
+	// negative: none.
 	Window time.Duration
 	// Clock; nil: the real one.
 	Clock clock.WithTicker
@@ -41,143 +41,61 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// DefaultWindow: ten writes per Service and second are as many as readers profit
-// from while many workloads start at once.
-const DefaultWindow = 100 * time.Millisecond
-
-// A failed Service is tried again after 1 s, 2 s, 4 s, … as Kubernetes does it
-// (pkg/controller/endpointslice: maxRetries, defaultSyncBackOff, maxSyncBackOff).
-const (
-	maxRetries   = 15
-	minRetry     = time.Second
-	maxRetry     = 1000 * time.Second
-	staleRecheck = time.Second
-)
-
-// errStale: the catalog does not show our own last write yet.
-var errStale = errors.New("catalog is older than the last write")
-
 // Controller keeps the slices of all Services. Make it with New.
 type Controller struct {
 	Config
-	queue workqueue.TypedDelayingInterface[resource.Key]
+	loop *loop.Loop
 
-	mu     sync.Mutex
-	states map[resource.Key]*state
-	stale  map[resource.Key]struct{} // to be looked at after the next delta
+	mu       sync.Mutex
+	triggers map[resource.Key]backend.Trigger
 }
 
 // New makes a controller; Run starts it.
 func New(config Config) *Controller {
-	c := &Controller{
-		Config: config,
-		states: make(map[resource.Key]*state),
-		stale:  make(map[resource.Key]struct{}),
-	}
-	if c.Workers == 0 {
-		c.Workers = 4
-	}
-	if c.Window == 0 {
-		c.Window = DefaultWindow
-	}
+	c := &Controller{Config: config, triggers: make(map[resource.Key]backend.Trigger)}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.loop = loop.New(loop.Config{
+		What: "service", Sync: c.sync, GaveUp: c.report,
+		Workers: c.Workers, Window: c.Window, Clock: c.Clock, Logger: c.Logger,
+	})
 	return c
 }
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
-	c.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: c.Clock})
-	// Subscribed before the workers start: whatever they see, a change after it
-	// comes as a delta.
-	sub := c.Catalog.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes)
-	defer sub.Close()
-
-	var workers sync.WaitGroup
-	for range c.Workers {
-		workers.Go(func() { c.work(ctx) })
-	}
-	for {
-		delta, err := sub.Next(ctx)
-		if err != nil {
-			break
-		}
-		c.dispatch(delta)
-	}
-	c.queue.ShutDown()
-	workers.Wait()
-	return nil
-}
-
-func (c *Controller) work(ctx context.Context) {
-	for {
-		key, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		if ctx.Err() == nil {
-			c.handle(ctx, key)
-		}
-		c.queue.Done(key)
-	}
-}
-
-// handle syncs one Service, unless it was written within the window, and sees to
-// what follows from the outcome. The queue never gives one key to two workers.
-func (c *Controller) handle(ctx context.Context, key resource.Key) {
-	st := c.state(key)
-	if wait := c.Window - c.Clock.Since(st.lastWrite); !st.lastWrite.IsZero() && wait > 0 {
-		c.queue.AddAfter(key, wait)
-		return
-	}
-	err := c.sync(ctx, key, st)
-	switch {
-	case ctx.Err() != nil:
-	case err == nil:
-		st.failures = 0
-	case errors.Is(err, errStale):
-		// The event that ends the wait is on its way; the timer is for the case
-		// that it was swallowed by a relist.
-		c.queue.AddAfter(key, staleRecheck)
-	case st.failures < maxRetries:
-		wait := min(minRetry<<st.failures, maxRetry)
-		st.failures++
-		c.Logger.Warn("endpoint slices are not up to date", "service", key, "error", err, "retry", wait)
-		c.queue.AddAfter(key, wait)
-	default:
-		st.failures = 0
-		c.Logger.Error("endpoint slices are not up to date; given up until the next change", "service", key, "error", err)
-		c.report(ctx, key, err)
-	}
+	return c.loop.Run(ctx, c.Catalog, c.dispatch,
+		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes)
 }
 
 // sync brings the slices of one Service to what they should be.
-func (c *Controller) sync(ctx context.Context, key resource.Key, st *state) error {
-	snapshot, existing, fresh := c.view(key, st)
-	if !fresh {
-		return errStale
+func (c *Controller) sync(ctx context.Context, key resource.Key) error {
+	snapshot := c.Catalog.Snapshot()
+	existing := managed(snapshot, key)
+	if !loop.Shows(c.loop.Ledger(key), snapshot.Slices.Revision(), existing...) {
+		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
 	if !ok {
-		return c.clear(ctx, key, st, existing)
+		return c.clear(ctx, key, existing)
 	}
 	if !Applies(service) {
 		return nil
 	}
 	in := gather(snapshot, service, existing)
 	in.Options = c.Options
-	trigger, seen := st.trigger.next(&in)
+	trigger, seen := c.trigger(key).Next(in.Service, in.Pods, in.Dataplanes)
 	in.TriggerTime = trigger
 
 	plan := Reconcile(in)
-	if err := c.execute(ctx, key, st, plan); err != nil {
+	if err := c.execute(ctx, key, plan); err != nil {
 		return err
 	}
-	st.trigger = seen
+	c.remember(key, seen)
 	if len(plan.Skipped) > 0 {
 		s := plan.Skipped[0]
 		return fmt.Errorf("service %s: %d workloads left out: node %q of %s does not exist", key, len(plan.Skipped), s.Node, s.Workload)
@@ -185,31 +103,16 @@ func (c *Controller) sync(ctx context.Context, key resource.Key, st *state) erro
 	return nil
 }
 
-// view is the newest snapshot and the Service's slices in it. If it does not
-// show our own last writes, the Service is marked to be looked at after the next
-// delta; the snapshot is taken again after marking, so that one that came in
-// between is not missed.
-func (c *Controller) view(key resource.Key, st *state) (*catalog.Snapshot, []*discoveryv1.EndpointSlice, bool) {
-	look := func() (*catalog.Snapshot, []*discoveryv1.EndpointSlice, bool) {
-		snapshot := c.Catalog.Snapshot()
-		existing := managed(snapshot, key)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return snapshot, existing, st.shows(snapshot.Slices.Revision(), existing)
-	}
-	if snapshot, existing, ok := look(); ok {
-		return snapshot, existing, true
-	}
+func (c *Controller) trigger(key resource.Key) backend.Trigger {
 	c.mu.Lock()
-	c.stale[key] = struct{}{}
-	c.mu.Unlock()
-	snapshot, existing, ok := look()
-	if ok {
-		c.mu.Lock()
-		delete(c.stale, key)
-		c.mu.Unlock()
-	}
-	return snapshot, existing, ok
+	defer c.mu.Unlock()
+	return c.triggers[key]
+}
+
+func (c *Controller) remember(key resource.Key, seen backend.Trigger) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.triggers[key] = seen
 }
 
 // gather collects what Reconcile needs to know of a Service.
@@ -222,12 +125,7 @@ func gather(snapshot *catalog.Snapshot, service *corev1.Service, existing []*dis
 			return node
 		},
 	}
-	for _, pod := range snapshot.PodsMatching(service.Namespace, service.Spec.Selector) {
-		in.Pods = append(in.Pods, pod)
-	}
-	for _, dataplane := range snapshot.DataplanesMatching(service.Namespace, service.Spec.Selector) {
-		in.Dataplanes = append(in.Dataplanes, dataplane)
-	}
+	in.Pods, in.Dataplanes = backend.Selected(snapshot, service)
 	return in
 }
 
@@ -244,23 +142,25 @@ func managed(snapshot *catalog.Snapshot, key resource.Key) []*discoveryv1.Endpoi
 
 // clear deletes what a Service that is gone left behind. Where a garbage
 // collector does so too, the one finds the other's work done.
-func (c *Controller) clear(ctx context.Context, key resource.Key, st *state, existing []*discoveryv1.EndpointSlice) error {
-	if err := c.execute(ctx, key, st, Plan{Delete: existing}); err != nil {
+func (c *Controller) clear(ctx context.Context, key resource.Key, existing []*discoveryv1.EndpointSlice) error {
+	if err := c.execute(ctx, key, Plan{Delete: existing}); err != nil {
 		return err
 	}
+	c.loop.Forget(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.states, key)
+	delete(c.triggers, key)
 	return nil
 }
 
 // execute writes a plan: what is new first, so that no endpoint that stays is
 // missing in between.
-func (c *Controller) execute(ctx context.Context, key resource.Key, st *state, plan Plan) error {
+func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) error {
 	if plan.Empty() {
 		return nil
 	}
-	st.lastWrite = c.Clock.Now()
+	c.loop.Writes(key)
+	ledger := c.loop.Ledger(key)
 	for _, slice := range plan.Create {
 		made, err := c.Client.Create(ctx, slice)
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -269,23 +169,21 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, st *state, p
 		if err != nil {
 			return fmt.Errorf("create endpoint slice of service %s: %w", key, err)
 		}
-		c.wrote(st, made)
+		ledger.Wrote(made)
 	}
 	for _, slice := range plan.Update {
 		made, err := c.Client.Update(ctx, slice)
 		if err != nil {
 			return fmt.Errorf("update endpoint slice %s of service %s: %w", slice.Name, key, err)
 		}
-		c.wrote(st, made)
+		ledger.Wrote(made)
 	}
 	for _, slice := range plan.Delete {
 		err := c.Client.Delete(ctx, c.Slices, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete endpoint slice %s of service %s: %w", slice.Name, key, err)
 		}
-		c.mu.Lock()
-		st.deleted[slice.UID] = struct{}{}
-		c.mu.Unlock()
+		ledger.Deleted(slice)
 	}
 	return nil
 }

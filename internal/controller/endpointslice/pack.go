@@ -58,18 +58,12 @@ func (p *packer) pack(existing []*discoveryv1.EndpointSlice) []*draft {
 		}
 	}
 	rest = p.fillChanged(drafts, rest)
-	rest = p.fillUnchanged(drafts, rest)
-	for _, d := range drafts {
-		if len(d.endpoints()) == 0 { // a placeholder, or emptied by somebody
-			d.now, d.deleted = nil, true
-		}
+	for len(rest) >= p.max {
+		drafts = p.fillNew(drafts, rest[:p.max])
+		rest = rest[p.max:]
 	}
-	for len(rest) > 0 {
-		slice := p.fresh(p.group.ports)
-		n := min(p.max, len(rest))
-		slice.Endpoints = append(slice.Endpoints, rest[:n]...)
-		rest = rest[n:]
-		drafts = append(drafts, &draft{now: slice})
+	if rest = p.fillUnchanged(drafts, rest); len(rest) > 0 {
+		drafts = p.fillNew(drafts, rest)
 	}
 	return drafts
 }
@@ -128,8 +122,16 @@ func (p *packer) fillChanged(drafts []*draft, rest []discoveryv1.Endpoint) []dis
 	return rest
 }
 
-// fillUnchanged is step 3: if one more slice can take all that is left, the
-// fullest such does.
+// fillNew is the first half of step 3: whatever fills a whole slice gets a new
+// one, so that less than a slice is left to look for room elsewhere.
+func (p *packer) fillNew(drafts []*draft, endpoints []discoveryv1.Endpoint) []*draft {
+	slice := p.fresh(p.group.ports)
+	slice.Endpoints = append(slice.Endpoints, endpoints...)
+	return append(drafts, &draft{now: slice})
+}
+
+// fillUnchanged is the second half: if one more slice can take all that is left,
+// the fullest such does.
 func (p *packer) fillUnchanged(drafts []*draft, rest []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 	if len(rest) == 0 {
 		return nil

@@ -10,7 +10,6 @@ package endpointslice
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
 )
 
 const (
@@ -95,11 +95,11 @@ func Reconcile(in Input) Plan {
 			plan.Delete = append(plan.Delete, slice)
 		}
 	}
-	workloads, skipped := in.workloads()
+	backends, skipped := in.backends()
 	plan.Skipped = skipped
 	for _, family := range families {
 		f := familyReconciler{Input: &in, family: family, labels: sliceLabels(in.Service)}
-		f.reconcile(existing[family], workloads, &plan)
+		f.reconcile(existing[family], backends, &plan)
 	}
 	if in.Service.DeletionTimestamp != nil {
 		plan.Create = nil
@@ -114,8 +114,8 @@ type familyReconciler struct {
 	labels map[string]string
 }
 
-func (f *familyReconciler) reconcile(existing []*discoveryv1.EndpointSlice, workloads []workload, plan *Plan) {
-	groups := f.groups(workloads)
+func (f *familyReconciler) reconcile(existing []*discoveryv1.EndpointSlice, backends []backend.Backend, plan *Plan) {
+	groups := f.groups(backends)
 	byPorts := make(map[string][]*discoveryv1.EndpointSlice)
 	var drafts []*draft
 	for _, slice := range existing {
@@ -254,7 +254,7 @@ func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 		ips = []string{service.Spec.ClusterIP}
 	}
 	for _, ip := range ips {
-		if family, ok := familyOf(ip); ok {
+		if family, ok := backend.FamilyOf(ip); ok {
 			types = append(types, family)
 		}
 	}
@@ -262,18 +262,6 @@ func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 		return types
 	}
 	return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
-}
-
-func familyOf(ip string) (discoveryv1.AddressType, bool) {
-	addr, err := netip.ParseAddr(ip)
-	switch {
-	case err != nil:
-		return "", false
-	case addr.Is4() || addr.Is4In6():
-		return discoveryv1.AddressTypeIPv4, true
-	default:
-		return discoveryv1.AddressTypeIPv6, true
-	}
 }
 
 // ownedBy tells a Service's slices from those of an earlier one of its name.

@@ -291,6 +291,10 @@ func TestPacking(t *testing.T) {
 			{add(150), []int{100, 50}, 2, 0, 0},
 			{both(drop(0, 1), add(2)), []int{100, 51}, 0, 2, 0},
 		},
+		"whole slices are new, the rest goes where it fits": {
+			{add(150), []int{100, 50}, 2, 0, 0},
+			{add(120), []int{100, 100, 70}, 1, 1, 0},
+		},
 		"one changed endpoint, one write": {
 			{add(250), []int{100, 100, 50}, 3, 0, 0},
 			{replace(120, unready), []int{100, 100, 50}, 0, 1, 0},

@@ -26,7 +26,7 @@ import (
 
 // format changes whenever the same objects are written differently into a view,
 // so that positions of an older program are not taken for ours.
-const format = "proxima.node.v1/1"
+const format = "proxima.node.v1/2"
 
 // maxZones bounds the views that agents without a Node object can bring about.
 const maxZones = 1024
@@ -68,16 +68,26 @@ type Builder struct {
 	epoch    string
 	sequence uint64
 	services map[string][]byte
+	names    map[string]*heldName
 	slices   map[string]*heldSlice
+	// slicesOf are the slices of each Service: who is headless can turn out later.
+	slicesOf map[string]map[string]struct{}
 	nodes    map[string]string // zone by node
 	zones    map[string]*delta.Scope
 	seats    map[string]*seat
 }
 
-// heldSlice is a slice and its encoding without a plan, which all zones share.
+// heldSlice is a slice and its encodings, which all zones share: without a plan
+// for the proxy, and for names. One or both are nil.
 type heldSlice struct {
-	object *discoveryv1.EndpointSlice
-	body   []byte
+	object     *discoveryv1.EndpointSlice
+	body, name []byte
+}
+
+// heldName is the encoding of a Service that no proxy carries.
+type heldName struct {
+	body     []byte
+	headless bool
 }
 
 // seat is where a node's streams sit.
@@ -93,7 +103,8 @@ func NewBuilder(c BuilderConfig) *Builder {
 	}
 	return &Builder{
 		config: c, zones: map[string]*delta.Scope{}, seats: map[string]*seat{},
-		services: map[string][]byte{}, slices: map[string]*heldSlice{}, nodes: map[string]string{},
+		services: map[string][]byte{}, names: map[string]*heldName{}, nodes: map[string]string{},
+		slices: map[string]*heldSlice{}, slicesOf: map[string]map[string]struct{}{},
 	}
 }
 
@@ -107,7 +118,8 @@ func (b *Builder) Apply(d Delta) error {
 		return fmt.Errorf("apply to views: delta at %s:%d does not follow %s:%d", d.Epoch, d.Sequence, b.epoch, b.sequence)
 	}
 	if d.Reset {
-		b.services, b.slices, b.nodes = map[string][]byte{}, map[string]*heldSlice{}, map[string]string{}
+		b.services, b.names, b.nodes = map[string][]byte{}, map[string]*heldName{}, map[string]string{}
+		b.slices, b.slicesOf = map[string]*heldSlice{}, map[string]map[string]struct{}{}
 	}
 	b.seatNodes(d)
 	changes := b.hold(d)
@@ -131,11 +143,20 @@ type change struct{ typ, name string }
 // order.
 func (b *Builder) hold(d Delta) []change {
 	var out []change
+	slice := func(key string) { out = append(out, change{SliceType, key}, change{NameSliceType, key}) }
 	for name, object := range d.Services {
-		out = append(out, change{ServiceType, b.holdService(name, object)})
+		key, turned := b.holdService(name, object)
+		out = append(out, change{ServiceType, key}, change{NameType, key})
+		if !turned {
+			continue
+		}
+		for s := range b.slicesOf[key] {
+			b.encodeHeld(s, b.slices[s])
+			slice(s)
+		}
 	}
 	for name, object := range d.Slices {
-		out = append(out, change{SliceType, b.holdSlice(name, object)})
+		slice(b.holdSlice(name, object))
 	}
 	slices.SortFunc(out, func(x, y change) int {
 		return cmp.Or(cmp.Compare(x.typ, y.typ), cmp.Compare(x.name, y.name))
@@ -143,56 +164,94 @@ func (b *Builder) hold(d Delta) []change {
 	return out
 }
 
-func (b *Builder) holdService(name proxy.ServiceName, object *corev1.Service) string {
-	key := resourceName(name.Namespace, name.Name)
+// holdService also says whether the Service became headless, or is it no more.
+func (b *Builder) holdService(name proxy.ServiceName, object *corev1.Service) (key string, turned bool) {
+	key = resourceName(name.Namespace, name.Name)
+	was := b.headless(key)
+	delete(b.services, key)
+	delete(b.names, key)
 	if object == nil {
-		delete(b.services, key)
-		return key
+		return key, was
 	}
-	s, ok := ServiceOf(object)
-	if !ok {
-		delete(b.services, key)
-		return key
+	var err error
+	if s, ok := ServiceOf(object); ok {
+		b.services[key], err = encodeService(s)
+	} else if n, ok := NameOf(object); ok {
+		held := &heldName{headless: n.Headless()}
+		held.body, err = encodeName(n)
+		b.names[key] = held
 	}
-	body, err := encodeService(s)
 	if err != nil {
-		b.config.Log.Error("service left as it was in the views", "error", err)
-		return key
+		b.config.Log.Error("service is not in the views", "error", err)
 	}
-	b.services[key] = body
-	return key
+	return key, was != b.headless(key)
+}
+
+func (b *Builder) headless(service string) bool {
+	n := b.names[service]
+	return n != nil && n.headless
 }
 
 func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSlice) string {
 	key := resourceName(name.Namespace, name.Name)
-	if object == nil {
+	if was := b.slices[key]; was != nil {
+		service := serviceKey(was.object)
+		if delete(b.slicesOf[service], key); len(b.slicesOf[service]) == 0 {
+			delete(b.slicesOf, service)
+		}
 		delete(b.slices, key)
+	}
+	if object == nil || object.Labels[discoveryv1.LabelServiceName] == "" {
 		return key
 	}
-	s, ok := SliceOf(object)
-	if !ok {
-		delete(b.slices, key)
-		return key
+	service := serviceKey(object)
+	if b.slicesOf[service] == nil {
+		b.slicesOf[service] = make(map[string]struct{}, 1)
 	}
-	body, err := encodeSlice(s)
-	if err != nil {
-		b.config.Log.Error("endpoint slice left as it was in the views", "error", err)
-		return key
-	}
-	b.slices[key] = &heldSlice{object: object, body: body}
+	b.slicesOf[service][key] = struct{}{}
+	b.slices[key] = &heldSlice{object: object}
+	b.encodeHeld(key, b.slices[key])
 	return key
+}
+
+func serviceKey(s *discoveryv1.EndpointSlice) string {
+	return resourceName(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
+}
+
+// encodeHeld encodes a slice for those who need it: names for a headless Service,
+// the proxy for any other. The label that says so is not on every slice that a
+// user writes, so the Service is asked.
+func (b *Builder) encodeHeld(key string, held *heldSlice) {
+	held.body, held.name = nil, nil
+	var err error
+	if b.headless(serviceKey(held.object)) {
+		held.name, err = encodeNameSlice(NameSliceOf(held.object))
+	} else if s, ok := SliceOf(held.object); ok {
+		held.body, err = encodeSlice(s)
+	}
+	if err != nil {
+		b.config.Log.Error("endpoint slice is not in the views", "slice", key, "error", err)
+	}
 }
 
 // body is the content of a resource in a zone's view; nil: it has none.
 func (b *Builder) body(zone string, c change) []byte {
-	if c.typ == ServiceType {
+	switch c.typ {
+	case ServiceType:
 		return b.services[c.name]
-	}
-	held := b.slices[c.name]
-	if held == nil {
+	case NameType:
+		if n := b.names[c.name]; n != nil {
+			return n.body
+		}
 		return nil
 	}
-	if b.config.Weights == nil {
+	held := b.slices[c.name]
+	switch {
+	case held == nil:
+		return nil
+	case c.typ == NameSliceType:
+		return held.name
+	case held.body == nil || b.config.Weights == nil:
 		return held.body
 	}
 	weights := b.config.Weights(zone, held.object)
@@ -240,13 +299,19 @@ func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []cha
 }
 
 func (b *Builder) everything(zone string) []delta.Resource {
-	out := make([]delta.Resource, 0, len(b.services)+len(b.slices))
-	for _, name := range slices.Sorted(maps.Keys(b.services)) {
-		out = append(out, delta.Resource{Type: ServiceType, Name: name, Body: b.services[name]})
+	out := make([]delta.Resource, 0, len(b.services)+len(b.names)+len(b.slices))
+	add := func(typ string, names []string) {
+		for _, name := range names {
+			if body := b.body(zone, change{typ, name}); body != nil {
+				out = append(out, delta.Resource{Type: typ, Name: name, Body: body})
+			}
+		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.slices)) {
-		out = append(out, delta.Resource{Type: SliceType, Name: name, Body: b.body(zone, change{SliceType, name})})
-	}
+	held := slices.Sorted(maps.Keys(b.slices))
+	add(ServiceType, slices.Sorted(maps.Keys(b.services)))
+	add(SliceType, held)
+	add(NameType, slices.Sorted(maps.Keys(b.names)))
+	add(NameSliceType, held)
 	return out
 }
 

@@ -101,16 +101,9 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 		Name:    proxy.SliceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		Service: proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetService()},
 	}
-	for _, p := range m.GetPorts() {
-		protocol, err := decodeProtocol(p.GetProtocol())
-		if err != nil {
-			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
-		}
-		port, err := decodePort(p.GetPort(), false)
-		if err != nil {
-			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
-		}
-		s.Ports = append(s.Ports, proxy.SlicePort{Name: p.GetName(), Port: port, Protocol: protocol})
+	var err error
+	if s.Ports, err = decodeSlicePorts(m.GetPorts()); err != nil {
+		return nil, err
 	}
 	for i, e := range m.GetEndpoints() {
 		endpoint, err := decodeEndpoint(e, m.GetNames())
@@ -120,6 +113,22 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 		s.Endpoints = append(s.Endpoints, endpoint)
 	}
 	return s, nil
+}
+
+func decodeSlicePorts(in []*nodev1.SlicePort) ([]proxy.SlicePort, error) {
+	var out []proxy.SlicePort
+	for _, p := range in {
+		protocol, err := decodeProtocol(p.GetProtocol())
+		if err != nil {
+			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
+		}
+		port, err := decodePort(p.GetPort(), false)
+		if err != nil {
+			return nil, fmt.Errorf("port %q: %w", p.GetName(), err)
+		}
+		out = append(out, proxy.SlicePort{Name: p.GetName(), Port: port, Protocol: protocol})
+	}
+	return out, nil
 }
 
 func decodeEndpoint(e *nodev1.Endpoint, names []string) (out proxy.SliceEndpoint, err error) {

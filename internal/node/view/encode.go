@@ -36,15 +36,7 @@ func encodeService(s *proxy.Service) ([]byte, error) {
 	for _, p := range s.SourceRanges {
 		m.SourceRanges = append(m.SourceRanges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())})
 	}
-	for _, p := range s.Ports {
-		protocol, ok := protocolNumbers[p.Protocol]
-		if !ok {
-			continue
-		}
-		m.Ports = append(m.Ports, &nodev1.ServicePort{
-			Name: p.Name, Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort), AppProtocol: p.AppProtocol,
-		})
-	}
+	m.Ports = encodePorts(s.Ports)
 	b, err := marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("marshal service %s: %w", s.Name, err)
@@ -52,13 +44,32 @@ func encodeService(s *proxy.Service) ([]byte, error) {
 	return b, nil
 }
 
+func encodePorts(in []proxy.Port) []*nodev1.ServicePort {
+	var out []*nodev1.ServicePort
+	for _, p := range in {
+		if protocol, ok := protocolNumbers[p.Protocol]; ok {
+			out = append(out, &nodev1.ServicePort{
+				Name: p.Name, Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort), AppProtocol: p.AppProtocol,
+			})
+		}
+	}
+	return out
+}
+
+func encodeSlicePorts(in []proxy.SlicePort) []*nodev1.SlicePort {
+	var out []*nodev1.SlicePort
+	for _, p := range in {
+		if protocol, ok := protocolNumbers[p.Protocol]; ok {
+			out = append(out, &nodev1.SlicePort{Name: p.Name, Protocol: protocol, Port: uint32(p.Port)})
+		}
+	}
+	return out
+}
+
 // encodeSlice marshals a Slice.
 func encodeSlice(s *proxy.Slice) ([]byte, error) {
-	m := &nodev1.EndpointSlice{Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name}
-	for _, p := range s.Ports {
-		if protocol, ok := protocolNumbers[p.Protocol]; ok {
-			m.Ports = append(m.Ports, &nodev1.SlicePort{Name: p.Name, Protocol: protocol, Port: uint32(p.Port)})
-		}
+	m := &nodev1.EndpointSlice{
+		Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name, Ports: encodeSlicePorts(s.Ports),
 	}
 	names := nameTable{index: map[string]uint32{"": 0}}
 	for _, e := range s.Endpoints {

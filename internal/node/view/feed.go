@@ -15,7 +15,6 @@ import (
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
-	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 const (
@@ -43,7 +42,7 @@ type FeedConfig struct {
 	// Update takes every change, one at a time. The first has Reset. What it takes
 	// is acknowledged when it returns; while it blocks, the control plane gathers
 	// further changes.
-	Update func(proxy.Update)
+	Update func(Update)
 	Log    *slog.Logger // nil: silence
 }
 
@@ -55,7 +54,7 @@ type Feed struct {
 	dirty  chan struct{}
 
 	// Of the goroutine of Run alone.
-	pending proxy.Update       // while not all types are complete
+	pending Update             // while not all types are complete
 	waiting []*stream.Response // their answers
 
 	mu       sync.Mutex
@@ -119,7 +118,7 @@ func (f *Feed) Run(ctx context.Context) error {
 
 	f.start()
 	client := stream.NewClient(stream.ClientConfig{
-		Conn: conn, Method: "/" + Service + "/" + Method, Types: []string{ServiceType, SliceType},
+		Conn: conn, Method: "/" + Service + "/" + Method, Types: followed,
 		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: f.config.Zone}},
 		Follower: (*follower)(f), Log: f.config.Log,
 	})
@@ -156,20 +155,29 @@ func (f *Feed) start() {
 	}
 }
 
-func emptyTypes() []*held { return []*held{newHeld(ServiceType), newHeld(SliceType)} }
+// followed are the types that a feed asks for.
+var followed = []string{ServiceType, SliceType, NameType, NameSliceType}
 
-func (f *Feed) load() ([]*held, proxy.Update, error) {
+func emptyTypes() []*held {
+	out := make([]*held, 0, len(followed))
+	for _, typ := range followed {
+		out = append(out, newHeld(typ))
+	}
+	return out
+}
+
+func (f *Feed) load() ([]*held, Update, error) {
 	if f.config.StateFile == "" {
-		return emptyTypes(), proxy.Update{}, errNoState
+		return emptyTypes(), Update{}, errNoState
 	}
 	types, u, err := f.restore()
 	if err != nil {
-		return emptyTypes(), proxy.Update{}, err
+		return emptyTypes(), Update{}, err
 	}
 	return types, u, nil
 }
 
-func (f *Feed) restore() ([]*held, proxy.Update, error) {
+func (f *Feed) restore() ([]*held, Update, error) {
 	u := newUpdate()
 	state, err := readState(f.config.StateFile)
 	if err != nil {
@@ -188,7 +196,11 @@ func (f *Feed) restore() ([]*held, proxy.Update, error) {
 				return nil, u, err
 			}
 		}
-		if !h.complete {
+		switch {
+		case h.complete:
+		case h.typ == NameType, h.typ == NameSliceType:
+			h.complete = true // written before there were names: these will be fetched
+		default:
 			return nil, u, fmt.Errorf("it lacks type %s", h.typ)
 		}
 	}
@@ -243,7 +255,7 @@ func (f *follower) Receive(r *stream.Response) {
 	}
 	switch {
 	case f.synced:
-		if len(u.Services)+len(u.Slices) > 0 {
+		if !u.empty() {
 			f.config.Update(*u)
 		}
 	case f.complete():
@@ -254,7 +266,7 @@ func (f *follower) Receive(r *stream.Response) {
 		for _, earlier := range f.waiting {
 			earlier.Accept()
 		}
-		f.pending, f.waiting = proxy.Update{}, nil
+		f.pending, f.waiting = Update{}, nil
 	default:
 		if refusal == "" {
 			f.waiting = append(f.waiting, r)
@@ -268,7 +280,7 @@ func (f *follower) Receive(r *stream.Response) {
 }
 
 // take records a response and returns what to refuse of it.
-func (f *follower) take(r *stream.Response, u *proxy.Update) string {
+func (f *follower) take(r *stream.Response, u *Update) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	h := f.find(r.Type)

@@ -79,7 +79,7 @@ type agent struct {
 	stop func()
 
 	mu      sync.Mutex
-	updates []proxy.Update
+	updates []Update
 	model   map[string]string // as the updates make it: services, slices with addresses
 }
 
@@ -104,7 +104,7 @@ func startAgent(t *testing.T, p *plane, file string) *agent {
 	return a
 }
 
-func (a *agent) update(u proxy.Update) {
+func (a *agent) update(u Update) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.updates = append(a.updates, u)
@@ -184,7 +184,7 @@ func testFeedLife(t *testing.T) {
 	delete(want, "sa")
 	a.expect(2, want) // one for each type
 
-	if s := a.feed.Status(); !s.Synced || s.FromDisk || !s.Connected || s.Zone != "a" || len(s.Positions) != 2 {
+	if s := a.feed.Status(); !s.Synced || s.FromDisk || !s.Connected || s.Zone != "a" || len(s.Positions) != len(followed) {
 		t.Errorf("status = %+v", s)
 	}
 
@@ -237,7 +237,7 @@ func TestSaving(t *testing.T) {
 		synctest.Wait()
 		services := func() int {
 			state, err := readState(file)
-			if err != nil || len(state.GetTypes()) != 2 {
+			if err != nil || len(state.GetTypes()) != len(followed) {
 				t.Fatalf("state = %v, %v", state, err)
 			}
 			return len(state.GetTypes()[0].GetResources())
@@ -392,7 +392,7 @@ func TestAcknowledgedWhenTaken(t *testing.T) {
 		f := NewFeed(FeedConfig{
 			Target: "passthrough:///plane", Credentials: insecure.NewCredentials(), Node: "n1", Zone: "a",
 			DialOptions: []grpc.DialOption{grpc.WithContextDialer(p.dial)},
-			Update:      func(proxy.Update) { <-gate },
+			Update:      func(Update) { <-gate },
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -410,8 +410,8 @@ func TestAcknowledgedWhenTaken(t *testing.T) {
 			}
 			return types
 		}
-		if n := unacked(); n != 2 {
-			t.Errorf("of 2 types only %d wait: acknowledged before they were taken", n)
+		if n := unacked(); n != len(followed) {
+			t.Errorf("of %d types only %d wait: acknowledged before they were taken", len(followed), n)
 		}
 		gate <- struct{}{}
 		if n := unacked(); n != 0 {

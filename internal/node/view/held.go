@@ -9,6 +9,7 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -50,7 +51,7 @@ func (h *held) have(cursor bool) map[string]string {
 }
 
 // take takes resources and removals, and adds what they mean to an update.
-func (h *held) take(resources []*discovery.Resource, removed []string, u *proxy.Update) (refused []string) {
+func (h *held) take(resources []*discovery.Resource, removed []string, u *Update) (refused []string) {
 	for _, r := range resources {
 		if err := h.set(r.GetName(), r.GetVersion(), r.GetResource().GetValue(), u); err != nil {
 			h.rejected[r.GetName()] = err.Error()
@@ -68,7 +69,7 @@ func (h *held) take(resources []*discovery.Resource, removed []string, u *proxy.
 	return refused
 }
 
-func (h *held) set(name, version string, body []byte, u *proxy.Update) error {
+func (h *held) set(name, version string, body []byte, u *Update) error {
 	if err := decodeInto(u, h.typ, name, body); err != nil {
 		return err
 	}
@@ -77,16 +78,22 @@ func (h *held) set(name, version string, body []byte, u *proxy.Update) error {
 	return nil
 }
 
-func (h *held) forget(name string, u *proxy.Update) {
+func (h *held) forget(name string, u *Update) {
 	namespace, object, _ := splitName(name)
-	if h.typ == ServiceType {
-		u.Services[proxy.ServiceName{Namespace: namespace, Name: object}] = nil
-	} else {
-		u.Slices[proxy.SliceName{Namespace: namespace, Name: object}] = nil
+	service, slice := proxy.ServiceName{Namespace: namespace, Name: object}, proxy.SliceName{Namespace: namespace, Name: object}
+	switch h.typ {
+	case ServiceType:
+		u.Services[service] = nil
+	case SliceType:
+		u.Slices[slice] = nil
+	case NameType:
+		u.Names[service] = nil
+	case NameSliceType:
+		u.NameSlices[slice] = nil
 	}
 }
 
-func decodeInto(u *proxy.Update, typ, name string, body []byte) error {
+func decodeInto(u *Update, typ, name string, body []byte) error {
 	switch typ {
 	case ServiceType:
 		s, err := decodeService(name, body)
@@ -100,24 +107,42 @@ func decodeInto(u *proxy.Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.Slices[s.Name] = s
+	case NameType:
+		n, err := decodeNameOf(name, body)
+		if err != nil {
+			return err
+		}
+		u.Names[n.Name] = n
+	case NameSliceType:
+		s, err := decodeNameSlice(name, body)
+		if err != nil {
+			return err
+		}
+		u.NameSlices[s.Name] = s
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
 	return nil
 }
 
-func newUpdate() proxy.Update {
-	return proxy.Update{
-		Services: map[proxy.ServiceName]*proxy.Service{},
-		Slices:   map[proxy.SliceName]*proxy.Slice{},
+func newUpdate() Update {
+	return Update{
+		Update: proxy.Update{
+			Services: map[proxy.ServiceName]*proxy.Service{},
+			Slices:   map[proxy.SliceName]*proxy.Slice{},
+		},
+		Names:      map[proxy.ServiceName]*zone.Name{},
+		NameSlices: map[proxy.SliceName]*zone.Slice{},
 	}
 }
 
 // whole makes an update the whole state: it names no more what is gone.
-func whole(u proxy.Update) proxy.Update {
+func whole(u Update) Update {
 	u.Reset = true
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
+	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *zone.Name) bool { return n == nil })
+	maps.DeleteFunc(u.NameSlices, func(_ proxy.SliceName, s *zone.Slice) bool { return s == nil })
 	return u
 }
 
@@ -149,7 +174,7 @@ func (h *held) toState() *nodev1.TypeState {
 
 // load takes a type from disk. The checksum speaks for what was written, not for
 // who wrote it: everything is checked again, and one mistake refuses it all.
-func (h *held) load(s *nodev1.TypeState, u *proxy.Update) error {
+func (h *held) load(s *nodev1.TypeState, u *Update) error {
 	for _, r := range s.GetResources() {
 		if err := h.set(r.GetName(), r.GetVersion(), r.GetBody(), u); err != nil {
 			return fmt.Errorf("%s %q: %w", h.typ, r.GetName(), err)

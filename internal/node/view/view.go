@@ -4,8 +4,9 @@
 // It owns both ends: Builder turns what the catalog holds into one view per
 // topology zone, shared by all agents there; Feed, in the agent, follows the
 // view, keeps it on disk, and hands it on as updates of the agent's model.
-// Between them lie the messages of api/node/v1 and package delta. It chooses no
-// endpoint and carries no traffic.
+// Between them lie the messages of api/node/v1 and package delta. Services that no proxy carries (headless
+// ones, external names) travel too, for DNS. It chooses no endpoint and carries no
+// traffic.
 package view
 
 import "strings"
@@ -17,6 +18,9 @@ const (
 
 	ServiceType = "type.googleapis.com/proxima.node.v1.Service"
 	SliceType   = "type.googleapis.com/proxima.node.v1.EndpointSlice"
+	// Names of Services that no proxy carries, and the endpoints of headless ones.
+	NameType      = "type.googleapis.com/proxima.node.v1.Name"
+	NameSliceType = "type.googleapis.com/proxima.node.v1.NameSlice"
 )
 
 // zoneHeader tells the agent which zone's view it gets.

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -270,6 +271,11 @@ func FuzzDecode(f *testing.F) {
 	body, _ = encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
 		Ports: []proxy.Port{{Port: 1, Protocol: proxy.SCTP}}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
 	f.Add("ns/web", body)
+	body, _ = encodeName(&zone.Name{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ExternalName: "x.test"})
+	f.Add("ns/web", body)
+	body, _ = encodeNameSlice(&zone.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
+		Targets: []zone.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
+	f.Add("ns/web", body)
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
 		if s, err := decodeService(name, body); err == nil {
 			again, err := encodeService(s)
@@ -279,6 +285,26 @@ func FuzzDecode(f *testing.F) {
 			got, err := decodeService(name, again)
 			if diff := cmp.Diff(s, got, compareModel); err != nil || diff != "" {
 				t.Fatalf("service %q: %v\n%s", name, err, diff)
+			}
+		}
+		if n, err := decodeNameOf(name, body); err == nil {
+			again, err := encodeName(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := decodeNameOf(name, again)
+			if diff := cmp.Diff(n, got, compareModel); err != nil || diff != "" {
+				t.Fatalf("name %q: %v\n%s", name, err, diff)
+			}
+		}
+		if s, err := decodeNameSlice(name, body); err == nil {
+			again, err := encodeNameSlice(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := decodeNameSlice(name, again)
+			if diff := cmp.Diff(s, got, compareModel); err != nil || diff != "" {
+				t.Fatalf("name slice %q: %v\n%s", name, err, diff)
 			}
 		}
 		if s, err := decodeSlice(name, body); err == nil {

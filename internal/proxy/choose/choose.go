@@ -126,13 +126,16 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 		t := topology(all, node)
 		switch {
 		case anyReady: // topology never hides the last ready endpoint
+			c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
 			c.Cluster = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
 			if t != ignored {
 				c.Spare = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && !t.allows(e, node) })
 			}
 		case anyDraining:
+			c.Why = proxy.Draining
 			c.Cluster = keep(all, node, draining)
 		default:
+			c.Why = proxy.Nobody
 			c.NoCluster = proxy.Reject
 		}
 	}

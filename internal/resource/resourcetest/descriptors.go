@@ -40,6 +40,11 @@ func Descriptors() []*resource.Descriptor {
 			NewList: func() runtime.Object { return &corev1.EventList{} },
 		},
 		{
+			Kind: corev1.SchemeGroupVersion.WithKind("Endpoints"), Resource: "endpoints", Namespaced: true,
+			New:     func() resource.Object { return &corev1.Endpoints{} },
+			NewList: func() runtime.Object { return &corev1.EndpointsList{} },
+		},
+		{
 			Kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), Resource: "endpointslices", Namespaced: true,
 			New:     func() resource.Object { return &discoveryv1.EndpointSlice{} },
 			NewList: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },

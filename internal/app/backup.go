@@ -1,0 +1,316 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/backup"
+	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// Paths that answer a backup of the store to GET, while everything goes on. Only
+// admins get here.
+const (
+	BackupPath = "/proxima/v1/backup"
+	// BackupKeysPath: the authority's and the secrets' keys are in it too.
+	BackupKeysPath = "/proxima/v1/backup/with-keys"
+)
+
+type backupHandler struct {
+	cp       *controlPlane
+	withKeys bool
+}
+
+func (h backupHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
+		return
+	}
+	opts := backup.WriteOptions{Program: "proxima " + version.Get().Version}
+	if h.withKeys {
+		var err error
+		if opts.Files, err = keyFiles(h.cp.cfg.DataDir); err != nil {
+			h.cp.log.Error("backup", "error", err)
+			http.Error(w, "the keys cannot be read; see the control plane's log", http.StatusInternalServerError)
+			return
+		}
+	}
+	user := ""
+	if u, ok := request.UserFrom(r.Context()); ok {
+		user = u.GetName()
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	summary, err := backup.Write(r.Context(), w, h.cp.store, opts)
+	if err != nil {
+		// The client notices by the checksum that is missing at the end.
+		h.cp.log.Error("backup not finished", "user", user, "error", err)
+		return
+	}
+	h.cp.log.Info("backup made", "user", user, "revision", summary.Revision, "records", summary.Records, "keys", h.withKeys)
+}
+
+// keyFiles are all files in the folder of keys, but for those half written.
+func keyFiles(dataDir string) ([]backup.File, error) {
+	var files []backup.File
+	err := filepath.WalkDir(filepath.Join(dataDir, "pki"), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() || strings.HasPrefix(e.Name(), ".") {
+			return err
+		}
+		name, err := filepath.Rel(dataDir, path)
+		if err != nil {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		files = append(files, backup.File{Name: filepath.ToSlash(name), Data: data})
+		return err
+	})
+	return files, err
+}
+
+// RestoreConfig is what a restore is told.
+type RestoreConfig struct {
+	// File is the backup. Store and DataDir are as for a control plane.
+	File, Store, DataDir string
+	// Force replaces a store and keys that are there; they are kept aside.
+	Force  bool
+	Logger *slog.Logger
+}
+
+// Restored tells what a restore did.
+type Restored struct {
+	backup.Header
+	Records int64
+	// Base is where the restored store begins; Epoch is the new one.
+	Base     store.Revision
+	NewEpoch string
+	// Kept are files that were put aside.
+	Kept []string
+	// Keys are the key files that were restored.
+	Keys []string
+	// MissingKeys encrypt secrets of the backup and are not in KeyFile.
+	MissingKeys []string
+	KeyFile     string
+	// NoAuthority: there is no certificate authority in the data directory; a new
+	// one will be made, and everybody has to join anew.
+	NoAuthority bool
+}
+
+// Restore makes a store from a backup, for a control plane that is not running.
+// The backup is checked as a whole before anything is written; then keys, then
+// the store take their places. Blocks until everything is on the disk.
+func Restore(ctx context.Context, cfg RestoreConfig) (Restored, error) {
+	file, err := os.Open(cfg.File)
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore: %w", err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore: %w", err)
+	}
+	from, err := backup.Open(file, info.Size())
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore %s: %w", cfg.File, err)
+	}
+	r := &restorer{cfg: cfg, from: from, now: time.Now(), done: Restored{Header: from.Header, KeyFile: keyFile(cfg.DataDir)}}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return Restored{}, fmt.Errorf("data directory: %w", err)
+	}
+	if err := r.run(ctx); err != nil {
+		return Restored{}, err
+	}
+	_, err = os.Stat(filepath.Join(cfg.DataDir, "pki", "ca", "ca.crt"))
+	r.done.NoAuthority = errors.Is(err, os.ErrNotExist)
+	return r.done, nil
+}
+
+type restorer struct {
+	cfg  RestoreConfig
+	from *backup.Backup
+	now  time.Time
+	done Restored
+}
+
+func (r *restorer) run(ctx context.Context) error {
+	engine, location, _ := strings.Cut(r.cfg.Store, ":")
+	switch engine {
+	case "memory":
+		return &HintError{Err: errors.New("--store memory ends with this command: nothing could use what is restored"), Text: "use sqlite:FILE"}
+	case "sqlite":
+		return r.intoSQLite(ctx, sqliteFile(location, r.cfg.DataDir))
+	}
+	s, err := openStore(ctx, r.cfg.Store, r.cfg.DataDir, orDiscard(r.cfg.Logger))
+	if err != nil {
+		return err
+	}
+	into, ok := s.(store.Restorer)
+	if !ok {
+		return errors.Join(fmt.Errorf("--store %s: this store cannot be restored", engine), s.Close())
+	}
+	return errors.Join(r.fill(ctx, into, 0), s.Close())
+}
+
+func (r *restorer) intoSQLite(ctx context.Context, file string) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	how := sqlite.Replacement{Force: r.cfg.Force, Logger: r.cfg.Logger, Now: r.now}
+	kept, err := sqlite.Replace(ctx, file, how, func(ctx context.Context, into *sqlite.Store, known store.Revision) error {
+		return r.fill(ctx, into, known)
+	})
+	if kept != "" {
+		r.done.Kept = append(r.done.Kept, kept)
+	}
+	var occupied *sqlite.NotEmptyError
+	var used *sqlite.InUseError
+	switch {
+	case errors.As(err, &occupied):
+		return &HintError{Err: err, Text: "restore into another data directory, or replace it with --force: the old state is kept beside it"}
+	case errors.As(err, &used):
+		return &HintError{Err: err, Text: "a restore needs the control plane to be stopped"}
+	}
+	return err
+}
+
+// fill restores the records and then, as nothing can go wrong with them any more,
+// the keys.
+func (r *restorer) fill(ctx context.Context, into store.Restorer, known store.Revision) error {
+	if err := r.checkFiles(); err != nil {
+		return err
+	}
+	var err error
+	if r.done.Base, err = backup.Restore(ctx, into, r.from, known, r.now); err != nil {
+		return err
+	}
+	r.done.NewEpoch = into.Epoch()
+	if r.done.Records, err = into.Count(ctx, ""); err != nil {
+		return err
+	}
+	if err := r.restoreFiles(); err != nil {
+		return err
+	}
+	return r.checkKeys()
+}
+
+// checkFiles refuses files that would replace others.
+func (r *restorer) checkFiles() error {
+	for _, f := range r.from.Files {
+		if !strings.HasPrefix(path.Clean(f.Name), "pki/") {
+			return fmt.Errorf("the backup has a file %q, which has no place here", f.Name)
+		}
+		file := filepath.Join(r.cfg.DataDir, filepath.FromSlash(f.Name))
+		have, err := os.ReadFile(file)
+		switch {
+		case errors.Is(err, os.ErrNotExist) || err == nil && bytes.Equal(have, f.Data):
+		case err != nil:
+			return err
+		case !r.cfg.Force:
+			return &HintError{Err: fmt.Errorf("there is another %s already", file), Text: "restore into another data directory, or replace it with --force: the old file is kept beside it"}
+		}
+	}
+	return nil
+}
+
+func (r *restorer) restoreFiles() error {
+	for _, f := range r.from.Files {
+		target := filepath.Join(r.cfg.DataDir, filepath.FromSlash(f.Name))
+		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+			return err
+		}
+		have, err := os.ReadFile(target)
+		if err == nil && bytes.Equal(have, f.Data) {
+			continue
+		}
+		if err == nil {
+			kept := target + ".replaced-" + r.now.UTC().Format("20060102T150405")
+			if err := os.Link(target, kept); err != nil {
+				return fmt.Errorf("put %s aside: %w", target, err)
+			}
+			r.done.Kept = append(r.done.Kept, kept)
+		}
+		if err := replaceFile(target, f.Data); err != nil {
+			return err
+		}
+		r.done.Keys = append(r.done.Keys, target)
+	}
+	return nil
+}
+
+// checkKeys finds the keys that secrets need and that are not there.
+func (r *restorer) checkKeys() error {
+	ring, err := keyring.Open(r.done.KeyFile, true) // makes no file
+	if err != nil {
+		return err
+	}
+	have := ring.Keys()
+	for record, err := range r.from.Records() {
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(sealedPrefixes(), func(p string) bool { return strings.HasPrefix(record.Key, p) }) {
+			continue
+		}
+		id, err := keyring.KeyID(record.Value)
+		if err != nil || slices.Contains(r.done.MissingKeys, id) || slices.ContainsFunc(have, func(k keyring.Key) bool { return k.ID == id }) {
+			continue
+		}
+		r.done.MissingKeys = append(r.done.MissingKeys, id)
+	}
+	return nil
+}
+
+// ReceiveBackup writes a backup to a private file and checks it. The file gets
+// its name when it is whole; an existing one is never replaced.
+func ReceiveBackup(from io.Reader, name string) (backup.Summary, error) {
+	if _, err := os.Lstat(name); err == nil {
+		return backup.Summary{}, fmt.Errorf("%s exists already; a backup replaces no file", name)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*") // mode 0600
+	if err != nil {
+		return backup.Summary{}, err
+	}
+	defer os.Remove(tmp.Name())
+	defer tmp.Close()
+	size, err := io.Copy(tmp, from)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if err != nil {
+		return backup.Summary{}, fmt.Errorf("receive backup: %w", err)
+	}
+	b, err := backup.Open(tmp, size)
+	if err != nil {
+		return backup.Summary{}, &HintError{Err: err, Text: "the control plane did not finish it; its log says why"}
+	}
+	summary := backup.Summary{Header: b.Header, Files: len(b.Files)}
+	for _, err := range b.Records() {
+		if err != nil {
+			return backup.Summary{}, err
+		}
+		summary.Records++
+	}
+	// Link fails where Rename would replace.
+	if err := os.Link(tmp.Name(), name); err != nil {
+		return backup.Summary{}, err
+	}
+	return summary, nil
+}

@@ -1,0 +1,132 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	mdns "github.com/miekg/dns"
+
+	"github.com/proxima-mesh/proxima/internal/node/dns"
+)
+
+// DNSPortAuto is DefaultDNSPort if that is free, and no DNS if it is not.
+const DNSPortAuto = -1
+
+// DefaultDNSPort is what clients expect, where a process may have it.
+func DefaultDNSPort(privileged bool) int {
+	if privileged {
+		return 53
+	}
+	return 10053
+}
+
+// resolvConf tells which resolvers the machine has.
+const resolvConf = "/etc/resolv.conf"
+
+// nameServer answers names while an agent runs; the zero value is off.
+type nameServer struct {
+	server *dns.Server
+	udp    *net.UDPConn
+	tcp    net.Listener
+}
+
+// listenNames opens the sockets of the DNS server, if there is to be one.
+func (a *agent) listenNames() error {
+	port := a.cfg.DNSPort
+	switch port {
+	case 0:
+		return nil
+	case DNSPortAuto:
+		port = DefaultDNSPort(os.Geteuid() == 0)
+	}
+	udp, tcp, err := listenBoth(a.cfg.Host, port)
+	if err != nil {
+		if a.cfg.DNSPort == DNSPortAuto {
+			a.log.Warn("names are not served", "error", err, "remedy", "choose a port with --dns-port, or 0 for none")
+			return nil
+		}
+		return &HintError{Err: fmt.Errorf("DNS: %w", err), Text: "is another resolver running on this machine? choose another port with --dns-port"}
+	}
+	self := udp.LocalAddr().(*net.UDPAddr).AddrPort()
+	config := dns.Config{
+		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
+		Logger: a.log.With("part", "dns"), Registerer: a.registry,
+	}
+	if !self.Addr().IsUnspecified() {
+		config.Addresses = []netip.Addr{self.Addr().Unmap()}
+	}
+	server, err := dns.New(config)
+	if err != nil {
+		udp.Close()
+		tcp.Close()
+		return err
+	}
+	a.dns = nameServer{server: server, udp: udp, tcp: tcp}
+	return nil
+}
+
+// listenBoth opens one port for UDP and TCP.
+func listenBoth(host string, port int) (*net.UDPConn, net.Listener, error) {
+	address := net.JoinHostPort(host, strconv.Itoa(port))
+	tcp, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := net.ListenPacket("udp", tcp.Addr().String())
+	if err != nil {
+		tcp.Close()
+		return nil, nil, err
+	}
+	return conn.(*net.UDPConn), tcp, nil
+}
+
+// upstreams are the machine's own resolvers, but for this server itself.
+func (a *agent) upstreams(self netip.AddrPort) []string {
+	config, err := mdns.ClientConfigFromFile(resolvConf)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			a.log.Warn("names of others are not resolved", "error", err)
+		}
+		return nil
+	}
+	var out []string
+	for _, server := range config.Servers {
+		address := net.JoinHostPort(server, config.Port)
+		if address != self.String() {
+			out = append(out, address)
+		}
+	}
+	return slices.Compact(out)
+}
+
+// serveNames answers until the parts end.
+func (a *agent) serveNames(parts *parts) {
+	if a.dns.server == nil {
+		return
+	}
+	parts.run("DNS upstreams", a.dns.server.Run)
+	parts.run("DNS over UDP", func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) })
+	parts.run("DNS over TCP", func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) })
+}
+
+// address that the server listens on; empty: none.
+func (n nameServer) address() string {
+	if n.udp == nil {
+		return ""
+	}
+	return n.udp.LocalAddr().String()
+}
+
+func (n nameServer) close() {
+	if n.udp != nil {
+		n.udp.Close()
+		n.tcp.Close()
+	}
+}

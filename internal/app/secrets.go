@@ -1,0 +1,89 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+// sealed are the kinds that are encrypted in the store, by the prefix of their
+// keys there.
+func sealed() map[string]*resource.Descriptor {
+	return map[string]*resource.Descriptor{"/registry/secrets/": kind.Secret()}
+}
+
+func sealedPrefixes() []string {
+	var prefixes []string
+	for prefix := range sealed() {
+		prefixes = append(prefixes, prefix)
+	}
+	return prefixes
+}
+
+func keyFile(dataDir string) string { return filepath.Join(dataDir, "pki", keyring.FileName) }
+
+// openKeys opens the keys of secrets, and makes them at the first start. Where
+// they are lost the control plane runs all the same, without its secrets.
+func openKeys(ctx context.Context, s store.Store, dataDir string, log *slog.Logger) (*keyring.Ring, error) {
+	used, err := keyring.AnySealed(ctx, s, sealedPrefixes())
+	if err != nil {
+		return nil, err
+	}
+	ring, err := keyring.Open(keyFile(dataDir), used)
+	if err != nil {
+		return nil, err
+	}
+	status, err := (&keyring.Rotation{Ring: ring, Store: s, Prefixes: sealedPrefixes()}).Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range status.Keys {
+		if k.Missing {
+			log.Error("secrets cannot be read: put the key back, from a copy of the key file", "key", k.ID, "secrets", k.Records, "file", ring.Path())
+		}
+	}
+	return ring, nil
+}
+
+func sealedGroups() []schema.GroupResource {
+	var groups []schema.GroupResource
+	for _, d := range sealed() {
+		groups = append(groups, d.GroupResource())
+	}
+	return groups
+}
+
+// rewrite writes an encrypted object as it is, through the API's write path,
+// which encrypts it with the newest key.
+func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
+	for prefix, d := range sealed() {
+		rest, ok := strings.CutPrefix(key, prefix)
+		if !ok {
+			continue
+		}
+		namespace, name, ok := strings.Cut(rest, "/")
+		if !ok {
+			return fmt.Errorf("key %q is not of a %s", key, d.Singular)
+		}
+		client := cp.api.Client("system:proxima:secrets")
+		obj, err := client.Get(ctx, d, resource.Key{Namespace: namespace, Name: name})
+		if err == nil {
+			_, err = client.Update(ctx, obj)
+		}
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			return nil // it is gone, or was written meanwhile and so encrypted anew
+		}
+		return err
+	}
+	return fmt.Errorf("key %q is of no kind that is encrypted", key)
+}

@@ -1,0 +1,241 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/keyring"
+)
+
+// file completes the one argument as a file.
+func file(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+func newBackup(s *settings) *cobra.Command {
+	var withKeys bool
+	cmd := &cobra.Command{
+		Use:     "backup FILE",
+		GroupID: "operate",
+		Short:   "Save the control plane's state to a file, while it runs",
+		Long: `Backup saves everything in the control plane's store, as it is at one moment.
+Secrets stay encrypted in it: to restore them, the key file pki/secrets.keys
+of the data directory is needed too, and the folder pki/ca for agents to go on without
+joining anew. Keep copies of both apart from backups, or use --with-keys.`,
+		Example:           "  proxima backup proxima-$(date +%F).backup",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: file,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := app.BackupPath
+			if withKeys {
+				path = app.BackupKeysPath
+			}
+			cfg, _, err := s.restConfig()
+			if err != nil {
+				return err
+			}
+			cfg = rest.CopyConfig(cfg)
+			cfg.Timeout = 0 // it takes as long as it takes
+			resp, err := send(cmd.Context(), cfg, http.MethodGet, path, nil)
+			if err != nil {
+				return explainAPI(cfg, err)
+			}
+			defer resp.Body.Close()
+			b, err := app.ReceiveBackup(resp.Body, args[0])
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(s.io.Err, "%s: %d records at revision %d, checked\n", args[0], b.Records, b.Revision)
+			if withKeys {
+				fmt.Fprintf(s.io.Err, "WARNING: %d key files are in it: whoever reads this file reads every secret and can become anybody. Keep it like a password.\n", b.Files)
+			} else {
+				fmt.Fprintln(s.io.Err, "No keys are in it. A restore also needs pki/secrets.keys (for Secrets) and pki/ca (or agents must join anew): keep copies of them elsewhere.")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&withKeys, "with-keys", false, "put the keys of secrets and of the certificate authority into the file")
+	return cmd
+}
+
+func newRestore(s *settings) *cobra.Command {
+	var store string
+	var force bool
+	cmd := &cobra.Command{
+		Use:     "restore FILE",
+		GroupID: "operate",
+		Short:   "Make a control plane's state from a backup",
+		Long: `Restore makes the store of a control plane that is not running. The backup is
+checked as a whole before anything is written, and the store takes its place at
+once or not at all. Resource versions go on above all that were ever given out;
+clients that watch are told to list anew (410 Expired), which they do by themselves.
+
+What was changed after the backup is lost. That includes revocations: tokens that
+were revoked since then are valid again.`,
+		Example:           "  proxima restore proxima-2026-03-04.backup --data-dir /var/lib/proxima",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: file,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			log, err := s.logger()
+			if err != nil {
+				return err
+			}
+			r, err := app.Restore(cmd.Context(), app.RestoreConfig{File: args[0], Store: store, DataDir: s.dataDir, Force: force, Logger: log})
+			if err != nil {
+				return err
+			}
+			s.printRestored(r)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&store, "store", "sqlite:", "where the state is to be kept, as for the control plane")
+	f.BoolVar(&force, "force", false, "replace a state that is there; it is kept beside the new one")
+	return cmd
+}
+
+func (s *settings) printRestored(r app.Restored) {
+	w := s.io.Err
+	fmt.Fprintf(w, "restored %d records of %s, then at revision %d; it goes on after revision %d\n",
+		r.Records, r.Created.Local().Format(time.RFC3339), r.Revision, r.Base)
+	for _, path := range r.Keys {
+		fmt.Fprintf(w, "restored key file %s\n", path)
+	}
+	for _, path := range r.Kept {
+		fmt.Fprintf(w, "kept what was there as %s\n", path)
+	}
+	if len(r.MissingKeys) > 0 {
+		fmt.Fprintf(w, "WARNING: secrets are encrypted with keys that are not here (%s). Put the key file back as %s before you start the control plane.\n",
+			strings.Join(r.MissingKeys, ", "), r.KeyFile)
+	}
+	if r.NoAuthority {
+		fmt.Fprintln(w, "WARNING: the folder pki/ca is not here. Put it back before you start the control plane, or all agents must join anew.")
+	}
+}
+
+func newSecrets(s *settings) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "secrets",
+		GroupID: "operate",
+		Short:   "Look at and change the keys that encrypt Secrets",
+	}
+	cmd.AddCommand(newSecretsStatus(s), newSecretsRotate(s))
+	return cmd
+}
+
+func newSecretsStatus(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show which keys there are, and what needs them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var status keyring.Status
+			if err := s.call(cmd.Context(), http.MethodGet, keyring.StatusPath, nil, &status); err != nil {
+				return err
+			}
+			w := tabwriter.NewWriter(s.io.Out, 6, 4, 3, ' ', 0)
+			fmt.Fprintln(w, "KEY\tSTATE\tRECORDS\tAGE")
+			for _, k := range status.Keys {
+				state, age := "old", "<unknown>"
+				switch {
+				case k.Encrypts:
+					state = "encrypts"
+				case k.Missing:
+					state = "MISSING"
+				}
+				if !k.Created.IsZero() {
+					age = duration.HumanDuration(time.Since(k.Created))
+				}
+				fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", k.ID, state, k.Records, age)
+			}
+			for _, key := range status.Unreadable {
+				fmt.Fprintf(s.io.Err, "not encrypted, or not in a form that is known: %s\n", key)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func newSecretsRotate(s *settings) *cobra.Command {
+	var prune bool
+	cmd := &cobra.Command{
+		Use:   "rotate",
+		Short: "Encrypt all Secrets with a new key",
+		Long: `Rotate makes a new key and writes every Secret anew with it, while the control
+plane runs. If it is cut short, run it again: it goes on where it was. Old keys
+stay in the key file until --prune drops them, which it does when nothing in the
+store needs them any more. Backups from before still do: keep a copy of the key
+file for as long as you keep them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := s.rotate(cmd.Context()); err != nil {
+				return err
+			}
+			if prune {
+				return s.prune(cmd.Context())
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&prune, "prune", false, "then drop the old keys; waits for about a minute until requests with them have ended")
+	return cmd
+}
+
+func (s *settings) rotate(ctx context.Context) error {
+	var answer keyring.RotateAnswer
+	for more := true; more; more = answer.More {
+		request := keyring.RotateRequest{Continue: answer.More}
+		answer = keyring.RotateAnswer{}
+		if err := s.call(ctx, http.MethodPost, keyring.RotatePath, request, &answer); err != nil {
+			return err
+		}
+		if n := answer.Status.Outdated(); n > 0 && answer.More {
+			fmt.Fprintf(s.io.Err, "%d left\n", n)
+		}
+	}
+	if n := answer.Status.Outdated(); n > 0 {
+		return fmt.Errorf("%d records still need an old key: run it again, and see the control plane's log", n)
+	}
+	for _, k := range answer.Status.Keys {
+		switch {
+		case k.Encrypts:
+			fmt.Fprintf(s.io.Err, "%d records are encrypted with key %s\n", k.Records, k.ID)
+		case k.Missing:
+			fmt.Fprintf(s.io.Err, "%d records are not: their key %s is missing\n", k.Records, k.ID)
+		}
+	}
+	return nil
+}
+
+func (s *settings) prune(ctx context.Context) error {
+	for {
+		var answer keyring.PruneAnswer
+		if err := s.call(ctx, http.MethodPost, keyring.PrunePath, nil, &answer); err != nil {
+			return err
+		}
+		if answer.WaitSeconds == 0 {
+			fmt.Fprintf(s.io.Err, "%d old keys dropped: %s\n", len(answer.Dropped), strings.Join(answer.Dropped, ", "))
+			return nil
+		}
+		wait := time.Duration(answer.WaitSeconds) * time.Second
+		fmt.Fprintf(s.io.Err, "waiting %s for requests that may use an old key\n", wait)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return errors.New("interrupted; the old keys are kept, run it again")
+		}
+	}
+}

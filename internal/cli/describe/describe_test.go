@@ -1,0 +1,223 @@
+package describe
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// world is a Reader of fixed objects.
+type world struct {
+	objects []resource.Object
+	// forbidden resources.
+	forbidden map[string]bool
+	fails     error
+}
+
+func (w *world) check(d *resource.Descriptor) error {
+	if w.forbidden[d.Resource] {
+		return apierrors.NewForbidden(d.GroupResource(), "", errors.New("not yours"))
+	}
+	return w.fails
+}
+
+func (w *world) Get(_ context.Context, d *resource.Descriptor, key resource.Key) (resource.Object, error) {
+	for _, o := range w.objects {
+		if sameType(o, d.New()) && resource.KeyOf(o) == key {
+			return o, w.check(d)
+		}
+	}
+	return nil, apierrors.NewNotFound(d.GroupResource(), key.Name)
+}
+
+func (w *world) List(_ context.Context, d *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
+	var out []resource.Object
+	for _, o := range w.objects {
+		if sameType(o, d.New()) && (opts.Namespace == "" || opts.Namespace == o.GetNamespace()) {
+			out = append(out, o)
+		}
+	}
+	return out, "1", w.check(d)
+}
+
+func sameType(a, b resource.Object) bool {
+	switch a.(type) {
+	case *corev1.Service:
+		_, ok := b.(*corev1.Service)
+		return ok
+	case *corev1.Pod:
+		_, ok := b.(*corev1.Pod)
+		return ok
+	case *corev1.Node:
+		_, ok := b.(*corev1.Node)
+		return ok
+	case *mesh.Dataplane:
+		_, ok := b.(*mesh.Dataplane)
+		return ok
+	case *discoveryv1.EndpointSlice:
+		_, ok := b.(*discoveryv1.EndpointSlice)
+		return ok
+	case *coordinationv1.Lease:
+		_, ok := b.(*coordinationv1.Lease)
+		return ok
+	}
+	return false
+}
+
+func named(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, Namespace: "ns", Labels: map[string]string{"app": "web"}, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}
+}
+
+func describe(t *testing.T, w *world, d *resource.Descriptor, key resource.Key) string {
+	t.Helper()
+	var out bytes.Buffer
+	describer := Describer{Reader: w, Now: now, Events: func(context.Context, resource.Object, string) ([]corev1.Event, error) { return nil, nil }}
+	if err := describer.Describe(t.Context(), &out, d, key); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func mustContain(t *testing.T, got string, want ...string) {
+	t.Helper()
+	plain := strings.Join(strings.Fields(got), " ")
+	for _, w := range want {
+		if !strings.Contains(plain, w) {
+			t.Errorf("want %q in\n%s", w, got)
+		}
+	}
+}
+
+func endpointOf(kind, name, address string, ready, serving, terminating bool) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses:  []string{address},
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(ready), Serving: ptr.To(serving), Terminating: ptr.To(terminating)},
+		TargetRef:  &corev1.ObjectReference{Kind: kind, Name: name, Namespace: "ns"},
+		NodeName:   ptr.To("n1"),
+	}
+}
+
+// TestServiceTellsWhy goes through the reasons for which a workload of a Service
+// gets no traffic.
+func TestServiceTellsWhy(t *testing.T) {
+	ready := func(status metav1.ConditionStatus) mesh.DataplaneStatus {
+		return mesh.DataplaneStatus{Conditions: []metav1.Condition{{Type: mesh.DataplaneReady, Status: status, Reason: "Probed"}}}
+	}
+	draining := named("draining")
+	draining.DeletionTimestamp = ptr.To(metav1.NewTime(now))
+	other := named("other")
+	other.Labels = nil
+	w := &world{objects: []resource.Object{
+		&corev1.Service{ObjectMeta: named("web"), Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.0.0.1", ClusterIPs: []string{"10.0.0.1"}, Selector: map[string]string{"app": "web"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyLocal),
+			SessionAffinity:       corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(60))}},
+			Ports:                 []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromString("web")}},
+		}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}},
+		&mesh.Dataplane{ObjectMeta: named("up"), Status: ready(metav1.ConditionTrue)},
+		&mesh.Dataplane{ObjectMeta: named("down"), Status: ready(metav1.ConditionFalse)},
+		&mesh.Dataplane{ObjectMeta: named("mute")},
+		&mesh.Dataplane{ObjectMeta: draining, Status: ready(metav1.ConditionTrue)},
+		&mesh.Dataplane{ObjectMeta: named("v6"), Spec: mesh.DataplaneSpec{Addresses: []string{"fd00::1"}}},
+		&mesh.Dataplane{ObjectMeta: named("lost"), Spec: mesh.DataplaneSpec{Addresses: []string{"10.1.0.9"}, NodeName: "gone"}},
+		&mesh.Dataplane{ObjectMeta: other},
+		&corev1.Pod{ObjectMeta: named("done"), Status: corev1.PodStatus{Phase: corev1.PodSucceeded}},
+		&corev1.Pod{ObjectMeta: named("new")},
+		&corev1.Pod{ObjectMeta: named("starting"), Status: corev1.PodStatus{
+			PodIP: "10.1.0.7", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "ContainersNotReady", Message: "web"}}}},
+		&discoveryv1.EndpointSlice{ObjectMeta: named("web-1"), AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
+			endpointOf("Dataplane", "up", "10.1.0.1", true, true, false),
+			endpointOf("Dataplane", "down", "10.1.0.2", false, false, false),
+			endpointOf("Dataplane", "mute", "10.1.0.3", false, false, false),
+			endpointOf("Dataplane", "draining", "10.1.0.4", false, true, true),
+			endpointOf("Dataplane", "absent", "10.1.0.5", false, false, true),
+			endpointOf("Pod", "starting", "10.1.0.7", false, false, false),
+		}},
+	}}
+	got := describe(t, w, kind.Service(), resource.Key{Namespace: "ns", Name: "web"})
+	mustContain(t, got,
+		"Policies: internal Local", "Affinity: ClientIP for 60s",
+		"10.1.0.1 ready - n1 dataplane/up",
+		"10.1.0.2 not ready - n1 dataplane/down Probed",
+		"dataplane/mute nobody has reported it ready yet",
+		"10.1.0.4 draining - n1 dataplane/draining it is draining",
+		"10.1.0.5 ending - n1 dataplane/absent the Dataplane is gone; the slice follows",
+		"pod/starting ContainersNotReady: web",
+		"dataplane/v6 it has no address of the Service's families [IPv4]",
+		`dataplane/lost its Node "gone" does not exist`,
+		"pod/done it has ended: Succeeded",
+		"pod/new it has no address yet",
+		`port http: no workload has a port named "web" of protocol TCP`,
+	)
+	if strings.Contains(got, "other") || strings.Contains(got, "no endpoint is ready") {
+		t.Errorf("tells what is not so:\n%s", got)
+	}
+
+	w.forbidden = map[string]bool{"pods": true}
+	mustContain(t, describe(t, w, kind.Service(), resource.Key{Namespace: "ns", Name: "web"}),
+		"pods can't be read: pods is forbidden: not yours", "pod/starting the Pod is gone; the slice follows")
+}
+
+func TestNodeAndLeases(t *testing.T) {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "LeaseExpired", LastTransitionTime: metav1.NewTime(now.Add(-time.Minute))}},
+	}}
+	dp := &mesh.Dataplane{ObjectMeta: named("a"), Spec: mesh.DataplaneSpec{NodeName: "n1", Addresses: []string{"10.1.0.1"}},
+		Status: mesh.DataplaneStatus{Lease: &mesh.DataplaneLease{Holder: "host/1", RenewTime: metav1.NewMicroTime(now.Add(-50 * time.Second)), DurationSeconds: 40}}}
+	w := &world{objects: []resource.Object{n, dp, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Namespace: corev1.NamespaceNodeLease},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("n1"), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-5 * time.Second))), LeaseDurationSeconds: ptr.To(int32(40))},
+	}}}
+	mustContain(t, describe(t, w, kind.Node(), resource.Key{Name: "n1"}),
+		"Lease: renewed 5s ago by n1, lasts 40s Conditions", "Ready Unknown 60s LeaseExpired", "ns dataplane/a 10.1.0.1 not ready nobody has reported it ready yet")
+	mustContain(t, describe(t, w, kind.Dataplane(), resource.Key{Namespace: "ns", Name: "a"}),
+		"Lease: renewed 50s ago by host/1, lasts 40s: it has run out",
+		"no Service in namespace ns selects it", "its node n1 is not ready: LeaseExpired")
+
+	w.forbidden = map[string]bool{"leases": true}
+	mustContain(t, describe(t, w, kind.Node(), resource.Key{Name: "n1"}), "Lease: none")
+	w.forbidden, w.fails = nil, errors.New("store is away")
+	d := Describer{Reader: w, Now: now}
+	if err := d.Describe(t.Context(), new(bytes.Buffer), kind.Node(), resource.Key{Name: "n1"}); err == nil {
+		t.Error("a failure to read is told as if nothing were there")
+	}
+}
+
+func TestProbes(t *testing.T) {
+	for want, p := range map[string]*mesh.Probe{
+		"as whoever runs it reports":           nil,
+		"HTTPS GET /x on port web every 1s":    {HTTPGet: &mesh.HTTPGetAction{Path: "/x", Scheme: "HTTPS", Port: intstr.FromString("web")}, PeriodSeconds: 1},
+		"TCP connection to port 80 every 2s":   {TCPSocket: &mesh.TCPSocketAction{Port: intstr.FromInt32(80)}, PeriodSeconds: 2},
+		"gRPC health on port 90 every 3s":      {GRPC: &mesh.GRPCAction{Port: 90}, PeriodSeconds: 3},
+		"command test -f /ready every 4s, 5 f": {Exec: &mesh.ExecAction{Command: []string{"test", "-f", "/ready"}}, PeriodSeconds: 4, FailureThreshold: 5},
+	} {
+		if got := probe(p); !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestOneLine(t *testing.T) {
+	if got := OneLine("a\nb\x1b[31m\u009bc\td"); got != "a b [31m c d" {
+		t.Errorf("got %q", got)
+	}
+}

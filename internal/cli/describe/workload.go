@@ -1,0 +1,135 @@
+package describe
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// workload is what descriptions need of a Pod or a Dataplane.
+type workload struct {
+	kind string // Pod or Dataplane
+	resource.Key
+	labels    map[string]string
+	node      string
+	addresses []string
+	ready     bool
+	// done: it has ended and gets no endpoint.
+	done bool
+	// why it is not ready; empty if it is.
+	why string
+}
+
+func (w *workload) title() string { return strings.ToLower(w.kind) + "/" + w.Name }
+
+func workloads(dataplanes []*mesh.Dataplane, pods []*corev1.Pod) []workload {
+	var out []workload
+	for _, d := range dataplanes {
+		out = append(out, ofDataplane(d))
+	}
+	for _, pod := range pods {
+		out = append(out, ofPod(pod))
+	}
+	slices.SortFunc(out, func(a, b workload) int {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func ofDataplane(d *mesh.Dataplane) workload {
+	w := workload{kind: "Dataplane", Key: resource.KeyOf(d), labels: d.Labels, node: d.Spec.NodeName, addresses: d.Spec.Addresses}
+	ready := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneReady)
+	switch {
+	case d.DeletionTimestamp != nil:
+		w.why = "it is draining"
+	case ready == nil:
+		w.why = "nobody has reported it ready yet"
+	case ready.Status != metav1.ConditionTrue:
+		w.why = because(ready.Reason, ready.Message)
+	default:
+		w.ready = true
+	}
+	return w
+}
+
+func ofPod(pod *corev1.Pod) workload {
+	w := workload{kind: "Pod", Key: resource.KeyOf(pod), labels: pod.Labels, node: pod.Spec.NodeName}
+	for _, ip := range pod.Status.PodIPs {
+		w.addresses = append(w.addresses, ip.IP)
+	}
+	if len(w.addresses) == 0 && pod.Status.PodIP != "" {
+		w.addresses = []string{pod.Status.PodIP}
+	}
+	w.done = pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	switch {
+	case pod.DeletionTimestamp != nil:
+		w.why = "it is terminating"
+	case w.done:
+		w.why = "it has ended: " + string(pod.Status.Phase)
+	case i < 0:
+		w.why = "nobody has reported it ready yet"
+	case pod.Status.Conditions[i].Status != corev1.ConditionTrue:
+		w.why = because(pod.Status.Conditions[i].Reason, pod.Status.Conditions[i].Message)
+	default:
+		w.ready = true
+	}
+	return w
+}
+
+// because of the reason and message of a condition.
+func because(reason, message string) string {
+	switch {
+	case reason == "" && message == "":
+		return "no reason is given"
+	case message == "":
+		return reason
+	case reason == "":
+		return message
+	}
+	return reason + ": " + message
+}
+
+// hasFamily tells whether a workload has an address of one of the families.
+func (w *workload) hasFamily(families []corev1.IPFamily) bool {
+	return slices.ContainsFunc(w.addresses, func(text string) bool {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return false
+		}
+		family := corev1.IPv6Protocol
+		if addr.Unmap().Is4() {
+			family = corev1.IPv4Protocol
+		}
+		return slices.Contains(families, family)
+	})
+}
+
+// nodeReady tells whether a Node is, and why not.
+func nodeReady(n *corev1.Node) (bool, string) {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue, because(c.Reason, c.Message)
+		}
+	}
+	return false, "nobody has reported it ready yet"
+}
+
+// lease in words: who renewed it when, and whether it still holds.
+func (p *page) lease(holder string, renewed time.Time, seconds int32) string {
+	text := fmt.Sprintf("renewed %s by %s, lasts %ds", p.ago(renewed), cmp.Or(holder, "nobody"), seconds)
+	if past := p.now.Sub(renewed) - time.Duration(seconds)*time.Second; past > 0 {
+		text += ": it has run out"
+	}
+	return text
+}

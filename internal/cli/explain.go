@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// explainAPI adds what to do to the failures that people meet. nil stays nil.
+func explainAPI(cfg *rest.Config, err error) error {
+	if err == nil {
+		return nil
+	}
+	if explained := explainWay(cfg, err); explained != nil {
+		return explained
+	}
+	var known hinter
+	if errors.As(err, &known) {
+		return err
+	}
+	return explainAnswer(cfg, err)
+}
+
+// explainWay to the server: nil if the server answered.
+func explainWay(cfg *rest.Config, err error) error {
+	var netErr *net.OpError
+	var authority x509.UnknownAuthorityError
+	var host x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	const otherServer = "another control plane took its place, or the kubeconfig is an old one: use the one in the control plane's data directory"
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return &hintError{err: fmt.Errorf("nothing listens at %s: %w", cfg.Host, err), hint: "is the control plane running? start it with \"proxima up\""}
+	case errors.As(err, &authority):
+		return &hintError{err: fmt.Errorf("the server at %s is not the one that the kubeconfig trusts: %w", cfg.Host, err), hint: otherServer}
+	case errors.As(err, &host), errors.As(err, &invalid):
+		return &hintError{err: fmt.Errorf("the certificate of %s does not hold: %w", cfg.Host, err), hint: "check the server's name in the kubeconfig and this machine's clock"}
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return &hintError{err: fmt.Errorf("%s does not speak TLS: %w", cfg.Host, err), hint: "check the server in the kubeconfig: is that its address?"}
+	case os.IsTimeout(err), errors.Is(err, context.DeadlineExceeded):
+		return &hintError{err: fmt.Errorf("%s did not answer in time: %w", cfg.Host, err), hint: "is the way to it open? look at the control plane's machine with \"proxima status\""}
+	case errors.As(err, &netErr):
+		return &hintError{err: fmt.Errorf("can't reach %s: %w", cfg.Host, err), hint: "check the server address in the kubeconfig and the way to it"}
+	}
+	return nil
+}
+
+// explainAnswer of the server that is a refusal.
+func explainAnswer(cfg *rest.Config, err error) error {
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return &hintError{err: fmt.Errorf("%s refused the credentials: %w", cfg.Host, err), hint: "the token is wrong, expired or revoked; make one with \"proxima token create\" on the control plane's machine"}
+	case apierrors.IsNotFound(err):
+		return explainNotFound(cfg, err)
+	case apierrors.IsTooManyRequests(err), apierrors.IsServiceUnavailable(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
+		return &hintError{err: err, hint: "the control plane has trouble: see \"proxima status\" and its log"}
+	}
+	return err
+}
+
+func explainNotFound(cfg *rest.Config, err error) error {
+	details := detailsOf(err)
+	switch {
+	case details == nil:
+		return err
+	case details.Name == "":
+		return &hintError{err: fmt.Errorf("%s does not serve this kind: %w", cfg.Host, err), hint: "its version differs from this program's: compare with \"proxima doctor\""}
+	case details.Kind == "namespaces":
+		return &hintError{err: err, hint: fmt.Sprintf("see \"proxima get namespaces\"; make it by applying a Namespace named %s", details.Name)}
+	}
+	return &hintError{err: err, hint: fmt.Sprintf("see \"proxima get %s -A\"; -n chooses the namespace", details.Kind)}
+}
+
+// detailsOf a refusal; nil: it says no more.
+func detailsOf(err error) *metav1.StatusDetails {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return nil
+	}
+	return status.Status().Details
+}
+
+// causesOf a refusal, one line for each.
+func causesOf(err error) []string {
+	details := detailsOf(err)
+	if details == nil {
+		return nil
+	}
+	var lines []string
+	for _, c := range details.Causes {
+		lines = append(lines, strings.TrimPrefix(c.Field+": ", ": ")+c.Message)
+	}
+	return lines
+}

@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+func newExplain(s *settings) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "explain",
+		GroupID: "operate",
+		Short:   "Say why traffic goes where it goes",
+	}
+	cmd.AddCommand(newExplainService(s))
+	return cmd
+}
+
+func newExplainService(s *settings) *cobra.Command {
+	var fromZone, fromNode, output string
+	cmd := &cobra.Command{
+		Use:     "service [NAMESPACE/]NAME",
+		Short:   "Say which endpoints get a Service's connections, from a zone or a node, and why not the others",
+		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if fromZone != "" && fromNode != "" {
+				return usagef("--from-zone and --from-node: give one of them; a node is in a zone already")
+			}
+			e, err := s.explainService(cmd.Context(), args[0], choose.Node{Name: fromNode, Zone: fromZone})
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "json", "yaml":
+				return printValue(s.io.Out, e, output)
+			case "table", "wide":
+				return printExplanation(s.io.Out, e)
+			}
+			return usagef("-o %q: choose table, wide, json or yaml", output)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&fromZone, "from-zone", "", "as seen from this zone")
+	f.StringVar(&fromNode, "from-node", "", "as seen from this node")
+	f.StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
+	return cmd
+}
+
+func (s *settings) explainService(ctx context.Context, name string, from choose.Node) (*diag.Service, error) {
+	cfg, namespace, err := s.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	if ns, rest, ok := strings.Cut(name, "/"); ok {
+		namespace, name = ns, rest
+	}
+	client, err := kubeclient.New(cfg, kind.All())
+	if err != nil {
+		return nil, err
+	}
+	if from.Name != "" {
+		obj, err := client.Get(ctx, kind.Node(), resource.Key{Name: from.Name})
+		if err != nil {
+			return nil, explainAPI(cfg, err)
+		}
+		from.Zone = obj.(*corev1.Node).Labels[corev1.LabelTopologyZone]
+	}
+	obj, err := client.Get(ctx, kind.Service(), resource.Key{Namespace: namespace, Name: name})
+	if err != nil {
+		return nil, explainAPI(cfg, err)
+	}
+	svc, ok := view.ServiceOf(obj.(*corev1.Service))
+	if !ok {
+		return nil, fmt.Errorf("service %s/%s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", namespace, name)
+	}
+	list, _, err := client.List(ctx, kind.EndpointSlice(), resource.ListOptions{
+		Namespace: namespace, Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name}),
+	})
+	if err != nil {
+		return nil, explainAPI(cfg, err)
+	}
+	var slices []*proxy.Slice
+	for _, obj := range list {
+		if slice, ok := view.SliceOf(obj.(*discoveryv1.EndpointSlice)); ok {
+			slices = append(slices, slice)
+		}
+	}
+	e := diag.ExplainService(svc, slices, from)
+	return &e, nil
+}
+
+func printExplanation(out io.Writer, e *diag.Service) error {
+	place := "anywhere: give --from-zone or --from-node to see a place's own choice"
+	switch {
+	case e.Node != "":
+		place = fmt.Sprintf("node %s in zone %s", e.Node, orNone(e.Zone))
+	case e.Zone != "":
+		place = "zone " + e.Zone
+	}
+	fmt.Fprintf(out, "%s at %s, from %s\n", e.Service, strings.Join(e.Address, ", "), place)
+	for _, p := range e.Ports {
+		for _, f := range p.Families {
+			fmt.Fprintf(out, "\nport %d/%s %s: %s\n  decided by: %s\n", p.Port, p.Protocol, f.Family, f.Outcome, f.Rule)
+			if len(f.Endpoints) == 0 {
+				continue
+			}
+			w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+			fmt.Fprintln(w, "  ENDPOINT\tZONE\tNODE\tSHARE\tWHY")
+			for _, ep := range f.Endpoints {
+				fmt.Fprintf(w, "  %s\t%s\t%s\t%.0f %%\t%s\n", ep.Address, orNone(ep.Zone), orNone(ep.Node), 100*ep.Share, ep.Why)
+			}
+			if err := w.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"bytes"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+)
+
+func TestStatusPrints(t *testing.T) {
+	cp := &app.Status{Started: time.Now().Add(-time.Hour), Store: app.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
+		Agents: []app.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}}}
+	cp.Version.Version = "v1"
+	cp.Catalog.Objects = map[string]int{"services": 2, "nodes": 3}
+	agent := &app.NodeStatus{}
+	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
+	agent.View.LastError = "connection refused"
+	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{
+		{Name: "a", Zone: "zone-a", Ready: "True", Following: true},
+		{Name: "b", Ready: "False", Following: true, Behind: 3},
+	}}
+	o.findProblems()
+	var out bytes.Buffer
+	if err := o.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := `control plane https://here, v1, up 60m
+store sqlite, revision 7, 4 kB
+catalog 2 services, 0 slices, 0 dataplanes, 0 pods, 3 nodes
+this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, not connected
+
+NODE ZONE READY FOLLOWING BEHIND
+a zone-a True true 0
+b <none> False true 3
+
+problems:
+ - store: disk full: reads go on, writes are refused until it is mended
+ - catalog: still reading the store; views follow when it has
+ - node b refused a part of its view: slice web: no address: is its agent older than the control plane?
+ - node b is not ready: is its agent running? see its log
+ - this machine's agent has no stream to the control plane, and serves its last state: connection refused
+`
+	if diff := cmp.Diff(want, regexp.MustCompile(` {2,}`).ReplaceAllString(out.String(), " ")); diff != "" {
+		t.Error(diff)
+	}
+
+	out.Reset()
+	if err := new(overview).print(&out); err != nil || strings.TrimSpace(out.String()) != "no problems found" {
+		t.Errorf("got %q, %v", &out, err)
+	}
+}

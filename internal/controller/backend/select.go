@@ -1,0 +1,75 @@
+package backend
+
+import (
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Selected are the workloads that a Service selects. They are the catalog's and
+// must not be changed.
+func Selected(s *catalog.Snapshot, service *corev1.Service) (pods []*corev1.Pod, dataplanes []*meshv1alpha1.Dataplane) {
+	for _, pod := range s.PodsMatching(service.Namespace, service.Spec.Selector) {
+		pods = append(pods, pod)
+	}
+	for _, dataplane := range s.DataplanesMatching(service.Namespace, service.Spec.Selector) {
+		dataplanes = append(dataplanes, dataplane)
+	}
+	return pods, dataplanes
+}
+
+// Concerned calls queue for every Service whose workloads a delta changes, maybe
+// more than once. Its cost is that of the change: every step goes through an
+// index. Services that changed themselves are not told.
+func Concerned(d catalog.Delta, queue func(service resource.Key)) {
+	if d.Before.Services.Len() == 0 {
+		return // all Services there are changed themselves
+	}
+	for _, change := range d.Pods {
+		if PodMatters(change.Old, change.New) {
+			selecting(d.After, change.Key.Namespace, labelsOf(change.Old), labelsOf(change.New), queue)
+		}
+	}
+	for _, change := range d.Dataplanes {
+		if DataplaneMatters(change.Old, change.New) {
+			selecting(d.After, change.Key.Namespace, labelsOf(change.Old), labelsOf(change.New), queue)
+		}
+	}
+}
+
+// OnNode calls queue for every Service that selects a workload of a node.
+func OnNode(s *catalog.Snapshot, node string, queue func(service resource.Key)) {
+	for key, pod := range s.PodsOn(node) {
+		selecting(s, key.Namespace, pod.Labels, pod.Labels, queue)
+	}
+	for key, dataplane := range s.DataplanesOn(node) {
+		selecting(s, key.Namespace, dataplane.Labels, dataplane.Labels, queue)
+	}
+}
+
+// selecting calls queue for the Services that select a workload, as it was or as
+// it is. Services come from the newest state: one that is only in the older one
+// was changed itself.
+func selecting(s *catalog.Snapshot, namespace string, was, is map[string]string, queue func(resource.Key)) {
+	for key := range s.ServicesSelecting(namespace, is) {
+		queue(key)
+	}
+	if maps.Equal(was, is) {
+		return
+	}
+	for key := range s.ServicesSelecting(namespace, was) {
+		queue(key)
+	}
+}
+
+func labelsOf[T catalog.Row](obj T) map[string]string {
+	var absent T
+	if obj == absent {
+		return nil
+	}
+	return obj.GetLabels()
+}

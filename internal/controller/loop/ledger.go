@@ -1,0 +1,86 @@
+package loop
+
+import (
+	"strconv"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Ledger remembers the writes of one kind for one key, so that nobody plans from
+// a catalog that does not show them. Safe for concurrent use; the zero value is
+// empty.
+type Ledger struct {
+	mu sync.Mutex
+	// revision is the highest resource version that a write got.
+	revision uint64
+	// written is the resource version of the last write of each object, by name.
+	written map[string]string
+	// deleted are the objects that were deleted and may still be in sight.
+	deleted map[types.UID]struct{}
+}
+
+// Wrote notes the outcome of a create or an update.
+func (g *Ledger) Wrote(made resource.Object) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n, err := strconv.ParseUint(made.GetResourceVersion(), 10, 64); err == nil {
+		g.revision = max(g.revision, n)
+	}
+	if g.written == nil {
+		g.written = make(map[string]string)
+	}
+	g.written[made.GetName()] = made.GetResourceVersion()
+}
+
+// Deleted notes a deletion.
+func (g *Ledger) Deleted(obj resource.Object) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.deleted == nil {
+		g.deleted = make(map[types.UID]struct{})
+	}
+	g.deleted[obj.GetUID()] = struct{}{}
+}
+
+// Shows reports whether a table that is known up to a revision, and in which
+// these objects of the key are seen, shows all writes.
+//
+// Revisions of one kind are ordered, so this holds also if somebody else changed
+// or deleted an object right after us; waiting for our own version to appear
+// would then never end.
+func Shows[T resource.Object](g *Ledger, revision uint64, seen ...T) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if revision < g.revision {
+		return false
+	}
+	for _, obj := range seen {
+		if _, gone := g.deleted[obj.GetUID()]; gone {
+			return false
+		}
+	}
+	return true
+}
+
+// Echo reports whether a change is just an own write for the key coming back.
+func Echo[T catalog.Row](l *Loop, key resource.Key, change catalog.Change[T]) bool {
+	g := l.known(key)
+	if g == nil {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var absent T
+	if change.New != absent {
+		return g.written[change.New.GetName()] == change.New.GetResourceVersion()
+	}
+	// It left the catalog and cannot come back: a UID is never used again.
+	_, ours := g.deleted[change.Old.GetUID()]
+	delete(g.deleted, change.Old.GetUID())
+	delete(g.written, change.Old.GetName())
+	return ours
+}

@@ -1,0 +1,234 @@
+// Package loop works off the keys of a controller that follows the catalog.
+//
+// It owns the queue (one key, one worker), the window that lets a burst of
+// changes share one write, the wait for the catalog to show what was written,
+// and the retries. Enter at New and Loop.Run; what a controller writes goes into
+// the Ledger of its key. It knows no kind and writes nothing.
+package loop
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// DefaultWindow: ten writes per key and second are as many as readers profit
+// from while many workloads start at once.
+const DefaultWindow = 100 * time.Millisecond
+
+// A failed key is tried again after 1 s, 2 s, 4 s, … as Kubernetes does it
+// (pkg/controller/endpointslice: maxRetries, defaultSyncBackOff, maxSyncBackOff).
+const (
+	maxRetries   = 15
+	minRetry     = time.Second
+	maxRetry     = 1000 * time.Second
+	staleRecheck = time.Second
+)
+
+// ErrStale is what Sync returns when the catalog does not show yet what was
+// written, by us or by whoever won a conflict. The key comes again with the next
+// delta.
+var ErrStale = errors.New("catalog is older than the last write")
+
+// Config of a Loop.
+type Config struct {
+	// What a key stands for, in logs: "service".
+	What string
+	// Sync brings one key up to date. It is never called for the same key twice
+	// at a time. Required.
+	Sync func(ctx context.Context, key resource.Key) error
+	// GaveUp is called after the last retry of a key; nil: only logged.
+	GaveUp func(ctx context.Context, key resource.Key, err error)
+	// Workers is how many keys are worked on at the same time; 0: 4.
+	Workers int
+	// Window is how long a key is left alone after a write; 0: DefaultWindow,
+	// negative: none.
+	Window time.Duration
+	// Clock; nil: the real one.
+	Clock clock.WithTicker
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Loop is safe for concurrent use.
+type Loop struct {
+	Config
+	queue workqueue.TypedDelayingInterface[resource.Key]
+
+	mu    sync.Mutex
+	keys  map[resource.Key]*progress
+	stale map[resource.Key]struct{} // to be looked at after the next delta
+	wakes uint64                    // deltas so far
+}
+
+// progress of one key. Only the ledger is touched by others than its worker.
+type progress struct {
+	lastWrite time.Time
+	failures  int
+	ledger    Ledger
+}
+
+// New makes a loop; Run starts it.
+func New(config Config) *Loop {
+	l := &Loop{Config: config, keys: make(map[resource.Key]*progress), stale: make(map[resource.Key]struct{})}
+	if l.Workers == 0 {
+		l.Workers = 4
+	}
+	if l.Window == 0 {
+		l.Window = DefaultWindow
+	}
+	if l.Clock == nil {
+		l.Clock = clock.RealClock{}
+	}
+	if l.Logger == nil {
+		l.Logger = slog.New(slog.DiscardHandler)
+	}
+	return l
+}
+
+// Run follows the catalog until ctx ends: dispatch queues the keys that a delta
+// concerns, with Add. It returns nil, and must be called once.
+func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(catalog.Delta), kinds ...catalog.Kind) error {
+	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: l.Clock})
+	// Subscribed before the workers start: whatever they see, a change after it
+	// comes as a delta.
+	sub := from.Subscribe(kinds...)
+	defer sub.Close()
+
+	var workers sync.WaitGroup
+	for range l.Workers {
+		workers.Go(func() { l.work(ctx) })
+	}
+	for {
+		delta, err := sub.Next(ctx)
+		if err != nil {
+			break
+		}
+		l.wake()
+		dispatch(delta)
+	}
+	l.queue.ShutDown()
+	workers.Wait()
+	return nil
+}
+
+// Add queues a key. For dispatch and Sync.
+func (l *Loop) Add(key resource.Key) { l.queue.Add(key) }
+
+// AddAfter queues a key later.
+func (l *Loop) AddAfter(key resource.Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
+
+// Ledger is where the writes for a key are noted.
+func (l *Loop) Ledger(key resource.Key) *Ledger { return &l.progress(key).ledger }
+
+// Writes opens the window of a key: to be called before its first write of a
+// Sync.
+func (l *Loop) Writes(key resource.Key) { l.progress(key).lastWrite = l.Clock.Now() }
+
+// Forget drops what is known of a key whose object is gone.
+func (l *Loop) Forget(key resource.Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.keys, key)
+}
+
+func (l *Loop) progress(key resource.Key) *progress {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.keys[key]
+	if p == nil {
+		p = &progress{}
+		l.keys[key] = p
+	}
+	return p
+}
+
+// known is the ledger of a key that was written before; nil: it was not.
+func (l *Loop) known(key resource.Key) *Ledger {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.keys[key]; p != nil {
+		return &p.ledger
+	}
+	return nil
+}
+
+// wake queues the keys that wait for a delta.
+func (l *Loop) wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wakes++
+	for key := range l.stale {
+		l.queue.Add(key)
+	}
+	clear(l.stale)
+}
+
+func (l *Loop) work(ctx context.Context) {
+	for {
+		key, shutdown := l.queue.Get()
+		if shutdown {
+			return
+		}
+		if ctx.Err() == nil {
+			l.handle(ctx, key)
+		}
+		l.queue.Done(key)
+	}
+}
+
+// handle syncs one key, unless it was written within the window, and sees to
+// what follows from the outcome.
+func (l *Loop) handle(ctx context.Context, key resource.Key) {
+	p := l.progress(key)
+	if wait := l.Window - l.Clock.Since(p.lastWrite); !p.lastWrite.IsZero() && wait > 0 {
+		l.queue.AddAfter(key, wait)
+		return
+	}
+	l.mu.Lock()
+	wakes := l.wakes
+	l.mu.Unlock()
+
+	err := l.Sync(ctx, key)
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		p.failures = 0
+	case errors.Is(err, ErrStale):
+		l.wait(key, wakes)
+	case p.failures < maxRetries:
+		pause := min(minRetry<<p.failures, maxRetry)
+		p.failures++
+		l.Logger.Warn("not up to date", l.What, key, "error", err, "retry", pause)
+		l.queue.AddAfter(key, pause)
+	default:
+		p.failures = 0
+		l.Logger.Error("not up to date; given up until the next change", l.What, key, "error", err)
+		if l.GaveUp != nil {
+			l.GaveUp(ctx, key, err)
+		}
+	}
+}
+
+// wait has a key queued by the next delta after those that Sync could have seen;
+// if one came meanwhile, at once.
+func (l *Loop) wait(key resource.Key, wakes uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wakes != wakes {
+		l.queue.Add(key)
+		return
+	}
+	l.stale[key] = struct{}{}
+	// The event that ends the wait is on its way; the timer is for the case that
+	// it was swallowed by a relist.
+	l.queue.AddAfter(key, staleRecheck)
+}

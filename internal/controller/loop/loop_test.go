@@ -1,0 +1,160 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var key = resource.Key{Namespace: "ns", Name: "web"}
+
+func service(name string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+}
+
+// run has a loop sync the Services of a client, and returns when each sync was.
+func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Key) error, gaveUp func()) (at func() []time.Duration) {
+	started := time.Now()
+	var syncs []time.Duration
+	var loop *Loop
+	loop = New(Config{
+		What: "service",
+		Sync: func(_ context.Context, k resource.Key) error {
+			if k == key {
+				syncs = append(syncs, time.Since(started))
+			}
+			return sync(loop, k)
+		},
+		GaveUp: func(context.Context, resource.Key, error) { gaveUp() },
+	})
+	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{}, 2)
+	go func() { _ = world.Run(ctx); done <- struct{}{} }()
+	go func() {
+		_ = loop.Run(ctx, world, func(d catalog.Delta) {
+			for _, c := range d.Services {
+				loop.Add(c.Key)
+			}
+		}, catalog.Services)
+		done <- struct{}{}
+	}()
+	t.Cleanup(func() { cancel(); <-done; <-done })
+	synctest.Wait()
+	return func() []time.Duration { synctest.Wait(); return syncs }
+}
+
+func TestWindowHoldsBackAfterAWriteOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New()
+		writes := true
+		at := run(t, client, func(l *Loop, _ resource.Key) error {
+			if writes {
+				l.Writes(key)
+			}
+			return nil
+		}, nil)
+		for range 10 {
+			client.Seed(service("web"))
+			time.Sleep(20 * time.Millisecond)
+		}
+		if diff := cmp.Diff([]time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond}, at()); diff != "" {
+			t.Error(diff)
+		}
+		time.Sleep(time.Second)
+		writes = false
+		before := len(at())
+		for range 10 {
+			client.Seed(service("web"))
+			time.Sleep(20 * time.Millisecond)
+		}
+		if n := len(at()) - before; n != 10 {
+			t.Errorf("%d syncs of 10 changes that wrote nothing", n)
+		}
+	})
+}
+
+func TestStaleKeysComeWithTheNextDelta(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New()
+		stale := true
+		at := run(t, client, func(_ *Loop, k resource.Key) error {
+			if k == key && stale {
+				return ErrStale
+			}
+			return nil
+		}, nil)
+		client.Seed(service("web"))
+		time.Sleep(300 * time.Millisecond)
+		stale = false
+		client.Seed(service("other")) // any delta will do
+		if diff := cmp.Diff([]time.Duration{0, 300 * time.Millisecond}, at()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestRetriesThenGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New()
+		gaveUp := 0
+		at := run(t, client, func(*Loop, resource.Key) error { return errors.New("no") }, func() { gaveUp++ })
+		client.Seed(service("web"))
+		time.Sleep(24 * time.Hour)
+		got := at()
+		want := []time.Duration{0}
+		for wait := time.Second; len(want) < 16; wait *= 2 {
+			want = append(want, want[len(want)-1]+min(wait, 1000*time.Second))
+		}
+		if diff := cmp.Diff(want, got); diff != "" || gaveUp != 1 {
+			t.Errorf("gave up %d times, %s", gaveUp, diff)
+		}
+	})
+}
+
+func TestLedger(t *testing.T) {
+	object := func(version string) *corev1.Service {
+		s := service("web")
+		s.UID, s.ResourceVersion = "u", version
+		return s
+	}
+	var g Ledger
+	if !Shows(&g, 0, object("1")) {
+		t.Error("nothing was written, and it is not shown")
+	}
+	g.Wrote(object("7"))
+	if Shows[*corev1.Service](&g, 6) || !Shows[*corev1.Service](&g, 7) {
+		t.Error("a write is shown from its revision on")
+	}
+	g.Deleted(object("7"))
+	if Shows(&g, 9, object("7")) || !Shows[*corev1.Service](&g, 9) {
+		t.Error("a deletion is shown when the object is gone")
+	}
+	l := New(Config{})
+	change := catalog.Change[*corev1.Service]{Key: key, Old: object("7"), New: object("8")}
+	if Echo(l, key, change) {
+		t.Error("an echo of nothing")
+	}
+	l.Ledger(key).Wrote(object("8"))
+	if !Echo(l, key, change) {
+		t.Error("an own write is not recognised")
+	}
+	l.Ledger(key).Deleted(object("8"))
+	gone := catalog.Change[*corev1.Service]{Key: key, Old: object("8")}
+	if !Echo(l, key, gone) || Echo(l, key, gone) {
+		t.Error("an own deletion is recognised once")
+	}
+}

@@ -1,0 +1,208 @@
+package mirroring
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Config of a Controller.
+type Config struct {
+	// Client to write with.
+	Client resource.Client
+	// Catalog to read from. It must follow Services, Endpoints and EndpointSlices.
+	Catalog *catalog.Catalog
+	// Slices is the descriptor of EndpointSlice.
+	Slices *resource.Descriptor
+	// MaxAddresses of a subset; 0: DefaultMaxAddresses.
+	MaxAddresses int
+	// Workers is how many objects are mirrored at the same time; 0: 4.
+	Workers int
+	// Window is how long slices are left alone after a write, so that a burst of
+	// changes shares the next one; 0: loop.DefaultWindow, negative: none.
+	Window time.Duration
+	// Clock; nil: the real one.
+	Clock clock.WithTicker
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Controller mirrors all Endpoints. Make it with New.
+type Controller struct {
+	Config
+	loop *loop.Loop
+
+	mu sync.Mutex
+	// warned is what the author of an object was told last, so that it is told
+	// once and not with every sync.
+	warned map[resource.Key][]Warning
+}
+
+// New makes a controller; Run starts it.
+func New(config Config) *Controller {
+	c := &Controller{Config: config, warned: make(map[resource.Key][]Warning)}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.loop = loop.New(loop.Config{
+		What: "endpoints", Sync: c.sync,
+		Workers: c.Workers, Window: c.Window, Clock: c.Clock, Logger: c.Logger,
+	})
+	return c
+}
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (c *Controller) Run(ctx context.Context) error {
+	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Slices)
+}
+
+// dispatch queues the names that a delta concerns. Of a Service it matters
+// whether it is there and selects for itself; Endpoints that are not mirrored
+// and were not are passed over, as a leader election changes them all the time.
+func (c *Controller) dispatch(d catalog.Delta) {
+	for _, change := range d.Services {
+		if manual(change.Old) != manual(change.New) {
+			c.loop.Add(change.Key)
+		}
+	}
+	for _, change := range d.Endpoints {
+		was, _ := d.Before.Services.Get(change.Key)
+		is, _ := d.After.Services.Get(change.Key)
+		if Applies(change.Old, was) || Applies(change.New, is) {
+			c.loop.Add(change.Key)
+		}
+	}
+	for _, change := range d.Slices {
+		was, wasOurs := sourceOf(change.Old)
+		is, isOurs := sourceOf(change.New)
+		if wasOurs && (!isOurs || was != is) && !loop.Echo(c.loop, was, change) {
+			c.loop.Add(was)
+		}
+		if isOurs && !loop.Echo(c.loop, is, change) {
+			c.loop.Add(is)
+		}
+	}
+}
+
+// manual reports whether a Service is there and leaves its endpoints to others.
+func manual(s *corev1.Service) bool { return s != nil && len(s.Spec.Selector) == 0 }
+
+// sourceOf is the name of the Endpoints of a slice that this package keeps.
+func sourceOf(slice *discoveryv1.EndpointSlice) (resource.Key, bool) {
+	if slice == nil || slice.Labels[discoveryv1.LabelManagedBy] != ManagedBy {
+		return resource.Key{}, false
+	}
+	name := slice.Labels[discoveryv1.LabelServiceName]
+	return resource.Key{Namespace: slice.Namespace, Name: name}, name != ""
+}
+
+// sync brings the slices of one name to what they should be.
+func (c *Controller) sync(ctx context.Context, key resource.Key) error {
+	snapshot := c.Catalog.Snapshot()
+	in := Input{MaxAddresses: c.MaxAddresses}
+	in.Endpoints, _ = snapshot.Endpoints.Get(key)
+	in.Service, _ = snapshot.Services.Get(key)
+	for _, slice := range snapshot.SlicesOf(key) {
+		if slice.Labels[discoveryv1.LabelManagedBy] == ManagedBy {
+			in.Slices = append(in.Slices, slice)
+		}
+	}
+	if !loop.Shows(c.loop.Ledger(key), snapshot.Slices.Revision(), in.Slices...) {
+		return loop.ErrStale
+	}
+	plan := Reconcile(in)
+	if err := c.execute(ctx, key, plan); err != nil {
+		return err
+	}
+	c.warn(ctx, key, in.Endpoints, plan.Warnings)
+	if !Applies(in.Endpoints, in.Service) {
+		c.loop.Forget(key)
+	}
+	return nil
+}
+
+// execute writes a plan: what is new first, so that no endpoint that stays is
+// missing in between.
+func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) error {
+	if plan.Empty() {
+		return nil
+	}
+	c.loop.Writes(key)
+	ledger := c.loop.Ledger(key)
+	for _, slice := range plan.Create {
+		made, err := c.Client.Create(ctx, slice)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil // nothing can be created any more, and all will be deleted
+		}
+		if err != nil {
+			return fmt.Errorf("create mirrored slice of endpoints %s: %w", key, err)
+		}
+		ledger.Wrote(made)
+	}
+	for _, slice := range plan.Update {
+		made, err := c.Client.Update(ctx, slice)
+		if apierrors.IsConflict(err) {
+			return loop.ErrStale
+		}
+		if err != nil {
+			return fmt.Errorf("update mirrored slice %s of endpoints %s: %w", slice.Name, key, err)
+		}
+		ledger.Wrote(made)
+	}
+	for _, slice := range plan.Delete {
+		err := c.Client.Delete(ctx, c.Slices, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete mirrored slice %s of endpoints %s: %w", slice.Name, key, err)
+		}
+		ledger.Deleted(slice)
+	}
+	return nil
+}
+
+// warn tells the author of the Endpoints what was left out, if that is news.
+func (c *Controller) warn(ctx context.Context, key resource.Key, e *corev1.Endpoints, warnings []Warning) {
+	c.mu.Lock()
+	told := c.warned[key]
+	if len(warnings) == 0 {
+		delete(c.warned, key)
+	} else {
+		c.warned[key] = warnings
+	}
+	c.mu.Unlock()
+	for _, w := range warnings {
+		if slices.Contains(told, w) {
+			continue
+		}
+		now := metav1.NewTime(c.Clock.Now())
+		_, err := c.Client.Create(ctx, &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, GenerateName: key.Name + "-"},
+			InvolvedObject: corev1.ObjectReference{
+				APIVersion: "v1", Kind: "Endpoints", Namespace: key.Namespace, Name: key.Name,
+				UID: e.UID, ResourceVersion: e.ResourceVersion,
+			},
+			Type: corev1.EventTypeWarning, Reason: w.Reason, Message: w.Message,
+			Source:              corev1.EventSource{Component: "endpoint-slice-mirroring-controller"},
+			ReportingController: "endpoint-slice-mirroring-controller",
+			FirstTimestamp:      now, LastTimestamp: now, Count: 1,
+		})
+		if err != nil {
+			c.Logger.Warn("event could not be written", "endpoints", key, "error", err)
+		}
+	}
+}

@@ -1,0 +1,145 @@
+// Package diag answers people's questions about decisions, with the code that
+// made them.
+//
+// It owns the explanations, as values that commands and pages print. Enter at
+// ExplainService. It is pure: it neither reads nor changes anything.
+package diag
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+)
+
+// Service explains where connections to a Service go from one place.
+type Service struct {
+	Service string   `json:"service"`
+	Node    string   `json:"node,omitempty"`
+	Zone    string   `json:"zone,omitempty"`
+	Address []string `json:"addresses"`
+	Ports   []Port   `json:"ports"`
+}
+
+// Port of a Service.
+type Port struct {
+	Name     string `json:"name,omitempty"`
+	Port     uint16 `json:"port"`
+	Protocol string `json:"protocol"`
+	// Families, one for each that the Service has addresses of.
+	Families []Family `json:"families"`
+}
+
+// Family is the choice for the addresses of one IP family.
+type Family struct {
+	Family string `json:"family"`
+	// Rule decided; Outcome is what happens to a connection.
+	Rule      string     `json:"rule"`
+	Outcome   string     `json:"outcome"`
+	Endpoints []Endpoint `json:"endpoints"`
+}
+
+// Endpoint of a Service port, used or not.
+type Endpoint struct {
+	Address string `json:"address"`
+	Node    string `json:"node,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+	// Share of new connections, 0 to 1.
+	Share float64 `json:"share"`
+	// Why it is used, or is not.
+	Why string `json:"why"`
+}
+
+// ExplainService tells which endpoints a node would use for connections to the
+// cluster addresses of a Service, and why not the others.
+func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) Service {
+	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: node.Zone}
+	for _, ip := range svc.ClusterIPs {
+		out.Address = append(out.Address, ip.String())
+	}
+	for _, port := range svc.Ports {
+		all := choose.Flatten(port, from)
+		state := choose.Slices(svc, port, from, node)
+		p := Port{Name: port.Name, Port: port.Port, Protocol: string(port.Protocol)}
+		for _, is4 := range []bool{true, false} {
+			if !slices.ContainsFunc(svc.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 }) {
+				continue
+			}
+			choice := &state.IPv6
+			if is4 {
+				choice = &state.IPv4
+			}
+			p.Families = append(p.Families, explain(svc, choice, all, is4, node))
+		}
+		out.Ports = append(out.Ports, p)
+	}
+	return out
+}
+
+func explain(svc *proxy.Service, choice *proxy.Choice, all []proxy.Endpoint, is4 bool, node choose.Node) Family {
+	f := Family{Family: "IPv6", Rule: choice.Why.String(), Endpoints: []Endpoint{}}
+	if is4 {
+		f.Family = "IPv4"
+	}
+	targets, verdict := choice.List(svc.InternalLocal)
+	if svc.InternalLocal {
+		f.Rule = "internalTrafficPolicy Local: endpoints on this node alone"
+	}
+	f.Outcome = outcome(len(targets), len(choice.Spare), verdict)
+	var total uint64
+	for _, t := range targets {
+		total += uint64(t.Weight)
+	}
+	seen := map[netip.AddrPort]bool{}
+	for _, e := range all {
+		if e.Addr.Addr().Is4() != is4 || seen[e.Addr] {
+			continue
+		}
+		seen[e.Addr] = true
+		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: e.Zone}
+		if i := slices.IndexFunc(targets, func(t proxy.Target) bool { return t.Addr == e.Addr }); i >= 0 {
+			line.Share = float64(targets[i].Weight) / float64(total)
+			line.Why = "used"
+		} else {
+			line.Why = unused(svc, choice, e, node)
+		}
+		f.Endpoints = append(f.Endpoints, line)
+	}
+	slices.SortFunc(f.Endpoints, func(a, b Endpoint) int {
+		return netip.MustParseAddrPort(a.Address).Compare(netip.MustParseAddrPort(b.Address))
+	})
+	return f
+}
+
+func outcome(targets, spare int, verdict proxy.Verdict) string {
+	switch {
+	case targets == 0 && verdict == proxy.Drop:
+		return "dropped: there are endpoints, but none on this node, and the policy is Local"
+	case targets == 0:
+		return "refused: no endpoint can serve"
+	case spare > 0:
+		return fmt.Sprintf("shared by %d; if none of them answers, the userspace mode tries %d more", targets, spare)
+	}
+	return fmt.Sprintf("shared by %d", targets)
+}
+
+// unused names the reason that keeps an endpoint out.
+func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node choose.Node) string {
+	switch {
+	case !e.Ready && e.Terminating && e.Serving:
+		return "terminating: used only when nobody is ready"
+	case !e.Ready && e.Terminating:
+		return "terminating, and no longer serving"
+	case !e.Ready:
+		return "not ready"
+	case svc.InternalLocal && e.Node != node.Name:
+		return "on another node"
+	case choice.Why == proxy.NodeHints:
+		return fmt.Sprintf("hinted to nodes %v", e.HintNodes)
+	case choice.Why == proxy.ZoneHints:
+		return fmt.Sprintf("hinted to zones %v", e.HintZones)
+	}
+	return "not chosen"
+}
