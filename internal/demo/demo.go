@@ -173,7 +173,7 @@ func (d *demo) startAgent(ctx context.Context) error {
 		return err
 	}
 	agent, err := d.start("agent", "node", "--server", d.api, "--token-file", tokenFile, "--node-name", "demo-a", "--zone", "zone-a",
-		"--data-dir", filepath.Join(d.dir, "agent"), "--mode", "userspace", "--health-port", "0", "--metrics-port", "0")
+		"--data-dir", filepath.Join(d.dir, "agent"), "--mode", "userspace", "--dns-port", "0", "--health-port", "0", "--metrics-port", "0")
 	if err != nil {
 		return err
 	}

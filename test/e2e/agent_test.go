@@ -129,6 +129,13 @@ func TestOutage(t *testing.T) {
 	n.process.Kill()
 	n.start()
 	askMany(t, vip, "web-a", "control plane and agent were killed, the agent is back")
+	host, _, _ := net.SplitHostPort(vip)
+	if got, err := n.lookup("web.default.svc.cluster.local."); err != nil || !slices.Equal(got, []string{host}) {
+		t.Errorf("without a control plane the name is %v, %v; want %s", got, err, host)
+	}
+	if got, err := n.lookup("nobody.default.svc.cluster.local."); err == nil {
+		t.Errorf("a Service that is not there has the address %v", got)
+	}
 
 	p.start()
 	testkit.Eventually(t, "the agent is connected again", func() bool { return n.metric("proxima_view_connected") == 1 })

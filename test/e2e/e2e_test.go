@@ -107,7 +107,7 @@ func (p *plane) config() *rest.Config {
 // startNode joins an agent, a process of its own, with a node token.
 func (p *plane) startNode(name, zone string) *node {
 	p.t.Helper()
-	n := &node{plane: p, name: name, zone: zone, dir: p.t.TempDir(), health: testkit.FreePort(p.t), metrics: testkit.FreePort(p.t)}
+	n := &node{plane: p, name: name, zone: zone, dir: p.t.TempDir(), health: testkit.FreePort(p.t), metrics: testkit.FreePort(p.t), dns: testkit.FreePort(p.t)}
 	n.token = filepath.Join(n.dir, "token")
 	token := p.proxima("token", "create", "--kind", "node", "--name", name)
 	if err := os.WriteFile(n.token, []byte(token), 0o600); err != nil {
@@ -119,19 +119,30 @@ func (p *plane) startNode(name, zone string) *node {
 
 // node is an agent in a process of its own.
 type node struct {
-	plane           *plane
-	name, zone      string
-	dir, token      string
-	health, metrics int
-	process         *testkit.Process
+	plane      *plane
+	name, zone string
+	dir, token string
+	// Ports.
+	health, metrics, dns int
+	process              *testkit.Process
 }
 
 func (n *node) start() {
 	n.plane.t.Helper()
 	n.process = testkit.Start(n.plane.t, nil, testkit.Binary(n.plane.t), "node", "--server", n.plane.apiAddress(),
 		"--token-file", n.token, "--node-name", n.name, "--zone", n.zone, "--mode", "userspace", "--data-dir", n.dir,
-		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics))
+		"--health-port", strconv.Itoa(n.health), "--metrics-port", strconv.Itoa(n.metrics), "--dns-port", strconv.Itoa(n.dns))
 	n.process.FirstLine()
+}
+
+// lookup asks the agent for a name.
+func (n *node) lookup(name string) ([]string, error) {
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(n.dns)))
+	}}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return resolver.LookupHost(ctx, name)
 }
 
 // metric reads one value of the agent's metrics; labels are matched as text.

@@ -2,7 +2,9 @@
 // output, every skipped test with its reason, the slowest packages, and one
 // closing line of counts.
 //
-//	testreport [-timeout 25m] [-p 2] -- ./...
+//	testreport [-timeout 25m] [-p 2] [-modules test/a,bench/b] -- ./...
+//
+// Modules beside the main one are tested as a whole, each in its own folder.
 package main
 
 import (
@@ -40,13 +42,26 @@ type report struct {
 func main() {
 	timeout := flag.Duration("timeout", 20*time.Minute, "limit of one package's tests")
 	parallel := flag.Int("p", 2, "packages at a time")
+	modules := flag.String("modules", "", "folders of further modules, separated by commas")
 	flag.Parse()
 	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout), fmt.Sprintf("-p=%d", *parallel)}
-	os.Exit(run(append(args, flag.Args()...)))
+	r := &report{output: map[testName][]string{}}
+	fine := r.run(".", append(slices.Clone(args), flag.Args()...))
+	for dir := range strings.SplitSeq(*modules, ",") {
+		if dir != "" {
+			fine = r.run(dir, append(slices.Clone(args), "./...")) && fine
+		}
+	}
+	r.close(os.Stdout)
+	if !fine || r.failed > 0 {
+		os.Exit(1)
+	}
 }
 
-func run(args []string) int {
+// run the tests of one module.
+func (r *report) run(dir string, args []string) bool {
 	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
@@ -55,16 +70,15 @@ func run(args []string) int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
-		return 1
+		return false
 	}
-	r := &report{output: map[testName][]string{}}
 	r.read(stdout)
 	err = cmd.Wait()
-	r.close(os.Stdout)
-	if err != nil || r.failed > 0 {
-		return 1
+	if err != nil && r.failed == 0 {
+		fmt.Printf("=== FAILED go test in %s: %v\n", dir, err)
+		r.failed++
 	}
-	return 0
+	return err == nil
 }
 
 func (r *report) read(in io.Reader) {

@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,9 +61,9 @@ func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Ke
 func TestWindowHoldsBackAfterAWriteOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := resourcetest.New()
-		writes := true
+		var quiet atomic.Bool
 		at := run(t, client, func(l *Loop, _ resource.Key) error {
-			if writes {
+			if !quiet.Load() {
 				l.Writes(key)
 			}
 			return nil
@@ -75,7 +76,7 @@ func TestWindowHoldsBackAfterAWriteOnly(t *testing.T) {
 			t.Error(diff)
 		}
 		time.Sleep(time.Second)
-		writes = false
+		quiet.Store(true)
 		before := len(at())
 		for range 10 {
 			client.Seed(service("web"))
@@ -90,16 +91,16 @@ func TestWindowHoldsBackAfterAWriteOnly(t *testing.T) {
 func TestStaleKeysComeWithTheNextDelta(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := resourcetest.New()
-		stale := true
+		var fresh atomic.Bool
 		at := run(t, client, func(_ *Loop, k resource.Key) error {
-			if k == key && stale {
+			if k == key && !fresh.Load() {
 				return ErrStale
 			}
 			return nil
 		}, nil)
 		client.Seed(service("web"))
 		time.Sleep(300 * time.Millisecond)
-		stale = false
+		fresh.Store(true)
 		client.Seed(service("other")) // any delta will do
 		if diff := cmp.Diff([]time.Duration{0, 300 * time.Millisecond}, at()); diff != "" {
 			t.Error(diff)

@@ -82,7 +82,8 @@ func parse(in, key []byte) (q asked, ok bool) {
 	at := 12
 	for {
 		n := int(in[at])
-		if n > 63 || at+1+n+5 > len(in) || at+n > 12+254 {
+		// After every label there are at least a type and a class.
+		if n > 63 || at+1+n+4 > len(in) || at+n > 12+254 {
 			return q, false
 		}
 		key = append(key, byte(n))

@@ -122,7 +122,7 @@ func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
 				case failed <- err:
 				default:
 				}
-				conn.Close() // the others end too
+				_ = conn.Close() // the others end too
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func (s *Server) ServeTCP(ctx context.Context, listener net.Listener) error {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
-			conn.Close()
+			_ = conn.Close()
 			return nil
 		}
 		open.Go(func() {

@@ -45,6 +45,31 @@ func TestEDNS(t *testing.T) {
 	}
 }
 
+// The common question takes the fast way, with and without EDNS.
+func TestFastWay(t *testing.T) {
+	s := serve(t)
+	for what, q := range map[string][]byte{
+		"plain":   packed(t, "WEB.default.svc.cluster.local.", dns.TypeA),
+		"EDNS":    packed(t, "web.default.svc.cluster.local.", dns.TypeAAAA, edns(1232, true)),
+		"reverse": packed(t, "1.0.96.10.in-addr.arpa.", dns.TypePTR),
+		"denied":  packed(t, "none.default.svc.cluster.local.", dns.TypeA),
+	} {
+		if s.fast(q, nil) == nil {
+			t.Errorf("%s: the long way", what)
+		}
+	}
+	for what, q := range map[string][]byte{
+		"others' name":     packed(t, "www.example.com.", dns.TypeA),
+		"several to order": packed(t, "db.default.svc.cluster.local.", dns.TypeA),
+		"too large":        packed(t, "big.default.svc.cluster.local.", dns.TypeA),
+		"another version":  packed(t, "web.default.svc.cluster.local.", dns.TypeA, edns(1232, false), func(m *dns.Msg) { m.IsEdns0().SetVersion(1) }),
+	} {
+		if s.fast(q, nil) != nil {
+			t.Errorf("%s: the fast way", what)
+		}
+	}
+}
+
 func TestTruncation(t *testing.T) {
 	const name = "big.default.svc.cluster.local." // 200 addresses, 16 bytes each
 	s := serve(t)

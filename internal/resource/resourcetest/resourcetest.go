@@ -61,6 +61,7 @@ type Client struct {
 	revision  uint64
 	compacted uint64
 	dropped   uint64 // watches started before this count are to end
+	expired   uint64 // and those before this one with 410
 	objects   map[schema.GroupKind]map[resource.Key]resource.Object
 	history   []record
 	names     uint64
@@ -129,11 +130,13 @@ func (c *Client) Seed(objects ...resource.Object) {
 	}
 }
 
-// Expire forgets history, as compaction does: watches end with 410.
+// Expire forgets history, as compaction does. All watches end with 410, as if
+// each were too far behind.
 func (c *Client) Expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.compacted = c.revision
+	c.expired++
 	c.history = nil
 	c.wake()
 }

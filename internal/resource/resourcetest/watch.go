@@ -19,7 +19,7 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &watcher{client: c, kind: d, opts: opts, after: c.revision, dropped: c.dropped,
+	w := &watcher{client: c, kind: d, opts: opts, after: c.revision, dropped: c.dropped, expired: c.expired,
 		results: make(chan watch.Event), stop: make(chan struct{})}
 	if opts.ResourceVersion != "" {
 		after, err := strconv.ParseUint(opts.ResourceVersion, 10, 64)
@@ -59,6 +59,7 @@ type watcher struct {
 	initial []watch.Event
 	after   uint64
 	dropped uint64
+	expired uint64
 	results chan watch.Event
 	stop    chan struct{}
 	once    sync.Once
@@ -103,7 +104,7 @@ func (w *watcher) read() (records []record, changed <-chan struct{}, end *watch.
 	c := w.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.after < c.compacted {
+	if w.after < c.compacted || w.expired != c.expired {
 		status := apierrors.NewResourceExpired("history is gone").Status()
 		return nil, nil, &watch.Event{Type: watch.Error, Object: &status}
 	}

@@ -69,7 +69,7 @@ func gather(t *testing.T, s *metered.Store) map[string]float64 {
 func TestMetrics(t *testing.T) {
 	inner := faulty.New(memory.New(memory.Options{}), 1, faulty.Shares{})
 	s := metered.New(inner)
-	defer s.Close() //nolint:errcheck // nothing to lose
+	defer s.Close()
 	ctx := t.Context()
 	put := store.Txn{Conditions: []store.Condition{{Key: "a"}}, Ops: []store.Op{{Kind: store.Put, Key: "a", Value: []byte("abc")}}}
 	if _, err := s.Commit(ctx, put); err != nil {
@@ -121,7 +121,7 @@ func TestMetrics(t *testing.T) {
 func TestInFlight(t *testing.T) {
 	stuck := &stuck{Store: memory.New(memory.Options{}), entered: make(chan struct{}), leave: make(chan struct{})}
 	s := metered.New(stuck)
-	defer s.Close() //nolint:errcheck // nothing to lose
+	defer s.Close()
 	done := make(chan error)
 	go func() {
 		_, err := s.Commit(context.Background(), store.Txn{})

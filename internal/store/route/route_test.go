@@ -137,7 +137,7 @@ func second[T any](_ T, err error) error { return err }
 
 func TestNewRefuses(t *testing.T) {
 	s := memory.New(memory.Options{})
-	defer s.Close() //nolint:errcheck // nothing to lose
+	defer s.Close()
 	for name, err := range map[string]error{
 		"no fallback": second(route.New(nil)),
 		"no prefix":   second(route.New(s, route.Route{Store: s})),

@@ -29,7 +29,7 @@ func (s *Store) Restore(ctx context.Context, at store.Revision, records iter.Seq
 				given = store.ErrNotEmpty
 				return given
 			}
-			next.revision = at
+			next.revision, next.compacted, next.swept = at, at, at
 			for record, err := range store.CheckRestored(at, records) {
 				if err == nil {
 					err = ctx.Err()

@@ -35,7 +35,7 @@ func contents(t *testing.T, path string) (map[string]string, store.Revision) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // nothing is pending
+	defer s.Close()
 	page, err := s.List(t.Context(), store.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

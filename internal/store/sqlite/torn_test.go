@@ -108,7 +108,7 @@ func recovered(t *testing.T, i image) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // nothing is pending
+	defer s.Close()
 	rev, err := s.Revision(t.Context())
 	if err != nil || rev%3 != 0 {
 		t.Fatalf("half a transaction: revision %d, %v", rev, err)
