@@ -1,0 +1,211 @@
+package planner
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// MaxZones is the size at which a topology is refused. Plans are dense matrices;
+// the largest deployments known have some dozens of zones.
+const MaxZones = 512
+
+// Costs of one connection by level, where home costs nothing. They are relative:
+// what one zone boundary costs is the usual unit.
+const (
+	DefaultRegionCost = 1
+	DefaultWorldCost  = 10
+	maxCost           = 1e9
+)
+
+// FieldError says which input was refused, and why.
+type FieldError struct {
+	// Field is a path such as costs[1][2] or demand["zone-a"].
+	Field, Reason string
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
+
+func refuse(reason, field string, args ...any) error {
+	return &FieldError{Field: fmt.Sprintf(field, args...), Reason: reason}
+}
+
+// Zone is a place where traffic starts and endpoints are. Zones with the same
+// region are near to each other; the empty region is a region like any other.
+type Zone struct {
+	Name, Region string
+}
+
+// Costs say what a connection costs from zone to zone. With the zero value that
+// is 0 at home, 1 within the region and 10 across.
+type Costs struct {
+	// Region and World replace the costs by level if World is not 0. Region may
+	// not exceed World.
+	Region, World float64
+	// Matrix, if set, replaces them all: Matrix[i][j] is the cost from zone i to
+	// zone j, in the order of the zones. It need be neither symmetric nor zero at home.
+	Matrix [][]float64
+}
+
+// Topology is a set of zones and what it costs to go from one to another.
+// It is immutable and made once for all services.
+type Topology struct {
+	zones   []Zone
+	index   map[string]int
+	cost    []float64 // n×n, as given
+	maxCost float64
+	regions int
+
+	// groups lists the zones of each region that has several, for costs by level.
+	// arcs holds whole-number costs in which cost comes before staying at home, for a
+	// matrix; nil means levels.
+	groups [][]int
+	arcs   []int64
+}
+
+// NewTopology checks zones and costs. Zones must be in ascending order of their
+// names, each once: the order settles ties. The arguments are not kept.
+// An error is a *FieldError.
+func NewTopology(zones []Zone, costs Costs) (*Topology, error) {
+	n := len(zones)
+	if n == 0 || n > MaxZones {
+		return nil, refuse(fmt.Sprintf("%d zones, not 1 to %d", n, MaxZones), "zones")
+	}
+	t := &Topology{zones: slices.Clone(zones), index: make(map[string]int, n), cost: make([]float64, n*n)}
+	for i, z := range zones {
+		if z.Name == "" {
+			return nil, refuse("empty", "zones[%d].name", i)
+		}
+		if i > 0 && z.Name <= zones[i-1].Name {
+			return nil, refuse(fmt.Sprintf("%q does not come after %q", z.Name, zones[i-1].Name), "zones[%d].name", i)
+		}
+		t.index[z.Name] = i
+	}
+	var err error
+	if costs.Matrix != nil {
+		err = t.setMatrix(costs.Matrix)
+	} else {
+		err = t.setLevels(costs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range t.cost {
+		t.maxCost = max(t.maxCost, c)
+	}
+	if costs.Matrix != nil {
+		t.arcs = t.wholeCosts()
+	}
+	return t, nil
+}
+
+// Len is the number of zones.
+func (t *Topology) Len() int { return len(t.zones) }
+
+// Zone returns the zone at an index.
+func (t *Topology) Zone(i int) Zone { return t.zones[i] }
+
+// Index returns the index of a zone by name.
+func (t *Topology) Index(name string) (int, bool) {
+	i, ok := t.index[name]
+	return i, ok
+}
+
+// Cost of a connection between two zones, by index.
+func (t *Topology) Cost(from, to int) float64 { return t.cost[from*len(t.zones)+to] }
+
+// MaxCost is the highest cost between any two zones.
+func (t *Topology) MaxCost() float64 { return t.maxCost }
+
+func checkCost(c float64, field string, args ...any) error {
+	switch {
+	case math.IsNaN(c):
+		return refuse("not a number", field, args...)
+	case c < 0:
+		return refuse("negative", field, args...)
+	case c > maxCost:
+		return refuse(fmt.Sprintf("above %g", float64(maxCost)), field, args...)
+	}
+	return nil
+}
+
+func (t *Topology) setMatrix(matrix [][]float64) error {
+	n := len(t.zones)
+	if len(matrix) != n {
+		return refuse(fmt.Sprintf("%d rows for %d zones", len(matrix), n), "costs")
+	}
+	for i, row := range matrix {
+		if len(row) != n {
+			return refuse(fmt.Sprintf("%d columns for %d zones", len(row), n), "costs[%d]", i)
+		}
+		for j, c := range row {
+			if err := checkCost(c, "costs[%d][%d]", i, j); err != nil {
+				return err
+			}
+			t.cost[i*n+j] = c
+		}
+	}
+	return nil
+}
+
+func (t *Topology) setLevels(costs Costs) error {
+	if costs.Region == 0 && costs.World == 0 {
+		costs.Region, costs.World = DefaultRegionCost, DefaultWorldCost
+	}
+	if err := checkCost(costs.Region, "costs.region"); err != nil {
+		return err
+	}
+	if err := checkCost(costs.World, "costs.world"); err != nil {
+		return err
+	}
+	if costs.Region > costs.World {
+		return refuse("above costs.world", "costs.region")
+	}
+	n := len(t.zones)
+	byRegion := map[string][]int{}
+	var regions []string
+	for i, from := range t.zones {
+		for j, to := range t.zones {
+			switch {
+			case i == j:
+			case from.Region == to.Region:
+				t.cost[i*n+j] = costs.Region
+			default:
+				t.cost[i*n+j] = costs.World
+			}
+		}
+		if byRegion[from.Region] == nil {
+			regions = append(regions, from.Region)
+		}
+		byRegion[from.Region] = append(byRegion[from.Region], i)
+	}
+	t.regions = len(regions)
+	if costs.Region == costs.World {
+		return nil // one level: everything away from home is equally far
+	}
+	for _, r := range regions {
+		if len(byRegion[r]) > 1 {
+			t.groups = append(t.groups, byRegion[r])
+		}
+	}
+	return nil
+}
+
+// wholeCosts turns costs into integers that order plans as the objectives do:
+// cost first, then the number of connections that leave home. The first is scaled
+// by a power of two to 30 bits, so that whole numbers stay exact, and then by more
+// than the second can add up to on any path through the zones.
+func (t *Topology) wholeCosts() []int64 {
+	n := len(t.zones)
+	_, exponent := math.Frexp(t.maxCost)
+	scale := math.Ldexp(1, min(30-exponent, 1000))
+	first := int64(4*n + 4)
+	arcs := make([]int64, n*n)
+	for k, c := range t.cost {
+		arcs[k] = int64(math.RoundToEven(c*scale)) * first
+		if k/n != k%n {
+			arcs[k]++
+		}
+	}
+	return arcs
+}
