@@ -31,7 +31,7 @@ soak: build $(BIN)/kubectl ## the long versions of the tests
 	@tools/setup
 	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -modules $(MODULES) -- ./...
 
-lint: ## gofmt, vet, golangci-lint, generated code up to date
+lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
 
 gen: ## generate code and reference pages

@@ -26,6 +26,14 @@ type Status struct {
 		Position catalog.Position `json:"position"`
 		Objects  map[string]int   `json:"objects"`
 	} `json:"catalog"`
+	// Leases of nodes and workloads: how many are watched and how many are late.
+	// Held: so many are late at once that nobody is marked; Reason says so.
+	Leases struct {
+		Watched int    `json:"watched"`
+		Late    int    `json:"late"`
+		Held    bool   `json:"held"`
+		Reason  string `json:"reason,omitempty"`
+	} `json:"leases"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
 }
@@ -128,6 +136,8 @@ func (cp *controlPlane) status(r *http.Request) Status {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
+	leases := running.health.State()
+	s.Leases.Watched, s.Leases.Late, s.Leases.Held, s.Leases.Reason = leases.Leases, leases.Late, leases.Held, leases.Reason
 	for _, a := range running.views.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}

@@ -157,6 +157,9 @@ func (o *overview) findProblems() {
 		if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
+		if cp.Leases.Held {
+			o.problem("leases: %s", cp.Leases.Reason)
+		}
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
 		}
