@@ -171,3 +171,24 @@ func TestOddPath(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFilesArePrivate: tokens' hashes and everybody's objects are in them.
+func TestFilesArePrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store.db")
+	s, err := Open(t.Context(), path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Commit(t.Context(), store.Txn{Ops: []store.Op{{Kind: store.Put, Key: "/a", Value: []byte("b")}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{path, path + "-wal", path + ".lock"} {
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Error(err)
+		} else if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, want 0600", file, info.Mode())
+		}
+	}
+}

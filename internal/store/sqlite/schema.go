@@ -97,6 +97,11 @@ func dsn(path string, pragmas ...string) string {
 
 // prepare checks the file, or makes it.
 func prepare(ctx context.Context, path string) error {
+	// A new file is the owner's alone; SQLite gives its log the same mode. What
+	// goes wrong here goes wrong again below, and is told better there.
+	if f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err == nil {
+		_ = f.Close() // nothing was written
+	}
 	db, err := sql.Open(driverName, dsn(path))
 	if err != nil {
 		return err
