@@ -64,7 +64,7 @@ func (a *agent) listenNames() error {
 	}
 	server, err := dns.New(config)
 	if err != nil {
-		udp.Close()
+		_ = udp.Close()
 		tcp.Close()
 		return err
 	}
@@ -126,7 +126,7 @@ func (n nameServer) address() string {
 
 func (n nameServer) close() {
 	if n.udp != nil {
-		n.udp.Close()
+		_ = n.udp.Close()
 		n.tcp.Close()
 	}
 }
