@@ -47,7 +47,8 @@ type NodeConfig struct {
 	Name, Zone string
 	// Mode as --mode names it.
 	Mode string
-	// ServiceCIDRs to make local, where the mode listens on virtual addresses.
+	// ServiceCIDRs to make local, where the mode listens on virtual addresses, until
+	// the control plane has told its own for the first time.
 	ServiceCIDRs []netip.Prefix
 	// NodePortAddresses: nil: all of this machine.
 	NodePortAddresses []netip.Addr
@@ -116,7 +117,10 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if a.renewer, err = a.join(ctx); err != nil {
 		return nil, err
 	}
-	if a.mode, err = newMode(cfg, a.registry, a.log); err != nil {
+	if err := a.learnRanges(ctx); err != nil {
+		return nil, err
+	}
+	if a.mode, err = newMode(a.cfg, a.registry, a.log); err != nil {
 		return nil, err
 	}
 	a.agent, err = node.New(node.Options{

@@ -27,13 +27,19 @@ type plane struct {
 	t          testing.TB
 	dir        string
 	api, grpc  int
+	cidr       string
 	kubeconfig string
 	process    *testkit.Process
 }
 
 func startPlane(t testing.TB) *plane {
 	t.Helper()
-	p := &plane{t: t, dir: t.TempDir(), api: testkit.FreePort(t), grpc: testkit.FreePort(t)}
+	return startPlaneWith(t, "127.96.0.0/16")
+}
+
+func startPlaneWith(t testing.TB, cidr string) *plane {
+	t.Helper()
+	p := &plane{t: t, dir: t.TempDir(), api: testkit.FreePort(t), grpc: testkit.FreePort(t), cidr: cidr}
 	p.kubeconfig = filepath.Join(p.dir, "kubeconfig")
 	p.start()
 	return p
@@ -44,7 +50,7 @@ func (p *plane) start() {
 	p.t.Helper()
 	p.process = testkit.Start(p.t, nil, testkit.Binary(p.t), "control-plane", "--role", "standalone",
 		"--data-dir", p.dir, "--store", "sqlite:"+filepath.Join(p.dir, "store.db"),
-		"--api-address", p.apiAddress(), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", "127.96.0.0/16")
+		"--api-address", p.apiAddress(), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", p.cidr)
 	p.process.FirstLine()
 }
 
