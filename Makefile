@@ -29,7 +29,7 @@ test: build $(BIN)/kubectl ## all tests, with the race detector
 
 soak: build $(BIN)/kubectl ## the long versions of the tests
 	@tools/setup
-	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -modules $(MODULES) -- ./...
+	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES) -- ./...
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run

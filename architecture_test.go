@@ -37,6 +37,8 @@ var layers = map[string]layer{
 	"internal/store/postgres":  adapter,
 	"internal/store/backup":    core,
 	"internal/planner":         core,
+	"internal/demand":          core,
+	"internal/demand/report":   adapter,
 	"internal/diag":            core,
 	"internal/proxy":           base,
 	"internal/identity":        core,
@@ -46,14 +48,20 @@ var layers = map[string]layer{
 	"internal/proxy/choose":    core,
 	"internal/node":            core,
 	"internal/workload":        core,
+	"internal/node/cluster":    adapter,
 	"internal/node/view":       adapter,
 	"internal/delta/stream":    adapter,
 	"internal/apiserver":       adapter,
 	"internal/keyring":         adapter,
 	"internal/kubeclient":      adapter,
 	"internal/proxy/userspace": adapter,
+	"internal/proxy/nftables":  adapter,
 	"internal/proxy/proxytest": adapter,
+	"internal/proxy/conntrack": adapter,
+	"internal/proxy/iptables":  adapter,
 	"internal/testkit":         adapter,
+	"internal/netns":           base,
+	"internal/lab":             app,
 	"internal/demo":            app,
 	"internal/app":             app,
 	"internal/cli":             command,
@@ -61,12 +69,19 @@ var layers = map[string]layer{
 	"tools/":                   command,
 	"test/":                    command,
 	"bench/":                   command,
+
+	// The language of rules, which admission checks, too.
+	"internal/planner/heuristic": base,
 }
 
 // siblings lists the adapters that one adapter may import all the same: parts
 // of one room.
 var siblings = map[string][]string{
-	"internal/node/view": {"internal/delta/stream"},
+	"internal/node/view":      {"internal/delta/stream"},
+	"internal/node/cluster":   {"internal/node/view"},
+	"internal/proxy/iptables": {"internal/proxy/conntrack"},
+	// The kernel suite lays its network with the test kit.
+	"internal/proxy/proxytest": {"internal/testkit"},
 }
 
 // onlyImporters names heavy or peculiar libraries and the one room that may
@@ -78,8 +93,9 @@ var onlyImporters = map[string][]string{
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 	"github.com/jackc/pgx":          {"internal/store/postgres"},
 	"github.com/spf13/cobra":        {"internal/cli"},
+	"github.com/google/cel-go":      {"internal/planner/heuristic"},
 	"github.com/vishvananda/netlink": {
-		"internal/proxy", "internal/testkit",
+		"internal/proxy", "internal/testkit", "internal/netns",
 	},
 }
 

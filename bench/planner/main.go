@@ -4,17 +4,30 @@
 // seed; of the policies only comparisons between rows mean anything.
 //
 //	go run ./bench/planner [-smoke] [-seed 1]
+//
+// With -plot it draws what the long test of real traffic measured:
+//
+//	go run ./bench/planner -plot samples.json > plot.svg
 package main
 
 import (
 	"flag"
+	"fmt"
 	"os"
 )
 
 func main() {
 	smoke := flag.Bool("smoke", false, "a quick look")
 	seed := flag.Uint64("seed", 1, "of the random problems")
+	samples := flag.String("plot", "", "draw the samples of this file, and nothing else")
 	flag.Parse()
+	if *samples != "" {
+		if err := plotFile(*samples); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	services, runs, rounds, fleet := 6000, 200, 21, 10000
 	if *smoke {
 		services, runs, rounds, fleet = 300, 5, 3, 500
@@ -22,4 +35,13 @@ func main() {
 	compare(os.Stdout, *seed, services)
 	dynamics(os.Stdout, *seed, runs)
 	timings(os.Stdout, *seed, rounds, fleet)
+}
+
+func plotFile(name string) error {
+	in, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return plot(os.Stdout, in)
 }

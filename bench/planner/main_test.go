@@ -2,6 +2,9 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 )
@@ -54,5 +57,29 @@ func TestTimings(t *testing.T) {
 	timings(&out, 1, 1, 20)
 	if n := strings.Count(out.String(), "\n"); n != 9 {
 		t.Errorf("%d lines:\n%s", n, out.String())
+	}
+}
+
+// TestPlot draws every sample, as XML that can be read.
+func TestPlot(t *testing.T) {
+	var out bytes.Buffer
+	samples := `[{"second":5,"inZone":0.5,"best":0.6,"worst":3,"bestWorst":1.17,"event":"a < b"},{"second":10,"inZone":0.6,"best":0.6,"worst":1.2,"bestWorst":1.17}]`
+	if err := plot(&out, strings.NewReader(samples)); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "<polyline"); n != 4 || !strings.Contains(out.String(), "a &lt; b") {
+		t.Errorf("%d lines:\n%s", n, &out)
+	}
+	for d := xml.NewDecoder(&out); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, bad := range []string{"", "[]", `[{"second":0}]`, "{"} {
+		if err := plot(io.Discard, strings.NewReader(bad)); err == nil {
+			t.Errorf("%q is drawn", bad)
+		}
 	}
 }

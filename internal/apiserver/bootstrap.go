@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -34,6 +35,9 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		if err := s.ensure(ctx, client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return err
 		}
+	}
+	if err := s.ensure(ctx, client, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}); err != nil {
+		return err
 	}
 	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
 		return nil

@@ -81,7 +81,7 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 	if err != nil {
 		return nil, "", err
 	}
-	list, err := s.front.List(c.context(ctx, s, opts.Namespace), &metainternalversion.ListOptions{LabelSelector: opts.Labels})
+	list, err := s.front.List(c.context(ctx, s, opts.Namespace), &metainternalversion.ListOptions{LabelSelector: opts.Labels, FieldSelector: opts.Fields})
 	if err != nil {
 		return nil, "", err
 	}
@@ -107,6 +107,7 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	}
 	list := &metainternalversion.ListOptions{
 		LabelSelector:       opts.Labels,
+		FieldSelector:       opts.Fields,
 		ResourceVersion:     opts.ResourceVersion,
 		AllowWatchBookmarks: true,
 		Watch:               true,
@@ -208,11 +209,14 @@ func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key reso
 	if pre.Now {
 		options = metav1.NewDeleteOptions(0)
 	}
+	if pre.Propagation != "" {
+		options.PropagationPolicy = &pre.Propagation
+	}
 	s, err := c.servedOf(kind)
 	if err != nil {
 		return err
 	}
-	if pre != (resource.Preconditions{}) {
+	if pre.UID != "" || pre.ResourceVersion != "" {
 		options.Preconditions = preconditions(pre)
 	}
 	_, _, err = s.front.Delete(c.context(ctx, s, key.Namespace), key.Name, rest.ValidateAllObjectFunc, options)

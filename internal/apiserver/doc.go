@@ -10,5 +10,7 @@
 //
 // It owns the one write path, not the rules: what is valid, defaulted or printed
 // is said by the descriptors, which address is given out by ipam. It never
-// writes to the store past a registry, and never decides who somebody is.
+// writes to the store past a registry, and never decides who somebody is. What a
+// write depends on (its namespace, the mesh of a namespace) is guarded in the
+// write's own transaction, so that instances which share a store agree.
 package apiserver

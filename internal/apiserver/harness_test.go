@@ -190,6 +190,8 @@ func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 		return nil, false, nil
 	case token == "admin":
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann", Groups: []string{user.SystemPrivilegedGroup}}}, true, nil
+	case token == "writer":
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "wes", Groups: []string{"writers"}}}, true, nil
 	case token == "reader":
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "rob", Groups: []string{"readers"}}}, true, nil
 	}
@@ -197,7 +199,7 @@ func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 }
 
 func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if a.GetUser().GetName() == "ann" || a.IsReadOnly() {
+	if name := a.GetUser().GetName(); name == "ann" || name == "wes" || a.IsReadOnly() {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "readers may not write", nil

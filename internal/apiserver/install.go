@@ -3,6 +3,8 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"reflect"
 	"strings"
 
@@ -18,6 +20,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -105,13 +108,32 @@ func (s *Server) specialize(options *kvstorage.RESTOptions) error {
 	if namespace == nil {
 		return nil
 	}
-	registry := newNamespaces(namespace.registry)
+	stored, err := options.Resource(namespace.kind.GroupResource())
+	if err != nil {
+		return err
+	}
+	registry := newNamespaces(namespace.registry, stored)
 	namespace.front, namespace.rest = registry, namespaceREST{registry}
 	for _, k := range s.kinds {
 		if k.kind.Namespaced && !k.alias {
 			k.registry.within(registry)
 		}
 	}
+	return s.specializeMeshes(options, registry)
+}
+
+func (s *Server) specializeMeshes(options *kvstorage.RESTOptions, namespaces *namespaces) error {
+	mesh := s.kinds[meshv1alpha1.SchemeGroupVersion.WithKind("Mesh")]
+	if mesh == nil {
+		return nil
+	}
+	stored, err := options.Resource(mesh.kind.GroupResource())
+	if err != nil {
+		return err
+	}
+	registry := &meshes{registry: mesh.registry, namespaces: namespaces, store: s.cfg.Store, stored: stored}
+	mesh.front, mesh.rest = registry, registry
+	registry.follow()
 	return nil
 }
 
@@ -193,7 +215,10 @@ func (s *Server) install(schemes *schemes) error {
 		}
 	}
 	g.add(authenticationv1.SchemeGroupVersion, "selfsubjectreviews", selfSubjectReview())
+	g.add(authenticationv1.SchemeGroupVersion, "tokenreviews", tokenReview(s.cfg.Authenticator))
 	g.add(authorizationv1.SchemeGroupVersion, "selfsubjectaccessreviews", selfSubjectAccessReview(gate{s.cfg.Authorizer}))
+	g.add(authorizationv1.SchemeGroupVersion, "subjectaccessreviews", subjectAccessReview(gate{s.cfg.Authorizer}))
+	g.add(authorizationv1.SchemeGroupVersion, "localsubjectaccessreviews", localSubjectAccessReview(gate{s.cfg.Authorizer}))
 
 	params := runtime.NewParameterCodec(schemes.serving)
 	var named []*genericapiserver.APIGroupInfo
@@ -211,10 +236,13 @@ func (s *Server) install(schemes *schemes) error {
 		return err
 	}
 	if s.cfg.Metrics != nil {
+		own := prometheus.NewRegistry()
+		own.MustRegister(s.limiter)
 		s.generic.Handler.NonGoRestfulMux.Unregister("/metrics")
-		all := prometheus.Gatherers{legacyregistry.DefaultGatherer, s.cfg.Metrics}
+		all := prometheus.Gatherers{legacyregistry.DefaultGatherer, own, s.cfg.Metrics}
 		s.generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
 	}
+	s.generic.Handler.NonGoRestfulMux.HandleFunc(customKindsPath, noCustomKinds)
 	for path, handler := range s.cfg.ExtraHandlers {
 		if strings.HasSuffix(path, "/") {
 			s.generic.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
@@ -223,6 +251,22 @@ func (s *Server) install(schemes *schemes) error {
 		}
 	}
 	return nil
+}
+
+// customKindsPath is asked by kubectl before it creates an object of a kind that
+// cannot be patched, such as a review; without an answer it gives up.
+const customKindsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+// noCustomKinds answers that there are none. Discovery does not show the kind, as
+// none can be made.
+func noCustomKinds(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "custom kinds cannot be made here", http.StatusMethodNotAllowed)
+		return
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	_, _ = io.WriteString(w, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinitionList","metadata":{"resourceVersion":"1"},"items":[]}`)
 }
 
 // namespaceCollection is what HTTP may do with Namespaces: all but deleting them

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +18,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 
+	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // immortal namespaces can be emptied but not deleted, as in Kubernetes.
@@ -27,22 +29,23 @@ var immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.
 // namespaces is the registry of Namespaces. A deletion only begins here: the
 // namespace turns Terminating, a controller deletes what is in it and takes
 // itself off spec.finalizers, and with the last finalizer the namespace goes.
+//
+// Objects are created under the guard that their namespace is as it was when it
+// was asked (see admit). So once a namespace is Terminating, whoever lists what
+// is in it sees everything, whichever instance took the creation.
 type namespaces struct {
 	*registry
-	// creating is held for reading while an object is created in a namespace, and
-	// for writing while one turns Terminating: so whoever then lists what is in
-	// it sees everything. Between instances that share a store it does not help;
-	// there a creation that was admitted before may still end after.
-	creating sync.RWMutex
+	// stored is how Namespaces are stored.
+	stored *kvstorage.Resource
 }
 
-func newNamespaces(r *registry) *namespaces {
+func newNamespaces(r *registry, stored *kvstorage.Resource) *namespaces {
 	r.ShouldDeleteDuringUpdate = func(_ context.Context, _ string, obj, _ runtime.Object) bool {
 		return len(obj.(*corev1.Namespace).Spec.Finalizers) == 0
 	}
 	// Clients learn from the answer that the namespace is still terminating.
 	r.ReturnDeletedObject = true
-	return &namespaces{registry: r}
+	return &namespaces{registry: r, stored: stored}
 }
 
 // Delete turns a namespace Terminating, or removes it if nothing holds it.
@@ -77,8 +80,6 @@ func (n *namespaces) terminate(ctx context.Context, name string, validate rest.V
 		preconditions = storage.Preconditions{UID: p.UID, ResourceVersion: p.ResourceVersion}
 	}
 	out := n.New()
-	n.creating.Lock()
-	defer n.creating.Unlock()
 	err = n.Storage.GuaranteedUpdate(ctx, key, out, false, &preconditions,
 		storage.SimpleUpdate(func(existing runtime.Object) (runtime.Object, error) {
 			if validate != nil {
@@ -127,24 +128,47 @@ func (finalizeStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtim
 }
 
 // admit refuses to create in a namespace that is missing or being deleted. It
-// reads the newest state, so an object can follow its namespace at once.
-func (n *namespaces) admit(ctx context.Context, kind *resource.Descriptor, obj resource.Object) error {
+// refuses by the newest state only, so an object can follow its namespace at
+// once. What it allows holds for as long as the guard does.
+func (n *namespaces) admit(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (guard, error) {
 	name := request.NamespaceValue(ctx)
 	if name == "" {
-		return nil // refused by validation
+		return guard{}, nil // refused by validation
 	}
 	key, err := n.KeyFunc(ctx, name)
 	if err != nil {
-		return err
+		return guard{}, err
+	}
+	if ctx.Value(firstAttempt{}) != nil {
+		// What the watch cache says is good enough where the guard decides. Where it
+		// says no, it may be behind.
+		var cached corev1.Namespace
+		err := n.Storage.Get(ctx, key, storage.GetOptions{ResourceVersion: "0"}, &cached)
+		if err == nil && cached.Status.Phase != corev1.NamespaceTerminating {
+			return guardOf(n.stored, &cached)
+		}
 	}
 	var namespace corev1.Namespace
 	if err := n.Storage.Get(ctx, key, storage.GetOptions{}, &namespace); err != nil {
-		return storeerr.InterpretGetError(err, n.DefaultQualifiedResource, name)
+		return guard{}, storeerr.InterpretGetError(err, n.DefaultQualifiedResource, name)
 	}
-	if namespace.Status.Phase != corev1.NamespaceTerminating {
-		return nil
+	if namespace.Status.Phase == corev1.NamespaceTerminating {
+		return guard{}, terminatingError(kind.GroupResource(), obj.GetName(), name)
 	}
-	return terminatingError(kind.GroupResource(), obj.GetName(), name)
+	return guardOf(n.stored, &namespace)
+}
+
+// guardOf is the guard that a cluster-scoped object stays as it is.
+func guardOf(stored *kvstorage.Resource, obj metav1.Object) (guard, error) {
+	key, err := stored.KeyFor("", obj.GetName())
+	if err != nil {
+		return guard{}, apierrors.NewInternalError(err)
+	}
+	at, err := strconv.ParseInt(obj.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return guard{}, apierrors.NewInternalError(fmt.Errorf("resource version of %s: %w", key, err))
+	}
+	return guard{key: key, at: store.Revision(at)}, nil
 }
 
 // terminatingError is Kubernetes' own, which clients look into for the cause.

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -18,7 +19,9 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // registry is everything that happens to the objects of one kind. The HTTP
@@ -26,9 +29,15 @@ import (
 type registry struct {
 	*genericregistry.Store
 	kind *resource.Descriptor
-	// namespaces is set for kinds that live in one.
-	namespaces *namespaces
+	// guarded: a write may depend on another object, such as its namespace, and
+	// carries the guard that it is as it was found.
+	guarded bool
 }
+
+// maxGuardAttempts is how often a write is tried whose guards failed. Each
+// failure is somebody else's write that came through, and what is guarded
+// changes seldom.
+const maxGuardAttempts = 16
 
 // front is a registry as its users see it, with the behaviour that some kinds
 // add.
@@ -41,45 +50,89 @@ type front interface {
 }
 
 // within makes every creation, also one by an update or apply, ask whether its
-// namespace takes new objects.
+// namespace takes new objects. The answer is guarded: if the namespace changes
+// before the object is stored, whoever shares the store changed it, the object is
+// not stored.
 func (r *registry) within(namespaces *namespaces) {
-	r.namespaces = namespaces
+	r.guarded = true
 	next := r.BeginCreate
 	r.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
-		if err := namespaces.admit(ctx, r.kind, obj.(resource.Object)); err != nil {
+		guard, err := namespaces.admit(ctx, r.kind, obj.(resource.Object))
+		if err != nil {
 			return nil, err
 		}
+		finish := genericregistry.FinishFunc(func(context.Context, bool) {})
+		set := kvstorage.CompanionsFrom(ctx)
 		if next != nil {
-			return next(ctx, obj, options)
+			if finish, err = next(ctx, obj, options); err != nil {
+				return nil, err
+			}
+		} else if set != nil {
+			set.Reset()
 		}
-		return func(context.Context, bool) {}, nil
+		if set != nil && guard.key != "" {
+			set.Guard(guard.key, kvstorage.IfAt(guard.at))
+		}
+		return finish, nil
 	}
 }
 
+// guard is an object that a write depends on, as it was found.
+type guard struct {
+	key string
+	at  store.Revision
+}
+
 // Create implements rest.Creater.
-func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	if r.namespaces != nil {
-		r.namespaces.creating.RLock()
-		defer r.namespaces.creating.RUnlock()
+func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
+	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil { // who brings companions sees to their conflicts
+		return r.Store.Create(ctx, obj, validate, options)
 	}
-	return r.Store.Create(ctx, obj, validate, options)
+	err = r.attempts(ctx, func(ctx context.Context) error {
+		out, err = r.Store.Create(ctx, obj.DeepCopyObject(), validate, options)
+		return err
+	})
+	return out, err
 }
 
 // Update implements rest.Updater.
 func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
-	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	if r.namespaces != nil && allowCreate {
-		r.namespaces.creating.RLock()
-		defer r.namespaces.creating.RUnlock()
+	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (out runtime.Object, created bool, err error) {
+	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil {
+		return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
 	}
-	return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
+	err = r.attempts(ctx, func(ctx context.Context) error {
+		out, created, err = r.Store.Update(ctx, name, info, create, update, allowCreate, options)
+		return err
+	})
+	return out, created, err
+}
+
+// firstAttempt marks the context of a write that is tried again if what it
+// depends on was not the newest.
+type firstAttempt struct{}
+
+// attempts runs a write until its guards hold.
+func (r *registry) attempts(ctx context.Context, write func(context.Context) error) (err error) {
+	for i := range maxGuardAttempts {
+		attempt, _ := kvstorage.WithCompanions(ctx)
+		if i == 0 {
+			attempt = context.WithValue(attempt, firstAttempt{}, true)
+		}
+		err = write(attempt)
+		var conflict *kvstorage.CompanionConflictError
+		if !errors.As(err, &conflict) {
+			return err
+		}
+	}
+	return err
 }
 
 // newRegistry makes the registry of a kind from its descriptor.
 func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, kind *resource.Descriptor) (*registry, error) {
 	group := kind.GroupResource()
 	strategy := newStrategy(typer, kind)
-	store := &genericregistry.Store{
+	made := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return kind.New() },
 		NewListFunc:               kind.NewList,
 		DefaultQualifiedResource:  group,
@@ -91,17 +144,19 @@ func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, k
 		TableConvertor:            tables{kind},
 	}
 	if isGraceful(kind) {
-		store.DeleteStrategy = gracefulStrategy{strategy}
-		store.ReturnDeletedObject = true
+		made.DeleteStrategy = gracefulStrategy{strategy}
+		made.ReturnDeletedObject = true
 	}
 	if kind.TTL > 0 {
-		store.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return kind.TTL, nil }
+		made.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return kind.TTL, nil }
 	}
-	err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes(kind)})
+	err := made.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes(kind)})
 	if err != nil {
 		return nil, fmt.Errorf("registry of %s: %w", kind.Kind, err)
 	}
-	return &registry{Store: store, kind: kind}, nil
+	// Events belong to nobody, as in Kubernetes.
+	made.EnableGarbageCollection = kind.Kind.Kind != "Event"
+	return &registry{Store: made, kind: kind}, nil
 }
 
 // isGraceful tells the kinds whose deletion leaves the workload time to end.

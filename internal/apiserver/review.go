@@ -18,8 +18,8 @@ import (
 // registerReviews registers the types by which a client asks who it is and what
 // it may do.
 func registerReviews(scheme *runtime.Scheme) {
-	scheme.AddKnownTypes(authenticationv1.SchemeGroupVersion, &authenticationv1.SelfSubjectReview{})
-	scheme.AddKnownTypes(authorizationv1.SchemeGroupVersion, &authorizationv1.SelfSubjectAccessReview{})
+	scheme.AddKnownTypes(authenticationv1.SchemeGroupVersion, authenticationReviews()...)
+	scheme.AddKnownTypes(authorizationv1.SchemeGroupVersion, authorizationReviews()...)
 	metav1.AddToGroupVersion(scheme, authenticationv1.SchemeGroupVersion)
 	metav1.AddToGroupVersion(scheme, authorizationv1.SchemeGroupVersion)
 }
@@ -28,15 +28,27 @@ func registerReviewsInternal(scheme *runtime.Scheme) {
 	internal := func(group string) schema.GroupVersion {
 		return schema.GroupVersion{Group: group, Version: runtime.APIVersionInternal}
 	}
-	scheme.AddKnownTypes(internal(authenticationv1.GroupName), &authenticationv1.SelfSubjectReview{})
-	scheme.AddKnownTypes(internal(authorizationv1.GroupName), &authorizationv1.SelfSubjectAccessReview{})
+	scheme.AddKnownTypes(internal(authenticationv1.GroupName), authenticationReviews()...)
+	scheme.AddKnownTypes(internal(authorizationv1.GroupName), authorizationReviews()...)
+}
+
+func authenticationReviews() []runtime.Object {
+	return []runtime.Object{&authenticationv1.SelfSubjectReview{}, &authenticationv1.TokenReview{}}
+}
+
+func authorizationReviews() []runtime.Object {
+	return []runtime.Object{
+		&authorizationv1.SelfSubjectAccessReview{}, &authorizationv1.SubjectAccessReview{}, &authorizationv1.LocalSubjectAccessReview{},
+	}
 }
 
 // review answers a question that is asked by "creating" it. Nothing is stored.
 type review struct {
 	newFunc  func() runtime.Object
 	singular string
-	answer   func(ctx context.Context, who user.Info, question runtime.Object) error
+	// namespaced: the question is asked about one namespace, under its URL.
+	namespaced bool
+	answer     func(ctx context.Context, who user.Info, question runtime.Object) error
 }
 
 var (
@@ -51,8 +63,8 @@ func (r review) New() runtime.Object { return r.newFunc() }
 // Destroy has nothing to free.
 func (r review) Destroy() {}
 
-// NamespaceScoped: reviews are not.
-func (r review) NamespaceScoped() bool { return false }
+// NamespaceScoped implements rest.Scoper.
+func (r review) NamespaceScoped() bool { return r.namespaced }
 
 // GetSingularName implements rest.SingularNameProvider.
 func (r review) GetSingularName() string { return r.singular }
@@ -74,17 +86,21 @@ func selfSubjectReview() review {
 		newFunc:  func() runtime.Object { return &authenticationv1.SelfSubjectReview{} },
 		singular: "selfsubjectreview",
 		answer: func(_ context.Context, who user.Info, question runtime.Object) error {
-			info := &question.(*authenticationv1.SelfSubjectReview).Status.UserInfo
-			*info = authenticationv1.UserInfo{Username: who.GetName(), UID: who.GetUID(), Groups: who.GetGroups()}
-			for key, values := range who.GetExtra() {
-				if info.Extra == nil {
-					info.Extra = map[string]authenticationv1.ExtraValue{}
-				}
-				info.Extra[key] = values
-			}
+			question.(*authenticationv1.SelfSubjectReview).Status.UserInfo = userInfo(who)
 			return nil
 		},
 	}
+}
+
+func userInfo(who user.Info) authenticationv1.UserInfo {
+	info := authenticationv1.UserInfo{Username: who.GetName(), UID: who.GetUID(), Groups: who.GetGroups()}
+	for key, values := range who.GetExtra() {
+		if info.Extra == nil {
+			info.Extra = map[string]authenticationv1.ExtraValue{}
+		}
+		info.Extra[key] = values
+	}
+	return info
 }
 
 func selfSubjectAccessReview(authz authorizer.Authorizer) review {
@@ -93,34 +109,12 @@ func selfSubjectAccessReview(authz authorizer.Authorizer) review {
 		singular: "selfsubjectaccessreview",
 		answer: func(ctx context.Context, who user.Info, question runtime.Object) error {
 			sar := question.(*authorizationv1.SelfSubjectAccessReview)
-			attrs, err := reviewAttributes(who, sar.Spec)
-			if err != nil {
-				return err
+			errs := checkAccessReview(&sar.ObjectMeta, sar.Spec.ResourceAttributes, sar.Spec.NonResourceAttributes)
+			if len(errs) > 0 {
+				return invalidReview(authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"), errs)
 			}
-			decision, reason, err := authz.Authorize(ctx, attrs)
-			sar.Status = authorizationv1.SubjectAccessReviewStatus{
-				Allowed: decision == authorizer.DecisionAllow,
-				Denied:  decision == authorizer.DecisionDeny,
-				Reason:  reason,
-			}
-			if err != nil {
-				sar.Status.EvaluationError = err.Error()
-			}
+			sar.Status = decide(ctx, authz, who, sar.Spec.ResourceAttributes, sar.Spec.NonResourceAttributes)
 			return nil
 		},
-	}
-}
-
-func reviewAttributes(who user.Info, spec authorizationv1.SelfSubjectAccessReviewSpec) (authorizer.Attributes, error) {
-	switch r, n := spec.ResourceAttributes, spec.NonResourceAttributes; {
-	case (r == nil) == (n == nil):
-		return nil, apierrors.NewBadRequest("exactly one of spec.resourceAttributes and spec.nonResourceAttributes must be given")
-	case r != nil:
-		return authorizer.AttributesRecord{
-			User: who, Verb: r.Verb, Namespace: r.Namespace, APIGroup: r.Group, APIVersion: r.Version,
-			Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, ResourceRequest: true,
-		}, nil
-	default:
-		return authorizer.AttributesRecord{User: who, Verb: n.Verb, Path: n.Path}, nil
 	}
 }

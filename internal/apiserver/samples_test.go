@@ -20,20 +20,26 @@ import (
 
 // manifests are what a user would apply, without metadata; one for each kind.
 var manifests = map[string]string{
-	"Namespace":     `{}`,
-	"Service":       `{spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}}`,
-	"Endpoints":     `{subsets: [{addresses: [{ip: 10.1.2.3}], ports: [{name: http, port: 80, protocol: TCP}]}]}`,
-	"Node":          `{spec: {podCIDR: 10.9.0.0/24, podCIDRs: [10.9.0.0/24]}}`,
-	"Pod":           `{spec: {containers: [{name: c, image: example.com/web}]}}`,
-	"ConfigMap":     `{data: {key: value}}`,
-	"Secret":        `{data: {key: dmFsdWU=}}`,
-	"Event":         `{involvedObject: {kind: Pod, namespace: default, name: p}, reason: Tested, message: m, type: Normal}`,
-	"events.Event":  `{regarding: {kind: Pod, namespace: default, name: p}, reason: Tested, note: n, type: Normal, eventTime: "2026-01-02T03:04:05.000000Z", action: Test, reportingController: example.com/test, reportingInstance: t-0}`,
-	"EndpointSlice": `{addressType: IPv4, endpoints: [{addresses: [10.1.2.3], conditions: {ready: true}}], ports: [{name: http, port: 80, protocol: TCP}]}`,
-	"Lease":         `{spec: {holderIdentity: me, leaseDurationSeconds: 40}}`,
-	"IPAddress":     `{spec: {parentRef: {resource: services, namespace: default, name: other}}}`,
-	"ServiceCIDR":   `{spec: {cidrs: [10.200.0.0/24]}}`,
-	"Dataplane":     `{spec: {addresses: [10.1.2.3], ports: [{name: http, port: 8080}]}}`,
+	"Namespace":       `{}`,
+	"Service":         `{spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}}`,
+	"Endpoints":       `{subsets: [{addresses: [{ip: 10.1.2.3}], ports: [{name: http, port: 80, protocol: TCP}]}]}`,
+	"Node":            `{spec: {podCIDR: 10.9.0.0/24, podCIDRs: [10.9.0.0/24]}}`,
+	"Pod":             `{spec: {containers: [{name: c, image: example.com/web}]}}`,
+	"ConfigMap":       `{data: {key: value}}`,
+	"Secret":          `{data: {key: dmFsdWU=}}`,
+	"Event":           `{involvedObject: {kind: Pod, namespace: default, name: p}, reason: Tested, message: m, type: Normal}`,
+	"events.Event":    `{regarding: {kind: Pod, namespace: default, name: p}, reason: Tested, note: n, type: Normal, eventTime: "2026-01-02T03:04:05.000000Z", action: Test, reportingController: example.com/test, reportingInstance: t-0}`,
+	"EndpointSlice":   `{addressType: IPv4, endpoints: [{addresses: [10.1.2.3], conditions: {ready: true}}], ports: [{name: http, port: 80, protocol: TCP}]}`,
+	"Lease":           `{spec: {holderIdentity: me, leaseDurationSeconds: 40}}`,
+	"IPAddress":       `{spec: {parentRef: {resource: services, namespace: default, name: other}}}`,
+	"ServiceCIDR":     `{spec: {cidrs: [10.200.0.0/24]}}`,
+	"Dataplane":       `{spec: {addresses: [10.1.2.3], ports: [{name: http, port: 8080}]}}`,
+	"Mesh":            `{spec: {mtls: {enabledBackend: own, backends: [{name: own}]}}}`,
+	"ExternalService": `{spec: {hosts: [pay.example.com], ports: [{port: 443}], tls: {}}}`,
+	"ZoneCosts":       `{spec: {region: 1.5, world: 12, pairs: [{from: a, to: b, cost: 0.5}]}}`,
+	"GlobalSecret":    `{data: {key: dmFsdWU=}}`,
+
+	"TopologyHeuristic": `{spec: {zones: "[endpoint.zone]"}}`,
 }
 
 // object makes an object of a kind from its manifest.

@@ -75,6 +75,8 @@ type Config struct {
 	// Advertise is where the Service "kubernetes" leads. Optional: the listener's
 	// address; none if that is unspecified.
 	Advertise netip.AddrPort
+	// Limits of what clients may ask for. Optional: the defaults.
+	Limits Limits
 	// AllowWrite judges a write over HTTP by what is written, after authorization:
 	// obj is nil for a deletion, old for a creation. Its error is the reason of a
 	// 403. Optional.
@@ -100,6 +102,7 @@ type Server struct {
 	finalize *subresource
 	// services is nil without Services and IPAddresses.
 	services *services
+	limiter  *limiter
 	ready    chan struct{}
 }
 
@@ -152,6 +155,8 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.LoopbackClientConfig = &restclient.Config{}
 	c.EffectiveVersion = newVersion(s.cfg.Version)
 	c.EnableProfiling = false
+	s.limiter = newLimiter(s.cfg.Limits, schemes.codecs)
+	s.limiter.configure(c)
 	if isLong := c.LongRunningFunc; len(s.cfg.LongRunning) > 0 {
 		c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
 			return isLong(r, info) || !info.IsResourceRequest && slices.Contains(s.cfg.LongRunning, info.Path)

@@ -166,7 +166,11 @@ func (r *restorer) run(ctx context.Context) error {
 	if !ok {
 		return errors.Join(fmt.Errorf("--store %s: this store cannot be restored", engine), s.Close())
 	}
-	return errors.Join(r.fill(ctx, into, 0), s.Close())
+	err = r.fill(ctx, into, 0)
+	if errors.Is(err, store.ErrNotEmpty) {
+		err = &HintError{Err: fmt.Errorf("--store %s: there is a state already: %w", engine, err), Text: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; --force replaces files only"}
+	}
+	return errors.Join(err, s.Close())
 }
 
 func (r *restorer) intoSQLite(ctx context.Context, file string) error {

@@ -31,15 +31,21 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/controller/heuristic"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/demand/report"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/metered"
@@ -62,7 +68,16 @@ type ControlPlaneConfig struct {
 	ServiceCIDRs []netip.Prefix
 	// MaxEndpointsPerSlice, 0: 100.
 	MaxEndpointsPerSlice int
-	Logger               *slog.Logger
+	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.
+	MaxMirroredPerSubset int
+	// MaxTerminatedPods are kept; 0: 12500, negative: all.
+	MaxTerminatedPods int
+	// Wrap, if not nil, surrounds everything that controllers read and write: to
+	// limit, count or refuse it.
+	Wrap resource.Wrapper
+	// Limits of requests to the API; zero fields: the defaults.
+	Limits apiserver.Limits
+	Logger *slog.Logger
 }
 
 // Serving tells where a role serves.
@@ -99,6 +114,8 @@ type controlPlane struct {
 type running struct {
 	catalog *catalog.Catalog
 	views   *stream.Server
+	demand  *demand.Aggregator
+	plans   *topology.Controller
 	health  *health.Controller
 }
 
@@ -187,12 +204,15 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 		Authenticator: access.NewAuthenticator(cp.tokens, cp.ca.Pool(), cp.log.With("part", "authentication")),
 		Authorizer:    access.NewAuthorizer(),
 		Logger:        cp.log.With("part", "api"), Version: version.Get().Version,
-		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: access.AllowWrite,
+		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: access.AllowWrite, Limits: cp.cfg.Limits,
 		ExtraHandlers: map[string]http.Handler{
 			identity.CertificatesPath: access.NewCertificates(cp.ca, cp.tokens, cp.grpcPort(), cp.log.With("part", "certificates")),
 			access.TokensPath:         tokens,
 			access.TokensPath + "/":   tokens,
 			StatusPath:                statusHandler{cp: cp},
+			DemandPath:                demandHandler{cp: cp},
+			ExplainServicePath:        askHandler{cp, explainService},
+			SimulatePath:              askHandler{cp, simulate},
 			BackupPath:                backupHandler{cp: cp},
 			BackupKeysPath:            backupHandler{cp: cp, withKeys: true},
 			keyring.StatusPath:        secrets,
@@ -213,33 +233,59 @@ func (cp *controlPlane) start(parts *parts) error {
 		parts.wg.Wait()
 		return context.Cause(parts.ctx)
 	}
-	client := cp.api.Client("system:proxima:controllers")
-	kinds := kind.All()
+	through, err := cp.newManagers(parts)
+	if err != nil {
+		return err
+	}
+	client, kinds := through.all, kind.All()
 	world := catalog.New(catalog.Config{
 		Client: client, Descriptors: kinds, Epoch: cp.store.Epoch(), Logger: cp.log.With("part", "catalog"),
 	})
 	parts.run("catalog", world.Run)
-	slices := endpointslice.New(endpointslice.Config{
-		Client: client, Catalog: world, Slices: kind.EndpointSlice(),
+	measured := demand.NewAggregator(demand.Config{World: demand.FromCatalog(world), Logger: cp.log.With("part", "demand")})
+	cp.metrics.MustRegister(measured)
+	parts.run("demand", measured.Run)
+	var slices *endpointslice.Controller
+	var plans *topology.Controller
+	rules := heuristic.New(heuristic.Config{
+		Catalog: world, Demand: measured, Recheck: func(mode string) { plans.Recheck(mode) },
+	})
+	plans = topology.New(topology.Config{
+		Client: client, Catalog: world, Demand: measured, Warm: measured.Warm, Heuristics: rules, Logger: cp.log.With("part", "topology"),
+		Requeue: func(service resource.Key) { slices.Requeue(service) },
+	})
+	cp.metrics.MustRegister(plans)
+	slices = endpointslice.New(endpointslice.Config{
+		Client: client, Catalog: world, Slices: kind.EndpointSlice(), Advisor: plans,
 		Options: endpointslice.Options{MaxEndpoints: cp.cfg.MaxEndpointsPerSlice},
 		Logger:  cp.log.With("part", "endpointslice"),
 	})
 	parts.run("endpointslice controller", slices.Run)
+	parts.run("topology", plans.Run)
+	parts.run("topology heuristics", rules.Run)
 	objects := endpoints.New(endpoints.Config{
 		Client: client, Catalog: world, Endpoints: kind.Endpoints(), Logger: cp.log.With("part", "endpoints"),
 	})
 	parts.run("endpoints controller", objects.Run)
 	mirror := mirroring.New(mirroring.Config{
-		Client: client, Catalog: world, Slices: kind.EndpointSlice(), Logger: cp.log.With("part", "mirroring"),
+		Client: client, Catalog: world, Slices: kind.EndpointSlice(), MaxAddresses: cp.cfg.MaxMirroredPerSubset,
+		Logger: cp.log.With("part", "mirroring"),
 	})
 	parts.run("mirroring controller", mirror.Run)
-	spaces, err := namespace.New(client, client, kinds, cp.log.With("part", "namespace"))
+	spaces, err := namespace.New(through.remembered, through.direct, kinds, cp.log.With("part", "namespace"))
 	if err != nil {
 		return err
 	}
 	parts.run("namespace controller", spaces.Run)
+	owners := garbage.NewOwners(garbage.OwnersConfig{Client: client, Kinds: kinds, Logger: cp.log.With("part", "garbage")})
+	parts.run("garbage collector", owners.Run)
+	pods := garbage.NewPods(garbage.PodsConfig{
+		Client: client, PodKind: kind.Pod(), NodeKind: kind.Node(), TerminatedThreshold: cp.cfg.MaxTerminatedPods,
+		Logger: cp.log.With("part", "garbage"),
+	})
+	parts.run("pod garbage collector", pods.Run)
 	living := health.New(health.Config{
-		Client: client, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(),
+		Client: through.remembered, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(),
 		Logger: cp.log.With("part", "health"),
 	})
 	parts.run("health controller", living.Run)
@@ -249,12 +295,13 @@ func (cp *controlPlane) start(parts *parts) error {
 	})
 	parts.run("address repair", repair.Run)
 	parts.run("compaction", func(ctx context.Context) error { return compact(ctx, cp.store, cp.log) })
+	parts.run("memory", giveBack)
 
-	views, err := cp.startViews(parts, world)
+	views, err := cp.startViews(parts, world, measured, plans)
 	if err != nil {
 		return err
 	}
-	cp.running.Store(&running{catalog: world, views: views, health: living})
+	cp.running.Store(&running{catalog: world, views: views, demand: measured, plans: plans, health: living})
 	if err := world.WaitSynced(parts.ctx); err != nil {
 		return context.Cause(parts.ctx)
 	}
@@ -262,43 +309,51 @@ func (cp *controlPlane) start(parts *parts) error {
 }
 
 // startViews builds the zones' views and serves them.
-func (cp *controlPlane) startViews(parts *parts, world *catalog.Catalog) (*stream.Server, error) {
+func (cp *controlPlane) startViews(parts *parts, world *catalog.Catalog, measured *demand.Aggregator, plans *topology.Controller) (*stream.Server, error) {
 	log := cp.log.With("part", "views")
-	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Log: log})
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes)
+	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: plans.Weights, Log: log})
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
 	parts.run("views", func(ctx context.Context) error {
 		defer sub.Close()
-		return view.Follow(ctx, sub, builder)
+		return view.Follow(ctx, plans.Source(sub), builder)
 	})
 	views := stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(builder.Admit), Log: log})
 	if cp.grpc == nil {
 		return views, nil
 	}
-	return views, cp.serveViews(parts, views)
+	return views, cp.serveViews(parts, views, measured)
 }
 
 // admitOwnNode lets a node follow views in its own name only.
 func admitOwnNode(next func(context.Context, *core.Node) (stream.Admission, error)) func(context.Context, *core.Node) (stream.Admission, error) {
 	return func(ctx context.Context, n *core.Node) (stream.Admission, error) {
-		p, _ := peer.FromContext(ctx)
-		if p == nil {
-			return stream.Admission{}, grpcstatus.Error(codes.Unauthenticated, "no peer")
-		}
-		info, ok := p.AuthInfo.(credentials.TLSInfo)
-		if !ok || len(info.State.VerifiedChains) == 0 {
-			return stream.Admission{}, grpcstatus.Error(codes.Unauthenticated, "a client certificate is needed")
-		}
-		subject := identity.SubjectOf(info.State.VerifiedChains[0][0])
-		if name, ok := identity.NodeName(subject.User, subject.Groups); !ok || name != n.GetId() {
-			return stream.Admission{}, grpcstatus.Errorf(codes.PermissionDenied, "%s may not follow the view of node %q", subject.User, n.GetId())
+		if err := isNode(ctx, n.GetId(), "follow the view"); err != nil {
+			return stream.Admission{}, err
 		}
 		return next(ctx, n)
 	}
 }
 
-// serveViews carries node views over mTLS: only certificates of our authority
-// get in.
-func (cp *controlPlane) serveViews(parts *parts, views *stream.Server) error {
+// isNode refuses everybody but a node to do something in its name.
+func isNode(ctx context.Context, name, what string) error {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return grpcstatus.Error(codes.Unauthenticated, "no peer")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return grpcstatus.Error(codes.Unauthenticated, "a client certificate is needed")
+	}
+	subject := identity.SubjectOf(info.State.VerifiedChains[0][0])
+	if own, ok := identity.NodeName(subject.User, subject.Groups); !ok || own != name {
+		return grpcstatus.Errorf(codes.PermissionDenied, "%s may not %s of node %q", subject.User, what, name)
+	}
+	return nil
+}
+
+// serveViews carries node views and reports of demand over mTLS: only certificates
+// of our authority get in.
+func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured *demand.Aggregator) error {
 	pair, err := serverCertificate(cp.ca, cp.grpc.Addr(), ClusterDomain, nil)
 	if err != nil {
 		return err
@@ -317,6 +372,9 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server) error {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	views.Register(server, view.Service, view.Method)
+	report.NewServer(measured, func(ctx context.Context, node string) error {
+		return isNode(ctx, node, "report the demand")
+	}).Register(server)
 	parts.run("gRPC", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, server.Stop)
 		defer stop()

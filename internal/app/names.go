@@ -2,18 +2,15 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
-
-	mdns "github.com/miekg/dns"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/node/dns"
+	"github.com/proxima-mesh/proxima/internal/node/dns/host"
 )
 
 // DNSPortAuto is DefaultDNSPort if that is free, and no DNS if it is not.
@@ -26,9 +23,6 @@ func DefaultDNSPort(privileged bool) int {
 	}
 	return 10053
 }
-
-// resolvConf tells which resolvers the machine has.
-const resolvConf = "/etc/resolv.conf"
 
 // nameServer answers names while an agent runs; the zero value is off.
 type nameServer struct {
@@ -55,6 +49,7 @@ func (a *agent) listenNames() error {
 		return &HintError{Err: fmt.Errorf("DNS: %w", err), Text: "is another resolver running on this machine? choose another port with --dns-port"}
 	}
 	self := udp.LocalAddr().(*net.UDPAddr).AddrPort()
+	a.undoResolver(self, "an agent that did not end by itself")
 	config := dns.Config{
 		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
 		Logger: a.log.With("part", "dns"), Registerer: a.registry,
@@ -89,21 +84,30 @@ func listenBoth(host string, port int) (*net.UDPConn, net.Listener, error) {
 
 // upstreams are the machine's own resolvers, but for this server itself.
 func (a *agent) upstreams(self netip.AddrPort) []string {
-	config, err := mdns.ClientConfigFromFile(resolvConf)
+	out, err := a.cfg.Resolver.Upstreams(self)
 	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			a.log.Warn("names of others are not resolved", "error", err)
-		}
-		return nil
+		a.log.Warn("names of others are not resolved", "error", err)
 	}
-	var out []string
-	for _, server := range config.Servers {
-		address := net.JoinHostPort(server, config.Port)
-		if address != self.String() {
-			out = append(out, address)
-		}
+	return out
+}
+
+// resolverPatience bounds how long an ending agent works on the machine's
+// resolver.
+const resolverPatience = 5 * time.Second
+
+// undoResolver takes the machine's resolver back, if it points at this server.
+// Nobody else can be serving there: this agent holds the address.
+func (a *agent) undoResolver(self netip.AddrPort, whose string) {
+	if server, ok := a.cfg.Resolver.Current(); !ok || server != host.Reachable(self) {
+		return
 	}
-	return slices.Compact(out)
+	ctx, cancel := context.WithTimeout(context.Background(), resolverPatience)
+	defer cancel()
+	if _, err := a.cfg.Resolver.Undo(ctx); err != nil {
+		a.log.Error("this machine's resolver still points here", "error", err, "remedy", "run \"proxima doctor --undo\"")
+		return
+	}
+	a.log.Info("this machine's resolver is as it was before", "set_for", whose)
 }
 
 // serveNames answers until the parts end.
@@ -112,6 +116,11 @@ func (a *agent) serveNames(parts *parts) {
 		return
 	}
 	parts.run("DNS upstreams", a.dns.server.Run)
+	parts.run("host resolver", func(ctx context.Context) error {
+		<-ctx.Done()
+		a.undoResolver(a.dns.udp.LocalAddr().(*net.UDPAddr).AddrPort(), "this agent")
+		return nil
+	})
 	parts.run("DNS over UDP", func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) })
 	parts.run("DNS over TCP", func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) })
 }

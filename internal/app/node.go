@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,16 +26,21 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand/report"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/cluster"
+	"github.com/proxima-mesh/proxima/internal/node/dns/host"
 	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/userspace"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
+	"github.com/proxima-mesh/proxima/internal/workload"
 )
 
 // NodeConfig is what an agent is told.
@@ -43,6 +49,8 @@ type NodeConfig struct {
 	Server string
 	// Token to join with; not needed once the node has joined.
 	Token string
+	// Cluster: follow this Kubernetes API; Server and Token are not used then.
+	Cluster *ClusterConfig
 	// Name of the Node, and its topology zone (may be empty).
 	Name, Zone string
 	// Mode as --mode names it.
@@ -50,15 +58,28 @@ type NodeConfig struct {
 	// ServiceCIDRs to make local, where the mode listens on virtual addresses, until
 	// the control plane has told its own for the first time.
 	ServiceCIDRs []netip.Prefix
-	// NodePortAddresses: nil: all of this machine.
-	NodePortAddresses []netip.Addr
+	// NodePortAddresses are ranges; node ports answer on this machine's addresses in
+	// them. Nil: on all of them.
+	NodePortAddresses []netip.Prefix
+	// WorkloadCIDRs are the addresses of workloads: in kernel modes traffic to
+	// cluster addresses from elsewhere is masqueraded. Empty: never, unless
+	// MasqueradeAll.
+	WorkloadCIDRs []netip.Prefix
+	MasqueradeAll bool
+	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
+	// default.
+	MasqueradeMark uint32
 	// DataDir keeps the credentials and the last state.
 	DataDir string
 	// Host that health and metrics listen on, and their ports; 0: off.
 	Host                    string
 	HealthPort, MetricsPort int
+	// HealthHost and MetricsHost, where they differ from Host; empty: they do not.
+	HealthHost, MetricsHost string
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
+	// Resolver of this machine, which the agent leaves as it found it.
+	Resolver host.System
 	// ControlPlane labels the node as one, so that it stays out of zone ratios.
 	ControlPlane bool
 	Logger       *slog.Logger
@@ -73,7 +94,11 @@ type agent struct {
 	mode     proxy.Mode
 	agent    *node.Agent
 	views    string // address
-	feed     *view.Feed
+	conn     *grpc.ClientConn
+	feed     *view.Feed    // of a control plane, or …
+	cluster  *cluster.Feed // … of a Kubernetes API
+	checks   *healthcheck.Servers
+	demand   *report.Client // nil: the mode cannot count
 	names    *zone.Zone
 	dns      nameServer
 	health   net.Listener
@@ -96,7 +121,7 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 	}
 	select {
 	case <-a.agent.Ready():
-		ready(Serving{API: "https://" + cfg.Server, Node: cfg.Name, Mode: a.mode.Name(), DNS: a.dns.address()})
+		ready(Serving{API: a.restConfig().Host, Node: cfg.Name, Mode: a.mode.Name(), DNS: a.dns.address()})
 	case <-parts.ctx.Done():
 	}
 	return parts.wait(ctx)
@@ -114,32 +139,50 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	if a.renewer, err = a.join(ctx); err != nil {
+	if cfg.Cluster != nil {
+		err = a.learnNode(ctx)
+	} else {
+		a.renewer, err = a.join(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := a.learnRanges(ctx); err != nil {
 		return nil, err
 	}
-	if a.mode, err = newMode(a.cfg, a.registry, a.log); err != nil {
+	if a.mode, err = newMode(ctx, a.cfg, a.registry, a.log); err != nil {
 		return nil, err
 	}
 	a.agent, err = node.New(node.Options{
 		Mode: a.mode, Facts: node.Facts{Name: cfg.Name, Zone: cfg.Zone},
-		Logger: a.log.With("part", "agent"), Registerer: a.registry,
+		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
+		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if a.views, err = a.viewAddress(); err != nil {
+	a.checks, err = healthcheck.New(healthcheck.Options{
+		Healthy: a.agent.Healthy, Addresses: localAddresses(a.cfg.NodePortAddresses),
+		Logger: a.log.With("part", "health check node ports"), Registerer: a.registry,
+	})
+	if err != nil {
 		return nil, err
 	}
+	if cfg.Cluster == nil {
+		if a.views, err = a.viewAddress(); err != nil {
+			return nil, err
+		}
+		if a.conn, err = a.connect(); err != nil {
+			return nil, err
+		}
+	}
 	if cfg.HealthPort != 0 {
-		if a.health, err = listen("health", "--health-port", net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.HealthPort))); err != nil {
+		if a.health, err = listen("health", "--health-port", net.JoinHostPort(cmp.Or(cfg.HealthHost, cfg.Host), strconv.Itoa(cfg.HealthPort))); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.MetricsPort != 0 {
-		if a.metrics, err = listen("metrics", "--metrics-port", net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.MetricsPort))); err != nil {
+		if a.metrics, err = listen("metrics", "--metrics-port", net.JoinHostPort(cmp.Or(cfg.MetricsHost, cfg.Host), strconv.Itoa(cfg.MetricsPort))); err != nil {
 			return nil, err
 		}
 	}
@@ -190,27 +233,21 @@ func (a *agent) viewAddress() (string, error) {
 }
 
 func (a *agent) start(parts *parts) error {
-	parts.run("certificate renewal", a.renewer.Run)
 	parts.run("agent", a.agent.Run)
-	a.feed = view.NewFeed(view.FeedConfig{
-		Target: "passthrough:///" + a.views, Credentials: credentials.NewTLS(a.renewer.TLSConfig(HostOf(a.views))),
-		DialOptions: []grpc.DialOption{grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
-		})},
-		Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: filepath.Join(a.dir(), "view"),
-		Update: a.apply, Log: a.log.With("part", "view"),
-	})
-	registerFeed(a.registry, a.feed)
-	parts.run("view", a.feed.Run)
-	client, err := kubeclient.New(a.restConfig(), kind.All())
+	parts.run("health check node ports", a.checks.Run)
+	parts.run("other modes", a.cleanOthers)
+	follow := a.followPlane
+	if a.cfg.Cluster != nil {
+		follow = a.followCluster
+	}
+	if err := follow(parts); err != nil {
+		return err
+	}
+	watching, err := kubeclient.New(a.watchConfig(), kind.All())
 	if err != nil {
 		return err
 	}
-	member := membership.New(membership.Config{
-		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
-		OnNode: a.learn, Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
-	})
-	parts.run("membership", member.Run)
+	parts.run("service ranges", a.followRanges(watching))
 	parts.run("mode", func(ctx context.Context) error {
 		<-ctx.Done()
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), modeGrace)
@@ -220,6 +257,64 @@ func (a *agent) start(parts *parts) error {
 	a.serveHTTP(parts)
 	a.serveNames(parts)
 	return nil
+}
+
+// followPlane runs what ties the agent to its control plane: the view, reports of
+// demand, membership and the probes of workloads.
+func (a *agent) followPlane(parts *parts) error {
+	parts.run("certificate renewal", a.renewer.Run)
+	a.feed = view.NewFeed(view.FeedConfig{
+		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: filepath.Join(a.dir(), "view"),
+		Update: a.apply, Log: a.log.With("part", "view"),
+	})
+	registerFeed(a.registry, a.feed)
+	parts.run("view", a.feed.Run)
+	a.reportDemand(parts)
+	client, err := kubeclient.New(a.restConfig(), kind.All())
+	if err != nil {
+		return err
+	}
+	member := membership.New(membership.Config{
+		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
+		OnNode: a.learn, Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
+	})
+	parts.run("membership", member.Run)
+	watching, err := kubeclient.New(a.watchConfig(), kind.All())
+	if err != nil {
+		return err
+	}
+	checks := workload.NewChecks(workload.ChecksConfig{
+		Client: watching, Node: a.cfg.Name, Logger: a.log.With("part", "readiness"), Clock: clock.RealClock{},
+	})
+	parts.run("readiness probes", checks.Run)
+	return nil
+}
+
+// connect makes the connection that carries the view and the reports of demand. It
+// dials when it is used.
+func (a *agent) connect() (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+a.views, append(stream.DialOptions(),
+		grpc.WithTransportCredentials(credentials.NewTLS(a.renewer.TLSConfig(HostOf(a.views)))),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
+		}),
+	)...)
+}
+
+// reportDemand tells the control plane what traffic starts here, once the whole
+// state is in place.
+func (a *agent) reportDemand(parts *parts) {
+	counter, ok := a.mode.(proxy.Counter)
+	if !ok {
+		a.log.Info("demand is not measured here: the mode cannot count", "mode", a.mode.Name())
+		return
+	}
+	a.demand = report.NewClient(report.ClientConfig{
+		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return a.feed.Status().Zone },
+		Counter: counter, Start: a.agent.Ready(), Log: a.log.With("part", "demand"),
+	})
+	a.registry.MustRegister(a.demand)
+	parts.run("demand", a.demand.Run)
 }
 
 // apply hands what the view says to those who carry traffic, and to those who
@@ -253,10 +348,27 @@ const modeGrace = 5 * time.Second
 
 // restConfig is the API as this node: the certificate is renewed underneath.
 func (a *agent) restConfig() *rest.Config {
+	if a.cfg.Cluster != nil {
+		cfg := rest.CopyConfig(a.cfg.Cluster.REST)
+		cfg.QPS, cfg.Timeout = -1, 10*time.Second
+		return cfg
+	}
 	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: reconnecting{&http.Transport{
 		TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
 	}}}
+}
+
+// watchConfig is the API as this node, for requests that last: no timeout ends
+// them, and a peer that vanished is noticed by pings.
+func (a *agent) watchConfig() *rest.Config {
+	cfg := a.restConfig()
+	cfg.Timeout = 0
+	if a.cfg.Cluster != nil {
+		return cfg
+	}
+	cfg.Transport.(reconnecting).HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second}
+	return cfg
 }
 
 // reconnecting drops its connections when a request is refused for its
@@ -279,6 +391,7 @@ func (a *agent) serveHTTP(parts *parts) {
 		mux := http.NewServeMux()
 		mux.Handle("/", a.agent.MetricsHandler(a.registry))
 		mux.HandleFunc("GET /status", a.serveStatus)
+		a.handleTrace(mux)
 		parts.run("metrics", serve(a.metrics, mux))
 	}
 }
@@ -301,12 +414,30 @@ func serve(l net.Listener, handler http.Handler) func(context.Context) error {
 type NodeStatus struct {
 	Version version.Info `json:"version"`
 	Agent   node.Status  `json:"agent"`
-	View    ViewStatus   `json:"view"`
+	// View of a control plane, or the Kubernetes API, that the agent follows: one of
+	// the two.
+	View    *ViewStatus     `json:"view,omitempty"`
+	Cluster *cluster.Status `json:"cluster,omitempty"`
+	// HealthCheckNodePorts that are not served, each with the reason.
+	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
+	// DNS (host:port) of names; empty: off.
+	DNS string `json:"dns,omitempty"`
 }
 
 func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(NodeStatus{Version: version.Get(), Agent: a.agent.Status(), View: viewStatus(a.feed.Status())})
+	status := NodeStatus{Version: version.Get(), Agent: a.agent.Status(), DNS: a.dns.address()}
+	if a.cluster != nil {
+		followed := a.cluster.Status()
+		status.Cluster = &followed
+	} else {
+		followed := viewStatus(a.feed.Status())
+		status.View = &followed
+	}
+	for _, f := range a.checks.Failures() {
+		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts, fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))
+	}
+	_ = json.NewEncoder(w).Encode(status)
 }
 
 // registerFeed publishes how the view is followed.
@@ -335,31 +466,14 @@ func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
 
 func (a *agent) close() {
 	a.dns.close()
+	if a.conn != nil {
+		_ = a.conn.Close()
+	}
 	for _, l := range []net.Listener{a.health, a.metrics} {
 		if l != nil {
 			l.Close()
 		}
 	}
-}
-
-// newMode makes the data path that --mode names.
-func newMode(cfg NodeConfig, reg prometheus.Registerer, log *slog.Logger) (proxy.Mode, error) {
-	switch cfg.Mode {
-	case "auto", "userspace":
-		if cfg.Mode == "auto" {
-			log.Info("mode chosen", "mode", "userspace", "why", "it works anywhere, and is the only one in this version")
-		}
-		opts := userspace.Options{Logger: log.With("part", "userspace"), Registerer: reg, NodePortAddresses: cfg.NodePortAddresses}
-		for _, p := range cfg.ServiceCIDRs {
-			if !p.Addr().IsLoopback() {
-				opts.LocalRanges = append(opts.LocalRanges, p)
-			}
-		}
-		return userspace.New(opts)
-	case "nftables", "iptables", "ipvs", "ebpf":
-		return nil, fmt.Errorf("--mode %s: not in this version; use userspace", cfg.Mode)
-	}
-	return nil, fmt.Errorf("--mode %q: use auto or userspace", cfg.Mode)
 }
 
 // ReadToken reads a file that holds a token alone.

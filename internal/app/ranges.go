@@ -13,32 +13,37 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// rangesPatience is how long the start of an agent waits for an API that may be
-// away; then it goes by what it was told the last time.
-const rangesPatience = 3 * time.Second
+const (
+	// rangesPatience is how long the start of an agent waits for an API that may be
+	// away; then it goes by what it was told the last time.
+	rangesPatience = 3 * time.Second
+	// rangesRetry and rangesRetryMax bound the pause before a watch of the ranges
+	// is taken up again.
+	rangesRetry    = time.Second
+	rangesRetryMax = 30 * time.Second
+)
 
 // learnRanges asks the control plane for the ranges of virtual addresses: those of
 // its ServiceCIDRs, which are fixed at its first start and need not be the ones
 // of anybody's flags today. They are kept for a start without a control plane.
 func (a *agent) learnRanges(ctx context.Context) error {
-	file := filepath.Join(a.dir(), "ranges.json")
 	ranges, err := a.fetchRanges(ctx)
 	if err == nil {
-		data, err := json.Marshal(ranges)
-		if err != nil {
-			return err
-		}
 		a.cfg.ServiceCIDRs = ranges
-		return replaceFile(file, data)
+		return a.keepRanges(ranges)
 	}
 	a.log.Warn("the control plane did not tell the service ranges, the last known ones hold", "error", err)
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(a.rangesFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the flags hold
 	}
@@ -46,10 +51,20 @@ func (a *agent) learnRanges(ctx context.Context) error {
 		err = json.Unmarshal(data, &ranges)
 	}
 	if err != nil {
-		return fmt.Errorf("service ranges in %s: %w", file, err)
+		return fmt.Errorf("service ranges in %s: %w", a.rangesFile(), err)
 	}
 	a.cfg.ServiceCIDRs = ranges
 	return nil
+}
+
+func (a *agent) rangesFile() string { return filepath.Join(a.dir(), "ranges.json") }
+
+func (a *agent) keepRanges(ranges []netip.Prefix) error {
+	data, err := json.Marshal(ranges)
+	if err != nil {
+		return err
+	}
+	return replaceFile(a.rangesFile(), data)
 }
 
 func (a *agent) fetchRanges(ctx context.Context) ([]netip.Prefix, error) {
@@ -63,6 +78,12 @@ func (a *agent) fetchRanges(ctx context.Context) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
+	return rangesOf(list)
+}
+
+// rangesOf lists the ranges of ServiceCIDRs, each once, in an order that does not
+// depend on theirs.
+func rangesOf(list []resource.Object) ([]netip.Prefix, error) {
 	ranges := []netip.Prefix{}
 	for _, obj := range list {
 		for _, text := range obj.(*networkingv1.ServiceCIDR).Spec.CIDRs {
@@ -70,10 +91,107 @@ func (a *agent) fetchRanges(ctx context.Context) ([]netip.Prefix, error) {
 			if err != nil {
 				return nil, fmt.Errorf("servicecidr %s: %w", obj.GetName(), err)
 			}
-			if !slices.Contains(ranges, p) {
-				ranges = append(ranges, p)
-			}
+			ranges = append(ranges, p)
 		}
 	}
-	return ranges, nil
+	slices.SortFunc(ranges, netip.Prefix.Compare)
+	return slices.Compact(ranges), nil
+}
+
+// followRanges puts ranges to use that come and go while the agent runs, until
+// ctx ends. A Service may have an address of a new one a moment later.
+func (a *agent) followRanges(client resource.Client) func(context.Context) error {
+	return func(ctx context.Context) error {
+		pause := rangesRetry
+		for {
+			began := time.Now()
+			err := watchRanges(ctx, client, a.useRanges)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if time.Since(began) > rangesRetryMax {
+				pause = rangesRetry
+			}
+			a.log.Debug("watch of the service ranges broke; taking it up again", "error", err, "in", pause.String())
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(pause):
+			}
+			pause = min(2*pause, rangesRetryMax)
+		}
+	}
+}
+
+// watchRanges calls use with all ranges, first and after every change, until the
+// watch breaks or use fails.
+func watchRanges(ctx context.Context, client resource.Client, use func([]netip.Prefix) error) error {
+	w, err := client.Watch(ctx, kind.ServiceCIDR(), resource.WatchOptions{})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	known, complete := map[string]resource.Object{}, false
+	for {
+		var event watch.Event
+		var open bool
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case event, open = <-w.ResultChan():
+		}
+		if !open {
+			return errors.New("watch of servicecidrs ended")
+		}
+		obj, ok := event.Object.(resource.Object)
+		switch {
+		case event.Type == watch.Error:
+			return apierrors.FromObject(event.Object)
+		case !ok:
+			return fmt.Errorf("watch of servicecidrs delivered a %T", event.Object)
+		case event.Type == watch.Bookmark:
+			if complete || obj.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" {
+				continue
+			}
+			complete = true
+		case event.Type == watch.Deleted:
+			delete(known, obj.GetName())
+		default:
+			known[obj.GetName()] = obj
+		}
+		if !complete {
+			continue
+		}
+		list := make([]resource.Object, 0, len(known))
+		for _, cidr := range known {
+			list = append(list, cidr)
+		}
+		ranges, err := rangesOf(list)
+		if err == nil {
+			err = use(ranges)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// useRanges hands changed ranges to those who work by them. None at all is not
+// taken for an answer: a control plane that serves has at least one.
+func (a *agent) useRanges(ranges []netip.Prefix) error {
+	if len(ranges) == 0 || slices.Equal(ranges, a.cfg.ServiceCIDRs) {
+		return nil
+	}
+	if mode, ok := a.mode.(proxy.Ranged); ok {
+		if err := mode.SetRanges(ranges); err != nil {
+			a.log.Error("service ranges not put to use; it is tried again", "ranges", ranges, "error", err)
+			return err
+		}
+	}
+	if a.dns.server != nil {
+		a.dns.server.SetServiceCIDRs(ranges)
+	}
+	a.log.Info("service ranges changed", "ranges", ranges)
+	a.cfg.ServiceCIDRs = ranges
+	return a.keepRanges(ranges)
 }

@@ -19,7 +19,10 @@ import (
 // sealed are the kinds that are encrypted in the store, by the prefix of their
 // keys there.
 func sealed() map[string]*resource.Descriptor {
-	return map[string]*resource.Descriptor{"/registry/secrets/": kind.Secret()}
+	return map[string]*resource.Descriptor{
+		"/registry/secrets/":                        kind.Secret(),
+		"/registry/mesh.proxima.dev/globalsecrets/": kind.GlobalSecret(),
+	}
 }
 
 func sealedPrefixes() []string {
@@ -71,12 +74,12 @@ func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
 		if !ok {
 			continue
 		}
-		namespace, name, ok := strings.Cut(rest, "/")
+		object, ok := sealedObject(d, rest)
 		if !ok {
 			return fmt.Errorf("key %q is not of a %s", key, d.Singular)
 		}
 		client := cp.api.Client("system:proxima:secrets")
-		obj, err := client.Get(ctx, d, resource.Key{Namespace: namespace, Name: name})
+		obj, err := client.Get(ctx, d, object)
 		if err == nil {
 			_, err = client.Update(ctx, obj)
 		}
@@ -86,4 +89,13 @@ func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
 		return err
 	}
 	return fmt.Errorf("key %q is of no kind that is encrypted", key)
+}
+
+// sealedObject reads the end of a key in the store: NAMESPACE/NAME, or NAME.
+func sealedObject(d *resource.Descriptor, rest string) (resource.Key, bool) {
+	namespace, name, namespaced := strings.Cut(rest, "/")
+	if !namespaced {
+		namespace, name = "", rest
+	}
+	return resource.Key{Namespace: namespace, Name: name}, namespaced == d.Namespaced && name != ""
 }

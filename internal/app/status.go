@@ -7,6 +7,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -34,6 +35,8 @@ type Status struct {
 		Held    bool   `json:"held"`
 		Reason  string `json:"reason,omitempty"`
 	} `json:"leases"`
+	// Demand: how many nodes report theirs.
+	Demand demand.Coverage `json:"demand"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
 }
@@ -138,6 +141,7 @@ func (cp *controlPlane) status(r *http.Request) Status {
 	}
 	leases := running.health.State()
 	s.Leases.Watched, s.Leases.Late, s.Leases.Held, s.Leases.Reason = leases.Leases, leases.Late, leases.Held, leases.Reason
+	s.Demand = running.demand.Coverage()
 	for _, a := range running.views.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}

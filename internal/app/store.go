@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -34,9 +35,20 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		}
 		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("part", "store")})
 	case "postgres", "postgresql":
-		return postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store")})
+		// Controllers and allocators are made for being the only ones.
+		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Alone: true})
+		var used *postgres.InUseError
+		if errors.As(err, &used) {
+			return nil, &HintError{Err: err, Text: "one control plane per database: stop the other one, or keep this one's state apart by search_path=NAME in the URL"}
+		}
+		return s, err
 	case "kubernetes":
 		return nil, fmt.Errorf("--store %s: not in this version; use sqlite:FILE, postgres://… or memory", engine)
+	case "remote":
+		return nil, &HintError{
+			Err:  errors.New("--store remote: a control plane keeps its state itself; another one's API is for clients and agents"),
+			Text: "use sqlite:FILE or postgres://…, and --server for what works with that API",
+		}
 	}
 	return nil, fmt.Errorf("--store %q: use sqlite:FILE, postgres://… or memory", engine)
 }

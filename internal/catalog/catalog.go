@@ -1,6 +1,6 @@
 // Package catalog is the control plane's picture of the world: namespaces,
-// services, endpoint slices and Endpoints, nodes and workloads as immutable
-// indexed tables.
+// services, endpoint slices and Endpoints, nodes, workloads and the costs between
+// zones as immutable indexed tables.
 //
 // It owns the tables and the one goroutine that writes them, fed by list and
 // watch of a resource.Client. Enter at New; read with Catalog.Snapshot, follow

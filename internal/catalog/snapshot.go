@@ -23,6 +23,8 @@ const (
 	Pods
 	Dataplanes
 	Endpoints
+	ZoneCosts
+	Heuristics
 	Kinds
 )
 
@@ -37,6 +39,8 @@ type Snapshot struct {
 	Pods       Table[*corev1.Pod]
 	Dataplanes Table[*meshv1alpha1.Dataplane]
 	Endpoints  Table[*corev1.Endpoints]
+	ZoneCosts  Table[*meshv1alpha1.ZoneCosts]
+	Heuristics Table[*meshv1alpha1.TopologyHeuristic]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -101,6 +105,16 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Kind: "Endpoints"},
 		at:    func(s *Snapshot) *Table[*corev1.Endpoints] { return &s.Endpoints },
 		delta: func(d *Delta) *[]Change[*corev1.Endpoints] { return &d.Endpoints },
+	},
+	ZoneCosts: &tableKind[*meshv1alpha1.ZoneCosts]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneCosts"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneCosts] { return &s.ZoneCosts },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneCosts] { return &d.ZoneCosts },
+	},
+	Heuristics: &tableKind[*meshv1alpha1.TopologyHeuristic]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "TopologyHeuristic"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.TopologyHeuristic] { return &s.Heuristics },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.TopologyHeuristic] { return &d.Heuristics },
 	},
 }
 

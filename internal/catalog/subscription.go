@@ -36,6 +36,8 @@ type Delta struct {
 	Pods       []Change[*corev1.Pod]
 	Dataplanes []Change[*meshv1alpha1.Dataplane]
 	Endpoints  []Change[*corev1.Endpoints]
+	ZoneCosts  []Change[*meshv1alpha1.ZoneCosts]
+	Heuristics []Change[*meshv1alpha1.TopologyHeuristic]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -132,7 +132,48 @@ func newSecrets(s *settings) *cobra.Command {
 		GroupID: "operate",
 		Short:   "Look at and change the keys that encrypt Secrets",
 	}
-	cmd.AddCommand(newSecretsStatus(s), newSecretsRotate(s))
+	cmd.AddCommand(newSecretsStatus(s), newSecretsRotate(s), newSecretsDiscard(s))
+	return cmd
+}
+
+func newSecretsDiscard(s *settings) *cobra.Command {
+	var namespace string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "discard KIND NAME --force",
+		Short: "Delete a Secret whose key is lost for good",
+		Long: `Discard deletes a Secret or GlobalSecret that nobody can decrypt any more, as its
+key is in no copy of the key file. An ordinary deletion reads what it deletes,
+and so fails. "proxima secrets status" lists what is lost. A secret that can be
+decrypted is refused.`,
+		Example: "  proxima secrets discard secret db-password -n shop --force\n  proxima secrets discard globalsecret ca --force",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := findKind(args[0])
+			if err != nil {
+				return err
+			}
+			if !force {
+				return &hintError{err: usagef("nobody can bring back what is discarded: add --force"), hint: "if there is a copy of the key file, put it back instead"}
+			}
+			object := args[1]
+			if d.Namespaced {
+				c, err := s.connect(namespace)
+				if err != nil {
+					return err
+				}
+				object = c.namespace + "/" + object
+			}
+			request := keyring.DiscardRequest{Resource: d.Resource, Object: object}
+			if err := s.call(cmd.Context(), http.MethodPost, keyring.DiscardPath, request, &request); err != nil {
+				return err
+			}
+			fmt.Fprintf(s.io.Out, "%s/%s discarded\n", d.Singular, args[1])
+			return nil
+		},
+	}
+	addNamespaceFlag(cmd.Flags(), &namespace)
+	cmd.Flags().BoolVar(&force, "force", false, "needed: say that you know that it cannot be brought back")
 	return cmd
 }
 
@@ -160,6 +201,9 @@ func newSecretsStatus(s *settings) *cobra.Command {
 					age = duration.HumanDuration(time.Since(k.Created))
 				}
 				fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", k.ID, state, k.Records, age)
+			}
+			for _, object := range status.Lost {
+				fmt.Fprintf(s.io.Err, "its key is missing: %s\n", object)
 			}
 			for _, key := range status.Unreadable {
 				fmt.Fprintf(s.io.Err, "not encrypted, or not in a form that is known: %s\n", key)

@@ -187,6 +187,12 @@ func TestBackupGuide(t *testing.T) {
 		checkWithoutKeys(k, k.start("no-keys"))
 		k.end()
 	})
+	t.Run("keys lost for good", func(t *testing.T) {
+		k := &keeper{T: t, end: func() {}}
+		k.proxima(0, "restore", "monday.backup", "--data-dir", "lost")
+		checkDiscard(k, k.start("lost"))
+		k.end()
+	})
 	for _, dir := range []string{"restored", "restored-with-keys", "data"} {
 		t.Run(dir, func(t *testing.T) {
 			k := &keeper{T: t, end: func() {}}
@@ -230,6 +236,35 @@ func checkWithoutKeys(k *keeper, client *kubernetes.Clientset) {
 		k.Errorf("with the file put back: %v", err)
 	}
 	k.contains(k.proxima(0, "secrets", "rotate"), "2 records are encrypted")
+}
+
+// checkDiscard: a secret that nobody can decrypt is in the way until it is
+// discarded; one that can be decrypted is not discarded.
+func checkDiscard(k *keeper, client *kubernetes.Clientset) {
+	k.Helper()
+	ctx, secrets := k.Context(), client.CoreV1().Secrets("default")
+	if err := secrets.Delete(ctx, "db", metav1.DeleteOptions{}); err == nil {
+		k.Error("deleted though it cannot be read: is discard still needed?")
+	}
+	k.contains(k.proxima(0, "secrets", "status"), "MISSING", "secrets/default/db")
+	k.contains(k.proxima(2, "secrets", "discard", "secret", "db"), "add --force")
+	k.contains(k.proxima(1, "secrets", "discard", "secret", "other", "--force"), "there is no such object")
+	k.contains(k.proxima(1, "secrets", "discard", "configmap", "c", "--force"), `no "configmaps" are encrypted`)
+	k.contains(k.proxima(0, "secrets", "discard", "secret", "db", "--force"), "secret/db discarded")
+	if list, err := secrets.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		k.Errorf("secrets: %v %v", err, list)
+	}
+	keys, err := os.ReadFile(filepath.Join("safe-place", "secrets.keys"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(k.dir, "pki", "secrets.keys"), keys, 0o600)
+	}
+	if err != nil {
+		k.Fatal(err)
+	}
+	if _, err := secrets.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "db"}}, metav1.CreateOptions{}); err != nil {
+		k.Fatal(err)
+	}
+	k.contains(k.proxima(1, "secrets", "discard", "secret", "db", "--force"), "it can be decrypted")
 }
 
 // checkRestored looks at a restored control plane with the eyes of a client that was

@@ -131,8 +131,9 @@ func newRoot(s *settings) *cobra.Command {
 	root.AddCommand(
 		newUp(s), newControlPlane(s), newNode(s), newRun(s), newDemo(s),
 		newGet(s), newApply(s), newDelete(s), newDescribe(s),
-		newStatus(s), newExplain(s), newDoctor(s), newToken(s), newCompletion(s), newVersion(s),
+		newStatus(s), newExplain(s), newTrace(s), newSimulate(s), newDoctor(s), newToken(s), newCompletion(s), newVersion(s),
 		newBackup(s), newRestore(s), newSecrets(s),
+		newLab(s),
 		newReference(s),
 	)
 	s.completeFlags(root)

@@ -112,8 +112,17 @@ func eachCommand(cmd *cobra.Command, visit func(*cobra.Command)) {
 // completeTarget completes KIND and then up to so many names; -1: any number.
 func (s *settings) completeTarget(names int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		// KIND/NA…, and KIND,KI…
+		if kindWord, _, joined := strings.Cut(word, "/"); joined {
+			return s.completeJoined(cmd, args, kindWord, word)
+		}
 		if len(args) == 0 {
-			return kindNames(), cobra.ShellCompDirectiveNoFileComp
+			before := word[:strings.LastIndexByte(word, ',')+1]
+			var words []string
+			for _, name := range kindNames() {
+				words = append(words, before+name)
+			}
+			return words, cobra.ShellCompDirectiveNoFileComp
 		}
 		d, err := findKind(args[0])
 		if err != nil || (names >= 0 && len(args) > names) {
@@ -122,6 +131,21 @@ func (s *settings) completeTarget(names int) cobra.CompletionFunc {
 		found, directive := s.live(namesOf(d))(cmd, args, word)
 		return slices.DeleteFunc(found, func(name string) bool { return slices.Contains(args[1:], name) }), directive
 	}
+}
+
+// completeJoined completes the name in KIND/NAME.
+func (s *settings) completeJoined(cmd *cobra.Command, args []string, kindWord, word string) ([]string, cobra.ShellCompDirective) {
+	d, err := findKind(kindWord)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return s.live(func(ctx context.Context, c *connection) ([]string, error) {
+		names, err := namesOf(d)(ctx, c)
+		for i := range names {
+			names[i] = kindWord + "/" + names[i]
+		}
+		return names, err
+	})(cmd, args, word)
 }
 
 // live makes a completion of what the API answers in time. It stays silent

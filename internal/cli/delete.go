@@ -15,8 +15,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 type deleteFlags struct {
@@ -26,18 +29,23 @@ type deleteFlags struct {
 	timeout       time.Duration
 	now           bool
 	ignoreMissing bool
+	selector      string
+	all           bool
+	cascade       string
 }
 
 func newDelete(s *settings) *cobra.Command {
 	var d deleteFlags
 	cmd := &cobra.Command{
-		Use:     "delete KIND NAME… | -f FILE|DIR|-",
+		Use:     "delete KIND[,KIND…] NAME… | KIND/NAME… | KIND[,KIND…] -l SELECTOR|--all | -f FILE|DIR|-",
 		GroupID: "objects",
 		Short:   "Delete objects",
 		Long: `Delete asks the server to delete objects, and waits until they are gone. A
 Dataplane or a Pod is terminating until its connections had time to end; --now
-leaves them none. With -f, the objects of files are deleted, the last one first.`,
-		Example: "  proxima delete service web\n  proxima delete dataplane web-1 web-2 --now\n  proxima delete -f deploy/ --ignore-not-found",
+leaves them none. With -f, the objects of files are deleted, the last one first.
+Objects that name a deleted one as their owner go after it, in the background;
+with --cascade=foreground they go before it, with --cascade=orphan they stay.`,
+		Example: "  proxima delete service web\n  proxima delete service/web dataplane/web-1\n  proxima delete dataplanes,services -l app=web\n  proxima delete dataplane web-1 web-2 --now\n  proxima delete -f deploy/ --ignore-not-found",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.delete(cmd.Context(), d, args)
 		},
@@ -50,6 +58,9 @@ leaves them none. With -f, the objects of files are deleted, the last one first.
 	f.DurationVar(&d.timeout, "timeout", time.Minute, "most time to wait; 0: no limit")
 	f.BoolVar(&d.now, "now", false, "leave connections no time to end")
 	f.BoolVar(&d.ignoreMissing, "ignore-not-found", false, "do not mind objects that do not exist")
+	f.StringVarP(&d.selector, "selector", "l", "", "delete the objects of the kind with these labels, as in app=web,tier!=db")
+	f.BoolVar(&d.all, "all", false, "delete all objects of the kind in the namespace")
+	f.StringVar(&d.cascade, "cascade", "background", "what becomes of objects that it owns: background, foreground or orphan")
 	return cmd
 }
 
@@ -59,6 +70,8 @@ func addFilesFlag(f *pflag.FlagSet, files *[]string) {
 
 func (s *settings) delete(ctx context.Context, d deleteFlags, args []string) error {
 	switch {
+	case len(args) == 0 && (d.all || d.selector != ""):
+		return usagef("--all and -l go with a KIND")
 	case len(args) == 0 && len(d.files) == 0:
 		return usagef("say what to delete: KIND NAME…, or -f FILE")
 	case len(args) > 0 && len(d.files) > 0:
@@ -66,46 +79,117 @@ func (s *settings) delete(ctx context.Context, d deleteFlags, args []string) err
 	case d.timeout < 0:
 		return usagef("--timeout %s: must not be negative", d.timeout)
 	}
-	var t target
-	if len(args) > 0 {
-		var err error
-		if t, err = parseTarget(args); err != nil {
-			return err
-		}
-		if len(t.names) == 0 {
-			return usagef("which %s? name them, as in: delete %s NAME…", t.kind.Resource, t.kind.Singular)
-		}
+	if _, ok := cascades[d.cascade]; !ok {
+		return usagef("--cascade %q: choose background, foreground or orphan", d.cascade)
+	}
+	targets, err := d.targets(args)
+	if err != nil {
+		return err
 	}
 	c, err := s.connect(d.namespace)
 	if err != nil {
 		return err
 	}
-	objects, err := s.toDelete(c, d, t)
+	objects, err := s.toDelete(ctx, c, d, targets)
 	if err != nil {
-		return fmt.Errorf("nothing was deleted:\n%w", err)
+		return fmt.Errorf("nothing was deleted:\n%w", explainAPI(c.cfg, err))
 	}
 	return s.deleteAll(ctx, c, d, objects)
+}
+
+// cascades are the values of --cascade.
+var cascades = map[string]metav1.DeletionPropagation{
+	"background": metav1.DeletePropagationBackground,
+	"foreground": metav1.DeletePropagationForeground,
+	"orphan":     metav1.DeletePropagationOrphan,
+}
+
+// targets of the arguments. None of them stands for all of a kind unless --all or
+// -l says so.
+func (d deleteFlags) targets(args []string) ([]target, error) {
+	many := d.all || d.selector != ""
+	switch {
+	case len(args) == 0:
+		return nil, nil
+	case d.all && d.selector != "":
+		return nil, usagef("give --all or -l, not both")
+	}
+	if _, err := labels.Parse(d.selector); err != nil {
+		return nil, &hintError{err: usagef("-l %q: %w", d.selector, err), hint: "write as in app=web,tier!=db"}
+	}
+	targets, err := parseTargets(args)
+	if err != nil {
+		return nil, err
+	}
+	if t := targets[0]; len(t.names) == 0 && !many {
+		return nil, usagef("which %s? name them, as in: delete %s NAME…; or give -l SELECTOR or --all", t.kind.Resource, t.kind.Singular)
+	}
+	if named(targets) && many {
+		return nil, usagef("a name goes with neither -l nor --all")
+	}
+	return targets, nil
 }
 
 // errWaited ends a wait; requests have a time limit of their own.
 var errWaited = errors.New("waited long enough")
 
-func (s *settings) toDelete(c *connection, d deleteFlags, t target) ([]placed, error) {
-	if t.kind == nil {
+func (s *settings) toDelete(ctx context.Context, c *connection, d deleteFlags, targets []target) ([]placed, error) {
+	if targets == nil {
 		objects, err := s.readObjects(d.files, c.namespace, d.namespace != "")
 		slices.Reverse(objects)
 		return objects, err
 	}
 	var objects []placed
-	for _, name := range t.names {
-		o := placed{Unstructured: &unstructured.Unstructured{Object: map[string]any{}}, kind: t.kind}
-		o.SetName(name)
-		if t.kind.Namespaced {
-			o.SetNamespace(c.namespace)
+	for _, t := range targets {
+		names := t.names
+		if len(names) == 0 {
+			var err error
+			if names, err = c.selected(ctx, t.kind, d.selector); err != nil {
+				return nil, err
+			}
+			if len(names) == 0 {
+				namespace := ""
+				if t.kind.Namespaced {
+					namespace = c.namespace
+				}
+				fmt.Fprintln(s.io.Err, nothingFound(t.kind, namespace))
+			}
 		}
-		objects = append(objects, o)
+		for _, name := range names {
+			o := placed{Unstructured: &unstructured.Unstructured{Object: map[string]any{}}, kind: t.kind}
+			o.SetName(name)
+			if t.kind.Namespaced {
+				o.SetNamespace(c.namespace)
+			}
+			objects = append(objects, o)
+		}
 	}
 	return objects, nil
+}
+
+// selected are the names of all objects of a kind that a selector selects, in
+// the namespace in use.
+func (c *connection) selected(ctx context.Context, d *resource.Descriptor, selector string) ([]string, error) {
+	req, err := c.request(http.MethodGet, d, c.namespace)
+	if err != nil {
+		return nil, err
+	}
+	if selector != "" {
+		req.Param("labelSelector", selector)
+	}
+	body, err := perform(ctx, req.SetHeader("Accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"))
+	if err != nil {
+		return nil, err
+	}
+	var list metav1.PartialObjectMetadataList
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotJSON, err)
+	}
+	var names []string
+	for _, item := range list.Items {
+		names = append(names, item.Name)
+	}
+	return names, nil
 }
 
 // deleteAll asks for all deletions first, and then waits for those that take
@@ -115,7 +199,7 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 	index := -1
 	err := s.each(c, objects, "deleted", func(o placed) error {
 		index++
-		object, err := c.delete(ctx, o, d.now)
+		object, err := c.delete(ctx, o, d.now, cascades[d.cascade])
 		switch {
 		case apierrors.IsNotFound(err) && d.ignoreMissing:
 		case err != nil:
@@ -159,8 +243,8 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 
 // delete an object. It returns the object if it goes on terminating, nil if it
 // is gone.
-func (c *connection) delete(ctx context.Context, o placed, now bool) (*metav1.PartialObjectMetadata, error) {
-	options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}}
+func (c *connection) delete(ctx context.Context, o placed, now bool, cascade metav1.DeletionPropagation) (*metav1.PartialObjectMetadata, error) {
+	options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, PropagationPolicy: &cascade}
 	if now {
 		options.GracePeriodSeconds = new(int64)
 	}

@@ -2,9 +2,12 @@ package cli
 
 import (
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/demo"
 )
 
@@ -14,20 +17,28 @@ func newDemo(s *settings) *cobra.Command {
 		Use:     "demo",
 		GroupID: "roles",
 		Short:   "See it work, on this machine",
-		Long: `Demo starts a control plane, an agent and three backends on this machine, sends
-requests through a virtual IP, kills a backend and shows where the traffic goes.
-It needs no privileges and leaves nothing behind.`,
+		Long: `Demo starts a control plane, agents and backends on this machine, sends requests
+through a virtual IP, kills zone-a's backends and shows where the traffic goes.
+
+As root it runs three zones of two nodes, each a network namespace of its own,
+whose agents work in the kernel; nothing of it reaches this machine's own network
+or rules. Without privileges, or with --mode userspace, it is one agent and three
+backends. It leaves nothing behind.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exe, err := os.Executable()
 			if err != nil {
 				return err
 			}
+			if !slices.Contains(app.Modes(), cfg.Mode) {
+				return usagef("--mode %q: use %s", cfg.Mode, strings.Join(app.Modes(), ", "))
+			}
 			cfg.Executable, cfg.Out = exe, s.io.Out
 			cfg.Color = isTerminal(s.io.Out) && os.Getenv("NO_COLOR") == "" // no-color.org
 			return demo.Run(cmd.Context(), cfg)
 		},
 	}
+	cmd.Flags().StringVar(&cfg.Mode, "mode", "auto", "how traffic is carried: auto, nftables, iptables (both need root) or userspace")
 	cmd.Flags().BoolVar(&cfg.Once, "once", false, "end after the shift")
 	cmd.Flags().BoolVar(&cfg.Verbose, "verbose", false, "show what the processes log")
 	cmd.AddCommand(newDemoBackend())

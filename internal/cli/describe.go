@@ -28,7 +28,7 @@ type describeFlags struct {
 func newDescribe(s *settings) *cobra.Command {
 	var d describeFlags
 	cmd := &cobra.Command{
-		Use:     "describe KIND [NAME…]",
+		Use:     "describe KIND[,KIND…] [NAME…] | KIND/NAME…",
 		GroupID: "objects",
 		Short:   "Tell what objects are, and what becomes of them",
 		Long: `Describe reads an object together with those that belong to it. Of a Service it
@@ -50,11 +50,11 @@ that select it; of a Node its lease and the workloads on it. Recent events follo
 }
 
 func (s *settings) describe(ctx context.Context, d describeFlags, args []string) error {
-	t, err := parseTarget(args)
+	targets, err := parseTargets(args)
 	if err != nil {
 		return err
 	}
-	if len(t.names) > 0 && (d.selector != "" || d.allNamespaces) {
+	if named(targets) && (d.selector != "" || d.allNamespaces) {
 		return usagef("a name goes with neither -l nor -A")
 	}
 	selector, err := labels.Parse(d.selector)
@@ -69,18 +69,30 @@ func (s *settings) describe(ctx context.Context, d describeFlags, args []string)
 	if err != nil {
 		return err
 	}
-	namespace := c.namespace
-	if d.allNamespaces || !t.kind.Namespaced {
-		namespace = ""
+	var all []described
+	for _, t := range targets {
+		namespace := c.namespace
+		if d.allNamespaces || !t.kind.Namespaced {
+			namespace = ""
+		}
+		keys, err := describedKeys(ctx, client, t, namespace, selector)
+		if err != nil {
+			return explainAPI(c.cfg, err)
+		}
+		if len(keys) == 0 {
+			fmt.Fprintln(s.io.Err, nothingFound(t.kind, namespace))
+		}
+		for _, key := range keys {
+			all = append(all, described{t.kind, key})
+		}
 	}
-	keys, err := describedKeys(ctx, client, t, namespace, selector)
-	if err != nil {
-		return explainAPI(c.cfg, err)
-	}
-	if len(keys) == 0 {
-		fmt.Fprintln(s.io.Err, nothingFound(t.kind, namespace))
-	}
-	return s.describeEach(ctx, c, client, t, keys)
+	return s.describeEach(ctx, c, client, all)
+}
+
+// described is one object that is to be described.
+type described struct {
+	kind *resource.Descriptor
+	resource.Key
 }
 
 // describedKeys are those of the named objects, else of all that are selected.
@@ -100,25 +112,25 @@ func describedKeys(ctx context.Context, client resource.Client, t target, namesp
 }
 
 // describeEach goes on after an object that can't be read.
-func (s *settings) describeEach(ctx context.Context, c *connection, client resource.Client, t target, keys []resource.Key) error {
+func (s *settings) describeEach(ctx context.Context, c *connection, client resource.Client, objects []described) error {
 	d := describe.Describer{Reader: client, Events: c.eventsAbout, Now: time.Now()}
 	failed := 0
-	for i, key := range keys {
+	for i, o := range objects {
 		if i > failed {
 			fmt.Fprintf(s.io.Out, "\n---\n\n")
 		}
-		err := d.Describe(ctx, s.io.Out, t.kind, key)
+		err := d.Describe(ctx, s.io.Out, o.kind, o.Key)
 		if err == nil {
 			continue
 		}
-		if explained := explainWay(c.cfg, err); explained != nil || len(keys) == 1 {
+		if explained := explainWay(c.cfg, err); explained != nil || len(objects) == 1 {
 			return explainAPI(c.cfg, err)
 		}
 		failed++
-		s.complain(fmt.Errorf("%s: %w", title(c, t.kind, key.Namespace, key.Name), explainAPI(c.cfg, err)))
+		s.complain(fmt.Errorf("%s: %w", title(c, o.kind, o.Namespace, o.Name), explainAPI(c.cfg, err)))
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d objects could not be described", failed, len(keys))
+		return fmt.Errorf("%d of %d objects could not be described", failed, len(objects))
 	}
 	return nil
 }

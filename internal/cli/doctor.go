@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +18,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/proxima-mesh/proxima/internal/app"
 )
 
 // finding of the doctor: what was looked at, what is wrong with it (empty:
@@ -26,25 +31,49 @@ type finding struct {
 	Note    string `json:"note,omitempty"`
 }
 
+// doctorFlags say what to look at and what to do.
+type doctorFlags struct {
+	output      string
+	metricsPort int
+	fix, undo   bool
+	// dnsAddress takes the place of the agent's own.
+	dnsAddress string
+	// root of the file system that is looked at; only tests set it.
+	root string
+}
+
 func newDoctor(s *settings) *cobra.Command {
-	var output string
+	var d doctorFlags
 	cmd := &cobra.Command{
 		Use:     "doctor",
 		GroupID: "operate",
 		Short:   "Look for what could go wrong on this machine, and say how to mend it",
-		Long:    "Doctor looks at this machine and at the control plane that its kubeconfig names,\nand changes nothing. It exits with 1 if it found a problem.",
-		Args:    cobra.NoArgs,
+		Long: `Doctor looks at this machine, at its agent and at the control plane that its
+kubeconfig names, and changes nothing. It exits with 1 if it found a problem.
+
+With --fix it points this machine's resolver at the agent, so that programs find
+the names of Services; the agent takes that back when it ends, --undo does so at
+once. Nothing else is changed.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			findings := s.examine(cmd.Context())
-			switch output {
-			case "json", "yaml":
-				if err := printValue(s.io.Out, findings, output); err != nil {
+			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, d.output) {
+				return usagef("-o %q: choose table, wide, json or yaml", d.output)
+			}
+			if d.fix && d.undo {
+				return usagef("--fix and --undo: choose one")
+			}
+			if d.undo {
+				if err := s.undoResolver(cmd.Context(), d); err != nil {
 					return err
 				}
-			case "table", "wide":
+			}
+			findings := s.examine(cmd.Context(), d)
+			if d.output == "json" || d.output == "yaml" {
+				if err := printValue(s.io.Out, findings, d.output); err != nil {
+					return err
+				}
+			} else {
 				printFindings(s.io.Out, findings)
-			default:
-				return usagef("-o %q: choose table, wide, json or yaml", output)
 			}
 			for _, f := range findings {
 				if f.Problem != "" {
@@ -54,7 +83,12 @@ func newDoctor(s *settings) *cobra.Command {
 			return nil
 		},
 	}
-	addOutputFlag(cmd.Flags(), &output)
+	f := cmd.Flags()
+	addOutputFlag(f, &d.output)
+	f.IntVar(&d.metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent; 0: do not ask it")
+	f.BoolVar(&d.fix, "fix", false, "point this machine's resolver at the agent (needs root)")
+	f.BoolVar(&d.undo, "undo", false, "take back what --fix did (needs root)")
+	f.StringVar(&d.dnsAddress, "dns-address", "", "ADDRESS:PORT of the DNS server for --fix (default: that of this machine's agent)")
 	return cmd
 }
 
@@ -75,14 +109,67 @@ func prefixed(prefix, s string) string {
 	return prefix + s
 }
 
-func (s *settings) examine(ctx context.Context) []finding {
-	findings := []finding{s.dataDirectory(), openFiles(), lowPorts()}
+// examine looks at everything. What one check learns of the agent and of the
+// control plane, later ones use.
+func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
+	findings := []finding{s.dataDirectory(), s.privateFiles(), openFiles(), lowPorts()}
 	server := s.server(ctx)
 	findings = append(findings, server)
-	if server.Problem != "" {
-		findings = append(findings, portsFree()...)
+	var agent *app.NodeStatus
+	if d.metricsPort != 0 {
+		agent = localAgent(ctx, d.metricsPort)
 	}
-	return findings
+	findings = append(findings, s.agentState(agent))
+	findings = append(findings, portsFree(server.Problem != "", agent == nil)...)
+	var ranges []netip.Prefix
+	if server.Problem == "" {
+		ranges = s.serviceRanges(ctx)
+	}
+	findings = append(findings, s.resolver(ctx, d, agent, ranges))
+	findings = append(findings, rangeFindings(ranges, agent)...)
+	findings = append(findings, kernelFindings(ctx, d, agent)...)
+	return append(findings, otherProxies(ctx, d.root), kernelModes(d.root))
+}
+
+// agentState is what this machine's agent says of itself.
+func (s *settings) agentState(agent *app.NodeStatus) finding {
+	f := finding{Check: "agent"}
+	switch {
+	case agent == nil:
+		f.Note = "none runs on this machine, or its metrics port is another one (--metrics-port)"
+	case agent.Cluster != nil:
+		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API"
+	case agent.View == nil || !agent.View.Connected:
+		f.Problem = "it has no connection to the control plane, and serves by the last state it was told"
+		f.Fix = "see its log; is the control plane's port for node views (6444) reachable from here?"
+	default:
+		f.Note = "mode " + agent.Agent.Mode + ", connected"
+	}
+	return f
+}
+
+// privateFiles: keys, tokens and state are for this user alone.
+func (s *settings) privateFiles() finding {
+	f := finding{Check: "permissions of the data directory"}
+	if runtime.GOOS == "windows" {
+		f.Note = "not looked at on this system"
+		return f
+	}
+	var open []string
+	for _, name := range []string{"", "pki", "tokens", "node", "kubeconfig", "store.db", "keys"} {
+		path := filepath.Join(s.dataDir, name)
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().Perm()&0o077 != 0 {
+			open = append(open, fmt.Sprintf("%s (%04o)", path, info.Mode().Perm()))
+		}
+	}
+	// What lies in a private directory nobody else gets to, whatever its own mode.
+	if info, err := os.Stat(s.dataDir); err != nil || info.Mode().Perm()&0o077 == 0 || len(open) == 0 {
+		return f
+	}
+	f.Problem = "others can get at " + strings.Join(open, ", ")
+	f.Fix = "chmod -R go= " + s.dataDir
+	return f
 }
 
 // dataDirectory must be writable, or makeable, and have room.
@@ -181,16 +268,22 @@ func hintOr(err error, otherwise string) string {
 	return otherwise
 }
 
-// portsFree looks at the ports that "proxima up" would take.
-func portsFree() []finding {
+// portsFree looks at the ports that "proxima up" would take: those of a control
+// plane if none answers, those of an agent if none is here.
+func portsFree(plane, agent bool) []finding {
 	var findings []finding
 	for _, p := range []struct {
 		flag string
 		port int
+		ask  bool
 	}{
-		{"--api-address", 6443}, {"--grpc-port", defaultGRPCPort},
-		{"--health-port", defaultHealthPort}, {"--metrics-port", defaultMetricsPort},
+		{"--api-address", 6443, plane}, {"--grpc-port", defaultGRPCPort, plane},
+		{"--health-port", defaultHealthPort, agent}, {"--metrics-port", defaultMetricsPort, agent},
+		{"--dns-port", app.DefaultDNSPort(os.Geteuid() == 0), agent},
 	} {
+		if !p.ask {
+			continue
+		}
 		f := finding{Check: fmt.Sprintf("port %d", p.port), Note: "free"}
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)))
 		if err == nil {

@@ -2,16 +2,22 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node/view"
@@ -34,8 +40,14 @@ func newExplain(s *settings) *cobra.Command {
 func newExplainService(s *settings) *cobra.Command {
 	var fromZone, fromNode, output string
 	cmd := &cobra.Command{
-		Use:     "service [NAMESPACE/]NAME",
-		Short:   "Say which endpoints get a Service's connections, from a zone or a node, and why not the others",
+		Use:   "service [NAMESPACE/]NAME",
+		Short: "Say which endpoints get a Service's connections, from a zone or a node, and why not the others",
+		Long: `Explain service says which endpoints get a Service's connections as seen from a
+zone or a node, and why not the others; then how traffic is divided among zones:
+the decision of the Service's topology mode, each zone's share and the rule
+behind it, what the plan costs, and how many more endpoints would keep a zone's
+traffic at home. For a Service that is not planned it says what
+proxima.dev/Adaptive would do.`,
 		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -62,6 +74,8 @@ func newExplainService(s *settings) *cobra.Command {
 	return cmd
 }
 
+// explainService asks the control plane, which knows plans. Where there is none to ask,
+// as with Kubernetes' own server, what its objects say is explained here.
 func (s *settings) explainService(ctx context.Context, name string, from choose.Node) (*diag.Service, error) {
 	cfg, namespace, err := s.restConfig()
 	if err != nil {
@@ -70,6 +84,18 @@ func (s *settings) explainService(ctx context.Context, name string, from choose.
 	if ns, rest, ok := strings.Cut(name, "/"); ok {
 		namespace, name = ns, rest
 	}
+	var known diag.Service
+	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {from.Zone}, "node": {from.Name}}
+	switch err := callJSON(ctx, cfg, http.MethodGet, app.ExplainServicePath+"?"+query.Encode(), nil, &known); {
+	case err == nil:
+		return &known, nil
+	case !errors.Is(err, errNotServed) && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return nil, explainAPI(cfg, err)
+	}
+	return explainLocally(ctx, cfg, namespace, name, from)
+}
+
+func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name string, from choose.Node) (*diag.Service, error) {
 	client, err := kubeclient.New(cfg, kind.All())
 	if err != nil {
 		return nil, err
@@ -129,6 +155,9 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 				return err
 			}
 		}
+	}
+	if e.Topology != nil {
+		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}
 	return nil
 }

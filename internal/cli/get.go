@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,15 +29,15 @@ type getFlags struct {
 func newGet(s *settings) *cobra.Command {
 	var g getFlags
 	cmd := &cobra.Command{
-		Use:     "get KIND [NAME]",
+		Use:     "get KIND[,KIND…] [NAME…] | KIND/NAME…",
 		GroupID: "objects",
-		Short:   "List objects, or show one",
-		Example: "  proxima get services\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml\n  proxima get endpointslices -l kubernetes.io/service-name=web --watch",
-		Args:    cobra.RangeArgs(1, 2),
+		Short:   "List objects, or show some",
+		Example: "  proxima get services\n  proxima get services,dataplanes -l app=web\n  proxima get service/web dataplane/web-1\n  proxima get endpointslices -A -o wide\n  proxima get dataplane web-1 -o yaml\n  proxima get endpointslices -l kubernetes.io/service-name=web --watch",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.get(cmd.Context(), g, args)
 		},
-		ValidArgsFunction: s.completeTarget(1),
+		ValidArgsFunction: s.completeTarget(-1),
 	}
 	f := cmd.Flags()
 	addNamespaceFlag(f, &g.namespace)
@@ -55,25 +56,24 @@ func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
 	if _, err := labels.Parse(g.selector); err != nil {
 		return &hintError{err: usagef("-l %q: %w", g.selector, err), hint: "write as in app=web,tier!=db"}
 	}
-	t, err := parseTarget(args)
+	targets, err := parseTargets(args)
 	if err != nil {
 		return err
 	}
-	if len(t.names) > 1 {
-		return usagef("get takes one name, not %d", len(t.names))
-	}
-	if len(t.names) == 1 && (g.selector != "" || g.allNamespaces) {
+	if named(targets) && (g.selector != "" || g.allNamespaces) {
 		return usagef("a name goes with neither -l nor -A")
+	}
+	if g.watch && (len(targets) > 1 || len(targets[0].names) > 1) {
+		return usagef("--watch takes one kind, and one name at most")
 	}
 	c, err := s.connect(g.namespace)
 	if err != nil {
 		return err
 	}
-	q := query{conn: c, flags: g, target: t}
 	if g.watch {
-		err = s.watch(ctx, &q)
+		err = s.watch(ctx, &query{conn: c, flags: g, target: targets[0]})
 	} else {
-		err = s.list(ctx, &q)
+		err = s.list(ctx, c, g, targets)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil // interrupted, as was asked for
@@ -112,33 +112,143 @@ func (q *query) request() (*rest.Request, error) {
 	return req, nil
 }
 
-func (s *settings) list(ctx context.Context, q *query) error {
-	req, err := q.request()
-	if err != nil {
-		return err
-	}
-	if len(q.target.names) == 1 {
-		req.Name(q.target.names[0])
-	}
-	body, err := perform(ctx, req)
-	if err != nil {
-		return err
-	}
-	if !q.asTable() {
-		if body, err = q.tidy(body); err != nil {
+// list prints what targets name. What is not found is told of, and the rest is
+// printed all the same.
+func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets []target) error {
+	asked, failed := 0, 0
+	var bodies [][]byte // of json and yaml
+	printed := false
+	for _, t := range targets {
+		q := &query{conn: c, flags: g, target: t}
+		found, err := q.answers(ctx, func(name string, err error) error {
+			if len(targets) == 1 && len(t.names) == 1 || explainWay(c.cfg, err) != nil {
+				return err
+			}
+			failed++
+			s.complain(fmt.Errorf("%s: %w", title(c, t.kind, q.namespace(), name), explainAPI(c.cfg, err)))
+			return nil
+		})
+		if err != nil {
 			return err
 		}
-		return printObject(s.io.Out, body, q.flags.output)
+		asked += max(len(t.names), 1)
+		if !q.asTable() {
+			bodies = append(bodies, found...)
+			continue
+		}
+		shown, err := s.printTables(q, found, len(targets) > 1, printed)
+		if err != nil {
+			return err
+		}
+		printed = printed || shown
 	}
-	var table metav1.Table
-	if err := json.Unmarshal(body, &table); err != nil {
-		return fmt.Errorf("the server's table can't be read: %w", err)
+	if len(bodies) > 0 {
+		if err := s.printBodies(bodies, g.output, len(targets) > 1 || len(targets[0].names) > 1); err != nil {
+			return err
+		}
 	}
-	if len(table.Rows) == 0 {
-		fmt.Fprintln(s.io.Err, nothingFound(q.target.kind, q.namespace()))
-		return nil
+	if failed > 0 {
+		return fmt.Errorf("%d of %d could not be shown", failed, asked)
 	}
-	return printTable(s.io.Out, &table, q.flags.output == "wide", q.target.kind.Namespaced && q.flags.allNamespaces)
+	return nil
+}
+
+// answers are those of the server: one for each name, or one list. An error goes
+// to refused, which says whether it ends everything.
+func (q *query) answers(ctx context.Context, refused func(name string, err error) error) ([][]byte, error) {
+	names := q.target.names
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	var found [][]byte
+	for _, name := range names {
+		req, err := q.request()
+		if err != nil {
+			return nil, err
+		}
+		if name != "" {
+			req.Name(name)
+		}
+		body, err := perform(ctx, req)
+		if err == nil && !q.asTable() {
+			body, err = q.tidy(body)
+		}
+		if err != nil {
+			if name == "" {
+				return nil, err
+			}
+			if err := refused(name, err); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		found = append(found, body)
+	}
+	return found, nil
+}
+
+// printTables prints the rows of one kind as one table. With several kinds names
+// say which kind they are of, and a blank line parts the tables.
+func (s *settings) printTables(q *query, found [][]byte, several, again bool) (bool, error) {
+	var all metav1.Table
+	for _, body := range found {
+		var table metav1.Table
+		if err := json.Unmarshal(body, &table); err != nil {
+			return false, fmt.Errorf("the server's table can't be read: %w", err)
+		}
+		all.ColumnDefinitions, all.Rows = table.ColumnDefinitions, append(all.Rows, table.Rows...)
+	}
+	if len(all.Rows) == 0 {
+		if len(q.target.names) == 0 {
+			fmt.Fprintln(s.io.Err, nothingFound(q.target.kind, q.namespace()))
+		}
+		return false, nil
+	}
+	if again {
+		fmt.Fprintln(s.io.Out)
+	}
+	if several {
+		for _, row := range all.Rows {
+			for i, c := range all.ColumnDefinitions {
+				if c.Format == "name" && i < len(row.Cells) {
+					row.Cells[i] = fmt.Sprintf("%s/%v", q.target.kind.Singular, row.Cells[i])
+				}
+			}
+		}
+	}
+	return true, printTable(s.io.Out, &all, q.flags.output == "wide", q.target.kind.Namespaced && q.flags.allNamespaces)
+}
+
+// printBodies prints one answer as it is, and several as one list.
+func (s *settings) printBodies(bodies [][]byte, format string, several bool) error {
+	if !several {
+		return printObject(s.io.Out, bodies[0], format)
+	}
+	items := []json.RawMessage{}
+	for _, body := range bodies {
+		var list struct {
+			APIVersion, Kind string
+			Items            []map[string]any
+		}
+		if err := json.Unmarshal(body, &list); err != nil {
+			return errors.Join(errNotJSON, err)
+		}
+		if list.Items == nil {
+			if !strings.HasSuffix(list.Kind, "List") {
+				items = append(items, body)
+			}
+			continue
+		}
+		for _, item := range list.Items {
+			item["apiVersion"], item["kind"] = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
+			raw, err := json.Marshal(item)
+			if err != nil {
+				return err
+			}
+			items = append(items, raw)
+		}
+	}
+	return printValue(s.io.Out, map[string]any{"apiVersion": "v1", "kind": "List", "items": items}, format)
 }
 
 // tidy takes out who set which field, which few want to read.

@@ -2,11 +2,16 @@ package cli
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 )
 
 // Ports of CONTRACT; each has a flag.
@@ -23,6 +28,9 @@ type planeFlags struct {
 	grpcPort     int
 	serviceCIDRs []string
 	maxEndpoints int
+	maxMirrored  int
+	maxPods      int
+	limits       apiserver.Limits
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -31,12 +39,25 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.grpcPort, "grpc-port", defaultGRPCPort, "port of node views, on the API's host; 0: off")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.IntVar(&p.maxEndpoints, "max-endpoints-per-slice", 100, "most endpoints in an EndpointSlice, 1 to 1000")
+	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
+	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
+	f.Int64Var(&p.limits.MaxRequestBytes, "max-request-bytes", apiserver.DefaultMaxRequestBytes, "most bytes in the body of a request to the API; more is refused with 413")
+	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. Watches do not count")
+	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes")
+	f.IntVar(&p.limits.WatchesPerClient, "max-watches-per-client", apiserver.DefaultWatchesPerClient, "most watches that one user has open; more are refused with 429")
+	f.DurationVar(&p.limits.SlowClient, "slow-client-timeout", apiserver.DefaultSlowClient, "how long a watcher may take to accept a part of the answer before it is cut off")
 }
 
 func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, error) {
 	var cfg app.ControlPlaneConfig
 	if p.maxEndpoints < 1 || p.maxEndpoints > 1000 {
 		return cfg, usagef("--max-endpoints-per-slice %d: 1 to 1000", p.maxEndpoints)
+	}
+	if p.maxMirrored < 1 || p.maxMirrored > 1000 {
+		return cfg, usagef("--mirroring-max-endpoints-per-subset %d: 1 to 1000", p.maxMirrored)
+	}
+	if err := p.checkLimits(); err != nil {
+		return cfg, err
 	}
 	cidrs, err := app.ParseServiceCIDRs(p.serviceCIDRs)
 	if err != nil {
@@ -48,8 +69,30 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
-		ServiceCIDRs: cidrs, MaxEndpointsPerSlice: p.maxEndpoints, Logger: log,
+		ServiceCIDRs: cidrs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
+		MaxTerminatedPods: p.maxPods, Limits: p.limits,
 	}, err
+}
+
+// minRequestBytes: less would refuse a Secret of ordinary size.
+const minRequestBytes = 64 << 10
+
+func (p *planeFlags) checkLimits() error {
+	switch l := p.limits; {
+	case p.maxPods == 0 || p.maxPods < -1:
+		return usagef("--terminated-pod-gc-threshold %d: 1 or more, or -1 to keep all", p.maxPods)
+	case l.MaxRequestBytes < minRequestBytes:
+		return usagef("--max-request-bytes %d: %d or more", l.MaxRequestBytes, minRequestBytes)
+	case l.RequestsInFlight < 1:
+		return usagef("--max-requests-inflight %d: 1 or more", l.RequestsInFlight)
+	case l.MutatingInFlight < 1:
+		return usagef("--max-mutating-requests-inflight %d: 1 or more", l.MutatingInFlight)
+	case l.WatchesPerClient < 1:
+		return usagef("--max-watches-per-client %d: 1 or more", l.WatchesPerClient)
+	case l.SlowClient < time.Second:
+		return usagef("--slow-client-timeout %s: 1s or more", l.SlowClient)
+	}
+	return nil
 }
 
 // agentFlags are those of a node's agent.
@@ -58,16 +101,52 @@ type agentFlags struct {
 	mode                    string
 	healthPort, metricsPort int
 	dnsPort                 int
+	workloadCIDRs           []string
+	masqueradeAll           bool
+	nodePortAddresses       []string
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.nodeName, "node-name", "", "name of this machine's Node (default: the host name in lower case)")
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
-	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: auto or userspace")
+	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(app.Modes(), ", ")+"; auto is the first of them that works")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
-	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status; 0: off")
+	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status, and for this machine alone of /trace and /dump; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
+	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
+	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
+	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer (default: all)")
+}
+
+// config of an agent, but for whom it follows.
+func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
+	log, err := s.logger()
+	if err != nil {
+		return app.NodeConfig{}, err
+	}
+	cfg := app.NodeConfig{
+		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
+		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, Logger: log,
+	}
+	if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", a.workloadCIDRs); err != nil {
+		return cfg, err
+	}
+	cfg.NodePortAddresses, err = prefixes("node-port-addresses", a.nodePortAddresses)
+	return cfg, err
+}
+
+// prefixes reads what a flag lists.
+func prefixes(flag string, texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return nil, usagef("--%s %q: not a CIDR such as 10.244.0.0/16", flag, text)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
 }
 
 func newUp(s *settings) *cobra.Command {
@@ -88,14 +167,12 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 			if err != nil {
 				return err
 			}
-			return app.RunUp(cmd.Context(), app.UpConfig{
-				ControlPlane: plane,
-				Node: app.NodeConfig{
-					Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, ServiceCIDRs: plane.ServiceCIDRs, DataDir: s.dataDir,
-					Host: app.HostOf(p.apiAddress), HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort,
-					ControlPlane: a.zone == "", Logger: plane.Logger,
-				},
-			}, s.printReady)
+			agent, err := a.config(s, app.HostOf(p.apiAddress))
+			if err != nil {
+				return err
+			}
+			agent.ServiceCIDRs, agent.ControlPlane = plane.ServiceCIDRs, a.zone == ""
+			return app.RunUp(cmd.Context(), app.UpConfig{ControlPlane: plane, Node: agent}, s.printReady)
 		},
 	}
 	p.add(cmd)
@@ -129,46 +206,6 @@ func newControlPlane(s *settings) *cobra.Command {
 	cmd.Flags().StringVar(&role, "role", "standalone", "role among several control planes: standalone")
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… for one control plane, or memory")
 	p.add(cmd)
-	return cmd
-}
-
-func newNode(s *settings) *cobra.Command {
-	var a agentFlags
-	var server, tokenFile, host string
-	cmd := &cobra.Command{
-		Use:     "node --server HOST:PORT --token-file FILE",
-		GroupID: "roles",
-		Short:   "Run this machine's agent",
-		Long: `Node joins this machine to a control plane and carries the traffic of virtual
-IPs. The token is needed the first time only: it buys a certificate that renews
-itself. The last state is kept on disk, so that the agent serves at once when it
-starts again, even while no control plane answers.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if server == "" {
-				return usagef("--server is needed: HOST:PORT of the control plane's API")
-			}
-			log, err := s.logger()
-			if err != nil {
-				return err
-			}
-			cfg := app.NodeConfig{
-				Server: server, Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir,
-				Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, Logger: log,
-			}
-			if tokenFile != "" {
-				if cfg.Token, err = app.ReadToken(tokenFile); err != nil {
-					return err
-				}
-			}
-			return app.RunNode(cmd.Context(), cfg, s.printReady)
-		},
-	}
-	f := cmd.Flags()
-	f.StringVar(&server, "server", "", "control plane's API, HOST:PORT (needed)")
-	f.StringVar(&tokenFile, "token-file", "", "file with a node token; needed to join for the first time")
-	f.StringVar(&host, "host", "127.0.0.1", "address that health, metrics and names listen on")
-	a.add(cmd)
 	return cmd
 }
 

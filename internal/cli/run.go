@@ -15,6 +15,7 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,6 +37,7 @@ type runFlags struct {
 	address         string
 	node            string
 	readyHTTP       string
+	envServices     bool
 	drain           time.Duration
 }
 
@@ -49,7 +51,12 @@ func newRun(s *settings) *cobra.Command {
 its labels. It gets connections while its readiness probe succeeds (without
 --ready-http: while its first TCP port accepts connections), none once it is
 told to stop, and is deregistered when it ends. Signals and the exit code pass
-through. A control plane that is away does not stop the command.`,
+through. A control plane that is away does not stop the command.
+
+The command finds the Services of its namespace, and that of the API, in its
+environment by the names that Kubernetes gives them: WEB_SERVICE_HOST,
+WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on, as they are when it starts.
+Variables that are set already are left as they are.`,
 		Example: "  proxima run --name web-1 --labels app=web --port http:8080 --ready-http /healthz -- ./server",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -65,6 +72,7 @@ through. A control plane that is away does not stop the command.`,
 	f.StringVar(&r.address, "address", "", "address to be reached at (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
+	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
 	return cmd
 }
@@ -100,13 +108,22 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 		dp.Spec.NodeName = "" // an unknown Node has no zone to give
 	}
 
+	var env []string
+	if r.envServices {
+		services, err := servicesFor(ctx, client, dp.Namespace)
+		if err != nil {
+			logger.Warn("the command is not told of Services by environment variables", "error", explainAPI(cfg, err))
+		}
+		env = workload.Without(workload.ServiceEnv(services), os.Environ())
+	}
+
 	// The command gets its signals from here, so that they can be announced
 	// first; this process must outlive it.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	code, err := workload.Run(context.WithoutCancel(ctx), workload.Config{
-		Client: client, Dataplane: dp, Holder: holderName(), Command: command,
+		Client: client, Dataplane: dp, Holder: holderName(), Command: command, Env: env,
 		Stdin: s.io.In, Stdout: s.io.Out, Stderr: s.io.Err, Signals: signals, Terminal: isTerminal(s.io.In),
 		Logger: logger.With("dataplane", resource.KeyOf(dp).String()), Clock: clock.RealClock{},
 	})
@@ -208,6 +225,32 @@ func addressTowards(ctx context.Context, cfg *rest.Config) (netip.Addr, error) {
 		return loopback, nil
 	}
 	return local, nil
+}
+
+// servicesFor are the Services that a command in a namespace is told of: those of
+// the namespace, and the API's.
+func servicesFor(ctx context.Context, client resource.Client, namespace string) ([]*corev1.Service, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	list, _, err := client.List(ctx, kind.Service(), resource.ListOptions{Namespace: namespace})
+	if err != nil {
+		return nil, err
+	}
+	var services []*corev1.Service
+	for _, obj := range list {
+		services = append(services, obj.(*corev1.Service))
+	}
+	if namespace == corev1.NamespaceDefault {
+		return services, nil
+	}
+	obj, err := client.Get(ctx, kind.Service(), resource.Key{Namespace: corev1.NamespaceDefault, Name: "kubernetes"})
+	switch {
+	case err == nil:
+		services = append(services, obj.(*corev1.Service))
+	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return services, err
+	}
+	return services, nil
 }
 
 // nodeExists is true if the API knows the Node, or can't be asked.

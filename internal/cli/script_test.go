@@ -133,6 +133,7 @@ func setUp(env *testscript.Env, kubeconfig string) error {
 		return err
 	}
 	env.Values[clientKey{}], env.Values[watchKey{}] = client, &background{}
+	env.Setenv("PROXIMA_MODE", "userspace") // never this machine's own kernel tables
 	env.Setenv("PROXIMA_KUBECONFIG", own)
 	env.Setenv("PROXIMA_DATA_DIR", filepath.Join(env.WorkDir, "data"))
 	env.Setenv("KUBECONFIG", "")

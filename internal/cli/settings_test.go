@@ -76,7 +76,7 @@ func sample(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "bool":
 		return fmt.Sprint(f.DefValue != "true")
-	case "int":
+	case "int", "int32", "int64":
 		return "4242"
 	case "duration":
 		return "42s"

@@ -168,6 +168,10 @@ func (o *overview) findProblems() {
 				o.problem("node %s refused a part of its view: %s: is its agent older than the control plane?", a.Node, a.Rejected)
 			}
 		}
+		if d := cp.Demand; d.Silent > 0 {
+			o.problem("demand: %d agents have stopped reporting, node %s first, %s ago; what is known of them is held: are they running? see their logs",
+				d.Silent, d.SilentNodes[0].Node, duration.HumanDuration(d.SilentNodes[0].Age))
+		}
 	}
 	for _, n := range o.Nodes {
 		if n.Ready != "True" {
@@ -177,8 +181,14 @@ func (o *overview) findProblems() {
 	if o.Agent == nil {
 		return
 	}
-	if !o.Agent.View.Connected {
-		o.problem("this machine's agent has no stream to the control plane, and serves its last state: %s", o.Agent.View.LastError)
+	if v := o.Agent.View; v != nil && !v.Connected {
+		o.problem("this machine's agent has no stream to the control plane, and serves its last state: %s", v.LastError)
+	}
+	if c := o.Agent.Cluster; c != nil && !c.Synced {
+		o.problem("this machine's agent has not read the Kubernetes API yet: %s", c.LastError)
+	}
+	for _, f := range o.Agent.HealthCheckNodePorts {
+		o.problem("health check node port %s", f)
 	}
 	for _, p := range o.Agent.Agent.Pending {
 		if p.Error != "" {
@@ -196,9 +206,15 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
 			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
 	}
+	if cp := o.ControlPlane; cp != nil {
+		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
+	}
 	if a := o.Agent; a != nil {
 		view := "connected"
-		if !a.View.Connected {
+		switch {
+		case a.Cluster != nil:
+			view = "following a Kubernetes API"
+		case a.View == nil || !a.View.Connected:
 			view = "not connected"
 		}
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",

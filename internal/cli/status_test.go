@@ -10,14 +10,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/demand"
 )
 
 func TestStatusPrints(t *testing.T) {
 	cp := &app.Status{Started: time.Now().Add(-time.Hour), Store: app.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
 		Agents: []app.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}}}
 	cp.Version.Version = "v1"
+	cp.Demand = demand.Coverage{Nodes: 3, Reporting: 1, Silent: 2, Ports: 5, SilentNodes: []demand.AgentDemand{{Node: "b", Age: 2 * time.Minute}, {Node: "c", Age: time.Minute}}}
 	cp.Catalog.Objects = map[string]int{"services": 2, "nodes": 3}
-	agent := &app.NodeStatus{}
+	agent := &app.NodeStatus{View: &app.ViewStatus{}}
 	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
 	agent.View.LastError = "connection refused"
 	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{
@@ -32,6 +34,7 @@ func TestStatusPrints(t *testing.T) {
 	want := `control plane https://here, v1, up 60m
 store sqlite, revision 7, 4 kB
 catalog 2 services, 0 slices, 0 dataplanes, 0 pods, 3 nodes
+demand 1 of 3 nodes report, 5 service ports with traffic
 this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, not connected
 
 NODE ZONE READY FOLLOWING BEHIND
@@ -42,6 +45,7 @@ problems:
  - store: disk full: reads go on, writes are refused until it is mended
  - catalog: still reading the store; views follow when it has
  - node b refused a part of its view: slice web: no address: is its agent older than the control plane?
+ - demand: 2 agents have stopped reporting, node b first, 2m ago; what is known of them is held: are they running? see their logs
  - node b is not ready: is its agent running? see its log
  - this machine's agent has no stream to the control plane, and serves its last state: connection refused
 `

@@ -11,38 +11,66 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// target is what the arguments of get, describe and delete name.
+// target is what the arguments of get, describe and delete name: objects of one
+// kind.
 type target struct {
 	kind *resource.Descriptor
 	// names of objects; none: all of the kind.
 	names []string
 }
 
-// parseTarget reads KIND, KIND NAME… or KIND/NAME….
-func parseTarget(args []string) (target, error) {
-	word, name, joined := strings.Cut(args[0], "/")
-	d, err := findKind(word)
-	if err != nil {
-		return target{}, err
+// parseTargets reads KIND[,KIND…], KIND[,KIND…] NAME… or KIND/NAME…, where kinds
+// may differ. There is one target for each kind, in the order in which they came.
+func parseTargets(args []string) ([]target, error) {
+	const forms = "use KIND NAME… or KIND/NAME…"
+	if strings.Contains(args[0], "/") {
+		return parseJoined(args, forms)
 	}
-	t := target{kind: d, names: args[1:]}
-	if joined {
-		t.names = []string{name}
-		for _, arg := range args[1:] {
-			word, name, ok := strings.Cut(arg, "/")
-			other, err := findKind(word)
-			if !ok || err != nil || other.Kind != d.Kind {
-				return t, usagef("%q after %q: use KIND NAME… or KIND/NAME…, with one kind", arg, args[0])
-			}
-			t.names = append(t.names, name)
+	var targets []target
+	for word := range strings.SplitSeq(args[0], ",") {
+		d, err := findKind(word)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(targets, func(t target) bool { return t.kind.Kind == d.Kind }) {
+			targets = append(targets, target{kind: d, names: args[1:]})
 		}
 	}
-	for _, name := range t.names {
+	for _, name := range args[1:] {
 		if name == "" || strings.Contains(name, "/") {
-			return t, usagef("%q is not a name: use KIND NAME… or KIND/NAME…", name)
+			return nil, usagef("%q is not a name: %s", name, forms)
 		}
 	}
-	return t, nil
+	return targets, nil
+}
+
+func parseJoined(args []string, forms string) ([]target, error) {
+	var targets []target
+	for _, arg := range args {
+		word, name, joined := strings.Cut(arg, "/")
+		if !joined {
+			return nil, usagef("%q after %q: %s", arg, args[0], forms)
+		}
+		d, err := findKind(word)
+		if err != nil {
+			return nil, err
+		}
+		if name == "" || strings.Contains(name, "/") {
+			return nil, usagef("%q is not a name: %s", name, forms)
+		}
+		i := slices.IndexFunc(targets, func(t target) bool { return t.kind.Kind == d.Kind })
+		if i < 0 {
+			i = len(targets)
+			targets = append(targets, target{kind: d})
+		}
+		targets[i].names = append(targets[i].names, name)
+	}
+	return targets, nil
+}
+
+// named tells whether objects are named.
+func named(targets []target) bool {
+	return slices.ContainsFunc(targets, func(t target) bool { return len(t.names) > 0 })
 }
 
 // findKind by plural, singular or short name, with the group behind a dot where

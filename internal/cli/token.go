@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -153,7 +154,11 @@ func getJSON(ctx context.Context, cfg *rest.Config, path string, out any) (time.
 	return date, json.NewDecoder(resp.Body).Decode(out)
 }
 
-// send a request; an answer that is no success is an error.
+// errNotServed is the answer of a server that does not know a path.
+var errNotServed = errors.New("is it Proxima's?")
+
+// send a request to a path, which may have a query; an answer that is no success is an
+// error.
 func send(ctx context.Context, cfg *rest.Config, method, path string, in any) (*http.Response, error) {
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
@@ -169,7 +174,10 @@ func send(ctx context.Context, cfg *rest.Config, method, path string, in any) (*
 			return nil, err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(path).String(), &body)
+	path, query, _ := strings.Cut(path, "?")
+	target := base.JoinPath(path)
+	target.RawQuery = query
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), &body)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +203,7 @@ func failureOf(resp *http.Response, method, path string) error {
 		return apierrors.NewUnauthorized("wrong credentials")
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		return errors.New("this server does not know " + path + ": is it Proxima's?")
+		return fmt.Errorf("this server does not know %s: %w", path, errNotServed)
 	}
 	return apierrors.NewGenericServerResponse(resp.StatusCode, method, schema.GroupResource{}, path, "", 0, false)
 }

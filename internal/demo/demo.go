@@ -1,5 +1,6 @@
-// Package demo shows Proxima at work on one machine: a control plane, an agent
-// and three backends, each a process of its own, and one virtual IP.
+// Package demo shows Proxima at work on one machine, behind one virtual IP: as
+// root a lab of three zones, whose nodes carry traffic in the kernel; otherwise
+// a control plane, an agent and three backends, each a process of its own.
 //
 // It owns the script and what is printed. Enter at Run, and at Backend for the
 // sample service. It uses nothing but the commands that a user has, keeps all
@@ -45,6 +46,9 @@ type Config struct {
 	// Executable to run everything with.
 	Executable string
 	Out        io.Writer
+	// Mode as --mode names it. Auto: kernel modes in a lab where namespaces can be
+	// made (root), else userspace.
+	Mode string
 	// Once ends the demo after the shift; otherwise it stays until ctx ends.
 	Once bool
 	// Color allows terminal colours.
@@ -56,6 +60,13 @@ type Config struct {
 // Run plays the demo. It returns when everything it started is gone. An error
 // carries what the failed process logged last.
 func Run(ctx context.Context, cfg Config) (err error) {
+	kernel, err := inKernel(cfg.Mode)
+	if err != nil {
+		return err
+	}
+	if kernel {
+		return runLab(ctx, cfg)
+	}
 	// The children are tied to the thread that starts them (prctl(2),
 	// PR_SET_PDEATHSIG): it must live as long as the demo.
 	runtime.LockOSThread()

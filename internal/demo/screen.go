@@ -16,8 +16,14 @@ type screen struct {
 	color bool
 }
 
-// hues of the backends, in the order of their names: terminal colour codes.
-var hues = map[string]string{"web-a": "34", "web-b": "32", "web-c": "35"}
+// hues of the zones: terminal colour codes.
+var hues = map[string]string{"a": "34", "b": "32", "c": "35"}
+
+// hue of a backend, by its zone: web-a and web-a-1 are in zone-a.
+func hue(name string) string {
+	name = strings.TrimPrefix(name, "web-")
+	return hues[name[:min(1, len(name))]]
+}
 
 func (s screen) paint(code, text string) string {
 	if !s.color {
@@ -42,12 +48,12 @@ func (s screen) begin() { fmt.Fprint(s.out, "  ") }
 func (s screen) end()   { fmt.Fprintln(s.out) }
 
 func (s screen) answer(name string) {
-	fmt.Fprint(s.out, s.paint(hues[name], strings.TrimPrefix(name, "web-"))+" ")
+	fmt.Fprint(s.out, s.paint(hue(name), strings.TrimPrefix(name, "web-"))+" ")
 	if s.color { // somebody is watching
 		time.Sleep(beat)
 	}
 }
 
 func (s screen) bar(name, zone string, n int) {
-	fmt.Fprintf(s.out, "  %-6s %-7s %s %d\n", name, zone, s.paint(hues[name], strings.Repeat("█", n)+strings.Repeat("·", requests-n)), n)
+	fmt.Fprintf(s.out, "  %-6s %-7s %s %d\n", name, zone, s.paint(hue(name), strings.Repeat("█", n)+strings.Repeat("·", requests-n)), n)
 }

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -21,7 +23,36 @@ type Service struct {
 	Zone    string   `json:"zone,omitempty"`
 	Address []string `json:"addresses"`
 	Ports   []Port   `json:"ports"`
+	// Topology says how traffic is divided among zones; nil if nobody who knows was asked.
+	Topology *topology.Report `json:"topology,omitempty"`
 }
+
+// Plan adds the report on a Service's topology. planned says that the slices that were
+// explained carry a plan: then it is the plan that keeps endpoints out, and hints only
+// express it.
+func (s *Service) Plan(report *topology.Report, planned bool) {
+	s.Topology = report
+	if !planned {
+		return
+	}
+	for i := range s.Ports {
+		for k := range s.Ports[i].Families {
+			f := &s.Ports[i].Families[k]
+			if f.Rule != proxy.ZoneHints.String() {
+				continue
+			}
+			f.Rule = "the plan for this zone"
+			for n := range f.Endpoints {
+				if e := &f.Endpoints[n]; strings.HasPrefix(e.Why, hintedTo) {
+					e.Why = "the plan gives it none of this zone's connections"
+				}
+			}
+		}
+	}
+}
+
+// hintedTo begins the reason of an endpoint that zone hints keep out.
+const hintedTo = "hinted to zones"
 
 // Port of a Service.
 type Port struct {
@@ -139,7 +170,7 @@ func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node cho
 	case choice.Why == proxy.NodeHints:
 		return fmt.Sprintf("hinted to nodes %v", e.HintNodes)
 	case choice.Why == proxy.ZoneHints:
-		return fmt.Sprintf("hinted to zones %v", e.HintZones)
+		return fmt.Sprintf(hintedTo+" %v", e.HintZones)
 	}
 	return "not chosen"
 }

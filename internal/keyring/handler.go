@@ -19,7 +19,17 @@ const (
 	RotatePath = "/proxima/v1/secrets/rotate"
 	// PrunePath: POST answers a PruneAnswer.
 	PrunePath = "/proxima/v1/secrets/prune"
+	// DiscardPath: POST takes a DiscardRequest and answers it.
+	DiscardPath = "/proxima/v1/secrets/discard"
 )
+
+// DiscardRequest asks to delete an object whose key is lost for good.
+type DiscardRequest struct {
+	// Resource: secrets or globalsecrets.
+	Resource string `json:"resource"`
+	// Object: NAMESPACE/NAME, or NAME where there is no namespace.
+	Object string `json:"object"`
+}
 
 // RotateRequest asks for a part of a rotation.
 type RotateRequest struct {
@@ -52,6 +62,7 @@ func (r *Rotation) Handler(log *slog.Logger) http.Handler {
 	mux.HandleFunc("GET "+StatusPath, h.status)
 	mux.HandleFunc("POST "+RotatePath, h.rotate)
 	mux.HandleFunc("POST "+PrunePath, h.prune)
+	mux.HandleFunc("POST "+DiscardPath, h.discard)
 	return mux
 }
 
@@ -107,6 +118,28 @@ func (h handler) prune(w http.ResponseWriter, r *http.Request) {
 	}
 	h.log.Info("old keys of secrets dropped", "keys", out.Dropped)
 	answer(w, http.StatusOK, out)
+}
+
+func (h handler) discard(w http.ResponseWriter, r *http.Request) {
+	var req DiscardRequest
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<12))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&req); err != nil {
+		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "discard request: "+err.Error())
+		return
+	}
+	var unknown *UnknownResourceError
+	switch err := h.rotation.Discard(r.Context(), req.Resource, req.Object); {
+	case errors.Is(err, ErrAbsent), errors.As(err, &unknown):
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, err.Error())
+	case errors.Is(err, ErrReadable), errors.Is(err, ErrChanged):
+		refuse(w, http.StatusConflict, metav1.StatusReasonConflict, err.Error())
+	case err != nil:
+		h.fail(w, err)
+	default:
+		h.log.Warn("secret discarded whose key was lost", "resource", req.Resource, "object", req.Object)
+		answer(w, http.StatusOK, req)
+	}
 }
 
 func (h handler) fail(w http.ResponseWriter, err error) {

@@ -67,7 +67,13 @@ type Status struct {
 	Keys []KeyStatus `json:"keys"`
 	// Unreadable records are not encrypted, or not as this program does it.
 	Unreadable []string `json:"unreadable,omitempty"`
+	// Lost are objects whose key is missing (secrets/NAMESPACE/NAME), the first
+	// of them; see Rotation.Discard.
+	Lost []string `json:"lost,omitempty"`
 }
+
+// maxLost is how many lost objects a Status names.
+const maxLost = 100
 
 // Outdated counts the records that need another key of the ring than the first.
 // Those whose key is missing need none that could be dropped.
@@ -99,6 +105,9 @@ func (r *Rotation) Status(ctx context.Context) (Status, error) {
 			s.Keys = append(s.Keys, KeyStatus{ID: id, Missing: true})
 		}
 		s.Keys[i].Records++
+		if s.Keys[i].Missing && len(s.Lost) < maxLost {
+			s.Lost = append(s.Lost, r.objectOf(rec.Key))
+		}
 		return nil
 	})
 	return s, err

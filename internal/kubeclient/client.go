@@ -133,41 +133,89 @@ func (c *Client) Get(ctx context.Context, d *resource.Descriptor, key resource.K
 	return out, req.Do(ctx).Into(out)
 }
 
+// pageSize of lists.
+const pageSize = 500
+
 // List implements resource.Client. It reads in pages of 500.
 func (c *Client) List(ctx context.Context, d *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
 	var objects []resource.Object
-	lo := metav1.ListOptions{Limit: 500}
+	page := PageOptions{ListOptions: opts, Limit: pageSize}
+	for {
+		got, err := c.Page(ctx, d, page)
+		if err != nil {
+			return nil, "", err
+		}
+		objects = append(objects, got.Objects...)
+		if page.Continue = got.Continue; page.Continue == "" {
+			return objects, got.ResourceVersion, nil
+		}
+	}
+}
+
+// PageOptions select a page of a list.
+type PageOptions struct {
+	resource.ListOptions
+	// Limit on objects; 0: all.
+	Limit int64
+	// Continue is the token of the page before; empty: the first page.
+	Continue string
+	// Exact is the resource version to list at; empty: the newest. Not together with
+	// Continue.
+	Exact string
+}
+
+// Page is one page of a list.
+type Page struct {
+	Objects         []resource.Object
+	ResourceVersion string
+	// Continue is the token for the next page; empty: this is the last one.
+	Continue string
+}
+
+// Page reads one page of a list.
+func (c *Client) Page(ctx context.Context, d *resource.Descriptor, opts PageOptions) (Page, error) {
+	lo := metav1.ListOptions{Limit: opts.Limit, Continue: opts.Continue, ResourceVersion: opts.Exact}
+	if opts.Exact != "" {
+		lo.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+	}
 	if opts.Labels != nil {
 		lo.LabelSelector = opts.Labels.String()
 	}
-	for {
-		req, err := c.request("GET", d, opts.Namespace)
-		if err != nil {
-			return nil, "", err
-		}
-		list := d.NewList()
-		if err := req.VersionedParams(&lo, c.params).Do(ctx).Into(list); err != nil {
-			return nil, "", err
-		}
-		err = meta.EachListItem(list, func(item runtime.Object) error {
-			obj, ok := item.(resource.Object)
-			if !ok {
-				return fmt.Errorf("list of %s holds a %T", d.Resource, item)
-			}
-			objects = append(objects, obj)
-			return nil
-		})
-		if err != nil {
-			return nil, "", err
-		}
-		page, err := meta.ListAccessor(list)
-		if err != nil {
-			return nil, "", err
-		}
-		if lo.Continue = page.GetContinue(); lo.Continue == "" {
-			return objects, page.GetResourceVersion(), nil
-		}
+	req, err := c.request("GET", d, opts.Namespace)
+	if err != nil {
+		return Page{}, err
 	}
+	list := d.NewList()
+	if err := req.VersionedParams(&lo, c.params).Do(ctx).Into(list); err != nil {
+		return Page{}, err
+	}
+	var page Page
+	err = meta.EachListItem(list, func(item runtime.Object) error {
+		obj, ok := item.(resource.Object)
+		if !ok {
+			return fmt.Errorf("list of %s holds a %T", d.Resource, item)
+		}
+		page.Objects = append(page.Objects, obj)
+		return nil
+	})
+	if err != nil {
+		return Page{}, err
+	}
+	m, err := meta.ListAccessor(list)
+	if err != nil {
+		return Page{}, err
+	}
+	page.ResourceVersion, page.Continue = m.GetResourceVersion(), m.GetContinue()
+	return page, nil
+}
+
+// REST is the client for the group and version of a kind, for requests that are
+// not about objects; nil for a kind that the client was not made for.
+func (c *Client) REST(d *resource.Descriptor) rest.Interface {
+	if r := c.rests[d.Kind.GroupVersion()]; r != nil {
+		return r
+	}
+	return nil
 }
 
 // Watch implements resource.Client.
@@ -184,6 +232,9 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 	}
 	if opts.Labels != nil {
 		lo.LabelSelector = opts.Labels.String()
+	}
+	if opts.Fields != nil {
+		lo.FieldSelector = opts.Fields.String()
 	}
 	return req.VersionedParams(&lo, c.params).Watch(ctx)
 }
@@ -237,6 +288,9 @@ func (c *Client) Delete(ctx context.Context, d *resource.Descriptor, key resourc
 	var opts metav1.DeleteOptions
 	if pre.Now {
 		opts.GracePeriodSeconds = new(int64)
+	}
+	if pre.Propagation != "" {
+		opts.PropagationPolicy = &pre.Propagation
 	}
 	if pre.UID != "" || pre.ResourceVersion != "" {
 		opts.Preconditions = &metav1.Preconditions{}

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,9 @@ type Options struct {
 	// Mode carries the traffic. The agent calls Apply, never Close.
 	Mode  proxy.Mode
 	Facts Facts
+	// Applied is told which changes are in place, by the goroutine of Run, which
+	// waits for it. Nil: nobody.
+	Applied func([]proxy.Change)
 	// Logger gets failures and recoveries. Default: discard.
 	Logger *slog.Logger
 	// Registerer gets the agent's metrics. Default: none.
@@ -86,7 +90,11 @@ type Agent struct {
 	dirty    map[proxy.PortName]time.Time // to be looked at; since when
 	inHand   map[proxy.PortName]time.Time // being looked at by Run
 	failed   map[proxy.PortName]*failure  // handed over in vain
-	retryAt  time.Time                    // no failure is due before; zero: none is at all
+	// triggers are times that slices tell of and that are not in place, each under
+	// one port of its slice; none is of before the agent was made.
+	triggers map[proxy.PortName][]time.Time
+	begun    time.Time
+	retryAt  time.Time // no failure is due before; zero: none is at all
 	actual   map[proxy.PortName]*proxy.PortState
 	started  bool // the mode has the whole state
 	stats    stats
@@ -117,6 +125,10 @@ func New(opts Options) (*Agent, error) {
 		model:  newModel(),
 		dirty:  map[proxy.PortName]time.Time{},
 		failed: map[proxy.PortName]*failure{},
+
+		triggers: map[proxy.PortName][]time.Time{},
+		begun:    time.Now(),
+
 		actual: map[proxy.PortName]*proxy.PortState{},
 		stats:  newStats(),
 	}
@@ -137,6 +149,7 @@ func (a *Agent) Apply(u proxy.Update) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	mark := func(name proxy.PortName) { a.mark(name, now) }
+	a.noteTriggers(u)
 	services, slices := a.model.apply(u, mark)
 	a.stats.serviceChanges += uint64(services)
 	a.stats.sliceChanges += uint64(slices)
@@ -144,6 +157,27 @@ func (a *Agent) Apply(u proxy.Update) {
 	a.complete = a.complete || u.Reset
 	a.signal()
 }
+
+// noteTriggers remembers what slices tell of that are new or different. What was
+// before the agent, it can't have been late for; when a slice goes, nobody says
+// why (kube-proxy counts neither).
+func (a *Agent) noteTriggers(u proxy.Update) {
+	for name, s := range u.Slices {
+		if s == nil || len(s.Ports) == 0 || !s.Trigger.After(a.begun) {
+			continue
+		}
+		if old := a.model.slices[name]; old != nil && old.Trigger.Equal(s.Trigger) {
+			continue
+		}
+		port := proxy.PortName{ServiceName: s.Service, Port: s.Ports[0].Name}
+		if len(a.triggers[port]) < maxTriggers {
+			a.triggers[port] = append(a.triggers[port], s.Trigger)
+		}
+	}
+}
+
+// maxTriggers of one port bound what a mode that fails for long can pile up.
+const maxTriggers = 100
 
 // SetFacts changes what is known of the node. A new name or zone changes which
 // endpoints are chosen, so all service ports are looked at again.
@@ -217,30 +251,48 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 	}
 	changes := make([]proxy.Change, 0, len(work))
 	kept := work[:0]
+	var idle []time.Time // triggers that change nothing here
 	for _, w := range work {
 		state := w.choose()
 		if state.Equal(w.actual) && !w.failed {
+			idle = append(idle, w.triggers...)
 			continue
 		}
 		changes = append(changes, proxy.Change{Name: w.name, State: state})
 		kept = append(kept, w)
 	}
 	if len(changes) == 0 && !first {
-		a.settle(now)
+		a.settle(now, idle)
 		return false
 	}
 	err := a.opts.Mode.Apply(ctx, changes)
 	if ctx.Err() == nil {
-		a.finish(kept, changes, err, now, time.Now())
+		a.finish(kept, changes, idle, err, now, time.Now())
+		a.tell(changes, err)
 	}
 	return true
 }
 
+// tell passes on the changes that are in place after a call of the mode.
+func (a *Agent) tell(changes []proxy.Change, err error) {
+	if a.opts.Applied == nil {
+		return
+	}
+	var perPort *proxy.PortError
+	if errors.As(err, &perPort) {
+		changes = slices.DeleteFunc(changes, func(c proxy.Change) bool { return perPort.Failed[c.Name] != nil })
+	} else if err != nil {
+		return
+	}
+	a.opts.Applied(changes)
+}
+
 // settle records that changes came to nothing, which is an update, too.
-func (a *Agent) settle(now time.Time) {
+func (a *Agent) settle(now time.Time, triggers []time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.inHand = nil
+	a.stats.programmed(triggers, time.Now())
 	a.stats.lastSync = now
 }
 
@@ -254,6 +306,8 @@ type work struct {
 	node    choose.Node
 	actual  *proxy.PortState
 	failed  bool
+	// triggers that are in place with it.
+	triggers []time.Time
 }
 
 func (w *work) choose() *proxy.PortState {
@@ -284,6 +338,8 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 		}
 		w.service, w.port = a.model.port(name)
 		w.slices = a.model.slicesOf[name.ServiceName]
+		w.triggers = a.triggers[name]
+		delete(a.triggers, name)
 		due = append(due, w)
 	}
 	// A new map, as the time to walk or clear one grows with the most it ever held.
@@ -311,7 +367,7 @@ func (a *Agent) retryBy(t time.Time) {
 }
 
 // finish takes over the outcome of a call of the mode.
-func (a *Agent) finish(done []work, changes []proxy.Change, err error, begin, end time.Time) {
+func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, err error, begin, end time.Time) {
 	var perPort *proxy.PortError
 	if err != nil && !errors.As(err, &perPort) {
 		a.log.Warn("applying changes failed, trying again", "changes", len(changes), "error", err)
@@ -320,6 +376,7 @@ func (a *Agent) finish(done []work, changes []proxy.Change, err error, begin, en
 	defer a.mu.Unlock()
 	a.inHand = nil
 	a.stats.applied(end.Sub(begin), err)
+	a.stats.programmed(idle, end)
 	for i, w := range done {
 		failure, alone := err, false
 		if perPort != nil {
@@ -334,6 +391,7 @@ func (a *Agent) finish(done []work, changes []proxy.Change, err error, begin, en
 			delete(a.failed, w.name)
 		}
 		a.stats.latency.Observe(end.Sub(w.since))
+		a.stats.programmed(w.triggers, end)
 		if changes[i].State == nil {
 			delete(a.actual, w.name)
 		} else {
@@ -353,6 +411,9 @@ func (a *Agent) finish(done []work, changes []proxy.Change, err error, begin, en
 }
 
 func (a *Agent) fail(w work, err error, alone bool, now time.Time) {
+	if len(w.triggers) > 0 {
+		a.triggers[w.name] = append(w.triggers, a.triggers[w.name]...)
+	}
 	f := a.failed[w.name]
 	if f == nil {
 		f = &failure{since: w.since}

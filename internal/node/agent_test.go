@@ -527,3 +527,63 @@ func BenchmarkOneSlice(b *testing.B) {
 		})
 	}
 }
+
+// TestProgrammingDuration counts each cause that a slice tells of once, when what
+// it changed is in place.
+func TestProgrammingDuration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var busy atomic.Bool
+		mode := newFake()
+		mode.fail = func([]proxy.Change) error {
+			if busy.Load() {
+				return errors.New("busy")
+			}
+			return nil
+		}
+		a := start(t, Options{Mode: mode})
+		counted := func(want uint64, sum time.Duration, when string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if h := a.stats.programming; h.Count() != want || h.Sum.Round(10*time.Millisecond) != sum {
+				t.Errorf("%s: %d counted, %s in all; want %d, %s", when, h.Count(), h.Sum, want, sum)
+			}
+			if n := len(a.triggers); n > 0 {
+				t.Errorf("%s: %d ports have causes that wait", when, n)
+			}
+		}
+		caused := func(at time.Time, hosts ...byte) proxy.Update {
+			s := slice(0, hosts...)
+			s.Trigger = at
+			return change(s)
+		}
+		u := whole(1)
+		u.Slices[slice(0).Name].Trigger = time.Now().Add(-time.Hour)
+		a.Apply(u)
+		counted(0, 0, "before the agent's time")
+		time.Sleep(time.Minute)
+		a.Apply(caused(time.Now().Add(-2*time.Second), 1))
+		counted(1, 2*time.Second, "a change")
+		again := time.Now().Add(-time.Second)
+		a.Apply(caused(again, 1))
+		counted(2, 3*time.Second, "one that makes no difference here")
+		a.Apply(caused(again, 1, 2))
+		counted(2, 3*time.Second, "the same cause again")
+		a.Apply(proxy.Update{Slices: map[proxy.SliceName]*proxy.Slice{slice(0).Name: nil}})
+		counted(2, 3*time.Second, "a slice that goes")
+		busy.Store(true)
+		a.Apply(caused(time.Now(), 3))
+		time.Sleep(5 * time.Second)
+		busy.Store(false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		a.mu.Lock()
+		h := a.stats.programming
+		a.mu.Unlock()
+		if h.Count() != 3 || h.Last < 5*time.Second || h.Last > 40*time.Second {
+			t.Errorf("after a failure: %d counted, the last one %s", h.Count(), h.Last)
+		}
+	})
+}

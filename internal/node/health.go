@@ -27,6 +27,12 @@ func (a *Agent) HealthHandler() http.Handler {
 	return mux
 }
 
+// Healthy tells what /healthz would answer now.
+func (a *Agent) Healthy() bool {
+	h := a.health(time.Now())
+	return h.alive && h.started && h.Eligible
+}
+
 // MetricsHandler answers /metrics and /proxyMode (port 10249).
 func (a *Agent) MetricsHandler(from prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()

@@ -17,6 +17,7 @@ var (
 	descServiceChanges  = desc("kubeproxy_sync_proxy_rules_service_changes_total", "Services received as new, different or gone.")
 	descEndpointChanges = desc("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoint slices received as new, different or gone.")
 	descLatency         = desc("proxima_node_change_applied_seconds", "Time from the arrival of a change to its being in place.")
+	descProgramming     = desc("kubeproxy_network_programming_duration_seconds", "Time from what changed a Service's endpoints, as its endpoint slice tells, to its being in place.")
 	descPending         = desc("proxima_node_pending_service_ports", "Service ports whose latest change is not in place.")
 	descFailures        = desc("proxima_node_apply_failures_total", "Calls of the mode that failed, wholly or for some service ports.")
 	descPorts           = desc("proxima_node_service_ports", "Service ports in place.")
@@ -28,7 +29,7 @@ func desc(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descDuration, descLastSync, descLastQueued, descServiceChanges, descEndpointChanges,
-		descLatency, descPending, descFailures, descPorts,
+		descLatency, descProgramming, descPending, descFailures, descPorts,
 	} {
 		to <- d
 	}
@@ -39,7 +40,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	a := c.agent
 	a.mu.Lock()
 	s := a.stats
-	s.latency, s.duration = s.latency.clone(), s.duration.clone()
+	s.latency, s.duration, s.programming = s.latency.clone(), s.duration.clone(), s.programming.clone()
 	pending, ports := len(a.failed)+len(a.untried()), len(a.actual)
 	a.mu.Unlock()
 
@@ -48,6 +49,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	}
 	to <- s.duration.metric(descDuration)
 	to <- s.latency.metric(descLatency)
+	to <- s.programming.metric(descProgramming)
 	value(descLastSync, prometheus.GaugeValue, seconds(s.lastSync))
 	value(descLastQueued, prometheus.GaugeValue, seconds(s.lastQueued))
 	value(descServiceChanges, prometheus.CounterValue, float64(s.serviceChanges))

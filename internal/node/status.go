@@ -106,6 +106,19 @@ func (a *Agent) States(svc proxy.ServiceName) []*proxy.PortState {
 	return out
 }
 
+// AllStates returns what is in place for all service ports, by name. The states
+// are shared and not to be changed.
+func (a *Agent) AllStates() []*proxy.PortState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]*proxy.PortState, 0, len(a.actual))
+	for _, state := range a.actual {
+		out = append(out, state)
+	}
+	slices.SortFunc(out, func(a, b *proxy.PortState) int { return strings.Compare(a.Name.String(), b.Name.String()) })
+	return out
+}
+
 // hintOf finds the remedies that an error carries, also in joined errors.
 func hintOf(err error) string {
 	var hints []string
@@ -144,12 +157,16 @@ type stats struct {
 	// latency is from the arrival of a change to its being in place, duration
 	// that of the mode's Apply alone.
 	latency, duration Histogram
+	// programming is from what slices tell of to its being in place.
+	programming Histogram
 }
 
 func newStats() stats {
 	return stats{
 		latency:  newHistogram(50*time.Microsecond, 20), // to 26 s
 		duration: newHistogram(time.Millisecond, 15),    // kube-proxy's buckets
+
+		programming: newProgrammingHistogram(),
 	}
 }
 
@@ -158,6 +175,14 @@ func (s *stats) applied(took time.Duration, err error) {
 	if err != nil {
 		s.failures++
 		s.lastError, s.lastErrorHint, s.lastErrorTime = err.Error(), hintOf(err), time.Now()
+	}
+}
+
+// programmed takes note of what is in place now. Clocks of machines differ: what
+// is of the future took no time.
+func (s *stats) programmed(triggers []time.Time, now time.Time) {
+	for _, t := range triggers {
+		s.programming.Observe(max(now.Sub(t), 0))
 	}
 }
 
@@ -176,6 +201,23 @@ func newHistogram(first time.Duration, n int) Histogram {
 	for i := range h.Bounds {
 		h.Bounds[i] = first << i
 	}
+	return h
+}
+
+// newProgrammingHistogram has kube-proxy's bounds for this metric
+// (k8s.io/kubernetes/pkg/proxy/metrics), so that objectives written for it hold.
+func newProgrammingHistogram() Histogram {
+	h := Histogram{}
+	add := func(first, step time.Duration, n int) {
+		for i := range n {
+			h.Bounds = append(h.Bounds, first+time.Duration(i)*step)
+		}
+	}
+	add(250*time.Millisecond, 250*time.Millisecond, 2)
+	add(time.Second, time.Second, 59)
+	add(time.Minute, 5*time.Second, 12)
+	add(2*time.Minute, 30*time.Second, 7)
+	h.Counts = make([]uint64, len(h.Bounds)+1)
 	return h
 }
 

@@ -98,6 +98,9 @@ type Slice struct {
 	Service   ServiceName
 	Ports     []SlicePort
 	Endpoints []SliceEndpoint
+	// Trigger is when that happened what this version of the slice tells of, such as
+	// a workload's becoming ready; zero: not known. It concerns no traffic.
+	Trigger time.Time
 }
 
 // SlicePort is a port of a Slice; it serves the Service port of the same name.
@@ -292,6 +295,14 @@ type Counts struct {
 // port, not one moment for all.
 type Counter interface {
 	Counts() iter.Seq2[PortName, Counts]
+}
+
+// Ranged is a Mode that has to know in which ranges the virtual addresses lie.
+type Ranged interface {
+	// SetRanges replaces the ranges while the mode runs. It may be called at any
+	// time, also while Apply runs, and is idempotent. After an error the caller
+	// passes the same ranges again later.
+	SetRanges(ranges []netip.Prefix) error
 }
 
 // PortError tells which service ports could not be carried, and why. The others

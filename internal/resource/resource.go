@@ -11,6 +11,7 @@ import (
 	"context"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,6 +38,9 @@ func KeyOf(o metav1.Object) Key {
 type ListOptions struct {
 	Namespace string
 	Labels    labels.Selector
+	// Fields that the kind's descriptor lets select, besides metadata.name and
+	// metadata.namespace.
+	Fields fields.Selector
 }
 
 // WatchOptions start a watch.
@@ -76,4 +80,7 @@ type Preconditions struct {
 	ResourceVersion string
 	// Now deletes without a grace period.
 	Now bool
+	// Propagation says what becomes of the objects that name this one as their
+	// owner; empty: they go after it, in the background.
+	Propagation metav1.DeletionPropagation
 }

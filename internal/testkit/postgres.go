@@ -106,7 +106,10 @@ func missing(t testing.TB, err error) {
 func (s *PostgresServer) URL() string { return s.url("postgres") }
 
 func (s *PostgresServer) url(database string) string {
-	return "postgres:///" + database + "?" + url.Values{"host": {s.dir}, "user": {postgresUser}}.Encode()
+	return "postgres:///" + database + "?" + url.Values{
+		"host": {s.dir}, "user": {postgresUser},
+		"connect_timeout": {"60"}, // of a machine that is busy with other tests
+	}.Encode()
 }
 
 // Stop ends the server in a mode of pg_ctl: "fast" ends sessions and writes
@@ -334,4 +337,18 @@ func unprivileged() (account, error) {
 		}
 	}
 	return account{}, fmt.Errorf("%w: it does not run as root, and there is neither a user postgres nor nobody", errNoPostgres)
+}
+
+// LaunchPostgres is StartPostgres for programs that are no test. Call end when
+// the server is not needed any more; it goes with the process at the latest.
+func LaunchPostgres(settings ...string) (url string, end func(), err error) {
+	server, err := newPostgres(settings...)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := server.start(); err != nil {
+		server.end()
+		return "", nil, err
+	}
+	return server.URL(), server.end, nil
 }

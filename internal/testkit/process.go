@@ -77,6 +77,10 @@ func Root(t testing.TB) string {
 	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
 }
 
+// userspaceOnly keeps agents under test out of the kernel of the machine that
+// tests run on; those in network namespaces of their own say otherwise.
+const userspaceOnly = "PROXIMA_MODE=userspace"
+
 // Process is a program under test.
 type Process struct {
 	t      testing.TB
@@ -97,7 +101,7 @@ func Start(t testing.TB, env []string, path string, args ...string) *Process {
 		cmd: exec.Command(path, args...), first: make(chan string, 1), done: make(chan struct{}),
 		Stdout: &Output{}, Stderr: &Output{},
 	}
-	p.cmd.Env = append(CleanEnv(), env...)
+	p.cmd.Env = append(append(CleanEnv(), userspaceOnly), env...)
 	p.cmd.Stderr = p.Stderr
 	p.cmd.SysProcAttr = ownGroup()
 	stdout, err := p.cmd.StdoutPipe()

@@ -30,6 +30,8 @@ const (
 	// startPeriod is how often a workload is asked until it is ready for the
 	// first time: starting should not cost a whole period.
 	startPeriod = 100 * time.Millisecond
+	// maxRedirects are followed to other paths, as Go's client and so the kubelet do.
+	maxRedirects = 10
 )
 
 // prober asks the workload whether it is ready.
@@ -41,12 +43,24 @@ type prober struct {
 	period, timeout  time.Duration
 	successThreshold int
 	failureThreshold int
+	// startPeriod is the period until the workload is ready for the first time, if
+	// it is shorter than the other one; 0: the same.
+	startPeriod time.Duration
+	// ready is the verdict to begin with.
+	ready bool
+	// tellsFailure: a workload that was never ready is told as failing too.
+	tellsFailure bool
+	// slots bounds how many probes are under way together; nil: nothing does.
+	slots chan struct{}
 }
 
 // newProber turns the Dataplane's probe into a prober. Addresses are always the
 // Dataplane's own.
 func newProber(dp *v1alpha1.Dataplane) (*prober, error) {
-	p := &prober{period: defaultPeriod, timeout: defaultTimeout, successThreshold: 1, failureThreshold: defaultFailureThreshold}
+	p := &prober{
+		period: defaultPeriod, timeout: defaultTimeout, startPeriod: startPeriod,
+		successThreshold: 1, failureThreshold: defaultFailureThreshold,
+	}
 	if len(dp.Spec.Addresses) == 0 {
 		return nil, fmt.Errorf("dataplane %s/%s has no address", dp.Namespace, dp.Name)
 	}
@@ -116,7 +130,8 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 	if !pause(ctx, clk, p.initialDelay) {
 		return
 	}
-	ready, everReady, successes, failures := false, false, 0, 0
+	ready, everReady, successes, failures := p.ready, p.ready, 0, 0
+	told := p.ready
 	for {
 		err := p.once(ctx)
 		if ctx.Err() != nil {
@@ -129,19 +144,19 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 		}
 		switch {
 		case !ready && successes >= p.successThreshold:
-			ready, everReady = true, true
+			ready, everReady, told = true, true, true
 			if !p.deliver(ctx, out, condition{ready: true, reason: "ProbeSucceeded", message: p.success}) {
 				return
 			}
-		case ready && failures >= p.failureThreshold:
-			ready = false
+		case failures >= p.failureThreshold && (ready || p.tellsFailure && !told):
+			ready, told = false, true
 			if !p.deliver(ctx, out, condition{reason: "ProbeFailed", message: err.Error()}) {
 				return
 			}
 		}
 		next := p.period
-		if !everReady {
-			next = min(startPeriod, p.period)
+		if !everReady && p.startPeriod > 0 {
+			next = min(p.startPeriod, p.period)
 		}
 		if !pause(ctx, clk, next) {
 			return
@@ -150,6 +165,14 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 }
 
 func (p *prober) once(ctx context.Context) error {
+	if p.slots != nil {
+		select {
+		case p.slots <- struct{}{}:
+			defer func() { <-p.slots }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	return p.ask(ctx)
@@ -223,6 +246,13 @@ func answersHTTP(a *v1alpha1.HTTPGetAction, hostPort string) (func(context.Conte
 		// As in Kubernetes, a probe does not verify certificates.
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
 		DisableKeepAlives: true, Proxy: nil,
+	}, CheckRedirect: func(req *http.Request, via []*http.Request) error {
+		// A probe goes nowhere but to the Dataplane's address: a redirect to anywhere
+		// else is an answer, and a success.
+		if req.URL.Hostname() != via[0].URL.Hostname() || len(via) >= maxRedirects {
+			return http.ErrUseLastResponse
+		}
+		return nil
 	}}
 	target := u.String()
 	return func(ctx context.Context) error {
@@ -246,7 +276,8 @@ func answersHTTP(a *v1alpha1.HTTPGetAction, hostPort string) (func(context.Conte
 
 func answersGRPC(addr, service string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithNoProxy()) // as with HTTP, the environment's proxies are not asked
 		if err != nil {
 			return err
 		}

@@ -35,6 +35,18 @@ type condition struct {
 	reason, message string
 }
 
+// asCondition is what the status of a Dataplane says then.
+func (c condition) asCondition(now time.Time) metav1.Condition {
+	status := metav1.ConditionFalse
+	if c.ready {
+		status = metav1.ConditionTrue
+	}
+	return metav1.Condition{
+		Type: v1alpha1.DataplaneReady, Status: status, Reason: c.reason, Message: c.message,
+		LastTransitionTime: metav1.NewTime(now),
+	}
+}
+
 func newRegistration(cfg Config) *registration {
 	return &registration{
 		cfg:   cfg,
@@ -206,15 +218,7 @@ func (r *registration) register(ctx context.Context) error {
 }
 
 func (r *registration) fillStatus(s *v1alpha1.DataplaneStatus) {
-	c := r.ready
-	status := metav1.ConditionFalse
-	if c.ready {
-		status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(&s.Conditions, metav1.Condition{
-		Type: v1alpha1.DataplaneReady, Status: status, Reason: c.reason, Message: c.message,
-		LastTransitionTime: metav1.NewTime(r.cfg.Clock.Now()),
-	})
+	meta.SetStatusCondition(&s.Conditions, r.ready.asCondition(r.cfg.Clock.Now()))
 	s.Lease = &v1alpha1.DataplaneLease{
 		Holder: r.cfg.Holder, RenewTime: metav1.NewMicroTime(r.cfg.Clock.Now()), DurationSeconds: leaseSeconds,
 	}

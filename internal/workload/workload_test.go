@@ -223,7 +223,7 @@ func TestProbeThresholds(t *testing.T) {
 		var at []time.Duration
 		start := time.Now()
 		ctx, cancel := context.WithCancel(t.Context())
-		p := &prober{period: 5 * time.Second, timeout: time.Second, initialDelay: 3 * time.Second, successThreshold: 2, failureThreshold: 2}
+		p := &prober{period: 5 * time.Second, startPeriod: startPeriod, timeout: time.Second, initialDelay: 3 * time.Second, successThreshold: 2, failureThreshold: 2}
 		p.ask = func(context.Context) error {
 			at = append(at, time.Since(start))
 			ok := asked < len(answers) && answers[asked]

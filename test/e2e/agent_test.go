@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -103,6 +105,36 @@ func TestVirtualIP(t *testing.T) {
 			}
 			return err != nil && strings.Contains(err.Error(), "refused")
 		})
+	})
+
+	t.Run("the control plane knows where the traffic started", func(t *testing.T) {
+		var got struct {
+			ServicePorts []struct {
+				Total struct{ Connections, BytesIn, BytesOut uint64 }
+				Zones []struct {
+					Zone  string
+					Share float64
+				}
+			}
+		}
+		testkit.Eventually(t, "the demand of default/web", func() bool {
+			text := p.kubectl("get", "--raw", "/proxima/v1/demand?service=default/web")
+			if err := json.Unmarshal([]byte(text), &got); err != nil {
+				t.Fatal(err)
+			}
+			return len(got.ServicePorts) == 1 && got.ServicePorts[0].Total.Connections > 30
+		})
+		for _, z := range got.ServicePorts[0].Zones {
+			if z.Zone == "zone-a" && z.Share < 0.9 {
+				t.Errorf("zone-a has %.2f of the demand, all of which started there", z.Share)
+			}
+		}
+		if sum := got.ServicePorts[0].Total; sum.BytesIn == 0 || sum.BytesOut == 0 {
+			t.Errorf("no bytes were counted: %+v", sum)
+		}
+		if out := p.proxima("status", "--metrics-port", "0"); !strings.Contains(out, "1 of 1 nodes report") {
+			t.Errorf("status:\n%s", out)
+		}
 	})
 }
 
@@ -211,25 +243,56 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestDemo is what a newcomer runs first.
+// TestDemo is what a newcomer runs first: without privileges, and as root.
 func TestDemo(t *testing.T) {
-	demo := testkit.Start(t, []string{"TMPDIR=" + t.TempDir()}, testkit.Binary(t), "demo", "--once")
+	t.Run("userspace", func(t *testing.T) {
+		playDemo(t, "userspace", []string{"web-a"}, []string{"web-a", "web-b", "web-c"})
+	})
+	t.Run("kernel", func(t *testing.T) {
+		if err := netns.Available(); err != nil {
+			t.Skip(err)
+		}
+		zone := []string{"web-a-1", "web-a-2"}
+		out := playDemo(t, "auto", zone, zone)
+		_, lab, _ := strings.Cut(out, "--lab ")
+		lab, _, _ = strings.Cut(lab, " ")
+		if left, err := netns.List("pxlab-" + lab + "-"); lab == "" || err != nil || len(left) > 0 {
+			t.Errorf("the demo left of lab %q: %v, %v", lab, left, err)
+		}
+	})
+}
+
+// playDemo of a mode: answer must all answer before the kill, and of the killed
+// none after it.
+func playDemo(t *testing.T, mode string, killed, answer []string) (out string) {
+	t.Helper()
+	demo := testkit.Start(t, []string{"TMPDIR=" + t.TempDir()}, testkit.Binary(t), "demo", "--once", "--mode", mode)
 	if code := demo.Wait(); code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, demo.Stdout, demo.Stderr)
 	}
-	out := demo.Stdout.String()
+	out = demo.Stdout.String()
 	before, after, ok := strings.Cut(out, "kill -9")
 	if !ok {
 		t.Fatalf("no backend was killed:\n%s", out)
 	}
-	for _, name := range []string{"web-a", "web-b", "web-c"} {
-		if strings.Contains(before, name+"  zone-"+name[4:]+"  ············ 0") {
+	// silent is how a backend is shown that did not answer.
+	silent := func(name string) string {
+		return fmt.Sprintf("%-6s zone-%-2s ············ 0", name, name[4:5])
+	}
+	for _, name := range answer {
+		if !strings.Contains(before, name) || strings.Contains(before, silent(name)) {
 			t.Errorf("%s did not answer:\n%s", name, before)
 		}
 	}
-	if !strings.Contains(after, "web-a  zone-a  ············ 0") || !strings.Contains(after, "no request failed") {
+	for _, name := range killed {
+		if !strings.Contains(after, silent(name)) {
+			t.Errorf("%s answered after it was killed:\n%s", name, after)
+		}
+	}
+	if !strings.Contains(after, "no request failed") {
 		t.Errorf("the shift is not shown:\n%s", after)
 	}
+	return out
 }
 
 // TestInformers: unmodified client-go follows every built-in kind, in both

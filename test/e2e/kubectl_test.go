@@ -48,9 +48,10 @@ func objects(t *testing.T) []object {
 // TestKubectl puts every kind through every verb of the real kubectl.
 func TestKubectl(t *testing.T) {
 	p := startPlane(t)
+	heads := columns(t)
 	for _, o := range objects(t) {
 		t.Run(o.kind, func(t *testing.T) {
-			m := matrix{plane: &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}, object: o}
+			m := matrix{plane: &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}, object: o, heads: heads}
 			m.serverSide()
 			m.changes()
 			m.reads()
@@ -74,7 +75,8 @@ func TestKubectl(t *testing.T) {
 	t.Run("api-resources", func(t *testing.T) {
 		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
 		out := p.kubectl("api-resources", "--no-headers")
-		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses"} {
+		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses", "meshes", "externalservices", "globalsecrets",
+			"tokenreviews", "subjectaccessreviews", "localsubjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectreviews"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("api-resources does not know %s:\n%s", want, out)
 			}
@@ -85,6 +87,34 @@ func TestKubectl(t *testing.T) {
 type matrix struct {
 	*plane
 	object
+	heads map[string]string
+}
+
+// columns reads what heads the tables: by kind and width, the words joined by
+// single spaces.
+func columns(t *testing.T) map[string]string {
+	data, err := os.ReadFile("testdata/columns.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	heads := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		if key, head, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && !strings.HasPrefix(line, "#") {
+			heads[key] = head
+		}
+	}
+	return heads
+}
+
+// table prints the object and checks the head.
+func (m matrix) table(width string, args ...string) {
+	m.t.Helper()
+	out := m.kubectl(m.ref(append([]string{"get"}, args...)...)...)
+	m.expect(out, m.tableName())
+	head, _, _ := strings.Cut(out, "\n")
+	if got, want := strings.Join(strings.Fields(head), " "), m.heads[m.kind+" "+width]; got != want {
+		m.t.Errorf("columns %q, want %q", got, want)
+	}
 }
 
 func (m matrix) ref(args ...string) []string {
@@ -128,7 +158,7 @@ func (m matrix) changes() {
 		m.kubectl(m.ref("patch", "--type=merge", "-p", `{"metadata":{"annotations":{"merge":"1"}}}`)...)
 	})
 	m.kubectl(m.ref("patch", "--type=json", "-p", `[{"op":"add","path":"/metadata/annotations/json","value":"1"}]`)...)
-	if m.kind != "dataplane" { // strategic merge is for built-in kinds, as with custom resources
+	if !strings.Contains(m.manifest, "mesh.proxima.dev/") { // strategic merge is for built-in kinds, as with custom resources
 		m.kubectl(m.ref("patch", "--type=strategic", "-p", `{"metadata":{"annotations":{"strategic":"1"}}}`)...)
 	}
 	m.kubectl(append(m.ref("label"), "stage=test")...)
@@ -166,8 +196,12 @@ func (m matrix) watchWhile(change func()) {
 // reads: every way to look at it.
 func (m matrix) reads() {
 	m.t.Helper()
-	m.expect(m.kubectl(m.ref("get")...), m.tableName())
-	m.expect(m.kubectl(m.ref("get", "-o", "wide")...), m.tableName())
+	m.table("plain")
+	m.table("wide", "-o", "wide")
+	m.expect(m.kubectl(m.ref("get", "-o", "name")...), "/"+m.name)
+	m.expect(m.kubectl(m.ref("get", "-o", "jsonpath={.metadata.name}")...), m.name)
+	m.expect(m.kubectl(m.ref("get", "-o", "custom-columns=N:.metadata.name,U:.metadata.uid", "--no-headers")...), m.name)
+	m.kubectl(m.ref("wait", "--for=jsonpath={.metadata.name}="+m.name, "--timeout=10s")...)
 	m.expect(m.kubectl("get", m.kind, "-A", "-l", "stage=test"), m.name)
 	if m.kind == "event" {
 		m.expect(m.kubectl("get", m.kind, "-A", "--field-selector", "reason=Tested"), "Tested")
@@ -209,6 +243,7 @@ func (m matrix) clientSide() {
 	m.kubectl("apply", "-f", m.file)
 	m.expect(m.kubectl("apply", "-f", m.file), "unchanged")
 	m.kubectl("diff", "-f", m.file)
+	m.replaces()
 	changed := strings.Replace(m.manifest, "name: "+m.name, "name: "+m.name+", annotations: {changed: really}", 1)
 	if changed != m.manifest && strings.Contains(m.manifest, "metadata: {") {
 		out, err := m.try(changed, testkit.Kubectl(m.t), "diff", "-f", "-")
@@ -219,6 +254,78 @@ func (m matrix) clientSide() {
 		m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "changed: really")
 	}
 	m.kubectl("delete", "-f", m.file, "--timeout=30s")
+}
+
+// replaces the whole object by what was read of it; an old one is refused.
+func (m matrix) replaces() {
+	m.t.Helper()
+	old := m.kubectl(m.ref("get", "-o", "json")...)
+	next := strings.Replace(old, `"metadata": {`, `"metadata": {"generateName": "",`, 1)
+	next = strings.Replace(next, `"annotations": {`, `"annotations": {"replaced": "yes",`, 1)
+	if out, err := m.try(next, testkit.Kubectl(m.t), "replace", "-f", "-"); err != nil {
+		m.t.Errorf("replace: %v\n%s", err, out)
+	}
+	m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "replaced: ")
+	if out, err := m.try(old, testkit.Kubectl(m.t), "replace", "-f", "-"); err == nil || !strings.Contains(out, "Conflict") {
+		m.t.Errorf("replace by an old one: %v\n%s", err, out)
+	}
+}
+
+// TestKubectlCascade deletes an owner in every way that kubectl knows.
+func TestKubectlCascade(t *testing.T) {
+	p := startPlane(t)
+	for _, tc := range []struct {
+		cascade string
+		stays   bool
+	}{{"background", false}, {"foreground", false}, {"orphan", true}} {
+		t.Run(tc.cascade, func(t *testing.T) {
+			p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+			p.kubectl("create", "configmap", "owner-"+tc.cascade)
+			uid := p.kubectl("get", "configmap", "owner-"+tc.cascade, "-o", "jsonpath={.metadata.uid}")
+			p.apply(fmt.Sprintf(`{apiVersion: v1, kind: Secret, metadata: {name: owned-%[1]s, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner-%[1]s, uid: %[2]s, blockOwnerDeletion: true}]}}`, tc.cascade, uid))
+			p.kubectl("delete", "configmap", "owner-"+tc.cascade, "--cascade="+tc.cascade, "--timeout=30s")
+			if !tc.stays {
+				p.kubectl("wait", "--for=delete", "secret/owned-"+tc.cascade, "--timeout=30s")
+				return
+			}
+			if refs := p.kubectl("get", "secret", "owned-"+tc.cascade, "-o", "jsonpath={.metadata.ownerReferences}"); refs != "" {
+				t.Errorf("the orphan still has owners: %s", refs)
+			}
+		})
+	}
+}
+
+// TestKubectlReviews asks by kubectl who one is, whose a token is, and who may do
+// what.
+func TestKubectlReviews(t *testing.T) {
+	p := startPlane(t)
+	token := strings.TrimSpace(p.proxima("token", "create", "--kind", "read-only", "--name", "viewer"))
+	create := func(manifest string) string {
+		t.Helper()
+		out, err := p.try(manifest, testkit.Kubectl(t), "create", "-f", "-", "-o", "yaml")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return out
+	}
+	for manifest, wants := range map[string][]string{
+		`{apiVersion: authentication.k8s.io/v1, kind: TokenReview, spec: {token: "` + token + `"}}`:                                                                                                                         {"authenticated: true", "viewer"},
+		`{apiVersion: authentication.k8s.io/v1, kind: TokenReview, spec: {token: "` + token[1:] + `"}}`:                                                                                                                     {"error: "},
+		`{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {groups: ["system:masters"], resourceAttributes: {verb: delete, resource: services}}}`:                                                      {"allowed: true"},
+		`{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: nobody, resourceAttributes: {verb: get, resource: services}}}`:                                                                       {"allowed: false", "reason: "},
+		`{apiVersion: authorization.k8s.io/v1, kind: LocalSubjectAccessReview, metadata: {namespace: default}, spec: {groups: ["system:masters"], resourceAttributes: {namespace: default, verb: get, resource: secrets}}}`: {"allowed: true"},
+	} {
+		out := create(manifest)
+		for _, want := range wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s\nlacks %q:\n%s", manifest, want, out)
+			}
+		}
+	}
+	if out, err := p.try("", testkit.Kubectl(t), "auth", "can-i", "delete", "services", "--token="+token, "--certificate-authority="+filepath.Join(p.dir, "pki", "ca", "ca.crt"),
+		"--server=https://"+p.apiAddress(), "--kubeconfig=/dev/null"); err == nil || !strings.Contains(out, "no") {
+		t.Errorf("can-i: %v %s", err, out)
+	}
 }
 
 // TestTokens: each identity may do what it should, and no more.

@@ -2,9 +2,14 @@
 // output, every skipped test with its reason, the slowest packages, and one
 // closing line of counts.
 //
-//	testreport [-timeout 25m] [-p 2] [-modules test/a,bench/b] -- ./...
+//	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] -- ./...
 //
 // Modules beside the main one are tested as a whole, each in its own folder.
+//
+// Some tests are pressed for time, upstream's among them, and a busy machine fails
+// them. If no more than -again tests fail, they run once more, with nothing beside
+// them; those that pass then are listed as "passed only alone", never as passed. A
+// data race or a panic is not forgiven.
 package main
 
 import (
@@ -37,25 +42,43 @@ type report struct {
 	skips                   []string
 	slow                    []string
 	passed, failed, skipped int
+	failures                []failure
+	racy                    map[string]bool // packages with a data race or a panic
+}
+
+// failure is a test of a module that failed, with its parents and its package.
+type failure struct {
+	dir string
+	testName
 }
 
 func main() {
 	timeout := flag.Duration("timeout", 20*time.Minute, "limit of one package's tests")
 	parallel := flag.Int("p", 2, "packages at a time")
+	again := flag.Int("again", 3, "run failed tests once more, alone, if they are no more than this")
 	modules := flag.String("modules", "", "folders of further modules, separated by commas")
 	flag.Parse()
-	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout), fmt.Sprintf("-p=%d", *parallel)}
-	r := &report{output: map[testName][]string{}}
-	fine := r.run(".", append(slices.Clone(args), flag.Args()...))
+	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
+	beside := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
+	r := newReport()
+	fine := r.run(".", append(slices.Clone(beside), flag.Args()...))
 	for dir := range strings.SplitSeq(*modules, ",") {
 		if dir != "" {
-			fine = r.run(dir, append(slices.Clone(args), "./...")) && fine
+			fine = r.run(dir, append(slices.Clone(beside), "./...")) && fine
 		}
 	}
-	r.close(os.Stdout)
+	var forgiven []string
 	if !fine || r.failed > 0 {
+		forgiven, fine = r.again(*again, append(args, "-count=1"))
+	}
+	r.close(os.Stdout, forgiven)
+	if !fine {
 		os.Exit(1)
 	}
+}
+
+func newReport() *report {
+	return &report{output: map[testName][]string{}, racy: map[string]bool{}}
 }
 
 // run the tests of one module.
@@ -70,15 +93,59 @@ func (r *report) run(dir string, args []string) bool {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
+		r.failed++
 		return false
 	}
+	known := len(r.failures)
 	r.read(stdout)
+	for i := range r.failures[known:] {
+		r.failures[known+i].dir = dir
+	}
 	err = cmd.Wait()
 	if err != nil && r.failed == 0 {
 		fmt.Printf("=== FAILED go test in %s: %v\n", dir, err)
 		r.failed++
 	}
 	return err == nil
+}
+
+// again runs what failed once more, one test at a time, and says which tests
+// passed then and whether that mends everything.
+func (r *report) again(most int, args []string) (forgiven []string, fine bool) {
+	tests, ok := r.forgivable()
+	if !ok || len(tests) > most {
+		return nil, false
+	}
+	fine = true
+	for _, t := range tests {
+		fmt.Printf("\n=== ONCE MORE, ALONE: %s %s\n", short(t.pkg), t.test)
+		second := newReport()
+		if !second.run(t.dir, append(slices.Clone(args), "-run=^"+t.test+"$", t.pkg)) || second.failed > 0 {
+			fine = false
+			continue
+		}
+		forgiven = append(forgiven, short(t.pkg)+" "+t.test)
+	}
+	return forgiven, fine
+}
+
+// forgivable lists the tests to run again. Everything that failed must be a test or
+// follow from one.
+func (r *report) forgivable() ([]failure, bool) {
+	var tops []failure
+	inPackage := map[string]bool{}
+	for _, f := range r.failures {
+		if f.test != "" && !strings.Contains(f.test, "/") {
+			tops = append(tops, f)
+			inPackage[f.pkg] = true
+		}
+	}
+	for _, f := range r.failures {
+		if r.racy[f.pkg] || !inPackage[f.pkg] {
+			return nil, false
+		}
+	}
+	return tops, len(tops) > 0 && len(r.failures) == r.failed
 }
 
 func (r *report) read(in io.Reader) {
@@ -99,6 +166,9 @@ func (r *report) take(e event) {
 	switch e.Action {
 	case "output":
 		r.output[name] = append(r.output[name], e.Output)
+		if strings.Contains(e.Output, "WARNING: DATA RACE") || strings.HasPrefix(e.Output, "panic: ") || strings.HasPrefix(e.Output, "fatal error: ") {
+			r.racy[e.Package] = true
+		}
 	case "build-output":
 		fmt.Print(e.Output)
 	case "build-fail":
@@ -121,7 +191,7 @@ func (r *report) endTest(e event, name testName) {
 		r.skipped++
 		r.skips = append(r.skips, fmt.Sprintf("%s %s: %s", short(e.Package), e.Test, reason(r.output[name])))
 	case "fail":
-		r.failed++
+		r.fail(name)
 		fmt.Printf("\n=== FAILED %s %s\n%s", short(e.Package), e.Test, strings.Join(r.output[name], ""))
 	}
 }
@@ -129,7 +199,7 @@ func (r *report) endTest(e event, name testName) {
 func (r *report) endPackage(e event) {
 	if e.Action == "fail" {
 		fmt.Printf("\n=== FAILED package %s\n%s", e.Package, strings.Join(r.output[testName{e.Package, ""}], ""))
-		r.failed++
+		r.fail(testName{e.Package, ""})
 		return
 	}
 	if e.Action == "pass" {
@@ -138,6 +208,11 @@ func (r *report) endPackage(e event) {
 			r.slow = append(r.slow, fmt.Sprintf("%s %.0fs", short(e.Package), e.Elapsed))
 		}
 	}
+}
+
+func (r *report) fail(name testName) {
+	r.failed++
+	r.failures = append(r.failures, failure{testName: name})
 }
 
 // reason a test gave for skipping itself.
@@ -161,7 +236,7 @@ func short(pkg string) string {
 	return strings.TrimPrefix(pkg, "github.com/proxima-mesh/proxima/")
 }
 
-func (r *report) close(w io.Writer) {
+func (r *report) close(w io.Writer, forgiven []string) {
 	slices.Sort(r.skips)
 	fmt.Fprintf(w, "\nskipped tests: %d\n", r.skipped)
 	for _, s := range r.skips {
@@ -169,6 +244,9 @@ func (r *report) close(w io.Writer) {
 	}
 	if len(r.slow) > 0 {
 		fmt.Fprintln(w, "slow packages: "+strings.Join(r.slow, ", "))
+	}
+	if len(forgiven) > 0 {
+		fmt.Fprintf(w, "passed only alone: %d\n  %s\n", len(forgiven), strings.Join(forgiven, "\n  "))
 	}
 	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
 }

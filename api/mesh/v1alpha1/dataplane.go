@@ -69,7 +69,7 @@ type DataplanePort struct {
 	Name string `json:"name,omitempty"`
 	// Port number, 1 to 65535.
 	Port int32 `json:"port"`
-	// Protocol: TCP, UDP or SCTP. Defaults to TCP.
+	// Protocol: TCP, UDP or SCTP. Empty: TCP.
 	// +optional
 	// +default="TCP"
 	Protocol string `json:"protocol,omitempty"`

@@ -27,4 +27,32 @@ const (
 
 	SchemeHTTP  = "HTTP"
 	SchemeHTTPS = "HTTPS"
+
+	// BackendBuiltin and BackendProvided are the types of a Mesh's authority.
+	BackendBuiltin  = "Builtin"
+	BackendProvided = "Provided"
+	// MTLSStrict and MTLSPermissive are the modes of a Mesh's mutual TLS.
+	MTLSStrict     = "Strict"
+	MTLSPermissive = "Permissive"
+
+	// Ways to verify the certificate of an ExternalService.
+	VerifySecured = "Secured"
+	VerifySkipSAN = "SkipSAN"
+	VerifySkipCA  = "SkipCA"
+	VerifySkipAll = "SkipAll"
+	// MatchExact and MatchPrefix are the types of a SubjectAltNameMatch.
+	MatchExact  = "Exact"
+	MatchPrefix = "Prefix"
+	// Versions of TLS.
+	TLS12 = "1.2"
+	TLS13 = "1.3"
+
+	// Kinds of a SecretKeyReference.
+	KindSecret       = "Secret"
+	KindGlobalSecret = "GlobalSecret"
+	// DefaultSecretKey of a SecretKeyReference.
+	DefaultSecretKey = "value"
+
+	// SecretTypeOpaque of a GlobalSecret that says nothing of its type.
+	SecretTypeOpaque = "Opaque"
 )

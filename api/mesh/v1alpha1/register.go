@@ -27,6 +27,10 @@ func Resource(resource string) schema.GroupResource {
 // runtime.Scheme does, if the scheme already holds other types of these names.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion, &Dataplane{}, &DataplaneList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &Mesh{}, &MeshList{},
+		&ExternalService{}, &ExternalServiceList{}, &GlobalSecret{}, &GlobalSecretList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &ZoneCosts{}, &ZoneCostsList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &TopologyHeuristic{}, &TopologyHeuristicList{})
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
 }

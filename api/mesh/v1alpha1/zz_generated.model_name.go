@@ -6,6 +6,11 @@
 package v1alpha1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataSource) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Dataplane) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Dataplane"
 }
@@ -41,8 +46,53 @@ func (in ExecAction) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalService) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalService"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceAddress) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceAddress"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServicePort) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServicePort"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceTLS) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceTLS"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in GRPCAction) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.GRPCAction"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in GlobalSecret) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.GlobalSecret"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in GlobalSecretList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.GlobalSecretList"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -51,11 +101,116 @@ func (in HTTPGetAction) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Mesh) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.Mesh"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshCertificateBackend) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshCertificateBackend"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshMTLS) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshMTLS"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshNetworking) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshNetworking"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshOutbound) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshOutbound"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshProvidedAuthority) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshProvidedAuthority"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshRouting) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshRouting"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshWorkloadCertificate) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshWorkloadCertificate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Probe) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Probe"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in SecretKeyReference) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.SecretKeyReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in SubjectAltNameMatch) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.SubjectAltNameMatch"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in TCPSocketAction) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.TCPSocketAction"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TopologyHeuristic) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TopologyHeuristic"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TopologyHeuristicList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TopologyHeuristicList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TopologyHeuristicSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TopologyHeuristicSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TopologyHeuristicVariable) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TopologyHeuristicVariable"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneCosts) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneCosts"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneCostsList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneCostsList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneCostsPair) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneCostsPair"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneCostsSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneCostsSpec"
 }

@@ -518,10 +518,13 @@ type EndpointSlice struct {
 	Service string       `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
 	Ports   []*SlicePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
 	// Names of nodes and zones, each once.
-	Names         []string    `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
-	Endpoints     []*Endpoint `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Names     []string    `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
+	Endpoints []*Endpoint `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// When that happened what this version tells of, in nanoseconds since 1970; 0:
+	// not known.
+	TriggerUnixNanos int64 `protobuf:"fixed64,7,opt,name=trigger_unix_nanos,json=triggerUnixNanos,proto3" json:"trigger_unix_nanos,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *EndpointSlice) Reset() {
@@ -594,6 +597,13 @@ func (x *EndpointSlice) GetEndpoints() []*Endpoint {
 		return x.Endpoints
 	}
 	return nil
+}
+
+func (x *EndpointSlice) GetTriggerUnixNanos() int64 {
+	if x != nil {
+		return x.TriggerUnixNanos
+	}
+	return 0
 }
 
 // A Service that has a name but no virtual address that this agent carries: a
@@ -1044,14 +1054,15 @@ const file_node_proto_rawDesc = "" +
 	"hint_zones\x18\a \x03(\rR\thintZones\x12\x1d\n" +
 	"\n" +
 	"hint_nodes\x18\b \x03(\rR\thintNodes\x12\x16\n" +
-	"\x06weight\x18\t \x01(\rR\x06weight\"\xdc\x01\n" +
+	"\x06weight\x18\t \x01(\rR\x06weight\"\x8a\x02\n" +
 	"\rEndpointSlice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aservice\x18\x03 \x01(\tR\aservice\x120\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x12\x14\n" +
 	"\x05names\x18\x05 \x03(\tR\x05names\x127\n" +
-	"\tendpoints\x18\x06 \x03(\v2\x19.proxima.node.v1.EndpointR\tendpoints\"\xb2\x01\n" +
+	"\tendpoints\x18\x06 \x03(\v2\x19.proxima.node.v1.EndpointR\tendpoints\x12,\n" +
+	"\x12trigger_unix_nanos\x18\a \x01(\x10R\x10triggerUnixNanos\"\xb2\x01\n" +
 	"\x04Name\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12#\n" +

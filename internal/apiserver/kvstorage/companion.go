@@ -43,6 +43,8 @@ func IfAt(rev store.Revision) Condition { return Condition{guarded: true, modifi
 type companion struct {
 	op        store.Op
 	condition Condition
+	// guard: the condition alone counts, op names its key.
+	guard bool
 }
 
 // Companions are writes that ride in the transaction of an object: an allocated
@@ -109,8 +111,14 @@ func (c *Companions) PutObject(ctx context.Context, r *Resource, obj runtime.Obj
 	return nil
 }
 
+// Guard adds a condition without a write: what the object depends on must still
+// be as it was looked at.
+func (c *Companions) Guard(key string, condition Condition) {
+	c.add(companion{op: store.Op{Key: key}, condition: condition, guard: true})
+}
+
 // Delete adds a deletion. Deleting an absent key is no error, so
-// Delete(key, IfAbsent()) is a pure guard.
+// Delete(key, IfAbsent()) is a guard too.
 func (c *Companions) Delete(key string, condition Condition) {
 	c.add(companion{op: store.Op{Kind: store.Delete, Key: key}, condition: condition})
 }

@@ -134,7 +134,9 @@ func (s *Storage) commit(ctx context.Context, kind WriteKind, key string, seen s
 		if c.condition.guarded {
 			txn.Conditions = append(txn.Conditions, store.Condition{Key: c.op.Key, Modified: c.condition.modified})
 		}
-		txn.Ops = append(txn.Ops, c.op)
+		if !c.guard {
+			txn.Ops = append(txn.Ops, c.op)
+		}
 	}
 	if op != nil {
 		// Last, because Commit returns the revision of the last change.

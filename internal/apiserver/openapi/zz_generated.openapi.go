@@ -25,6 +25,7 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
+		v1alpha1.DataSource{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_DataSource(ref),
 		v1alpha1.Dataplane{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_Dataplane(ref),
 		v1alpha1.DataplaneLease{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_DataplaneLease(ref),
 		v1alpha1.DataplaneList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_DataplaneList(ref),
@@ -32,10 +33,40 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.DataplaneSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_DataplaneSpec(ref),
 		v1alpha1.DataplaneStatus{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_DataplaneStatus(ref),
 		v1alpha1.ExecAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_ExecAction(ref),
+		v1alpha1.ExternalService{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_ExternalService(ref),
+		v1alpha1.ExternalServiceAddress{}.OpenAPIModelName():              schema_proxima_api_mesh_v1alpha1_ExternalServiceAddress(ref),
+		v1alpha1.ExternalServiceList{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceList(ref),
+		v1alpha1.ExternalServicePort{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServicePort(ref),
+		v1alpha1.ExternalServiceSpec{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref),
+		v1alpha1.ExternalServiceStatus{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref),
+		v1alpha1.ExternalServiceTLS{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref),
 		v1alpha1.GRPCAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_GRPCAction(ref),
+		v1alpha1.GlobalSecret{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref),
+		v1alpha1.GlobalSecretList{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_GlobalSecretList(ref),
 		v1alpha1.HTTPGetAction{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref),
+		v1alpha1.Mesh{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Mesh(ref),
+		v1alpha1.MeshCertificateBackend{}.OpenAPIModelName():              schema_proxima_api_mesh_v1alpha1_MeshCertificateBackend(ref),
+		v1alpha1.MeshList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshList(ref),
+		v1alpha1.MeshMTLS{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref),
+		v1alpha1.MeshNetworking{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_MeshNetworking(ref),
+		v1alpha1.MeshOutbound{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_MeshOutbound(ref),
+		v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref),
+		v1alpha1.MeshRouting{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_MeshRouting(ref),
+		v1alpha1.MeshSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshSpec(ref),
+		v1alpha1.MeshStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MeshStatus(ref),
+		v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName():             schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref),
 		v1alpha1.Probe{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Probe(ref),
+		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
+		v1alpha1.SubjectAltNameMatch{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_SubjectAltNameMatch(ref),
 		v1alpha1.TCPSocketAction{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_TCPSocketAction(ref),
+		v1alpha1.TopologyHeuristic{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_TopologyHeuristic(ref),
+		v1alpha1.TopologyHeuristicList{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TopologyHeuristicList(ref),
+		v1alpha1.TopologyHeuristicSpec{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref),
+		v1alpha1.TopologyHeuristicVariable{}.OpenAPIModelName():           schema_proxima_api_mesh_v1alpha1_TopologyHeuristicVariable(ref),
+		v1alpha1.ZoneCosts{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZoneCosts(ref),
+		v1alpha1.ZoneCostsList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsList(ref),
+		v1alpha1.ZoneCostsPair{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsPair(ref),
+		v1alpha1.ZoneCostsSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref),
 		v1.BoundObjectReference{}.OpenAPIModelName():                      schema_k8sio_api_authentication_v1_BoundObjectReference(ref),
 		v1.SelfSubjectReview{}.OpenAPIModelName():                         schema_k8sio_api_authentication_v1_SelfSubjectReview(ref),
 		v1.SelfSubjectReviewStatus{}.OpenAPIModelName():                   schema_k8sio_api_authentication_v1_SelfSubjectReviewStatus(ref),
@@ -415,6 +446,34 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_DataSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "DataSource is where bytes come from: exactly one of its fields is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"inline": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Inline are the bytes themselves. Not for what is secret.",
+							Type:        []string{"string"},
+							Format:      "byte",
+						},
+					},
+					"secretRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SecretRef is a key of a Secret or GlobalSecret.",
+							Ref:         ref(v1alpha1.SecretKeyReference{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.SecretKeyReference{}.OpenAPIModelName()},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_Dataplane(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -576,7 +635,7 @@ func schema_proxima_api_mesh_v1alpha1_DataplanePort(ref common.ReferenceCallback
 					},
 					"protocol": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Protocol: TCP, UDP or SCTP. Defaults to TCP.",
+							Description: "Protocol: TCP, UDP or SCTP. Empty: TCP.",
 							Default:     "TCP",
 							Type:        []string{"string"},
 							Format:      "",
@@ -770,6 +829,448 @@ func schema_proxima_api_mesh_v1alpha1_ExecAction(ref common.ReferenceCallback) c
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_ExternalService(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalService is a service outside every mesh that workloads of a mesh reach by its name, as if it were inside: resolved, balanced, and with TLS begun on its behalf where it is asked for.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the service is and where it is.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ExternalServiceSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was last observed of the service.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ExternalServiceStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ExternalServiceSpec{}.OpenAPIModelName(), v1alpha1.ExternalServiceStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceAddress(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceAddress is one place where a service is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address: an IP address, or a DNS name that is resolved.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port there, instead of the target port. Only where the service has one port.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"zone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zone that is nearest to the address: it is preferred there.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Weight among the addresses, 1 to 65535. Empty: 1.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceList is a list of ExternalServices.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The ExternalServices.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ExternalService{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ExternalService{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServicePort(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServicePort is a port by which workloads call a service.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the port; needed and unique where there are several.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port number, 1 to 65535.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"targetPort": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetPort is the port of the addresses. Empty: the same as port.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"protocol": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Protocol: TCP or UDP. Empty: TCP.",
+							Default:     "TCP",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"appProtocol": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AppProtocol hints at the application protocol, as in a Service's port.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"port"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceSpec says what a service is and where it is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mesh": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mesh that the service is reached from. Empty: the mesh of the namespace.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hosts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hosts are the DNS names by which workloads call the service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"ports": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"port",
+									"protocol",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ports by which workloads call the service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ExternalServicePort{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"addresses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Addresses where the service is. Empty: the hosts are resolved, and that is where it is.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ExternalServiceAddress{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"zones": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones that the service is reached from; other zones send their traffic to it through one of these. Empty: every zone reaches it by itself.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"tls": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TLS begun on behalf of the workloads, which then call in plain text. Without it bytes pass as they are.",
+							Ref:         ref(v1alpha1.ExternalServiceTLS{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"ports"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ExternalServiceAddress{}.OpenAPIModelName(), v1alpha1.ExternalServicePort{}.OpenAPIModelName(), v1alpha1.ExternalServiceTLS{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceStatus is what was last observed of a service.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions of the service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"virtualIPs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "VirtualIPs that workloads reach the service by.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceTLS is how TLS to a service is begun.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"verification": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Verification: Secured (its certificate must be good, and of the right name), SkipSAN (the name does not matter), SkipCA (the authority does not matter) or SkipAll. Empty: Secured.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"serverName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ServerName that is asked for (SNI) and that the certificate must have. Empty: the first host.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"subjectAltNames": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "SubjectAltNames, one of which the certificate must have instead of the server name.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.SubjectAltNameMatch{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"minVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinVersion of TLS: 1.2 or 1.3. Empty: 1.2.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxVersion of TLS: 1.2 or 1.3. Empty: the newest.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"allowRenegotiation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AllowRenegotiation lets the server renegotiate (TLS 1.2). Unsafe; for old servers that need it.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"caCertificates": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CACertificates that the service's certificate is checked against, in PEM. Empty: those of the system.",
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+					"clientCertificate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ClientCertificate that is shown, in PEM; together with ClientKey.",
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+					"clientKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ClientKey of the client certificate, in PEM. It comes from a secret.",
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DataSource{}.OpenAPIModelName(), v1alpha1.SubjectAltNameMatch{}.OpenAPIModelName()},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_GRPCAction(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -796,6 +1297,136 @@ func schema_proxima_api_mesh_v1alpha1_GRPCAction(ref common.ReferenceCallback) c
 				Required: []string{"port"},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "GlobalSecret is a secret of no namespace: keys and certificates of meshes and of the control planes. It is encrypted in the store, as a Secret is, and only admins may read it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type says what the secret is for. Defaults to Opaque; it cannot change.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"immutable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Immutable: neither the data nor this field can be changed any more.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"data": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Data, in base64. Keys are letters, digits, -, _ and dots.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "byte",
+									},
+								},
+							},
+						},
+					},
+					"stringData": {
+						SchemaProps: spec.SchemaProps{
+							Description: "StringData is merged into data when it is written, and never read back.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_GlobalSecretList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "GlobalSecretList is a list of GlobalSecrets.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The GlobalSecrets.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.GlobalSecret{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.GlobalSecret{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -832,6 +1463,386 @@ func schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref common.ReferenceCallback
 		},
 		Dependencies: []string{
 			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_Mesh(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Mesh is an isolation domain: names, identities, policies and calls between zones of one mesh are invisible in another. A namespace belongs to the mesh that its label mesh.proxima.dev/mesh names, else to the mesh \"default\", which always exists.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What holds for everything in the mesh.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.MeshSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was last observed of the mesh.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.MeshStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshSpec{}.OpenAPIModelName(), v1alpha1.MeshStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshCertificateBackend(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshCertificateBackend is an authority that signs certificates of workloads.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backend, unique in the mesh.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: Builtin (the control plane makes an authority of its own) or Provided (certificate and key are given). Empty: Builtin.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode: Strict (plain clients are refused) or Permissive (they get in, while a mesh migrates). Empty: Strict.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"workloadCertificate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "WorkloadCertificate is about the certificates that the backend signs.",
+							Ref:         ref(v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName()),
+						},
+					},
+					"provided": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Provided is the authority of a backend of type Provided.",
+							Ref:         ref(v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName(), v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshList is a list of Meshes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Meshes.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Mesh{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Mesh{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshMTLS is mutual TLS between the workloads of a mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"enabledBackend": {
+						SchemaProps: spec.SchemaProps{
+							Description: "EnabledBackend names the backend that signs certificates. Empty: none does, and there is no mutual TLS.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backends": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Backends that can be enabled. Several can be there, so that a mesh can move from one to another.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.MeshCertificateBackend{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshCertificateBackend{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshNetworking(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshNetworking is about traffic to what is outside the mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"outbound": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Outbound traffic of the mesh's workloads.",
+							Ref:         ref(v1alpha1.MeshOutbound{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshOutbound{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshOutbound(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshOutbound is about what workloads may call.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"passthrough": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Passthrough lets workloads call addresses that the mesh does not know. Defaults to true.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshProvidedAuthority is a certificate authority that the user brings.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"certificate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Certificate of the authority, in PEM.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Key of the authority, in PEM. It comes from a secret.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"certificate", "key"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DataSource{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshRouting(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshRouting is about traffic between zones.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"localityAware": {
+						SchemaProps: spec.SchemaProps{
+							Description: "LocalityAware keeps traffic in its zone while the zone has endpoints. false (locality off): all zones share it by their number of instances. Defaults to true.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"zoneEgress": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ZoneEgress sends traffic to other zones and to ExternalServices through the zone's egress. Defaults to false.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshSpec says what holds for everything in a mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mtls": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MTLS says who signs the certificates of workloads, and whether workloads without one may call. Without it the mesh has no mutual TLS.",
+							Ref:         ref(v1alpha1.MeshMTLS{}.OpenAPIModelName()),
+						},
+					},
+					"networking": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Networking is about traffic to what is outside the mesh.",
+							Ref:         ref(v1alpha1.MeshNetworking{}.OpenAPIModelName()),
+						},
+					},
+					"routing": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Routing is about traffic between zones.",
+							Ref:         ref(v1alpha1.MeshRouting{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshMTLS{}.OpenAPIModelName(), v1alpha1.MeshNetworking{}.OpenAPIModelName(), v1alpha1.MeshRouting{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshStatus is what was last observed of a mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions of the mesh.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshWorkloadCertificate is what certificates of workloads are like.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"validitySeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ValiditySeconds of a certificate, 60 to 31536000 (a year); it is renewed long before. Empty: 86400, a day.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -909,6 +1920,71 @@ func schema_proxima_api_mesh_v1alpha1_Probe(ref common.ReferenceCallback) common
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SecretKeyReference names one value of a Secret or GlobalSecret.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind: Secret (in the namespace of the object that refers to it) or GlobalSecret. Empty: Secret where the object has a namespace, else GlobalSecret.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the secret.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Key of the value in the secret's data. Empty: value.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_SubjectAltNameMatch(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SubjectAltNameMatch is a name that a certificate may have.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: Exact or Prefix. Empty: Exact.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Value of the name, or its beginning.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"value"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_TCPSocketAction(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -928,6 +2004,364 @@ func schema_proxima_api_mesh_v1alpha1_TCPSocketAction(ref common.ReferenceCallba
 		},
 		Dependencies: []string{
 			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TopologyHeuristic(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TopologyHeuristic is a rule, in CEL, for which topology zones should use which endpoints of a Service. Services choose one by the annotation service.kubernetes.io/topology-mode with the value heuristic.proxima.dev/NAME.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The rule.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TopologyHeuristicSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TopologyHeuristicSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TopologyHeuristicList is a list of TopologyHeuristics.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The TopologyHeuristics.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TopologyHeuristic{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TopologyHeuristic{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TopologyHeuristicSpec is a rule. Its expressions see service, zones and endpoints, and nothing else.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"variables": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Variables are evaluated once for a Service, in order. Each may use those before it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TopologyHeuristicVariable{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"zones": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones is an expression of type list(string), evaluated for each ready endpoint: the names of the zones that should use it. It sees endpoint, too.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"fallback": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Fallback is what becomes of a zone that may use no endpoint: All (it may use all of them), Fail (hints stay as they are and an event says why) or None (it stays without). Defaults to All.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"zones"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TopologyHeuristicVariable{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicVariable(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TopologyHeuristicVariable is a value with a name.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name by which expressions find it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expression": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Expression whose value it has, of any type.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name", "expression"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneCosts(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneCosts say what a connection from one topology zone to another costs. Costs are relative to each other and have no unit.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The costs named default hold for all Services that name no others.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The costs.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ZoneCostsSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ZoneCostsSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneCostsList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneCostsList is a list of ZoneCosts.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The ZoneCosts.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ZoneCosts{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ZoneCosts{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneCostsPair(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneCostsPair is the cost between two zones, in both directions unless it says otherwise.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From is the zone in which connections start.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"to": {
+						SchemaProps: spec.SchemaProps{
+							Description: "To is the zone of the endpoint. It may be the same one.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"cost": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Cost of a connection, from 0 to 1000000000.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"oneWay": {
+						SchemaProps: spec.SchemaProps{
+							Description: "OneWay leaves the way back as it is.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"from", "to", "cost"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneCostsSpec is what connections cost. Within a zone they cost nothing unless a pair says otherwise.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"region": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Region is the cost between two zones of one region. Defaults to 1.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"world": {
+						SchemaProps: spec.SchemaProps{
+							Description: "World is the cost between zones of different regions, at least that of Region. Defaults to 10.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"pairs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Pairs of zones with costs of their own.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ZoneCostsPair{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ZoneCostsPair{}.OpenAPIModelName()},
 	}
 }
 

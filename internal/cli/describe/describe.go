@@ -63,7 +63,9 @@ func (d *Describer) Describe(ctx context.Context, out io.Writer, kind *resource.
 	case *corev1.Node:
 		err = d.node(ctx, p, obj)
 	case *corev1.Secret:
-		secret(p, obj)
+		secret(p, string(obj.Type), obj.Data)
+	case *mesh.GlobalSecret:
+		secret(p, obj.Type, obj.Data)
 	default:
 		err = contents(p, obj)
 	}
@@ -149,11 +151,11 @@ func contents(p *page, obj resource.Object) error {
 }
 
 // secret tells the keys, never the values.
-func secret(p *page, s *corev1.Secret) {
-	p.field("Type", string(s.Type))
+func secret(p *page, kind string, data map[string][]byte) {
+	p.field("Type", kind)
 	var rows [][]string
-	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
-		rows = append(rows, []string{key, fmt.Sprintf("%d bytes", len(s.Data[key]))})
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		rows = append(rows, []string{key, fmt.Sprintf("%d bytes", len(data[key]))})
 	}
 	p.table("Data", []string{"KEY", "SIZE"}, rows)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,8 @@ type Config struct {
 	// Slices is the descriptor of EndpointSlice.
 	Slices  *resource.Descriptor
 	Options Options
+	// Advisor knows the hints of Services; nil: Options.Hints have all of them.
+	Advisor Advisor
 	// Workers is how many Services are written at the same time; 0: 4.
 	Workers int
 	// Window is how long the slices of a Service are left alone after a write,
@@ -45,6 +48,8 @@ type Config struct {
 type Controller struct {
 	Config
 	loop *loop.Loop
+	// queued says that all Services there were have been queued once.
+	queued atomic.Bool
 
 	mu       sync.Mutex
 	triggers map[resource.Key]backend.Trigger
@@ -72,6 +77,14 @@ func (c *Controller) Run(ctx context.Context) error {
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes)
 }
 
+// Requeue has a Service looked at again, as hints depend on more than the
+// catalog. Safe at any time.
+func (c *Controller) Requeue(service resource.Key) {
+	if c.queued.Load() { // else it will be with all others
+		c.loop.Add(service)
+	}
+}
+
 // sync brings the slices of one Service to what they should be.
 func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	snapshot := c.Catalog.Snapshot()
@@ -88,6 +101,10 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	}
 	in := gather(snapshot, service, existing)
 	in.Options = c.Options
+	var hinted func(context.Context)
+	if c.Advisor != nil {
+		in.Options.Hints, hinted = c.Advisor.Advise(service)
+	}
 	trigger, seen := c.trigger(key).Next(in.Service, in.Pods, in.Dataplanes)
 	in.TriggerTime = trigger
 
@@ -96,6 +113,9 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 		return err
 	}
 	c.remember(key, seen)
+	if hinted != nil {
+		hinted(ctx)
+	}
 	if len(plan.Skipped) > 0 {
 		s := plan.Skipped[0]
 		return fmt.Errorf("service %s: %d workloads left out: node %q of %s does not exist", key, len(plan.Skipped), s.Node, s.Workload)
@@ -147,6 +167,9 @@ func (c *Controller) clear(ctx context.Context, key resource.Key, existing []*di
 		return err
 	}
 	c.loop.Forget(key)
+	if c.Advisor != nil {
+		c.Advisor.Forget(key)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.triggers, key)

@@ -13,6 +13,7 @@ import (
 // dispatch queues the Services that a delta concerns. Its cost is that of the
 // change: every step goes through an index.
 func (c *Controller) dispatch(d catalog.Delta) {
+	c.queued.Store(true)
 	for _, change := range d.Services {
 		c.loop.Add(change.Key)
 	}

@@ -1,17 +1,22 @@
 package endpointslice
 
 import (
+	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // HintSlice is a slice as the hints step sees it, after packing.
 type HintSlice struct {
-	// Changed slices are written anyway; a different hint in another one costs a
-	// write.
-	Changed bool
+	// New slices are not there yet. Changed ones, of which New are a part, are written
+	// anyway; a different hint in another one costs a write.
+	New, Changed bool
+	// Ports of all Endpoints. Not to be changed.
+	Ports []discoveryv1.EndpointPort
 	// Endpoints with the hints they have so far. Not to be changed.
 	Endpoints []discoveryv1.Endpoint
 	// Hints of each of Endpoints, to be filled in; nil: none.
@@ -22,6 +27,17 @@ type HintSlice struct {
 // must come to the same result when called with its own result, or slices would
 // be written without end.
 type HintFunc func(service *corev1.Service, family discoveryv1.AddressType, slices []HintSlice)
+
+// Advisor knows hints that depend on more than the Service: on nodes, demand, or
+// what was hinted before.
+type Advisor interface {
+	// Advise returns the hints of a Service; nil: TrafficDistribution. It is called
+	// once for each sync, never for the same Service at the same time. done, if it is
+	// not nil, is called when the slices are in place.
+	Advise(service *corev1.Service) (hints HintFunc, done func(context.Context))
+	// Forget a Service that is gone.
+	Forget(service resource.Key)
+}
 
 // TrafficDistribution hints ready endpoints to their own zone, or zone and node,
 // as spec.trafficDistribution asks for (KEP-4444, KEP-3015). Without it nobody
@@ -79,7 +95,7 @@ func applyHints(hint HintFunc, service *corev1.Service, family discoveryv1.Addre
 		}
 		stay = append(stay, d)
 		view = append(view, HintSlice{
-			Changed: d.now != nil, Endpoints: d.endpoints(),
+			New: d.was == nil, Changed: d.now != nil, Ports: d.ports(), Endpoints: d.endpoints(),
 			Hints: make([]*discoveryv1.EndpointHints, len(d.endpoints())),
 		})
 	}

@@ -23,6 +23,14 @@ func (d *draft) endpoints() []discoveryv1.Endpoint {
 	return d.was.Endpoints
 }
 
+// ports of the endpoints; not to be changed.
+func (d *draft) ports() []discoveryv1.EndpointPort {
+	if d.now != nil {
+		return d.now.Ports
+	}
+	return d.was.Ports
+}
+
 // edit makes the draft differ from what it was. Everything that plans change
 // later (endpoints, labels) is its own; the rest is shared.
 func (d *draft) edit(labels map[string]string) *discoveryv1.EndpointSlice {

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -47,6 +49,9 @@ type RepairConfig struct {
 // restored in part. It looks at an address whenever an object that concerns it
 // changes, and reads the newest state before it writes, since the watches of two
 // kinds are not in step. Node ports have no API object and are not looked at.
+//
+// It also keeps the ranges themselves: a ServiceCIDR is marked as ready, and one
+// that is deleted stays until no address needs it (ranges.go).
 type Repair struct {
 	client   resource.Client
 	services *resource.Descriptor
@@ -57,10 +62,12 @@ type Repair struct {
 	byService map[resource.Key]*corev1.Service
 	claims    map[netip.Addr]map[resource.Key]struct{}
 	owned     map[netip.Addr]*networkingv1.IPAddress
-	ranges    map[string][]netip.Prefix
+	ranges    map[string]*keptRange
 	synced    map[*resource.Descriptor]bool
 	// due is when an address is to be looked at.
 	due map[netip.Addr]time.Time
+	// rangeDue is when a range is to be looked at.
+	rangeDue map[string]time.Time
 	// orphaned is since when an object has been without its Service.
 	orphaned map[netip.Addr]time.Time
 	told     map[complaint]struct{}
@@ -81,9 +88,9 @@ func NewRepair(c RepairConfig) *Repair {
 	return &Repair{
 		client: c.Client, services: c.Services, objects: c.IPAddresses, cidrs: c.ServiceCIDRs, log: c.Logger,
 		byService: map[resource.Key]*corev1.Service{}, claims: map[netip.Addr]map[resource.Key]struct{}{},
-		owned: map[netip.Addr]*networkingv1.IPAddress{}, ranges: map[string][]netip.Prefix{},
+		owned: map[netip.Addr]*networkingv1.IPAddress{}, ranges: map[string]*keptRange{},
 		synced: map[*resource.Descriptor]bool{}, due: map[netip.Addr]time.Time{},
-		orphaned: map[netip.Addr]time.Time{}, told: map[complaint]struct{}{},
+		rangeDue: map[string]time.Time{}, orphaned: map[netip.Addr]time.Time{}, told: map[complaint]struct{}{},
 	}
 }
 
@@ -111,7 +118,8 @@ func (r *Repair) Run(ctx context.Context) error {
 	}
 }
 
-// lookAll looks at every address that is due and returns when the next one is.
+// lookAll looks at every address and range that is due and returns when the next
+// one is.
 func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
 	if !r.synced[r.services] || !r.synced[r.objects] || !r.synced[r.cidrs] {
 		return time.Time{}, false
@@ -126,9 +134,20 @@ func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
 			}
 		}
 	}
-	for _, at := range r.due {
-		if !pending || at.Before(next) {
-			next, pending = at, true
+	for name, at := range r.rangeDue {
+		if !at.After(now) {
+			delete(r.rangeDue, name)
+			if err := r.lookRange(ctx, name, now); err != nil && ctx.Err() == nil {
+				r.log.Warn("service range not kept; will try again", "servicecidr", name, "error", err)
+				r.rangeDue[name] = now.Add(repairRetry)
+			}
+		}
+	}
+	for _, times := range []iter.Seq[time.Time]{maps.Values(r.due), maps.Values(r.rangeDue)} {
+		for at := range times {
+			if !pending || at.Before(next) {
+				next, pending = at, true
+			}
 		}
 	}
 	return next, pending
@@ -193,11 +212,9 @@ func isManaged(ip *networkingv1.IPAddress) bool {
 }
 
 func (r *Repair) inRange(addr netip.Addr) bool {
-	for _, prefixes := range r.ranges {
-		for _, p := range prefixes {
-			if p.Contains(addr) {
-				return true
-			}
+	for _, k := range r.ranges {
+		if k.contains(addr) {
+			return true
 		}
 	}
 	return len(r.ranges) == 0 // without any ServiceCIDR object there is nothing to compare with

@@ -32,7 +32,7 @@ func newWorld(t *testing.T, objects ...resource.Object) *world {
 	w := &world{t: t, config: RepairConfig{Services: kind.Service(), IPAddresses: kind.IPAddress(), ServiceCIDRs: kind.ServiceCIDR()}}
 	w.client = resourcetest.New(w.config.Services, w.config.IPAddresses, w.config.ServiceCIDRs, kind.Event())
 	w.config.Client = w.client
-	w.client.Seed(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.0.0.0/24"}}})
+	w.client.Seed(settledRange("kubernetes", "10.0.0.0/24"))
 	w.client.Seed(objects...)
 	return w
 }
@@ -278,6 +278,50 @@ func TestRepairReadsNewest(t *testing.T) {
 			if err := r.look(t.Context(), addr, time.Now()); err != nil {
 				t.Error(err)
 			}
+		})
+	}
+}
+
+// TestRepairOfEveryDamage: whatever came between Services and their addresses is
+// mended, or told, within a second, by the event of the damage itself.
+func TestRepairOfEveryDamage(t *testing.T) {
+	const address = "10.0.0.5"
+	for _, tc := range []struct {
+		name   string
+		damage func(w *world)
+		parent string // who owns the address a second later
+		events []string
+	}{
+		{"the object was deleted", func(w *world) {
+			w.mustDelete(w.config.IPAddresses, resource.Key{Name: address})
+		}, "services/shop/web", []string{"web ClusterIPNotAllocated"}},
+		{"the object names another parent", func(w *world) { w.client.Seed(object(address, "other")) },
+			"services/shop/web", []string{"web ClusterIPNotAllocated"}},
+		{"a second Service claims it", func(w *world) { w.client.Seed(claiming("late", address, 0)) },
+			"services/shop/web", []string{"late ClusterIPAlreadyAllocated"}},
+		{"the Service got an address outside of all ranges", func(w *world) { w.client.Seed(claiming("web", "192.0.2.1", time.Hour)) },
+			"services/shop/web", []string{"web ClusterIPOutOfRange"}},
+		{"both at once: deleted, and claimed twice", func(w *world) {
+			w.client.Seed(claiming("late", address, 0))
+			w.mustDelete(w.config.IPAddresses, resource.Key{Name: address})
+		}, "services/shop/web", []string{"late ClusterIPAlreadyAllocated", "web ClusterIPNotAllocated"}},
+		{"history was lost meanwhile", func(w *world) {
+			w.client.Expire()
+			w.mustDelete(w.config.IPAddresses, resource.Key{Name: address})
+		}, "services/shop/web", []string{"web ClusterIPNotAllocated"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, claiming("web", address, time.Hour), object(address, "web"))
+				w.run()
+				w.expectEvents()
+				tc.damage(w)
+				w.settle(time.Second)
+				if got := w.parent(address); got != tc.parent {
+					t.Errorf("the address is %q's, want %q's", got, tc.parent)
+				}
+				w.expectEvents(tc.events...)
+			})
 		})
 	}
 }

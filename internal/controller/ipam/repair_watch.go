@@ -113,24 +113,8 @@ func (r *Repair) setObject(name string, ip *networkingv1.IPAddress) {
 	} else {
 		r.owned[addr] = ip
 	}
+	r.noteBlocking(addr)
 	r.due[addr] = time.Time{}
-}
-
-// setRange makes every claimed address due: any may be in or out of range now.
-func (r *Repair) setRange(name string, cidr *networkingv1.ServiceCIDR) {
-	delete(r.ranges, name)
-	if cidr != nil {
-		prefixes := []netip.Prefix{}
-		for _, text := range cidr.Spec.CIDRs {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				prefixes = append(prefixes, p)
-			}
-		}
-		r.ranges[name] = prefixes
-	}
-	for addr := range r.claims {
-		r.due[addr] = time.Time{}
-	}
 }
 
 // watch follows one kind until ctx ends, from a fresh list each time it breaks.

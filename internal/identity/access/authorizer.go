@@ -75,7 +75,7 @@ func (a *Authorizer) explain(u user.Info, q *query) string {
 	case slices.Contains(groups, user.AllUnauthenticated):
 		return "no token or certificate was sent; anonymous sees health and version only: " +
 			"give a token (proxima token create --kind read-only --name NAME) or the kubeconfig of the data directory"
-	case slices.Contains(groups, identity.GroupReadOnly) && q.isResource && q.resource == "secrets":
+	case slices.Contains(groups, identity.GroupReadOnly) && q.isResource && (q.resource == "secrets" || q.resource == "globalsecrets"):
 		return "a read-only token does not see secrets: " + byAdmin
 	case slices.Contains(groups, identity.GroupReadOnly):
 		return "a read-only token reads only: " + byAdmin

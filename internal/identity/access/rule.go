@@ -63,10 +63,12 @@ func Rules() []Rule {
 		{Group: identity.GroupAdmins, Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Why: "an admin may do everything"},
 		{Group: identity.GroupAdmins, Verbs: []string{"*"}, Paths: []string{"*"}, Why: "an admin may do everything"},
 
-		{Group: identity.GroupReadOnly, Verbs: read, APIGroups: []string{"*"}, Resources: []string{"*"}, Except: []string{"secrets"},
+		{Group: identity.GroupReadOnly, Verbs: read, APIGroups: []string{"*"}, Resources: []string{"*"}, Except: []string{"secrets", "globalsecrets"},
 			Why: "sees everything but secrets"},
 		{Group: identity.GroupReadOnly, Verbs: []string{"get", "head"}, Paths: []string{"/metrics", "/metrics/*", "/console", "/console/*"},
 			Why: "metrics and console"},
+		{Group: identity.GroupReadOnly, Verbs: []string{"get"}, Paths: []string{"/proxima/v1/explain/*", "/proxima/v1/simulate"},
+			Why: "why traffic goes where it goes, and what would change it"},
 
 		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{""}, Resources: []string{"services", "endpoints", "nodes", "namespaces", "pods"},
 			Why: "what a node needs to route and to resolve names"},
@@ -74,7 +76,7 @@ func Rules() []Rule {
 			Why: "what a node needs to route"},
 		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "ipaddresses"},
 			Why: "an unallocated address of a service range is dropped"},
-		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{meshGroup}, Resources: []string{"*"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{meshGroup}, Resources: []string{"*"}, Except: []string{"globalsecrets"},
 			Why: "workloads, zones and policies"},
 		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{""}, Resources: []string{"nodes"}, OwnName: true,
 			Why: "the agent owns its Node"},

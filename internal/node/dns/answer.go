@@ -266,7 +266,7 @@ func (s *Server) reverse(q dns.Question, name string) (a answer, ok bool) {
 	}
 	names := s.config.Zone.Reverse(addr)
 	if len(names) == 0 {
-		for _, p := range s.config.ServiceCIDRs {
+		for _, p := range s.ranges.Load().prefixes {
 			if p.Contains(addr) {
 				return answer{rcode: dns.RcodeNameError}, true
 			}

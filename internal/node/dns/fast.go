@@ -55,7 +55,7 @@ func (s *Server) fast(in, out []byte) []byte {
 	if !ok {
 		return nil
 	}
-	generation := s.config.Zone.Generation()
+	generation := s.generation()
 	p, ok := s.packed.get(generation, q.key)
 	if !ok {
 		if p, ok = s.build(in, q); !ok {

@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -33,7 +34,8 @@ type Config struct {
 	Zone *zone.Zone
 	// Domain of the cluster; empty: cluster.local.
 	Domain string
-	// ServiceCIDRs: an address in them without a name has none anywhere.
+	// ServiceCIDRs: an address in them without a name has none anywhere. They are
+	// those at the start; see SetServiceCIDRs.
 	ServiceCIDRs []netip.Prefix
 	// Addresses of this server, for ns.dns.DOMAIN; may be empty.
 	Addresses []netip.Addr
@@ -59,8 +61,15 @@ type Server struct {
 	log     *slog.Logger
 	origin  string // cluster domain, absolute, lower case
 	packed  packedCache
+	ranges  atomic.Pointer[ranges]
 	forward *forwarder
 	metrics *metrics
+}
+
+// ranges are the service ranges, and how often they have changed.
+type ranges struct {
+	prefixes []netip.Prefix
+	changes  uint64
 }
 
 // Limits of the protocol and of patience.
@@ -95,10 +104,20 @@ func New(config Config) (*Server, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.ranges.Store(&ranges{prefixes: config.ServiceCIDRs})
 	s.metrics = newMetrics(config.Registerer)
 	s.forward = newForwarder(config, s.log, s.metrics)
 	return s, nil
 }
+
+// SetServiceCIDRs replaces the service ranges while the server answers. One
+// goroutine at a time may call it; it does not block.
+func (s *Server) SetServiceCIDRs(prefixes []netip.Prefix) {
+	s.ranges.Store(&ranges{prefixes: prefixes, changes: s.ranges.Load().changes + 1})
+}
+
+// generation changes with everything that local answers depend on.
+func (s *Server) generation() uint64 { return s.config.Zone.Generation() + s.ranges.Load().changes }
 
 // Run watches for loops with the upstreams until ctx ends, and returns nil then.
 // It is to run beside ServeUDP and ServeTCP.

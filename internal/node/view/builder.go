@@ -26,7 +26,7 @@ import (
 
 // format changes whenever the same objects are written differently into a view,
 // so that positions of an older program are not taken for ours.
-const format = "proxima.node.v1/2"
+const format = "proxima.node.v1/3"
 
 // maxZones bounds the views that agents without a Node object can bring about.
 const maxZones = 1024
@@ -36,7 +36,7 @@ const maxZones = 1024
 // and never changed.
 type Delta struct {
 	Reset bool
-	// Sequence rises from one Delta to the next. Epoch names the history that
+	// Sequence never falls from one Delta to the next. Epoch names the history that
 	// sequences belong to; it may change with Reset.
 	Epoch    string
 	Sequence uint64
@@ -51,9 +51,11 @@ type BuilderConfig struct {
 	// one run of it only, so whoever makes the builder gives it something that no
 	// other run has; a random number will do.
 	Run string
-	// Weights plans a zone's share of the endpoints of a slice, in their order; nil
-	// or too short: no plan for these. It must depend on its arguments and on what
-	// the catalog held with them only. Nil: no plan at all.
+	// Weights plans a zone's share of the endpoints of a slice: a weight for each,
+	// in their order, relative to all slices of the Service. An endpoint whose weight
+	// is 0, or missing, gets none of the zone's traffic. Nil: no plan, the slice goes
+	// as it is. Where the answer changes though the slice does not, the slice has to
+	// be in a Delta again. Nil: no plan at all.
 	Weights func(zone string, slice *discoveryv1.EndpointSlice) []uint32
 	Log     *slog.Logger // nil: silence
 }
@@ -109,8 +111,8 @@ func NewBuilder(c BuilderConfig) *Builder {
 }
 
 // Apply brings every view up to date. Objects that cannot be encoded are logged
-// and left as they were. The first Delta must have Reset; one that changes
-// nothing may repeat a sequence.
+// and left as they were. The first Delta must have Reset. A sequence may be
+// repeated: by a Delta that changes nothing, or nothing but a plan.
 func (b *Builder) Apply(d Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,7 +128,7 @@ func (b *Builder) Apply(d Delta) error {
 	if !d.Reset && len(changes) == 0 {
 		return nil
 	}
-	b.filled, b.epoch, b.sequence = true, d.Epoch, d.Sequence
+	b.advance(d)
 	var failed []error
 	for zone, scope := range b.zones {
 		if err := b.write(zone, scope, d.Reset, changes); err != nil {
@@ -134,6 +136,16 @@ func (b *Builder) Apply(d Delta) error {
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// advance moves to the delta's sequence, or to the next one if that has been used:
+// a plan can change what a view holds while the catalog stands still.
+func (b *Builder) advance(d Delta) {
+	if b.filled && d.Epoch == b.epoch && d.Sequence <= b.sequence {
+		b.sequence++
+		return
+	}
+	b.filled, b.epoch, b.sequence = true, d.Epoch, d.Sequence
 }
 
 // change names a resource that may be different now.
@@ -258,7 +270,7 @@ func (b *Builder) body(zone string, c change) []byte {
 	if len(weights) == 0 {
 		return held.body
 	}
-	body, err := encodePlanned(held.object, weights)
+	body, err := encodePlanned(zone, held.object, weights)
 	if err != nil { // without weights it could be encoded
 		b.config.Log.Error("endpoint slice goes without its plan", "zone", zone, "error", err)
 		return held.body
@@ -266,21 +278,44 @@ func (b *Builder) body(zone string, c change) []byte {
 	return body
 }
 
-// encodePlanned encodes a slice with weights. These stand for the endpoints of
-// the object, of which the translation may have left some out.
-func encodePlanned(object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
-	s, _ := SliceOf(object)
+// nowhere is a zone hint that no zone answers to: a label's value cannot be that.
+const nowhere = "-"
+
+func encodePlanned(zone string, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
+	s, _ := PlannedSliceOf(zone, object, weights)
+	return encodeSlice(s)
+}
+
+// PlannedSliceOf is SliceOf as a zone's view has it when there is a plan. Weights stand
+// for the endpoints of the object, of which the translation may have left some out. The
+// hints of the object are for those who know no weights; in their place come hints that
+// fit the plan, as agents ask hints first: whoever gets a share names the zone, whoever
+// gets none names another.
+func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []uint32) (*proxy.Slice, bool) {
+	s, ok := SliceOf(object)
+	if !ok {
+		return nil, false
+	}
+	here := []string{zone}
 	next := 0
 	for i := range object.Endpoints {
 		if _, ok := endpointOf(&object.Endpoints[i]); !ok {
 			continue
 		}
-		if i < len(weights) {
-			s.Endpoints[next].Weight = weights[i]
-		}
+		e := &s.Endpoints[next]
 		next++
+		e.HintZones, e.HintNodes = nil, nil
+		switch {
+		case !e.Ready: // hints and weights mean nothing
+		case i < len(weights) && weights[i] > 0:
+			e.Weight, e.HintZones = weights[i], here
+		case e.Zone != "" && e.Zone != zone:
+			e.HintZones = []string{e.Zone}
+		default:
+			e.HintZones = []string{nowhere}
+		}
 	}
-	return encodeSlice(s)
+	return s, true
 }
 
 func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []change) error {

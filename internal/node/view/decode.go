@@ -101,6 +101,9 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 		Name:    proxy.SliceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		Service: proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetService()},
 	}
+	if at := m.GetTriggerUnixNanos(); at != 0 {
+		s.Trigger = time.Unix(0, at).UTC()
+	}
 	var err error
 	if s.Ports, err = decodeSlicePorts(m.GetPorts()); err != nil {
 		return nil, err

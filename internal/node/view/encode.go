@@ -71,6 +71,9 @@ func encodeSlice(s *proxy.Slice) ([]byte, error) {
 	m := &nodev1.EndpointSlice{
 		Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name, Ports: encodeSlicePorts(s.Ports),
 	}
+	if !s.Trigger.IsZero() {
+		m.TriggerUnixNanos = s.Trigger.UnixNano()
+	}
 	names := nameTable{index: map[string]uint32{"": 0}}
 	for _, e := range s.Endpoints {
 		m.Endpoints = append(m.Endpoints, &nodev1.Endpoint{

@@ -29,6 +29,9 @@ const (
 
 // FeedConfig configures a Feed.
 type FeedConfig struct {
+	// Conn reaches the control plane; it should be made with stream.DialOptions, and
+	// stays the caller's. Nil: the feed makes one of its own from the three below.
+	Conn grpc.ClientConnInterface
 	// Target is the control plane in gRPC's notation, mostly HOST:PORT.
 	Target      string
 	Credentials credentials.TransportCredentials
@@ -109,12 +112,16 @@ func (f *Feed) Status() FeedStatus {
 // is on disk by that time. It returns an error only if the configuration is of no
 // use. Call it once.
 func (f *Feed) Run(ctx context.Context) error {
-	options := append(stream.DialOptions(), grpc.WithTransportCredentials(f.config.Credentials))
-	conn, err := grpc.NewClient(f.config.Target, append(options, f.config.DialOptions...)...)
-	if err != nil {
-		return fmt.Errorf("node view of %s: %w", f.config.Target, err)
+	conn := f.config.Conn
+	if conn == nil {
+		options := append(stream.DialOptions(), grpc.WithTransportCredentials(f.config.Credentials))
+		own, err := grpc.NewClient(f.config.Target, append(options, f.config.DialOptions...)...)
+		if err != nil {
+			return fmt.Errorf("node view of %s: %w", f.config.Target, err)
+		}
+		defer own.Close()
+		conn = own
 	}
-	defer conn.Close()
 
 	f.start()
 	client := stream.NewClient(stream.ClientConfig{
@@ -132,7 +139,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	if f.config.StateFile != "" {
 		saver.Go(func() { f.save(saving) })
 	}
-	err = client.Run(ctx)
+	err := client.Run(ctx)
 	stop()
 	saver.Wait()
 	return err

@@ -78,6 +78,7 @@ func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 	out := &proxy.Slice{
 		Name:    proxy.SliceName{Namespace: s.Namespace, Name: s.Name},
 		Service: proxy.ServiceName{Namespace: s.Namespace, Name: service},
+		Trigger: triggerOf(s),
 	}
 	for _, p := range s.Ports {
 		if p.Port == nil || !validPort(*p.Port) {
@@ -92,6 +93,16 @@ func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 		}
 	}
 	return out, true
+}
+
+// triggerOf is the time that the endpoint slice controller noted; what makes no
+// sense is as good as none.
+func triggerOf(s *discoveryv1.EndpointSlice) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
+	if err != nil || t.Year() <= 1970 || t.Year() > 2200 { // beyond what nanoseconds can tell
+		return time.Time{}
+	}
+	return t.UTC()
 }
 
 func endpointOf(e *discoveryv1.Endpoint) (proxy.SliceEndpoint, bool) {

@@ -99,6 +99,7 @@ func TestSliceOf(t *testing.T) {
 		ForZones: []discoveryv1.ForZone{{Name: "a"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}},
 	}
 	full.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+	full.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T02:04:05.000000678Z"}
 	full.Endpoints = append(full.Endpoints, discoveryv1.Endpoint{})
 	full.Ports = append(full.Ports, discoveryv1.EndpointPort{Name: ptr("none")})
 	want := &proxy.Slice{
@@ -108,10 +109,17 @@ func TestSliceOf(t *testing.T) {
 			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, HintZones: []string{"a"}, HintNodes: []string{"n1"}},
 			{Addr: netip.MustParseAddr("10.1.0.2"), Serving: true, Terminating: true},
 		},
+		Trigger: time.Date(2026, 1, 2, 2, 4, 5, 678, time.UTC),
 	}
 	got, ok := SliceOf(full)
 	if diff := cmp.Diff(want, got, compareModel); !ok || diff != "" {
 		t.Errorf("ok = %v, -want +got:\n%s", ok, diff)
+	}
+	for _, text := range []string{"", "soon", "0001-01-01T00:00:00Z", "9999-01-01T00:00:00Z"} {
+		full.Annotations[corev1.EndpointsLastChangeTriggerTime] = text
+		if got, ok := SliceOf(full); !ok || !got.Trigger.IsZero() {
+			t.Errorf("trigger time %q: %v %v", text, ok, got.Trigger)
+		}
 	}
 	for name, change := range map[string]func(*discoveryv1.EndpointSlice){
 		"names":       func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN },
@@ -166,7 +174,12 @@ func genService(t *rapid.T) *proxy.Service {
 func genSlice(t *rapid.T) *proxy.Slice {
 	ns := genName.Draw(t, "namespace")
 	hints := rapid.SliceOfN(genName, 0, 3)
+	var trigger time.Time
+	if at := rapid.Int64().Draw(t, "trigger"); at != 0 {
+		trigger = time.Unix(0, at).UTC()
+	}
 	return &proxy.Slice{
+		Trigger: trigger,
 		Name:    proxy.SliceName{Namespace: ns, Name: genName.Draw(t, "name")},
 		Service: proxy.ServiceName{Namespace: ns, Name: genName.Draw(t, "service")},
 		Ports: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) proxy.SlicePort {

@@ -74,6 +74,9 @@ type Cluster struct {
 	Ratios auto.Ratios
 	// Endpoints are the zones of the ready endpoints, by index.
 	Endpoints []int
+	// NoZone is the name under which endpoints without a zone are planned, empty if
+	// that is not done. The heuristic is told that they have none.
+	NoZone string
 }
 
 // Of explains the plan that was made for a problem. cluster may be nil.
@@ -149,7 +152,11 @@ func (e *Explanation) warn(plan *planner.Plan, problem *planner.Problem) {
 func kubernetes(t *planner.Topology, problem *planner.Problem, c *Cluster) *Kubernetes {
 	slice := auto.Slice{}
 	for _, z := range c.Endpoints {
-		slice.Endpoints = append(slice.Endpoints, auto.Endpoint{Zone: t.Zone(z).Name, Ready: true})
+		e := auto.Endpoint{Zone: t.Zone(z).Name, Ready: true}
+		if e.Zone == c.NoZone {
+			e.Zone = ""
+		}
+		slice.Endpoints = append(slice.Endpoints, e)
 	}
 	demand := make([]float64, t.Len())
 	for i, d := range problem.Demand {

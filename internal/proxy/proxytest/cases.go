@@ -268,7 +268,11 @@ func (s *setup) ask(proto proxy.Protocol, step string, a ask) {
 		}
 	}
 	for who, share := range a.shares {
-		if real := float64(got[who]) / float64(a.times); math.Abs(real-share) > 0.1 {
+		tolerance := 0.1
+		if s.env.Random { // five standard deviations
+			tolerance = max(tolerance, 5*math.Sqrt(share*(1-share)/float64(a.times)))
+		}
+		if real := float64(got[who]) / float64(a.times); math.Abs(real-share) > tolerance {
 			s.Errorf("step %q: %s answered by %d in %.2f of cases, want %.2f", step, to, who, real, share)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -142,5 +143,72 @@ func TestRoutesOfOthersAreLeftAlone(t *testing.T) {
 	m := newMode(t, opts)
 	if err := m.Close(t.Context()); err != nil || localRoutes(t, prefix) != 1 {
 		t.Errorf("route of somebody else: %v, %d left", err, localRoutes(t, prefix))
+	}
+}
+
+// TestRangesChange: a range that comes while the mode runs carries a Service that
+// could not be served before, and its route goes with it.
+func TestRangesChange(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	loopback(t)
+	first, second := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/24")
+	m := newMode(t, userspace.Options{LocalRanges: []netip.Prefix{first}})
+	backend, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	go func() {
+		for {
+			conn, err := backend.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	name := proxy.PortName{ServiceName: proxy.ServiceName{Namespace: "default", Name: "web"}, Port: "http"}
+	state := &proxy.PortState{
+		Name:    name,
+		Service: &proxy.Service{Name: name.ServiceName, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.97.0.7")}},
+		Port:    proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80},
+		IPv4:    proxy.Choice{Cluster: []proxy.Target{{Addr: backend.Addr().(*net.TCPAddr).AddrPort(), Weight: 1}}},
+	}
+	change := []proxy.Change{{Name: name, State: state}}
+	var failed *proxy.PortError
+	if err := m.Apply(t.Context(), change); !errors.As(err, &failed) {
+		t.Fatalf("an address that is not routed here: %v, want a PortError", err)
+	}
+	listens := func() bool {
+		conn, err := net.DialTimeout("tcp", "10.97.0.7:80", time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}
+	for range 2 {
+		if err := m.SetRanges([]netip.Prefix{first, second, netip.MustParsePrefix("127.96.0.0/16")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !listens() {
+		t.Error("the Service is not served, though its range is routed")
+	}
+	if err := m.Apply(t.Context(), change); err != nil {
+		t.Error(err)
+	}
+	if err := m.SetRanges([]netip.Prefix{first}); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := localRoutes(t, first), localRoutes(t, second); a != 1 || b != 0 {
+		t.Errorf("%d and %d routes, want 1 and 0", a, b)
+	}
+	if err := m.Close(t.Context()); err != nil || localRoutes(t, first) != 0 {
+		t.Errorf("close: %v, %d routes are left", err, localRoutes(t, first))
+	}
+	if err := m.SetRanges([]netip.Prefix{second}); !errors.Is(err, userspace.ErrClosed) || localRoutes(t, second) != 0 {
+		t.Errorf("after Close: %v", err)
 	}
 }

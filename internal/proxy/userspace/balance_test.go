@@ -192,6 +192,10 @@ func TestWhoIsServedWhere(t *testing.T) {
 		IPv4: proxy.Choice{Cluster: cluster, Local: local},
 	}
 	v := newView(state)
+	m := &Mode{}
+	m.host.addrs = map[netip.Addr]struct{}{netip.MustParseAddr("198.51.100.77"): {}}
+	m.host.asked = time.Now().Add(time.Hour)
+	p := newServicePort(m, proxy.PortName{})
 	vip := netip.MustParseAddr("192.0.2.1")
 	for _, tc := range []struct {
 		role   role
@@ -202,11 +206,19 @@ func TestWhoIsServedWhere(t *testing.T) {
 		{nodePort, "203.0.113.9", v.v4.local},
 		{nodePort, "127.0.0.1", v.v4.cluster},
 		{nodePort, "192.0.2.1", v.v4.cluster},
+		{nodePort, "198.51.100.77", v.v4.cluster},
 		{externalIP, "203.0.113.9", v.v4.local},
+		{externalIP, "198.51.100.77", v.v4.cluster},
 		{loadBalancer, "203.0.113.9", nil},
 		{loadBalancer, "198.51.100.9", v.v4.local},
+		{loadBalancer, "198.51.100.77", v.v4.cluster},
 	} {
-		if got := v.pool(vip, tc.role, netip.MustParseAddr(tc.client), vip); got != tc.want {
+		key := frontKey{socketKey: socketKey{addr: netip.AddrPortFrom(vip, 80)}, role: tc.role}
+		if tc.role == nodePort {
+			key.addr = netip.AddrPortFrom(netip.IPv4Unspecified(), 80)
+		}
+		asked := func() netip.Addr { return vip }
+		if got := p.poolFor(v, key, netip.MustParseAddr(tc.client), asked); got != tc.want {
 			t.Errorf("role %d, client %s: got %v, want %v", tc.role, tc.client, got, tc.want)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -127,7 +128,7 @@ func (p *servicePort) listen(key frontKey) (front, error) {
 	if p.view.Load().state.Port.Protocol == proxy.UDP {
 		return listenUDP(p, key)
 	}
-	return listenTCP(p, key)
+	return p.mode.streams.listen(p, key)
 }
 
 // desired lists the sockets that a state asks for. Where nothing could answer
@@ -216,21 +217,34 @@ func network(proto proxy.Protocol, addr netip.Addr) string {
 	return "tcp" + family
 }
 
-// pool finds the endpoints for a client that came to a virtual address. None:
-// the client is to be turned away.
-func (v *view) pool(vip netip.Addr, r role, client, local netip.Addr) *pool {
+// poolFor finds the endpoints for a client that came to a front; local is the
+// address it asked for, where the front is on all of them. None: the client is
+// to be turned away.
+func (p *servicePort) poolFor(v *view, key frontKey, client netip.Addr, local func() netip.Addr) *pool {
+	if v.state == nil {
+		return nil // the port was removed while the client waited in the queue
+	}
 	svc := v.state.Service
-	if r == loadBalancer && !admitted(svc.SourceRanges, client) {
+	if key.role == loadBalancer && !admitted(svc.SourceRanges, client) {
 		return nil
 	}
-	pools := v.pools(vip)
-	if !policyLocal(svc, r) {
+	pools := v.pools(key.addr.Addr())
+	if !policyLocal(svc, key.role) {
 		return pools.cluster
 	}
-	if r != clusterIP && (client.IsLoopback() || client == local) {
+	if key.role != clusterIP && p.fromHere(key, client, local) {
 		return pools.cluster
 	}
 	return pools.local
+}
+
+// fromHere tells whether a client is a process of this host.
+func (p *servicePort) fromHere(key frontKey, client netip.Addr, local func() netip.Addr) bool {
+	asked := key.addr.Addr()
+	if asked.IsUnspecified() {
+		asked = local()
+	}
+	return client.IsLoopback() || client == asked || p.mode.host.has(client, time.Now())
 }
 
 // admitted applies loadBalancerSourceRanges; none, or one that covers

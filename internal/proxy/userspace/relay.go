@@ -1,18 +1,82 @@
 package userspace
 
 import (
+	"context"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
 )
 
+// relays carries TCP with the means of the Go runtime: two goroutines for each
+// connection. It is what systems other than Linux have.
+type relays struct {
+	mode *Mode
+
+	mu   sync.Mutex
+	live map[*relay]struct{}
+	idle chan struct{} // closed when draining and live is empty
+	shut bool
+}
+
+func newRelays(m *Mode) *relays {
+	return &relays{mode: m, live: map[*relay]struct{}{}, idle: make(chan struct{})}
+}
+
+// add reports false when draining has begun.
+func (s *relays) add(r *relay) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut {
+		return false
+	}
+	s.live[r] = struct{}{}
+	return true
+}
+
+func (s *relays) remove(r *relay) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.live, r)
+	s.finish()
+}
+
+// finish closes idle once there is nothing left to wait for. The caller holds
+// s.mu.
+func (s *relays) finish() {
+	if !s.shut || len(s.live) > 0 {
+		return
+	}
+	select {
+	case <-s.idle:
+	default:
+		close(s.idle)
+	}
+}
+
+func (s *relays) drain(ctx context.Context) {
+	s.mu.Lock()
+	s.shut = true
+	s.finish()
+	s.mu.Unlock()
+	select {
+	case <-s.idle:
+		return
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r := range s.live {
+		r.abort()
+	}
+}
+
 // relay carries one connection between a client and an endpoint. Each direction
 // ends by itself: its end of stream is passed on as a half-close. An error in
 // one direction resets both sides, so that nobody takes a torn stream for a
 // complete one.
 type relay struct {
-	mode     *Mode
+	relays   *relays
 	counters *counters
 	client   *net.TCPConn
 	left     atomic.Int32 // directions still running
@@ -31,7 +95,7 @@ func (r *relay) start(backend *net.TCPConn) {
 	}
 	r.mu.Unlock()
 	r.left.Store(2)
-	r.mode.conns.wg.Go(func() { r.run(r.client, backend, &r.counters.bytesOut) })
+	r.relays.mode.wg.Go(func() { r.run(r.client, backend, &r.counters.bytesOut) })
 	r.run(backend, r.client, &r.counters.bytesIn)
 }
 
@@ -70,8 +134,8 @@ func (r *relay) abort() {
 // end gives back what the connection held of the mode.
 func (r *relay) end() {
 	r.counters.active.Add(-1)
-	r.mode.conns.remove(r)
-	r.mode.slots.give()
+	r.relays.remove(r)
+	r.relays.mode.slots.give()
 }
 
 const (

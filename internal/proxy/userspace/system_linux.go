@@ -19,8 +19,8 @@ const canBeSilent = true
 // drops it before the socket sees it, even a SYN.
 var dropAll = []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 
-// control prepares a listening socket. Accepted connections inherit the keep
-// alive, which saves system calls for each of them.
+// control prepares a listening socket. Accepted connections inherit the options
+// of a stream, which saves system calls for each of them.
 func control(m *Mode, key frontKey, stream bool) func(string, string, syscall.RawConn) error {
 	routed := slices.ContainsFunc(m.opts.LocalRanges, func(p netip.Prefix) bool { return p.Contains(key.addr.Addr()) })
 	return func(_, _ string, c syscall.RawConn) error {
@@ -30,10 +30,7 @@ func control(m *Mode, key frontKey, stream bool) func(string, string, syscall.Ra
 				errs = append(errs, unix.SetsockoptInt(int(fd), level, option, value))
 			}
 			if stream {
-				set(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-				set(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAlive.Idle.Seconds()))
-				set(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepAlive.Interval.Seconds()))
-				set(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAlive.Count)
+				errs = append(errs, setStream(int(fd)))
 			}
 			if routed { // IPv6 takes only assigned addresses for local, whatever is routed
 				set(unix.SOL_IP, unix.IP_FREEBIND, 1)
@@ -112,6 +109,25 @@ func isOurs(route netlink.Route, p netip.Prefix) (bool, error) {
 		return false, fmt.Errorf("looking for local route %s: %w", p, err)
 	}
 	return len(found) > 0, nil
+}
+
+// change adds the ranges that are new and removes those that are not wanted any
+// more. If one cannot be added, nothing has changed.
+func (r *routes) change(have, want []netip.Prefix) error {
+	fresh := slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool { return slices.Contains(have, p) })
+	var added, left, stay routes
+	if err := added.add(fresh); err != nil {
+		return err
+	}
+	for _, route := range *r {
+		if slices.ContainsFunc(want, func(p netip.Prefix) bool { return route.Dst.String() == ipNet(p).String() }) {
+			stay = append(stay, route)
+		} else {
+			left = append(left, route)
+		}
+	}
+	*r = slices.Concat(stay, added)
+	return left.remove()
 }
 
 // remove removes what add added. A route that is gone already is no error.

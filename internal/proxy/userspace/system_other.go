@@ -26,4 +26,6 @@ func (routes) add(ranges []netip.Prefix) error {
 	return nil
 }
 
+func (r routes) change(_, want []netip.Prefix) error { return r.add(want) }
+
 func (routes) remove() error { return nil }

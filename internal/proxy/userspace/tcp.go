@@ -13,18 +13,20 @@ type tcpFront struct {
 	port *servicePort
 	key  frontKey
 	ln   *net.TCPListener
+
+	relays *relays
 }
 
-func listenTCP(p *servicePort, key frontKey) (front, error) {
+func (s *relays) listen(p *servicePort, key frontKey) (front, error) {
 	lc := net.ListenConfig{Control: control(p.mode, key, true), KeepAlive: -1}
 	lc.SetMultipathTCP(false) // slower, and of no use towards a virtual address
 	ln, err := lc.Listen(p.mode.life, key.network, key.addr.String())
 	if err != nil {
 		return nil, err
 	}
-	f := &tcpFront{port: p, key: key, ln: ln.(*net.TCPListener)}
+	f := &tcpFront{port: p, key: key, ln: ln.(*net.TCPListener), relays: s}
 	if !key.silent {
-		p.mode.conns.wg.Go(f.serve)
+		p.mode.wg.Go(f.serve)
 	}
 	return f, nil
 }
@@ -45,7 +47,7 @@ func (f *tcpFront) serve() {
 				reset(client)
 				return
 			}
-			f.port.mode.conns.wg.Go(func() { f.handle(client) })
+			f.port.mode.wg.Go(func() { f.handle(client) })
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
@@ -67,8 +69,8 @@ func (f *tcpFront) handle(client *net.TCPConn) {
 	p, m := f.port, f.port.mode
 	p.counters.connections.Add(1)
 	p.counters.active.Add(1)
-	r := &relay{client: client, counters: &p.counters, mode: m}
-	if !m.conns.add(r) {
+	r := &relay{client: client, counters: &p.counters, relays: f.relays}
+	if !f.relays.add(r) {
 		r.abort()
 		r.end()
 		return
@@ -88,7 +90,7 @@ func (f *tcpFront) route(client *net.TCPConn) (*net.TCPConn, error) {
 	p := f.port
 	v := p.view.Load()
 	peer := addrOf(client.RemoteAddr())
-	from := v.poolFor(f.key, peer, client)
+	from := p.poolFor(v, f.key, peer, func() netip.Addr { return addrOf(client.LocalAddr()) })
 	if from == nil {
 		p.counters.rejected.Add(1)
 		return nil, errNotServed
@@ -98,19 +100,6 @@ func (f *tcpFront) route(client *net.TCPConn) (*net.TCPConn, error) {
 		p.counters.failures.Add(1)
 	}
 	return backend, err
-}
-
-// poolFor finds the endpoints for a connection. A view without state is that of
-// a port that was removed while the connection waited in the queue.
-func (v *view) poolFor(key frontKey, client netip.Addr, c net.Conn) *pool {
-	if v.state == nil {
-		return nil
-	}
-	local := key.addr.Addr()
-	if local.IsUnspecified() {
-		local = addrOf(c.LocalAddr())
-	}
-	return v.pool(local, key.role, client, local)
 }
 
 var (

@@ -54,7 +54,7 @@ func listenUDP(p *servicePort, key frontKey) (front, error) {
 	}
 	f := &udpFront{port: p, key: key, conn: c.(*net.UDPConn), flows: map[netip.AddrPort]*flow{}}
 	if !key.silent {
-		p.mode.conns.wg.Go(f.serve)
+		p.mode.wg.Go(f.serve)
 	}
 	return f, nil
 }
@@ -142,7 +142,7 @@ func (f *udpFront) another(fl *flow) *flow {
 func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	p, m := f.port, f.port.mode
 	v := p.view.Load()
-	from := v.poolFor(f.key, client.Addr(), f.conn)
+	from := p.poolFor(v, f.key, client.Addr(), func() netip.Addr { return addrOf(f.conn.LocalAddr()) })
 	if from == nil || f.closed {
 		p.counters.rejected.Add(1)
 		return nil
@@ -167,7 +167,7 @@ func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	fl.used.Store(now.UnixNano())
 	f.flows[client] = fl
 	p.counters.active.Add(1)
-	m.conns.wg.Go(fl.answers)
+	m.wg.Go(fl.answers)
 	return fl
 }
 

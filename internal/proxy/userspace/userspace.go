@@ -21,7 +21,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,7 +40,7 @@ type Options struct {
 
 	// LocalRanges are ranges of virtual addresses outside 127.0.0.0/8 to route to
 	// this host, so that it can listen on them. Linux and CAP_NET_ADMIN only;
-	// IPv6 ranges always need it.
+	// IPv6 ranges always need it. They are those at the start: see SetRanges.
 	LocalRanges []netip.Prefix
 	// NodePortAddresses are the addresses on which node ports listen. Nil: all
 	// addresses of the host, of the families the Service has, as a Service asks
@@ -60,6 +62,9 @@ type Options struct {
 	// carries bulk, two pipes of two. At the limit TCP clients wait in the
 	// kernel's queue and the most idle UDP flow makes room.
 	MaxConnections int
+
+	// portable carries TCP as on systems without an event loop of their own.
+	portable bool
 }
 
 func (o Options) withDefaults() Options {
@@ -90,8 +95,10 @@ type Mode struct {
 	log       *slog.Logger
 	penalties *penalties
 	slots     slots
+	host      host
 	routes    routes
 	metrics   *metrics
+	streams   streams
 
 	// life ends when Close gives up waiting; it bounds dials in flight.
 	life context.Context
@@ -103,12 +110,22 @@ type Mode struct {
 	ports  map[proxy.PortName]*servicePort
 	owners map[socketKey]proxy.PortName
 
-	conns connections
+	wg sync.WaitGroup // every goroutine of the mode
+}
+
+// streams carries TCP: loops on Linux, relays elsewhere.
+type streams interface {
+	// listen opens a socket. Its front accepts at once, unless it is silent.
+	listen(*servicePort, frontKey) (front, error)
+	// drain waits until all connections have ended and resets the rest when ctx
+	// ends. All fronts are closed before. It is called once.
+	drain(ctx context.Context)
 }
 
 var (
 	_ proxy.Mode    = (*Mode)(nil)
 	_ proxy.Counter = (*Mode)(nil)
+	_ proxy.Ranged  = (*Mode)(nil)
 )
 
 // New makes a mode that carries nothing yet. If it was asked to route local
@@ -119,11 +136,14 @@ func New(opts Options) (*Mode, error) {
 		opts:      opts,
 		log:       opts.Logger,
 		penalties: newPenalties(opts.Penalty, 6*opts.ConnectTimeout),
-		slots:     make(slots, opts.MaxConnections),
+		slots:     slots{c: make(chan struct{}, opts.MaxConnections)},
 		ports:     map[proxy.PortName]*servicePort{},
 		owners:    map[socketKey]proxy.PortName{},
 	}
-	m.conns.init()
+	m.streams = newStreams(m)
+	if opts.portable {
+		m.streams = newRelays(m)
+	}
 	m.life, m.kill = context.WithCancel(context.Background())
 	if err := m.routes.add(opts.LocalRanges); err != nil {
 		m.kill()
@@ -180,6 +200,31 @@ func (m *Mode) Apply(_ context.Context, changes []proxy.Change) error {
 	return nil
 }
 
+// SetRanges implements proxy.Ranged. Ranges of loopback addresses need nothing
+// and are left out. Ports that could not be opened before are tried again, as
+// their addresses may be local now; connections are not touched.
+func (m *Mode) SetRanges(ranges []netip.Prefix) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return ErrClosed
+	}
+	want := slices.DeleteFunc(slices.Clone(ranges), func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	if slices.Equal(want, m.opts.LocalRanges) {
+		return nil
+	}
+	if err := m.routes.change(m.opts.LocalRanges, want); err != nil {
+		return fmt.Errorf("routing virtual addresses to this host: %w", err)
+	}
+	m.opts.LocalRanges = want
+	for _, p := range m.ports {
+		if len(p.fronts) < len(p.wanted) {
+			_ = p.open() // whoever called Apply was told, and calls it again
+		}
+	}
+	return nil
+}
+
 // Close implements proxy.Mode: nothing new is accepted, connections may finish
 // until ctx ends, and what is left then is reset. UDP flows end at once. It is
 // idempotent.
@@ -196,9 +241,9 @@ func (m *Mode) Close(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 
-	m.conns.drain(ctx)
+	m.streams.drain(ctx)
 	m.kill()
-	m.conns.wait()
+	m.wg.Wait()
 	if m.metrics != nil {
 		m.opts.Registerer.Unregister(m.metrics)
 	}
@@ -223,90 +268,47 @@ func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 }
 
 // slots bounds connections and flows: one element each.
-type slots chan struct{}
+type slots struct {
+	c chan struct{}
+	// short is set while somebody waits to be told that a slot was given back.
+	short atomic.Bool
+	freed func()
+}
 
-func (s slots) take(ctx context.Context) bool {
+// take waits for a slot; false: ctx ended first.
+func (s *slots) take(ctx context.Context) bool {
 	select {
-	case s <- struct{}{}:
+	case s.c <- struct{}{}:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-func (s slots) tryTake() bool {
+func (s *slots) tryTake() bool {
 	select {
-	case s <- struct{}{}:
+	case s.c <- struct{}{}:
 		return true
 	default:
 		return false
 	}
 }
 
-func (s slots) give() { <-s }
-
-// connections knows what is carried, so that Close can wait for it.
-type connections struct {
-	wg   sync.WaitGroup // accept loops, connections and flows
-	mu   sync.Mutex
-	live map[*relay]struct{}
-	idle chan struct{} // closed when draining and live is empty
-	shut bool
+// takeOrAwait takes a slot, or has freed called when there may be one. The
+// second look is for a slot that was given back before the request was seen.
+func (s *slots) takeOrAwait() bool {
+	if s.tryTake() {
+		return true
+	}
+	s.short.Store(true)
+	return s.tryTake()
 }
 
-func (c *connections) init() {
-	c.live = map[*relay]struct{}{}
-	c.idle = make(chan struct{})
-}
-
-// add reports false when draining has begun.
-func (c *connections) add(r *relay) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.shut {
-		return false
-	}
-	c.live[r] = struct{}{}
-	return true
-}
-
-func (c *connections) remove(r *relay) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.live, r)
-	if c.shut && len(c.live) == 0 {
-		c.finish()
+func (s *slots) give() {
+	<-s.c
+	if s.short.Load() && s.short.Swap(false) && s.freed != nil {
+		s.freed()
 	}
 }
-
-func (c *connections) finish() {
-	select {
-	case <-c.idle:
-	default:
-		close(c.idle)
-	}
-}
-
-// drain waits until all connections have ended, and resets the rest with ctx.
-func (c *connections) drain(ctx context.Context) {
-	c.mu.Lock()
-	c.shut = true
-	if len(c.live) == 0 {
-		c.finish()
-	}
-	c.mu.Unlock()
-	select {
-	case <-c.idle:
-		return
-	case <-ctx.Done():
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for r := range c.live {
-		r.abort()
-	}
-}
-
-func (c *connections) wait() { c.wg.Wait() }
 
 func closeQuietly(c net.Conn) { _ = c.Close() }

@@ -66,6 +66,42 @@ spec:
   addresses: [192.0.2.7]
   ports: [{name: http, port: 8080}]
   readiness: {httpGet: {port: http}}`,
+	"Mesh": `
+metadata: {name: blue}
+spec:
+  mtls:
+    enabledBackend: own
+    backends:
+    - {name: own}
+    - {name: corp, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: corp-ca, key: tls.key}}}}
+  networking: {outbound: {passthrough: false}}
+  routing: {zoneEgress: true}`,
+	"ExternalService": `
+metadata: {name: payments, namespace: shop}
+spec:
+  hosts: [pay.example.com]
+  ports: [{port: 443, targetPort: 8443}]
+  addresses: [{address: 192.0.2.9, zone: east}, {address: eu.pay.example.com}]
+  zones: [east, west]
+  tls:
+    serverName: pay.example.com
+    clientCertificate: {secretRef: {name: client, key: tls.crt}}
+    clientKey: {secretRef: {name: client, key: tls.key}}`,
+	"ZoneCosts": `
+metadata: {name: default}
+spec:
+  region: 1.5
+  world: 12
+  pairs: [{from: a, to: b, cost: 0.5}, {from: a, to: c, cost: 3, oneWay: true}]`,
+	"TopologyHeuristic": `
+metadata: {name: near}
+spec:
+  variables: [{name: busy, expression: "zones.filter(z, z.demand > z.capacity).map(z, z.name)"}]
+  zones: "[endpoint.zone] + busy"
+  fallback: Fail`,
+	"GlobalSecret": `
+metadata: {name: corp-ca}
+stringData: {tls.key: "1"}`,
 }
 
 // descriptors are all kinds under the names of their functions.

@@ -24,7 +24,7 @@ func Dataplane() *resource.Descriptor {
 		Resource:   "dataplanes",
 		Singular:   "dataplane",
 		ShortNames: []string{"dp"},
-		Categories: []string{"all", "mesh"},
+		Categories: []string{"all", "proxima"},
 		Namespaced: true,
 		Direction:  resource.ZoneToGlobal,
 		Status:     true,
@@ -61,15 +61,15 @@ func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
 }
 
 // defaultDataplane takes the mesh from the Dataplane's own label. Without one
-// it stays empty, which means the mesh of the namespace: see DataplaneMesh.
+// it stays empty, which means the mesh of the namespace: see DataplaneMesh. A
+// port's protocol stays empty too, and means TCP: clients that apply a manifest
+// of a kind they do not know compare lists as a whole, and would take what was
+// filled in there for a change, each time.
 func defaultDataplane(d *mesh.Dataplane) {
 	spec := &d.Spec
 	fill(&spec.Mesh, d.Labels[mesh.LabelMesh])
 	if spec.DrainSeconds == nil {
 		spec.DrainSeconds = new(mesh.DefaultDrainSeconds)
-	}
-	for i := range spec.Ports {
-		fill(&spec.Ports[i].Protocol, mesh.ProtocolTCP)
 	}
 	p := spec.Readiness
 	if p == nil {
@@ -128,7 +128,7 @@ func dataplaneCells(d *mesh.Dataplane) []any {
 		addresses.add(a)
 	}
 	for _, p := range d.Spec.Ports {
-		ports.add(fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+		ports.add(fmt.Sprintf("%d/%s", p.Port, orElse(p.Protocol, mesh.ProtocolTCP)))
 	}
 	return []any{
 		d.Name, orElse(d.Spec.NodeName, none), dataplaneReady(d), addresses.string(none), ports.string(none), age(d),

@@ -89,8 +89,9 @@ func checkDataplanePorts(path *field.Path, ports []mesh.DataplanePort) field.Err
 			}
 		}
 		errs = append(errs, checkPort(at.Child("port"), p.Port)...)
-		errs = append(errs, checkProtocol(at.Child("protocol"), corev1.Protocol(p.Protocol))...)
-		if number := fmt.Sprintf("%d/%s", p.Port, p.Protocol); !numbers.add(number) {
+		protocol := orElse(p.Protocol, mesh.ProtocolTCP)
+		errs = append(errs, checkProtocol(at.Child("protocol"), corev1.Protocol(protocol))...)
+		if number := fmt.Sprintf("%d/%s", p.Port, protocol); !numbers.add(number) {
 			errs = append(errs, field.Duplicate(at, number))
 		}
 		if p.AppProtocol != nil {

@@ -49,7 +49,7 @@ metadata: {labels: {mesh.proxima.dev/mesh: blue}}
 spec:
   mesh: blue
   addresses: [192.0.2.1]
-  ports: [{port: 80, protocol: TCP}]
+  ports: [{port: 80}]
   drainSeconds: 30
   readiness: {httpGet: {port: 80, path: /, scheme: HTTP}, periodSeconds: 10, timeoutSeconds: 1, successThreshold: 1, failureThreshold: 3}`},
 		{"Dataplane", "zero is kept", `{spec: {addresses: [], drainSeconds: 0}}`, `{spec: {addresses: [], drainSeconds: 0}}`},
@@ -279,11 +279,13 @@ func TestEventConversionLosesNothing(t *testing.T) {
 
 func TestFields(t *testing.T) {
 	want := map[string]map[string]string{
-		"Namespace": {"status.phase": "Active"},
-		"Service":   {"spec.clusterIP": "", "spec.type": "ClusterIP"},
-		"Node":      {"spec.unschedulable": "false"},
-		"Secret":    {"type": "Opaque"},
-		"Dataplane": {"spec.mesh": "", "spec.nodeName": ""},
+		"Namespace":       {"status.phase": "Active"},
+		"Service":         {"spec.clusterIP": "", "spec.type": "ClusterIP"},
+		"Node":            {"spec.unschedulable": "false"},
+		"Secret":          {"type": "Opaque"},
+		"Dataplane":       {"spec.mesh": "", "spec.nodeName": ""},
+		"ExternalService": {"spec.mesh": ""},
+		"GlobalSecret":    {"type": "Opaque"},
 		"Pod": {"spec.nodeName": "", "spec.restartPolicy": "Always", "spec.schedulerName": "default-scheduler",
 			"spec.serviceAccountName": "", "spec.hostNetwork": "false", "status.phase": "Pending", "status.podIP": "",
 			"status.podIPs": "", "status.nominatedNodeName": ""},

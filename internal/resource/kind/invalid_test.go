@@ -243,6 +243,109 @@ func TestInvalidOnCreate(t *testing.T) {
 		{"Dataplane", `{spec: {readiness: {httpGet: null, grpc: {port: 0}}}}`, "spec.readiness.grpc.port: " + badPort},
 		{"Dataplane", `{spec: {readiness: {httpGet: null, exec: {command: []}}}}`, "spec.readiness.exec.command: " + required},
 		{"Dataplane", `{spec: {readiness: {periodSeconds: -1}}}`, "spec.readiness.periodSeconds: " + negative},
+
+		// ZoneCosts
+		{"ZoneCosts", `{spec: {region: -1}}`, "spec.region: Invalid value: must be from 0 to 1000000000"},
+		{"ZoneCosts", `{spec: {region: 20}}`, "spec.region: Invalid value: must not be above the cost of `world`"},
+		{"ZoneCosts", `{spec: {world: 2e9}}`, "spec.world: Invalid value: must be from 0 to 1000000000"},
+		{"ZoneCosts", `{spec: {pairs: [{from: a, to: b, cost: -1}]}}`, "spec.pairs[0].cost: Invalid value: must be from 0 to 1000000000"},
+		{"ZoneCosts", `{spec: {pairs: [{to: b, cost: 1}]}}`, "spec.pairs[0].from: Required value: must name a zone"},
+		{"ZoneCosts", `{spec: {pairs: [{from: a, to: b, cost: 1}, {from: b, to: a, cost: 1}]}}`, "spec.pairs[1]: Duplicate value: "},
+
+		// TopologyHeuristic
+		{"TopologyHeuristic", `{metadata: {name: A}}`, "metadata.name: " + badName},
+		{"TopologyHeuristic", `{spec: {zones: ""}}`, "spec.zones: Invalid value: is needed"},
+		{"TopologyHeuristic", `{spec: {zones: endpoint.zone}}`, "spec.zones: Invalid value: is of type string, not list(string)"},
+		{"TopologyHeuristic", `{spec: {variables: [{name: busy, expression: zone}]}}`,
+			"spec.variables[0].expression: Invalid value: line 1, column 1: undeclared reference to 'zone' (in container '')"},
+		{"TopologyHeuristic", `{spec: {variables: [{name: in, expression: "1"}]}}`, `spec.variables[0].name: Invalid value: "in" has a meaning already`},
+		{"TopologyHeuristic", `{spec: {fallback: Some}}`, `spec.fallback: Invalid value: "Some": use All, Fail or None`},
+
+		// Mesh
+		{"Mesh", `{metadata: {name: Blue}}`, "metadata.name: " + badLabel},
+		{"Mesh", `{metadata: {name: a.b}}`, "metadata.name: Invalid value: must not contain dots"},
+		{"Mesh", `{metadata: {namespace: x}}`, "metadata.namespace: Forbidden: not allowed on this type"},
+		{"Mesh", `{spec: {mtls: {enabledBackend: other}}}`, "spec.mtls.enabledBackend: Not found: "},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own}, {name: own}]}}}`, "spec.mtls.backends[1].name: Duplicate value: "},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own}, {}]}}}`, "spec.mtls.backends[1].name: " + required},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own}, {name: A}]}}}`, "spec.mtls.backends[1].name: " + badLabel},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Vault}]}}}`, `spec.mtls.backends[0].type: Unsupported value: supported values: "Builtin", "Provided"`},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, mode: Lax}]}}}`, `spec.mtls.backends[0].mode: Unsupported value: supported values: "Permissive", "Strict"`},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided}]}}}`, "spec.mtls.backends[0].provided: Required value: must be set when `type` is 'Provided'"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: a}}}}]}}}`,
+			"spec.mtls.backends[0].provided: Forbidden: may only be set when `type` is 'Provided'"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {}, key: {secretRef: {name: a}}}}]}}}`,
+			"spec.mtls.backends[0].provided.certificate: Required value: must specify one of `inline` and `secretRef`"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==, secretRef: {name: a}}, key: {secretRef: {name: a}}}}]}}}`,
+			"spec.mtls.backends[0].provided.certificate: Forbidden: may not specify more than one of `inline` and `secretRef`"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {inline: YQ==}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.inline: Forbidden: a key is not for everybody to read: put it into a secret and name it in `secretRef`"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.secretRef: " + required},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {}}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.secretRef.name: " + required},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: A}}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.secretRef.name: " + badName},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: a, key: a b}}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.secretRef.key: " + badKey},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: a, kind: ConfigMap}}}}]}}}`,
+			`spec.mtls.backends[0].provided.key.secretRef.kind: Unsupported value: supported values: "GlobalSecret", "Secret"`},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: a, kind: Secret}}}}]}}}`,
+			"spec.mtls.backends[0].provided.key.secretRef.kind: Invalid value: must be 'GlobalSecret': this object is in no namespace"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, workloadCertificate: {validitySeconds: 59}}]}}}`,
+			"spec.mtls.backends[0].workloadCertificate.validitySeconds: Invalid value: must be between 60 and 31536000, inclusive"},
+		{"Mesh", `{spec: {mtls: {backends: [{name: own, workloadCertificate: {validitySeconds: 31536001}}]}}}`,
+			"spec.mtls.backends[0].workloadCertificate.validitySeconds: Invalid value: must be between 60 and 31536000, inclusive"},
+
+		// ExternalService
+		{"ExternalService", `{metadata: {namespace: ""}}`, "metadata.namespace: " + required},
+		{"ExternalService", `{metadata: {name: 1a}}`, "metadata.name: Invalid value: a DNS-1035 label must consist of…"},
+		{"ExternalService", `{spec: {mesh: A}}`, "spec.mesh: " + badLabel},
+		{"ExternalService", `{spec: {hosts: [], addresses: []}}`, "spec.hosts: Required value: must specify `hosts`, `addresses` or both"},
+		{"ExternalService", `{spec: {hosts: ["*.example.com"]}}`, "spec.hosts[0]: " + badName},
+		{"ExternalService", `{spec: {hosts: [a.example.com, a.example.com]}}`, "spec.hosts[1]: Duplicate value: "},
+		{"ExternalService", `{spec: {ports: []}}`, "spec.ports: Required value: must contain at least 1 port"},
+		{"ExternalService", `{spec: {ports: [{port: 0}]}}`, "spec.ports[0].port: " + badPort},
+		{"ExternalService", `{spec: {ports: [{port: 1, targetPort: 65536}]}}`, "spec.ports[0].targetPort: " + badPort},
+		{"ExternalService", `{spec: {ports: [{port: 1, protocol: SCTP}]}}`, `spec.ports[0].protocol: Unsupported value: supported values: "TCP", "UDP"`},
+		{"ExternalService", `{spec: {ports: [{port: 1, name: a}, {port: 2}]}}`, "spec.ports[1].name: " + required},
+		{"ExternalService", `{spec: {ports: [{port: 1, name: a}, {port: 2, name: a}]}}`, "spec.ports[1].name: Duplicate value: "},
+		{"ExternalService", `{spec: {ports: [{port: 1, name: A}]}}`, "spec.ports[0].name: " + badLabel},
+		{"ExternalService", `{spec: {ports: [{port: 1, name: a}, {port: 1, name: b, protocol: TCP}]}}`, "spec.ports[1]: Duplicate value: "},
+		{"ExternalService", `{spec: {ports: [{port: 1, appProtocol: a b}]}}`, "spec.ports[0].appProtocol: Invalid value: name part must consist of…"},
+		{"ExternalService", `{spec: {addresses: [{}]}}`, "spec.addresses[0].address: " + required},
+		{"ExternalService", `{spec: {addresses: [{address: a_b}]}}`, "spec.addresses[0].address: " + badName},
+		{"ExternalService", `{spec: {addresses: [{address: 10.1.0.256}]}}`, "spec.addresses[0].address: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"ExternalService", `{spec: {addresses: [{address: "2001:DB8::1"}]}}`, `spec.addresses[0].address: Invalid value: must be in canonical form ("2001:db8::1")`},
+		{"ExternalService", `{spec: {addresses: [{address: 127.0.0.1}]}}`, "spec.addresses[0].address: " + loops},
+		{"ExternalService", `{spec: {addresses: [{address: 239.1.1.1}]}}`, "spec.addresses[0].address: Invalid value: may not be in the multicast range (224.0.0.0/4, ff00::/8)"},
+		{"ExternalService", `{spec: {addresses: [{address: 192.0.2.1, port: 0}]}}`, "spec.addresses[0].port: " + badPort},
+		{"ExternalService", `{spec: {ports: [{port: 1, name: a}, {port: 2, name: b}], addresses: [{address: 192.0.2.1, port: 1}]}}`,
+			"spec.addresses[0].port: Forbidden: may only be set where the service has one port"},
+		{"ExternalService", `{spec: {addresses: [{address: 192.0.2.1, zone: A}]}}`, "spec.addresses[0].zone: " + badLabel},
+		{"ExternalService", `{spec: {addresses: [{address: 192.0.2.1, weight: 0}]}}`, "spec.addresses[0].weight: " + badPort},
+		{"ExternalService", `{spec: {zones: [a b]}}`, "spec.zones[0]: " + badLabel},
+		{"ExternalService", `{spec: {zones: [a, a]}}`, "spec.zones[1]: Duplicate value: "},
+		{"ExternalService", `{spec: {tls: {verification: None}}}`, `spec.tls.verification: Unsupported value: supported values: "Secured", "SkipAll", "SkipCA", "SkipSAN"`},
+		{"ExternalService", `{spec: {tls: {serverName: a_b}}}`, "spec.tls.serverName: " + badName},
+		{"ExternalService", `{spec: {hosts: [], tls: {serverName: null}}}`, "spec.tls.serverName: Required value: there are no hosts to take it from"},
+		{"ExternalService", `{spec: {tls: {subjectAltNames: [{type: Regex, value: a}]}}}`, `spec.tls.subjectAltNames[0].type: Unsupported value: supported values: "Exact", "Prefix"`},
+		{"ExternalService", `{spec: {tls: {subjectAltNames: [{type: Exact}]}}}`, "spec.tls.subjectAltNames[0].value: " + required},
+		{"ExternalService", `{spec: {tls: {minVersion: "1.1"}}}`, `spec.tls.minVersion: Unsupported value: supported values: "1.2", "1.3"`},
+		{"ExternalService", `{spec: {tls: {maxVersion: TLSv1.2}}}`, `spec.tls.maxVersion: Unsupported value: supported values: "1.2", "1.3"`},
+		{"ExternalService", `{spec: {tls: {minVersion: "1.3", maxVersion: "1.2"}}}`, "spec.tls.maxVersion: Invalid value: must not be less than `minVersion`"},
+		{"ExternalService", `{spec: {tls: {minVersion: "1.3", allowRenegotiation: true}}}`, "spec.tls.allowRenegotiation: Forbidden: there is no renegotiation in TLS 1.3"},
+		{"ExternalService", `{spec: {tls: {caCertificates: {}}}}`, "spec.tls.caCertificates: Required value: must specify one of `inline` and `secretRef`"},
+		{"ExternalService", `{spec: {tls: {clientKey: null}}}`, "spec.tls.clientKey: Required value: must be set together with `clientCertificate`"},
+		{"ExternalService", `{spec: {tls: {clientCertificate: null}}}`, "spec.tls.clientCertificate: Required value: must be set together with `clientKey`"},
+		{"ExternalService", `{spec: {tls: {clientKey: {inline: YQ==, secretRef: null}}}}`,
+			"spec.tls.clientKey.inline: Forbidden: a key is not for everybody to read: put it into a secret and name it in `secretRef`"},
+
+		// GlobalSecret
+		{"GlobalSecret", `{metadata: {name: A}}`, "metadata.name: " + badName},
+		{"GlobalSecret", `{metadata: {namespace: x}}`, "metadata.namespace: Forbidden: not allowed on this type"},
+		{"GlobalSecret", `{stringData: {a b: c}}`, "data[a b]: " + badKey},
+		{"GlobalSecret", `{stringData: {a: ` + strings.Repeat("x", corev1.MaxSecretSize+1) + `}}`, "data: Too long: may not be more than 1048576 bytes"},
 	}
 	all := descriptors()
 	for _, tt := range tests {
@@ -330,6 +433,14 @@ func TestInvalidOnUpdate(t *testing.T) {
 		{"Dataplane", func(o resource.Object) {
 			o.(*mesh.Dataplane).Spec.Readiness.HTTPGet.Port = intstr.FromInt32(0)
 		}, "spec.readiness.httpGet.port: " + badPort},
+		{"Mesh", func(o resource.Object) { o.SetName("other") }, "metadata.name: " + immutable},
+		{"Mesh", func(o resource.Object) { o.(*mesh.Mesh).Spec.MTLS.EnabledBackend = "gone" }, "spec.mtls.enabledBackend: Not found: "},
+		{"ExternalService", func(o resource.Object) { o.(*mesh.ExternalService).Spec.Ports = nil }, "spec.ports: Required value: must contain at least 1 port"},
+		{"ExternalService", func(o resource.Object) { o.(*mesh.ExternalService).Status.VirtualIPs = []string{"x"} },
+			"status.virtualIPs[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Data["tls.key"] = nil }, "data: Forbidden: field is immutable when `immutable` is set"},
+		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Immutable = nil }, "immutable: Forbidden: field is immutable when `immutable` is set"},
+		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Type = "other" }, "type: " + immutable},
 	}
 	all := descriptors()
 	for _, tt := range tests {
@@ -342,6 +453,8 @@ func TestInvalidOnUpdate(t *testing.T) {
 			case *corev1.ConfigMap:
 				o.Immutable = new(true)
 			case *corev1.Secret:
+				o.Immutable = new(true)
+			case *mesh.GlobalSecret:
 				o.Immutable = new(true)
 			case *corev1.Node:
 				o.Spec.ProviderID = "one"

@@ -35,6 +35,11 @@ func All() []*resource.Descriptor {
 		IPAddress(),
 		ServiceCIDR(),
 		Dataplane(),
+		ZoneCosts(),
+		TopologyHeuristic(),
+		Mesh(),
+		ExternalService(),
+		GlobalSecret(),
 	}
 }
 

@@ -54,6 +54,30 @@ func TestDescriptorsAreComplete(t *testing.T) {
 	}
 }
 
+// TestNamesAreClear: kubectl takes a word for a category first, and then for a
+// kind, so none may be both.
+func TestNamesAreClear(t *testing.T) {
+	words := map[string]string{}
+	for _, d := range kind.All() {
+		if d.Kind.Group == "events.k8s.io" {
+			continue // the same kind as core's
+		}
+		for _, word := range append([]string{d.Resource, d.Singular}, d.ShortNames...) {
+			if other, ok := words[word]; ok && other != d.Kind.Kind {
+				t.Errorf("%q means %s and %s", word, other, d.Kind.Kind)
+			}
+			words[word] = d.Kind.Kind
+		}
+	}
+	for _, d := range kind.All() {
+		for _, category := range d.Categories {
+			if other, ok := words[category]; ok {
+				t.Errorf("category %q of %s is a name of %s", category, d.Kind.Kind, other)
+			}
+		}
+	}
+}
+
 func TestExamplesAreValidOnCreateAndUpdate(t *testing.T) {
 	for name, d := range descriptors() {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -28,7 +29,7 @@ func Namespace() *resource.Descriptor {
 
 		Default:        on(defaultNamespace),
 		Prepare:        change(prepareNamespace),
-		PrepareStatus:  change(func(obj, old *corev1.Namespace) { obj.Spec = *old.Spec.DeepCopy() }),
+		PrepareStatus:  change(prepareNamespaceStatus),
 		Validate:       compare(validateNamespace),
 		ValidateStatus: compare(validateNamespaceStatus),
 
@@ -67,6 +68,20 @@ func prepareNamespace(n, old *corev1.Namespace) {
 		}
 	}
 	defaultNamespace(n)
+}
+
+// prepareNamespaceStatus keeps the mesh too: whether it exists is asked by
+// writes of the namespace only.
+func prepareNamespaceStatus(n, old *corev1.Namespace) {
+	n.Spec = *old.Spec.DeepCopy()
+	if m, ok := old.Labels[mesh.LabelMesh]; ok {
+		if n.Labels == nil {
+			n.Labels = map[string]string{}
+		}
+		n.Labels[mesh.LabelMesh] = m
+	} else {
+		delete(n.Labels, mesh.LabelMesh)
+	}
 }
 
 func validateNamespace(n, old *corev1.Namespace) field.ErrorList {

@@ -59,5 +59,15 @@ func Descriptors() []*resource.Descriptor {
 			New:     func() resource.Object { return &meshv1alpha1.Dataplane{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.DataplaneList{} },
 		},
+		{
+			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("ZoneCosts"), Resource: "zonecosts",
+			New:     func() resource.Object { return &meshv1alpha1.ZoneCosts{} },
+			NewList: func() runtime.Object { return &meshv1alpha1.ZoneCostsList{} },
+		},
+		{
+			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("TopologyHeuristic"), Resource: "topologyheuristics",
+			New:     func() resource.Object { return &meshv1alpha1.TopologyHeuristic{} },
+			NewList: func() runtime.Object { return &meshv1alpha1.TopologyHeuristicList{} },
+		},
 	}
 }

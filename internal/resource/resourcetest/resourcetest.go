@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strconv"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -172,7 +174,7 @@ func (c *Client) List(_ context.Context, d *resource.Descriptor, opts resource.L
 	defer c.mu.Unlock()
 	var out []resource.Object
 	for _, obj := range c.objects[d.Kind.GroupKind()] {
-		if selected(opts, obj) {
+		if selected(d, opts, obj) {
 			out = append(out, clone(obj))
 		}
 	}
@@ -350,9 +352,18 @@ func admit(d *resource.Descriptor, obj, old resource.Object, status bool) error 
 	return nil
 }
 
-func selected(opts resource.ListOptions, obj resource.Object) bool {
+func selected(d *resource.Descriptor, opts resource.ListOptions, obj resource.Object) bool {
 	return (opts.Namespace == "" || opts.Namespace == obj.GetNamespace()) &&
-		(opts.Labels == nil || opts.Labels.Matches(labelSet(obj.GetLabels())))
+		(opts.Labels == nil || opts.Labels.Matches(labelSet(obj.GetLabels()))) &&
+		(opts.Fields == nil || opts.Fields.Matches(fieldsOf(d, obj)))
+}
+
+func fieldsOf(d *resource.Descriptor, obj resource.Object) fields.Set {
+	set := fields.Set{"metadata.name": obj.GetName(), "metadata.namespace": obj.GetNamespace()}
+	if d.Fields != nil {
+		maps.Copy(set, d.Fields(obj))
+	}
+	return set
 }
 
 // labelSet adapts a map to labels.Labels, nil included.

@@ -41,7 +41,7 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 func (c *Client) initialEvents(d *resource.Descriptor, opts resource.WatchOptions) []watch.Event {
 	var events []watch.Event
 	for _, obj := range c.objects[d.Kind.GroupKind()] {
-		if selected(opts.ListOptions, obj) {
+		if selected(d, opts.ListOptions, obj) {
 			events = append(events, watch.Event{Type: watch.Added, Object: clone(obj)})
 		}
 	}
@@ -123,8 +123,8 @@ func (w *watcher) translate(r record) (watch.Event, bool) {
 	if r.kind != w.kind.Kind.GroupKind() {
 		return watch.Event{}, false
 	}
-	was := r.prev != nil && selected(w.opts.ListOptions, r.prev)
-	is := r.event != watch.Deleted && selected(w.opts.ListOptions, r.obj)
+	was := r.prev != nil && selected(w.kind, w.opts.ListOptions, r.prev)
+	is := r.event != watch.Deleted && selected(w.kind, w.opts.ListOptions, r.obj)
 	event := watch.Event{Type: watch.Modified, Object: clone(r.obj)}
 	switch {
 	case !was && !is:

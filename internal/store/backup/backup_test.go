@@ -19,7 +19,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/backup"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/store/postgres"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,6 +37,14 @@ var engines = map[string]func(t *testing.T) store.Restorer{
 	},
 	"sqlite": func(t *testing.T) store.Restorer {
 		s, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "state.db"), sqlite.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	},
+	"postgres": func(t *testing.T) store.Restorer {
+		s, err := postgres.Open(t.Context(), testkit.Postgres(t), postgres.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,6 +28,20 @@ func TestContract(t *testing.T) {
 	}, storetest.Options{Clock: clock})
 }
 
+// TestContractUnderFaults: a caller that tries again loses nothing by faults.
+func TestContractUnderFaults(t *testing.T) {
+	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
+	faults := 0
+	storetest.Run(t, func(t *testing.T) store.Store {
+		s := faulty.New(memory.New(memory.Options{Clock: clock}), 1, faulty.Shares{Calls: 0.1, Batches: 0.1})
+		t.Cleanup(func() { _ = s.Close(); faults += s.Injected() })
+		return faulty.Patient{Store: s}
+	}, storetest.Options{Clock: clock})
+	if faults == 0 {
+		t.Error("there were no faults")
+	}
+}
+
 func wrap(t *testing.T, seed uint64, shares faulty.Shares) *faulty.Store {
 	s := faulty.New(memory.New(memory.Options{}), seed, shares)
 	t.Cleanup(func() { _ = s.Close() })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 )
 
 const (
@@ -35,6 +36,8 @@ type writer struct {
 	id     int64 // marks our rows in the history
 	conn   *pgx.Conn
 	keeper bool          // this session has the expiry lock
+	alone  bool          // each session must have the claim to the state
+	claim  claim         // of the session before this one, if it had one
 	pid    atomic.Uint32 // of the server's process, for the listener
 }
 
@@ -55,6 +58,12 @@ func (w *writer) connected(ctx context.Context) (*pgx.Conn, error) {
 		silentInCommit, silentAtAll); err != nil {
 		w.disconnect()
 		return nil, err
+	}
+	if w.alone {
+		if err := w.reclaim(ctx, conn); err != nil {
+			w.disconnect()
+			return nil, err
+		}
 	}
 	w.pid.Store(conn.PgConn().PID())
 	return conn, nil
@@ -120,14 +129,14 @@ func (p *plan) first() store.Revision { return p.before.revision + 1 }
 //
 // There are two exchanges. The first takes the lock and reads, the second writes
 // and commits.
-func (w *writer) commit(ctx context.Context, group []*request, now time.Time) (before store.Revision, err error) {
-	p, err := w.begin(ctx, group)
+func (w *writer) commit(ctx context.Context, requests []*group.Request, now time.Time) (before store.Revision, err error) {
+	p, err := w.begin(ctx, requests)
 	if err != nil {
 		w.disconnect() // not committed, as nobody asked for it
 		return 0, err
 	}
-	for _, r := range group {
-		r.revision, r.err, r.events = 0, nil, nil
+	for _, r := range requests {
+		r.Reset()
 		p.apply(r, now)
 	}
 	if len(p.events) == 0 {
@@ -159,7 +168,7 @@ func (w *writer) commit(ctx context.Context, group []*request, now time.Time) (b
 // The isolation must be READ COMMITTED: each statement sees what was committed
 // when it began, so the ones after the lock see all that earlier holders did.
 // One snapshot for the transaction would be that of the moment the wait began.
-func (w *writer) begin(ctx context.Context, group []*request) (*plan, error) {
+func (w *writer) begin(ctx context.Context, requests []*group.Request) (*plan, error) {
 	ctx, cancel := context.WithTimeout(ctx, phasePatience)
 	defer cancel()
 	p := &plan{current: map[string]*store.Record{}, changed: map[string]struct{}{}}
@@ -172,7 +181,7 @@ func (w *writer) begin(ctx context.Context, group []*request) (*plan, error) {
 	queueLock(&batch)
 	batch.Queue(selectMeta)
 	batch.Queue(`SELECT live.key, h.revision, h.created, h.expires, h.value FROM proxima_live AS live, `+rowOf("live.revision")+` AS h
-		WHERE live.key = ANY($1)`, p.keys(group))
+		WHERE live.key = ANY($1)`, p.keys(requests))
 	results := conn.SendBatch(ctx, &batch)
 	if err = takeLock(results); err == nil {
 		err = p.before.scan(results.QueryRow())
@@ -204,18 +213,18 @@ func takeLock(results pgx.BatchResults) error {
 }
 
 // keys of a group, each once. Until they are read they count as absent.
-func (p *plan) keys(group []*request) (keys [][]byte) {
+func (p *plan) keys(requests []*group.Request) (keys [][]byte) {
 	add := func(key string) {
 		if _, ok := p.current[key]; !ok {
 			p.current[key] = nil
 			keys = append(keys, []byte(key))
 		}
 	}
-	for _, r := range group {
-		for _, c := range r.txn.Conditions {
+	for _, r := range requests {
+		for _, c := range r.Txn.Conditions {
 			add(c.Key)
 		}
-		for _, op := range r.txn.Ops {
+		for _, op := range r.Txn.Ops {
 			add(op.Key)
 		}
 	}
@@ -243,22 +252,22 @@ func (p *plan) takeCurrent(results pgx.BatchResults) error {
 
 // apply checks all conditions of a request before it changes anything, so that a
 // conflict leaves nothing to undo.
-func (p *plan) apply(r *request, now time.Time) {
-	for _, c := range r.txn.Conditions {
+func (p *plan) apply(r *group.Request, now time.Time) {
+	for _, c := range r.Txn.Conditions {
 		record := p.current[c.Key]
 		if (record == nil && c.Modified != 0) || (record != nil && c.Modified != record.Modified) {
-			r.err = &store.ConflictError{Condition: c, Current: record}
+			r.Err = &store.ConflictError{Condition: c, Current: record}
 			return
 		}
 	}
-	for _, op := range r.txn.Ops {
+	for _, op := range r.Txn.Ops {
 		prev := p.current[op.Key]
 		if op.Kind == store.Delete && prev == nil {
 			continue
 		}
 		p.revision++
 		e := event(p.revision, op, prev, now)
-		r.events = append(r.events, e)
+		r.Events = append(r.Events, e)
 		p.changed[op.Key] = struct{}{}
 		if p.current[op.Key] = nil; op.Kind == store.Put {
 			p.current[op.Key] = &e.Record
@@ -268,11 +277,11 @@ func (p *plan) apply(r *request, now time.Time) {
 			p.size -= int64(len(prev.Value))
 		}
 	}
-	r.revision = p.revision
-	for range r.events {
-		p.batches = append(p.batches, r.revision)
+	r.Revision = p.revision
+	for range r.Events {
+		p.batches = append(p.batches, r.Revision)
 	}
-	p.events = append(p.events, r.events...)
+	p.events = append(p.events, r.Events...)
 }
 
 func event(revision store.Revision, op store.Op, prev *store.Record, now time.Time) store.Event {

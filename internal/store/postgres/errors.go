@@ -42,6 +42,20 @@ func (e *ReplacedError) Error() string {
 	return "the history in the database was replaced: " + e.Detail
 }
 
+// InUseError reports that another process has the state open alone.
+type InUseError struct {
+	// Holder is what the database knows of it; empty if that is nothing.
+	Holder string
+}
+
+func (e *InUseError) Error() string {
+	by := "another process"
+	if e.Holder != "" {
+		by += " (" + e.Holder + ")"
+	}
+	return "the database is in use by " + by + "; stop that one, or use a schema of its own by search_path=NAME in the URL"
+}
+
 // UnknownError reports a commit that may have happened or not: the connection
 // was lost while it was under way, and the database could not be asked since.
 // Read before trying again.
@@ -73,7 +87,7 @@ func unavailable(err error) bool {
 	}
 	for _, permanent := range []any{
 		new(*store.ConflictError), new(*store.InvalidError), new(*URLError), new(*SchemaError), new(*DamagedError),
-		new(*ReplacedError), new(*UnknownError),
+		new(*ReplacedError), new(*InUseError), new(*UnknownError),
 	} {
 		if errors.As(err, permanent) {
 			return false

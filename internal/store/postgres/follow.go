@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 )
 
 const (
@@ -114,8 +115,8 @@ func (s *Store) follow(ctx context.Context) {
 			w.Progress()
 		}
 	}
-	if s.replaced.Load() != nil {
-		s.hub.Close() // watchers of a history that is no more
+	if s.ended.Load() != nil {
+		s.hub.Close() // watchers of a history that is not ours any more
 	}
 }
 
@@ -165,8 +166,8 @@ func (s *Store) announce(batch store.Batch) {
 
 // publish announces the writer's own group, which was built on a revision. If
 // others' commits are missing before it, all is read from the database.
-func (s *Store) publish(ctx context.Context, before store.Revision, group []*request) {
-	if s.announceGroup(before, group) {
+func (s *Store) publish(ctx context.Context, before store.Revision, requests []*group.Request) {
+	if s.announceGroup(before, requests) {
 		return
 	}
 	if err := s.catchUp(ctx); err != nil {
@@ -174,15 +175,15 @@ func (s *Store) publish(ctx context.Context, before store.Revision, group []*req
 	}
 }
 
-func (s *Store) announceGroup(before store.Revision, group []*request) bool {
+func (s *Store) announceGroup(before store.Revision, requests []*group.Request) bool {
 	s.follower.publishing.Lock()
 	defer s.follower.publishing.Unlock()
 	if s.hub.Revision() < before {
 		return false
 	}
-	for _, r := range group {
-		if len(r.events) > 0 && r.revision > s.hub.Revision() { // else the follower was faster
-			s.announce(store.Batch{Events: r.events, Revision: r.revision})
+	for _, r := range requests {
+		if len(r.Events) > 0 && r.Revision > s.hub.Revision() { // else the follower was faster
+			s.announce(store.Batch{Events: r.Events, Revision: r.Revision})
 		}
 	}
 	return true

@@ -415,4 +415,4 @@ func TestExpiryByOne(t *testing.T) {
 	}
 }
 
-func isClosed(s *Store) bool { return s.isClosing() }
+func isClosed(s *Store) bool { return s.queue.Closing() }

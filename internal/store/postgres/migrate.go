@@ -25,6 +25,7 @@ const (
 	lockExpiry  = 0x50726f02 // for the life of the session that deletes expired keys
 	lockSweep   = 0x50726f03 // for a step of deleting compacted rows
 	lockMigrate = 0x50726f04
+	lockAlone   = 0x50726f05 // for the life of the session of who has the state alone
 )
 
 type migration struct {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
@@ -41,6 +42,12 @@ type Options struct {
 	// Recent bounds the events kept in memory for watchers; zero: 16,384 events
 	// and 64 MiB. A watcher further behind reads the database.
 	Recent watch.Limits
+	// Alone: nobody else may have the state open alone, too. Open waits a moment
+	// for a predecessor to go and then fails with *InUseError. Should somebody
+	// take the state over while this process is cut off, the store ends with
+	// that error: the claim belongs to the very session that commits, so
+	// nothing is written without it.
+	Alone bool
 
 	dial     pgconn.DialFunc // for tests; nil: the real one
 	patience time.Duration   // for tests; 0: patience
@@ -76,19 +83,16 @@ type Store struct {
 	follower *follower
 
 	compacted atomic.Int64
-	fault     atomic.Pointer[error]         // of the last write; nil: it went well
-	replaced  atomic.Pointer[ReplacedError] // why the store came to an end by itself
+	fault     atomic.Pointer[error] // of the last write; nil: it went well
+	ended     atomic.Pointer[error] // why the store came to an end by itself
 	reads     outage
 	writes    outage
 
-	commits  chan *request
-	tasks    chan func(context.Context)
-	closing  chan struct{}
-	finished chan struct{}   // the writer's goroutine has ended
-	running  context.Context // ends with the store
-	stop     context.CancelFunc
-	others   sync.WaitGroup // goroutines besides the writer's
-	close    sync.Once
+	queue   *group.Queue    // of the one goroutine that has the writer
+	running context.Context // ends with the store
+	stop    context.CancelFunc
+	others  sync.WaitGroup // goroutines besides the writer's
+	close   sync.Once
 }
 
 var (
@@ -103,8 +107,8 @@ var (
 // password file apply. The connection must be one to the server or to a pooler
 // that gives whole sessions: a pooler that gives transactions breaks LISTEN.
 //
-// Errors: *URLError, *SchemaError, *DamagedError, and those of the connection;
-// none contains the password.
+// Errors: *URLError, *SchemaError, *DamagedError, *InUseError, and those of the
+// connection; none contains the password.
 func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	opts = opts.withDefaults()
 	t, err := parse(url)
@@ -119,10 +123,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 		target: t, logger: opts.Logger, clock: opts.Clock,
 		expiry:   expiry.New(opts.Clock, opts.Logger),
 		follower: newFollower(),
-		commits:  make(chan *request, mostRequests),
-		tasks:    make(chan func(context.Context)),
-		closing:  make(chan struct{}),
-		finished: make(chan struct{}),
+		queue:    group.New(),
 		running:  running, stop: stop,
 		reads: outage{patience: opts.patience}, writes: outage{patience: opts.patience},
 	}
@@ -151,6 +152,11 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	}
 	if err := s.target.migrate(ctx, conn); err != nil {
 		return err
+	}
+	if opts.Alone {
+		if err := s.writer.claimFirst(ctx, conn); err != nil {
+			return err
+		}
 	}
 	now, err := verify(ctx, conn)
 	if err != nil {
@@ -196,9 +202,9 @@ const closePatience = 5 * time.Second
 // those that wait for their turn fail with store.ErrClosed.
 func (s *Store) Close() error {
 	s.close.Do(func() {
-		close(s.closing)
+		s.queue.Close()
 		cut := time.AfterFunc(closePatience, s.stop)
-		<-s.finished
+		<-s.queue.Finished()
 		cut.Stop()
 		s.stop()
 		s.others.Wait()
@@ -218,15 +224,21 @@ func (s *Store) release() {
 	}
 }
 
+// end ends the store for a reason that no later call can mend.
+func (s *Store) end(err error) {
+	if s.ended.CompareAndSwap(nil, &err) {
+		s.logger.Error("the store ends", "store", s.target.label, "error", err)
+		s.stop()
+	}
+}
+
 // usable is the error that a call begins with.
 func (s *Store) usable(ctx context.Context) error {
-	select {
-	case <-s.closing:
+	if s.queue.Closing() {
 		return store.ErrClosed
-	default:
 	}
-	if err := s.replaced.Load(); err != nil {
-		return fmt.Errorf("state %s: %w", s.target.label, err)
+	if err := s.ended.Load(); err != nil {
+		return fmt.Errorf("state %s: %w", s.target.label, *err)
 	}
 	return ctx.Err()
 }

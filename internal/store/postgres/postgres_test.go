@@ -16,6 +16,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/faulty"
 	"github.com/proxima-mesh/proxima/internal/store/storetest"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -104,4 +105,14 @@ func TestContract(t *testing.T) {
 				}})
 		})
 	}
+}
+
+// TestContractUnderFaults: a caller that tries again loses nothing by faults.
+func TestContractUnderFaults(t *testing.T) {
+	database := testkit.Postgres(t)
+	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
+	storetest.Run(t, func(t *testing.T) store.Store {
+		s := open(t, inSchema(t, database), Options{Clock: clock})
+		return faulty.Patient{Store: faulty.New(s, 1, faulty.Shares{Calls: 0.1, Batches: 0.1})}
+	}, storetest.Options{Clock: clock})
 }

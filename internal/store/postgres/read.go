@@ -83,10 +83,7 @@ func (s *Store) accept(now bookkeeping, known store.Revision) error {
 		}
 	}
 	err := &ReplacedError{Detail: detail}
-	if s.replaced.CompareAndSwap(nil, err) {
-		s.logger.Error("the store ends", "store", s.target.label, "error", err)
-		s.stop()
-	}
+	s.end(err)
 	return err
 }
 
@@ -178,6 +175,9 @@ func boundary(results pgx.BatchResults, at store.Revision, now bookkeeping) (sto
 	case at < now.compacted:
 		return 0, store.ErrCompacted
 	}
+	if errors.Is(err, pgx.ErrNoRows) && at == now.compacted {
+		return at, nil // where a restored state begins there is no row
+	}
 	return batch, err
 }
 
@@ -223,9 +223,10 @@ func rowOf(revision string) string {
 	return `LATERAL (SELECT * FROM proxima_history WHERE revision = ` + revision + ` OFFSET 0)`
 }
 
-// batchOf is selectBatch for any parameter.
+// batchOf is selectBatch for any parameter, which stands for itself where there
+// is no such row.
 func batchOf(parameter string) string {
-	return `SELECT batch FROM proxima_history WHERE revision = ` + parameter
+	return `SELECT coalesce((SELECT batch FROM proxima_history WHERE revision = ` + parameter + `), ` + parameter + `)`
 }
 
 // Count implements store.Store.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 )
 
 // writer changes the database. Only one goroutine at a time may call it.
@@ -183,10 +184,10 @@ func (w *writer) probe() error {
 // commit applies a group in the order of its requests, each on top of those
 // before, and leaves their answers. An error is one of the medium and fails
 // them all; a conflict is an answer like another.
-func (w *writer) commit(group []*request, now time.Time) error {
+func (w *writer) commit(requests []*group.Request, now time.Time) error {
 	return w.transact(func(next *bookkeeping) error {
-		for _, r := range group {
-			r.revision, r.err, r.events = 0, nil, nil
+		for _, r := range requests {
+			r.Reset()
 			if err := w.apply(next, r, now); err != nil {
 				return err
 			}
@@ -197,8 +198,8 @@ func (w *writer) commit(group []*request, now time.Time) error {
 
 // apply checks all conditions before it changes anything, so that a conflict
 // leaves nothing to undo.
-func (w *writer) apply(next *bookkeeping, r *request, now time.Time) error {
-	seen := make(map[string]*store.Record, len(r.txn.Ops)+len(r.txn.Conditions))
+func (w *writer) apply(next *bookkeeping, r *group.Request, now time.Time) error {
+	seen := make(map[string]*store.Record, len(r.Txn.Ops)+len(r.Txn.Conditions))
 	current := func(key string) (*store.Record, error) {
 		if record, ok := seen[key]; ok {
 			return record, nil
@@ -209,17 +210,17 @@ func (w *writer) apply(next *bookkeeping, r *request, now time.Time) error {
 		}
 		return record, err
 	}
-	for _, c := range r.txn.Conditions {
+	for _, c := range r.Txn.Conditions {
 		record, err := current(c.Key)
 		if err != nil {
 			return err
 		}
 		if (record == nil && c.Modified != 0) || (record != nil && c.Modified != record.Modified) {
-			r.err = &store.ConflictError{Condition: c, Current: record}
+			r.Err = &store.ConflictError{Condition: c, Current: record}
 			return nil
 		}
 	}
-	for _, op := range r.txn.Ops {
+	for _, op := range r.Txn.Ops {
 		prev, err := current(op.Key)
 		if err != nil {
 			return err
@@ -228,11 +229,11 @@ func (w *writer) apply(next *bookkeeping, r *request, now time.Time) error {
 			continue
 		}
 		next.revision++
-		r.events = append(r.events, event(next.revision, op, prev, now))
+		r.Events = append(r.Events, event(next.revision, op, prev, now))
 	}
-	r.revision = next.revision
-	for _, e := range r.events {
-		if err := w.record(e, r.revision); err != nil {
+	r.Revision = next.revision
+	for _, e := range r.Events {
+		if err := w.record(e, r.Revision); err != nil {
 			return err
 		}
 		next.size += int64(len(e.Record.Value))

@@ -10,6 +10,7 @@ import (
 	driver "modernc.org/sqlite"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 )
 
 // limit lets the file grow by some pages only; 0 lifts the limit.
@@ -97,22 +98,20 @@ func TestGroupIsolation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, filepath.Join(t.TempDir(), "state.db"))
 			limit(t, s, 30)
-			group := []*request{
-				{txn: put("a", nil)}, {txn: create}, {txn: again}, {txn: put("huge", make([]byte, huge))}, {txn: update}, {txn: put("z", nil)},
+			var requests []*group.Request
+			for _, txn := range []store.Txn{put("a", nil), create, again, put("huge", make([]byte, huge)), update, put("z", nil)} {
+				requests = append(requests, group.NewRequest(t.Context(), txn))
 			}
-			for _, r := range group {
-				r.done = make(chan struct{})
-			}
-			if err := s.task(t.Context(), func() { s.settle(group) }); err != nil {
+			if err := s.task(t.Context(), func() { s.settle(requests) }); err != nil {
 				t.Fatal(err)
 			}
 			var got []store.Revision
-			for i, r := range group {
-				<-r.done
-				got = append(got, r.revision)
+			for i, r := range requests {
+				<-r.Done()
+				got = append(got, r.Revision)
 				var conflict *store.ConflictError
-				if isConflict := errors.As(r.err, &conflict); isConflict != (i == 2) {
-					t.Errorf("%d: %v", i, r.err)
+				if isConflict := errors.As(r.Err, &conflict); isConflict != (i == 2) {
+					t.Errorf("%d: %v", i, r.Err)
 				}
 			}
 			want := []store.Revision{1, 2, 0, 3, 4, 5}
@@ -144,7 +143,7 @@ func TestUnsure(t *testing.T) {
 	}
 	if err := s.task(t.Context(), func() {
 		before := s.writer.bookkeeping
-		if err := s.writer.commit([]*request{{txn: put("b", []byte("unknown"))}}, s.clock.Now()); err != nil {
+		if err := s.writer.commit([]*group.Request{group.NewRequest(t.Context(), put("b", []byte("unknown")))}, s.clock.Now()); err != nil {
 			t.Error(err)
 		}
 		s.writer.bookkeeping, s.writer.unsure = before, true

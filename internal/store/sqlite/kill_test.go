@@ -2,7 +2,10 @@ package sqlite
 
 import (
 	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -10,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/store"
 )
@@ -83,16 +87,17 @@ func childCount(t *testing.T, s *Store, writer int) int {
 }
 
 // TestKill kills a writing process again and again. What it acknowledged is
-// there afterwards, and no revision was given out twice.
+// there afterwards, no revision was given out twice, and a watcher goes on where
+// it was or is told that it can't.
 func TestKill(t *testing.T) {
-	rounds := 5
+	rounds, most := 30, 60
 	if os.Getenv("PROXIMA_SOAK") == "1" {
-		rounds = 200
+		rounds, most = 500, 400
 	}
 	path := filepath.Join(t.TempDir(), "state.db")
 	issued := map[store.Revision]ack{}
 	for round := range rounds {
-		for _, a := range killed(t, path, 1+rand.IntN(400)) {
+		for _, a := range killed(t, path, 1+rand.IntN(most)) {
 			if twice, ok := issued[a.revision]; ok {
 				t.Fatalf("round %d: revision %d was issued for %+v and for %+v", round, a.revision, twice, a)
 			}
@@ -186,5 +191,83 @@ func verify(t *testing.T, path string, issued map[store.Revision]ack) {
 		if rev > s.Compacted() && !found[rev] {
 			t.Errorf("acknowledged %+v, the history up to %d has no such transaction", a, last)
 		}
+	}
+	for rev := range issued { // any one
+		resume(t, s, rev, last)
+		break
+	}
+}
+
+// resume watches from a revision that somebody was told of before the kill.
+func resume(t *testing.T, s *Store, from, last store.Revision) {
+	t.Helper()
+	w, err := s.Watch(t.Context(), "", from)
+	if from < s.Compacted() {
+		if !errors.Is(err, store.ErrCompacted) {
+			t.Errorf("watch after %d, compacted up to %d: %v", from, s.Compacted(), err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatalf("watch after %d: %v", from, err)
+	}
+	defer w.Close()
+	for seen := from; seen < last; {
+		b, ok := <-w.Batches()
+		if !ok {
+			t.Fatalf("the watch from %d ended at %d of %d: %v", from, seen, last, w.Err())
+		}
+		for _, e := range b.Events {
+			if seen++; e.Record.Modified != seen {
+				t.Fatalf("revision %d follows %d", e.Record.Modified, seen-1)
+			}
+		}
+	}
+}
+
+// restartPatience is how long a state of 10,000 objects may take to be opened
+// after its process was killed, checks and recovery and all.
+const restartPatience = time.Second
+
+// TestRestart opens the copy of a state that nobody closed, as after a kill.
+func TestRestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := open(t, path)
+	const objects, each = 10_000, 500
+	for first := 0; first < objects; first += each {
+		var txn store.Txn
+		for i := range each {
+			txn.Ops = append(txn.Ops, store.Op{Kind: store.Put, Key: fmt.Sprintf("/objects/%06d", first+i), Value: bytes.Repeat([]byte{'v'}, 1000)})
+		}
+		if _, err := s.Commit(t.Context(), txn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	image := imageOf(t, path)
+	fastest := time.Duration(math.MaxInt64) // the machine may be busy
+	for range 5 {
+		copied := filepath.Join(t.TempDir(), "state.db")
+		for name, content := range map[string][]byte{copied: image.db, copied + "-wal": image.log} {
+			if err := os.WriteFile(name, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		again, err := Open(t.Context(), copied, Options{})
+		took := time.Since(began)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := again.Count(t.Context(), ""); n != objects || err != nil {
+			t.Errorf("%d objects, %v", n, err)
+		}
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+		fastest = min(fastest, took)
+	}
+	t.Logf("opened in %s, with a log of %d MB", fastest, len(image.log)>>20)
+	if fastest > restartPatience {
+		t.Errorf("opening took %s, it should take %s at the most", fastest, restartPatience)
 	}
 }

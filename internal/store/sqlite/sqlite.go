@@ -22,6 +22,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
+	"github.com/proxima-mesh/proxima/internal/store/group"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
@@ -69,10 +70,7 @@ type Store struct {
 	size      atomic.Int64
 	fault     atomic.Pointer[error] // of the last write; nil: it went well
 
-	commits  chan *request
-	tasks    chan func()
-	closing  chan struct{}
-	finished chan struct{} // the writer's goroutine has ended
+	queue    *group.Queue // of the one goroutine that writes
 	expiring sync.WaitGroup
 	stop     context.CancelFunc
 	close    sync.Once
@@ -92,11 +90,8 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 	opts = opts.withDefaults()
 	s := &Store{
 		path: path, logger: opts.Logger, clock: opts.Clock,
-		expiry:   expiry.New(opts.Clock, opts.Logger),
-		commits:  make(chan *request, mostRequests),
-		tasks:    make(chan func()),
-		closing:  make(chan struct{}),
-		finished: make(chan struct{}),
+		expiry: expiry.New(opts.Clock, opts.Logger),
+		queue:  group.New(),
 	}
 	var err error
 	if s.lock, err = acquire(path + ".lock"); err != nil {
@@ -142,9 +137,9 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 // those that wait for their turn fail with store.ErrClosed.
 func (s *Store) Close() error {
 	s.close.Do(func() {
-		close(s.closing)
+		s.queue.Close()
 		s.stop()
-		<-s.finished
+		<-s.queue.Finished()
 		s.expiring.Wait()
 		s.hub.Close()
 		if err := s.release(); err != nil {
@@ -168,12 +163,10 @@ func (s *Store) release() error {
 
 // usable is the error that a call begins with.
 func (s *Store) usable(ctx context.Context) error {
-	select {
-	case <-s.closing:
+	if s.queue.Closing() {
 		return store.ErrClosed
-	default:
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
 // failed gives an error of the medium its operation and, where the store was

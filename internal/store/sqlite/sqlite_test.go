@@ -9,6 +9,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/faulty"
 	"github.com/proxima-mesh/proxima/internal/store/storetest"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
@@ -40,4 +41,25 @@ func TestContract(t *testing.T) {
 				}})
 		})
 	}
+}
+
+// TestContractUnderFaults: a caller that tries again loses nothing by faults.
+func TestContractUnderFaults(t *testing.T) {
+	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
+	open := func(t *testing.T, path string) store.Store {
+		s, err := Open(t.Context(), path, Options{Clock: clock})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return faulty.Patient{Store: faulty.New(s, 1, faulty.Shares{Calls: 0.1, Batches: 0.1})}
+	}
+	storetest.Run(t,
+		func(t *testing.T) store.Store { return open(t, filepath.Join(t.TempDir(), "state.db")) },
+		storetest.Options{Clock: clock, Reopen: func(t *testing.T, s store.Store) store.Store {
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return open(t, s.(faulty.Patient).Store.Store.(*Store).path)
+		}})
 }

@@ -75,7 +75,7 @@ func TestCancel(t *testing.T) {
 	underWay := commit(ctx, "under way")
 	writing := <-g.reads // the writer has it, and is held
 	waiting := commit(ctx, "waiting")
-	for len(s.commits) == 0 {
+	for s.queue.Waiting() == 0 {
 		runtime.Gosched() // until it is queued
 	}
 	cancel()

@@ -1,0 +1,66 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TopologyHeuristicPrefix comes before the name of a TopologyHeuristic in the
+// annotation service.kubernetes.io/topology-mode of Services that use it.
+const TopologyHeuristicPrefix = "heuristic.proxima.dev/"
+
+// What becomes of a zone that a TopologyHeuristic allows no endpoint.
+const (
+	HeuristicFallbackAll  = "All"
+	HeuristicFallbackFail = "Fail"
+	HeuristicFallbackNone = "None"
+)
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// TopologyHeuristic is a rule, in CEL, for which topology zones should use which
+// endpoints of a Service. Services choose one by the annotation service.kubernetes.io/topology-mode
+// with the value heuristic.proxima.dev/NAME.
+type TopologyHeuristic struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// The rule.
+	Spec TopologyHeuristicSpec `json:"spec"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// TopologyHeuristicList is a list of TopologyHeuristics.
+type TopologyHeuristicList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The TopologyHeuristics.
+	Items []TopologyHeuristic `json:"items"`
+}
+
+// TopologyHeuristicSpec is a rule. Its expressions see service, zones and endpoints, and
+// nothing else.
+type TopologyHeuristicSpec struct {
+	// Variables are evaluated once for a Service, in order. Each may use those before it.
+	// +optional
+	// +listType=atomic
+	Variables []TopologyHeuristicVariable `json:"variables,omitempty"`
+	// Zones is an expression of type list(string), evaluated for each ready endpoint: the names of the zones
+	// that should use it. It sees endpoint, too.
+	Zones string `json:"zones"`
+	// Fallback is what becomes of a zone that may use no endpoint: All (it may use all of them), Fail (hints stay
+	// as they are and an event says why) or None (it stays without). Defaults to All.
+	// +optional
+	Fallback string `json:"fallback,omitempty"`
+}
+
+// TopologyHeuristicVariable is a value with a name.
+type TopologyHeuristicVariable struct {
+	// Name by which expressions find it.
+	Name string `json:"name"`
+	// Expression whose value it has, of any type.
+	Expression string `json:"expression"`
+}

@@ -1,0 +1,164 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/node/cluster"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// ClusterConfig lets an agent follow any Kubernetes API instead of a control
+// plane of ours, as kube-proxy does.
+type ClusterConfig struct {
+	// REST reaches the API.
+	REST *rest.Config
+	// NodeCIDR: the workload ranges are the pod ranges of the Node object.
+	NodeCIDR bool
+	// Primary: node ports answer on the addresses of the Node object.
+	Primary bool
+}
+
+// ClusterREST is the configuration to reach a Kubernetes API with: a kubeconfig,
+// or (none given) the service account of the pod that this runs in.
+func ClusterREST(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		cfg, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, &HintError{Err: errors.New("no kubeconfig was given, and this is not a pod"), Text: "name one with --kubeconfig, or in clientConnection.kubeconfig of the kube-proxy configuration"}
+		}
+		return cfg, err
+	}
+	if _, err := os.Stat(kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+	}
+	return cfg, nil
+}
+
+// nodePatience is how long the start waits for the agent's Node where its
+// settings depend on it; the node may be joining at the same time.
+const nodePatience = 2 * time.Minute
+
+// learnNode takes from the Node object what the settings leave to it.
+func (a *agent) learnNode(ctx context.Context) error {
+	c := a.cfg.Cluster
+	if !c.NodeCIDR && !c.Primary {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodePatience)
+	defer cancel()
+	n, err := a.awaitNode(ctx)
+	if err != nil {
+		return err
+	}
+	if c.NodeCIDR {
+		ranges, err := podRanges(n)
+		if err != nil {
+			return err
+		}
+		a.cfg.WorkloadCIDRs = ranges
+	}
+	if c.Primary {
+		a.cfg.NodePortAddresses = primaryAddresses(n)
+		if len(a.cfg.NodePortAddresses) == 0 {
+			return fmt.Errorf("node %s has no internal address for nodePortAddresses \"primary\"", n.Name)
+		}
+	}
+	return nil
+}
+
+// awaitNode reads the Node, and waits while there is none, or no pod range yet.
+func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
+	client, err := kubeclient.New(a.restConfig(), kind.All())
+	if err != nil {
+		return nil, err
+	}
+	for said := false; ; said = true {
+		obj, err := client.Get(ctx, kind.Node(), resource.Key{Name: a.cfg.Name})
+		var why string
+		switch {
+		case err == nil && a.cfg.Cluster.NodeCIDR && len(obj.(*corev1.Node).Spec.PodCIDRs) == 0:
+			why = "it has no pod range yet"
+		case err == nil:
+			return obj.(*corev1.Node), nil
+		case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+			return nil, fmt.Errorf("node %s: %w", a.cfg.Name, err)
+		default:
+			why = err.Error()
+		}
+		if !said {
+			a.log.Info("waiting for this machine's node", "node", a.cfg.Name, "why", why)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, &HintError{Err: fmt.Errorf("node %s: %s", a.cfg.Name, why), Text: "check --node-name: it must be the name that kubectl get nodes shows"}
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func podRanges(n *corev1.Node) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range n.Spec.PodCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: pod range: %w", n.Name, err)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// primaryAddresses are the first internal ones, one per family.
+func primaryAddresses(n *corev1.Node) []netip.Prefix {
+	var out []netip.Prefix
+	seen := map[bool]bool{}
+	for _, a := range n.Status.Addresses {
+		ip, err := netip.ParseAddr(a.Address)
+		if err != nil || a.Type != corev1.NodeInternalIP || seen[ip.Is4()] {
+			continue
+		}
+		seen[ip.Is4()] = true
+		out = append(out, netip.PrefixFrom(ip, ip.BitLen()))
+	}
+	return out
+}
+
+// followCluster runs what follows a Kubernetes API.
+func (a *agent) followCluster(parts *parts) error {
+	var err error
+	a.cluster, err = cluster.New(cluster.Config{
+		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0,
+		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("part", "cluster"),
+	})
+	if err != nil {
+		return err
+	}
+	parts.run("cluster", a.cluster.Run)
+	return nil
+}
+
+// learnOwn takes what the Node object says. While there is none, what was known
+// holds: a Node that was deleted by mistake must not change where traffic goes.
+func (a *agent) learnOwn(n *corev1.Node) {
+	if n == nil {
+		a.log.Warn("the API has no node of this name; its zone is not known, or as it was", "node", a.cfg.Name)
+		return
+	}
+	a.learn(n)
+}

@@ -1,0 +1,137 @@
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/controller/topology"
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/planner"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+const (
+	// ExplainServicePath answers where connections to a Service go and why, as a
+	// diag.Service. Query: namespace, name, and zone or node to ask from.
+	ExplainServicePath = "/proxima/v1/explain/service"
+	// SimulatePath answers what a situation would change, as a topology.Simulation;
+	// nothing is applied. Query, each any number of times: failZone, endpoints
+	// (NAMESPACE/NAME:ZONE:+N), demand (NAMESPACE/NAME:ZONE:xK).
+	SimulatePath = "/proxima/v1/simulate"
+)
+
+// askHandler answers questions about decisions, with those who made them.
+type askHandler struct {
+	cp     *controlPlane
+	answer func(*running, url.Values) (any, error)
+}
+
+func (h askHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
+		return
+	}
+	now := h.cp.running.Load()
+	if now == nil || !now.catalog.Synced() {
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, errors.New("the control plane is still reading its store; ask again in a moment"))
+		return
+	}
+	answer, err := h.answer(now, r.URL.Query())
+	var unknown *topology.UnknownError
+	var field *planner.FieldError
+	var bad *badQuery
+	switch {
+	case errors.As(err, &unknown):
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, err)
+	case errors.As(err, &bad), errors.As(err, &field):
+		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err)
+	case err != nil:
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer) // the client may be gone
+	}
+}
+
+// refuse as the API does.
+func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: int32(code), Reason: reason, Message: err.Error(),
+	})
+}
+
+// badQuery is a question that cannot be read.
+type badQuery struct{ error }
+
+func explainService(now *running, q url.Values) (any, error) {
+	key := resource.Key{Namespace: q.Get("namespace"), Name: q.Get("name")}
+	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone")}
+	snapshot := now.catalog.Snapshot()
+	service, ok := snapshot.Services.Get(key)
+	if !ok {
+		return nil, &topology.UnknownError{What: "service", Name: key.String()}
+	}
+	if from.Name != "" {
+		node, ok := snapshot.Nodes.Get(resource.Key{Name: from.Name})
+		if !ok {
+			return nil, &topology.UnknownError{What: "node", Name: from.Name}
+		}
+		from.Zone = node.Labels[corev1.LabelTopologyZone]
+	}
+	svc, ok := view.ServiceOf(service)
+	if !ok {
+		return nil, &badQuery{fmt.Errorf("service %s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", key)}
+	}
+	var slices []*proxy.Slice
+	planned := false
+	for _, object := range snapshot.SlicesOf(key) {
+		slice, ok := view.SliceOf(object)
+		if weights := now.plans.Weights(from.Zone, object); weights != nil {
+			slice, ok = view.PlannedSliceOf(from.Zone, object, weights)
+			planned = true
+		}
+		if ok {
+			slices = append(slices, slice)
+		}
+	}
+	e := diag.ExplainService(svc, slices, from)
+	if report, ok := now.plans.Explain(key); ok {
+		e.Plan(report, planned)
+	}
+	return e, nil
+}
+
+func simulate(now *running, q url.Values) (any, error) {
+	change := topology.Change{FailZones: q["failZone"]}
+	for _, text := range q["endpoints"] {
+		c, err := topology.ParseEndpoints(text, corev1.NamespaceDefault)
+		if err != nil {
+			return nil, &badQuery{fmt.Errorf("endpoints %w", err)}
+		}
+		change.Endpoints = append(change.Endpoints, c)
+	}
+	for _, text := range q["demand"] {
+		c, err := topology.ParseDemand(text, corev1.NamespaceDefault)
+		if err != nil {
+			return nil, &badQuery{fmt.Errorf("demand %w", err)}
+		}
+		change.Demand = append(change.Demand, c)
+	}
+	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand) == 0 {
+		return nil, &badQuery{errors.New("say what to simulate: failZone, endpoints or demand")}
+	}
+	return now.plans.Simulate(change)
+}

@@ -1,0 +1,118 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/topology"
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+// plannedWorld is a control plane that has planned one Service: two zones, and
+// endpoints in one of them.
+func plannedWorld(t *testing.T) *controlPlane {
+	client := resourcetest.New()
+	var objects []resource.Object
+	for _, zone := range []string{"a", "b"} {
+		objects = append(objects, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-" + zone, Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+			Status: corev1.NodeStatus{
+				Allocatable: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("1")},
+				Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			},
+		})
+	}
+	objects = append(objects, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+	}, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: "None"},
+	}, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.0.0.1"}, Zone: new("a")}, {Addresses: []string{"10.0.0.2"}, Zone: new("b")},
+		},
+	})
+	client.Seed(objects...)
+	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = world.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	plans := topology.New(topology.Config{Client: client, Catalog: world})
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
+	t.Cleanup(sub.Close)
+	if _, err := plans.Source(sub).Next(ctx); err != nil {
+		t.Fatal(err)
+	}
+	cp := &controlPlane{}
+	cp.running.Store(&running{catalog: world, plans: plans})
+	return cp
+}
+
+func ask(h http.Handler, method, query string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(method, "/x?"+query, nil))
+	return w
+}
+
+func TestExplainServiceOverHTTP(t *testing.T) {
+	cp := plannedWorld(t)
+	h := askHandler{cp, explainService}
+	w := ask(h, http.MethodGet, "namespace=shop&name=web&zone=a")
+	var e diag.Service
+	if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != http.StatusOK {
+		t.Fatalf("%d %s: %v", w.Code, w.Body, err)
+	}
+	f := e.Ports[0].Families[0]
+	if f.Rule != "the plan for this zone" || f.Endpoints[0].Share != 1 || f.Endpoints[1].Why != "the plan gives it none of this zone's connections" {
+		t.Errorf("%+v", f)
+	}
+	if e.Topology == nil || !e.Topology.Planned || len(e.Topology.Plans) != 1 || !strings.Contains(e.Topology.Text("a"), "> a: 50.0 % of demand") {
+		t.Errorf("%+v", e.Topology)
+	}
+	node := ask(h, http.MethodGet, "namespace=shop&name=web&node=node-b")
+	if err := json.Unmarshal(node.Body.Bytes(), &e); err != nil || e.Zone != "b" || e.Ports[0].Families[0].Endpoints[1].Share != 1 {
+		t.Errorf("from a node: %s, %v", node.Body, err)
+	}
+}
+
+func TestQuestionsThatAreRefused(t *testing.T) {
+	cp := plannedWorld(t)
+	for _, c := range []struct {
+		handler http.Handler
+		method  string
+		query   string
+		code    int
+		text    string
+	}{
+		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=other", 404, `there is no service \"shop/other\"`},
+		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=web&node=x", 404, `there is no node \"x\"`},
+		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=headless", 400, "no virtual IP"},
+		{askHandler{cp, explainService}, http.MethodPost, "", 405, "only GET"},
+		{askHandler{&controlPlane{}, explainService}, http.MethodGet, "", 503, "still reading"},
+		{askHandler{cp, simulate}, http.MethodGet, "", 400, "say what to simulate"},
+		{askHandler{cp, simulate}, http.MethodGet, "failZone=x", 404, "there are a, b"},
+		{askHandler{cp, simulate}, http.MethodGet, "demand=shop/web:a:3", 400, "such as shop/web:zone-a:x3"},
+		{askHandler{cp, simulate}, http.MethodGet, "endpoints=shop/web:a:-9", 400, "-9 where the weight is 1"},
+		{askHandler{cp, simulate}, http.MethodGet, "failZone=a&demand=shop/web:b:x2&endpoints=shop/web:b:%2B1", 200, `"planned":true`},
+	} {
+		if w := ask(c.handler, c.method, c.query); w.Code != c.code || !strings.Contains(w.Body.String(), c.text) {
+			t.Errorf("%s %s: %d %s", c.method, c.query, w.Code, w.Body)
+		}
+	}
+}

@@ -1,0 +1,320 @@
+package app
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/iptables"
+	"github.com/proxima-mesh/proxima/internal/proxy/nftables"
+)
+
+// Paths at an agent's metrics port that tell what it does with a connection, and
+// all that it carries. They are for this machine alone: what comes from another
+// is refused.
+const (
+	TracePath = "/trace"
+	DumpPath  = "/dump"
+)
+
+// handleTrace adds both to the agent's HTTP server.
+func (a *agent) handleTrace(mux *http.ServeMux) {
+	mux.HandleFunc("GET "+TracePath, local(a.serveTrace))
+	mux.HandleFunc("GET "+DumpPath, local(a.serveDump))
+}
+
+// local serves this machine only. The port may be open to others for metrics,
+// and reading the kernel takes time.
+func local(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		from, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !from.Addr().Unmap().IsLoopback() {
+			http.Error(w, "only this machine's own programs are answered here, over loopback", http.StatusForbidden)
+			return
+		}
+		next(w, r)
+	}
+}
+
+func (a *agent) serveTrace(w http.ResponseWriter, r *http.Request) {
+	c, err := connectionOf(r)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	answerJSON(w, a.trace(c))
+}
+
+// connectionOf a request: to, protocol (default tcp) and from (default: this
+// machine's own address on the way there).
+func connectionOf(r *http.Request) (c diag.Connection, err error) {
+	q := r.URL.Query()
+	if c.To, err = netip.ParseAddrPort(q.Get("to")); err != nil || c.To.Port() == 0 {
+		return c, fmt.Errorf("to=%q: want IP:PORT, or [IP]:PORT", q.Get("to"))
+	}
+	c.To = netip.AddrPortFrom(c.To.Addr().Unmap(), c.To.Port())
+	c.Protocol = proxy.Protocol(strings.ToUpper(cmp.Or(q.Get("protocol"), "tcp")))
+	if !slices.Contains([]proxy.Protocol{proxy.TCP, proxy.UDP, proxy.SCTP}, c.Protocol) {
+		return c, fmt.Errorf("protocol=%q: want tcp, udp or sctp", q.Get("protocol"))
+	}
+	if q.Get("from") == "" {
+		c.From = towards(c.To)
+		return c, nil
+	}
+	if c.From, err = netip.ParseAddr(q.Get("from")); err != nil {
+		return c, fmt.Errorf("from=%q: want an IP address", q.Get("from"))
+	}
+	if c.From = c.From.Unmap(); c.From.Is4() != c.To.Addr().Is4() {
+		return c, fmt.Errorf("from=%s and to=%s are of different families", c.From, c.To)
+	}
+	return c, nil
+}
+
+// towards an address this machine sends from its own. The kernel is asked for the
+// way; nothing is sent. Without a way it is the loopback address.
+func towards(to netip.AddrPort) netip.Addr {
+	conn, err := net.Dial("udp", to.String())
+	if err != nil {
+		if to.Addr().Is4() {
+			return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		}
+		return netip.IPv6Loopback()
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+}
+
+func (a *agent) trace(c diag.Connection) *diag.Trace {
+	status := a.agent.Status()
+	t := &diag.Trace{
+		To: c.To.String(), Protocol: strings.ToLower(string(c.Protocol)), From: c.From.String(),
+		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
+	}
+	here := localAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
+	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, MasqueradeAll: a.cfg.MasqueradeAll}
+	if len(a.cfg.NodePortAddresses) > 0 {
+		vantage.NodePorts = localAddresses(a.cfg.NodePortAddresses)
+	}
+	states := a.agent.AllStates()
+	state := t.Trace(c, states, vantage)
+	switch mode := a.mode.(type) {
+	case *nftables.Mode:
+		tracePath(t, mode.Path(c.To.Addr(), c.Protocol, c.To.Port(), c.From), states)
+	case *iptables.Mode:
+		t.Spare = nil // one try is all that a packet has
+		if state != nil {
+			t.Kernel = linesOf(mode.Dump(), state.Name.String())
+		} else {
+			t.Outcome, t.Kernel = nobodysRule(mode.Dump(), c.To.Addr())
+		}
+	default:
+		traceSockets(t, c)
+	}
+	for _, p := range status.Pending {
+		if p.Port == t.Service {
+			t.Pending = cmp.Or(strings.TrimSpace(p.Error+" "+p.Hint), "the newest change is on its way")
+		}
+	}
+	return t
+}
+
+// tracePath takes over what nftables has in the kernel, in place of what it was
+// told: that is what happens.
+func tracePath(t *diag.Trace, p *nftables.Path, states []*proxy.PortState) {
+	rule := t.Rule
+	t.Service, t.Role, t.Rule, t.Endpoints, t.Spare = "", "", "", []diag.TraceEndpoint{}, nil
+	t.Outcome, t.List, t.Masquerade = p.Outcome, p.List, p.Masquerade
+	if p.Service != nil {
+		t.Service, t.Role, t.AffinitySeconds = p.Service.String(), p.Role, int(p.Affinity.Seconds())
+	}
+	if p.Outcome == "endpoint" {
+		t.Rule = rule
+	}
+	weights := weightsOf(states, t.Service)
+	for _, s := range p.Shares {
+		t.Endpoints = append(t.Endpoints, diag.TraceEndpoint{
+			Address: s.Endpoint.String(), Weight: weights[s.Endpoint], Share: float64(s.Slots) / float64(max(s.Of, 1)), Local: s.Local,
+		})
+	}
+	for _, s := range p.Steps {
+		t.Steps = append(t.Steps, diag.TraceStep{Object: s.Object, Does: s.Does})
+	}
+}
+
+// weightsOf the endpoints of a service port.
+func weightsOf(states []*proxy.PortState, name string) map[netip.AddrPort]uint32 {
+	out := map[netip.AddrPort]uint32{}
+	for _, s := range states {
+		if s.Name.String() != name {
+			continue
+		}
+		for _, list := range [][]proxy.Target{s.IPv4.Local, s.IPv6.Local, s.IPv4.Cluster, s.IPv6.Cluster} {
+			for _, e := range list {
+				out[e.Addr] = e.Weight
+			}
+		}
+	}
+	return out
+}
+
+// linesOf a service port in what the iptables mode dumps: the rules of its chains,
+// which follow a comment with its name, after those that lead there.
+func linesOf(dump, name string) []string {
+	var chains []string
+	lines := strings.Split(dump, "\n")
+	for i, line := range lines[:len(lines)-1] {
+		if chain := chainOf(lines[i+1]); line == "# "+name && chain != "" {
+			chains = append(chains, chain)
+		}
+	}
+	var to, own []string
+	for _, line := range lines {
+		switch chain := chainOf(line); {
+		case chain == "":
+		case slices.Contains(chains, chain):
+			own = append(own, line)
+		case slices.ContainsFunc(strings.Fields(line), func(word string) bool { return slices.Contains(chains, word) }):
+			to = append(to, line)
+		}
+	}
+	return append(to, own...)
+}
+
+// nobodysRule is what the iptables mode does with an address and port that no
+// service port has: a cluster address refuses its other ports, and what is not
+// allocated in the service ranges is dropped.
+func nobodysRule(dump string, to netip.Addr) (outcome string, rule []string) {
+	for _, verdict := range []struct{ chain, outcome string }{{"PROXIMA-REJECT", "reject"}, {"PROXIMA-DROP", "drop"}} {
+		for line := range strings.SplitSeq(dump, "\n") {
+			words := strings.Fields(line) // -A CHAIN -d PREFIX -g CHAIN
+			if len(words) != 6 || words[0] != "-A" || words[2] != "-d" || words[5] != verdict.chain {
+				continue
+			}
+			if p, err := netip.ParsePrefix(words[3]); err == nil && p.Contains(to) {
+				return verdict.outcome, []string{line}
+			}
+		}
+	}
+	return "pass", nil
+}
+
+// chainOf a rule; empty: the line is none.
+func chainOf(line string) string {
+	if words := strings.Fields(line); len(words) > 1 && words[0] == "-A" {
+		return words[1]
+	}
+	return ""
+}
+
+// traceSockets: the userspace mode has no rules, it listens.
+func traceSockets(t *diag.Trace, c diag.Connection) {
+	if t.Service == "" {
+		return
+	}
+	t.Masquerade = true
+	socket := fmt.Sprintf("socket %s %s", t.Protocol, c.To)
+	if t.Outcome == "endpoint" {
+		t.Steps = append(t.Steps, diag.TraceStep{Object: socket, Does: "the agent accepts, and connects to one of the endpoints; to another one if that does not answer"})
+	} else {
+		t.Steps = append(t.Steps, diag.TraceStep{Object: socket, Does: t.Outcome})
+	}
+}
+
+// NodeDump is all that an agent carries and how, as JSON at DumpPath.
+type NodeDump struct {
+	Node  node.Facts `json:"node"`
+	Mode  string     `json:"mode"`
+	Ports []DumpPort `json:"ports"`
+	// Kernel is what the mode has in the kernel (nftables), or wants to have there
+	// (iptables).
+	Kernel []string `json:"kernel,omitempty"`
+	// Missing should be in the kernel and is not, Foreign is in our tables and
+	// should not be. Only nftables compares.
+	Missing []string `json:"missing,omitempty"`
+	Foreign []string `json:"foreign,omitempty"`
+}
+
+// DumpPort is a service port that is in place.
+type DumpPort struct {
+	Name      string          `json:"name"`
+	Protocol  string          `json:"protocol"`
+	Port      uint16          `json:"port"`
+	NodePort  uint16          `json:"nodePort,omitempty"`
+	Addresses []string        `json:"addresses"`
+	Families  []DumpEndpoints `json:"families"`
+}
+
+// DumpEndpoints are the lists of one family of addresses.
+type DumpEndpoints struct {
+	Family string `json:"family"`
+	Rule   string `json:"rule"`
+	// Cluster and Local lists, "ADDRESS weight N"; empty where no policy asks.
+	Cluster []string `json:"cluster,omitempty"`
+	Local   []string `json:"local,omitempty"`
+}
+
+func (a *agent) serveDump(w http.ResponseWriter, r *http.Request) {
+	d := &NodeDump{Node: a.agent.Status().Node, Mode: a.mode.Name(), Ports: []DumpPort{}}
+	for _, s := range a.agent.AllStates() {
+		d.Ports = append(d.Ports, dumpPort(s))
+	}
+	switch mode := a.mode.(type) {
+	case *nftables.Mode:
+		kernel, err := mode.Dump(r.Context())
+		if err != nil {
+			http.Error(w, "read the kernel's tables: "+err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		d.Kernel, d.Missing, d.Foreign = kernel.Kernel, kernel.Missing, kernel.Foreign
+	case *iptables.Mode:
+		d.Kernel = strings.Split(strings.TrimSpace(mode.Dump()), "\n")
+	}
+	answerJSON(w, d)
+}
+
+func dumpPort(s *proxy.PortState) DumpPort {
+	p := DumpPort{
+		Name: s.Name.String(), Protocol: string(s.Port.Protocol), Port: s.Port.Port, NodePort: s.Port.NodePort,
+		Addresses: []string{}, Families: []DumpEndpoints{},
+	}
+	families := map[bool]bool{}
+	for _, list := range [][]netip.Addr{s.Service.ClusterIPs, s.Service.ExternalIPs, s.Service.LoadBalancerIPs} {
+		for _, addr := range list {
+			p.Addresses = append(p.Addresses, addr.String())
+			families[addr.Unmap().Is4()] = true
+		}
+	}
+	for _, f := range []struct {
+		is4    bool
+		name   string
+		choice *proxy.Choice
+	}{{true, "IPv4", &s.IPv4}, {false, "IPv6", &s.IPv6}} {
+		if families[f.is4] {
+			p.Families = append(p.Families, DumpEndpoints{
+				Family: f.name, Rule: f.choice.Why.String(), Cluster: targets(f.choice.Cluster), Local: targets(f.choice.Local),
+			})
+		}
+	}
+	return p
+}
+
+func targets(list []proxy.Target) []string {
+	var out []string
+	for _, t := range list {
+		out = append(out, fmt.Sprintf("%s weight %d", t.Addr, t.Weight))
+	}
+	return out
+}
+
+func answerJSON(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(value) // the client may be gone
+}

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+)
+
+// kernelFindings are about what the agent's kernel mode relies on; none for
+// another mode.
+func kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) []finding {
+	if agent == nil || (agent.Agent.Mode != "nftables" && agent.Agent.Mode != "iptables") {
+		return nil
+	}
+	findings := []finding{forwarding(d.root)}
+	if agent.Agent.Mode == "nftables" {
+		findings = append(findings, kernelTables(ctx, d.metricsPort))
+	}
+	return findings
+}
+
+// forwarding is needed for clients on other machines only, so that it is off is
+// no problem by itself.
+func forwarding(root string) finding {
+	f := finding{Check: "forwarding", Note: "on"}
+	data, err := os.ReadFile(filepath.Join("/", root, "proc/sys/net/ipv4/ip_forward"))
+	switch {
+	case err != nil:
+		f.Note = "can't be read: " + err.Error()
+	case strings.TrimSpace(string(data)) == "0":
+		f.Note = "off: clients on other machines, and on workload networks of this one, are not carried; net.ipv4.ip_forward=1 turns it on"
+	}
+	return f
+}
+
+// kernelTables compares what the kernel has with what the mode wants.
+func kernelTables(ctx context.Context, metricsPort int) finding {
+	f := finding{Check: "kernel tables"}
+	var dump app.NodeDump
+	q := agentQuery{metricsPort: metricsPort}
+	if err := q.ask(ctx, app.DumpPath, nil, &dump); err != nil {
+		f.Problem, f.Fix = err.Error(), hintOr(err, "see the agent's log")
+		return f
+	}
+	if len(dump.Missing)+len(dump.Foreign) == 0 {
+		f.Note = fmt.Sprintf("%d objects, all as they should be", len(dump.Kernel))
+		return f
+	}
+	f.Problem = fmt.Sprintf("%d objects are missing in the kernel and %d are foreign, the first is %q", len(dump.Missing), len(dump.Foreign), append(dump.Missing, dump.Foreign...)[0])
+	f.Fix = "the agent repairs that in a moment; if it stays, something else keeps changing the table proxima: see \"proxima node dump\""
+	return f
+}

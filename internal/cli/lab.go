@@ -1,0 +1,222 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/proxima-mesh/proxima/internal/lab"
+)
+
+func newLab(s *settings) *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:     "lab",
+		GroupID: "operate",
+		Short:   "Run a mesh of zones and nodes on this machine, and break it",
+		Long: `Lab runs a whole mesh on this machine: a control plane, zones with nodes, and in
+each node an agent and a sample workload, each in a network namespace of its
+own. Cables can be cut and agents killed, to see what happens. Nothing of it
+reaches the network outside. It needs root and Linux.`,
+	}
+	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
+	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
+		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name))
+	return cmd
+}
+
+func newLabUp(s *settings, name *string) *cobra.Command {
+	var spec lab.Spec
+	cmd := &cobra.Command{
+		Use:     "up",
+		Short:   "Start a lab, which stays until it is taken down",
+		Example: "  sudo proxima lab up --zones 3 --nodes 2",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			spec.Name, spec.Executable = *name, exe
+			spec.Progress = func(line string) { fmt.Fprintln(s.io.Err, line) }
+			if err := spec.Check(); err != nil {
+				return &usageError{err: err}
+			}
+			l, err := lab.Start(cmd.Context(), spec)
+			if err != nil {
+				return err
+			}
+			defer l.Close()
+			return printLab(s.io.Out, l.Status(cmd.Context()))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&spec.Zones, "zones", 3, "number of zones, 1 to 9")
+	f.IntVar(&spec.Nodes, "nodes", 2, "number of nodes in each zone, 1 to 9")
+	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
+	return cmd
+}
+
+// withLab runs f on a lab that is up.
+func withLab(name string, f func(*lab.Lab) error) error {
+	l, err := lab.Open(name)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return f(l)
+}
+
+func newLabStatus(s *settings, name *string) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show zones, nodes, agents and workloads, and who answers from where",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
+				return usagef("-o %q: choose table, wide, json or yaml", output)
+			}
+			return withLab(*name, func(l *lab.Lab) error {
+				status := l.Status(cmd.Context())
+				if output == "json" || output == "yaml" {
+					return printValue(s.io.Out, status, output)
+				}
+				return printLab(s.io.Out, status)
+			})
+		},
+	}
+	addOutputFlag(cmd.Flags(), &output)
+	return cmd
+}
+
+func newLabDown(s *settings, name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "End a lab and everything in it, whatever of it still works",
+		Long: `Down ends every process in the lab's network namespaces, shells of yours
+included, and removes the namespaces and the lab's files. It works after parts
+of the lab died, and once more is no error.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			found, err := lab.Down(cmd.Context(), *name)
+			if err != nil {
+				return err
+			}
+			if found {
+				fmt.Fprintf(s.io.Err, "lab %s is down\n", *name)
+			} else {
+				fmt.Fprintf(s.io.Err, "lab %s was not up\n", *name)
+			}
+			return nil
+		},
+	}
+}
+
+func newLabCut(s *settings, name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:               "cut ZONE|NODE",
+		Short:             "Cut the cable of a zone to the other zones, or of a node to its zone",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeLab(name, true),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return withLab(*name, func(l *lab.Lab) error {
+				if err := l.Cut(args[0]); err != nil {
+					return &usageError{err: err}
+				}
+				fmt.Fprintf(s.io.Err, "%s is cut off\n", args[0])
+				return nil
+			})
+		},
+	}
+}
+
+func newLabHeal(s *settings, name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "heal [ZONE|NODE]",
+		Short: "Plug cables in again, and start what died",
+		Long: `Heal plugs in the cables of a zone and its nodes, or of a node, and starts their
+agents and workloads that died. Without an argument it heals the whole lab.`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: completeLab(name, true),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			what, shown := "", "the lab"
+			if len(args) == 1 {
+				what, shown = args[0], args[0]
+			}
+			return withLab(*name, func(l *lab.Lab) error {
+				if err := l.Heal(cmd.Context(), what); err != nil {
+					return err
+				}
+				fmt.Fprintf(s.io.Err, "%s is whole\n", shown)
+				return nil
+			})
+		},
+	}
+}
+
+func newLabKill(s *settings, name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:               "kill NODE",
+		Short:             "Kill a node's agent, as a crash does",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeLab(name, false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withLab(*name, func(l *lab.Lab) error {
+				if err := l.Kill(cmd.Context(), args[0]); err != nil {
+					return err
+				}
+				fmt.Fprintf(s.io.Err, "the agent of %s is dead\n", args[0])
+				return nil
+			})
+		},
+	}
+}
+
+// completeLab offers the nodes of the lab, and its zones.
+func completeLab(name *string, zones bool) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var out []string
+		if len(args) == 0 {
+			_ = withLab(*name, func(l *lab.Lab) error { // nothing to offer where there is none
+				out = l.Places(zones)
+				return nil
+			})
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func printLab(out io.Writer, s *lab.Status) error {
+	fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, s.VIP)
+	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "ZONE\tCABLE\tNODE\tADDRESS\tCABLE\tREADY\tAGENT\tMODE\tWORKLOAD")
+	for _, z := range s.Zones {
+		for _, n := range z.Nodes {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s %s\n", z.Name, z.Link, n.Name, n.Address, n.Link, n.Ready, n.Agent, n.Mode, n.Workload, n.WorkloadProcess)
+		}
+	}
+	fmt.Fprintln(w, "\nFROM\tASKED\tFAILED\tANSWERED BY")
+	for _, z := range s.Zones {
+		var by []string
+		for _, who := range slices.Sorted(maps.Keys(z.Answered)) {
+			by = append(by, fmt.Sprintf("%s %d×", who, z.Answered[who]))
+		}
+		line := strings.Join(by, ", ")
+		if line == "" {
+			line = z.Error
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", z.Name, z.Asked, z.Failed, line)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\na shell on a node:   ip netns exec pxlab-%s-%s bash\nthe API from there:  export KUBECONFIG=%s\n", s.Name, s.Zones[0].Nodes[0].Name, s.Kubeconfig)
+	return err
+}

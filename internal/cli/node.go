@@ -1,0 +1,172 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/node/cluster"
+)
+
+// nodeFlags are those of the command node alone.
+type nodeFlags struct {
+	agentFlags
+	server, tokenFile, host string
+	kubeProxyConfig         string
+	cleanup                 bool
+}
+
+func newNode(s *settings) *cobra.Command {
+	var n nodeFlags
+	cmd := &cobra.Command{
+		Use:     "node {--server HOST:PORT [--token-file FILE] | --kubeconfig FILE | --kube-proxy-config FILE}",
+		GroupID: "roles",
+		Short:   "Run this machine's agent",
+		Long: `Node runs the agent that carries the traffic of virtual IPs on this machine.
+
+With --server it joins a control plane of Proxima. The token is needed the first
+time only: it buys a certificate that renews itself. The last state is kept on
+disk, so that the agent serves at once when it starts again, even while no
+control plane answers.
+
+With --kubeconfig it follows any Kubernetes API in kube-proxy's place, and with
+--kube-proxy-config it takes kube-proxy's own configuration file; flags go before
+what the file says. Names (DNS) are off then unless --dns-port is given.
+
+With --cleanup it removes everything that agents of any mode left in this
+machine's kernel, and ends.`,
+		Example: "  proxima node --server cp.example:6443 --token-file node.token\n  proxima node --kube-proxy-config /var/lib/kube-proxy/config.conf",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if n.cleanup {
+				return n.clean(cmd, s)
+			}
+			cfg, err := n.config(cmd, s)
+			if err != nil {
+				return err
+			}
+			return app.RunNode(cmd.Context(), cfg, s.printReady)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&n.server, "server", "", "control plane's API, HOST:PORT")
+	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time")
+	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
+	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
+	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, and end")
+	n.add(cmd)
+	cmd.AddCommand(newNodeDump(s))
+	return cmd
+}
+
+func (n *nodeFlags) clean(cmd *cobra.Command, s *settings) error {
+	log, err := s.logger()
+	if err != nil {
+		return err
+	}
+	return app.CleanNode(cmd.Context(), log)
+}
+
+func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, error) {
+	cfg, err := n.agentFlags.config(s, n.host)
+	if err != nil {
+		return cfg, err
+	}
+	others := n.kubeProxyConfig != "" || s.kubeconfig != ""
+	switch {
+	case n.server != "" && n.kubeProxyConfig != "":
+		return cfg, usagef("--server and --kube-proxy-config: give one of them")
+	case n.server == "" && !others:
+		return cfg, usagef("one of --server (HOST:PORT of the control plane's API), --kubeconfig or --kube-proxy-config is needed")
+	case n.server == "":
+		return cfg, n.followCluster(cmd, s, &cfg)
+	}
+	cfg.Server = n.server
+	if n.tokenFile != "" {
+		cfg.Token, err = app.ReadToken(n.tokenFile)
+	}
+	return cfg, err
+}
+
+// followCluster completes the configuration for an agent in kube-proxy's place.
+func (n *nodeFlags) followCluster(cmd *cobra.Command, s *settings, cfg *app.NodeConfig) error {
+	if n.tokenFile != "" {
+		return usagef("--token-file goes with --server")
+	}
+	cfg.Cluster = &app.ClusterConfig{}
+	kubeconfig := s.kubeconfig
+	if !cmd.Flags().Changed("dns-port") {
+		cfg.DNSPort = 0
+	}
+	if n.kubeProxyConfig != "" {
+		data, err := os.ReadFile(n.kubeProxyConfig)
+		if err != nil {
+			return fmt.Errorf("--kube-proxy-config: %w", err)
+		}
+		given, err := cluster.ReadKubeProxyConfiguration(data)
+		if err != nil {
+			return usagef("--kube-proxy-config %s: %w", n.kubeProxyConfig, err)
+		}
+		for _, text := range given.Ignored {
+			cfg.Logger.Info("setting of the kube-proxy configuration makes no difference here", "setting", text)
+		}
+		if kubeconfig == "" {
+			kubeconfig = given.Kubeconfig
+		}
+		if err := n.adopt(cmd, given, cfg); err != nil {
+			return err
+		}
+	}
+	var err error
+	cfg.Cluster.REST, err = app.ClusterREST(kubeconfig)
+	return err
+}
+
+// adopt takes over settings that no flag gave.
+func (n *nodeFlags) adopt(cmd *cobra.Command, given *cluster.Settings, cfg *app.NodeConfig) error {
+	changed := cmd.Flags().Changed
+	if !changed("mode") {
+		cfg.Mode = given.Mode
+	}
+	if !changed("node-name") && given.NodeName != "" {
+		cfg.Name = given.NodeName
+	}
+	if !changed("workload-cidr") {
+		cfg.WorkloadCIDRs, cfg.Cluster.NodeCIDR = given.WorkloadCIDRs, given.NodeCIDR
+	}
+	if !changed("masquerade-all") {
+		cfg.MasqueradeAll = given.MasqueradeAll
+	}
+	if !changed("node-port-addresses") {
+		cfg.NodePortAddresses, cfg.Cluster.Primary = given.NodePortAddresses, given.Primary
+	}
+	cfg.MasqueradeMark = given.MasqueradeMark
+	var errs []error
+	if !changed("health-port") && !changed("host") {
+		errs = append(errs, split(given.Health, &cfg.HealthHost, &cfg.HealthPort))
+	}
+	if !changed("metrics-port") && !changed("host") {
+		errs = append(errs, split(given.Metrics, &cfg.MetricsHost, &cfg.MetricsPort))
+	}
+	return errors.Join(errs...)
+}
+
+// split takes HOST:PORT apart; empty is port 0.
+func split(address string, host *string, port *int) error {
+	if address == "" {
+		*port = 0
+		return nil
+	}
+	h, p, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	*host = h
+	*port, err = strconv.Atoi(p)
+	return err
+}

@@ -1,0 +1,277 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/diag"
+)
+
+// agentQuery asks this machine's agent, as status does.
+type agentQuery struct {
+	metricsPort int
+	output      string
+}
+
+func (q *agentQuery) add(f *pflag.FlagSet) {
+	addOutputFlag(f, &q.output)
+	f.IntVar(&q.metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent")
+}
+
+func (q *agentQuery) check() error {
+	if !slices.Contains([]string{"table", "wide", "json", "yaml"}, q.output) {
+		return usagef("-o %q: choose table, wide, json or yaml", q.output)
+	}
+	if q.metricsPort < 1 || q.metricsPort > 65535 {
+		return usagef("--metrics-port %d: 1 to 65535; an agent without that port can't be asked", q.metricsPort)
+	}
+	return nil
+}
+
+// patienceWithAgent covers a kernel with many rules to read.
+const patienceWithAgent = 30 * time.Second
+
+// ask the agent and decode its answer.
+func (q *agentQuery) ask(ctx context.Context, path string, query url.Values, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, patienceWithAgent)
+	defer cancel()
+	address := fmt.Sprintf("127.0.0.1:%d", q.metricsPort)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, (&url.URL{Scheme: "http", Host: address, Path: path, RawQuery: query.Encode()}).String(), nil)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{DisableKeepAlives: true} // and no proxy from the environment
+	resp, err := transport.RoundTrip(req)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return &hintError{err: fmt.Errorf("no agent answers at %s: %w", address, err), hint: "is it running on this machine? its metrics port is given with --metrics-port; in a lab, ask on a node: ip netns exec pxlab-lab-a-1 proxima …"}
+	case err != nil:
+		return fmt.Errorf("ask the agent at %s: %w", address, err)
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusNotFound:
+		return &hintError{err: fmt.Errorf("what listens at %s does not know %s", address, path), hint: "it is another program, or an older agent: compare with \"proxima status\""}
+	case resp.StatusCode != http.StatusOK:
+		why, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what counts
+		return fmt.Errorf("agent at %s: %s", address, strings.TrimSpace(string(why)))
+	}
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return &hintError{err: fmt.Errorf("answer of %s: %w", address, err), hint: "is it an agent of Proxima? see --metrics-port"}
+	}
+	return nil
+}
+
+func newTrace(s *settings) *cobra.Command {
+	var q agentQuery
+	var from, protocol string
+	cmd := &cobra.Command{
+		Use:     "trace IP:PORT",
+		GroupID: "operate",
+		Short:   "Say what this machine does with a connection to an address",
+		Long: `Trace asks this machine's agent what happens to a new connection: which Service
+has the address, which list of endpoints it gets and why that list, each
+endpoint's share, and which objects of the kernel decide. In the nftables mode
+that is the path through the kernel's tables, in the iptables mode the rules of
+the service port. Nothing is sent.`,
+		Example: "  proxima trace 10.96.0.10:53 --protocol udp\n  proxima trace 203.0.113.7:443 --from 198.51.100.1\n  proxima trace '[fd00:96::1]:443' -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			query, err := traceQuery(args[0], protocol, from)
+			if err == nil {
+				err = q.check()
+			}
+			if err != nil {
+				return err
+			}
+			var t diag.Trace
+			if err := q.ask(cmd.Context(), app.TracePath, query, &t); err != nil {
+				return err
+			}
+			if q.output == "json" || q.output == "yaml" {
+				return printValue(s.io.Out, &t, q.output)
+			}
+			return printTrace(s.io.Out, &t)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&from, "from", "", "address of the client (default: this machine's own on the way there)")
+	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or sctp")
+	q.add(f)
+	return cmd
+}
+
+// traceQuery refuses here what the agent would refuse.
+func traceQuery(to, protocol, from string) (url.Values, error) {
+	if p, err := netip.ParseAddrPort(to); err != nil || p.Port() == 0 {
+		return nil, usagef("%q: want an address and a port, such as 10.96.0.1:443 or [fd00:96::1]:443", to)
+	}
+	if !slices.Contains([]string{"tcp", "udp", "sctp"}, strings.ToLower(protocol)) {
+		return nil, usagef("--protocol %q: choose tcp, udp or sctp", protocol)
+	}
+	query := url.Values{"to": {to}, "protocol": {strings.ToLower(protocol)}}
+	if from != "" {
+		if _, err := netip.ParseAddr(from); err != nil {
+			return nil, usagef("--from %q: want an IP address", from)
+		}
+		query.Set("from", from)
+	}
+	return query, nil
+}
+
+func printTrace(out io.Writer, t *diag.Trace) error {
+	fmt.Fprintf(out, "%s from %s to %s, on node %s in zone %s, mode %s\n\n", t.Protocol, t.From, t.To, t.Node, orNone(t.Zone), t.Mode)
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	service := "none has this address, port and protocol"
+	if t.Service != "" {
+		service = t.Service + ", by its " + t.Role
+	}
+	fmt.Fprintf(w, "service\t%s\noutcome\t%s\n", service, outcomeText(t))
+	if t.Outcome == "endpoint" {
+		fmt.Fprintf(w, "client\t%s\n", clientText(t))
+	}
+	if t.Pending != "" {
+		fmt.Fprintf(w, "pending\tthis is not the newest state: %s\n", t.Pending)
+	}
+	if len(t.Endpoints) > 0 {
+		fmt.Fprintln(w, "\nENDPOINT\tSHARE\tWEIGHT\tWHERE")
+		for _, e := range t.Endpoints {
+			where := "elsewhere"
+			if e.Local {
+				where = "this node"
+			}
+			fmt.Fprintf(w, "%s\t%.1f %%\t%d\t%s\n", e.Address, 100*e.Share, e.Weight, where)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(t.Spare) > 0 {
+		fmt.Fprintf(out, "\nif none of them answers: %s\n", strings.Join(t.Spare, ", "))
+	}
+	if len(t.Steps) > 0 {
+		fmt.Fprintln(out, "\nstep by step:")
+		for i, s := range t.Steps {
+			fmt.Fprintf(out, "  %d. %s: %s\n", i+1, s.Object, s.Does)
+		}
+	}
+	if len(t.Kernel) > 0 {
+		fmt.Fprintln(out, "\nits rules:")
+		for _, line := range t.Kernel {
+			fmt.Fprintln(out, "  "+line)
+		}
+	}
+	return nil
+}
+
+func outcomeText(t *diag.Trace) string {
+	switch t.Outcome {
+	case "endpoint":
+		return prefixedList(t) + prefixed(": ", t.Rule)
+	case "reject":
+		return "refused at once (TCP reset, or ICMP unreachable)"
+	case "drop":
+		return "dropped without an answer"
+	}
+	return "left alone: goes where this machine's routes lead"
+}
+
+func prefixedList(t *diag.Trace) string {
+	if len(t.Endpoints) == 1 {
+		return "the only endpoint of the " + t.List + " list"
+	}
+	return fmt.Sprintf("one of %d endpoints of the %s list", len(t.Endpoints), t.List)
+}
+
+func clientText(t *diag.Trace) string {
+	text := "the endpoint sees " + t.From
+	if t.Masquerade {
+		text = "the endpoint sees an address of this node (masquerade)"
+	}
+	if t.AffinitySeconds > 0 {
+		text += fmt.Sprintf("; stays with its endpoint for %d s (affinity)", t.AffinitySeconds)
+	}
+	return text
+}
+
+// newNodeDump is below node, which is the agent that it asks.
+func newNodeDump(s *settings) *cobra.Command {
+	var q agentQuery
+	cmd := &cobra.Command{
+		Use:   "dump",
+		Short: "Print all that this machine's agent carries, and its state in the kernel",
+		Long: `Dump prints every service port that this machine's agent has in place, with its
+endpoints, and the state of the mode: in the nftables mode what the kernel has,
+with what is missing or foreign there, in the iptables mode the rules that it is
+to have.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := q.check(); err != nil {
+				return err
+			}
+			var d app.NodeDump
+			if err := q.ask(cmd.Context(), app.DumpPath, nil, &d); err != nil {
+				return err
+			}
+			if q.output == "json" || q.output == "yaml" {
+				return printValue(s.io.Out, &d, q.output)
+			}
+			return printDump(s.io.Out, &d)
+		},
+	}
+	q.add(cmd.Flags())
+	return cmd
+}
+
+func printDump(out io.Writer, d *app.NodeDump) error {
+	fmt.Fprintf(out, "# node %s, zone %s, mode %s\n# service ports: %d\n", d.Node.Name, orNone(d.Node.Zone), d.Mode, len(d.Ports))
+	for _, p := range d.Ports {
+		fmt.Fprintf(out, "%s %s %d%s at %s\n", p.Name, p.Protocol, p.Port, nodePortText(p.NodePort), strings.Join(p.Addresses, ", "))
+		for _, f := range p.Families {
+			fmt.Fprintf(out, "  %s, %s\n", f.Family, f.Rule)
+			for _, list := range []struct {
+				name  string
+				lines []string
+			}{{"cluster", f.Cluster}, {"local", f.Local}} {
+				for _, line := range list.lines {
+					fmt.Fprintf(out, "    %s %s\n", list.name, line)
+				}
+			}
+		}
+	}
+	for _, part := range []struct {
+		title string
+		lines []string
+	}{{"kernel", d.Kernel}, {"missing in the kernel", d.Missing}, {"foreign in the kernel", d.Foreign}} {
+		if d.Mode == "userspace" || (len(part.lines) == 0 && d.Mode != "nftables") {
+			continue
+		}
+		fmt.Fprintf(out, "# %s: %d\n", part.title, len(part.lines))
+		for _, line := range part.lines {
+			fmt.Fprintln(out, line)
+		}
+	}
+	return nil
+}
+
+func nodePortText(port uint16) string {
+	if port == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (node port %d)", port)
+}

@@ -1,0 +1,115 @@
+package topology
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/planner"
+)
+
+// metrics are those of planned Services: their number bounds that of the series. The
+// struct is constant.
+type metrics struct {
+	inZone, overload, limit, cost, gap, age, replans, demand, services *prometheus.Desc
+	hintsInZone, hintsOverload                                         *prometheus.Desc
+}
+
+// names of the labels that tell planned units apart.
+func unitLabels(more ...string) []string {
+	return append([]string{"namespace", "service", "ports", "family"}, more...)
+}
+
+func newMetrics() metrics {
+	of := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("proxima_topology_"+name, help, labels, nil)
+	}
+	return metrics{
+		inZone:        of("in_zone_ratio", "Share of connections that stay in their zone, by the published plan under the present demand.", unitLabels()...),
+		overload:      of("overload_ratio", "Load of the busiest endpoint as a multiple of the mean, by the published plan under the present demand.", unitLabels()...),
+		limit:         of("overload_limit_ratio", "Load that no endpoint is planned above, as a multiple of the mean.", unitLabels()...),
+		cost:          of("cost", "Mean cost of a connection by the published plan under the present demand.", unitLabels()...),
+		gap:           of("gap_points", "How much worse the published plan is than the best one, in points; it is replaced above 3.", unitLabels()...),
+		age:           of("plan_age_seconds", "Time since the plan was published.", unitLabels()...),
+		replans:       of("replans_total", "Plans published, by reason.", unitLabels("reason")...),
+		demand:        of("demand_connections_per_second", "Measured demand; 0 where it is guessed.", unitLabels()...),
+		hintsInZone:   of("hints_in_zone_ratio", "Share of connections that stay in their zone where only hints are read.", unitLabels()...),
+		hintsOverload: of("hints_overload_ratio", "Load of the busiest endpoint as a multiple of the mean where only hints are read.", unitLabels()...),
+		services:      of("services", "Services with a topology mode, by mode.", "mode"),
+	}
+}
+
+func (m metrics) all() []*prometheus.Desc {
+	return []*prometheus.Desc{m.inZone, m.overload, m.limit, m.cost, m.gap, m.age, m.replans, m.demand, m.hintsInZone, m.hintsOverload, m.services}
+}
+
+// Describe implements prometheus.Collector.
+func (c *Controller) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range newMetrics().all() {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector. Custom heuristics count as one mode, as
+// their names are anybody's.
+func (c *Controller) Collect(out chan<- prometheus.Metric) {
+	m := newMetrics()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	hints := c.hintMetrics()
+	now := c.clock.Now()
+	modes := map[string]int{Adaptive: 0, "Auto": 0, "custom": 0}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, e := range c.entries {
+		switch e.mode.Kind {
+		case Planned:
+			modes[Adaptive]++
+		case Auto:
+			modes["Auto"]++
+		default:
+			modes["custom"]++
+		}
+		for _, u := range e.units {
+			if u.published == nil {
+				continue
+			}
+			labels := []string{e.key.Namespace, e.key.Name, u.ports, string(u.family)}
+			limit, _ := u.published.Factor()
+			gauge(m.inZone, u.now.InZone, labels...)
+			gauge(m.overload, u.now.Worst, labels...)
+			gauge(m.limit, limit.Float(), labels...)
+			gauge(m.cost, u.now.Cost, labels...)
+			gauge(m.gap, u.gap, labels...)
+			gauge(m.age, now.Sub(u.since).Seconds(), labels...)
+			gauge(m.demand, u.rate, labels...)
+			for reason := planner.EndpointsChanged; reason <= planner.LastingGap; reason++ {
+				out <- prometheus.MustNewConstMetric(m.replans, prometheus.CounterValue, float64(u.replans[reason]), append(labels, reason.String())...)
+			}
+			if h, ok := hints[unitKey(labels)]; ok {
+				gauge(m.hintsInZone, h.InZone, labels...)
+				gauge(m.hintsOverload, h.Worst, labels...)
+			}
+		}
+	}
+	for _, mode := range sortedKeys(modes) {
+		gauge(m.services, float64(modes[mode]), mode)
+	}
+}
+
+func unitKey(labels []string) string { return strings.Join(labels, "\x00") }
+
+func (c *Controller) hintMetrics() map[string]planner.Metrics {
+	c.hintMu.Lock()
+	defer c.hintMu.Unlock()
+	out := make(map[string]planner.Metrics, len(c.hints))
+	for key, h := range c.hints {
+		for name, p := range h.plans {
+			if p.hints != nil && p.why == "" {
+				out[unitKey([]string{key.Namespace, key.Name, name.ports, string(name.family)})] = p.metrics
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,99 @@
+package topology
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestMetrics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		auto := web(mode, "Auto")
+		auto.Name, auto.UID = "auto", "svc-2"
+		r := newRig(t, nil, all(equalNodes("abc"), workloads("aaaabbbbccc"), one(adaptive(), auto))...)
+		const want = `
+# HELP proxima_topology_in_zone_ratio Share of connections that stay in their zone, by the published plan under the present demand.
+# TYPE proxima_topology_in_zone_ratio gauge
+proxima_topology_in_zone_ratio{family="IPv4",namespace="shop",ports="http",service="web"} 0.9857575757575757
+# HELP proxima_topology_replans_total Plans published, by reason.
+# TYPE proxima_topology_replans_total counter
+proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="EndpointsChanged",service="web"} 1
+proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="LargeGap",service="web"} 0
+proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="LastingGap",service="web"} 0
+# HELP proxima_topology_services Services with a topology mode, by mode.
+# TYPE proxima_topology_services gauge
+proxima_topology_services{mode="Auto"} 1
+proxima_topology_services{mode="custom"} 0
+proxima_topology_services{mode="proxima.dev/Adaptive"} 1
+`
+		u := r.c.entries[webKey].units
+		for _, unit := range u {
+			unit.replans = [4]uint64{1: 1} // how often it was planned while the rig began is left open
+		}
+		if err := testutil.CollectAndCompare(r.c, strings.NewReader(want),
+			"proxima_topology_in_zone_ratio", "proxima_topology_replans_total", "proxima_topology_services"); err != nil {
+			t.Error(err)
+		}
+		problems, err := testutil.CollectAndLint(r.c)
+		if err != nil || len(problems) > 0 {
+			t.Errorf("%v, %v", problems, err)
+		}
+		// Series are of planned Services only, and go with them.
+		if n := testutil.CollectAndCount(r.c, "proxima_topology_cost"); n != 1 {
+			t.Errorf("%d series of cost", n)
+		}
+		r.annotateNamed("web", corev1.AnnotationTopologyMode, "Auto")
+		if n := testutil.CollectAndCount(r.c, "proxima_topology_cost"); n != 0 {
+			t.Errorf("%d series of cost without a plan", n)
+		}
+	})
+}
+
+// TestDashboard: it is valid, and shows metrics and labels that there are; all of them.
+func TestDashboard(t *testing.T) {
+	body, err := os.ReadFile("../../../deploy/grafana/topology.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(body, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	shown := map[string]bool{}
+	name := regexp.MustCompile(`proxima_\w+`)
+	for _, p := range dashboard.Panels {
+		if len(p.Targets) == 0 {
+			t.Errorf("panel %q shows nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			for _, n := range name.FindAllString(target.Expr, -1) {
+				shown[n] = true
+			}
+		}
+	}
+	described := make(chan *prometheus.Desc, 32)
+	New(Config{}).Describe(described)
+	close(described)
+	var there []string
+	for d := range described {
+		there = append(there, name.FindString(d.String()))
+	}
+	slices.Sort(there)
+	if diff := cmp.Diff(there, slices.Sorted(maps.Keys(shown))); diff != "" {
+		t.Errorf("metrics that there are, and those shown: %s", diff)
+	}
+}

@@ -1,0 +1,312 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/planner"
+	"github.com/proxima-mesh/proxima/internal/planner/auto"
+	"github.com/proxima-mesh/proxima/internal/planner/explain"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Change is a situation to ask about.
+type Change struct {
+	// FailZones lose their nodes and endpoints.
+	FailZones []string
+	Endpoints []EndpointsChange
+	Demand    []DemandChange
+}
+
+// EndpointsChange gives a Service's zone more endpoints, or fewer.
+type EndpointsChange struct {
+	Service resource.Key
+	Zone    string
+	Add     int64
+}
+
+// DemandChange multiplies the demand for a Service that starts in a zone.
+type DemandChange struct {
+	Service resource.Key
+	Zone    string
+	Factor  float64
+}
+
+func (c EndpointsChange) String() string { return fmt.Sprintf("%s:%s:%+d", c.Service, c.Zone, c.Add) }
+
+func (c DemandChange) String() string { return fmt.Sprintf("%s:%s:x%g", c.Service, c.Zone, c.Factor) }
+
+// maxAdd bounds what is laid out to answer.
+const maxAdd = 100_000
+
+// ParseEndpoints reads [NAMESPACE/]NAME:ZONE:+N, or -N.
+func ParseEndpoints(text, namespace string) (c EndpointsChange, err error) {
+	var n string
+	if c.Service, c.Zone, n, err = parseThree(text, namespace); err == nil {
+		c.Add, err = strconv.ParseInt(n, 10, 32)
+	}
+	if err != nil || n[0] != '+' && n[0] != '-' {
+		return c, fmt.Errorf("%q: write it as NAMESPACE/SERVICE:ZONE:+N or :-N, such as shop/web:zone-b:+2", text)
+	}
+	return c, nil
+}
+
+// ParseDemand reads [NAMESPACE/]NAME:ZONE:×K; x and * stand for ×.
+func ParseDemand(text, namespace string) (c DemandChange, err error) {
+	var k string
+	if c.Service, c.Zone, k, err = parseThree(text, namespace); err == nil {
+		number := strings.TrimLeft(k, "×x*")
+		if c.Factor, err = strconv.ParseFloat(number, 64); number == k || math.IsNaN(c.Factor) || math.IsInf(c.Factor, 0) {
+			err = errors.New("no factor")
+		}
+	}
+	if err != nil {
+		return c, fmt.Errorf("%q: write it as NAMESPACE/SERVICE:ZONE:xK, such as shop/web:zone-a:x3", text)
+	}
+	return c, nil
+}
+
+func parseThree(text, namespace string) (service resource.Key, zone, last string, err error) {
+	parts := strings.Split(text, ":")
+	if len(parts) != 3 || slices.Contains(parts, "") {
+		return service, "", "", errors.New("not three parts")
+	}
+	service = resource.Key{Namespace: namespace, Name: parts[0]}
+	if ns, name, ok := strings.Cut(parts[0], "/"); ok {
+		service = resource.Key{Namespace: ns, Name: name}
+	}
+	return service, parts[1], parts[2], nil
+}
+
+// Simulation is what would become of the Services that a Change concerns.
+type Simulation struct {
+	Services []Simulated `json:"services"`
+	// Unaffected is how many planned Services would be as they are.
+	Unaffected int `json:"unaffected"`
+}
+
+// Simulated is one Service's ports that are planned together.
+type Simulated struct {
+	Service string   `json:"service"`
+	Ports   []string `json:"ports"`
+	Family  string   `json:"family"`
+	// Planned: the Service is. Else this is what Adaptive would do.
+	Planned bool `json:"planned"`
+	// Before is the best plan as it is, After that of the situation.
+	Before planner.Metrics `json:"before"`
+	After  planner.Metrics `json:"after"`
+	// Unplanned is what would be if the plan of before stayed; nil where it could not, as
+	// endpoints are others.
+	Unplanned *planner.Metrics     `json:"unplanned,omitempty"`
+	Plan      *explain.Explanation `json:"plan"`
+}
+
+// UnknownError says what of a Change names nothing that there is.
+type UnknownError struct {
+	What, Name string
+	// Known are the names that there are, of zones.
+	Known []string
+}
+
+func (e *UnknownError) Error() string {
+	s := fmt.Sprintf("there is no %s %q", e.What, e.Name)
+	if len(e.Known) > 0 {
+		s += "; there are " + strings.Join(e.Known, ", ")
+	}
+	return s
+}
+
+// Simulate plans a situation and applies nothing. Services are those that a Change
+// names and, where a zone fails, all that are planned. Errors: an *UnknownError, or a
+// *planner.FieldError.
+func (c *Controller) Simulate(change Change) (*Simulation, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.primed {
+		return nil, errors.New("the control plane is still reading its store")
+	}
+	services, err := c.concerned(change)
+	if err != nil {
+		return nil, err
+	}
+	out := &Simulation{Services: []Simulated{}}
+	for _, key := range services {
+		service, _ := c.snapshot.Services.Get(key)
+		planned := ModeOf(service).Kind == Planned
+		different := false
+		for _, u := range c.unitsFor(service, c.entries[key], planned) {
+			if u.topology == nil || u.published == nil {
+				continue
+			}
+			s, changed, err := c.simulate(u, change)
+			if err != nil {
+				return nil, fmt.Errorf("service %s: %w", key, err)
+			}
+			if changed {
+				s.Planned, different = planned, true
+				out.Services = append(out.Services, s)
+			}
+		}
+		if !different {
+			out.Unaffected++
+		}
+	}
+	return out, nil
+}
+
+// concerned are the Services to look at, by name.
+func (c *Controller) concerned(change Change) ([]resource.Key, error) {
+	var keys []resource.Key
+	name := func(key resource.Key) error {
+		if _, ok := c.snapshot.Services.Get(key); !ok {
+			return &UnknownError{What: "service", Name: key.String()}
+		}
+		keys = append(keys, key)
+		return nil
+	}
+	for _, e := range change.Endpoints {
+		if err := name(e.Service); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range change.Demand {
+		if err := name(d.Service); err != nil {
+			return nil, err
+		}
+	}
+	for _, zone := range change.FailZones {
+		if !c.knownZone(zone) {
+			return nil, &UnknownError{What: "zone", Name: zone, Known: c.atlas.cluster.names}
+		}
+		for key, e := range c.entries {
+			if e.mode.Kind == Planned {
+				keys = append(keys, key)
+			}
+		}
+	}
+	slices.SortFunc(keys, func(a, b resource.Key) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(keys), nil
+}
+
+// knownZone is one of nodes, or of endpoints of a planned Service.
+func (c *Controller) knownZone(zone string) bool {
+	if slices.Contains(c.atlas.cluster.names, zone) {
+		return true
+	}
+	for _, e := range c.entries {
+		for _, u := range e.units {
+			if u.counts[zone] > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (c *Controller) simulate(u *unit, change Change) (s Simulated, changed bool, err error) {
+	before, err := planner.Solve(u.topology, &u.problem)
+	if err != nil {
+		return s, false, err
+	}
+	p, stays := &u.problem, true
+	zone := func(name string) (int, error) {
+		if at, ok := u.topology.Index(name); ok {
+			return at, nil
+		}
+		return 0, &UnknownError{What: "zone", Name: name, Known: c.atlas.cluster.names}
+	}
+	for _, name := range change.FailZones {
+		if at, ok := u.topology.Index(name); ok {
+			changed = changed || p.Weight[at] > 0 || p.Demand[at] > 0
+			stays = false
+			p = explain.FailZone(p, at)
+		}
+	}
+	for _, e := range change.Endpoints {
+		if e.Service != resource.Key(u.service) {
+			continue
+		}
+		at, err := zone(e.Zone)
+		if err != nil {
+			return s, false, err
+		}
+		if e.Add > maxAdd {
+			return s, false, &planner.FieldError{Field: "endpoints", Reason: fmt.Sprintf("%+d, at most +%d", e.Add, maxAdd)}
+		}
+		if p, err = explain.AddEndpoints(p, at, e.Add); err != nil {
+			return s, false, err
+		}
+		changed, stays = true, false
+	}
+	for _, d := range change.Demand {
+		if d.Service != resource.Key(u.service) {
+			continue
+		}
+		at, err := zone(d.Zone)
+		if err != nil {
+			return s, false, err
+		}
+		if p, err = explain.ScaleDemand(p, at, d.Factor); err != nil {
+			return s, false, err
+		}
+		changed = true
+	}
+	after, err := planner.Solve(u.topology, p)
+	if err != nil {
+		return s, false, err
+	}
+	s = Simulated{
+		Service: u.service.String(), Ports: u.portList, Family: string(u.family),
+		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(c.ratiosWithout(change.FailZones), p.Weight)),
+	}
+	if stays {
+		m := before.Under(p.Demand)
+		s.Unplanned = &m
+	}
+	return s, changed, nil
+}
+
+// ratiosWithout the nodes of some zones.
+func (c *Controller) ratiosWithout(zones []string) auto.Ratios {
+	if len(zones) == 0 {
+		return c.atlas.cluster.ratios
+	}
+	left := maps.Clone(c.nodes)
+	maps.DeleteFunc(left, func(_ string, n facts) bool { return slices.Contains(zones, n.zone) })
+	return clusterOf(left).ratios
+}
+
+// Text tells it in words.
+func (s *Simulation) Text() string {
+	var b strings.Builder
+	for i := range s.Services {
+		v := &s.Services[i]
+		ports := strings.Join(v.Ports, ", ")
+		if ports == "" {
+			ports = "unnamed port"
+		}
+		fmt.Fprintf(&b, "%s %s %s", v.Service, ports, v.Family)
+		if !v.Planned {
+			fmt.Fprintf(&b, " (not planned: this is what %s would do)", Adaptive)
+		}
+		fmt.Fprintf(&b, "\n  now:  %s\n", measures(v.Before))
+		if v.Unplanned != nil {
+			fmt.Fprintf(&b, "  then, with the plan as it is: %s\n", measures(*v.Unplanned))
+		}
+		fmt.Fprintf(&b, "  then: %s\n", measures(v.After))
+		for _, line := range strings.Split(strings.TrimSuffix(v.Plan.String(), "\n"), "\n") {
+			fmt.Fprintf(&b, "    %s\n", line)
+		}
+	}
+	fmt.Fprintf(&b, "%s as before; nothing was applied\n", count(int64(s.Unaffected), "planned service"))
+	return b.String()
+}
+
+func measures(m planner.Metrics) string {
+	return fmt.Sprintf("in zone %.1f %%, cost %.2f, busiest endpoint %.2f× the mean", 100*m.InZone, m.Cost, m.Worst)
+}

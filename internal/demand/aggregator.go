@@ -1,0 +1,339 @@
+package demand
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/planner"
+	estimate "github.com/proxima-mesh/proxima/internal/planner/demand"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+const (
+	// grace for which a silent agent counts as it did: some reports may be late. It
+	// is when a node is taken for dead (its lease).
+	grace = 40 * time.Second
+	// fadeHalfLife of an agent that stays silent while others of its zone report:
+	// that of the estimate.
+	fadeHalfLife = 90 * time.Second
+	// forgotten share of an agent whose node is gone.
+	forgotten = 1. / 1024
+	// heldHalfLife smooths what is held for an agent: single reports are noisy.
+	heldHalfLife = 30 * time.Second
+	// heldLeast connections a second of one agent are not worth holding.
+	heldLeast = 1e-4
+
+	// maxStep bounds what a step of the estimate covers: time in which this process
+	// did not run is no evidence.
+	maxStep = 3 * Interval
+	// warmUp after which nobody waits for further agents to report.
+	warmUp = 30 * time.Second
+
+	// idle time after which a port is not kept, if its demand is forgotten, too: less
+	// than leastConnections weigh nothing beside the prior's 3.
+	idle             = 15 * time.Minute
+	leastConnections = 0.01
+
+	// noticeable difference of a zone's share, of which is told.
+	noticeable = 0.005
+
+	// knownRuns of an agent: those before the newest may still be on their way.
+	knownRuns = 4
+)
+
+// ErrNotReady is returned while the world is not known: the report is to be
+// repeated.
+var ErrNotReady = errors.New("the control plane is still reading its store")
+
+// Config of an Aggregator.
+type Config struct {
+	World  World
+	Logger *slog.Logger // nil: silence
+}
+
+// Aggregator keeps the demand per service port and zone. Its methods are safe for
+// concurrent use and do not block, but for Run. A service port without traffic costs
+// nothing.
+type Aggregator struct {
+	world World
+	log   *slog.Logger
+
+	mu     sync.Mutex
+	agents map[string]*agent
+	ports  map[proxy.PortName]*port
+	serial uint64
+	// zones are those of all estimators, in order; measured marks the ones where
+	// agents were seen.
+	zones    []string
+	measured map[string]bool
+	crowded  bool // more zones than there may be
+	// stepped is when the last step was, began the first.
+	stepped, began time.Time
+	coverage       Coverage
+	subs           map[*Subscription]struct{}
+	stats          Stats
+}
+
+// agent is one reporter.
+type agent struct {
+	node, zone string // as reported
+	runs       []run  // newest last
+	reported   time.Time
+	// window is what was reported since the last step, in order of ports, and the
+	// time that it covers.
+	window        []count
+	windowElapsed time.Duration
+	// held is the smoothed rate per second, in order of ports; it stands in for reports that
+	// are missing. steady: it has seen a report.
+	held   []count
+	steady bool
+	// quiet is how long it said nothing while others of its zone did, kept what is left of
+	// its share.
+	quiet time.Duration
+	kept  float64
+}
+
+type run struct {
+	name string
+	last uint64
+}
+
+// count of new connections, or a rate of them.
+type count struct {
+	port  *port
+	value float64
+}
+
+// port is a service port with traffic.
+type port struct {
+	name   proxy.PortName
+	serial uint64
+	gone   bool
+	total  Total
+	// counts of this step by zone.
+	counts    []float64
+	estimator *estimate.Estimator
+	// told are the shares that subscribers were told of; nil: none.
+	told []float64
+	used time.Time
+	// before is the total at the last step; rates of bytes are per second.
+	before          Total
+	inRate, outRate float64
+	stepped         bool
+}
+
+// NewAggregator makes an aggregator that knows of no traffic.
+func NewAggregator(c Config) *Aggregator {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Aggregator{
+		world: c.World, log: c.Logger, agents: map[string]*agent{}, ports: map[proxy.PortName]*port{},
+		measured: map[string]bool{}, subs: map[*Subscription]struct{}{},
+	}
+}
+
+// Run steps the estimate until ctx ends, and returns nil then.
+func (a *Aggregator) Run(ctx context.Context) error {
+	ticker := time.NewTicker(Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			a.step(time.Now())
+		}
+	}
+}
+
+// Receive takes a report. fresh is false for one that was taken before, which is
+// acknowledged all the same. The report is not kept. Errors: a *FieldError if it
+// makes no sense; ErrNotReady if it is to be repeated.
+func (a *Aggregator) Receive(r *Report) (fresh bool, err error) { return a.receive(time.Now(), r) }
+
+func (a *Aggregator) receive(now time.Time, r *Report) (fresh bool, err error) {
+	err = r.Check()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		a.stats.Refused++
+		return false, err
+	}
+	if !a.world.Synced() {
+		a.stats.Early++
+		return false, ErrNotReady
+	}
+	from := a.agents[r.Node]
+	if from == nil {
+		from = &agent{node: r.Node, kept: 1}
+		a.agents[r.Node] = from
+	}
+	gap, duplicate := from.admit(r.Run, r.Sequence)
+	from.reported = now
+	if duplicate {
+		a.stats.Duplicate++
+		return false, nil
+	}
+	from.zone = r.Zone
+	a.stats.Accepted++
+	a.stats.Missed += gap
+	a.note(now, from, r)
+	return true, nil
+}
+
+// admit says whether a report was taken before, and how many before it were not:
+// those went to another control plane, or were given up.
+func (g *agent) admit(name string, sequence uint64) (gap uint64, duplicate bool) {
+	for i := range g.runs {
+		if k := &g.runs[i]; k.name == name {
+			if sequence <= k.last {
+				return 0, true
+			}
+			gap, k.last = sequence-k.last-1, sequence
+			return gap, false
+		}
+	}
+	// The first of a run need not be 1: this control plane may be younger.
+	if len(g.runs) == knownRuns {
+		g.runs = slices.Delete(g.runs, 0, 1)
+	}
+	g.runs = append(g.runs, run{name, sequence})
+	return 0, false
+}
+
+// note adds a report to the totals and to the window of its agent.
+func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
+	again := from.windowElapsed > 0
+	from.windowElapsed += r.Elapsed
+	from.window = slices.Grow(from.window, len(r.Traffic))
+	for _, t := range r.Traffic {
+		p := a.ports[t.Port]
+		if p == nil {
+			if p = a.newPort(now, t.Port); p == nil {
+				a.stats.UnknownPort += t.Connections
+				continue
+			}
+		}
+		p.used = now
+		p.total.add(t.total())
+		a.stats.Total.add(t.total())
+		if t.Connections > 0 {
+			from.window = append(from.window, count{p, float64(t.Connections)})
+		}
+	}
+	if again {
+		// Reports in quick succession do not pile up.
+		from.window = sorted(from.window)
+	}
+}
+
+// newPort begins to measure a service port; nil if there is none of that name.
+func (a *Aggregator) newPort(now time.Time, name proxy.PortName) *port {
+	if !a.world.Has(name) {
+		return nil
+	}
+	a.serial++
+	p := &port{name: name, serial: a.serial, counts: make([]float64, len(a.zones)), estimator: estimate.New(a.zones), used: now}
+	a.ports[name] = p
+	return p
+}
+
+// sorted orders counts by port, adds up those of the same, and leaves out ports that
+// are gone. It uses the memory of its argument.
+func sorted(counts []count) []count {
+	slices.SortFunc(counts, func(x, y count) int { return cmp.Compare(x.port.serial, y.port.serial) })
+	out := counts[:0]
+	for _, c := range counts {
+		switch n := len(out); {
+		case c.port.gone:
+		case n > 0 && out[n-1].port == c.port:
+			out[n-1].value += c.value
+		default:
+			out = append(out, c)
+		}
+	}
+	clear(counts[len(out):])
+	return out
+}
+
+// Estimate is the demand of one service port.
+type Estimate struct {
+	// Shares by zone, in the order asked for; they sum to 1, or are all 0 if no zone has
+	// nodes. Nothing measured: the prior.
+	Shares []float64
+	// Rate of new connections per second, all zones together.
+	Rate float64
+	// Measured: there was traffic not long ago.
+	Measured bool
+}
+
+// Shares returns the estimate for a service port, for zones in ascending order. prior
+// is what to believe as long as nothing is measured, noNodes marks zones without live
+// nodes; both are as in planner/demand and may be nil. Demand of other zones does
+// not count.
+func (a *Aggregator) Shares(name proxy.PortName, zones []string, prior []float64, noNodes []bool) Estimate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.ports[name]
+	if p == nil {
+		return Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
+	}
+	a.rezone(a.unite(zones))
+	// The estimator's zones are more than those asked for; the others have no nodes.
+	at := make([]int, len(zones))
+	inPrior, absent := make([]float64, len(a.zones)), make([]bool, len(a.zones))
+	for i := range absent {
+		absent[i] = true
+	}
+	for i, zone := range zones {
+		k, ok := slices.BinarySearch(a.zones, zone)
+		if !ok {
+			at[i] = -1 // more zones than anybody plans for
+			continue
+		}
+		at[i] = k
+		absent[at[i]] = noNodes != nil && noNodes[i]
+		inPrior[at[i]] = 1
+		if prior != nil {
+			inPrior[at[i]] = prior[i]
+		}
+	}
+	shares := p.estimator.Shares(inPrior, absent)
+	e := Estimate{Shares: make([]float64, len(zones)), Rate: p.estimator.Rate(), Measured: true}
+	for i, k := range at {
+		if k >= 0 {
+			e.Shares[i] = shares[k]
+		}
+	}
+	return e
+}
+
+// unite returns the zones that there are, and these.
+func (a *Aggregator) unite(zones []string) []string {
+	united := a.zones
+	for _, zone := range zones {
+		if i, ok := slices.BinarySearch(united, zone); !ok && len(united) < planner.MaxZones {
+			united = slices.Insert(slices.Clip(united), i, zone)
+		}
+	}
+	return united
+}
+
+// rezone changes the zones of all estimators, if they are others than before.
+func (a *Aggregator) rezone(zones []string) {
+	if slices.Equal(zones, a.zones) {
+		return
+	}
+	a.zones = zones
+	for _, p := range a.ports {
+		p.estimator.Rezone(zones)
+		p.counts = make([]float64, len(zones))
+		p.told = nil
+	}
+}

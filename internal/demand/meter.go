@@ -1,0 +1,199 @@
+package demand
+
+import (
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+const (
+	// forgetReads after which a port that the mode no longer counts is forgotten:
+	// about an hour. Until then its counters may come back as they were, as they do
+	// when a kernel could not be read for a while.
+	forgetReads = 360
+	// maxPending ports wait for a control plane that does not answer.
+	maxPending = 2 * MaxPorts
+)
+
+// Meter turns a mode's counters into reports. It is pure: who reads, when, and how
+// reports travel is the caller's. Not for concurrent use.
+//
+// A report is fixed when it is first handed out, and handed out again, the same,
+// until it is acknowledged; what is counted meanwhile goes into the one after. So a
+// receiver that knows the last sequence of a run counts everything once.
+type Meter struct {
+	node, run string
+
+	started bool
+	reads   uint64
+	last    map[proxy.PortName]reading
+
+	// pending is counted since the report in hand, over the time from since to until.
+	pending      map[proxy.PortName]Total
+	since, until time.Time
+	hand         *Report
+	sequence     uint64
+	stats        MeterStats
+}
+
+type reading struct {
+	total Total
+	// read is the number of the read that saw it last.
+	read uint64
+}
+
+// MeterStats describes a Meter.
+type MeterStats struct {
+	// Restarts counts ports whose counters began anew. What they had counted by the
+	// next read is not reported.
+	Restarts uint64
+	// Dropped counts connections that were given up: too many ports were waiting, or
+	// a report was refused.
+	Dropped uint64
+	// Pending is the number of ports that wait for a report.
+	Pending int
+	// Unacknowledged: a report is out.
+	Unacknowledged bool
+}
+
+// NewMeter makes the meter of a node. run must be unique: a meter that is made anew
+// starts at sequence 1.
+func NewMeter(node, run string) *Meter {
+	return &Meter{node: node, run: run, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}}
+}
+
+// Read takes the counters as they are now. The first read is what others are
+// compared with and reports nothing. now must carry a monotonic clock.
+//
+// A port that is seen for the first time later has counted since it was made. One
+// whose counters went back is compared with what they are now: that loses what they
+// counted since, at most one interval, where anything else could count twice.
+func (m *Meter) Read(now time.Time, counts iter.Seq2[proxy.PortName, proxy.Counts]) {
+	m.reads++
+	seen := 0
+	for name, c := range counts {
+		m.readPort(name, Total{Connections: c.Connections, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
+		seen++
+	}
+	switch {
+	case !m.started:
+		m.started, m.since = true, now
+	case seen == 0:
+		m.reads-- // nothing could be read, so nobody ages
+	case m.reads%forgetReads == 0:
+		maps.DeleteFunc(m.last, func(_ proxy.PortName, r reading) bool { return m.reads-r.read >= forgetReads })
+	}
+	m.until = now
+}
+
+func (m *Meter) readPort(name proxy.PortName, now Total) {
+	before, known := m.last[name]
+	if now == before.total {
+		if known {
+			m.last[name] = reading{now, m.reads}
+		}
+		return // ports that never had traffic are not kept
+	}
+	m.last[name] = reading{now, m.reads}
+	if !m.started {
+		return
+	}
+	if now.below(before.total) {
+		m.stats.Restarts++
+		return
+	}
+	p, waiting := m.pending[name]
+	d := now.since(before.total)
+	if !waiting && len(m.pending) >= maxPending {
+		m.stats.Dropped += d.Connections
+		return
+	}
+	p.add(d)
+	m.pending[name] = p
+}
+
+// Next returns the report to send: the one that was not acknowledged, else what was
+// counted since, which may be nothing. It returns nil as long as there was no time to
+// count in. The report is the meter's until it is acknowledged; it never changes.
+func (m *Meter) Next(zone string) *Report {
+	if m.hand != nil {
+		return m.hand
+	}
+	if !m.until.After(m.since) {
+		return nil
+	}
+	m.sequence++
+	m.hand = &Report{
+		Node: m.node, Zone: zone, Run: m.run, Sequence: m.sequence,
+		Elapsed: min(m.until.Sub(m.since), MaxElapsed), Traffic: m.take(),
+	}
+	m.since = m.until
+	return m.hand
+}
+
+// take empties pending into a list, in order, as far as it fits into a report.
+func (m *Meter) take() []Traffic {
+	out := make([]Traffic, 0, min(len(m.pending), MaxPorts))
+	for name, t := range m.pending {
+		if len(out) == MaxPorts {
+			break
+		}
+		// A count beyond the limit is a broken counter; the limit is far from any real one.
+		out = append(out, Traffic{Port: name, Connections: min(t.Connections, MaxCount), BytesIn: min(t.BytesIn, MaxCount), BytesOut: min(t.BytesOut, MaxCount)})
+	}
+	if len(out) == len(m.pending) {
+		// A new map, as the time to clear one grows with the most it ever held.
+		m.pending = make(map[proxy.PortName]Total, len(out))
+	} else {
+		for _, t := range out {
+			delete(m.pending, t.Port)
+		}
+	}
+	slices.SortFunc(out, func(a, b Traffic) int { return comparePorts(a.Port, b.Port) })
+	return out
+}
+
+func comparePorts(a, b proxy.PortName) int {
+	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
+		return c
+	}
+	if c := strings.Compare(a.Name, b.Name); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Port, b.Port)
+}
+
+// Acknowledge tells that a report was taken. It says whether it was the one in
+// hand; others are acknowledged already.
+func (m *Meter) Acknowledge(sequence uint64) bool {
+	if m.hand == nil || m.hand.Sequence != sequence {
+		return false
+	}
+	m.hand = nil
+	return true
+}
+
+// Drop gives the report in hand up, as it was refused for good, and returns how many
+// connections are lost by that.
+func (m *Meter) Drop() (connections uint64) {
+	if m.hand == nil {
+		return 0
+	}
+	for _, t := range m.hand.Traffic {
+		connections += t.Connections
+	}
+	m.hand = nil
+	m.stats.Dropped += connections
+	return connections
+}
+
+// Stats tells how it goes.
+func (m *Meter) Stats() MeterStats {
+	s := m.stats
+	s.Pending, s.Unacknowledged = len(m.pending), m.hand != nil
+	return s
+}

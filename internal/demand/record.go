@@ -1,0 +1,112 @@
+package demand
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Interval between two reports of an agent, and between two steps of the
+// estimate.
+const Interval = 10 * time.Second
+
+// Limits of one report. More ports wait for the next one; everything else that is
+// beyond them cannot come from a Meter.
+const (
+	MaxPorts   = 100_000
+	MaxElapsed = 24 * time.Hour
+	// MaxCount of anything: a sum of many stays far from overflowing.
+	MaxCount = 1e15
+	maxRun   = 64
+	// maxName of nodes and zones: RFC 1123 subdomains, as object names are.
+	maxName = 253
+	// maxLabel of namespaces, Services and ports: RFC 1123 labels.
+	maxLabel = 63
+)
+
+// Report is what one agent carried in a span of time.
+type Report struct {
+	// Node that reports, and its zone as far as it knows.
+	Node, Zone string
+	// Run names a life of the agent's Meter. Sequence counts its reports from 1.
+	Run      string
+	Sequence uint64
+	// Elapsed is the time that the traffic covers, by a monotonic clock.
+	Elapsed time.Duration
+	// Traffic of ports that had any. None says that there was none.
+	Traffic []Traffic
+}
+
+// Traffic of one service port.
+type Traffic struct {
+	Port                           proxy.PortName
+	Connections, BytesIn, BytesOut uint64
+}
+
+// Total is traffic of any port, or of several.
+type Total struct {
+	Connections uint64 `json:"connections"`
+	BytesIn     uint64 `json:"bytesIn"`
+	BytesOut    uint64 `json:"bytesOut"`
+}
+
+func (t *Total) add(u Total) {
+	t.Connections += u.Connections
+	t.BytesIn += u.BytesIn
+	t.BytesOut += u.BytesOut
+}
+
+// since is what was added after before; 0 where it is less.
+func (t Total) since(before Total) Total {
+	return Total{
+		Connections: t.Connections - min(before.Connections, t.Connections),
+		BytesIn:     t.BytesIn - min(before.BytesIn, t.BytesIn),
+		BytesOut:    t.BytesOut - min(before.BytesOut, t.BytesOut),
+	}
+}
+
+// below tells whether any count is less than it was: the counters began anew.
+func (t Total) below(before Total) bool {
+	return t.Connections < before.Connections || t.BytesIn < before.BytesIn || t.BytesOut < before.BytesOut
+}
+
+func (t Traffic) total() Total {
+	return Total{Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut}
+}
+
+// FieldError says which part of a report was refused, and why.
+type FieldError struct{ Field, Reason string }
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
+
+// Check refuses, with a *FieldError, what no Meter reports.
+func (r *Report) Check() error {
+	refuse := func(field, format string, args ...any) error {
+		return &FieldError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case r.Node == "" || len(r.Node) > maxName:
+		return refuse("node", "%d bytes, not 1 to %d", len(r.Node), maxName)
+	case len(r.Zone) > maxName:
+		return refuse("zone", "%d bytes, not up to %d", len(r.Zone), maxName)
+	case r.Run == "" || len(r.Run) > maxRun:
+		return refuse("run", "%d bytes, not 1 to %d", len(r.Run), maxRun)
+	case r.Sequence == 0:
+		return refuse("sequence", "0, not from 1")
+	case r.Elapsed <= 0 || r.Elapsed > MaxElapsed:
+		return refuse("elapsed", "%v, not above 0 to %v", r.Elapsed, MaxElapsed)
+	case len(r.Traffic) > MaxPorts:
+		return refuse("traffic", "%d service ports, not up to %d", len(r.Traffic), MaxPorts)
+	}
+	for i, t := range r.Traffic {
+		n := t.Port
+		switch {
+		case n.Namespace == "" || n.Name == "" || len(n.Namespace) > maxLabel || len(n.Name) > maxLabel || len(n.Port) > maxLabel:
+			return refuse(fmt.Sprintf("traffic[%d]", i), "the names of a service port have 1 to %d bytes each", maxLabel)
+		case t.Connections > MaxCount || t.BytesIn > MaxCount || t.BytesOut > MaxCount:
+			return refuse(fmt.Sprintf("traffic[%d]", i), "a count of %s is above %g", n, float64(MaxCount))
+		}
+	}
+	return nil
+}

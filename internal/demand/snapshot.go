@@ -1,0 +1,154 @@
+package demand
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Stats count what an Aggregator has seen.
+type Stats struct {
+	// Reports: taken, taken before, senseless, and too early to be taken.
+	Accepted, Duplicate, Refused, Early uint64
+	// Missed reports are gaps in the sequence of a run: another control plane has them, or
+	// the agent gave them up.
+	Missed uint64
+	// UnknownPort counts connections of service ports that are not in the catalog.
+	UnknownPort uint64
+	// Unusable counts steps of single ports with more traffic than can be.
+	Unusable uint64
+	// Total of all reports that were taken.
+	Total Total
+	// Steps of the estimate, and the time that they took.
+	Steps    uint64
+	StepTime time.Duration
+}
+
+// Coverage tells how many nodes report.
+type Coverage struct {
+	// Nodes there are; Reporting of them; Silent ones have reported, but not for 40 s.
+	Nodes     int `json:"nodes"`
+	Reporting int `json:"reporting"`
+	Silent    int `json:"silent"`
+	// Oldest is the time since the report of the agent that is silent the longest.
+	Oldest time.Duration `json:"oldestNanoseconds"`
+	// SilentNodes are up to 20 of those that are silent the longest, longest first.
+	SilentNodes []AgentDemand `json:"silentNodes,omitempty"`
+	// Warm: all nodes have reported, or had the time to. Before, estimates of a control
+	// plane that was restarted differ from what it knew for want of data only.
+	Warm bool `json:"warm"`
+	// Ports with demand.
+	Ports int `json:"servicePorts"`
+}
+
+// AgentDemand is one reporter.
+type AgentDemand struct {
+	Node string `json:"node"`
+	Zone string `json:"zone,omitempty"`
+	// Age of the newest report.
+	Age time.Duration `json:"ageNanoseconds"`
+	// Kept is what its share has faded to; 1: nothing.
+	Kept float64 `json:"kept"`
+}
+
+// maxSilent agents are named, so that a zone that is cut off does not flood anybody.
+const maxSilent = 20
+
+// Coverage tells who reports, as of now.
+func (a *Aggregator) Coverage() Coverage {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cover(time.Now())
+}
+
+// Warm: see Coverage.
+func (a *Aggregator) Warm() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.coverage.Warm
+}
+
+func (a *Aggregator) cover(now time.Time) Coverage {
+	c := Coverage{Ports: len(a.ports), Warm: a.coverage.Warm}
+	for range a.world.Nodes() {
+		c.Nodes++
+	}
+	var silent []AgentDemand
+	for _, g := range a.agents {
+		if _, ok := a.world.Zone(g.node); !ok {
+			continue // removed, or not there yet
+		}
+		age := now.Sub(g.reported)
+		c.Oldest = max(c.Oldest, age)
+		if age <= grace {
+			c.Reporting++
+			continue
+		}
+		c.Silent++
+		silent = append(silent, AgentDemand{Node: g.node, Zone: g.zone, Age: age, Kept: g.kept})
+	}
+	slices.SortFunc(silent, func(x, y AgentDemand) int {
+		if x.Age != y.Age {
+			return int(y.Age - x.Age)
+		}
+		return strings.Compare(x.Node, y.Node)
+	})
+	c.SilentNodes = slices.Clip(silent[:min(len(silent), maxSilent)])
+	if !a.began.IsZero() && a.stepped.After(a.began) {
+		c.Warm = c.Warm || c.Reporting >= c.Nodes || now.Sub(a.began) >= warmUp
+	}
+	a.coverage = c
+	return c
+}
+
+// PortDemand is what is known of a service port.
+type PortDemand struct {
+	Port proxy.PortName `json:"-"`
+	Name string         `json:"port"`
+	// Total since this control plane began to measure it.
+	Total Total `json:"total"`
+	// Rates per second.
+	Connections float64 `json:"connectionsPerSecond"`
+	BytesIn     float64 `json:"bytesInPerSecond"`
+	BytesOut    float64 `json:"bytesOutPerSecond"`
+	// Zones with their shares, as measured, with an even prior.
+	Zones []ZoneShare `json:"zones"`
+}
+
+// ZoneShare is the share of a service port's demand that starts in a zone.
+type ZoneShare struct {
+	Zone  string  `json:"zone"`
+	Share float64 `json:"share"`
+}
+
+// Snapshot tells what is known of the service ports of one Service, or of all (nil),
+// in order. Its cost is that of all service ports with traffic.
+func (a *Aggregator) Snapshot(of *proxy.ServiceName) []PortDemand {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := []PortDemand{}
+	for name, p := range a.ports {
+		if of == nil || name.ServiceName == *of {
+			out = append(out, a.describe(p))
+		}
+	}
+	slices.SortFunc(out, func(x, y PortDemand) int { return comparePorts(x.Port, y.Port) })
+	return out
+}
+
+func (a *Aggregator) describe(p *port) PortDemand {
+	d := PortDemand{Port: p.name, Name: p.name.String(), Total: p.total, Connections: p.estimator.Rate(), BytesIn: p.inRate, BytesOut: p.outRate}
+	for i, share := range p.estimator.Shares(nil, nil) {
+		d.Zones = append(d.Zones, ZoneShare{a.zones[i], share})
+	}
+	return d
+}
+
+// Stats tells what was seen so far.
+func (a *Aggregator) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.stats
+}

@@ -1,0 +1,233 @@
+package demand
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/planner"
+	estimate "github.com/proxima-mesh/proxima/internal/planner/demand"
+)
+
+// present is who is there in one step.
+type present struct {
+	elapsed time.Duration
+	// zone of each agent, by index; gone: its node is no more.
+	agents []placed
+	// reported zones have an agent that did; inhabited ones have any agent.
+	reported, inhabited []bool
+}
+
+type placed struct {
+	*agent
+	zone int
+	gone bool
+}
+
+// step brings the estimates to now: what agents reported since the last step counts as
+// a rate, what they did not report is held.
+func (a *Aggregator) step(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.world.Synced() {
+		return
+	}
+	if a.began.IsZero() {
+		a.began, a.stepped = now, now
+		a.look()
+		return
+	}
+	elapsed := min(now.Sub(a.stepped), maxStep)
+	if elapsed <= 0 {
+		return
+	}
+	a.stepped = now
+	here := a.look()
+	here.elapsed = elapsed
+	a.cover(now)
+	for _, g := range here.agents {
+		a.contribute(g, here)
+	}
+	a.observe(now, here)
+	a.forget(now)
+	a.stats.Steps++
+	a.stats.StepTime += time.Since(now)
+}
+
+// look finds out which zones there are and who is in them, and counts in those.
+func (a *Aggregator) look() *present {
+	zoneOf := make(map[*agent]string, len(a.agents))
+	gone := map[*agent]bool{}
+	names := map[string]bool{}
+	for _, zone := range a.world.Nodes() {
+		names[zone] = true
+	}
+	for name, g := range a.agents {
+		zone, ok := a.world.Zone(name)
+		if zone == "" {
+			zone = g.zone
+		}
+		zoneOf[g], gone[g], names[zone] = zone, !ok, true
+	}
+	zones := slices.Sorted(maps.Keys(names))
+	crowded := len(zones) > planner.MaxZones
+	if crowded && !a.crowded {
+		a.log.Error("more topology zones than can be planned for, demand of the last ones is not measured", "zones", len(zones), "limit", planner.MaxZones)
+	}
+	a.crowded = crowded
+	zones = zones[:min(len(zones), planner.MaxZones)]
+	maps.DeleteFunc(a.measured, func(zone string, _ bool) bool { return !names[zone] })
+	a.rezone(zones)
+
+	here := &present{reported: make([]bool, len(zones)), inhabited: make([]bool, len(zones))}
+	for g, zone := range zoneOf {
+		i, ok := slices.BinarySearch(zones, zone)
+		if !ok {
+			continue
+		}
+		here.agents = append(here.agents, placed{g, i, gone[g]})
+		here.inhabited[i], a.measured[zone] = true, true
+		here.reported[i] = here.reported[i] || g.windowElapsed > 0
+	}
+	return here
+}
+
+// contribute adds what an agent counted to its zone, scaled to the time of the step,
+// so that a report that comes early, late, or after an outage weighs as any other.
+func (a *Aggregator) contribute(g placed, here *present) {
+	seconds := here.elapsed.Seconds()
+	if g.windowElapsed > 0 {
+		g.quiet, g.kept = 0, 1
+		g.window = sorted(g.window)
+		covered := g.windowElapsed.Seconds()
+		for _, c := range g.window {
+			c.port.counts[g.zone] += c.value * seconds / covered
+		}
+		g.hold()
+		return
+	}
+	// A zone that is silent as a whole is held by the estimators, and nobody fades.
+	if here.reported[g.zone] {
+		g.quiet += here.elapsed
+	}
+	if g.gone || here.reported[g.zone] && g.quiet > grace {
+		g.kept *= math.Exp2(-seconds / fadeHalfLife.Seconds())
+	}
+	if !here.reported[g.zone] {
+		return
+	}
+	for _, c := range g.held {
+		if !c.port.gone {
+			c.port.counts[g.zone] += c.value * seconds * g.kept
+		}
+	}
+}
+
+// hold takes the window into the rates that stand in for missing reports.
+func (g *agent) hold() {
+	old := 0.0 // what the former rates weigh
+	if g.steady {
+		old = math.Exp2(-g.windowElapsed.Seconds() / heldHalfLife.Seconds())
+	}
+	covered := g.windowElapsed.Seconds()
+	merged := make([]count, 0, max(len(g.held), len(g.window)))
+	keep := func(p *port, rate float64) {
+		if rate >= heldLeast && !p.gone {
+			merged = append(merged, count{p, rate})
+		}
+	}
+	held, window := g.held, g.window
+	for len(held) > 0 || len(window) > 0 {
+		switch {
+		case len(window) == 0 || len(held) > 0 && held[0].port.serial < window[0].port.serial:
+			keep(held[0].port, held[0].value*old)
+			held = held[1:]
+		case len(held) == 0 || window[0].port.serial < held[0].port.serial:
+			keep(window[0].port, window[0].value/covered*(1-old))
+			window = window[1:]
+		default:
+			keep(held[0].port, held[0].value*old+window[0].value/covered*(1-old))
+			held, window = held[1:], window[1:]
+		}
+	}
+	g.held, g.steady = merged, true
+	clear(g.window)
+	g.window, g.windowElapsed = g.window[:0], 0
+	if cap(g.window) > 2*len(g.held)+64 {
+		g.window = nil
+	}
+}
+
+// observe hands the counts of this step to the estimators.
+func (a *Aggregator) observe(now time.Time, here *present) {
+	missing, all := make([]bool, len(a.zones)), true
+	for i, zone := range a.zones {
+		// Nobody ever told, or nobody tells now. A zone that all agents have left has no
+		// demand.
+		missing[i] = !here.reported[i] && (here.inhabited[i] || !a.measured[zone])
+		all = all && missing[i]
+	}
+	for _, p := range a.ports {
+		p.measureBytes(here.elapsed)
+		if !all {
+			a.observePort(p, estimate.Report{Elapsed: here.elapsed, Counts: p.counts, Missing: missing})
+		}
+		clear(p.counts)
+		if now.Sub(p.used) > idle && p.connections() < leastConnections || !a.world.Has(p.name) {
+			p.gone = true
+			delete(a.ports, p.name)
+			a.tell(p.name)
+		}
+	}
+}
+
+func (a *Aggregator) observePort(p *port, r estimate.Report) {
+	changed, err := p.estimator.Observe(r)
+	if err != nil {
+		// Only a sum of absurd reports gets here; the estimate stays as it was.
+		a.stats.Unusable++
+		return
+	}
+	shares := p.estimator.Shares(nil, nil)
+	if !changed && p.told != nil && !differ(shares, p.told) {
+		return
+	}
+	p.told = shares
+	a.tell(p.name)
+}
+
+func differ(a, b []float64) bool {
+	for i := range a {
+		if math.Abs(a[i]-b[i]) >= noticeable {
+			return true
+		}
+	}
+	return false
+}
+
+// connections are what the estimate remembers, as if they all came in one half-life.
+func (p *port) connections() float64 { return p.estimator.Rate() * fadeHalfLife.Seconds() }
+
+// measureBytes follows the rates of bytes, which no plan depends on: people want to
+// see them.
+func (p *port) measureBytes(elapsed time.Duration) {
+	d := p.total.since(p.before)
+	old := 0.0
+	if p.stepped {
+		old = math.Exp2(-elapsed.Seconds() / heldHalfLife.Seconds())
+	}
+	p.inRate = p.inRate*old + float64(d.BytesIn)/elapsed.Seconds()*(1-old)
+	p.outRate = p.outRate*old + float64(d.BytesOut)/elapsed.Seconds()*(1-old)
+	p.before, p.stepped = p.total, true
+}
+
+// forget agents whose nodes are gone and whose share has faded.
+func (a *Aggregator) forget(now time.Time) {
+	for name, g := range a.agents {
+		if _, ok := a.world.Zone(name); ok || g.kept > forgotten || now.Sub(g.reported) < grace {
+			continue
+		}
+		delete(a.agents, name)
+	}
+}

@@ -1,0 +1,61 @@
+package demand
+
+import (
+	"iter"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// World is what an Aggregator must know of the cluster. Its methods are called with
+// the aggregator's lock held, so they may not block.
+type World interface {
+	// Synced: the other answers are complete.
+	Synced() bool
+	// Zone of a node; empty: it has none. ok is false if there is no such node.
+	Zone(node string) (zone string, ok bool)
+	// Nodes and their zones.
+	Nodes() iter.Seq2[string, string]
+	// Has a Service such a port?
+	Has(port proxy.PortName) bool
+}
+
+// FromCatalog is the world as a catalog has it.
+func FromCatalog(c *catalog.Catalog) World { return world{c} }
+
+type world struct{ catalog *catalog.Catalog }
+
+func (w world) Synced() bool { return w.catalog.Synced() }
+
+func (w world) Zone(node string) (string, bool) {
+	n, ok := w.catalog.Snapshot().Nodes.Get(catalog.Key{Name: node})
+	if !ok {
+		return "", false
+	}
+	return n.Labels[corev1.LabelTopologyZone], true
+}
+
+func (w world) Nodes() iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		for key, n := range w.catalog.Snapshot().Nodes.All() {
+			if !yield(key.Name, n.Labels[corev1.LabelTopologyZone]) {
+				return
+			}
+		}
+	}
+}
+
+func (w world) Has(port proxy.PortName) bool {
+	service, ok := w.catalog.Snapshot().Services.Get(catalog.Key(port.ServiceName))
+	if !ok {
+		return false
+	}
+	for i := range service.Spec.Ports {
+		if service.Spec.Ports[i].Name == port.Port {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,211 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/netns"
+)
+
+// inKernel decides between the two demos.
+func inKernel(mode string) (bool, error) {
+	if mode == "userspace" {
+		return false, nil
+	}
+	err := netns.Available()
+	if err == nil || mode == "auto" || mode == "" {
+		return err == nil, nil
+	}
+	return false, &needsRoot{fmt.Errorf("--mode %s: %w", mode, err)}
+}
+
+type needsRoot struct{ error }
+
+func (e *needsRoot) Unwrap() error { return e.error }
+
+// Hint names the remedy.
+func (e *needsRoot) Hint() string { return "run it as root, or use --mode userspace" }
+
+// labDemo is the demo in a lab. The client is that of zone-a.
+type labDemo struct {
+	lab    *lab.Lab
+	name   string
+	nodes  []string
+	exe    string
+	screen screen
+}
+
+const client = "zone-a"
+
+// runLab plays the demo in a lab of its own. The lab is gone when it returns;
+// should this process be killed, the next demo or lab removes it.
+func runLab(ctx context.Context, cfg Config) (err error) {
+	// A terminal that is closed must not leave a lab, nor a second Ctrl-C while it is
+	// taken down: signals are held until it is.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	d := &labDemo{
+		name: fmt.Sprintf("d%d", os.Getpid()%10_000_000), exe: cfg.Executable,
+		screen: screen{out: cfg.Out, color: cfg.Color},
+	}
+	d.screen.title("Proxima: three zones of two nodes on this machine, behind one virtual IP")
+	d.lab, err = lab.Start(ctx, lab.Spec{
+		Name: d.name, Zones: len(zones), Nodes: 2, Mode: cfg.Mode, Executable: cfg.Executable, Temporary: true,
+		Progress: func(line string) {
+			what, more, _ := strings.Cut(line, ": ")
+			d.screen.done("%-15s %s", what, more)
+		},
+	})
+	if err == nil {
+		defer func() { err = errors.Join(err, d.lab.Down(context.WithoutCancel(ctx))) }()
+		err = d.play(ctx, cfg.Once)
+	}
+	if err != nil && ctx.Err() != nil && !cfg.Once {
+		return nil // Ctrl-C is how it ends; what Down says comes after
+	}
+	return err
+}
+
+func (d *labDemo) play(ctx context.Context, once bool) error {
+	mode := ""
+	for _, z := range d.lab.Status(ctx).Zones {
+		for _, n := range z.Nodes {
+			d.nodes, mode = append(d.nodes, n.Workload), n.Mode
+		}
+	}
+	d.screen.done("%-15s %s", "mode", carries(mode))
+	pids, err := d.victims(ctx)
+	if err != nil {
+		return err
+	}
+	d.screen.title("%d requests from a client in %s to http://%s", requests, client, d.lab.VIP())
+	if err := d.ask(ctx, nil); err != nil {
+		return err
+	}
+	d.screen.line("The service prefers near endpoints (trafficDistribution: PreferSameZone).")
+
+	d.screen.title("kill -9 of %s's backends (processes %s), then %d more", client, numbers(pids), requests)
+	if err := d.shift(ctx, pids); err != nil {
+		return err
+	}
+	if err := d.ask(ctx, pids); err != nil {
+		return err
+	}
+	d.screen.line("The traffic moved on: after that no request failed.")
+	d.whatNext(once)
+	if once {
+		return nil
+	}
+	<-ctx.Done()
+	d.screen.line("")
+	return nil
+}
+
+func carries(mode string) string {
+	if mode == "userspace" {
+		return "userspace: the agents carry traffic themselves, as no kernel mode works here"
+	}
+	return mode + ": the kernel of every node carries traffic, its agent only changes tables"
+}
+
+// victims are the processes of all of zone-a's backends, by name. It asks until
+// each has answered.
+func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	pids := map[string]int{}
+	for len(pids) < 2 {
+		a, err := d.lab.Answer(ctx, client)
+		if err != nil && ctx.Err() == nil {
+			continue // the zone's agents are not yet of one mind
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%d of 2 backends of %s answered: %w", len(pids), client, err)
+		}
+		if a.Zone == client {
+			pids[a.Name] = a.PID
+		}
+	}
+	return pids, nil
+}
+
+// shift kills the backends and asks on at once, until the kernel's tables know.
+func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for name, pid := range pids {
+		if err := kill(ctx, pid); err != nil {
+			return fmt.Errorf("kill %s: %w", name, err)
+		}
+	}
+	killed, refused := time.Now(), 0
+	var over time.Duration // from the kill to the first answer since which none failed
+	for well := 0; well < requests; {
+		a, err := d.lab.Answer(ctx, client)
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("nobody took over from %s in %s: %w", client, patience, err)
+		case err != nil || pids[a.Name] != 0:
+			well = 0
+			refused++
+			continue
+		case well == 0:
+			over = time.Since(killed)
+		}
+		well++
+	}
+	d.screen.line("  after %s the other zones had taken over; %d requests were refused until then", over.Round(time.Millisecond), refused)
+	return nil
+}
+
+// ask sends the requests, one connection each, and shows who answered. None of
+// the dead may.
+func (d *labDemo) ask(ctx context.Context, dead map[string]int) error {
+	answers := map[string]int{}
+	d.screen.begin()
+	for range requests {
+		a, err := d.lab.Answer(ctx, client)
+		if err != nil {
+			d.screen.end()
+			return fmt.Errorf("request through %s: %w", d.lab.VIP(), err)
+		}
+		answers[a.Name]++
+		d.screen.answer(a.Name)
+	}
+	d.screen.end()
+	for i, name := range d.nodes {
+		d.screen.bar(name, zones[i*len(zones)/len(d.nodes)], answers[name])
+		if dead[name] != 0 && answers[name] > 0 {
+			return fmt.Errorf("%s is dead and answered", name)
+		}
+	}
+	return nil
+}
+
+func numbers(pids map[string]int) string {
+	var out []string
+	for _, pid := range pids {
+		out = append(out, fmt.Sprint(pid))
+	}
+	slices.Sort(out)
+	return strings.Join(out, " and ")
+}
+
+func (d *labDemo) whatNext(once bool) {
+	d.screen.title("Try it yourself, in another terminal, as root")
+	d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, d.lab.VIP())
+	d.screen.line("  ip netns exec pxlab-%s-a-1 %s trace %s", d.name, d.exe, d.lab.VIP())
+	d.screen.line("  %s lab status --lab %s                # also: cut zone-b, kill a-2, heal", d.exe, d.name)
+	if !once {
+		d.screen.line("")
+		d.screen.line("Ctrl-C ends the demo and removes everything.")
+	}
+}

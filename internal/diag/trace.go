@@ -1,0 +1,204 @@
+package diag
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Trace is the way of a new connection on one node: which service port has the
+// address, which list of endpoints it gets, and what of the kernel decides.
+type Trace struct {
+	To       string `json:"to"`
+	Protocol string `json:"protocol"`
+	// From is the client's address: given, or this machine's own towards To.
+	From string `json:"from"`
+	Node string `json:"node"`
+	Zone string `json:"zone,omitempty"`
+	Mode string `json:"mode"`
+	// Service port that has the address; empty: none has.
+	Service string `json:"service,omitempty"`
+	// Role of the address: cluster IP, external IP, load balancer or node port.
+	Role string `json:"role,omitempty"`
+	// Outcome is "endpoint", "reject", "drop", or "pass" for an address that is not
+	// ours.
+	Outcome string `json:"outcome"`
+	// List is "cluster" or "local", and Rule what made it (the cluster's) what it is.
+	List string `json:"list,omitempty"`
+	Rule string `json:"rule,omitempty"`
+	// Masquerade: the endpoint sees an address of this node. Always so in the
+	// userspace mode, which connects by itself.
+	Masquerade bool `json:"masquerade"`
+	// AffinitySeconds that a client stays with its endpoint; 0: no affinity.
+	AffinitySeconds int             `json:"affinitySeconds,omitempty"`
+	Endpoints       []TraceEndpoint `json:"endpoints"`
+	// Spare endpoints are tried when none of the others answers; the userspace mode
+	// alone can.
+	Spare []string `json:"spare,omitempty"`
+	// Steps of the first packet, in order, where the mode knows them.
+	Steps []TraceStep `json:"steps,omitempty"`
+	// Kernel is what the mode wants the kernel to have for the service port.
+	Kernel []string `json:"kernel,omitempty"`
+	// Pending: the newest state of the service port is not in place, and why.
+	Pending string `json:"pending,omitempty"`
+}
+
+// TraceEndpoint can get the connection.
+type TraceEndpoint struct {
+	Address string `json:"address"`
+	// Weight as planned, relative to the others; Share of new connections, 0 to 1,
+	// as the mode divides them.
+	Weight uint32  `json:"weight"`
+	Share  float64 `json:"share"`
+	Local  bool    `json:"local,omitempty"`
+}
+
+// TraceStep is one thing that happens to a packet: what decides, and how.
+type TraceStep struct {
+	Object string `json:"object"`
+	Does   string `json:"does"`
+}
+
+// Connection to be traced.
+type Connection struct {
+	To       netip.AddrPort
+	Protocol proxy.Protocol
+	From     netip.Addr
+}
+
+// Vantage is what matters of the node that a connection is made on.
+type Vantage struct {
+	// Addresses of the node, and those of them that node ports answer on.
+	Addresses, NodePorts []netip.Addr
+	// Workloads are the ranges that count as inside of the cluster.
+	Workloads []netip.Prefix
+	// MasqueradeAll, as the flag says.
+	MasqueradeAll bool
+}
+
+func (v *Vantage) isWorkload(a netip.Addr) bool {
+	return slices.ContainsFunc(v.Workloads, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// The roles of an address, by precedence: the same address in several roles is
+// what the first says.
+const (
+	roleCluster  = "cluster IP"
+	roleBalancer = "load balancer"
+	roleExternal = "external IP"
+	roleNodePort = "node port"
+)
+
+var precedence = []string{roleCluster, roleBalancer, roleExternal, roleNodePort}
+
+// Trace fills in service, role, outcome, list, endpoints and masquerading of a
+// connection as kernel modes do it, from what is in place on the node. It returns the state that decides; nil: none.
+func (t *Trace) Trace(c Connection, states []*proxy.PortState, v Vantage) *proxy.PortState {
+	t.Outcome, t.Endpoints = "pass", []TraceEndpoint{}
+	var found *proxy.PortState
+	best := len(precedence)
+	for _, s := range states {
+		if s.Port.Protocol != c.Protocol {
+			continue
+		}
+		if rank := slices.Index(precedence, roleOf(s, c.To, v)); rank >= 0 && rank < best {
+			found, best = s, rank
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	role := precedence[best]
+	t.Claim(found, role)
+	if role == roleBalancer && !admits(found.Service.SourceRanges, c.From) {
+		t.Outcome = "drop"
+		return found
+	}
+	choice := found.For(c.To.Addr())
+	local := found.Service.InternalLocal
+	if role != roleCluster {
+		inside := slices.Contains(v.Addresses, c.From) || c.From.IsLoopback() || v.isWorkload(c.From)
+		local = found.Service.ExternalLocal && !inside
+	}
+	t.choose(choice, local)
+	t.Masquerade = t.Outcome == "endpoint" && masquerades(found.Service, role, local, c.From, &v)
+	return found
+}
+
+// masquerades is the rule of kernel modes: clients from elsewhere are masqueraded
+// where somebody asked for it, and at external addresses always, unless the
+// endpoint is on this node by policy.
+func masquerades(s *proxy.Service, role string, local bool, from netip.Addr, v *Vantage) bool {
+	switch {
+	case role == roleCluster:
+		return v.MasqueradeAll || (len(v.Workloads) > 0 && !v.isWorkload(from))
+	case s.ExternalLocal:
+		return !local && !v.isWorkload(from)
+	}
+	return true
+}
+
+// Claim notes which service port has the address, and in which role.
+func (t *Trace) Claim(s *proxy.PortState, role string) {
+	t.Service, t.Role = s.Name.String(), role
+	t.AffinitySeconds = int(s.Service.AffinityTimeout.Seconds())
+}
+
+func (t *Trace) choose(choice *proxy.Choice, local bool) {
+	list, verdict := choice.List(local)
+	if len(list) == 0 {
+		t.Outcome = verdict.String()
+		if verdict == proxy.Accept { // nobody asked for the list
+			t.Outcome = "drop"
+		}
+		return
+	}
+	t.Outcome, t.List, t.Rule = "endpoint", "cluster", choice.Why.String()
+	if local {
+		t.List, t.Rule = "local", "endpoints on this node, as the traffic policy is Local"
+	}
+	total := uint64(0)
+	for _, e := range list {
+		total += uint64(e.Weight)
+	}
+	for _, e := range list {
+		t.Endpoints = append(t.Endpoints, TraceEndpoint{
+			Address: e.Addr.String(), Weight: e.Weight, Share: float64(e.Weight) / float64(total), Local: e.Local,
+		})
+	}
+	if !local {
+		for _, e := range choice.Spare {
+			t.Spare = append(t.Spare, e.Addr.String())
+		}
+	}
+}
+
+// roleOf an address and port for a service port; empty: none.
+func roleOf(s *proxy.PortState, to netip.AddrPort, v Vantage) string {
+	addr := to.Addr().Unmap()
+	has := func(list []netip.Addr) bool {
+		return slices.ContainsFunc(list, func(a netip.Addr) bool { return a.Unmap() == addr })
+	}
+	switch {
+	case to.Port() == s.Port.Port && has(s.Service.ClusterIPs):
+		return roleCluster
+	case to.Port() == s.Port.Port && has(s.Service.LoadBalancerIPs):
+		return roleBalancer
+	case to.Port() == s.Port.Port && has(s.Service.ExternalIPs):
+		return roleExternal
+	case s.Port.NodePort != 0 && to.Port() == s.Port.NodePort && has(v.NodePorts) && hasFamily(s.Service, addr.Is4()):
+		return roleNodePort
+	}
+	return ""
+}
+
+// hasFamily: node ports answer in the families that the Service has addresses of.
+func hasFamily(s *proxy.Service, is4 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 })
+}
+
+// admits: no range, or one that covers everything, admits everybody.
+func admits(ranges []netip.Prefix, from netip.Addr) bool {
+	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 || p.Contains(from) })
+}

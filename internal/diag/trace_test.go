@@ -1,0 +1,98 @@
+package diag
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// traced is a node with a Service in every role, one under Local policies, and
+// one that nobody serves.
+func traced() []*proxy.PortState {
+	to := func(s string, weight uint32, local bool) proxy.Target {
+		return proxy.Target{Addr: netip.MustParseAddrPort(s), Weight: weight, Local: local}
+	}
+	all := proxy.Choice{
+		Cluster: []proxy.Target{to("10.0.0.1:8080", 1, true), to("10.0.0.2:8080", 3, false)},
+		Local:   []proxy.Target{to("10.0.0.1:8080", 1, true)},
+		Spare:   []proxy.Target{to("10.0.9.9:8080", 1, false)}, Why: proxy.ZoneHints,
+	}
+	name := func(s string) proxy.ServiceName { return proxy.ServiceName{Namespace: "shop", Name: s} }
+	web := &proxy.Service{
+		Name: name("web"), ClusterIPs: []netip.Addr{addr("10.96.0.10")}, ExternalIPs: []netip.Addr{addr("198.51.100.7")},
+		LoadBalancerIPs: []netip.Addr{addr("203.0.113.7")}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		AffinityTimeout: time.Hour,
+	}
+	edge := &proxy.Service{Name: name("edge"), ClusterIPs: []netip.Addr{addr("10.96.0.11")}, ExternalIPs: []netip.Addr{addr("198.51.100.8")}, ExternalLocal: true}
+	gone := &proxy.Service{Name: name("gone"), ClusterIPs: []netip.Addr{addr("10.96.0.12")}}
+	state := func(svc *proxy.Service, port proxy.Port, c proxy.Choice) *proxy.PortState {
+		return &proxy.PortState{Name: proxy.PortName{ServiceName: svc.Name, Port: port.Name}, Service: svc, Port: port, IPv4: c}
+	}
+	return []*proxy.PortState{
+		state(edge, proxy.Port{Name: "tls", Protocol: proxy.TCP, Port: 443, NodePort: 30443}, all),
+		state(gone, proxy.Port{Name: "dns", Protocol: proxy.UDP, Port: 53}, proxy.Choice{NoCluster: proxy.Reject, Why: proxy.Nobody}),
+		state(web, proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80, NodePort: 30080}, all),
+	}
+}
+
+func TestTrace(t *testing.T) {
+	here := []netip.Addr{addr("10.1.0.5"), addr("127.0.0.1")}
+	workloads := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	cluster := []string{"10.0.0.1:8080 25%", "10.0.0.2:8080 75%"}
+	type want struct {
+		Service, Role, Outcome, List string
+		Masquerade                   bool
+		Endpoints                    []string
+	}
+	for _, c := range []struct {
+		name, to, from string
+		udp, all       bool
+		workloads      []netip.Prefix
+		want           want
+	}{
+		{name: "cluster IP", to: "10.96.0.10:80", from: "10.1.0.5", want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", false, cluster}},
+		{name: "masquerade all", to: "10.96.0.10:80", from: "10.1.0.5", all: true, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", true, cluster}},
+		{name: "from a workload", to: "10.96.0.10:80", from: "10.0.0.9", workloads: workloads, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", false, cluster}},
+		{name: "from outside of workloads", to: "10.96.0.10:80", from: "10.7.0.9", workloads: workloads, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", true, cluster}},
+		{name: "another port", to: "10.96.0.10:81", from: "10.1.0.5", want: want{Outcome: "pass"}},
+		{name: "another protocol", to: "10.96.0.10:80", from: "10.1.0.5", udp: true, want: want{Outcome: "pass"}},
+		{name: "external IP", to: "198.51.100.7:80", from: "192.0.2.1", want: want{"shop/web:http", "external IP", "endpoint", "cluster", true, cluster}},
+		{name: "load balancer, admitted", to: "203.0.113.7:80", from: "192.0.2.1", want: want{"shop/web:http", "load balancer", "endpoint", "cluster", true, cluster}},
+		{name: "load balancer, not admitted", to: "203.0.113.7:80", from: "192.0.3.1", want: want{"shop/web:http", "load balancer", "drop", "", false, nil}},
+		{name: "node port", to: "10.1.0.5:30080", from: "192.0.2.1", want: want{"shop/web:http", "node port", "endpoint", "cluster", true, cluster}},
+		{name: "node port of another address", to: "10.1.0.6:30080", from: "192.0.2.1", want: want{Outcome: "pass"}},
+		{name: "local, from outside", to: "198.51.100.8:443", from: "192.0.2.1", want: want{"shop/edge:tls", "external IP", "endpoint", "local", false, []string{"10.0.0.1:8080 100%"}}},
+		{name: "local, from this node", to: "10.1.0.5:30443", from: "10.1.0.5", want: want{"shop/edge:tls", "node port", "endpoint", "cluster", true, cluster}},
+		{name: "local, from a workload", to: "198.51.100.8:443", from: "10.0.0.9", workloads: workloads, want: want{"shop/edge:tls", "external IP", "endpoint", "cluster", false, cluster}},
+		{name: "nobody serves", to: "10.96.0.12:53", from: "10.1.0.5", udp: true, want: want{"shop/gone:dns", "cluster IP", "reject", "", false, nil}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn := Connection{To: netip.MustParseAddrPort(c.to), From: addr(c.from), Protocol: proxy.TCP}
+			if c.udp {
+				conn.Protocol = proxy.UDP
+			}
+			var tr Trace
+			found := tr.Trace(conn, traced(), Vantage{Addresses: here, NodePorts: here, Workloads: c.workloads, MasqueradeAll: c.all})
+			if (found == nil) != (c.want.Service == "") {
+				t.Errorf("deciding state %v", found)
+			}
+			got := want{tr.Service, tr.Role, tr.Outcome, tr.List, tr.Masquerade, nil}
+			for _, e := range tr.Endpoints {
+				got.Endpoints = append(got.Endpoints, e.Address+" "+percent(e.Share))
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func percent(share float64) string {
+	return map[float64]string{0.25: "25%", 0.75: "75%", 1: "100%"}[share]
+}

@@ -1,0 +1,220 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/proxima-mesh/proxima/internal/netns"
+)
+
+// Open a lab that is up, whoever started it.
+func Open(name string) (*Lab, error) {
+	if !namePattern.MatchString(name) {
+		return nil, fmt.Errorf("lab name %q: want 1 to 8 lower-case letters and digits", name)
+	}
+	kept, err := readState(name)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{spec: kept.spec(), kept: kept}
+	if l.ns, err = openAll(l.spec); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close gives up the handles of a lab, and leaves the lab as it is.
+func (l *Lab) Close() {
+	if l.transport != nil {
+		l.transport.CloseIdleConnections()
+	}
+	l.ns.close()
+}
+
+// Down ends a lab: all processes in its namespaces, then these, then its files.
+// It needs nothing but the name, and reports whether there was anything. A lab
+// that is not there is no error.
+func Down(ctx context.Context, name string) (found bool, err error) {
+	if !namePattern.MatchString(name) {
+		return false, fmt.Errorf("lab name %q: want 1 to 8 lower-case letters and digits", name)
+	}
+	names, err := netns.List(namespacePrefix(name))
+	if err != nil {
+		return false, err
+	}
+	if !exists(dirOf(name), names) {
+		return false, nil
+	}
+	var errs []error
+	for _, n := range names {
+		errs = append(errs, clearNamespace(ctx, n))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return true, fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	// Last, so that an interrupted Down finds its way back.
+	if err := os.RemoveAll(dirOf(name)); err != nil {
+		return true, err
+	}
+	_ = os.Remove(root) // if this was the last lab; it is not empty otherwise
+	return true, nil
+}
+
+// clearNamespace ends what is in a namespace, and the namespace. One of which only the
+// name is left has nothing in it.
+func clearNamespace(ctx context.Context, name string) error {
+	ns, err := netns.Open(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return netns.Remove(name)
+	case err != nil:
+		return err
+	}
+	err = ns.Kill(ctx)
+	_ = ns.Close()
+	if err != nil {
+		return err
+	}
+	return netns.Remove(name)
+}
+
+// sweep takes down labs whose owner died.
+func sweep(ctx context.Context) error {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	for _, e := range entries {
+		k, err := readState(e.Name())
+		if err != nil || !k.orphaned() {
+			continue // also a lab that is half made: its starter is at it
+		}
+		if _, err := Down(ctx, e.Name()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Down ends this lab, and returns when nothing of it is left. The Lab is closed.
+func (l *Lab) Down(ctx context.Context) error {
+	l.Close()
+	_, err := Down(ctx, l.spec.Name)
+	if err == nil {
+		l.reaped()
+	}
+	return err
+}
+
+// reaped waits until the processes that this one started are no longer its
+// children.
+func (l *Lab) reaped() {
+	for _, p := range l.started {
+		<-p.done
+	}
+	l.started = nil
+}
+
+// Cut takes the cable of a zone's switch to the other zones, or of a node to its
+// zone's switch. What is cut already is no error.
+func (l *Lab) Cut(name string) error { return l.setLink(name, false) }
+
+func (l *Lab) setLink(name string, up bool) error {
+	p, err := l.spec.find(name)
+	if err != nil {
+		return err
+	}
+	hub := l.ns.open[p.zone.name()]
+	if hub == nil {
+		return fmt.Errorf("the network of %s is gone: take the lab down and up again", p.zone.name())
+	}
+	// The port of the switch, not the far end: that keeps its routes.
+	return hub.SetLinkUp(p.port(), up)
+}
+
+// Heal plugs the cable of a zone or node in again and starts its agents and
+// workloads that died. An empty name heals the whole lab, its control plane
+// included. It returns when agents that it started serve.
+func (l *Lab) Heal(ctx context.Context, name string) error {
+	names := []string{name}
+	if name == "" {
+		names = nil
+		for _, z := range l.spec.zones() {
+			names = append(names, z.name())
+		}
+		if err := l.revive("control-plane", l.ns.open[control], func() error { return l.startControlPlane(ctx) }); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		if err := l.healOne(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Lab) healOne(ctx context.Context, name string) error {
+	p, err := l.spec.find(name)
+	if err != nil {
+		return err
+	}
+	if err := l.setLink(name, true); err != nil {
+		return err
+	}
+	for _, n := range l.spec.nodes() {
+		if n.zone != p.zone || (p.node != nil && *p.node != n) {
+			continue
+		}
+		if err := l.setLink(n.name(), true); err != nil {
+			return err
+		}
+		if err := l.revive(n.name()+"-agent", l.ns.open[n.name()], func() error {
+			agent, err := l.startAgent(ctx, n)
+			if err != nil {
+				return err
+			}
+			return agent.ready(ctx)
+		}); err != nil {
+			return err
+		}
+		if err := l.revive(n.name()+"-workload", l.ns.open[n.name()], func() error { return l.startWorkload(n) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// revive starts what does not run.
+func (l *Lab) revive(what string, in *netns.NS, start func() error) error {
+	if in == nil {
+		return fmt.Errorf("the namespace of %s is gone: take the lab down and up again", what)
+	}
+	if in.Holds(l.kept.process(what)) {
+		return nil
+	}
+	return start()
+}
+
+// Kill a node's agent the hard way. Its data path stays as its mode leaves it.
+func (l *Lab) Kill(ctx context.Context, name string) error {
+	p, err := l.spec.find(name)
+	if err != nil {
+		return err
+	}
+	if p.node == nil {
+		return fmt.Errorf("%s is a zone: name a node, whose agent is to be killed", name)
+	}
+	ns := l.ns.open[name]
+	pid := l.kept.process(name + "-agent")
+	if ns == nil || !ns.Holds(pid) {
+		return fmt.Errorf("the agent of node %s does not run", name)
+	}
+	return ns.KillProcess(ctx, pid)
+}

@@ -1,0 +1,155 @@
+package lab_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/testkit"
+)
+
+// TestKernelModes: in the kernel's modes every zone is served, one that is cut
+// off serves itself, and the death of agents interrupts nobody.
+func TestKernelModes(t *testing.T) {
+	for _, c := range []struct {
+		mode, chosen string
+		zones        int
+	}{{"auto", "nftables", 2}, {"iptables", "iptables", 1}} {
+		t.Run(c.mode, func(t *testing.T) {
+			before := tables(t)
+			l := start(t, lab.Spec{Zones: c.zones, Nodes: 2, Mode: c.mode})
+			testkit.Eventually(t, "everything is well, and each zone is served by its own", func() bool {
+				s := l.Status(t.Context())
+				return well(s) && modes(s) == c.chosen && near(s)
+			})
+			for _, node := range l.Places(false) { // nodes are clients, too, also of themselves
+				if !reaches(t, node, l.VIP()) {
+					t.Errorf("node %s does not reach %s", node, l.VIP())
+				}
+			}
+			if c.zones > 1 {
+				cutHeal(t, l)
+			}
+			killAgents(t, l)
+			if got := tables(t); got != before {
+				t.Errorf("this machine's own tables changed from\n%s\nto\n%s", before, got)
+			}
+		})
+	}
+}
+
+func cutHeal(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if err := l.Cut("zone-b"); err != nil {
+		t.Fatal(err)
+	}
+	if reaches(t, "b-1", "10.200.0.2:6443") {
+		t.Error("what is cut off reaches the control plane")
+	}
+	for _, z := range l.Status(t.Context()).Zones {
+		if z.Failed > 0 {
+			t.Errorf("%s is not served while zone-b is cut off: %s", z.Name, z.Error)
+		}
+	}
+	if err := l.Heal(t.Context(), "zone-b"); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "everything is well again", func() bool { return well(l.Status(t.Context())) })
+}
+
+// killAgents of all nodes, while every zone is asked without a pause.
+func killAgents(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	zones := l.Status(ctx).Zones
+	asked := make([]int, len(zones))
+	var asking sync.WaitGroup
+	for i, z := range zones {
+		asking.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := l.Ask(ctx, z.Name); err != nil && ctx.Err() == nil {
+					t.Errorf("%s, question %d, while agents die: %v", z.Name, asked[i], err)
+					return
+				}
+				asked[i]++
+			}
+		})
+	}
+	for _, n := range l.Places(false) {
+		if err := l.Kill(ctx, n); err != nil {
+			t.Error(err)
+		}
+	}
+	s := l.Status(ctx) // asks twelve times more, with no agent alive
+	cancel()
+	asking.Wait()
+	for i, z := range s.Zones {
+		if z.Failed > 0 || asked[i] == 0 {
+			t.Errorf("%s with its agents dead: %+v; %d questions meanwhile", z.Name, z, asked[i])
+		}
+		for _, n := range z.Nodes {
+			if n.Agent != "dead" {
+				t.Errorf("the agent of %s is %s", n.Name, n.Agent)
+			}
+		}
+	}
+	t.Logf("questions while agents died: %v", asked)
+	if err := l.Heal(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "everything is well with new agents", func() bool { return well(l.Status(t.Context())) })
+}
+
+// modes of all agents, where it is one and the same.
+func modes(s *lab.Status) string {
+	mode := s.Zones[0].Nodes[0].Mode
+	for _, z := range s.Zones {
+		for _, n := range z.Nodes {
+			if n.Mode != mode {
+				return "different"
+			}
+		}
+	}
+	return mode
+}
+
+// near: every zone is served by each of its own workloads, and by no other.
+func near(s *lab.Status) bool {
+	for _, z := range s.Zones {
+		if len(z.Answered) != len(z.Nodes) {
+			return false
+		}
+		for who := range z.Answered {
+			if !strings.HasPrefix(who, "web-"+strings.TrimPrefix(z.Name, "zone-")+"-") {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// tables of nftables in the namespace that the test runs in; iptables has its
+// rules there, too.
+func tables(t *testing.T) string {
+	t.Helper()
+	if err := netns.Available(); err != nil {
+		t.Skip(err)
+	}
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		return "" // nothing to look with
+	}
+	cmd := exec.CommandContext(t.Context(), nft, "list", "tables")
+	cmd.Env = os.Environ()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}

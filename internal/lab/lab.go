@@ -1,0 +1,238 @@
+// Package lab runs a whole mesh on one machine: zones with nodes, each a network
+// namespace with an agent and a sample workload in it, a control plane, and a
+// client in every zone. Cables between them can be cut, and agents killed.
+//
+// Enter at [Start], or at [Open] for a lab that another process started. It uses
+// nothing but the commands that a user has. Everything it makes carries the
+// lab's name: namespaces "pxlab-NAME-…", with every process of the lab in one of
+// them, and the folder of its files. [Down] needs only these names, so it works
+// whatever died before. No namespace has a way out of the lab.
+//
+// It needs root and Linux.
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Spec is what a lab is to be.
+type Spec struct {
+	// Name, of at most 8 lower-case letters and digits, so that several labs do not
+	// meet. Default: "lab".
+	Name string
+	// Zones, 1 to 9, of Nodes each, 1 to 9. Default: 3 zones of 2 nodes.
+	Zones, Nodes int
+	// Mode of the agents, as --mode names it. Default: "auto". The kernel's modes
+	// load their rules in the nodes' namespaces, nowhere else.
+	Mode string
+	// Executable is Proxima's.
+	Executable string
+	// Temporary: the lab belongs to this process. If that dies without taking it
+	// down, the next Start of any lab does.
+	Temporary bool
+	// Progress gets a line for each step; nil: nobody does.
+	Progress func(string)
+}
+
+// patience with processes that start on a busy machine.
+const patience = 90 * time.Second
+
+// The sample service of a lab.
+const (
+	serviceName = "web"
+	servicePort = 8080
+)
+
+var namePattern = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
+
+// Check tells what of a spec can't be.
+func (s Spec) Check() error {
+	_, err := s.withDefaults()
+	return err
+}
+
+func (s Spec) withDefaults() (Spec, error) {
+	if s.Name == "" {
+		s.Name = "lab"
+	}
+	if s.Zones == 0 {
+		s.Zones = 3
+	}
+	if s.Nodes == 0 {
+		s.Nodes = 2
+	}
+	if s.Mode == "" {
+		s.Mode = "auto"
+	}
+	if s.Progress == nil {
+		s.Progress = func(string) {}
+	}
+	switch {
+	case !namePattern.MatchString(s.Name):
+		return s, fmt.Errorf("lab name %q: want 1 to 8 lower-case letters and digits", s.Name)
+	case s.Zones < 1 || s.Zones > 9:
+		return s, fmt.Errorf("%d zones: want 1 to 9", s.Zones)
+	case s.Nodes < 1 || s.Nodes > 9:
+		return s, fmt.Errorf("%d nodes a zone: want 1 to 9", s.Nodes)
+	case s.Executable == "":
+		return s, errors.New("the lab needs an executable of Proxima")
+	}
+	return s, nil
+}
+
+// Names that a lab consists of.
+const (
+	// prefix of namespaces of all labs.
+	prefix = "pxlab-"
+	// core is the router between the zones.
+	core = "core"
+	// control is where the control plane runs.
+	control = "control"
+)
+
+// root holds a folder per lab.
+const root = "/run/proxima/lab"
+
+func dirOf(name string) string { return filepath.Join(root, name) }
+
+// namespacePrefix of one lab. Its name has no dash, so no other lab's begins so.
+func namespacePrefix(name string) string { return prefix + name + "-" }
+
+// zone is its index from 0.
+type zone int
+
+func (z zone) name() string   { return "zone-" + z.letter() }
+func (z zone) letter() string { return string(rune('a' + z)) }
+func (z zone) client() string { return "client-" + z.letter() }
+
+// addr in the zone's network.
+func (z zone) addr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, byte(z) + 1, host}) }
+
+// clientNet is the network between the zone's client and its first node, which
+// is 1; the client is 2.
+func (z zone) clientNet() netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(z) + 1, 0}), 24)
+}
+
+func (z zone) clientAddr(host byte) netip.Prefix {
+	a := z.clientNet().Addr().As4()
+	a[3] = host
+	return netip.PrefixFrom(netip.AddrFrom4(a), 24)
+}
+
+// node is its zone and its index there, from 0.
+type node struct {
+	zone  zone
+	index int
+}
+
+func (n node) name() string     { return fmt.Sprintf("%s-%d", n.zone.letter(), n.index+1) }
+func (n node) workload() string { return serviceName + "-" + n.name() }
+func (n node) addr() netip.Addr { return n.zone.addr(byte(11 + n.index)) }
+
+// firstOf a zone's nodes: its client is behind it.
+func firstOf(z zone) node { return node{zone: z} }
+
+func (s Spec) zones() []zone {
+	var out []zone
+	for i := range s.Zones {
+		out = append(out, zone(i))
+	}
+	return out
+}
+
+func (s Spec) nodes() []node {
+	var out []node
+	for _, z := range s.zones() {
+		for i := range s.Nodes {
+			out = append(out, node{z, i})
+		}
+	}
+	return out
+}
+
+// controlNet is the network between router (1) and control plane (2).
+var controlNet = netip.MustParsePrefix("10.200.0.0/24")
+
+// apiAddress of the control plane.
+const apiAddress = "10.200.0.2:6443"
+
+// serviceRange of virtual addresses.
+const serviceRange = "10.96.0.0/16"
+
+// place is what cut, heal and kill are about: a zone, or a node.
+type place struct {
+	zone zone
+	node *node
+}
+
+// find a zone or node by its name.
+func (s Spec) find(name string) (place, error) {
+	var known []string
+	for _, z := range s.zones() {
+		if z.name() == name {
+			return place{zone: z}, nil
+		}
+		known = append(known, z.name())
+	}
+	for _, n := range s.nodes() {
+		if n.name() == name {
+			return place{zone: n.zone, node: &n}, nil
+		}
+		known = append(known, n.name())
+	}
+	return place{}, fmt.Errorf("%q is no zone or node of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
+}
+
+// Places of the lab that have a name: its nodes, and its zones before them.
+func (l *Lab) Places(zones bool) []string {
+	var out []string
+	if zones {
+		for _, z := range l.spec.zones() {
+			out = append(out, z.name())
+		}
+	}
+	for _, n := range l.spec.nodes() {
+		out = append(out, n.name())
+	}
+	return out
+}
+
+// port is the link of the zone's switch that leads there.
+func (p place) port() string {
+	if p.node != nil {
+		return p.node.name()
+	}
+	return "uplink"
+}
+
+// NotUpError tells that there is no such lab.
+type NotUpError struct{ Name string }
+
+func (e *NotUpError) Error() string { return "lab " + e.Name + " is not up" }
+
+// Hint names the remedy.
+func (e *NotUpError) Hint() string { return "start it with \"proxima lab up\"" }
+
+// UpError tells that a lab of that name exists.
+type UpError struct{ Name string }
+
+func (e *UpError) Error() string { return "lab " + e.Name + " is up already, or parts of it are" }
+
+// Hint names the remedy.
+func (e *UpError) Hint() string {
+	return "take it down with \"proxima lab down\", or choose another name with --lab"
+}
+
+// exists tells whether any trace of a lab is there.
+func exists(dir string, namespaces []string) bool {
+	_, err := os.Stat(dir)
+	return err == nil || len(namespaces) > 0
+}

@@ -1,0 +1,232 @@
+package lab_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/testkit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// labName is of at most 8 letters and digits, and not that of another test run.
+func labName() string { return fmt.Sprintf("t%d", os.Getpid()%10_000_000) }
+
+func start(t *testing.T, spec lab.Spec) *lab.Lab {
+	t.Helper()
+	if err := netns.Available(); err != nil {
+		t.Skip(err)
+	}
+	spec.Name, spec.Temporary, spec.Progress = labName(), true, func(s string) { t.Log(s) }
+	spec.Executable = testkit.Binary(t)
+	begin := time.Now()
+	l, err := lab.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("up in %s", time.Since(begin).Round(time.Millisecond))
+	t.Cleanup(func() {
+		if err := l.Down(context.Background()); err != nil {
+			t.Error(err)
+		}
+		nothingLeft(t)
+	})
+	return l
+}
+
+// nothingLeft of any lab of this process: namespaces, links, processes, files.
+func nothingLeft(t *testing.T) {
+	t.Helper()
+	prefix := "pxlab-" + labName()
+	if names, err := netns.List(prefix); err != nil || len(names) > 0 {
+		t.Errorf("namespaces left: %v, %v", names, err)
+	}
+	if _, err := os.Stat(filepath.Join("/run/proxima/lab", labName())); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("files left: %v", err)
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if strings.Contains(l.Name, "zone-") || strings.HasPrefix(l.Name, prefix) {
+			t.Errorf("link left: %s", l.Name)
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		if line, err := os.ReadFile(c); err == nil && strings.Contains(string(line), "/run/proxima/lab/"+labName()+"/") {
+			t.Errorf("process left: %s", strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+}
+
+func answers(t *testing.T, l *lab.Lab, zone, want string) {
+	t.Helper()
+	for range 5 {
+		if who, err := l.Ask(t.Context(), zone); err != nil || who != want {
+			t.Fatalf("from %s: answered by %q, %v; want %s", zone, who, err, want)
+		}
+	}
+}
+
+func TestCutHealKillDown(t *testing.T) {
+	l := start(t, lab.Spec{Zones: 2, Nodes: 1, Mode: "userspace"})
+	// Near endpoints are preferred; a view that has the hints takes a moment.
+	testkit.Eventually(t, "each zone is served by its own", func() bool {
+		a, errA := l.Ask(t.Context(), "zone-a")
+		b, errB := l.Ask(t.Context(), "zone-b")
+		return errA == nil && errB == nil && a == "web-a-1" && b == "web-b-1"
+	})
+	testkit.Eventually(t, "everything is well", func() bool { return well(l.Status(t.Context())) })
+
+	if err := l.Cut("zone-b"); err != nil {
+		t.Fatal(err)
+	}
+	s := l.Status(t.Context())
+	if s.Zones[0].Link != "up" || s.Zones[1].Link != "cut" {
+		t.Errorf("links are %s and %s, want up and cut", s.Zones[0].Link, s.Zones[1].Link)
+	}
+	// Serving needs neither the control plane nor the other zone.
+	answers(t, l, "zone-a", "web-a-1")
+	answers(t, l, "zone-b", "web-b-1")
+	if reaches(t, "b-1", "10.200.0.2:6443") || reaches(t, "b-1", "10.200.1.11:8080") {
+		t.Error("what is cut off reaches others")
+	}
+
+	// The agent of a zone that is cut off dies, and comes back without anybody.
+	if err := l.Kill(t.Context(), "b-1"); err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Status(t.Context()); s.Zones[1].Nodes[0].Agent != "dead" || s.Zones[1].Failed == 0 {
+		t.Errorf("after its agent was killed zone-b is %+v", s.Zones[1])
+	}
+	if err := l.Kill(t.Context(), "b-1"); err == nil {
+		t.Error("an agent that is dead was killed")
+	}
+	if err := l.Heal(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	if !reaches(t, "b-1", "10.200.0.2:6443") {
+		t.Error("what is healed does not reach the control plane")
+	}
+	testkit.Eventually(t, "everything is well again", func() bool { return well(l.Status(t.Context())) })
+}
+
+func well(s *lab.Status) bool {
+	for _, z := range s.Zones {
+		if z.Link != "up" || z.Failed > 0 || len(z.Answered) == 0 {
+			return false
+		}
+		for _, n := range z.Nodes {
+			if n.Ready != "True" || n.Link != "up" || n.Agent != "running" || n.WorkloadProcess != "running" {
+				return false
+			}
+		}
+	}
+	return s.ControlPlane == "running"
+}
+
+// reaches tells whether a connection from a node of the lab succeeds.
+func reaches(t *testing.T, node, address string) bool {
+	t.Helper()
+	ns, err := netns.Open("pxlab-" + labName() + "-" + node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	c, err := ns.DialContext(ctx, "tcp", address)
+	if err == nil {
+		_ = c.Close()
+	}
+	return err == nil
+}
+
+// TestKilledStarter: a process that has a lab of its own dies; the next Start
+// clears away what it left. Down finds everything without the lab's files, too.
+func TestKilledStarter(t *testing.T) {
+	if err := netns.Available(); err != nil {
+		t.Skip(err)
+	}
+	const inside = "PROXIMA_TEST_LAB"
+	if name := os.Getenv(inside); name != "" {
+		_, _ = lab.Start(t.Context(), lab.Spec{
+			Name: name, Zones: 1, Nodes: 1, Executable: testkit.Binary(t), Mode: "userspace", Temporary: true,
+			Progress: func(s string) {
+				if strings.HasPrefix(s, "node:") { // half-way: agents run, workloads do not
+					fmt.Println("half-way")
+					select {}
+				}
+			},
+		})
+		return
+	}
+	testkit.Binary(t)
+	for _, remove := range []bool{false, true} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKilledStarter$")
+		cmd.Env = append(os.Environ(), inside+"="+labName())
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 100)
+		if n, err := out.Read(buf); !strings.HasPrefix(string(buf[:n]), "half-way") {
+			t.Fatalf("the starter said %q, %v", buf[:n], err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if names, _ := netns.List("pxlab-" + labName()); len(names) == 0 {
+			t.Fatal("a killed starter left nothing: this test tests nothing")
+		}
+		if remove {
+			if err := os.RemoveAll(filepath.Join("/run/proxima/lab", labName())); err != nil {
+				t.Fatal(err)
+			}
+			if found, err := lab.Down(t.Context(), labName()); !found || err != nil {
+				t.Errorf("Down without the lab's files: %v, %v", found, err)
+			}
+		} else if _, err := lab.Start(t.Context(), lab.Spec{Name: labName(), Zones: 1, Nodes: 1, Executable: "/nonexistent"}); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+			t.Errorf("a lab without an executable: %v", err) // and what was left is gone, too
+		}
+		nothingLeft(t)
+	}
+	if found, err := lab.Down(t.Context(), labName()); found || err != nil {
+		t.Errorf("Down of what is not there: %v, %v", found, err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, spec := range []lab.Spec{{Name: "A"}, {Name: "a-b"}, {Name: "ninechars"}, {Zones: 10}, {Nodes: -1}, {}} {
+		if _, err := lab.Start(t.Context(), spec); err == nil {
+			t.Errorf("%+v is accepted", spec)
+		}
+	}
+	var missing *lab.NotUpError
+	if _, err := lab.Open("nosuch"); !errors.As(err, &missing) {
+		t.Errorf("opening what is not there: %v", err)
+	}
+	if _, err := lab.Open("../etc"); err == nil {
+		t.Error("a path is taken for a name")
+	}
+}

@@ -1,0 +1,131 @@
+package lab
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/proxima-mesh/proxima/internal/netns"
+)
+
+// namespaces of a lab that are open, by their name within it.
+type namespaces struct {
+	lab  string
+	open map[string]*netns.NS
+}
+
+func (n *namespaces) create(name string) (*netns.NS, error) {
+	ns, err := netns.Create(namespacePrefix(n.lab) + name)
+	if err == nil {
+		n.open[name] = ns
+	}
+	return ns, err
+}
+
+func (n *namespaces) close() {
+	for _, ns := range n.open {
+		_ = ns.Close() // a descriptor; nothing to be done about it
+	}
+	clear(n.open)
+}
+
+// all names within a lab of this shape.
+func (s Spec) all() []string {
+	names := []string{core, control}
+	for _, z := range s.zones() {
+		names = append(names, z.name(), z.client())
+	}
+	for _, n := range s.nodes() {
+		names = append(names, n.name())
+	}
+	return names
+}
+
+// openAll opens what a lab consists of. What is gone is left out: the rest can
+// still be looked at.
+func openAll(s Spec) (*namespaces, error) {
+	n := &namespaces{lab: s.Name, open: map[string]*netns.NS{}}
+	for _, name := range s.all() {
+		if ns, err := netns.Open(namespacePrefix(s.Name) + name); err == nil {
+			n.open[name] = ns
+		}
+	}
+	if len(n.open) == 0 {
+		return nil, &NotUpError{Name: s.Name}
+	}
+	return n, nil
+}
+
+var everywhere = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+
+// lay the network: a router with a leg to the control plane and to the switch of
+// every zone, where the zone's nodes are plugged in; behind the first node of a
+// zone is its client.
+func (n *namespaces) lay(s Spec) error {
+	for _, name := range s.all() {
+		if _, err := n.create(name); err != nil {
+			return err
+		}
+	}
+	router := n.open[core]
+	steps := []error{
+		router.SetSysctl("net.ipv4.ip_forward", "1"),
+		// Zones meet only here, so that a cut is a cut.
+		router.SetSysctl("net.ipv4.conf.all.send_redirects", "0"),
+		router.SetSysctl("net.ipv4.conf.default.send_redirects", "0"),
+		netns.Connect(
+			netns.End{NS: router, Link: control, Addrs: []netip.Prefix{host(controlNet, 1)}},
+			netns.End{NS: n.open[control], Link: "eth0", Addrs: []netip.Prefix{host(controlNet, 2)}}),
+		n.open[control].AddRoute(everywhere, host(controlNet, 1).Addr()),
+	}
+	if err := errors.Join(steps...); err != nil {
+		return err
+	}
+	for _, z := range s.zones() {
+		if err := n.layZone(s, z); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *namespaces) layZone(s Spec, z zone) error {
+	router, hub := n.open[core], n.open[z.name()]
+	steps := []error{
+		hub.AddBridge("switch"),
+		netns.Connect(
+			netns.End{NS: router, Link: z.name(), Addrs: []netip.Prefix{netip.PrefixFrom(z.addr(1), 24)}},
+			netns.End{NS: hub, Link: "uplink", Bridge: "switch"}),
+	}
+	for _, node := range s.nodes() {
+		if node.zone != z {
+			continue
+		}
+		steps = append(steps,
+			netns.Connect(
+				netns.End{NS: n.open[node.name()], Link: "eth0", Addrs: []netip.Prefix{netip.PrefixFrom(node.addr(), 24)}},
+				netns.End{NS: hub, Link: node.name(), Bridge: "switch"}),
+			// Also the way of service addresses: where a kernel mode does not redirect
+			// them, they end at the router, which has no way for them.
+			n.open[node.name()].AddRoute(everywhere, z.addr(1)),
+			n.open[node.name()].SetSysctl("net.ipv4.ip_forward", "1"))
+		if node.index > 0 {
+			// Answers to the zone's client stay in the zone, also one that is cut off.
+			steps = append(steps, n.open[node.name()].AddRoute(z.clientNet(), firstOf(z).addr()))
+		}
+	}
+	first, client := n.open[firstOf(z).name()], n.open[z.client()]
+	steps = append(steps,
+		netns.Connect(
+			netns.End{NS: first, Link: "client", Addrs: []netip.Prefix{z.clientAddr(1)}},
+			netns.End{NS: client, Link: "eth0", Addrs: []netip.Prefix{z.clientAddr(2)}}),
+		client.AddRoute(everywhere, z.clientAddr(1).Addr()),
+		router.AddRoute(z.clientNet(), firstOf(z).addr()))
+	return errors.Join(steps...)
+}
+
+// host of a network.
+func host(p netip.Prefix, last byte) netip.Prefix {
+	a := p.Addr().As4()
+	a[3] = last
+	return netip.PrefixFrom(netip.AddrFrom4(a), p.Bits())
+}

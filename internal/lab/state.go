@@ -1,0 +1,96 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// state is what a lab's folder remembers of it. Down works without.
+type state struct {
+	Name       string `json:"name"`
+	Zones      int    `json:"zones"`
+	Nodes      int    `json:"nodes"`
+	Mode       string `json:"mode"`
+	Executable string `json:"executable"`
+	// Owner of a temporary lab, and when that process started: numbers of
+	// processes are used again.
+	Owner      int    `json:"owner,omitempty"`
+	OwnerSince string `json:"ownerSince,omitempty"`
+	// VIP (address:port) of the sample service; empty while the lab starts.
+	VIP string `json:"vip,omitempty"`
+	// Processes by what they are.
+	Processes map[string]int `json:"processes"`
+}
+
+func (s *state) spec() Spec {
+	return Spec{Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Executable: s.Executable, Progress: func(string) {}}
+}
+
+// kept is a state that is written with every change.
+type kept struct {
+	mu   sync.Mutex
+	path string
+	state
+}
+
+func (k *kept) change(f func(*state)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f(&k.state)
+	data, err := json.MarshalIndent(k.state, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(k.path+".new", data, 0o600); err != nil {
+		return fmt.Errorf("state of lab %s: %w", k.Name, err)
+	}
+	return os.Rename(k.path+".new", k.path)
+}
+
+func (k *kept) process(what string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Processes[what]
+}
+
+func statePath(name string) string { return filepath.Join(dirOf(name), "lab.json") }
+
+func readState(name string) (*kept, error) {
+	k := &kept{path: statePath(name)}
+	data, err := os.ReadFile(k.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &NotUpError{Name: name}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &k.state); err != nil {
+		return nil, fmt.Errorf("state of lab %s in %s: %w", name, k.path, err)
+	}
+	return k, nil
+}
+
+// since is when a process started, in a form that is good for comparison only:
+// field 22 of /proc/PID/stat, behind the name in brackets (proc_pid_stat(5)).
+// Empty: there is no such process.
+func since(pid int) string {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	if fields := strings.Fields(rest); len(fields) > 19 {
+		return fields[19]
+	}
+	return ""
+}
+
+// orphaned: the lab was some process's own, and that is gone.
+func (s *state) orphaned() bool { return s.Owner != 0 && since(s.Owner) != s.OwnerSince }

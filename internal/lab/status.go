@@ -1,0 +1,247 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// Status is how a lab is. Its JSON is stable.
+type Status struct {
+	Name         string `json:"name"`
+	ControlPlane string `json:"controlPlane"` // running or dead
+	API          string `json:"api"`
+	Kubeconfig   string `json:"kubeconfig"`
+	// VIP (address:port) of the sample service.
+	VIP   string       `json:"vip"`
+	Zones []ZoneStatus `json:"zones"`
+}
+
+// ZoneStatus is a zone: its cable to the others, its nodes, and who serves it.
+type ZoneStatus struct {
+	Name string `json:"name"`
+	// Link is up or cut.
+	Link  string       `json:"link"`
+	Nodes []NodeStatus `json:"nodes"`
+	// Asked how often, and by whom its client was answered how often.
+	Asked    int            `json:"asked"`
+	Answered map[string]int `json:"answered"`
+	// Failed questions, and why the last one did.
+	Failed int    `json:"failed"`
+	Error  string `json:"error,omitempty"`
+}
+
+// NodeStatus is a node.
+type NodeStatus struct {
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	// Link is up or cut; Agent and WorkloadProcess running or dead.
+	Link  string `json:"link"`
+	Agent string `json:"agent"`
+	// Mode of the agent, or of the one that died: auto says what it has chosen.
+	// Empty: it did not get as far.
+	Mode            string `json:"mode"`
+	Workload        string `json:"workload"`
+	WorkloadProcess string `json:"workloadProcess"`
+	// Ready is the Node's condition as the control plane has it: True, False,
+	// Unknown, or "?" if it can't be asked.
+	Ready string `json:"ready"`
+}
+
+// questions that status asks from each zone.
+const questions = 12
+
+// Status looks at everything and asks the sample service from every zone. What
+// can't be found out is part of the answer.
+func (l *Lab) Status(ctx context.Context) *Status {
+	vip := l.VIP()
+	s := &Status{
+		Name: l.spec.Name, API: "https://" + apiAddress, Kubeconfig: l.Kubeconfig(), VIP: vip,
+		ControlPlane: l.running("control-plane", l.ns.open[control]),
+	}
+	ready := l.readiness(ctx)
+	for _, z := range l.spec.zones() {
+		zs := ZoneStatus{Name: z.name(), Link: l.link(z, "uplink")}
+		for _, n := range l.spec.nodes() {
+			if n.zone != z {
+				continue
+			}
+			ns := l.ns.open[n.name()]
+			node := NodeStatus{
+				Name: n.name(), Address: n.addr().String(), Link: l.link(z, n.name()),
+				Agent: l.running(n.name()+"-agent", ns), Workload: n.workload(), WorkloadProcess: l.running(n.name()+"-workload", ns),
+				Mode: l.modeOf(n), Ready: "?",
+			}
+			if r, ok := ready[n.name()]; ok {
+				node.Ready = r
+			}
+			zs.Nodes = append(zs.Nodes, node)
+		}
+		s.Zones = append(s.Zones, zs)
+	}
+	var asking sync.WaitGroup
+	for i := range s.Zones {
+		asking.Go(func() { l.askFrom(ctx, zone(i), &s.Zones[i], vip) })
+	}
+	asking.Wait()
+	return s
+}
+
+func (l *Lab) running(what string, in *netns.NS) string {
+	if in != nil && in.Holds(l.kept.process(what)) {
+		return "running"
+	}
+	return "dead"
+}
+
+// modeOf a node's agent, by the line that it printed when it served.
+func (l *Lab) modeOf(n node) string {
+	said, _ := os.ReadFile(l.outOf(n.name() + "-agent")) // nothing yet
+	for _, word := range strings.Fields(string(said)) {
+		if mode, ok := strings.CutPrefix(word, "mode="); ok {
+			return mode
+		}
+	}
+	return ""
+}
+
+func (l *Lab) link(z zone, port string) string {
+	if hub := l.ns.open[z.name()]; hub != nil {
+		if up, err := hub.LinkUp(port); err == nil && up {
+			return "up"
+		}
+	}
+	return "cut"
+}
+
+// readiness of the nodes, as far as the API tells.
+func (l *Lab) readiness(ctx context.Context) map[string]string {
+	out := map[string]string{}
+	if l.client == nil {
+		if l.ns.open[control] == nil || l.connect() != nil {
+			return out
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	nodes, _, err := l.client.List(ctx, kind.Node(), resource.ListOptions{})
+	if err != nil {
+		return out
+	}
+	for _, o := range nodes {
+		n, ok := o.(*corev1.Node)
+		if !ok {
+			continue
+		}
+		out[n.Name] = string(corev1.ConditionUnknown)
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				out[n.Name] = string(c.Status)
+			}
+		}
+	}
+	return out
+}
+
+func (l *Lab) askFrom(ctx context.Context, z zone, s *ZoneStatus, vip string) {
+	s.Answered = map[string]int{}
+	for s.Asked < questions && s.Failed < 2 { // a second failure tells enough
+		who, err := l.ask(ctx, z, vip)
+		s.Asked++
+		if err != nil {
+			s.Failed++
+			s.Error = err.Error()
+			continue
+		}
+		s.Answered[who.Name]++
+	}
+}
+
+// Ask the sample service from a zone's client, by a connection of its own, and
+// return the workload that answered.
+func (l *Lab) Ask(ctx context.Context, zoneName string) (string, error) {
+	a, err := l.Answer(ctx, zoneName)
+	return a.Name, err
+}
+
+// Answer is what the sample service says of itself.
+type Answer struct {
+	// Name and Zone of the workload, and the number of its process.
+	Name string `json:"name"`
+	Zone string `json:"zone"`
+	PID  int    `json:"pid"`
+}
+
+// Answer is Ask with all that the workload said.
+func (l *Lab) Answer(ctx context.Context, zoneName string) (Answer, error) {
+	p, err := l.spec.find(zoneName)
+	if err != nil {
+		return Answer{}, err
+	}
+	return l.ask(ctx, p.zone, l.VIP())
+}
+
+// VIP (address:port) of the sample service.
+func (l *Lab) VIP() string {
+	l.kept.mu.Lock()
+	defer l.kept.mu.Unlock()
+	return l.kept.VIP
+}
+
+func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
+	var answer Answer
+	client := l.ns.open[z.client()]
+	if client == nil {
+		return answer, fmt.Errorf("the client of %s is gone", z.name())
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+vip+"/", nil)
+	if err != nil {
+		return answer, err
+	}
+	transport := &http.Transport{DialContext: client.DialContext, DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return answer, err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 4096)).Decode(&answer); err != nil {
+		return answer, fmt.Errorf("answer of %s: %w", vip, err)
+	}
+	return answer, nil
+}
+
+// awaitAnswers asks from every zone until it is served: then its agents know.
+func (l *Lab) awaitAnswers(ctx context.Context, vip string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for _, z := range l.spec.zones() {
+		for {
+			_, err := l.ask(ctx, z, vip)
+			if err == nil {
+				break
+			}
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+				return fmt.Errorf("%s from %s: %w; see the agents' logs in %s", vip, z.name(), err, dirOf(l.spec.Name))
+			}
+		}
+	}
+	return nil
+}

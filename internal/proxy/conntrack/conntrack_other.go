@@ -1,0 +1,17 @@
+//go:build !linux
+
+package conntrack
+
+import "errors"
+
+// Table is not available: only Linux has one.
+type Table struct{}
+
+// Open fails.
+func Open() (*Table, error) { return nil, errors.New("connection tracking needs Linux") }
+
+// Close does nothing.
+func (*Table) Close() error { return nil }
+
+// Prune does nothing.
+func (*Table) Prune(Keep) (int, error) { return 0, nil }

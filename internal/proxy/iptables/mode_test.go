@@ -1,0 +1,585 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func testOptions() Options {
+	return Options{
+		ServiceCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd96::/108")},
+		WorkloadCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd44::/48")},
+		CheckInterval: -1,
+	}.withDefaults()
+}
+
+func onFake(t testing.TB, k *fakeKernel, opts Options) (*Mode, *fakeFlows) {
+	t.Helper()
+	flows := &fakeFlows{}
+	m, err := start(opts, Legacy, k, flows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close(context.Background()) })
+	return m, flows
+}
+
+func apply(t testing.TB, m *Mode, changes ...proxy.Change) {
+	t.Helper()
+	if err := m.Apply(context.Background(), changes); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func name(svc, port string) proxy.PortName {
+	return proxy.PortName{ServiceName: proxy.ServiceName{Namespace: "default", Name: svc}, Port: port}
+}
+
+// state of a service port at 10.96.0.0+i and its IPv6 sibling, port 80.
+func state(i int, endpoints ...string) *proxy.PortState {
+	svc := fmt.Sprintf("s%d", i)
+	port := proxy.Port{Name: "p", Protocol: proxy.TCP, Port: 80}
+	s := &proxy.PortState{
+		Name: name(svc, "p"), Port: port,
+		Service: &proxy.Service{
+			Name:       proxy.ServiceName{Namespace: "default", Name: svc},
+			ClusterIPs: []netip.Addr{nthAddr("10.96.0.0", i), nthAddr("fd96::", i)},
+			Ports:      []proxy.Port{port},
+		},
+		IPv4: proxy.Choice{NoCluster: proxy.Reject}, IPv6: proxy.Choice{NoCluster: proxy.Reject},
+	}
+	for _, e := range endpoints {
+		a := netip.MustParseAddrPort(e)
+		c := s.For(a.Addr())
+		c.Cluster, c.NoCluster = append(c.Cluster, proxy.Target{Addr: a, Weight: 1}), proxy.Accept
+	}
+	return s
+}
+
+func nthAddr(first string, i int) netip.Addr {
+	b := netip.MustParseAddr(first).AsSlice()
+	for at, rest := len(b)-1, i; rest > 0; at-- {
+		rest += int(b[at])
+		b[at] = byte(rest)
+		rest >>= 8
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+func change(s *proxy.PortState) proxy.Change { return proxy.Change{Name: s.Name, State: s} }
+
+func TestRules(t *testing.T) {
+	web := name("web", "http")
+	tag := portTag(web)
+	base := func(edit func(*proxy.PortState)) *proxy.PortState {
+		port := proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80}
+		s := &proxy.PortState{
+			Name: web, Port: port,
+			Service: &proxy.Service{Name: web.ServiceName, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []proxy.Port{port}},
+			IPv4: proxy.Choice{Cluster: []proxy.Target{
+				{Addr: netip.MustParseAddrPort("10.244.0.1:8080"), Weight: 1, Local: true},
+				{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Weight: 3},
+			}},
+		}
+		edit(s)
+		return s
+	}
+	dnat := []string{
+		"-A PROXIMA-SVC-" + tag + " -p tcp -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
+		"-A PROXIMA-SVC-" + tag + " -p tcp -j DNAT --to-destination 10.244.1.1:8080",
+	}
+	for _, tc := range []struct {
+		name string
+		edit func(*proxy.PortState)
+		want []string // rules of the port's own chains and of those that lead there
+	}{
+		{"cluster address", func(*proxy.PortState) {}, append([]string{
+			"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-SVC-" + tag,
+			"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -g PROXIMA-REJECT",
+			"-A PROXIMA-H-ROOT -s 10.244.0.1/32 -d 10.244.0.1/32 -j MASQUERADE --random-fully",
+		}, dnat...)},
+		{"cluster address outside of the known ranges", func(s *proxy.PortState) {
+			s.Service.ClusterIPs = []netip.Addr{netip.MustParseAddr("10.97.0.1")}
+		}, append([]string{
+			"-A PROXIMA-T-ROOT -d 10.97.0.1/32 -p tcp -m tcp --dport 80 -j PROXIMA-MARK",
+			"-A PROXIMA-T-ROOT -d 10.97.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-SVC-" + tag,
+		}, dnat...)},
+		{"no endpoint", func(s *proxy.PortState) { s.IPv4 = proxy.Choice{NoCluster: proxy.Reject} }, []string{
+			"-A PROXIMA-SVC-" + tag + " -g PROXIMA-REJECT",
+		}},
+		{"none for the policy", func(s *proxy.PortState) {
+			s.Service.InternalLocal, s.IPv4 = true, proxy.Choice{NoLocal: proxy.Drop}
+		}, []string{
+			"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-LOC-" + tag,
+			"-A PROXIMA-LOC-" + tag + " -g PROXIMA-DROP",
+		}},
+		{"external, Cluster", func(s *proxy.PortState) {
+			s.Service.ExternalIPs, s.Port.NodePort = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, 30080
+		}, append([]string{
+			"-A PROXIMA-T-ROOT -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-EXT-" + tag,
+			"-A PROXIMA-N-ROOT -p tcp -m tcp --dport 30080 -g PROXIMA-EXT-" + tag,
+			"-A PROXIMA-EXT-" + tag + " -j MARK --set-xmark 0x4000/0x4000",
+			"-A PROXIMA-EXT-" + tag + " -g PROXIMA-SVC-" + tag,
+		}, dnat...)},
+		{"external, Local, with ranges", func(s *proxy.PortState) {
+			s.Service.LoadBalancerIPs, s.Service.ExternalLocal = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, true
+			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24"), netip.MustParsePrefix("2001:db8::/32")}
+			s.IPv4.Local = s.IPv4.Cluster[:1]
+		}, append([]string{
+			"-A PROXIMA-T-ROOT -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-FW-" + tag,
+			"-A PROXIMA-FW-" + tag + " -s 198.51.100.0/24 -g PROXIMA-EXT-" + tag,
+			"-A PROXIMA-FW-" + tag + " -g PROXIMA-DROP",
+			"-A PROXIMA-EXT-" + tag + " -s 10.244.0.0/16 -g PROXIMA-SVC-" + tag,
+			"-A PROXIMA-EXT-" + tag + " -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000",
+			"-A PROXIMA-EXT-" + tag + " -m addrtype --src-type LOCAL -g PROXIMA-SVC-" + tag,
+			"-A PROXIMA-EXT-" + tag + " -g PROXIMA-LOC-" + tag,
+			"-A PROXIMA-LOC-" + tag + " -p tcp -j DNAT --to-destination 10.244.0.1:8080",
+		}, dnat...)},
+		{"ranges that admit everybody", func(s *proxy.PortState) {
+			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("0.0.0.0/0")}
+		}, []string{"-A PROXIMA-T-ROOT -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-EXT-" + tag}},
+		{"ranges of the other family admit nobody", func(s *proxy.PortState) {
+			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
+		}, []string{"-A PROXIMA-FW-" + tag + " -g PROXIMA-DROP"}},
+		{"affinity", func(s *proxy.PortState) { s.Service.AffinityTimeout = time.Hour }, func() []string {
+			a, b := endpointTag(web, netip.MustParseAddrPort("10.244.0.1:8080")), endpointTag(web, netip.MustParseAddrPort("10.244.1.1:8080"))
+			return []string{
+				"-A PROXIMA-SVC-" + tag + " -p tcp -m set --match-set PROXIMA-4-" + a + " src -g PROXIMA-SEP-" + a,
+				"-A PROXIMA-SVC-" + tag + " -p tcp -m set --match-set PROXIMA-4-" + b + " src -g PROXIMA-SEP-" + b,
+				"-A PROXIMA-SVC-" + tag + " -p tcp -m statistic --mode random --probability 0.25000000000 -g PROXIMA-SEP-" + a,
+				"-A PROXIMA-SVC-" + tag + " -p tcp -g PROXIMA-SEP-" + b,
+				"-A PROXIMA-SEP-" + a + " -j SET --add-set PROXIMA-4-" + a + " src --exist --timeout 3600",
+				"-A PROXIMA-SEP-" + a + " -p tcp -j DNAT --to-destination 10.244.0.1:8080",
+			}
+		}()},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			k := newFake()
+			m, _ := onFake(t, k, testOptions())
+			apply(t, m, change(base(tc.edit)))
+			have := k.everything()
+			for _, rule := range tc.want {
+				if !strings.Contains(have, rule+"\n") {
+					t.Errorf("missing: %s", rule)
+				}
+			}
+			if t.Failed() {
+				t.Log(have)
+			}
+			apply(t, m, proxy.Change{Name: web})
+			if left := k.everything(); strings.Contains(left, tag) {
+				t.Errorf("left after removal:\n%s", left)
+			}
+		})
+	}
+}
+
+// randomState is a service port of any shape, of a small world in which services
+// meet.
+func randomState(r *rand.Rand, i int) *proxy.PortState {
+	proto := []proxy.Protocol{proxy.TCP, proxy.UDP, proxy.SCTP}[r.IntN(3)]
+	port := proxy.Port{Name: "p", Protocol: proto, Port: uint16(80 + r.IntN(3))}
+	if r.IntN(3) == 0 {
+		port.NodePort = uint16(30000 + r.IntN(40))
+	}
+	svc := fmt.Sprintf("s%d", i)
+	s := &proxy.PortState{Name: name(svc, "p"), Port: port, Service: &proxy.Service{
+		Name: proxy.ServiceName{Namespace: "default", Name: svc}, Ports: []proxy.Port{port},
+		InternalLocal: r.IntN(4) == 0, ExternalLocal: r.IntN(4) == 0,
+	}}
+	if r.IntN(4) == 0 {
+		s.Service.AffinityTimeout = time.Duration(1+r.IntN(2)) * time.Hour
+	}
+	at := r.IntN(40)
+	s.Service.ClusterIPs = []netip.Addr{nthAddr("10.96.0.0", at), nthAddr("fd96::", at)}[:1+r.IntN(2)]
+	for range r.IntN(2) {
+		s.Service.ExternalIPs = append(s.Service.ExternalIPs, nthAddr("192.0.2.0", r.IntN(3)), nthAddr("2001:db8::", r.IntN(3)))
+		s.Service.LoadBalancerIPs = append(s.Service.LoadBalancerIPs, nthAddr("192.0.2.0", r.IntN(5)))
+		if r.IntN(2) == 0 {
+			s.Service.SourceRanges = []netip.Prefix{netip.PrefixFrom(nthAddr("198.51.100.0", r.IntN(9)), 24+r.IntN(9))}
+		}
+	}
+	for _, c := range []*proxy.Choice{&s.IPv4, &s.IPv6} {
+		first := map[*proxy.Choice]string{&s.IPv4: "10.244.0.0", &s.IPv6: "fd44::"}[c]
+		for j := range r.IntN(4) {
+			c.Cluster = append(c.Cluster, proxy.Target{Addr: netip.AddrPortFrom(nthAddr(first, 10*j+r.IntN(10)), 8080), Weight: uint32(r.IntN(5)), Local: r.IntN(2) == 0})
+		}
+		for _, t := range c.Cluster {
+			if t.Local {
+				c.Local = append(c.Local, t)
+			}
+		}
+		if len(c.Cluster) == 0 {
+			c.NoCluster = proxy.Reject
+		}
+		if len(c.Local) == 0 {
+			c.NoLocal = proxy.Drop
+		}
+	}
+	return s
+}
+
+// history is a random sequence of changes; it ends in a state that does not depend
+// on how it got there.
+type history struct {
+	r       *rand.Rand
+	current map[proxy.PortName]*proxy.PortState
+}
+
+func newHistory(seed uint64) *history {
+	return &history{rand.New(rand.NewPCG(seed, 1)), map[proxy.PortName]*proxy.PortState{}}
+}
+
+func (h *history) step(ports int) []proxy.Change {
+	var out []proxy.Change
+	for range 1 + h.r.IntN(ports) {
+		s := randomState(h.r, h.r.IntN(ports))
+		if h.r.IntN(3) == 0 {
+			delete(h.current, s.Name)
+			out = append(out, proxy.Change{Name: s.Name})
+			continue
+		}
+		h.current[s.Name] = s
+		out = append(out, change(s))
+	}
+	return out
+}
+
+func (h *history) all() []proxy.Change {
+	var out []proxy.Change
+	for _, s := range h.current {
+		out = append(out, change(s))
+	}
+	return out
+}
+
+// applied brings a mode to a state, repeating what fails.
+func applied(t *rapid.T, m *Mode, changes []proxy.Change) {
+	for range 1000 {
+		if m.Apply(context.Background(), changes) == nil {
+			return
+		}
+	}
+	t.Fatal("Apply does not converge")
+}
+
+// TestHistoryLeavesNoTrace: after any history, with one operation in ten failing
+// and agents that end at any time, the kernel holds what a fresh install of the
+// last state would.
+func TestHistoryLeavesNoTrace(t *testing.T) {
+	opts := testOptions()
+	rapid.Check(t, func(t *rapid.T) {
+		h := newHistory(rapid.Uint64().Draw(t, "seed"))
+		faults := rapid.Bool().Draw(t, "faults")
+		k, fresh := newFake(), newFake()
+		broken := errors.New("injected")
+		k.fault = func(string) error {
+			if faults && h.r.IntN(10) == 0 {
+				return broken
+			}
+			return nil
+		}
+		run := func(k *fakeKernel) *Mode {
+			m, err := start(opts, Legacy, k, &fakeFlows{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+		m := run(k)
+		applied(t, m, nil)
+		for range rapid.IntRange(1, 8).Draw(t, "steps") {
+			if h.r.IntN(6) == 0 {
+				_ = m.Close(context.Background())
+				m = run(k)
+				applied(t, m, h.all())
+			}
+			applied(t, m, h.step(16))
+		}
+		faults = false
+		applied(t, m, []proxy.Change{change(state(999))}) // unused sets go with the next change
+		h.current[name("s999", "p")] = state(999)
+		_ = m.Close(context.Background())
+		m = run(fresh)
+		applied(t, m, h.all())
+		_ = m.Close(context.Background())
+		if diff := cmp.Diff(fresh.everything(), k.everything()); diff != "" {
+			t.Fatalf("fresh install (-) and history (+) differ:\n%s", diff)
+		}
+	})
+}
+
+func TestUnchangedCostsNothing(t *testing.T) {
+	k := newFake()
+	m, flows := onFake(t, k, testOptions())
+	apply(t, m, change(state(1, "10.244.0.1:80")))
+	n := len(k.restored)
+	apply(t, m, change(state(1, "10.244.0.1:80")), proxy.Change{Name: name("unknown", "")})
+	if len(k.restored) != n {
+		t.Errorf("the same state took %d further restores", len(k.restored)-n)
+	}
+	m2, _ := onFake(t, k, testOptions())
+	apply(t, m2, change(state(1, "10.244.0.1:80")))
+	if len(k.restored) != n {
+		t.Errorf("a restart with the same state took %d restores", len(k.restored)-n)
+	}
+	_ = flows
+}
+
+// TestOneChangeIsSmall: what is written does not grow with what is there.
+func TestOneChangeIsSmall(t *testing.T) {
+	sizes := map[int]int{}
+	for _, services := range []int{100, 4000} {
+		k := newFake()
+		m, _ := onFake(t, k, testOptions())
+		var all []proxy.Change
+		for i := range services {
+			all = append(all, change(state(i, "10.244.0.1:80", "10.244.0.2:80")))
+		}
+		apply(t, m, all...)
+		n := len(k.restored)
+		apply(t, m, change(state(7, "10.244.0.1:80", "10.244.0.3:80")))
+		apply(t, m, change(state(services, "10.244.0.1:80", "10.244.0.3:80")))
+		if got := len(k.restored) - n; got != 3 { // one family has no endpoints that change
+			t.Errorf("%d restores for two changes", got)
+		}
+		for _, size := range k.restored[n:] {
+			sizes[services] += size
+		}
+	}
+	t.Logf("bytes written for two changes, by services: %v", sizes)
+	if sizes[4000] > 2*sizes[100] {
+		t.Errorf("changes grow with the number of services: %v", sizes)
+	}
+}
+
+func TestPrunes(t *testing.T) {
+	dns := func(vip string, nodePort uint16, endpoints ...string) *proxy.PortState {
+		s := state(1)
+		s.Service.ClusterIPs = []netip.Addr{netip.MustParseAddr(vip)}
+		s.Port.Protocol, s.Port.NodePort = proxy.UDP, nodePort
+		for _, e := range endpoints {
+			s.IPv4.Cluster = append(s.IPv4.Cluster, proxy.Target{Addr: netip.MustParseAddrPort(e), Weight: 1})
+		}
+		return s
+	}
+	front := func(at string) conntrack.Front {
+		return conntrack.Front{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(at)}
+	}
+	k := newFake()
+	m, flows := onFake(t, k, testOptions())
+	steps := []struct {
+		name   string
+		change proxy.Change
+		want   conntrack.Keep
+	}{
+		{"TCP is none of it", change(state(2, "10.244.0.1:80")), conntrack.Keep{}},
+		{"new", change(dns("10.96.0.9", 30053, "10.244.0.1:53")), conntrack.Keep{
+			front("10.96.0.9:80"): {netip.MustParseAddrPort("10.244.0.1:53")}, front("0.0.0.0:30053"): {netip.MustParseAddrPort("10.244.0.1:53")},
+		}},
+		{"moved", change(dns("10.96.0.10", 30054, "10.244.0.2:53")), conntrack.Keep{
+			front("10.96.0.9:80"): nil, front("0.0.0.0:30053"): nil,
+			front("10.96.0.10:80"): {netip.MustParseAddrPort("10.244.0.2:53")}, front("0.0.0.0:30054"): {netip.MustParseAddrPort("10.244.0.2:53")},
+		}},
+		{"gone", proxy.Change{Name: name("s1", "p")}, conntrack.Keep{front("10.96.0.10:80"): nil, front("0.0.0.0:30054"): nil}},
+	}
+	for _, s := range steps {
+		apply(t, m, s.change)
+		if diff := cmp.Diff(s.want, flows.asked[len(flows.asked)-1], cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b conntrack.Front) bool { return a == b })); diff != "" {
+			t.Errorf("%s: %s", s.name, diff)
+		}
+	}
+	// What a predecessor left is found in its rules.
+	apply(t, m, change(dns("10.96.0.9", 30053, "10.244.0.1:53")))
+	m2, flows2 := onFake(t, k, testOptions())
+	apply(t, m2, change(dns("10.96.0.9", 0, "10.244.0.1:53")))
+	got := flows2.asked[0]
+	if list, asked := got[front("0.0.0.0:30053")]; !asked || len(list) != 0 {
+		t.Errorf("flows of a former node port are not ended: %v", got)
+	}
+	if list := got[front("10.96.0.9:80")]; len(list) != 1 {
+		t.Errorf("flows of a service that stayed may be at %v, want its endpoint", list)
+	}
+}
+
+func TestSetFailureIsThePortsOwn(t *testing.T) {
+	k := newFake()
+	m, _ := onFake(t, k, testOptions())
+	sticky, plain := state(1, "10.244.0.1:80"), state(2, "10.244.0.1:80")
+	sticky.Service.AffinityTimeout = time.Hour
+	broken := errors.New("no sets here")
+	k.fault = func(op string) error {
+		if op == "add set" {
+			return broken
+		}
+		return nil
+	}
+	err := m.Apply(t.Context(), []proxy.Change{change(sticky), change(plain)})
+	var ports *proxy.PortError
+	if !errors.As(err, &ports) || len(ports.Failed) != 1 || !errors.Is(ports.Failed[sticky.Name], broken) {
+		t.Fatalf("got %v, want a PortError of one", err)
+	}
+	if !strings.Contains(k.everything(), portTag(plain.Name)) {
+		t.Error("the other port is not in place")
+	}
+	k.fault = func(string) error { return nil }
+	apply(t, m, change(sticky))
+	if !strings.Contains(k.everything(), portTag(sticky.Name)) {
+		t.Error("the port is not in place when sets work")
+	}
+}
+
+func TestCounters(t *testing.T) {
+	k := newFake()
+	opts := testOptions()
+	m, _ := onFake(t, k, opts)
+	s := state(1, "10.244.0.1:80")
+	apply(t, m, change(s))
+	read := func() uint64 {
+		for n, c := range m.Counts() {
+			if n == s.Name {
+				return c.Connections
+			}
+		}
+		return 0
+	}
+	if got := read(); got != 14 { // the fake's rules are met seven times in either family
+		t.Errorf("first reading %d, want 14", got)
+	}
+	if got := read(); got != 14 {
+		t.Errorf("second reading %d, want 14: nothing came since", got)
+	}
+	for rule := range m.counters.last {
+		m.counters.last[rule] = 100 // more than there is: the rules were written anew
+	}
+	if got := read(); got != 28 {
+		t.Errorf("after the rules began anew %d, want 28", got)
+	}
+}
+
+func TestClose(t *testing.T) {
+	k := newFake()
+	m, _ := onFake(t, k, testOptions())
+	apply(t, m, change(state(1, "10.244.0.1:80")))
+	before := k.everything()
+	for range 2 {
+		if err := m.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(before, k.everything()); diff != "" {
+		t.Errorf("Close changed the kernel: %s", diff)
+	}
+	if err := m.Apply(t.Context(), nil); !errors.Is(err, ErrClosed) {
+		t.Errorf("Apply after Close: %v", err)
+	}
+	if err := cleanup(t.Context(), k); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(newFake().everything(), k.everything()); diff != "" {
+		t.Errorf("left after Cleanup: %s", diff)
+	}
+}
+
+func TestDrift(t *testing.T) {
+	k := newFake()
+	opts := testOptions()
+	opts.VerifyInterval = time.Minute
+	m, _ := onFake(t, k, opts)
+	apply(t, m, change(state(1, "10.244.0.1:80")))
+	want := k.everything()
+	m.watch.verified = time.Now()
+	now := time.Now()
+	for name, damage := range map[string]func(t *fakeTable){
+		"flushed": func(t *fakeTable) {
+			for c := range t.chains {
+				t.chains[c] = nil
+			}
+		},
+		"a rule gone":     func(t *fakeTable) { t.chains[chainServices] = t.chains[chainServices][1:] },
+		"the way in gone": func(t *fakeTable) { t.chains["PREROUTING"] = nil },
+		"the way in twice": func(t *fakeTable) {
+			t.chains["PREROUTING"] = append(t.chains["PREROUTING"], t.chains["PREROUTING"]...)
+		},
+		"a stranger that leads to us": func(t *fakeTable) { t.chains["INPUT"] = []string{"-j " + chainServices} },
+	} {
+		damage(k.tables[v4][tableNAT])
+		k.changes++
+		now = now.Add(time.Second)
+		m.watch.rest = time.Time{}
+		m.check(t.Context(), now)
+		if diff := cmp.Diff(want, k.everything()); diff != "" {
+			t.Errorf("%s: not repaired:\n%s", name, diff)
+		}
+	}
+	// A repair is looked at once more: somebody may have come in between.
+	m.watch.rest = time.Time{}
+	m.check(t.Context(), now.Add(time.Millisecond))
+	// A change that leaves no sign is found when it is time.
+	k.tables[v4][tableNAT].chains[chainServices][0] = "-j ACCEPT"
+	m.check(t.Context(), now.Add(time.Second))
+	if k.everything() == want {
+		t.Error("the test does not test: the change was seen at once")
+	}
+	m.check(t.Context(), now.Add(2*time.Minute))
+	if diff := cmp.Diff(want, k.everything()); diff != "" {
+		t.Errorf("not repaired when it was time:\n%s", diff)
+	}
+}
+
+// TestForeignRulesStay: others' chains and rules are never touched.
+func TestForeignRulesStay(t *testing.T) {
+	k := newFake()
+	theirs := map[string][]string{"PREROUTING": {"-j DOCKER"}, "DOCKER": {"-p tcp -j ACCEPT"}, "OUTPUT": {"-p udp -j ACCEPT"}}
+	for c, rules := range theirs {
+		k.tables[v4][tableNAT].chains[c] = rules
+	}
+	before := k.everything()
+	m, _ := onFake(t, k, testOptions())
+	apply(t, m, change(state(1, "10.244.0.1:80")))
+	if got := k.tables[v4][tableNAT].chains["PREROUTING"]; got[0] != "-j "+chainServices || got[1] != "-j DOCKER" {
+		t.Errorf("PREROUTING is %v", got)
+	}
+	if err := cleanup(t.Context(), k); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, k.everything()); diff != "" {
+		t.Errorf("foreign rules changed: %s", diff)
+	}
+}
+
+func TestSetRanges(t *testing.T) {
+	opts := testOptions()
+	all := []proxy.Change{change(state(1, "10.244.0.1:80")), change(state(2))}
+	k, fresh := newFake(), newFake()
+	late := opts
+	late.ServiceCIDRs = nil
+	m, _ := onFake(t, k, late)
+	apply(t, m, all...)
+	if err := m.SetRanges(opts.ServiceCIDRs); err != nil {
+		t.Fatal(err)
+	}
+	m2, _ := onFake(t, fresh, opts)
+	apply(t, m2, all...)
+	if diff := cmp.Diff(fresh.everything(), k.everything()); diff != "" {
+		t.Errorf("known from the start (-) and learned late (+) differ:\n%s", diff)
+	}
+}

@@ -1,0 +1,333 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
+)
+
+// realMode works in a namespace of the test.
+func realMode(t *testing.T, v Variant, ns *netns.NS, edit func(*Options)) *Mode {
+	t.Helper()
+	opts := testOptions()
+	opts.Variant, opts.Inside = v, ns.Do
+	if edit != nil {
+		edit(&opts)
+	}
+	m, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close(context.Background()) })
+	return m
+}
+
+// readBack is what the kernel says that it holds of ours. Built-in chains tell of
+// the rules of the mode in them alone.
+func readBack(t *testing.T, k kernel) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, f := range families {
+		for _, name := range tables {
+			if there, err := k.holds(t.Context(), f, name); err != nil || !there {
+				continue
+			}
+			saved, err := k.save(t.Context(), f, name, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := parse(saved)
+			for chain, text := range s.chains {
+				out[fmt.Sprint(f, " ", name, " ", chain)] = text
+			}
+			for _, h := range s.hooks {
+				out[fmt.Sprint(f, " ", name, " ", h.chain)] += h.rule + "\n"
+			}
+		}
+	}
+	names, err := k.sets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	if len(names) > 0 {
+		out["sets"] = strings.Join(names, "\n")
+	}
+	return out
+}
+
+func forBoth(t *testing.T, f func(t *testing.T, v Variant)) {
+	for _, v := range []Variant{Legacy, NFT} {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			f(t, v)
+		})
+	}
+}
+
+// settle waits until the kernel has let go of sets, which it does in its own time,
+// and the mode has removed them.
+func settle(t *testing.T, m *Mode) {
+	t.Helper()
+	for range 200 {
+		m.mu.Lock()
+		left := 0
+		for _, r := range m.rulesets {
+			r.dropSets()
+			left += len(r.unused)
+		}
+		m.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		time.Sleep(5 * time.Millisecond) // the kernel tells nobody
+	}
+	t.Error("sets that nobody uses are left")
+}
+
+// TestKernelHoldsWhatIsMeant: after random histories and restarts the kernel's own
+// words are those of the desired state, and of a fresh install of the last one.
+func TestKernelHoldsWhatIsMeant(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		for seed := range uint64(3) {
+			ns, other := netns.New(t, "pipt-a"), netns.New(t, "pipt-b")
+			h := newHistory(seed)
+			m := realMode(t, v, ns, nil)
+			for i := range 8 {
+				if i == 5 {
+					_ = m.Close(t.Context())
+					m = realMode(t, v, ns, nil)
+					apply(t, m, h.all()...)
+				}
+				apply(t, m, h.step(30)...)
+			}
+			settle(t, m)
+			fresh := realMode(t, v, other, nil)
+			apply(t, fresh, h.all()...)
+			want, got := readBack(t, fresh.kernel), readBack(t, m.kernel)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("seed %d: fresh install (-) and history (+) differ:\n%s", seed, diff)
+			}
+			for _, r := range m.rulesets {
+				for _, tb := range r.tables() {
+					for chain, text := range tb.desired {
+						if have := got[fmt.Sprint(r.config.family, " ", tb.name, " ", chain)]; have != text {
+							t.Errorf("seed %d: %s: the kernel says\n%swant\n%s", seed, chain, have, text)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestRestartTouchesNothing, nor does a check that finds all well.
+func TestRestartTouchesNothing(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-restart")
+		h := newHistory(7)
+		m := realMode(t, v, ns, nil)
+		apply(t, m, h.step(30)...)
+		apply(t, m, h.all()...)
+		settle(t, m)
+		before, err := m.kernel.stamp(v4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = m.Close(t.Context())
+		m = realMode(t, v, ns, nil)
+		apply(t, m, h.all()...)
+		m.mu.Lock()
+		m.check(t.Context(), time.Now().Add(time.Hour))
+		m.mu.Unlock()
+		if after, err := m.kernel.stamp(v4); err != nil || after != before {
+			t.Errorf("tables went from %v to %v, %v", before, after, err)
+		}
+	})
+}
+
+func TestVariantChangeAndCleanup(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		other := map[Variant]Variant{Legacy: NFT, NFT: Legacy}[v]
+		ns := netns.New(t, "pipt-variant")
+		h := newHistory(3)
+		h.step(30)
+		first := realMode(t, other, ns, nil)
+		apply(t, first, h.all()...)
+		_ = first.Close(t.Context())
+		second := realMode(t, v, ns, nil)
+		apply(t, second, h.all()...)
+		old, err := openSystem(other, ns.Do)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = old.close() }()
+		for what := range readBack(t, old) {
+			if what != "sets" {
+				t.Errorf("left of the other variant: %s", what)
+			}
+		}
+		if auto := realMode(t, Auto, ns, nil); auto.Variant() != v {
+			t.Errorf("a mode that may choose takes %s, want the one that is in use", auto.Variant())
+		}
+		_ = second.Close(t.Context())
+		for range 2 {
+			if err := Cleanup(t.Context(), Options{Inside: ns.Do}); err != nil {
+				t.Error(err)
+			}
+		}
+		again := realMode(t, v, ns, nil)
+		for what := range maps.Keys(readBack(t, again.kernel)) {
+			t.Errorf("left after Cleanup: %s", what)
+		}
+	})
+}
+
+func TestCheckHere(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-check")
+		if err := Check(t.Context(), Options{Variant: v, Inside: ns.Do}); err != nil {
+			t.Error(err)
+		}
+		m := realMode(t, v, ns, nil)
+		if left := readBack(t, m.kernel); len(left) > 0 {
+			t.Errorf("Check left %v", left)
+		}
+	})
+	if err := Check(t.Context(), Options{Variant: "ebtables"}); err == nil || !strings.Contains(err.Error(), "ebtables") {
+		t.Errorf("an unknown variant: %v", err)
+	}
+}
+
+func TestCommandsThatAreMissing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if err := Check(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "Debian package iptables") {
+		t.Errorf("got %v, want the package to install", err)
+	}
+	if err := Cleanup(t.Context(), Options{}); err != nil {
+		t.Errorf("Cleanup without commands: %v", err)
+	}
+}
+
+// TestStamp: every change of either table by anybody shows.
+func TestStamp(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-stamp")
+		m := realMode(t, v, ns, nil)
+		apply(t, m, change(state(1, "10.244.0.1:80")))
+		seen := map[stamp]bool{}
+		for _, args := range [][]string{
+			nil,
+			{"-t", "nat", "-A", "OUTPUT", "-p", "udp", "-j", "ACCEPT"},
+			{"-t", "filter", "-A", "OUTPUT", "-p", "udp", "-j", "ACCEPT"},
+			{"-t", "nat", "-F", chainServices},
+			{"-t", "nat", "-F"},
+		} {
+			if args != nil {
+				ns.Run("iptables-"+string(v), append([]string{"-w"}, args...)...)
+			}
+			s, err := m.kernel.stamp(v4)
+			if err != nil || seen[s] {
+				t.Errorf("after %v: %v, %v, seen before: %v", args, s, err, seen[s])
+			}
+			seen[s] = true
+		}
+	})
+}
+
+// TestAffinityHasNoLimitOfClients, where kube-proxy's is 100 per endpoint.
+func TestAffinityHasNoLimitOfClients(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-clients")
+		ns.Run("ip", "route", "add", "default", "dev", "lo")
+		ns.Run("ip", "route", "add", "local", "10.8.0.0/16", "dev", "lo")
+		s := state(1)
+		s.Service.AffinityTimeout = time.Hour
+		s.Service.ClusterIPs = s.Service.ClusterIPs[:1]
+		s.IPv4.NoCluster = proxy.Accept
+		var hosts [3]chan string
+		for i := range hosts {
+			e := fmt.Sprintf("10.7.0.%d:80", i+1)
+			ns.Addr("lo", fmt.Sprintf("10.7.0.%d/32", i+1))
+			ln, err := ns.Listen("tcp", e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = ln.Close() })
+			hosts[i] = make(chan string, 1)
+			go func() {
+				for {
+					c, err := ln.Accept()
+					if err != nil {
+						return
+					}
+					hosts[i] <- c.RemoteAddr().String()
+					_ = c.Close()
+				}
+			}()
+			s.IPv4.Cluster = append(s.IPv4.Cluster, target(e))
+		}
+		m := realMode(t, v, ns, nil)
+		apply(t, m, change(s))
+		ask := func(i int) int {
+			c, err := dialFrom(t, ns, fmt.Sprintf("10.8.%d.%d", i/250, 1+i%250), "10.96.0.1:80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			select {
+			case <-hosts[0]:
+				return 0
+			case <-hosts[1]:
+				return 1
+			case <-hosts[2]:
+				return 2
+			case <-time.After(5 * time.Second):
+				t.Fatal("nobody answers")
+				return -1
+			}
+		}
+		const clients = 600
+		var first [clients]int
+		count := map[int]int{}
+		for i := range clients {
+			first[i] = ask(i)
+			count[first[i]]++
+		}
+		if len(count) != 3 || count[0] <= 100 {
+			t.Errorf("clients went to %v", count)
+		}
+		_ = m.Close(t.Context())
+		m = realMode(t, v, ns, nil)
+		apply(t, m, change(s))
+		for i := range clients {
+			if got := ask(i); got != first[i] {
+				t.Fatalf("client %d went from %d to %d", i, first[i], got)
+			}
+		}
+	})
+}
+
+func target(e string) proxy.Target {
+	return proxy.Target{Addr: netip.MustParseAddrPort(e), Weight: 1}
+}
+
+func dialFrom(t *testing.T, ns *netns.NS, from, to string) (c net.Conn, err error) {
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0)), Timeout: 5 * time.Second}
+	err = ns.Do(func() error {
+		c, err = d.DialContext(t.Context(), "tcp", to)
+		return err
+	})
+	return c, err
+}

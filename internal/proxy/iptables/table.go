@@ -1,0 +1,193 @@
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// The tables in which rules of ours are.
+const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+)
+
+var tables = [...]string{tableNAT, tableFilter}
+
+// table is one table of one family: what it should hold, what the kernel is known
+// to hold, and which chains differ. Texts are as iptables-save prints them.
+type table struct {
+	family  family
+	name    string
+	hooks   []hook
+	desired map[string]string
+	actual  map[string]string
+	dirty   map[string]struct{}
+	// foreign are rules of other chains that lead to ours, as they were last seen.
+	foreign []hook
+}
+
+func newTable(f family, name string, fr frame) *table {
+	t := &table{
+		family: f, name: name, hooks: fr.hooks,
+		desired: fr.chains, actual: map[string]string{}, dirty: map[string]struct{}{},
+	}
+	for chain := range fr.chains {
+		t.dirty[chain] = struct{}{}
+	}
+	return t
+}
+
+// put says what a chain should hold; nil: it should not exist.
+func (t *table) put(chain string, text *string) {
+	if text == nil {
+		delete(t.desired, chain)
+	} else {
+		t.desired[chain] = *text
+	}
+	t.mark(chain)
+}
+
+func (t *table) mark(chain string) {
+	want, wanted := t.desired[chain]
+	have, exists := t.actual[chain]
+	if wanted == exists && want == have {
+		delete(t.dirty, chain)
+	} else {
+		t.dirty[chain] = struct{}{}
+	}
+}
+
+// adopt takes over what the kernel was seen to hold.
+func (t *table) adopt(s *snapshot) {
+	t.actual, t.foreign = s.chains, s.hooks
+	clear(t.dirty)
+	for chain := range t.desired {
+		t.mark(chain)
+	}
+	for chain := range t.actual {
+		t.mark(chain)
+	}
+}
+
+// input is what iptables-restore --noflush has to be told, in one transaction;
+// nil: nothing. Every rule that leads to a chain is written after it exists, and
+// chains are removed when nothing leads to them any more.
+func (t *table) input() []byte {
+	hooks := t.hookChanges()
+	if len(t.dirty) == 0 && len(hooks) == 0 {
+		return nil
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "*%s\n", t.name)
+	// Backwards: iptables-nft keeps a sorted list and looks for each chain's place
+	// from the front.
+	chains := slices.Sorted(maps.Keys(t.dirty))
+	slices.Reverse(chains)
+	for _, chain := range chains {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", chain) // makes or empties it
+	}
+	for _, chain := range chains {
+		b.WriteString(t.desired[chain])
+	}
+	for _, h := range hooks {
+		b.WriteString(h)
+	}
+	for _, chain := range chains {
+		if _, wanted := t.desired[chain]; !wanted {
+			fmt.Fprintf(&b, "-X %s\n", chain)
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.Bytes()
+}
+
+// hookChanges puts the hooks at the head of their chains, once each, and removes
+// others that lead to chains of ours.
+func (t *table) hookChanges() []string {
+	if slices.EqualFunc(sortHooks(t.foreign), sortHooks(t.hooks), func(a, b hook) bool { return a == b }) {
+		return nil
+	}
+	var out []string
+	// The new one first: -D takes the first that matches, and all are equal.
+	for _, h := range slices.Backward(t.hooks) {
+		if !slices.Contains(t.foreign, h) {
+			out = append(out, "-I "+h.chain+" 1 "+h.rule+"\n")
+		}
+	}
+	seen := map[hook]bool{}
+	for _, h := range t.foreign {
+		if seen[h] || !slices.Contains(t.hooks, h) {
+			out = append(out, "-D "+h.chain+" "+h.rule+"\n")
+		}
+		seen[h] = true
+	}
+	return out
+}
+
+func sortHooks(h []hook) []hook {
+	return slices.SortedFunc(slices.Values(h), func(a, b hook) int {
+		return strings.Compare(a.chain+" "+a.rule, b.chain+" "+b.rule)
+	})
+}
+
+// committed tells that the kernel took input.
+func (t *table) committed() {
+	for chain := range t.dirty {
+		if text, wanted := t.desired[chain]; wanted {
+			t.actual[chain] = text
+		} else {
+			delete(t.actual, chain)
+		}
+	}
+	clear(t.dirty)
+	t.foreign = t.hooks
+}
+
+// snapshot is what of a table is ours.
+type snapshot struct {
+	chains map[string]string
+	hooks  []hook
+}
+
+// parse reads one table as iptables-save prints it, with counters or without. What is not ours is skipped;
+// it never fails, as a rule that it does not know is a rule that differs.
+func parse(saved []byte) *snapshot {
+	s := &snapshot{chains: map[string]string{}}
+	texts := map[string]*strings.Builder{}
+	for line := range strings.Lines(string(saved)) {
+		if strings.HasPrefix(line, "[") {
+			_, line, _ = strings.Cut(line, " ")
+		}
+		switch {
+		case strings.HasPrefix(line, ":"+prefix):
+			name, _, _ := strings.Cut(line[1:], " ")
+			texts[strings.TrimSpace(name)] = &strings.Builder{}
+		case strings.HasPrefix(line, "-A "):
+			chain, rule, _ := strings.Cut(strings.TrimSuffix(line[len("-A "):], "\n"), " ")
+			if b := texts[chain]; b != nil {
+				b.WriteString(strings.TrimSuffix(line, "\n"))
+				b.WriteByte('\n')
+			} else if leadsToUs(rule) {
+				s.hooks = append(s.hooks, hook{chain, rule})
+			}
+		}
+	}
+	for chain, b := range texts {
+		s.chains[chain] = b.String()
+	}
+	return s
+}
+
+func leadsToUs(rule string) bool {
+	return strings.Contains(rule, "-j "+prefix) || strings.Contains(rule, "-g "+prefix)
+}
+
+// removal is the input that removes all of a snapshot; nil: there is nothing.
+func (s *snapshot) removal(name string) []byte {
+	t := &table{name: name, actual: map[string]string{}, desired: map[string]string{}, dirty: map[string]struct{}{}}
+	t.adopt(s)
+	return t.input()
+}

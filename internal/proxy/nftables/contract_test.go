@@ -1,0 +1,139 @@
+//go:build linux
+
+package nftables
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	core "github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/proxytest"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
+)
+
+func TestKernelContract(t *testing.T) {
+	damage := func(args ...string) func() error {
+		return func() error { return exec.Command("nft", args...).Run() }
+	}
+	proxytest.RunKernel(t, proxytest.KernelEnv{
+		New: func(t *testing.T, node proxytest.KernelNode) proxy.Mode {
+			defaultRoute(t, "outside")
+			m, err := New(Options{
+				ServiceCIDRs: node.ServiceCIDRs, WorkloadCIDRs: node.WorkloadCIDRs,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m
+		},
+		Damages: []proxytest.Damage{
+			{Name: "everything flushed", Do: damage("flush", "ruleset")},
+			{Name: "IPv4 table deleted", Do: damage("delete", "table", "ip", "proxima")},
+			{Name: "IPv6 table deleted", Do: damage("delete", "table", "ip6", "proxima")},
+			{Name: "rules of a chain flushed", Do: damage("flush", "chain", "ip", "proxima", "dispatch")},
+			{Name: "endpoints flushed", Do: damage("flush map ip proxima ep; flush map ip6 proxima ep")},
+		},
+	})
+}
+
+// defaultRoute gives the node what every node has. Its own processes need a
+// route to a virtual address before the output hook sees them.
+func defaultRoute(t *testing.T, link string) {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{"0.0.0.0/0", "::/0"} {
+		_, dst, _ := net.ParseCIDR(to)
+		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestContract runs the contract of all modes. Its clients are processes of the
+// node, so the test runs once more in a process with a namespace of its own.
+func TestContract(t *testing.T) {
+	const inside = "PROXIMA_TEST_NFTABLES_CONTRACT"
+	if os.Getenv(inside) == "" {
+		if why := netns.Available(); why != "" {
+			t.Skip(why)
+		}
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestContract$", "-test.v", "-test.count=1")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("in the namespace: %v", err)
+		}
+		t.Logf("%s", out)
+		return
+	}
+	layContract(t)
+	for _, v6 := range []bool{false, true} {
+		node := netip.MustParseAddr("192.0.2.1")
+		if v6 {
+			node = netip.MustParseAddr("2001:db8:1::1")
+		}
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			proxytest.Run(t, proxytest.Env{
+				New: func(t *testing.T) proxy.Mode {
+					m, err := New(Options{}) // without ServiceCIDRs, nothing that is unknown is dropped
+					if err != nil {
+						t.Fatal(err)
+					}
+					return m
+				},
+				VIP:      func(i int) netip.Addr { return vipAt(v6, i) },
+				Endpoint: func(i int) netip.Addr { return podIP(v6, i) },
+				Node:     node,
+				Random:   true,
+				Lacks:    map[proxytest.Feature]string{proxytest.Retry: "the kernel sends a connection to one endpoint, and that is it"},
+			})
+		})
+	}
+}
+
+// layContract makes this process's namespace a node that is its own workloads'
+// host, beside a router that refuses whatever address no service has.
+func layContract(t *testing.T) {
+	t.Helper()
+	current, err := core.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = current.Close() })
+	router := netns.New(t, "pnft-router")
+	if err := core.Connect(
+		core.End{NS: current, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}},
+		core.End{NS: router.NS, Link: "uplink", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}},
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := current.SetLinkUp("lo", true); err != nil {
+		t.Fatal(err)
+	}
+	for to, via := range map[string]string{"0.0.0.0/0": "192.0.2.2", "::/0": "2001:db8:1::2"} {
+		if err := current.AddRoute(netip.MustParsePrefix(to), netip.MustParseAddr(via)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 8 {
+		for _, v6 := range []bool{false, true} {
+			a := podIP(v6, i)
+			if err := current.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	router.Run("ip", "route", "add", "local", "10.96.0.0/16", "dev", "lo")
+	router.Run("ip", "-6", "route", "add", "local", "fd00:96::/108", "dev", "lo")
+}

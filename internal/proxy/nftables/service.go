@@ -1,0 +1,460 @@
+//go:build linux
+
+package nftables
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+)
+
+// port is one service port.
+type port struct {
+	name   proxy.PortName
+	number uint16
+	state  *proxy.PortState
+	failed bool      // state is not in the tables, or in one of them only
+	served [2]served // by family
+	tally  [2]tally
+}
+
+// served is what a service port has in one family's table.
+type served struct {
+	present        bool
+	proto          proxy.Protocol
+	vips           []vip
+	clusterIPs     []netip.Addr
+	cluster, local []netip.AddrPort // by slot
+	listed         [2][]netip.AddrPort
+	ids            map[netip.AddrPort]uint16 // affinity only
+	nextID         uint16
+	ranges         []netip.Prefix
+	hairpin        []netip.Addr
+}
+
+// vip is one virtual address and port of it.
+type vip struct {
+	addr netip.Addr
+	port uint16
+	role role
+	// classes; cluster and local are 0 where entry needs them not
+	entry, cluster, local uint16
+	uses                  []*class
+}
+
+// role tells kinds of virtual addresses apart. Of two services that claim the same address
+// and port the lower role has it, then the lower name.
+type role uint8
+
+const (
+	clusterIP role = iota
+	loadBalancer
+	externalIP
+	nodePort
+)
+
+func (r role) String() string {
+	return [...]string{"cluster IP", "load balancer", "external IP", "node port"}[r]
+}
+
+// claim is a wish for an address and port.
+type claim struct {
+	port *port
+	vip  *vip
+}
+
+// comment names a service port in the kernel. It must tell ports apart, as a
+// restarted agent finds its numbers by it.
+func comment(n proxy.PortName) string {
+	s := n.String()
+	if len(s) <= nfnl.MaxComment {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	tail := "~" + hex.EncodeToString(sum[:8])
+	return s[:nfnl.MaxComment-len(tail)] + tail
+}
+
+// update makes p what state says in this family; nil: nothing.
+func (f *family) update(p *port, i int, state *proxy.PortState) error {
+	old := &p.served[i]
+	next, err := f.plan(p, old, state)
+	if err != nil {
+		return err
+	}
+	f.withdraw(p, old, &next)
+	f.publish(p, old, &next)
+	for _, v := range old.vips {
+		for _, c := range v.uses {
+			f.release(c)
+		}
+	}
+	p.served[i] = next
+	return nil
+}
+
+// plan works out what state asks for. It takes references to classes.
+func (f *family) plan(p *port, old *served, state *proxy.PortState) (s served, err error) {
+	if state == nil {
+		return served{}, nil
+	}
+	choice := &state.IPv4
+	if f.words > 1 {
+		choice = &state.IPv6
+	}
+	s = served{proto: state.Port.Protocol, nextID: old.nextID}
+	oldCluster, oldLocal := old.cluster, old.local
+	if !old.present {
+		oldCluster, oldLocal = f.adoptSlots(p.number, 0), f.adoptSlots(p.number, localSlots)
+	}
+	s.cluster, s.local = assign(oldCluster, choice.Cluster), assign(oldLocal, choice.Local)
+	s.listed = [2][]netip.AddrPort{addrs(choice.Cluster), addrs(choice.Local)}
+	if s.vips, err = f.vips(state, choice, &s); err != nil {
+		return served{}, err
+	}
+	if len(s.vips) == 0 {
+		return served{}, nil
+	}
+	s.present = true
+	if state.Service.AffinityTimeout > 0 {
+		f.planIDs(p.number, old, &s)
+	}
+	for _, v := range s.vips {
+		if v.role == clusterIP {
+			s.clusterIPs = append(s.clusterIPs, v.addr)
+		}
+	}
+	for _, t := range slices.Concat(choice.Cluster, choice.Local) {
+		if t.Local && !slices.Contains(s.hairpin, t.Addr.Addr()) {
+			s.hairpin = append(s.hairpin, t.Addr.Addr())
+		}
+	}
+	return s, nil
+}
+
+func addrs(list []proxy.Target) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(list))
+	for i, t := range list {
+		out[i] = t.Addr
+	}
+	return out
+}
+
+// planIDs gives every endpoint a number that clients are remembered by. Numbers
+// of endpoints that went are used again only after all others.
+func (f *family) planIDs(service uint16, old *served, s *served) {
+	s.ids = map[netip.AddrPort]uint16{}
+	used := map[uint16]bool{}
+	for _, list := range s.listed {
+		for _, a := range list {
+			id, ok := old.ids[a]
+			if !old.present {
+				id, ok = f.adopted.ids[idKey{service, a}]
+			}
+			if ok && !used[id] {
+				s.ids[a] = id
+				used[id] = true
+				s.nextID = max(s.nextID, id&^idBit+1)
+			}
+		}
+	}
+	for _, list := range s.listed {
+		for _, a := range list {
+			if _, ok := s.ids[a]; ok || len(used) == int(idBit) {
+				continue // beyond that, clients are not remembered
+			}
+			for used[s.nextID|idBit] {
+				s.nextID = (s.nextID + 1) &^ idBit
+			}
+			s.ids[a] = s.nextID | idBit
+			used[s.nextID|idBit] = true
+			s.nextID = (s.nextID + 1) &^ idBit
+		}
+	}
+}
+
+// vips lists the virtual addresses of a service port, and what each does.
+func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served) ([]vip, error) {
+	svc := state.Service
+	ours := func(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f.words == 1) }
+	for _, r := range svc.SourceRanges {
+		if r.Bits() == 0 { // everybody
+			s.ranges = nil
+			break
+		}
+		if ours(r.Addr()) && !slices.Contains(s.ranges, r.Masked()) {
+			s.ranges = append(s.ranges, r.Masked())
+		}
+	}
+	restricted := len(svc.SourceRanges) > 0 && !slices.ContainsFunc(svc.SourceRanges, func(r netip.Prefix) bool { return r.Bits() == 0 })
+	var out []vip
+	seen := map[netip.AddrPort]bool{}
+	var errs []error
+	add := func(a netip.Addr, number uint16, r role) {
+		at := netip.AddrPortFrom(a.Unmap(), number)
+		if !ours(a) || number == 0 || seen[at] {
+			return
+		}
+		seen[at] = true
+		v := vip{addr: a.Unmap(), port: number, role: r}
+		errs = append(errs, f.route(&v, state, choice, s, restricted && r == loadBalancer))
+		out = append(out, v)
+	}
+	asked := false
+	for _, a := range svc.ClusterIPs {
+		add(a, state.Port.Port, clusterIP)
+		asked = asked || ours(a)
+	}
+	for _, a := range svc.LoadBalancerIPs {
+		add(a, state.Port.Port, loadBalancer)
+	}
+	for _, a := range svc.ExternalIPs {
+		add(a, state.Port.Port, externalIP)
+	}
+	if asked && state.Port.NodePort != 0 {
+		for _, a := range f.nodeIPs {
+			add(a, state.Port.NodePort, nodePort)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		for _, v := range out {
+			for _, c := range v.uses {
+				f.release(c)
+			}
+		}
+		return nil, err
+	}
+	if !restricted || !slices.ContainsFunc(out, func(v vip) bool { return v.role == loadBalancer }) {
+		s.ranges = nil
+	}
+	return out, nil
+}
+
+// route finds the classes of a virtual address.
+func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, s *served, restricted bool) (err error) {
+	target := func(local bool, m marking) (number uint16) {
+		list, verdict := choice.List(local)
+		switch {
+		case len(list) == 0 && verdict == proxy.Drop:
+			return classDrop
+		case len(list) == 0:
+			return classRefuse
+		}
+		if m == markOutside {
+			m = f.rules.marksClusterIP()
+		}
+		k := classKey{mark: m, local: local, slots: len(s.cluster), affinitySeconds: seconds(state.Service.AffinityTimeout)}
+		if local {
+			k.slots = len(s.local)
+		}
+		c, e := f.acquire(k)
+		if e != nil {
+			err = e
+			return classDrop
+		}
+		v.uses = append(v.uses, c)
+		return c.number
+	}
+	switch svc := state.Service; {
+	case v.role == clusterIP:
+		v.entry = target(svc.InternalLocal, markOutside)
+	case svc.ExternalLocal:
+		v.cluster, v.local = target(false, markNever), target(true, markNever)
+		v.entry = classExtLocal
+		if restricted {
+			v.entry = classRangesLocal
+		}
+	case restricted:
+		v.cluster, v.entry = target(false, markAlways), classRanges
+	default:
+		v.entry = target(false, markAlways)
+	}
+	nobody := func(class uint16) bool { return class == 0 || class == classRefuse }
+	if v.cluster != 0 && nobody(v.cluster) && nobody(v.local) {
+		v.entry, v.cluster, v.local = classRefuse, 0, 0 // whoever asks: at once
+	}
+	return err
+}
+
+// seconds of an affinity timeout; the chains' names have them.
+func seconds(d time.Duration) int {
+	if d <= 0 {
+		return 0
+	}
+	return int((d + time.Second - 1) / time.Second)
+}
+
+// withdraw wants gone what the service port had and next has not.
+func (f *family) withdraw(p *port, old, next *served) {
+	if !old.present {
+		return
+	}
+	same := next.present && next.proto == old.proto
+	f.eachSlot(p, old, func(i int, list int, s *set, key, _ string) {
+		if !same || i >= len(next.slots(list)) || (s == f.epID && next.ids == nil) {
+			s.remove(key)
+		}
+	})
+	f.eachID(p, old, func(s *set, key, _ string) { s.remove(key) })
+	for i := range old.vips {
+		f.unclaim(p, old.proto, &old.vips[i])
+	}
+	for _, a := range old.clusterIPs {
+		f.unref(f.clusterIPs, addrKey(a))
+	}
+	for _, a := range old.hairpin {
+		f.unref(f.hairpin, addrKey(a)+addrKey(a))
+	}
+	for _, r := range old.ranges {
+		f.dropRange(r.Bits()).remove(mix(p.number, 0) + addrKey(r.Addr()))
+	}
+	if !next.present {
+		f.demand.remove(mix(p.number, 0))
+	}
+}
+
+func (s *served) slots(list int) []netip.AddrPort {
+	if list == 1 {
+		return s.local
+	}
+	return s.cluster
+}
+
+// publish wants what next has. What is wanted already costs nothing.
+func (f *family) publish(p *port, old, next *served) {
+	if !next.present {
+		return
+	}
+	same := old.present && next.proto == old.proto && (old.ids == nil) == (next.ids == nil)
+	f.eachSlot(p, next, func(i int, list int, s *set, key, value string) {
+		if same && i < len(old.slots(list)) && old.slots(list)[i] == next.slots(list)[i] {
+			return
+		}
+		s.put(key, value, "")
+	})
+	f.eachID(p, next, func(s *set, key, value string) { s.put(key, value, "") })
+	for i := range next.vips {
+		f.claim(p, next.proto, &next.vips[i])
+	}
+	for _, a := range next.clusterIPs {
+		f.ref(f.clusterIPs, addrKey(a))
+	}
+	for _, a := range next.hairpin {
+		f.ref(f.hairpin, addrKey(a)+addrKey(a))
+	}
+	for _, r := range next.ranges {
+		f.addRange(r.Bits()).put(mix(p.number, 0)+addrKey(r.Addr()), "", "")
+	}
+	f.demand.put(mix(p.number, 0), "", comment(p.name))
+}
+
+// eachSlot yields the elements that hold slots: of map ep, and with affinity of
+// ep-id.
+func (f *family) eachSlot(p *port, s *served, yield func(i, list int, set *set, key, value string)) {
+	proto := protoKey(s.proto)
+	service := mix(p.number, 0)
+	for list, base := range []uint32{0, localSlots} {
+		for i, a := range s.slots(list) {
+			slot := nfnl.Host(base + uint32(i))
+			yield(i, list, f.ep, service+proto+slot, endpointValue(a))
+			if s.ids != nil {
+				yield(i, list, f.epID, service+slot, mix(p.number, s.ids[a]))
+			}
+		}
+	}
+}
+
+// eachID yields the elements by which a remembered client finds its endpoint.
+func (f *family) eachID(p *port, s *served, yield func(set *set, key, value string)) {
+	if s.ids == nil {
+		return
+	}
+	for i, set := range []*set{f.idCluster, f.idLocal} {
+		for _, a := range s.listed[i] {
+			if id, ok := s.ids[a]; ok {
+				yield(set, mix(p.number, id)+protoKey(s.proto), endpointValue(a))
+			}
+		}
+	}
+}
+
+func (f *family) claim(p *port, proto proxy.Protocol, v *vip) {
+	key := vipKey(v.addr, proto, v.port)
+	f.claims[key] = append(f.claims[key], claim{p, v})
+	f.settle(key)
+}
+
+func (f *family) unclaim(p *port, proto proxy.Protocol, v *vip) {
+	key := vipKey(v.addr, proto, v.port)
+	list := slices.DeleteFunc(f.claims[key], func(c claim) bool { return c.port == p })
+	if len(list) == 0 {
+		delete(f.claims, key)
+	} else {
+		f.claims[key] = list
+	}
+	f.settle(key)
+}
+
+// settle gives an address to the one of those who claim it that is first.
+func (f *family) settle(key string) {
+	list := f.claims[key]
+	var entry, cluster, local uint16
+	var service uint16
+	if len(list) > 0 {
+		c := slices.MinFunc(list, compareClaims)
+		service, entry, cluster, local = c.port.number, c.vip.entry, c.vip.cluster, c.vip.local
+	}
+	for _, x := range []struct {
+		set   *set
+		class uint16
+	}{{f.vipCluster, cluster}, {f.vipLocal, local}, {f.vip, entry}} {
+		if x.class == 0 {
+			x.set.remove(key)
+		} else {
+			x.set.put(key, mix(service, x.class), "")
+		}
+	}
+}
+
+func compareClaims(a, b claim) int {
+	return cmp.Or(cmp.Compare(a.vip.role, b.vip.role), compareNames(a.port.name, b.port.name))
+}
+
+func compareNames(a, b proxy.PortName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port))
+}
+
+// conflict tells whether another service has an address of p's.
+func (f *family) conflict(p *port, s *served) error {
+	for _, v := range s.vips {
+		list := f.claims[vipKey(v.addr, s.proto, v.port)]
+		if len(list) < 2 {
+			continue
+		}
+		if winner := slices.MinFunc(list, compareClaims); winner.port != p {
+			return fmt.Errorf("%s %s is also claimed by %s as %s, which has it: change or delete one of the two",
+				v.role, netip.AddrPortFrom(v.addr, v.port), winner.port.name, winner.vip.role)
+		}
+	}
+	return nil
+}
+
+// adoptSlots is how an earlier process filled a list's slots.
+func (f *family) adoptSlots(service uint16, base uint32) []netip.AddrPort {
+	var out []netip.AddrPort
+	for slot := base; ; slot++ {
+		a, ok := f.adopted.slots[slotKey{service, slot}]
+		if !ok {
+			return out
+		}
+		out = append(out, a)
+	}
+}

@@ -1,0 +1,135 @@
+//go:build linux
+
+package nftables
+
+import (
+	"math"
+	"net/netip"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+func weights(ws ...uint32) []proxy.Target {
+	var out []proxy.Target
+	for i, w := range ws {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		out = append(out, proxy.Target{Addr: netip.AddrPortFrom(a, 80), Weight: w})
+	}
+	return out
+}
+
+func TestSlotCount(t *testing.T) {
+	many := func(n int, last uint32) []uint32 {
+		ws := make([]uint32, n)
+		for i := range ws {
+			ws[i] = 5
+		}
+		ws[n-1] = last
+		return ws
+	}
+	for _, c := range []struct {
+		weights []uint32
+		want    int
+	}{
+		{[]uint32{1}, 1}, {[]uint32{7, 7, 7}, 3}, {[]uint32{0, 1}, 2},
+		{[]uint32{1, 2}, 32}, {[]uint32{1, 3, 6}, 64}, {many(10, 1), 256}, {many(30, 1), 512},
+		{many(100, 1), 1024}, {many(1024, 1), 1024}, {many(1025, 1), 2048}, {many(5000, 5), 5000},
+	} {
+		if got := slotCount(weights(c.weights...)); got != c.want {
+			t.Errorf("%d endpoints: %d slots, want %d", len(c.weights), got, c.want)
+		}
+	}
+}
+
+// TestSlots: every endpoint has a slot, shares are right within one slot or the
+// minimum of one, and no slot changes without need.
+func TestSlots(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func() []proxy.Target {
+			all := weights(rapid.SliceOfN(rapid.Uint32Range(1, 100), 1, 40).Draw(t, "weights")...)
+			return all[rapid.IntRange(0, len(all)-1).Draw(t, "from"):]
+		}
+		list, next := draw(), draw()
+		slots := assign(nil, list)
+		again := assign(slots, list)
+		for i := range slots {
+			if again[i] != slots[i] {
+				t.Fatalf("slot %d changed from %s to %s for nothing", i, slots[i], again[i])
+			}
+		}
+		moved := assign(slots, next)
+		want, count := quotas(next, len(moved)), map[netip.AddrPort]int{}
+		for _, a := range moved {
+			count[a]++
+		}
+		var sum float64
+		for _, target := range next {
+			sum += float64(target.Weight)
+		}
+		kept, could := 0, 0
+		old := map[netip.AddrPort]int{}
+		for i, a := range slots {
+			if i < len(moved) {
+				old[a]++
+				if moved[i] == a {
+					kept++
+				}
+			}
+		}
+		forced := 0
+		for _, target := range next {
+			n := count[target.Addr]
+			if (n < 1 && float64(target.Weight)*negligible >= sum) || n != want[target.Addr] {
+				t.Fatalf("%s has %d slots, want %d", target.Addr, n, want[target.Addr])
+			}
+			exact := float64(target.Weight) / sum * float64(len(moved))
+			if exact < 1 {
+				forced++
+			} else if math.Abs(float64(n)-exact) > 1+float64(forced)+float64(len(next)) {
+				t.Fatalf("%s has %d slots, exact would be %.2f", target.Addr, n, exact)
+			}
+			could += min(old[target.Addr], n)
+		}
+		if kept < could {
+			t.Fatalf("%d slots kept, %d could have been", kept, could)
+		}
+	})
+}
+
+func TestSharesOfTheSpecification(t *testing.T) {
+	list := weights(1, 3, 6)
+	got := quotas(list, slotCount(list))
+	for i, want := range []int{6, 19, 39} { // of 64: 6.4, 19.2, 38.4
+		if n := got[list[i].Addr]; n != want && !(i == 0 && n == 7) && !(i == 2 && n == 38) {
+			t.Errorf("endpoint %d has %d slots, want %d", i, n, want)
+		}
+	}
+}
+
+func TestNegligibleSharesGetNoSlot(t *testing.T) {
+	list := weights(1, 1_000_000, 1)
+	got := quotas(list, slotCount(list))
+	if got[list[0].Addr]+got[list[2].Addr] != 0 || got[list[1].Addr] != 64 {
+		t.Errorf("slots %v", got)
+	}
+}
+
+func TestCommentsTellPortsApart(t *testing.T) {
+	long := func(port string) proxy.PortName {
+		b := make([]byte, 63)
+		for i := range b {
+			b[i] = 'x'
+		}
+		return proxy.PortName{ServiceName: proxy.ServiceName{Namespace: string(b), Name: string(b)}, Port: port}
+	}
+	a, b := comment(long("a-port")), comment(long("b-port"))
+	if len(a) > 127 || a == b || a != comment(long("a-port")) {
+		t.Errorf("%q and %q", a, b)
+	}
+	if got := comment(svcName("a")); got != "default/a:p" {
+		t.Errorf("%q", got)
+	}
+}

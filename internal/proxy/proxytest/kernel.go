@@ -1,0 +1,67 @@
+package proxytest
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Features that cases of RunKernel need, beside those of Run.
+const (
+	// KeepSource: endpoints see the client's address where nothing demands a
+	// masquerade.
+	KeepSource Feature = "source address kept"
+	// NodeShortcut: processes of the node use the cluster's list under
+	// externalTrafficPolicy Local.
+	NodeShortcut Feature = "processes of the node use the cluster list under policy Local"
+	// WorkloadShortcut: workloads of the node use the cluster's list under
+	// externalTrafficPolicy Local.
+	WorkloadShortcut Feature = "workloads use the cluster list under policy Local"
+	// SelectiveSilence: some clients of an address are left unanswered, others are
+	// served.
+	SelectiveSilence Feature = "silence towards some clients"
+	// UnallocatedSilence: addresses of the range that no Service has are silent.
+	UnallocatedSilence Feature = "silence of unallocated addresses"
+	// RandomPick: a new client's endpoint is chosen at random, not by its address.
+	RandomPick Feature = "random first choice under affinity"
+	// Standing: established connections, and new ones, work while no agent runs.
+	Standing Feature = "traffic without an agent"
+	// Sctp: the protocol SCTP is carried.
+	Sctp Feature = "SCTP"
+	// Repair: damage of the kernel's state is noticed (KernelEnv.Damages).
+	Repair Feature = "repair of drift"
+)
+
+// KernelEnv is a mode that RunKernel tests.
+type KernelEnv struct {
+	// New makes the mode under test for the node that this process is on. The suite
+	// closes it. It is called again after Close, as a restarted agent does.
+	New func(t *testing.T, node KernelNode) proxy.Mode
+	// Damages spoil the kernel's state behind the mode's back; it must be whole
+	// within 1 s. They run in the node's namespace. Needed unless Repair lacks.
+	Damages []Damage
+	// Cleanup removes everything that the mode left on this node, while none runs.
+	// Nil: a mode that is closed leaves nothing.
+	Cleanup func() error
+	// Lacks tells which features are missing, and why.
+	Lacks map[Feature]string
+}
+
+// Damage is one way to spoil the kernel's state.
+type Damage struct {
+	Name string
+	Do   func() error
+}
+
+// KernelNode is the node on which the mode runs: this process's network
+// namespace.
+type KernelNode struct {
+	Name, Zone string
+	// ServiceCIDRs hold the ClusterIPs, WorkloadCIDRs the pods of all nodes, and
+	// ExternalCIDRs the external and load balancer addresses, which are routed to
+	// this node; each with one range per family.
+	ServiceCIDRs, WorkloadCIDRs, ExternalCIDRs []netip.Prefix
+	// Addresses of the node itself, on which node ports are asked for.
+	Addresses []netip.Addr
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package userspace
+
+func newStreams(m *Mode) streams { return newRelays(m) }

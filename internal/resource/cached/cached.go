@@ -1,0 +1,325 @@
+// Package cached is a resource.Client that reads from memory.
+//
+// It owns an index for each of the kinds it is told, which follows a watch. Enter
+// at New, and run Run beside. Writes and reads of other kinds go to the client
+// underneath; so do reads while the index does not follow, so it is never wrong,
+// only slower.
+//
+// # What a read promises
+//
+// A read of a kind shows everything that this client's writes of that kind, or
+// watches of it through this client, have told anybody before: what came back from
+// a write, and what an event said, goes into the index at once if the watch has
+// not brought it yet. Newer writes of others come with the watch, a moment later.
+//
+// That is enough for whoever reads, decides and writes on condition of the
+// resource version that it read: a decision on an old state is a conflict. It is
+// not enough to find out that something is absent, or of what other kinds'
+// events imply; for that read from the client underneath.
+package cached
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Config of a Client.
+type Config struct {
+	// Client underneath.
+	Client resource.Client
+	// Kinds that are read from memory. Each costs the memory of its objects.
+	Kinds  []*resource.Descriptor
+	Logger *slog.Logger
+}
+
+// Client implements resource.Client. Objects that it returns belong to the
+// caller.
+type Client struct {
+	inner resource.Client
+	log   *slog.Logger
+	types map[reflect.Type]*index
+	reads *prometheus.Desc
+}
+
+var (
+	_ resource.Client      = (*Client)(nil)
+	_ prometheus.Collector = (*Client)(nil)
+)
+
+// New makes a client, which reads through until Run is on its way.
+func New(cfg Config) *Client {
+	c := &Client{
+		inner: cfg.Client, log: cfg.Logger, types: map[reflect.Type]*index{},
+		reads: prometheus.NewDesc("proxima_resource_cached_reads_total",
+			"Reads of kinds that are kept in memory, by whether memory (hit) or the server (miss) answered.", []string{"resource", "answer"}, nil),
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	for _, d := range cfg.Kinds {
+		c.types[reflect.TypeOf(d.New())] = newIndex(d)
+	}
+	return c
+}
+
+// Reads of a kind so far, that memory answered and that the server did. Both are
+// 0 for a kind that is not in memory.
+func (c *Client) Reads(kind *resource.Descriptor) (hits, misses uint64) {
+	ix := c.indexOf(kind)
+	if ix == nil {
+		return 0, 0
+	}
+	return ix.hits.Load(), ix.misses.Load()
+}
+
+// Describe implements prometheus.Collector.
+func (c *Client) Describe(to chan<- *prometheus.Desc) { to <- c.reads }
+
+// Collect implements prometheus.Collector.
+func (c *Client) Collect(to chan<- prometheus.Metric) {
+	for _, ix := range c.types {
+		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.hits.Load()), ix.kind.Resource, "hit")
+		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.misses.Load()), ix.kind.Resource, "miss")
+	}
+}
+
+// Run follows the kinds until ctx ends.
+func (c *Client) Run(ctx context.Context) error {
+	var following sync.WaitGroup
+	for _, ix := range c.types {
+		following.Go(func() { c.follow(ctx, ix) })
+	}
+	following.Wait()
+	return nil
+}
+
+// firstPause and lastPause are between attempts to follow a kind.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+func (c *Client) follow(ctx context.Context, ix *index) {
+	pause := firstPause
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := c.feed(ctx, ix)
+		ix.lost()
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > lastPause {
+			pause = firstPause
+		}
+		c.log.Debug("reads go to the server until the watch is back", "kind", ix.kind.Resource, "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+var (
+	errEnded = errors.New("the watch ended")
+	errDoubt = errors.New("a write of unknown outcome")
+)
+
+// feed brings the index up to date and keeps it so until the watch ends.
+func (c *Client) feed(ctx context.Context, ix *index) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ix.collect()
+	w, err := c.inner.Watch(ctx, ix.kind, resource.WatchOptions{})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for {
+		select {
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return errEnded
+			}
+			if err := take(ix, event); err != nil {
+				return err
+			}
+		case <-ix.doubts:
+			return errDoubt
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func take(ix *index, event watch.Event) error {
+	if event.Type == watch.Error {
+		return apierrors.FromObject(event.Object)
+	}
+	obj, ok := event.Object.(resource.Object)
+	if !ok {
+		return fmt.Errorf("an event holds a %T", event.Object)
+	}
+	return ix.fed(event.Type, obj)
+}
+
+// Get implements resource.Client.
+func (c *Client) Get(ctx context.Context, kind *resource.Descriptor, key resource.Key) (resource.Object, error) {
+	ix := c.indexOf(kind)
+	if ix == nil {
+		return c.inner.Get(ctx, kind, key)
+	}
+	obj, ok := ix.get(key)
+	if !ok {
+		ix.misses.Add(1)
+		return c.inner.Get(ctx, kind, key)
+	}
+	ix.hits.Add(1)
+	if obj == nil {
+		return nil, apierrors.NewNotFound(kind.GroupResource(), key.Name)
+	}
+	return clone(obj), nil
+}
+
+// List implements resource.Client. A watch from the version that it returns may
+// tell again what the list shows.
+func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
+	ix := c.indexOf(kind)
+	if ix == nil {
+		return c.inner.List(ctx, kind, opts)
+	}
+	objects, version, ok := ix.list(func(obj resource.Object) bool {
+		return (opts.Namespace == "" || obj.GetNamespace() == opts.Namespace) && (opts.Labels == nil || opts.Labels.Matches(labels.Set(obj.GetLabels())))
+	})
+	if !ok {
+		ix.misses.Add(1)
+		return c.inner.List(ctx, kind, opts)
+	}
+	ix.hits.Add(1)
+	for i, obj := range objects {
+		objects[i] = clone(obj)
+	}
+	slices.SortFunc(objects, func(a, b resource.Object) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return objects, version, nil
+}
+
+// Watch implements resource.Client: a watch of the client underneath, whose
+// events are in the index before anybody sees them.
+func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
+	w, err := c.inner.Watch(ctx, kind, opts)
+	ix := c.indexOf(kind)
+	if err != nil || ix == nil {
+		return w, err
+	}
+	// With a selector DELETED may mean that the object is no longer selected.
+	selective := opts.Labels != nil && !opts.Labels.Empty()
+	return newTap(w, func(event watch.Event, stopped <-chan struct{}) {
+		obj, ok := event.Object.(resource.Object)
+		switch {
+		case !ok || event.Type == watch.Bookmark:
+		case event.Type == watch.Deleted && selective:
+			ix.await(obj, stopped)
+		default:
+			ix.told(event.Type, obj)
+		}
+	}), nil
+}
+
+// Create implements resource.Client.
+func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	return c.wrote(c.inner.Create(ctx, obj))
+}
+
+// Update implements resource.Client.
+func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	return c.wrote(c.inner.Update(ctx, obj))
+}
+
+// UpdateStatus implements resource.Client.
+func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resource.Object, error) {
+	return c.wrote(c.inner.UpdateStatus(ctx, obj))
+}
+
+func (c *Client) wrote(obj resource.Object, err error) (resource.Object, error) {
+	if err != nil {
+		return nil, err
+	}
+	if ix := c.types[reflect.TypeOf(obj)]; ix != nil {
+		ix.told(watch.Modified, obj)
+	}
+	return obj, nil
+}
+
+// deleteTries bounds how often an object may be replaced by another of its name
+// while it is deleted.
+const deleteTries = 5
+
+// Delete implements resource.Client. Of kinds in memory it looks before and after,
+// to know what became of the object: a deletion has no answer that tells.
+func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key resource.Key, pre resource.Preconditions) error {
+	ix := c.indexOf(kind)
+	if ix == nil {
+		return c.inner.Delete(ctx, kind, key, pre)
+	}
+	for try := 1; ; try++ {
+		before, err := c.inner.Get(ctx, kind, key)
+		if err != nil {
+			return err
+		}
+		exact := pre
+		if exact.UID == "" {
+			exact.UID = before.GetUID()
+		}
+		err = c.inner.Delete(ctx, kind, key, exact)
+		if apierrors.IsConflict(err) && pre.UID == "" && pre.ResourceVersion == "" && try < deleteTries {
+			continue // another object took the name
+		}
+		if err != nil {
+			return err
+		}
+		return c.deleted(context.WithoutCancel(ctx), ix, key, before)
+	}
+}
+
+// deleted notes what a deletion left: nothing, or an object that is terminating.
+func (c *Client) deleted(ctx context.Context, ix *index, key resource.Key, before resource.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, lastPause)
+	defer cancel()
+	after, err := c.inner.Get(ctx, ix.kind, key)
+	switch {
+	case err == nil:
+		if after.GetUID() != before.GetUID() {
+			ix.gone(before)
+		}
+		ix.told(watch.Modified, after)
+	case apierrors.IsNotFound(err):
+		ix.gone(before)
+	default:
+		ix.doubt() // it is deleted; what is there now a new watch tells
+	}
+	return nil
+}
+
+func (c *Client) indexOf(kind *resource.Descriptor) *index {
+	return c.types[reflect.TypeOf(kind.New())]
+}
+
+func clone(obj resource.Object) resource.Object { return obj.DeepCopyObject().(resource.Object) }

@@ -1,0 +1,88 @@
+package kind
+
+import (
+	"errors"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/planner/heuristic"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// TopologyHeuristic describes mesh.proxima.dev/v1alpha1 TopologyHeuristic.
+func TopologyHeuristic() *resource.Descriptor {
+	return &resource.Descriptor{
+		Kind:       mesh.SchemeGroupVersion.WithKind("TopologyHeuristic"),
+		Resource:   "topologyheuristics",
+		Singular:   "topologyheuristic",
+		Categories: []string{"proxima"},
+		Direction:  resource.GlobalToZone,
+
+		New:     func() resource.Object { return &mesh.TopologyHeuristic{} },
+		NewList: func() runtime.Object { return &mesh.TopologyHeuristicList{} },
+
+		Default:  on(func(h *mesh.TopologyHeuristic) { fill(&h.Spec.Fallback, mesh.HeuristicFallbackAll) }),
+		Prepare:  change(prepareTopologyHeuristic),
+		Validate: compare(validateTopologyHeuristic),
+
+		Columns: []metav1.TableColumnDefinition{
+			nameColumn(),
+			column("Mode", "The value of the annotation service.kubernetes.io/topology-mode by which a Service chooses it."),
+			column("Fallback", "What becomes of a zone that may use no endpoint."),
+			ageColumn(),
+			wide("Zones", "The expression for the zones that should use an endpoint."),
+		},
+		Cells: of(func(h *mesh.TopologyHeuristic) []any {
+			return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), strings.Join(strings.Fields(h.Spec.Zones), " ")}
+		}),
+	}
+}
+
+// HeuristicSpec is what a TopologyHeuristic says, as those who compile it want it.
+func HeuristicSpec(h *mesh.TopologyHeuristic) heuristic.Spec {
+	spec := heuristic.Spec{Zones: h.Spec.Zones, Fallback: heuristic.Fallback(h.Spec.Fallback)}
+	for _, v := range h.Spec.Variables {
+		spec.Variables = append(spec.Variables, heuristic.Variable{Name: v.Name, Expression: v.Expression})
+	}
+	return spec
+}
+
+func prepareTopologyHeuristic(h, old *mesh.TopologyHeuristic) {
+	if old == nil {
+		h.Generation = 1
+		return
+	}
+	h.Generation = old.Generation
+	if !equality.Semantic.DeepEqual(h.Spec, old.Spec) {
+		h.Generation++
+	}
+}
+
+func validateTopologyHeuristic(h, old *mesh.TopologyHeuristic) field.ErrorList {
+	var was metav1.Object
+	if old != nil {
+		was = old
+		// What an older version took stays writable in everything else.
+		if equality.Semantic.DeepEqual(h.Spec, old.Spec) {
+			return checkMeta(h, was, false, validation.NameIsDNSSubdomain)
+		}
+	}
+	errs := checkMeta(h, was, false, validation.NameIsDNSSubdomain)
+	_, err := heuristic.Compile(HeuristicSpec(h))
+	var problems heuristic.Errors
+	switch {
+	case errors.As(err, &problems):
+		for _, p := range problems {
+			errs = append(errs, field.Invalid(field.NewPath("spec", p.Field), field.OmitValueType{}, p.Reason))
+		}
+	case err != nil:
+		errs = append(errs, field.InternalError(field.NewPath("spec"), err))
+	}
+	return errs
+}

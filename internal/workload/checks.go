@@ -1,0 +1,270 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+const (
+	// checksAtOnce bounds how many probes of one node are under way.
+	checksAtOnce = 64
+	// checkRetry and checkRetryMax bound the pause before a verdict that could not
+	// be written, or a watch that broke, is taken up again.
+	checkRetry    = 200 * time.Millisecond
+	checkRetryMax = 10 * time.Second
+)
+
+// ChecksConfig of a node's Checks.
+type ChecksConfig struct {
+	Client resource.Client
+	// Node whose Dataplanes are asked.
+	Node   string
+	Logger *slog.Logger
+	Clock  clock.WithTicker
+}
+
+// Checks probes the readiness of a node's Dataplanes that nobody runs by
+// "proxima run", and writes what comes of it into their Ready condition. Probes
+// go by the network, to the Dataplane's own address only; those that run a
+// command are left to "proxima run". Make it with NewChecks.
+type Checks struct {
+	cfg   ChecksConfig
+	slots chan struct{}
+	// probe makes the prober of a Dataplane; a test's own may take its place.
+	probe   func(*v1alpha1.Dataplane) (*prober, error)
+	running map[resource.Key]*check
+	wg      sync.WaitGroup
+}
+
+// check is one Dataplane that is probed.
+type check struct {
+	uid        types.UID
+	generation int64
+	stop       context.CancelFunc
+	// seen holds the newest state that the watch told and nobody has looked at.
+	seen chan *v1alpha1.Dataplane
+}
+
+// NewChecks makes the probing of one node; Run starts it.
+func NewChecks(cfg ChecksConfig) *Checks {
+	return &Checks{cfg: cfg, slots: make(chan struct{}, checksAtOnce), probe: newProber, running: map[resource.Key]*check{}}
+}
+
+// Run probes until ctx ends, and returns nil then. It must be called once. While
+// the control plane is away probing goes on, and what changed is written when
+// it is back.
+func (c *Checks) Run(ctx context.Context) error {
+	defer c.wg.Wait()
+	defer c.keepOnly(nil)
+	pause := checkRetry
+	for {
+		began := c.cfg.Clock.Now()
+		err := c.watch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if c.cfg.Clock.Since(began) > checkRetryMax {
+			pause = checkRetry
+		}
+		c.cfg.Logger.Debug("watch of dataplanes broke; taking it up again", "error", err, "in", pause.String())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.cfg.Clock.After(pause):
+		}
+		pause = min(2*pause, checkRetryMax)
+	}
+}
+
+func (c *Checks) watch(ctx context.Context) error {
+	w, err := c.cfg.Client.Watch(ctx, kind.Dataplane(), resource.WatchOptions{ListOptions: resource.ListOptions{
+		Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node),
+	}})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	// Until the initial state is complete, what is not in it may still come.
+	initial := map[resource.Key]bool{}
+	for {
+		var event watch.Event
+		var open bool
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case event, open = <-w.ResultChan():
+		}
+		if !open {
+			return errors.New("watch of dataplanes ended")
+		}
+		if event.Type == watch.Error {
+			return apierrors.FromObject(event.Object)
+		}
+		dp, ok := event.Object.(*v1alpha1.Dataplane)
+		switch {
+		case !ok:
+			return fmt.Errorf("watch of dataplanes delivered a %T", event.Object)
+		case event.Type == watch.Bookmark:
+			if initial != nil && dp.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
+				c.keepOnly(initial)
+				initial = nil
+			}
+		case event.Type == watch.Deleted:
+			c.drop(resource.KeyOf(dp))
+		default:
+			if initial != nil {
+				initial[resource.KeyOf(dp)] = true
+			}
+			c.take(ctx, dp)
+		}
+	}
+}
+
+// keepOnly ends the checks of Dataplanes that are not listed.
+func (c *Checks) keepOnly(listed map[resource.Key]bool) {
+	for key := range c.running {
+		if !listed[key] {
+			c.drop(key)
+		}
+	}
+}
+
+func (c *Checks) drop(key resource.Key) {
+	if running := c.running[key]; running != nil {
+		running.stop()
+		delete(c.running, key)
+	}
+}
+
+// isOurs: there is something to ask by the network, and nobody keeps a lease,
+// which "proxima run" does from its first sign of life on.
+func (c *Checks) isOurs(dp *v1alpha1.Dataplane) bool {
+	return dp.Spec.NodeName == c.cfg.Node && dp.Spec.Readiness != nil && dp.Spec.Readiness.Exec == nil && dp.Status.Lease == nil
+}
+
+// take begins, goes on with or ends the check of a Dataplane in its newest state.
+// One that is terminating is asked on: while it drains, it serves or does not.
+func (c *Checks) take(ctx context.Context, dp *v1alpha1.Dataplane) {
+	key := resource.KeyOf(dp)
+	running := c.running[key]
+	if running != nil && (!c.isOurs(dp) || running.uid != dp.UID || running.generation != dp.Generation) {
+		c.drop(key)
+		running = nil
+	}
+	if !c.isOurs(dp) {
+		return
+	}
+	if running == nil {
+		checking, stop := context.WithCancel(ctx)
+		running = &check{uid: dp.UID, generation: dp.Generation, stop: stop, seen: make(chan *v1alpha1.Dataplane, 1)}
+		c.running[key] = running
+		c.wg.Go(func() { c.keep(checking, running, dp) })
+		return
+	}
+	select { // the newest replaces an older one that nobody took
+	case <-running.seen:
+	default:
+	}
+	running.seen <- dp
+}
+
+// keep makes the Dataplane say what the probes say, until ctx ends.
+func (c *Checks) keep(ctx context.Context, running *check, dp *v1alpha1.Dataplane) {
+	verdicts := c.verdicts(ctx, dp)
+	var want *condition
+	var retry <-chan time.Time
+	pause := time.Duration(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case v := <-verdicts:
+			want = &v
+		case dp = <-running.seen:
+			if want == nil || says(dp, *want) {
+				continue
+			}
+		case <-retry:
+		}
+		err := c.write(ctx, resource.KeyOf(dp), running, *want)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			pause, retry = 0, nil
+			continue
+		}
+		pause = min(max(2*pause, checkRetry), checkRetryMax)
+		retry = c.cfg.Clock.After(pause)
+		c.cfg.Logger.Warn("readiness not written; it is tried again", "dataplane", resource.KeyOf(dp).String(),
+			"ready", want.ready, "error", err, "retry_in", pause.String())
+	}
+}
+
+// verdicts starts the probing of a Dataplane.
+func (c *Checks) verdicts(ctx context.Context, dp *v1alpha1.Dataplane) <-chan condition {
+	p, err := c.probe(dp)
+	if err != nil {
+		out := make(chan condition, 1)
+		out <- condition{reason: "ProbeInvalid", message: err.Error()}
+		return out
+	}
+	p.slots, p.startPeriod, p.tellsFailure = c.slots, 0, true
+	p.initialDelay = max(0, dp.CreationTimestamp.Add(p.initialDelay).Sub(c.cfg.Clock.Now()))
+	if meta.IsStatusConditionTrue(dp.Status.Conditions, v1alpha1.DataplaneReady) {
+		// It was found ready before this agent started, or this probe was written. It
+		// stays so until probes fail; and not all of a node are asked at once.
+		p.ready = true
+		p.initialDelay = max(p.initialDelay, rand.N(p.period))
+	}
+	return p.watch(ctx, c.cfg.Clock)
+}
+
+func says(dp *v1alpha1.Dataplane, want condition) bool {
+	have := meta.FindStatusCondition(dp.Status.Conditions, v1alpha1.DataplaneReady)
+	return have != nil && (have.Status == metav1.ConditionTrue) == want.ready && have.Reason == want.reason
+}
+
+// write puts a verdict into the newest state, unless that is not ours to judge
+// any more.
+func (c *Checks) write(ctx context.Context, key resource.Key, running *check, want condition) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	obj, err := c.cfg.Client.Get(ctx, kind.Dataplane(), key)
+	if apierrors.IsNotFound(err) {
+		return nil // the watch will tell
+	}
+	if err != nil {
+		return err
+	}
+	dp := obj.(*v1alpha1.Dataplane)
+	if dp.UID != running.uid || dp.Generation != running.generation || !c.isOurs(dp) {
+		return nil // the watch will tell
+	}
+	changed := meta.SetStatusCondition(&dp.Status.Conditions, want.asCondition(c.cfg.Clock.Now()))
+	if !changed {
+		return nil
+	}
+	if _, err := c.cfg.Client.UpdateStatus(ctx, dp); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	c.cfg.Logger.Info("readiness", "dataplane", key.String(), "ready", want.ready, "reason", want.reason, "message", want.message)
+	return nil
+}
