@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -136,6 +137,12 @@ func BenchmarkChange(b *testing.B) {
 					}
 				}
 			})
+			// What the command alone takes for one rule of somebody else: the floor.
+			b.Run(fmt.Sprintf("bare/%d", services), func(b *testing.B) {
+				for b.Loop() {
+					restore(b, v, ns, "*nat\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
+				}
+			})
 			b.Run(fmt.Sprintf("service/%d", services), func(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
 					s := benchState(20000+i, benchEndpoints...)
@@ -187,6 +194,7 @@ func BenchmarkConnect(b *testing.B) {
 			}
 		}
 		alone := median(took[1])
+		b.ReportMetric(float64(median(took[4]))/float64(median(took[2])), "last/first")
 		for i, p := range places {
 			b.ReportMetric(float64(median(took[i]).Nanoseconds())/1000, p.name+"-µs")
 			b.Logf("%-13s %8s  %.3f × alone", p.name, median(took[i]), float64(median(took[i]))/float64(alone))
@@ -246,9 +254,14 @@ func restoreLinear(b *testing.B, v iptables.Variant, ns *netns.NS) {
 			fmt.Fprintf(&rest, "-A KUBE-SEP-%d-%d -p tcp -m tcp -j DNAT --to-destination %s\n", i, e, to)
 		}
 	}
-	in := "*nat\n:KUBE-SERVICES - [0:0]\n" + chains.String() + "-A OUTPUT -j KUBE-SERVICES\n" + services.String() + rest.String() + "COMMIT\n"
+	restore(b, v, ns, "*nat\n:KUBE-SERVICES - [0:0]\n"+chains.String()+"-A OUTPUT -j KUBE-SERVICES\n"+services.String()+rest.String()+"COMMIT\n")
+}
+
+// restore carries out the text by the command alone.
+func restore(b *testing.B, v iptables.Variant, ns *netns.NS, in string) {
+	b.Helper()
 	cmd := exec.CommandContext(b.Context(), "iptables-"+string(v)+"-restore", "--noflush", "-w", "10")
-	cmd.Stdin = bytes.NewReader([]byte(in))
+	cmd.Stdin = strings.NewReader(in)
 	var out bytes.Buffer
 	cmd.Stderr = &out
 	err := ns.Start(cmd)

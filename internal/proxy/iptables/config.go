@@ -193,7 +193,7 @@ func match(flag string, p netip.Prefix) string {
 	if p.Bits() == 0 {
 		return ""
 	}
-	return flag + p.String() + " "
+	return flag + prefixText(p) + " "
 }
 
 // hook is a rule of ours in a built-in chain.

@@ -128,7 +128,7 @@ func (m *Mode) readCounters(ctx context.Context) ([]counted, error) {
 func (r *ruleset) countedRules(saved []byte) []counted {
 	var out []counted
 	for line := range strings.Lines(string(saved)) {
-		if rule, ok := parseCounted(strings.TrimSuffix(line, "\n")); ok {
+		if rule, ok := r.parseCounted(strings.TrimSuffix(line, "\n")); ok {
 			rule.rule = maphash.String(r.seed, r.config.family.digit()+line[strings.IndexByte(line, ']'):])
 			out = append(out, rule)
 		}
@@ -137,20 +137,25 @@ func (r *ruleset) countedRules(saved []byte) []counted {
 }
 
 // parseCounted reads "[packets:bytes] -A CHAIN … -g TARGET" if it leads from a
-// trie to a service port.
-func parseCounted(line string) (counted, bool) {
+// trie to a service port. The tag is empty if nobody knows which.
+func (r *ruleset) parseCounted(line string) (counted, bool) {
 	count, rule, ok := strings.Cut(strings.TrimPrefix(line, "["), "] -A ")
 	if !ok || !strings.HasPrefix(rule, chainDispatch) && !strings.HasPrefix(rule, chainNodePorts) {
 		return counted{}, false
 	}
-	_, target, ok := strings.Cut(rule, " -g ")
+	rule, target, ok := strings.Cut(rule, " -g ")
 	if !ok {
 		return counted{}, false
 	}
+	packets, _, _ := strings.Cut(count, ":")
+	n, err := strconv.ParseUint(packets, 10, 64)
+	if strings.HasPrefix(target, chainPicks) {
+		_, match, _ := strings.Cut(rule, " ")
+		at, p, ok := r.config.family.parseFront(match)
+		return counted{tag: r.shared.tag(portKey(addrKey(at.Addr()), p, at.Port())), packets: n}, ok && err == nil
+	}
 	for _, kind := range [...]string{chainCluster, chainLocal, chainExternal, chainFirewall} {
 		if tag, ok := strings.CutPrefix(target, kind); ok {
-			packets, _, _ := strings.Cut(count, ":")
-			n, err := strconv.ParseUint(packets, 10, 64)
 			return counted{tag: tag, packets: n}, err == nil
 		}
 	}

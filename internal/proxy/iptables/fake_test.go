@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"maps"
 	"regexp"
 	"slices"
@@ -25,6 +27,10 @@ type fakeKernel struct {
 	fault func(op string) error
 	// restored are the sizes of the inputs.
 	restored []int
+	// unprinted: it can't tell prints, as iptables-legacy.
+	unprinted bool
+	// saved counts readings of whole tables.
+	saved int
 }
 
 type fakeTable struct {
@@ -59,12 +65,44 @@ func (k *fakeKernel) stamp(family) (stamp, error) {
 	return stamp{k.changes}, nil
 }
 
+func (k *fakeKernel) follows(_ family, before, after stamp, done []transaction) bool {
+	return after[0]-before[0] == uint64(len(done))
+}
+
+func (k *fakeKernel) fingerprints(f family, table string, names []string) (map[string]fingerprint, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.unprinted {
+		return nil, errors.ErrUnsupported
+	}
+	if err := k.fault("prints"); err != nil {
+		return nil, err
+	}
+	out := map[string]fingerprint{}
+	for _, name := range names {
+		out[name] = 0
+	}
+	for c, rules := range k.tables[f][table].chains {
+		ours := strings.HasPrefix(c, prefix)
+		if !ours {
+			rules = slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return !leadsToUs(r) })
+		}
+		if _, asked := out[c]; asked || names == nil && (ours || len(rules) > 0) {
+			h := fnv.New64a()
+			_, _ = io.WriteString(h, strings.Join(rules, "\n"))
+			out[c] = fingerprint(h.Sum64())
+		}
+	}
+	return out, nil
+}
+
 func (k *fakeKernel) save(_ context.Context, f family, table string, counters bool) ([]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.fault("save"); err != nil {
 		return nil, err
 	}
+	k.saved++
 	return []byte(k.print(f, table, counters)), nil
 }
 

@@ -239,8 +239,10 @@ func (m *Mode) readAll() {
 	}
 }
 
-// flush brings the kernel to the desired state, both families at once.
-func (m *Mode) flush(ctx context.Context) error {
+// flushFamilies brings both families to the desired state: at once, or for
+// iptables-nft in turn. There a command whose batch was made before another's was
+// taken has to make it again, so both at once is no faster, only more work.
+func (m *Mode) flushFamilies(ctx context.Context) []error {
 	errs := make([]error, len(m.rulesets))
 	var wg sync.WaitGroup
 	for i, r := range m.rulesets {
@@ -252,9 +254,19 @@ func (m *Mode) flush(ctx context.Context) error {
 			}
 			errs[i] = err
 		})
+		if m.variant == NFT {
+			wg.Wait()
+		}
 	}
 	wg.Wait()
-	m.watch.look(m)
+	return errs
+}
+
+// flush brings the kernel to the desired state.
+func (m *Mode) flush(ctx context.Context) error {
+	before := m.watch.look(m)
+	errs := m.flushFamilies(ctx)
+	m.watch.settle(m, before)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -369,6 +381,19 @@ func (m *Mode) Dump() string {
 		r.dump(&b)
 	}
 	return b.String()
+}
+
+// RulesOf a service port are the rules of the desired state that lead to it, and
+// then those that are its own, as iptables-save prints them; none if it has none.
+func (m *Mode) RulesOf(name proxy.PortName) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var to, own []string
+	for _, r := range m.rulesets {
+		t, o := r.rulesOf(name)
+		to, own = append(to, t...), append(own, o...)
+	}
+	return append(to, own...)
 }
 
 // SetRanges replaces the ranges of cluster addresses, which an agent may

@@ -15,6 +15,15 @@ type kernel interface {
 	// stamp changes whenever somebody changes the tables. Cheap. It may miss a
 	// change that leaves the number and the size of rules as they were.
 	stamp(f family) (stamp, error)
+	// follows tells whether a family's tables came from one stamp to the other by
+	// these transactions alone, of all families, as far as stamps can tell.
+	follows(f family, before, after stamp, done []transaction) bool
+	// fingerprints tells what the rules of a table's chains are, by a number for each
+	// chain that differs if they do: of our chains all rules (also if there are
+	// none), of others' those that lead to ours (if there are any). With names it is
+	// told of these chains alone, whether they exist or not. It costs a fraction of
+	// save; a variant that can't do it says errors.ErrUnsupported.
+	fingerprints(f family, table string, names []string) (map[string]fingerprint, error)
 	// sets lists the sets that are ours.
 	sets() ([]string, error)
 	// addSet makes a set of addresses; one that exists is fine.
@@ -26,3 +35,17 @@ type kernel interface {
 
 // stamp is a sign of the state of a family's tables.
 type stamp [4]uint64
+
+// fingerprint is a sign of the rules of a chain; it means nothing outside of this
+// process.
+type fingerprint uint64
+
+// transaction is one that the kernel took.
+type transaction struct {
+	family family
+	table  string
+	// entries is by how many the table grew, as iptables-legacy counts them.
+	entries int
+	// chains that were written, made, removed or hooked into.
+	chains []string
+}

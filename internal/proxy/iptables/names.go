@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -27,6 +28,7 @@ const (
 	chainDispatch  = prefix + "T-"         // nat: nodes of the trie over virtual addresses
 	chainNodePorts = prefix + "N-"         // nat: nodes of the trie over node ports
 	chainHairpin   = prefix + "H-"         // nat: nodes of the trie over local endpoints
+	chainPicks     = prefix + "P-"         // nat: beside a leaf of T, picks from the short lists of its ports
 	chainExternal  = prefix + "EXT-"       // nat: a port's way in from outside
 	chainFirewall  = prefix + "FW-"        // nat: a port's source ranges
 	chainCluster   = prefix + listCluster  // nat: picks from a port's cluster list
@@ -81,8 +83,8 @@ func familyOf(a netip.Addr) family {
 func (f family) String() string { return [...]string{"IPv4", "IPv6"}[f] }
 func (f family) digit() string  { return [...]string{"4", "6"}[f] }
 
-// nibbles in an address.
-func (f family) nibbles() int { return [...]int{8, 32}[f] }
+// digits in an address.
+func (f family) digits() int { return [...]int{4, 16}[f] * digitsPerByte }
 
 func (f family) loopback() string { return [...]string{"127.0.0.0/8", "::1/128"}[f] }
 
@@ -91,5 +93,26 @@ func (f family) unreachable() string {
 	return [...]string{"icmp-port-unreachable", "icmp6-port-unreachable"}[f]
 }
 
+// printed is an address as iptables-save prints it. It is that of inet_ntop(3),
+// which writes an IPv6 address whose first 96 bits, and no more, are zero with an
+// IPv4 address at its end (RFC 4291, 2.5.5.1); masks are such addresses, too.
+func printed(a netip.Addr) string {
+	if b := a.AsSlice(); len(b) == 16 && [12]byte(b) == [12]byte{} && (b[12] != 0 || b[13] != 0) {
+		return "::" + netip.AddrFrom4([4]byte(b[12:])).String()
+	}
+	return a.String()
+}
+
 // host is an address as a prefix, in the notation of iptables-save.
-func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+func host(a netip.Addr) string { return prefixText(netip.PrefixFrom(a, a.BitLen())) }
+
+func prefixText(p netip.Prefix) string { return printed(p.Addr()) + "/" + strconv.Itoa(p.Bits()) }
+
+// addrPort is where DNAT leads, as iptables-save prints it.
+func addrPort(e netip.AddrPort) string {
+	a := e.Addr().Unmap()
+	if a.Is4() {
+		return netip.AddrPortFrom(a, e.Port()).String()
+	}
+	return "[" + printed(a) + "]:" + strconv.Itoa(int(e.Port()))
+}

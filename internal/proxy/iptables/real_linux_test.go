@@ -119,16 +119,47 @@ func TestKernelHoldsWhatIsMeant(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatalf("seed %d: fresh install (-) and history (+) differ:\n%s", seed, diff)
 			}
-			for _, r := range m.rulesets {
-				for _, tb := range r.tables() {
-					for chain, text := range tb.desired {
-						if have := got[fmt.Sprint(r.config.family, " ", tb.name, " ", chain)]; have != text {
-							t.Errorf("seed %d: %s: the kernel says\n%swant\n%s", seed, chain, have, text)
-						}
-					}
+			printsDesired(t, m, got)
+		}
+	})
+}
+
+// printsDesired compares what the kernel says with the texts of the mode.
+func printsDesired(t *testing.T, m *Mode, got map[string]string) {
+	t.Helper()
+	for _, r := range m.rulesets {
+		for _, tb := range r.tables() {
+			for chain, text := range tb.desired {
+				if have := got[fmt.Sprint(r.config.family, " ", tb.name, " ", chain)]; have != text {
+					t.Errorf("%s: the kernel says\n%swant\n%s", chain, have, text)
 				}
 			}
 		}
+	}
+}
+
+// TestKernelPrintsAddressesSo: addresses, and the masks of tries that split by any
+// of their bits, are in the kernel's words. A difference would be repaired for ever.
+func TestKernelPrintsAddressesSo(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		m := realMode(t, v, netns.New(t, "pipt-print"), nil)
+		var all []proxy.Change
+		for i := range 60 {
+			s := state(i, fmt.Sprintf("[::%x:7]:80", 1+i), fmt.Sprintf("10.7.0.%d:80", 1+i))
+			s.IPv6.Cluster[0].Local, s.IPv4.Cluster[0].Local = true, true
+			s.Port.Port += uint16(i)
+			s.Service.Ports[0] = s.Port
+			s.Service.ExternalIPs = []netip.Addr{
+				nthAddr("192.0.2.1", 4*i), nthAddr("fd96::", i<<16), nthAddr("::", (1+i)<<16), nthAddr("fd96::", i<<32),
+			}
+			// These differ in the highest bits alone, and in their ports.
+			for _, a := range []string{"5.0.0.9", "69.0.0.9", "133.0.0.9", "197.0.0.9", "2001::9", "6001::9", "a001::9", "e001::9"} {
+				s.Service.ExternalIPs = append(s.Service.ExternalIPs, netip.MustParseAddr(a))
+			}
+			all = append(all, change(s))
+		}
+		apply(t, m, all...)
+		printsDesired(t, m, readBack(t, m.kernel))
 	})
 }
 
@@ -330,4 +361,98 @@ func dialFrom(t *testing.T, ns *netns.NS, from, to string) (c net.Conn, err erro
 		return err
 	})
 	return c, err
+}
+
+// TestApplyLeavesNoDoubt: what we change ourselves, the kernel's signs tell from
+// what others do, and chains that were written are known as if all had been read.
+func TestApplyLeavesNoDoubt(t *testing.T) {
+	forBoth(t, func(t *testing.T, v Variant) {
+		ns := netns.New(t, "pipt-doubt")
+		m := realMode(t, v, ns, nil)
+		h := newHistory(11)
+		for i := range 12 {
+			apply(t, m, h.step(30)...)
+			if i == 6 { // somebody else's, of which nothing is ours to repair
+				ns.Run("iptables-"+string(v), "-w", "-t", "nat", "-A", "PREROUTING", "-p", "udp", "-j", "ACCEPT")
+				m.mu.Lock()
+				m.check(t.Context(), m.watch.verified)
+				m.mu.Unlock()
+			}
+			m.mu.Lock()
+			now := m.watch.look(m)
+			for _, r := range m.rulesets {
+				if m.watch.changed(r.config.family, now) {
+					t.Errorf("change %d of %s: to be compared, from %v to %v", i, r.config.family, m.watch.stamps[r.config.family], now)
+				}
+				if v != NFT {
+					continue
+				}
+				want, err := r.fingerprints()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, m.watch.prints[r.config.family]); diff != "" {
+					t.Errorf("change %d of %s: chains as they are (-) and as they are known (+):\n%s", i, r.config.family, diff)
+				}
+			}
+			m.mu.Unlock()
+		}
+	})
+}
+
+// TestFingerprints: every change shows, and what rules counted does not.
+func TestFingerprints(t *testing.T) {
+	ns := netns.New(t, "pipt-finger")
+	ns.Addr("lo", "10.7.0.1/32")
+	ns.Run("ip", "route", "add", "default", "dev", "lo")
+	ln, err := ns.Listen("tcp", "10.7.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	m := realMode(t, NFT, ns, nil)
+	apply(t, m, change(state(1, "10.7.0.1:80")))
+	look := func() map[string]map[string]fingerprint {
+		t.Helper()
+		out, err := m.rulesets[v4].fingerprints()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	before := look()
+	c, err := dialFrom(t, ns, "10.7.0.1", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	for _, n := range m.Counts() {
+		if n.Connections == 0 {
+			t.Fatal("the connection is not counted, so the test does not test")
+		}
+	}
+	if diff := cmp.Diff(before, look()); diff != "" {
+		t.Errorf("a connection changed chains:\n%s", diff)
+	}
+	for _, step := range []struct {
+		args  string
+		shows bool
+	}{
+		{"-A PREROUTING -p udp -j ACCEPT", false}, // others' rules in others' chains
+		{"-N THEIRS", false},
+		{"-A PREROUTING -p sctp -j PROXIMA-SERVICES", true},
+		{"-D PREROUTING -p sctp -j PROXIMA-SERVICES", true},
+		{"-A PROXIMA-SERVICES -j ACCEPT", true},
+		{"-R PROXIMA-SERVICES 1 -j ACCEPT", true},
+		{"-N PROXIMA-OTHER", true},
+		{"-X PROXIMA-OTHER", true},
+		{"-F PROXIMA-T-ROOT", true},
+		{"-F", true},
+	} {
+		before := look()
+		ns.Run("iptables-nft", append([]string{"-t", "nat"}, strings.Fields(step.args)...)...)
+		if shows := !cmp.Equal(before, look()); shows != step.shows {
+			t.Errorf("%s: shows: %v", step.args, shows)
+		}
+	}
 }

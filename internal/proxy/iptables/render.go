@@ -24,6 +24,8 @@ type part struct {
 type claim struct {
 	rank rank
 	rule string
+	// picks are for the chain beside the rule's, to which it leads.
+	picks string
 }
 
 type rank int
@@ -42,6 +44,8 @@ type renderer struct {
 	tag    string
 	proto  string // as iptables spells it
 	part   *part
+	// outside: there is a way in that is not a cluster address.
+	outside bool
 }
 
 // render makes a service port's part. A family in which the Service has no
@@ -56,23 +60,24 @@ func (c *config) render(s *proxy.PortState) *part {
 	if len(cluster)+len(external)+len(balanced) == 0 {
 		return p
 	}
+	ports := s.Port.NodePort != 0 && c.hasNodePorts()
+	r.outside = ports || len(external)+len(balanced) > 0
 	for _, a := range cluster {
 		r.clusterFront(a)
 	}
-	ports := s.Port.NodePort != 0 && c.hasNodePorts()
 	if len(external)+len(balanced) > 0 || ports {
 		r.external()
 	}
 	target := chainExternal + r.tag
 	for _, a := range external {
-		r.front(a, externalIP, r.to(a)+"-g "+target)
+		r.front(a, claim{rank: externalIP, rule: r.to(a) + "-g " + target})
 	}
 	if ranges := r.ranges(); len(ranges) > 0 && len(balanced) > 0 {
 		r.firewall(ranges)
 		target = chainFirewall + r.tag
 	}
 	for _, a := range balanced {
-		r.front(a, loadBalancer, r.to(a)+"-g "+target)
+		r.front(a, claim{rank: loadBalancer, rule: r.to(a) + "-g " + target})
 	}
 	if ports {
 		p.nodePort[portKey(nil, s.Port.Protocol, s.Port.NodePort)] = claim{
@@ -100,21 +105,63 @@ func (r *renderer) to(a netip.Addr) string {
 
 // front claims a virtual address for the port. One that the Service has in
 // several roles is what the least rank says.
-func (r *renderer) front(a netip.Addr, k rank, rule string) {
+func (r *renderer) front(a netip.Addr, c claim) {
 	at := portKey(addrKey(a), r.state.Port.Protocol, r.state.Port.Port)
-	if had, ok := r.part.fronts[at]; !ok || k < had.rank {
-		r.part.fronts[at] = claim{k, rule}
+	if had, ok := r.part.fronts[at]; !ok || c.rank < had.rank {
+		r.part.fronts[at] = c
 	}
 }
 
 // clusterFront claims a cluster address, and refuses its other ports.
 func (r *renderer) clusterFront(a netip.Addr) {
-	rule := r.to(a) + "-g " + r.list(r.state.Service.InternalLocal)
-	if r.marksClusterIP() && !r.inServices(a) {
-		rule = r.to(a) + "-j " + chainMarkMasq + "\n" + rule
+	c := claim{rank: clusterIP}
+	if r.short() {
+		c.rule, c.picks = r.to(a)+"-g "+chainPicks, strings.Join(r.shortPicks(a), "\n")
+	} else {
+		c.rule = r.to(a) + "-g " + r.list(r.state.Service.InternalLocal)
 	}
-	r.front(a, clusterIP, rule)
-	r.part.fronts[restKey(a)] = claim{clusterIP, "-d " + host(a) + " -g " + chainReject}
+	if r.marksClusterIP() && !r.inServices(a) {
+		c.rule = r.to(a) + "-j " + chainMarkMasq + "\n" + c.rule
+	}
+	r.front(a, c)
+	r.part.fronts[restKey(a)] = claim{rank: clusterIP, rule: "-d " + host(a) + " -g " + chainReject}
+}
+
+// shortList is how many endpoints a list may have to be in the chain of a leaf.
+const shortList = 4
+
+// short tells whether the port needs no chain of its own: one list is all that it
+// has, and that is short.
+func (r *renderer) short() bool {
+	targets, _ := r.choice.List(r.state.Service.InternalLocal)
+	return !r.outside && r.state.Service.AffinityTimeout == 0 && len(targets) <= shortList
+}
+
+// shortPicks pick from the list for connections to an address.
+func (r *renderer) shortPicks(a netip.Addr) []string {
+	targets, verdict := r.choice.List(r.state.Service.InternalLocal)
+	if len(targets) == 0 {
+		return []string{r.to(a) + "-g " + refusal(verdict)}
+	}
+	r.noteLocal(targets)
+	return r.picks(r.to(a), targets, func(t proxy.Target) string { return r.dnat(t.Addr) })
+}
+
+// refusal is the chain for connections that have no endpoint.
+func refusal(v proxy.Verdict) string {
+	if v == proxy.Drop {
+		return chainDrop
+	}
+	return chainReject
+}
+
+// noteLocal notes the endpoints that may reach themselves.
+func (r *renderer) noteLocal(targets []proxy.Target) {
+	for _, t := range targets {
+		if t.Local {
+			r.part.hairpins = append(r.part.hairpins, t.Addr.Addr().Unmap())
+		}
+	}
 }
 
 // external is the way in from outside the cluster.
@@ -166,36 +213,30 @@ func (r *renderer) list(local bool) string {
 	}
 	targets, verdict := r.choice.List(local)
 	switch {
-	case len(targets) == 0 && verdict == proxy.Drop:
-		r.chain(name, []string{"-g " + chainDrop})
 	case len(targets) == 0:
-		r.chain(name, []string{"-g " + chainReject})
+		r.chain(name, []string{"-g " + refusal(verdict)})
 	case r.state.Service.AffinityTimeout > 0:
 		r.chain(name, r.sticky(targets))
 	default:
-		r.chain(name, r.picks(targets, func(t proxy.Target) string { return r.dnat(t.Addr) }))
+		r.chain(name, r.picks("-p "+r.proto+" ", targets, func(t proxy.Target) string { return r.dnat(t.Addr) }))
 	}
-	for _, t := range targets {
-		if t.Local {
-			r.part.hairpins = append(r.part.hairpins, t.Addr.Addr().Unmap())
-		}
-	}
+	r.noteLocal(targets)
 	return name
 }
 
-// picks chooses by weight: each rule takes its share of what the ones before it
-// left, and the last takes all.
-func (r *renderer) picks(targets []proxy.Target, to func(proxy.Target) string) []string {
+// picks chooses by weight for what matches: each rule takes its share of what the
+// ones before it left, and the last takes all.
+func (r *renderer) picks(match string, targets []proxy.Target, to func(proxy.Target) string) []string {
 	rest := 0.0
 	for _, t := range targets {
 		rest += float64(max(t.Weight, 1))
 	}
 	rules := make([]string, len(targets))
 	for i, t := range targets {
-		rules[i] = "-p " + r.proto + " " + to(t)
+		rules[i] = match + to(t)
 		if i < len(targets)-1 {
 			w := float64(max(t.Weight, 1))
-			rules[i] = "-p " + r.proto + " " + probability(w/rest) + to(t)
+			rules[i] = match + probability(w/rest) + to(t)
 			rest -= w
 		}
 	}
@@ -210,7 +251,7 @@ func probability(p float64) string {
 }
 
 func (r *renderer) dnat(e netip.AddrPort) string {
-	return "-j DNAT --to-destination " + netip.AddrPortFrom(e.Addr().Unmap(), e.Port()).String()
+	return "-j DNAT --to-destination " + addrPort(e)
 }
 
 // sticky sends a client to the endpoint whose set it is in, else picks; each
@@ -232,7 +273,7 @@ func (r *renderer) sticky(targets []proxy.Target) []string {
 			r.part.sets = append(r.part.sets, set)
 		}
 	}
-	return append(rules, r.picks(targets, func(t proxy.Target) string { return "-g " + chains[t.Addr] })...)
+	return append(rules, r.picks("-p "+r.proto+" ", targets, func(t proxy.Target) string { return "-g " + chains[t.Addr] })...)
 }
 
 func (r *renderer) chain(name string, rules []string) { r.part.chains[name] = lines(name, rules) }

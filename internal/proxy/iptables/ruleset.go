@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
@@ -26,6 +27,7 @@ type ruleset struct {
 	parts    map[proxy.PortName]*part
 	fronts   claims
 	ports    claims
+	shared   owners
 	hairpins map[netip.Addr]int // how often each is asked for
 
 	dispatch, nodePorts, hairpin *trie
@@ -43,6 +45,10 @@ type ruleset struct {
 
 	// unsure: what the kernel holds has to be read before the next change.
 	unsure bool
+	// done are the transactions since the watch looked, and compared tells that the
+	// tables were seen since then.
+	done     []transaction
+	compared bool
 }
 
 // claims are the wishes for each place in a trie.
@@ -53,17 +59,19 @@ func newRuleset(c *config, k kernel) *ruleset {
 	r := &ruleset{
 		config: c, kernel: k, seed: maphash.MakeSeed(),
 		parts: map[proxy.PortName]*part{}, fronts: claims{}, ports: claims{}, hairpins: map[netip.Addr]int{},
-		dispatch:  newTrie(chainDispatch, f, "-d", f.nibbles()),
+		dispatch:  newTrie(chainDispatch, f, "-d", f.digits()),
 		nodePorts: newTrie(chainNodePorts, f, "", 0),
-		hairpin:   newTrie(chainHairpin, f, "-s", f.nibbles()),
+		hairpin:   newTrie(chainHairpin, f, "-s", f.digits()),
 		nat:       newTable(f, tableNAT, c.nat()),
 		filter:    newTable(f, tableFilter, c.filter()),
 		sets:      map[string]struct{}{}, unused: map[string]struct{}{},
 		unsure: true,
 	}
+	r.dispatch.pairs = true
 	empty := ""
 	for _, t := range r.tries() {
 		r.nat.put(t.root(), &empty)
+		r.nat.frame = append(r.nat.frame, t.root())
 	}
 	return r
 }
@@ -108,9 +116,11 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 			delete(r.parts, name)
 		}
 	}
-	r.dispatch.set(r.fronts.rules(fronts), chains)
-	r.nodePorts.set(r.ports.rules(ports), chains)
-	r.hairpin.set(r.hairpinRules(hairpins), chains)
+	rules, picks := r.fronts.rules(fronts, &r.shared)
+	r.dispatch.set(rules, picks, chains)
+	rules, _ = r.ports.rules(ports, nil)
+	r.nodePorts.set(rules, nil, chains)
+	r.hairpin.set(r.hairpinRules(hairpins), nil, chains)
 	for chain, text := range chains {
 		r.nat.put(chain, text)
 	}
@@ -164,22 +174,56 @@ func (c claims) swap(name proxy.PortName, had, next map[key]claim, changed map[k
 	}
 }
 
-// rules are those of the winners; empty where nobody is left.
-func (c claims) rules(changed map[key]struct{}) map[key]string {
-	out := make(map[key]string, len(changed))
+// rules are those of the winners, with their picks; empty where nobody is left.
+// The owners of rules that do not tell whose they are, are noted.
+func (c claims) rules(changed map[key]struct{}, owners *owners) (rules, picks map[key]string) {
+	rules, picks = make(map[key]string, len(changed)), make(map[key]string, len(changed))
 	for k := range changed {
-		var best claim
-		var owner proxy.PortName
-		for name, wish := range c[k] {
-			if best.rule == "" || wish.rank < best.rank || wish.rank == best.rank && before(name, owner) {
-				best, owner = wish, name
-			}
-		}
-		if out[k] = best.rule; best.rule == "" {
+		best, owner := c.winner(k)
+		if rules[k], picks[k] = best.rule, best.picks; best.rule == "" {
 			delete(c, k)
 		}
+		if owners != nil {
+			owners.set(k, best.picks != "", owner)
+		}
 	}
-	return out
+	return rules, picks
+}
+
+// winner of a place; an empty claim: nobody wants it.
+func (c claims) winner(k key) (best claim, owner proxy.PortName) {
+	for name, wish := range c[k] {
+		if best.rule == "" || wish.rank < best.rank || wish.rank == best.rank && before(name, owner) {
+			best, owner = wish, name
+		}
+	}
+	return best, owner
+}
+
+// owners are the service ports, by tag, of rules that lead to chains of several.
+// Safe for concurrent use: counters are read while tables are programmed.
+type owners struct {
+	mu   sync.Mutex
+	tags map[key]string
+}
+
+func (o *owners) set(k key, owned bool, name proxy.PortName) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !owned {
+		delete(o.tags, k)
+		return
+	}
+	if o.tags == nil {
+		o.tags = map[key]string{}
+	}
+	o.tags[k] = portTag(name)
+}
+
+func (o *owners) tag(k key) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.tags[k]
 }
 
 func before(a, b proxy.PortName) bool {
@@ -214,6 +258,7 @@ func (r *ruleset) flush(ctx context.Context) (changed bool, err error) {
 			continue
 		}
 		changed = true
+		r.done = append(r.done, t.transaction())
 		if err := r.kernel.restore(ctx, r.config.family, input); err != nil {
 			r.unsure = true
 			return changed, fmt.Errorf("programming table %s of %s: %w", t.name, r.config.family, err)
@@ -238,7 +283,85 @@ func (r *ruleset) read(ctx context.Context) error {
 		}
 	}
 	r.orphans = r.udpFronts(r.nat.actual)
+	r.compared = true
 	return r.readSets()
+}
+
+// fingerprints of all chains, by table.
+func (r *ruleset) fingerprints() (map[string]map[string]fingerprint, error) {
+	out := map[string]map[string]fingerprint{}
+	for _, t := range r.tables() {
+		now, err := r.kernel.fingerprints(r.config.family, t.name, nil)
+		if err != nil {
+			return nil, fmt.Errorf("looking at the chains of table %s of %s: %w", t.name, r.config.family, err)
+		}
+		out[t.name] = now
+	}
+	return out, nil
+}
+
+// compare marks chains that are not as they were. If ok is false nobody knows how
+// they are, and the tables have to be read.
+func (r *ruleset) compare(before, now map[string]map[string]fingerprint) (ok bool) {
+	ok = true
+	for _, t := range r.tables() {
+		was, is := before[t.name], now[t.name]
+		for chain, p := range is {
+			if old, known := was[chain]; !known || old != p {
+				ok = t.suspect(chain, true) && ok
+			}
+		}
+		for chain := range was {
+			if _, there := is[chain]; !there {
+				ok = t.suspect(chain, false) && ok
+			}
+		}
+	}
+	r.compared = ok
+	return ok
+}
+
+// frameBroken tells, cheaply, whether the chains that all service traffic meets
+// differ from what is known of them; no, if nothing is.
+func (r *ruleset) frameBroken(known map[string]map[string]fingerprint) bool {
+	for _, t := range r.tables() {
+		was := known[t.name]
+		if was == nil {
+			continue
+		}
+		now, err := r.kernel.fingerprints(r.config.family, t.name, t.frame)
+		if err != nil {
+			return false // the comparison will tell
+		}
+		for chain, p := range now {
+			if was[chain] != p {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reprint brings prints up to date for the chains that were written.
+func (r *ruleset) reprint(prints map[string]map[string]fingerprint) error {
+	for _, tx := range r.done {
+		now, err := r.kernel.fingerprints(r.config.family, tx.table, tx.chains)
+		if err != nil {
+			return err
+		}
+		t := r.nat
+		if tx.table == r.filter.name {
+			t = r.filter
+		}
+		for chain, p := range now {
+			if t.knows(chain) {
+				prints[tx.table][chain] = p
+			} else {
+				delete(prints[tx.table], chain)
+			}
+		}
+	}
+	return nil
 }
 
 // udpFronts are those that rules of the tries lead on. Text that it does not
@@ -251,26 +374,33 @@ func (r *ruleset) udpFronts(chains map[string]string) []conntrack.Front {
 		}
 		for line := range strings.Lines(text) {
 			_, rule, _ := strings.Cut(line[len("-A "):], " ")
-			a := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[r.config.family]
-			if at, ok := strings.CutPrefix(rule, "-d "); ok {
-				cidr, rest, _ := strings.Cut(at, " ")
-				p, err := netip.ParsePrefix(cidr)
-				if err != nil || !p.IsSingleIP() {
-					continue
-				}
-				a, rule = p.Addr(), rest
-			}
-			number, ok := strings.CutPrefix(rule, "-p udp -m udp --dport ")
-			if !ok {
-				continue
-			}
-			number, _, _ = strings.Cut(number, " ")
-			if port, err := strconv.ParseUint(number, 10, 16); err == nil {
-				out = append(out, conntrack.Front{Protocol: proxy.UDP, Addr: netip.AddrPortFrom(a, uint16(port))})
+			at, p, ok := r.config.family.parseFront(rule)
+			if ok && p == proxy.UDP {
+				out = append(out, conntrack.Front{Protocol: p, Addr: at})
 			}
 		}
 	}
 	return out
+}
+
+// parseFront reads what a rule of a trie matches: "-d ADDRESS/BITS -p PROTOCOL -m
+// PROTOCOL --dport PORT …", or the same without an address, which is any.
+func (f family) parseFront(rule string) (at netip.AddrPort, p proxy.Protocol, ok bool) {
+	a := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[f]
+	if to, ok := strings.CutPrefix(rule, "-d "); ok {
+		cidr, rest, _ := strings.Cut(to, " ")
+		prefix, err := netip.ParsePrefix(cidr)
+		if err != nil || !prefix.IsSingleIP() {
+			return at, p, false
+		}
+		a, rule = prefix.Addr(), rest
+	}
+	words := strings.SplitN(rule, " ", 7)
+	if len(words) < 6 || words[0] != "-p" || words[2] != "-m" || words[3] != words[1] || words[4] != "--dport" {
+		return at, p, false
+	}
+	port, err := strconv.ParseUint(words[5], 10, 16)
+	return netip.AddrPortFrom(a, uint16(port)), proxy.Protocol(strings.ToUpper(words[1])), err == nil
 }
 
 // readSets takes over the sets that exist, and makes those that are missing.
@@ -324,26 +454,81 @@ func (r *ruleset) dump(b *strings.Builder) {
 		for _, h := range t.hooks {
 			fmt.Fprintf(b, "-A %s %s\n", h.chain, h.rule)
 		}
-		owners := r.owners()
+		owners, picked := r.owners()
 		for _, chain := range chains {
 			if owner, ok := owners[chain]; ok {
 				fmt.Fprintf(b, "# %s\n", owner)
 			}
-			b.WriteString(t.desired[chain])
+			if strings.HasPrefix(chain, chainPicks) {
+				dumpPicks(b, t.desired[chain], picked)
+			} else {
+				b.WriteString(t.desired[chain])
+			}
 		}
 		b.WriteString("COMMIT\n")
 	}
 }
 
-// owners of the chains that belong to a service port.
-func (r *ruleset) owners() map[string]proxy.PortName {
-	out := map[string]proxy.PortName{}
-	for name, p := range r.parts {
-		for chain := range p.chains {
-			out[chain] = name
+// dumpPicks writes a chain that several ports share.
+func dumpPicks(b *strings.Builder, text string, owners map[string]proxy.PortName) {
+	var last proxy.PortName
+	for line := range strings.Lines(text) {
+		if owner := owners[line]; owner != last {
+			fmt.Fprintf(b, "# %s\n", owner)
+			last = owner
+		}
+		b.WriteString(line)
+	}
+}
+
+// rulesOf a service port: those that lead to it, then its own.
+func (r *ruleset) rulesOf(name proxy.PortName) (to, own []string) {
+	part := r.parts[name]
+	if part == nil {
+		return nil, nil
+	}
+	take := func(list *[]string, text string) {
+		for line := range strings.Lines(text) {
+			*list = append(*list, strings.TrimSuffix(line, "\n"))
 		}
 	}
-	return out
+	for _, of := range []struct {
+		claims claims
+		wishes map[key]claim
+		trie   *trie
+	}{{r.fronts, part.fronts, r.dispatch}, {r.ports, part.nodePort, r.nodePorts}} {
+		for _, k := range slices.Sorted(maps.Keys(of.wishes)) {
+			if _, owner := of.claims.winner(k); owner == name {
+				leaf, picks := of.trie.linesOf(k)
+				take(&to, leaf)
+				take(&own, picks)
+			}
+		}
+	}
+	for _, chain := range slices.Sorted(maps.Keys(part.chains)) {
+		take(&own, part.chains[chain])
+	}
+	return to, own
+}
+
+// owners of the chains that belong to a service port, and of the rules in chains
+// that several share.
+func (r *ruleset) owners() (chains, picks map[string]proxy.PortName) {
+	chains, picks = map[string]proxy.PortName{}, map[string]proxy.PortName{}
+	for name, p := range r.parts {
+		for chain := range p.chains {
+			chains[chain] = name
+		}
+		for k := range p.fronts {
+			if _, owner := r.fronts.winner(k); owner == name {
+				_, text := r.dispatch.linesOf(k)
+				for line := range strings.Lines(text) {
+					picks[line] = name
+				}
+			}
+		}
+	}
+	return chains, picks
 }
 
 // wipe removes everything that is ours from one family, sets excepted.

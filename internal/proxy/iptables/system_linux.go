@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -18,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 const (
@@ -47,6 +50,7 @@ type system struct {
 	command [2]struct{ save, restore string } // by family
 
 	mu   sync.Mutex       // guards what follows
+	nft  *nfnl.Conn       // for prints, of the variant nft alone
 	info [2]int           // sockets for GET_INFO, by family; -1: none
 	nl   *nl.SocketHandle // it numbers the requests, so there is one for all
 }
@@ -71,7 +75,8 @@ func openSystem(v Variant, inside func(func() error) error) (kernel, error) {
 		}
 		s.nl = &nl.SocketHandle{Socket: socket}
 		if v != Legacy {
-			return nil
+			s.nft, err = nfnl.Open(0)
+			return err
 		}
 		for _, f := range families {
 			fd, err := unix.Socket([...]int{unix.AF_INET, unix.AF_INET6}[f], unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -139,6 +144,10 @@ func (s *system) close() error {
 	if s.nl != nil {
 		s.nl.Close()
 		s.nl = nil
+	}
+	if s.nft != nil {
+		_ = s.nft.Close()
+		s.nft = nil
 	}
 	for f, fd := range s.info {
 		if fd >= 0 {
@@ -265,6 +274,75 @@ func (s *system) nftStamp() (stamp, error) {
 		}
 	}
 	return stamp{}, errors.New("the kernel did not tell the generation of nftables")
+}
+
+func (s *system) follows(f family, before, after stamp, done []transaction) bool {
+	if s.variant == NFT { // one generation for each transaction of the namespace
+		return after[0]-before[0] == uint64(len(done))
+	}
+	want := before
+	for _, tx := range done {
+		if tx.family == f {
+			want[2*slices.Index(tables[:], tx.table)] += uint64(tx.entries)
+		}
+	}
+	for i := range tables {
+		// Sizes can't be foretold, but without a change they stay.
+		if after[2*i] != want[2*i] || len(done) == 0 && after[2*i+1] != before[2*i+1] {
+			return false
+		}
+	}
+	return true
+}
+
+// printSeed makes prints of this process comparable.
+var printSeed = maphash.MakeSeed()
+
+func (s *system) fingerprints(f family, table string, names []string) (map[string]fingerprint, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.variant != NFT {
+		return nil, errors.ErrUnsupported
+	}
+	t := nfnl.Table{Family: [...]uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}[f], Name: table}
+	out := map[string]fingerprint{}
+	asked := names != nil
+	if !asked {
+		chains, err := s.nft.Chains(t)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range chains {
+			names = append(names, c.Name)
+		}
+	}
+	// One by one: to go on with the rules of a whole table, the kernel counts from
+	// the first one with every 32 KiB.
+	for _, name := range names {
+		p, rules, err := s.fingerprint(t, name)
+		if err != nil {
+			return nil, err
+		}
+		if asked || rules > 0 || strings.HasPrefix(name, prefix) {
+			out[name] = p
+		}
+	}
+	return out, nil
+}
+
+// fingerprint of a chain and of how many rules it is made.
+func (s *system) fingerprint(t nfnl.Table, chain string) (fingerprint, int, error) {
+	var h maphash.Hash
+	h.SetSeed(printSeed)
+	ours, rules := strings.HasPrefix(chain, prefix), 0
+	err := s.nft.EachRule(t, chain, func(r nfnl.RawRule) {
+		if ours || r.LeadsTo(prefix) {
+			r.Hash(&h)
+			_ = h.WriteByte(2) // here a rule ends
+			rules++
+		}
+	})
+	return fingerprint(h.Sum64()), rules, err
 }
 
 // request is a netlink request on our socket.

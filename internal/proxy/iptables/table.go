@@ -22,6 +22,7 @@ type table struct {
 	family  family
 	name    string
 	hooks   []hook
+	frame   []string // chains that do not depend on services, and those with hooks
 	desired map[string]string
 	actual  map[string]string
 	dirty   map[string]struct{}
@@ -36,6 +37,10 @@ func newTable(f family, name string, fr frame) *table {
 	}
 	for chain := range fr.chains {
 		t.dirty[chain] = struct{}{}
+		t.frame = append(t.frame, chain)
+	}
+	for _, h := range fr.hooks {
+		t.frame = append(t.frame, h.chain)
 	}
 	return t
 }
@@ -132,6 +137,63 @@ func sortHooks(h []hook) []hook {
 		return strings.Compare(a.chain+" "+a.rule, b.chain+" "+b.rule)
 	})
 }
+
+// transaction is what input does.
+func (t *table) transaction() transaction {
+	// A chain begins and ends with an entry of its own (struct ipt_error and the
+	// standard target at the end, in iptables' libiptc.c).
+	const perChain = 2
+	tx := transaction{family: t.family, table: t.name}
+	for chain := range t.dirty {
+		tx.chains = append(tx.chains, chain)
+		if want, wanted := t.desired[chain]; wanted {
+			tx.entries += perChain + strings.Count(want, "\n")
+		}
+		if have, exists := t.actual[chain]; exists {
+			tx.entries -= perChain + strings.Count(have, "\n")
+		}
+	}
+	hooks := t.hookChanges()
+	for _, line := range hooks {
+		if strings.HasPrefix(line, "-I ") {
+			tx.entries++
+		} else {
+			tx.entries--
+		}
+	}
+	if len(hooks) > 0 {
+		for _, h := range slices.Concat(t.hooks, t.foreign) {
+			tx.chains = append(tx.chains, h.chain)
+		}
+	}
+	return tx
+}
+
+// knows tells whether a chain is, or leads to, one of ours by desire.
+func (t *table) knows(chain string) bool {
+	_, ours := t.desired[chain]
+	return ours || slices.ContainsFunc(t.hooks, func(h hook) bool { return h.chain == chain })
+}
+
+// suspect says that a chain is not what it was; it is there or not. Repair needs
+// no reading, unless it is one of others with some rules that lead to ours: which,
+// nobody knows then, and the result is false.
+func (t *table) suspect(chain string, there bool) bool {
+	switch {
+	case !strings.HasPrefix(chain, prefix):
+		t.foreign = slices.DeleteFunc(slices.Clone(t.foreign), func(h hook) bool { return h.chain == chain })
+		return !there
+	case there:
+		t.actual[chain] = unknownText
+	default:
+		delete(t.actual, chain)
+	}
+	t.mark(chain)
+	return true
+}
+
+// unknownText is that of no chain.
+const unknownText = "?"
 
 // committed tells that the kernel took input.
 func (t *table) committed() {

@@ -6,19 +6,35 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // leafMax is how many rules a chain may have before it is split by one more
-// nibble. A split costs a packet up to 16 rules, so larger leaves are not dearer
-// than deeper ones until about there; small leaves are what makes a change cheap.
-const leafMax = 8
+// digit. A split costs a packet up to 4 rules; for the table it costs a chain and
+// the rule that leads there, for each value of the digit, and iptables-legacy
+// copies and checks all of them with every change.
+const leafMax = 32
 
-// A key is the way to a rule: one digit (0–15) per byte. Virtual addresses have
-// their nibbles, lowest first (chosen addresses differ in the low ones), then the
-// protocol, then the port's nibbles, highest first (iptables matches ports by
+// picksMax is how many rules the chain beside a leaf may have before the leaf is
+// split. A packet meets half of them.
+const picksMax = 48
+
+// A digit is two bits of an address or a port. Of more bits, a packet would meet
+// more rules on its way (half of the values at each of the steps), and leaves
+// would be split into pieces that are smaller than they need be; single bits only
+// make more chains.
+const (
+	digitBits     = 2
+	digitMax      = 1<<digitBits - 1
+	digitsPerByte = 8 / digitBits
+)
+
+// A key is the way to a rule: one digit per byte. Virtual addresses have their
+// digits, lowest first (chosen addresses differ in the low ones), then the
+// protocol, then the port's digits, highest first (iptables matches ports by
 // range). Node ports have protocol and port only, local endpoints the address
 // only. any, in the place of the protocol, is what is left of an address.
 type key string
@@ -26,7 +42,7 @@ type key string
 const anyProtocol = 0xff
 
 // portDigits follow the protocol's digit.
-const portDigits = 4
+const portDigits = 2 * digitsPerByte
 
 var protocolDigits = map[proxy.Protocol]byte{proxy.TCP: 0, proxy.UDP: 1, proxy.SCTP: 2}
 
@@ -35,15 +51,21 @@ var protocolNames = [...]string{"tcp", "udp", "sctp"}
 
 func addrKey(a netip.Addr) []byte {
 	b := a.AsSlice()
-	k := make([]byte, 0, 2*len(b)+1+portDigits)
+	k := make([]byte, 0, digitsPerByte*len(b)+1+portDigits)
 	for i := len(b) - 1; i >= 0; i-- {
-		k = append(k, b[i]&15, b[i]>>4)
+		for shift := 0; shift < 8; shift += digitBits {
+			k = append(k, b[i]>>shift&digitMax)
+		}
 	}
 	return k
 }
 
 func portKey(k []byte, p proxy.Protocol, port uint16) key {
-	return key(append(k, protocolDigits[p], byte(port>>12), byte(port>>8)&15, byte(port>>4)&15, byte(port)&15))
+	k = append(k, protocolDigits[p])
+	for i := range portDigits {
+		k = append(k, byte(port>>(digitBits*(portDigits-1-i)))&digitMax)
+	}
+	return key(k)
 }
 
 func restKey(a netip.Addr) key { return key(append(addrKey(a), anyProtocol)) }
@@ -60,6 +82,13 @@ type trie struct {
 
 	keys  []key          // sorted
 	rules map[key]string // without "-A chain"
+	// picks are rules for the chain beside the leaf, to which the key's rule leads:
+	// its text ends in the beginning of that chain's name, and the trie completes it.
+	// One chain for the picks of a whole leaf keeps the rules that lead there, and
+	// what they counted, as they are when endpoints change, and a table of many
+	// services small.
+	picks map[key]string
+	pairs bool // whether leaves have such chains
 	nodes map[string]*node
 }
 
@@ -71,7 +100,7 @@ type node struct {
 }
 
 func newTrie(chain string, f family, match string, addrs int) *trie {
-	t := &trie{chain: chain, family: f, addrs: addrs, match: match, rules: map[key]string{}, nodes: map[string]*node{}}
+	t := &trie{chain: chain, family: f, addrs: addrs, match: match, rules: map[key]string{}, picks: map[key]string{}, nodes: map[string]*node{}}
 	t.nodes[""] = &node{split: -1}
 	return t
 }
@@ -96,9 +125,9 @@ func (t *trie) name(begin string) string {
 	}
 }
 
-// set changes rules; empty ones are removed. Chains that are different are put
-// into out, with nil for those that are gone.
-func (t *trie) set(rules map[key]string, out map[string]*string) {
+// set changes rules, and the picks of their keys; empty rules are removed. Chains
+// that are different are put into out, with nil for those that are gone.
+func (t *trie) set(rules, picks map[key]string, out map[string]*string) {
 	var changed []key
 	var added []key
 	removed := map[key]struct{}{}
@@ -107,14 +136,18 @@ func (t *trie) set(rules map[key]string, out map[string]*string) {
 		switch {
 		case rule == "" && had:
 			delete(t.rules, k)
+			delete(t.picks, k)
 			removed[k] = struct{}{}
-		case rule == "" || old == rule:
+		case rule == "" || old == rule && t.picks[k] == picks[k]:
 			continue
 		default:
 			if !had {
 				added = append(added, k)
 			}
 			t.rules[k] = rule
+			if t.picks[k] = picks[k]; picks[k] == "" {
+				delete(t.picks, k)
+			}
 		}
 		changed = append(changed, k)
 	}
@@ -150,7 +183,7 @@ func merge(keys, added []key, removed map[key]struct{}) []key {
 func (t *trie) render(begin string, keys, changed []key, rest string, all bool, out map[string]*string) {
 	n := t.nodes[begin]
 	split := -1
-	if len(keys) > leafMax {
+	if len(keys) > leafMax || len(keys) > 1 && t.pickRules(keys) > picksMax {
 		split = common(keys[0], keys[len(keys)-1])
 	}
 	if n == nil || n.split != split {
@@ -162,14 +195,7 @@ func (t *trie) render(begin string, keys, changed []key, rest string, all bool, 
 	}
 	name := t.name(begin)
 	if split < 0 {
-		var b strings.Builder
-		for _, k := range keys {
-			appendRule(&b, name, t.rules[k])
-		}
-		if rest != "" {
-			appendRule(&b, name, rest)
-		}
-		t.put(name, b.String(), out)
+		t.leaf(begin, keys, rest, out)
 		return
 	}
 	// The rest of the address goes along, as no packet comes back here from below.
@@ -183,6 +209,89 @@ func (t *trie) render(begin string, keys, changed []key, rest string, all bool, 
 		n.rest, all = rest, true
 	}
 	t.branch(begin, name, n, keys, changed, rest, all, out)
+}
+
+// pickRules counts the rules that the keys would have beside a leaf.
+func (t *trie) pickRules(keys []key) int {
+	n := 0
+	for _, k := range keys {
+		if picks := t.picks[k]; picks != "" {
+			n += 1 + strings.Count(picks, "\n")
+		}
+	}
+	return n
+}
+
+// leaf writes a chain that does not split, and the one beside it.
+func (t *trie) leaf(begin string, keys []key, rest string, out map[string]*string) {
+	name, beside := t.name(begin), t.beside(begin)
+	var b, picks strings.Builder
+	for _, k := range keys {
+		appendRule(&b, name, t.completed(k, beside))
+		if t.picks[k] != "" {
+			appendRule(&picks, beside, t.picksOf(k, keys))
+		}
+	}
+	if rest != "" {
+		appendRule(&b, name, rest)
+	}
+	t.put(name, b.String(), out)
+	switch {
+	case picks.Len() > 0:
+		t.put(beside, picks.String(), out)
+	case t.pairs:
+		out[beside] = nil
+	}
+}
+
+// picksOf a key are without its port, if among the keys of its leaf no other needs
+// the port to be told from it: the leaf has looked at that, and each match of each
+// rule costs iptables-legacy as much as a rule.
+func (t *trie) picksOf(k key, keys []key) string {
+	upToPort := t.addrs + 1
+	for _, other := range keys {
+		if other != k && t.picks[other] != "" && other[:upToPort] == k[:upToPort] {
+			return t.picks[k]
+		}
+	}
+	port := 0
+	for _, digit := range []byte(k[upToPort:]) {
+		port = port<<digitBits | int(digit)
+	}
+	return strings.ReplaceAll(t.picks[k], fmt.Sprintf(" -m %s --dport %d", protocolNames[k[t.addrs]], port), "")
+}
+
+// completed is a key's rule as it is in its leaf.
+func (t *trie) completed(k key, beside string) string {
+	if t.picks[k] == "" {
+		return t.rules[k]
+	}
+	return t.rules[k] + strings.TrimPrefix(beside, chainPicks)
+}
+
+// beside is the name of the chain beside a leaf.
+func (t *trie) beside(begin string) string {
+	return chainPicks + strings.TrimPrefix(t.name(begin), t.chain)
+}
+
+// linesOf a key, as they are in its leaf and beside it.
+func (t *trie) linesOf(k key) (leaf, picks string) {
+	if t.rules[k] == "" {
+		return "", ""
+	}
+	begin := ""
+	for n := t.nodes[begin]; n.split >= 0; n = t.nodes[begin] {
+		begin = string(k[:n.split+1])
+		if t.nodes[begin] == nil {
+			return "", "" // the rest of an address is in many
+		}
+	}
+	var b, p strings.Builder
+	appendRule(&b, t.name(begin), t.completed(k, t.beside(begin)))
+	if t.picks[k] != "" {
+		appendRule(&p, t.beside(begin), t.picksOf(k, within(t.keys, begin)))
+	}
+	return b.String(), p.String()
 }
 
 // branch writes a chain that splits, and goes on below.
@@ -220,6 +329,9 @@ func (t *trie) remove(begin string, out map[string]*string) {
 	}
 	delete(t.nodes, begin)
 	out[t.name(begin)] = nil
+	if t.pairs {
+		out[t.beside(begin)] = nil
+	}
 }
 
 func (t *trie) put(name, rules string, out map[string]*string) { out[name] = &rules }
@@ -231,21 +343,24 @@ func (t *trie) branchMatch(child string) string {
 	digit := child[at]
 	switch {
 	case at < t.addrs:
-		value, mask := make([]byte, t.addrs/2), make([]byte, t.addrs/2)
-		i, shift := len(value)-1-at/2, 4*(at%2)
-		value[i], mask[i] = digit<<shift, 15<<shift
+		value, mask := make([]byte, t.addrs/digitsPerByte), make([]byte, t.addrs/digitsPerByte)
+		i, shift := len(value)-1-at/digitsPerByte, digitBits*(at%digitsPerByte)
+		value[i], mask[i] = digit<<shift, digitMax<<shift
 		v, _ := netip.AddrFromSlice(value)
+		if at == t.addrs-1 { // the highest: this mask is a prefix
+			return t.match + " " + printed(v) + "/" + strconv.Itoa(digitBits)
+		}
 		m, _ := netip.AddrFromSlice(mask)
-		return t.match + " " + v.String() + "/" + m.String()
+		return t.match + " " + printed(v) + "/" + printed(m)
 	case at == t.addrs:
 		return "-p " + protocolNames[digit]
 	default:
 		proto := protocolNames[child[t.addrs]]
 		low := 0
 		for i := t.addrs + 1; i <= at; i++ {
-			low |= int(child[i]) << (4 * (t.addrs + portDigits - i))
+			low |= int(child[i]) << (digitBits * (t.addrs + portDigits - i))
 		}
-		high := low + 1<<(4*(t.addrs+portDigits-at)) - 1
+		high := low + 1<<(digitBits*(t.addrs+portDigits-at)) - 1
 		if low == high {
 			return fmt.Sprintf("-p %s -m %s --dport %d", proto, proto, low)
 		}

@@ -103,12 +103,16 @@ type world struct {
 }
 
 func newWorld(f family) *world {
-	return &world{newTrie(chainDispatch, f, "-d", f.nibbles()), map[string]string{chainDispatch + "ROOT": ""}}
+	w := &world{newTrie(chainDispatch, f, "-d", f.digits()), map[string]string{chainDispatch + "ROOT": ""}}
+	w.trie.pairs = true
+	return w
 }
 
-func (w *world) set(rules map[key]string) (changed int) {
+func (w *world) set(rules map[key]string) (changed int) { return w.setPicks(rules, nil) }
+
+func (w *world) setPicks(rules, picks map[key]string) (changed int) {
 	out := map[string]*string{}
-	w.trie.set(rules, out)
+	w.trie.set(rules, picks, out)
 	for chain, text := range out {
 		if text == nil {
 			if _, had := w.chains[chain]; had {
@@ -130,6 +134,14 @@ func front(a netip.Addr, p proxy.Protocol, port uint16) (key, string) {
 	return portKey(addrKey(a), p, port), fmt.Sprintf("-d %s -p %s -m %[2]s --dport %d -g %s:%[2]s:%[3]d", host(a), proto, port, a)
 }
 
+// picking is the same with n rules beside the leaf, the last of which takes.
+func picking(a netip.Addr, p proxy.Protocol, port uint16, n int) (k key, rule, picks string) {
+	k, last := front(a, p, port)
+	match, _, _ := strings.Cut(last, "-g ")
+	never := match + "-p none -g never\n"
+	return k, match + "-g " + chainPicks, strings.Repeat(never, n-1) + last
+}
+
 func rest(a netip.Addr) (key, string) {
 	return restKey(a), "-d " + host(a) + " -g rest:" + a.String()
 }
@@ -140,38 +152,40 @@ var populations = map[string]struct {
 	addr func(i int) netip.Addr
 	most int
 }{
-	"few":                     {5, func(i int) netip.Addr { return nthAddr("10.96.0.0", i) }, 20},
-	"sequential":              {10000, func(i int) netip.Addr { return nthAddr("10.96.0.0", i) }, 60},
-	"random":                  {10000, func(i int) netip.Addr { return nthAddr("10.96.0.0", i*7919%65536) }, 75},
-	"chosen: one low nibble":  {4096, func(i int) netip.Addr { return nthAddr("10.96.0.0", i*16) }, 60},
-	"chosen: one low byte":    {2000, func(i int) netip.Addr { return nthAddr("10.0.0.0", i*256) }, 60},
-	"chosen: high bits only":  {250, func(i int) netip.Addr { return nthAddr("1.0.0.1", i<<24) }, 45},
-	"IPv6, sequential":        {10000, func(i int) netip.Addr { return nthAddr("fd96::", i) }, 60},
-	"IPv6, chosen: high bits": {3000, func(i int) netip.Addr { return nthAddr("fd96::1", i<<40) }, 60},
+	"few":                     {5, func(i int) netip.Addr { return nthAddr("10.96.0.0", i) }, 25},
+	"sequential":              {10000, func(i int) netip.Addr { return nthAddr("10.96.0.0", i) }, 100},
+	"random":                  {10000, func(i int) netip.Addr { return nthAddr("10.96.0.0", i*7919%65536) }, 100},
+	"chosen: one low nibble":  {4096, func(i int) netip.Addr { return nthAddr("10.96.0.0", i*16) }, 100},
+	"chosen: one low byte":    {2000, func(i int) netip.Addr { return nthAddr("10.0.0.0", i*256) }, 100},
+	"chosen: high bits only":  {250, func(i int) netip.Addr { return nthAddr("1.0.0.1", i<<24) }, 100},
+	"IPv6, sequential":        {10000, func(i int) netip.Addr { return nthAddr("fd96::", i) }, 100},
+	"IPv6, chosen: high bits": {3000, func(i int) netip.Addr { return nthAddr("fd96::1", i<<40) }, 100},
 }
 
 func TestEveryPacketFindsItsRule(t *testing.T) {
 	for name, p := range populations {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(familyOf(p.addr(0)))
-			all := map[key]string{}
+			all, beside := map[key]string{}, map[key]string{}
 			for i := range p.n {
-				for _, port := range []uint16{80, 443}[:1+i%2] {
-					k, rule := front(p.addr(i), proxy.TCP, port)
+				if i%2 == 1 {
+					k, rule := front(p.addr(i), proxy.TCP, 443)
 					all[k] = rule
 				}
-				k, rule := rest(p.addr(i))
+				k, rule, picks := picking(p.addr(i), proxy.TCP, 80, 3)
+				all[k], beside[k] = rule, picks
+				k, rule = rest(p.addr(i))
 				all[k] = rule
 			}
-			w.set(all)
-			worst := 0
+			w.setPicks(all, beside)
+			worst, sum := 0, 0
 			for i := range p.n {
 				a := p.addr(i)
 				got, met := walk(t, w.chains, chainDispatch+"ROOT", packet{a, "tcp", 80})
 				if want := a.String() + ":tcp:80"; got != want {
 					t.Fatalf("%s goes to %q, want %q", a, got, want)
 				}
-				worst = max(worst, met)
+				worst, sum = max(worst, met), sum+met
 				if got, _ := walk(t, w.chains, chainDispatch+"ROOT", packet{a, "udp", 80}); got != "rest:"+a.String() {
 					t.Fatalf("another port of %s goes to %q", a, got)
 				}
@@ -179,7 +193,7 @@ func TestEveryPacketFindsItsRule(t *testing.T) {
 			if got, _ := walk(t, w.chains, chainDispatch+"ROOT", packet{netip.MustParseAddr("192.0.2.77"), "tcp", 80}); got != "" {
 				t.Errorf("an address of nobody goes to %q", got)
 			}
-			t.Logf("%d addresses: %d chains, at most %d rules for a packet", p.n, len(w.chains), worst)
+			t.Logf("%d addresses: %d chains, at most %d rules for a packet, %d on average", p.n, len(w.chains), worst, sum/p.n)
 			if worst > p.most {
 				t.Errorf("a packet meets %d rules, want %d at most", worst, p.most)
 			}
@@ -228,15 +242,21 @@ func TestTrieForgetsItsHistory(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		w := newWorld(v4)
-		current := map[key]string{}
+		current, beside := map[key]string{}, map[key]string{}
 		bases := []string{"10.96.0.0", "10.96.1.0", "192.0.2.0"}
 		for step := range 60 {
-			changes := map[key]string{}
+			changes, picks := map[key]string{}, map[key]string{}
 			for range 1 + r.IntN(30) {
 				a := nthAddr(bases[r.IntN(len(bases))], r.IntN(64)*(1+r.IntN(2)*15))
 				k, rule := front(a, []proxy.Protocol{proxy.TCP, proxy.UDP}[r.IntN(2)], uint16(80+r.IntN(20)*(1+r.IntN(30))))
-				if r.IntN(4) == 0 {
+				delete(picks, k)
+				switch r.IntN(4) {
+				case 0:
 					k, rule = rest(a)
+				case 1:
+					var text string
+					k, rule, text = picking(a, proxy.TCP, uint16(80+r.IntN(20)), 1+r.IntN(4))
+					picks[k] = text
 				}
 				if r.IntN(5) < 2+step/20 {
 					rule = ""
@@ -251,13 +271,13 @@ func TestTrieForgetsItsHistory(t *testing.T) {
 				}
 			}
 			for k, rule := range changes {
-				if current[k] = rule; rule == "" {
+				if current[k], beside[k] = rule, picks[k]; rule == "" {
 					delete(current, k)
 				}
 			}
-			w.set(changes)
+			w.setPicks(changes, picks)
 			fresh := newWorld(v4)
-			fresh.set(current)
+			fresh.setPicks(current, beside)
 			if diff := cmp.Diff(fresh.chains, w.chains); diff != "" {
 				t.Fatalf("seed %d, step %d: fresh (-) and changed (+) differ:\n%s", seed, step, diff)
 			}

@@ -2,42 +2,114 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
-// restFactor keeps full comparisons, when others change rules all the time, to a
-// tenth of the time at most.
-const restFactor = 10
+const (
+	// restFactor keeps comparisons, when others change rules all the time, to a
+	// tenth of the time at most. Repairs are followed by a rest as long as they
+	// took, as whoever breaks rules twice should not wait.
+	restFactor = 10
+	// printMany is from how many chains on it is cheaper to look at all of them.
+	printMany = 1000
+)
 
 // watch knows how the tables looked after our last change. iptables-legacy tells
 // nobody of changes, so the kernel is asked; for iptables-nft a request is as
 // cheap, and spares the flood of notifications that our own changes are.
 type watch struct {
-	stamps   map[family]stamp
+	// stamps of the families whose tables hold what they should since they looked
+	// so. A family without one is to be compared.
+	stamps map[family]stamp
+	// prints, by family and table, of chains that were what they should be. A family
+	// without them is compared by reading everything.
+	prints   map[family]map[string]map[string]fingerprint
 	verified time.Time
 	rest     time.Time // no comparison before, unless the time for one has come anyway
 }
 
-// look remembers how the tables look now. A sign that can't be had is one that
-// differs next time.
-func (w *watch) look(m *Mode) {
-	w.stamps = map[family]stamp{}
+// look tells how the tables look now. A sign that can't be had is missing.
+func (w *watch) look(m *Mode) map[family]stamp {
+	out := map[family]stamp{}
 	for _, r := range m.rulesets {
 		if s, err := m.kernel.stamp(r.config.family); err == nil {
-			w.stamps[r.config.family] = s
+			out[r.config.family] = s
 		}
+	}
+	return out
+}
+
+// changed tells whether a family was changed by somebody since its tables held
+// what they should.
+func (w *watch) changed(f family, now map[family]stamp) bool {
+	is, told := now[f]
+	was, known := w.stamps[f]
+	return !told || !known || is != was
+}
+
+// settle takes over how the tables look after changes of ours; before is how they
+// did when these began. If somebody else changed them, since they held what they
+// should or between our changes, they are to be compared.
+func (w *watch) settle(m *Mode, before map[family]stamp) {
+	if w.stamps == nil {
+		w.stamps, w.prints = map[family]stamp{}, map[family]map[string]map[string]fingerprint{}
+	}
+	var done []transaction
+	for _, r := range m.rulesets {
+		done = append(done, r.done...)
+	}
+	after := w.look(m)
+	for _, r := range m.rulesets {
+		f := r.config.family
+		first, looked := before[f]
+		last, told := after[f]
+		alone := looked && told && !r.unsure && m.kernel.follows(f, first, last, done)
+		right := alone && (r.compared || !w.changed(f, before))
+		delete(w.stamps, f)
+		if !alone {
+			delete(w.prints, f) // what was written may be what somebody else wrote
+		} else if err := w.keep(m, r, right, last); err != nil {
+			delete(w.prints, f)
+			right = false
+		}
+		if right {
+			w.stamps[f] = last
+		}
+		r.done, r.compared = nil, false
 	}
 }
 
-// changed tells whether somebody changed the tables since look.
-func (w *watch) changed(m *Mode) bool {
-	for _, r := range m.rulesets {
-		s, err := m.kernel.stamp(r.config.family)
-		if before, known := w.stamps[r.config.family]; err != nil || !known || s != before {
-			return true
-		}
+// keep takes the prints of the chains that were written; of all, if none are
+// known and all is right. An error says that they are not those of the stamp.
+func (w *watch) keep(m *Mode, r *ruleset, right bool, at stamp) error {
+	f := r.config.family
+	prints, written := w.prints[f], 0
+	for _, tx := range r.done {
+		written += len(tx.chains)
 	}
-	return false
+	var err error
+	switch {
+	case prints != nil && written == 0:
+		return nil
+	case prints != nil && written < printMany:
+		err = r.reprint(prints)
+	case right:
+		prints, err = r.fingerprints()
+	default:
+		delete(w.prints, f) // too much to look at one by one
+		return nil
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if now, err := m.kernel.stamp(f); err != nil || now != at {
+		return errors.Join(errors.New("the tables were changed meanwhile"), err)
+	}
+	w.prints[f] = prints
+	return nil
 }
 
 func (m *Mode) watchLoop() {
@@ -67,40 +139,75 @@ func (m *Mode) watchLoop() {
 func (m *Mode) check(ctx context.Context, now time.Time) {
 	every := m.opts.verifyInterval(m.variant)
 	due := every > 0 && now.Sub(m.watch.verified) >= every
-	if !due && (now.Before(m.watch.rest) || !m.watch.changed(m)) {
-		return
-	}
-	// A change after this moment is seen next time, even if it is in what is read.
-	m.watch.look(m)
+	began := time.Now()
+	before := m.watch.look(m)
+	var repaired []*ruleset
+	compared, took := false, time.Duration(0) // for comparing alone
 	for _, r := range m.rulesets {
-		if err := m.verify(ctx, r); err != nil && ctx.Err() == nil {
-			m.watch.stamps = nil
+		if !due && !m.watch.changed(r.config.family, before) {
+			continue
+		}
+		if !due && now.Before(m.watch.rest) && !r.frameBroken(m.watch.prints[r.config.family]) {
+			continue
+		}
+		compared = true
+		begin := time.Now()
+		err := m.compare(ctx, r)
+		took += time.Since(begin)
+		var changed bool
+		if err == nil {
+			changed, err = m.repair(ctx, r)
+		}
+		if err != nil && ctx.Err() == nil {
 			m.log.Error("repairing rules", "err", err, "hint", "the next attempt follows by itself")
 		}
+		if changed {
+			repaired = append(repaired, r)
+		}
 	}
-	m.watch.verified = now
-	m.watch.rest = time.Now().Add(restFactor * time.Since(now))
+	if !compared {
+		return
+	}
+	m.watch.settle(m, before)
+	for _, r := range repaired {
+		// Whoever breaks rules may have done so once more, without a sign.
+		delete(m.watch.stamps, r.config.family)
+	}
+	if due {
+		m.watch.verified = now
+	}
+	end := time.Now()
+	m.watch.rest = end.Add(restFactor*took + end.Sub(began) - took)
 }
 
-// verify one family and repair it.
-func (m *Mode) verify(ctx context.Context, r *ruleset) error {
-	if err := r.read(ctx); err != nil {
-		r.unsure = true
-		return err
-	}
-	r.unsure = false
+// repair one family; it tells whether anything had to be changed.
+func (m *Mode) repair(ctx context.Context, r *ruleset) (changed bool, err error) {
 	chains := len(r.nat.dirty) + len(r.filter.dirty)
 	begin := time.Now()
-	changed, err := r.flush(ctx)
+	changed, err = r.flush(ctx)
 	if changed {
 		m.metrics.restored(r.config.family, time.Since(begin), err)
 	}
 	if err != nil || !changed {
-		return err
+		return changed, err
 	}
 	m.metrics.repaired(r.config.family)
 	m.log.Warn("rules had been changed by somebody else, and are restored", "family", r.config.family.String(), "chains", chains)
-	// The signs stay those from before: what somebody else changed meanwhile, in a
-	// family that was restored already, is found by comparing once more.
-	return nil
+	return true, nil
+}
+
+// compare finds out what differs: by prints if they are known, else by reading all.
+func (m *Mode) compare(ctx context.Context, r *ruleset) error {
+	if before := m.watch.prints[r.config.family]; before != nil && !r.unsure {
+		now, err := r.fingerprints()
+		if err != nil {
+			return err
+		}
+		if r.compare(before, now) {
+			return nil
+		}
+	}
+	err := r.read(ctx)
+	r.unsure = err != nil
+	return err
 }

@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"errors"
+	"hash/maphash"
 	"os"
 	"slices"
 	"strings"
@@ -136,6 +137,43 @@ func TestKernelGivesBackWhatWasWritten(t *testing.T) {
 	counted := 0
 	if err := c.Counts(testTable, "counted", func([]byte, uint64) { counted++ }); err != nil || counted != 1 {
 		t.Errorf("%d counters, %v", counted, err)
+	}
+}
+
+// TestEachRule: rules of any program, told apart by what they do and not by what
+// they counted.
+func TestEachRule(t *testing.T) {
+	ns := netns.New(t, "pnft-nfnl")
+	ns.Run("nft", `add table ip test; add chain ip test one; add chain ip test other;
+		add rule ip test one counter packets 7 bytes 700 jump other; add rule ip test one counter packets 8 bytes 800 jump other;
+		add rule ip test one tcp dport 80 counter drop; add rule ip test other accept;
+		add table ip another; add chain ip another one; add rule ip another one accept`)
+	c := openIn(t, ns)
+	look := func(chain string) (chains []string, leads []bool, sums []uint64) {
+		seed := maphash.MakeSeed()
+		err := c.EachRule(testTable, chain, func(r RawRule) {
+			var h maphash.Hash
+			h.SetSeed(seed)
+			r.Hash(&h)
+			chains, leads, sums = append(chains, string(r.Chain)), append(leads, r.LeadsTo("oth")), append(sums, h.Sum64())
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return chains, leads, sums
+	}
+	chains, leads, sums := look("one")
+	if !slices.Equal(chains, []string{"one", "one", "one"}) || !slices.Equal(leads, []bool{true, true, false}) {
+		t.Errorf("rules of %v lead to other: %v", chains, leads)
+	}
+	if len(sums) == 3 && (sums[0] != sums[1] || sums[0] == sums[2]) {
+		t.Errorf("sums %x: want the first two alike, as they differ by their counters alone", sums)
+	}
+	if chains, _, _ := look(""); len(chains) != 4 {
+		t.Errorf("the table has rules in %v", chains)
+	}
+	if chains, _, _ := look("nowhere"); len(chains) != 0 {
+		t.Errorf("a chain that is not there has rules in %v", chains)
 	}
 }
 
@@ -293,6 +331,10 @@ func FuzzDecode(f *testing.F) {
 			body := m.Body[familyHeader:]
 			decodeChain(body)
 			decodeRule(body)
+			if r, ok := rawRule(body, "test"); ok {
+				r.LeadsTo("o")
+				r.Hash(&maphash.Hash{})
+			}
 			decodeSet(body)
 			decodeElem(body)
 			decodeCount(body)
