@@ -1,7 +1,8 @@
 // Command planner measures the zone planner against what else there is: the policies
 // on random services with known demand, how a plan follows demand that is
 // estimated, and how long planning takes. Everything but the times follows from the
-// seed; of the policies only comparisons between rows mean anything.
+// seed; of the policies only comparisons between rows mean anything. It ends with every
+// figure that planner.md demands, beside what it demands, and the word pass or miss.
 //
 //	go run ./bench/planner [-smoke] [-seed 1]
 //
@@ -28,13 +29,17 @@ func main() {
 		}
 		return
 	}
-	services, runs, rounds, fleet := 6000, 200, 21, 10000
+	services, runs, rounds, fleet, small := 6000, 200, 21, 10000, 600
 	if *smoke {
-		services, runs, rounds, fleet = 300, 5, 3, 500
+		services, runs, rounds, fleet, small = 300, 5, 3, 500, 30
 	}
-	compare(os.Stdout, *seed, services)
-	dynamics(os.Stdout, *seed, runs)
-	timings(os.Stdout, *seed, rounds, fleet)
+	verdicts := judgePolicies(compare(os.Stdout, *seed, services))
+	verdicts = append(verdicts, judgeHints(*seed, small)...)
+	verdicts = append(verdicts, judgeDynamics(dynamics(os.Stdout, *seed, runs))...)
+	lab(os.Stdout, *seed, runs)
+	autoscalers(os.Stdout)
+	verdicts = append(verdicts, timings(os.Stdout, *seed, rounds, fleet)...)
+	judge(os.Stdout, verdicts)
 }
 
 func plotFile(name string) error {

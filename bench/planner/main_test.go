@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"strings"
 	"testing"
 )
@@ -12,7 +13,13 @@ import (
 // TestPolicies: the comparisons that the planner is built on hold, in a small mix.
 func TestPolicies(t *testing.T) {
 	var out bytes.Buffer
-	rows := compare(&out, 1, 300)
+	c := compare(&out, 1, 300)
+	rows := c.rows
+	for _, v := range append(judgePolicies(c), judgeHints(1, 20)...) {
+		if !v.pass() {
+			t.Errorf("missed: %+v", v)
+		}
+	}
 	weights, optimum := rows["Adaptive weights"], rows["optimum, ε = 0.2 (min-cost flow)"]
 	if d := weights.cost - optimum.cost; weights.none != 0 || d > 1e-6 || d < -1e-6 {
 		t.Errorf("weights: %d without a plan, cost %v, optimum %v", weights.none, weights.cost, optimum.cost)
@@ -38,16 +45,54 @@ func TestPolicies(t *testing.T) {
 func TestDynamics(t *testing.T) {
 	var out bytes.Buffer
 	all := dynamics(&out, 1, 20)
-	for _, name := range []string{"step 80/10/10 to 10/80/10", "step 50/30/20 to 30/50/20"} {
-		if s := all[name]; s.settledP50 > 200 || s.worstP99 > 1.35 {
-			t.Errorf("%s: %+v", name, s)
+	for _, v := range judgeDynamics(all) {
+		if !v.pass() {
+			t.Errorf("missed: %+v", v)
 		}
-	}
-	if s := all["steady"]; s.gapMean > 1.5 || s.above > 3 || s.churnPerMinute > 0.4 {
-		t.Errorf("steady: %+v", s)
 	}
 	if t.Failed() {
 		t.Log(out.String())
+	}
+}
+
+// TestLab: every stage of the lab's long test settles well within its limit, which is
+// 300 s, however many came before it.
+func TestLab(t *testing.T) {
+	var out bytes.Buffer
+	for k, s := range lab(&out, 1, 20) {
+		if s.settledMax > 100 || s.inZone > 1 || s.worstP99 > 1.35 {
+			t.Errorf("%s: %+v", labStages[k].name, s)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// TestAutoscaler: one that looks at the mean leaves endpoints overloaded where traffic
+// stays home, and does not where it is planned.
+func TestAutoscaler(t *testing.T) {
+	var out bytes.Buffer
+	all := autoscalers(&out)
+	if s := all["PreferSameZone"]; s.busiest < 1.5 {
+		t.Errorf("at home: %+v", s)
+	}
+	if s := all["Adaptive weights"]; s.busiest > 1.2*scaleTarget*(1+scaleTolerance) || s.replicas != all["all endpoints alike"].replicas {
+		t.Errorf("planned: %+v", s)
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// TestJudge: a miss is a miss, in either direction, and so is what is no number.
+func TestJudge(t *testing.T) {
+	var out bytes.Buffer
+	all := []verdict{
+		{"a", 1, 2, "s", false}, {"b", 3, 2, "s", false}, {"c", 3, 2, "%", true}, {"d", 1, 2, "%", true}, {"e", math.NaN(), 2, "", false}, {"f", math.NaN(), 2, "", true},
+	}
+	if n := judge(&out, all); n != 4 || strings.Count(out.String(), "miss") != 4 || !strings.Contains(out.String(), "2 of 6 pass") {
+		t.Errorf("%d misses:\n%s", n, &out)
 	}
 }
 

@@ -46,8 +46,8 @@ func randomProblem(r *rand.Rand, zones, endpoints int) (*planner.Problem, []int)
 }
 
 // timings prints how long plans and hints take on one core: the median of rounds,
-// each over the same random problems.
-func timings(out io.Writer, seed uint64, rounds, services int) {
+// each over the same random problems. It returns them beside their limits.
+func timings(out io.Writer, seed uint64, rounds, services int) (verdicts []verdict) {
 	r := rand.New(rand.NewPCG(seed, 3))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "time of\teach\tlimit")
@@ -80,7 +80,9 @@ func timings(out io.Writer, seed uint64, rounds, services int) {
 			took = append(took, elapsed)
 		}
 		slices.Sort(took)
-		fmt.Fprintf(w, "%s\t%v\t%v\n", name, took[len(took)/2].Round(10*time.Nanosecond), limit)
+		median := took[len(took)/2]
+		fmt.Fprintf(w, "%s\t%v\t%v\n", name, median.Round(10*time.Nanosecond), limit)
+		verdicts = append(verdicts, verdict{name, float64(median) / float64(time.Microsecond), float64(limit) / float64(time.Microsecond), microseconds, false})
 	}
 	solve := func(t *planner.Topology, p *planner.Problem, _ []int) {
 		if err := solver.Solve(t, p, plan); err != nil {
@@ -105,4 +107,5 @@ func timings(out io.Writer, seed uint64, rounds, services int) {
 	line("hints, 50 zones, 300 endpoints", 5*time.Millisecond, 5, 300, 50, false, search, false)
 	_ = w.Flush()
 	fmt.Fprintln(out)
+	return verdicts
 }

@@ -263,8 +263,9 @@ func TestRepublisher(t *testing.T) {
 		"the first plan":          {{0, false, 0, EndpointsChanged}, {10 * time.Second, false, 0, Keep}},
 		"endpoints":               {{0, false, 0, EndpointsChanged}, {time.Second, true, 0, EndpointsChanged}},
 		"a large gap":             {{0, false, 0, EndpointsChanged}, {time.Second, false, 3, Keep}, {time.Second, false, 3.1, LargeGap}, {time.Second, false, 0, Keep}},
-		"a lasting gap":           {{0, false, 0, EndpointsChanged}, {time.Minute, false, 1.8, Keep}, {time.Minute, false, 1.8, Keep}, {time.Second, false, 1.8, LastingGap}, {time.Minute, false, 1.8, Keep}},
-		"noise is forgotten":      {{0, false, 0, EndpointsChanged}, {time.Minute, false, 2.3, Keep}, {10 * time.Minute, false, 0.1, Keep}, {time.Minute, false, 2.3, Keep}},
+		"a lasting gap":           {{0, false, 0, EndpointsChanged}, {10 * time.Minute, false, 0, Keep}, {time.Minute, false, 1.8, Keep}, {time.Minute, false, 1.8, Keep}, {time.Second, false, 1.8, LastingGap}, {time.Minute, false, 1.8, Keep}},
+		"soon after a change":     {{0, false, 0, EndpointsChanged}, {20 * time.Second, false, 1.5, Keep}, {20 * time.Second, false, 1.5, LastingGap}, {20 * time.Second, false, 1.5, Keep}, {10 * time.Minute, false, 0, Keep}, {time.Minute, false, 1.5, Keep}},
+		"noise is forgotten":      {{0, false, 0, EndpointsChanged}, {10 * time.Minute, false, 0, Keep}, {time.Minute, false, 2.3, Keep}, {10 * time.Minute, false, 0.1, Keep}, {time.Minute, false, 2.3, Keep}},
 		"small gaps are for ever": {{0, false, 0, EndpointsChanged}, {1000 * time.Hour, false, 0.3, Keep}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,6 +9,11 @@ const (
 	gapIgnored = 0.3
 	// gapMinutes, in point·minutes: as much as may accumulate.
 	gapMinutes = 3
+	// gapMinutesFirst is as much as may accumulate for so long after endpoints changed or
+	// demand moved far: little was known of the demand then, so a plan that was made with
+	// it is mended sooner.
+	gapMinutesFirst = 0.5
+	firstFor        = 10 * time.Minute
 	// GapForHints, in points: hints are written to objects that every node
 	// watches, and move whole endpoints.
 	GapForHints = 5
@@ -35,6 +40,8 @@ type Republisher struct {
 	published   bool
 	at          time.Time
 	accumulated float64 // point·minutes
+	// changed is when endpoints, or demand by far, changed last.
+	changed time.Time
 }
 
 // Reason why a plan is published.
@@ -65,17 +72,24 @@ func (r *Republisher) Step(now time.Time, endpointsChanged bool, gap float64) Re
 	}
 	r.at = now
 	r.accumulated = max(0, r.accumulated+(gap-gapIgnored)*elapsed)
+	limit := float64(gapMinutes)
+	if now.Sub(r.changed) < firstFor {
+		limit = gapMinutesFirst
+	}
 	var reason Reason
 	switch {
 	case endpointsChanged || !r.published:
 		reason = EndpointsChanged
 	case gap > gapAtOnce:
 		reason = LargeGap
-	case r.accumulated > gapMinutes:
+	case r.accumulated > limit:
 		reason = LastingGap
 	default:
 		return Keep
 	}
 	r.published, r.accumulated = true, 0
+	if reason != LastingGap {
+		r.changed = now
+	}
 	return reason
 }

@@ -110,14 +110,14 @@ type rule struct {
 	err     error
 }
 
-// Hints implements topology.Heuristic.
-func (r *rule) Hints(q topology.Question) ([]*auto.Hints, error) {
+// Decide implements topology.Heuristic.
+func (r *rule) Decide(q topology.Question) (topology.Decision, error) {
 	if r.err != nil {
-		return nil, fmt.Errorf("topologyheuristic %s: %w", r.object.Name, r.err)
+		return topology.Decision{}, fmt.Errorf("topologyheuristic %s: %w", r.object.Name, r.err)
 	}
 	result, err := r.program.Eval(context.Background(), r.input(q)) // it has a timeout of its own
 	if err != nil {
-		return nil, fmt.Errorf("topologyheuristic %s: %w", r.object.Name, err)
+		return topology.Decision{}, fmt.Errorf("topologyheuristic %s: %w", r.object.Name, err)
 	}
 	hints := make([]*auto.Hints, len(result.Zones))
 	for i, zones := range result.Zones {
@@ -125,7 +125,7 @@ func (r *rule) Hints(q topology.Question) ([]*auto.Hints, error) {
 			hints[i] = &auto.Hints{ForZones: zones}
 		}
 	}
-	return hints, nil
+	return topology.Decision{Hints: hints, Weights: result.Weights}, nil
 }
 
 // input is what expressions see of a question.

@@ -37,6 +37,7 @@ type rig struct {
 	t      *testing.T
 	client *resourcetest.Client
 	demand *fakeDemand
+	plans  *topology.Controller
 }
 
 // fakeDemand by zone, of any port.
@@ -104,6 +105,7 @@ func (r *rig) run() {
 		Requeue: func(key resource.Key) { slicesController.Requeue(key) },
 	})
 	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice(), Advisor: plans})
+	r.plans = plans
 	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
 	source := plans.Source(sub)
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -208,6 +210,78 @@ func TestRulesBecomeHints(t *testing.T) {
 		r.client.Seed(ruled(`[endpoint.zone]`))
 		r.settle()
 		r.want("back", "a0:ac b1:bc b2:bc", "True")
+	})
+}
+
+// weigh is a rule with weights.
+func weigh(weight string) *meshv1alpha1.TopologyHeuristic {
+	h := ruled("")
+	h.Spec.Weight = weight
+	return h
+}
+
+// reweigh changes the rule's weights.
+func (r *rig) reweigh(weight string) {
+	r.t.Helper()
+	object, err := r.client.Get(r.t.Context(), kind.TopologyHeuristic(), resource.Key{Name: "mine"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	h := object.(*meshv1alpha1.TopologyHeuristic)
+	h.Spec.Weight = weight
+	h.Generation++
+	if _, err := r.client.Update(r.t.Context(), h); err != nil {
+		r.t.Fatal(err)
+	}
+	r.settle()
+}
+
+// wantWeights of a0, b1 and b2 in the view of a zone.
+func (r *rig) wantWeights(what, zone, want string) {
+	r.t.Helper()
+	objects, _, err := r.client.List(r.t.Context(), kind.EndpointSlice(), resource.ListOptions{})
+	if err != nil || len(objects) != 1 {
+		r.t.Fatal(len(objects), err)
+	}
+	slice := objects[0].(*discoveryv1.EndpointSlice)
+	byName := map[string]uint32{}
+	for i, w := range r.plans.Weights(zone, slice) {
+		byName[slice.Endpoints[i].TargetRef.Name] = w
+	}
+	if got := fmt.Sprint(byName["a0"], byName["b1"], byName["b2"]); got != want {
+		r.t.Errorf("%s: weights for zone %s are %s, want %s", what, zone, got, want)
+	}
+}
+
+// TestRulesBecomeWeights, of which those that are no good are refused with the reason, and
+// the ones before stay.
+func TestRulesBecomeWeights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, weigh(`zone.name == endpoint.zone ? 6 : zone.region == endpoint.region ? 2 : 1`))
+		r.want("by distance", "a0:abc b1:abc b2:abc", "True: hints and weights are those of heuristic.proxima.dev/mine")
+		r.wantWeights("by distance", "a", "3 1 1")
+		r.wantWeights("by distance", "b", "1 3 3")
+		r.wantWeights("by distance", "c", "1 1 1")
+		for weight, reason := range map[string]string{
+			`zone.demand - 1.0`:                      "weight of endpoint 10.0.0.1 for zone a: -0.66",
+			`zone.capacity / zone.capacity`:          "weight of endpoint 10.0.0.1 for zone c: NaN, not a number from 0 to 1000000",
+			`1.0 / zone.capacity`:                    "weight of endpoint 10.0.0.1 for zone c: +Inf",
+			`zone.endpoints - 9223372036854775807*2`: "integer overflow",
+			`2000000`:                                "2e+06, not a number from 0 to 1000000",
+			`zone.name == "a" ? "1" : "2"`:           "weight: is of type string",
+		} {
+			r.reweigh(weight)
+			r.want(weight, "a0:abc b1:abc b2:abc", "False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: ")
+			r.want(weight, "a0:abc b1:abc b2:abc", reason)
+			r.want(weight, "a0:abc b1:abc b2:abc", "; the last good weights stay in effect")
+			r.wantWeights(weight, "a", "3 1 1")
+		}
+		r.reweigh(`endpoint.node == "node-b" && zone.name == "a" ? 0 : 5`)
+		r.want("0 is no hint", "a0:abc b1:bc b2:bc", "True")
+		r.wantWeights("0 is nothing", "a", "1 0 0")
+		r.change(`[endpoint.zone]`)
+		r.want("both", "a0:ac b1:bc b2:bc", "True")
+		r.wantWeights("both, filled", "c", "1 1 1")
 	})
 }
 

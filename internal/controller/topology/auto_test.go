@@ -2,6 +2,7 @@ package topology
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -182,12 +183,12 @@ func TestThresholdOfService(t *testing.T) {
 // first hints everything to the first zone of the cluster, or fails.
 type first struct{ err error }
 
-func (f *first) Hints(q Question) ([]*auto.Hints, error) {
+func (f *first) Decide(q Question) (Decision, error) {
 	out := make([]*auto.Hints, len(q.Endpoints))
 	for i := range out {
 		out[i] = &auto.Hints{ForZones: []string{q.Zones[0].Name}}
 	}
-	return out, f.err
+	return Decision{Hints: out}, f.err
 }
 
 // TestCustomHeuristics are asked by name; without one, or after an error, hints stay
@@ -224,17 +225,26 @@ func TestCustomHeuristics(t *testing.T) {
 }
 
 func TestAnswersOfHeuristicsAreChecked(t *testing.T) {
+	q := Question{Zones: []ZoneFacts{{Name: "a"}, {Name: "b"}}, Endpoints: make([]EndpointFacts, 2)}
+	none := []*auto.Hints{nil, nil}
 	for name, c := range map[string]struct {
-		answer []*auto.Hints
-		ok     bool
+		answer Decision
+		want   string
 	}{
-		"none":     {[]*auto.Hints{nil, nil}, true},
-		"too few":  {[]*auto.Hints{nil}, false},
-		"too many": {[]*auto.Hints{{ForZones: strings.Split("abcdefghi", "")}, nil}, false},
-		"doubled":  {[]*auto.Hints{{ForZones: []string{"a", "a"}}, nil}, false},
-		"empty":    {[]*auto.Hints{{ForNodes: []string{""}}, nil}, false},
+		"none":               {Decision{Hints: none}, ""},
+		"too few":            {Decision{Hints: none[:1]}, "1 hints for 2 endpoints"},
+		"too many":           {Decision{Hints: []*auto.Hints{{ForZones: strings.Split("abcdefghi", "")}, nil}}, "endpoint 0: 9 hints"},
+		"doubled":            {Decision{Hints: []*auto.Hints{{ForZones: []string{"a", "a"}}, nil}}, "endpoint 0: hints [a a]"},
+		"empty":              {Decision{Hints: []*auto.Hints{{ForNodes: []string{""}}, nil}}, "endpoint 0: hints []"},
+		"weights":            {Decision{Hints: none, Weights: [][]float64{{0, 1}, {2.5, 1e9}}}, ""},
+		"weights of too few": {Decision{Hints: none, Weights: [][]float64{{0, 1}}}, "weights of 1 endpoints for 2"},
+		"too few weights":    {Decision{Hints: none, Weights: [][]float64{{0, 1}, {1}}}, "endpoint 1: 1 weights for 2 zones"},
+		"negative":           {Decision{Hints: none, Weights: [][]float64{{0, -1}, {1, 1}}}, "endpoint 0: weight -1 for zone b"},
+		"no number":          {Decision{Hints: none, Weights: [][]float64{{0, 1}, {math.NaN(), 1}}}, "endpoint 1: weight NaN for zone a"},
+		"infinite":           {Decision{Hints: none, Weights: [][]float64{{math.Inf(1), 1}, {1, 1}}}, "endpoint 0: weight +Inf for zone a"},
+		"above":              {Decision{Hints: none, Weights: [][]float64{{1, 1.1e9}, {1, 1}}}, "endpoint 0: weight 1.1e+09 for zone b"},
 	} {
-		if _, err := shape(c.answer, hintSlices(2)); (err == nil) != c.ok {
+		if err := c.answer.check(q); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -53,9 +53,6 @@ type Config struct {
 	Warm func() bool
 	// Heuristics that Services may name; nil: none.
 	Heuristics Heuristics
-	// ForeignHints: EndpointSlices are another controller's, which would take our hints
-	// away. Plans then act through the weights of views alone, and status says so.
-	ForeignHints bool
 	// Requeue has the EndpointSlice controller look at a Service again; nil: nobody
 	// writes hints.
 	Requeue func(service resource.Key)
@@ -86,6 +83,8 @@ type Controller struct {
 	// wait for the next one.
 	pending   map[resource.Key]struct{}
 	interrupt context.CancelFunc
+	// rulingTime bounds how long a delta waits for heuristics.
+	rulingTime time.Duration
 
 	hintMu sync.Mutex // never held while mu is asked for
 	hints  map[resource.Key]*hinting
@@ -99,7 +98,7 @@ func New(config Config) *Controller {
 	c := &Controller{
 		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand,
 		nodes: map[string]facts{}, entries: map[resource.Key]*entry{}, pending: map[resource.Key]struct{}{},
-		hints: map[resource.Key]*hinting{},
+		hints: map[resource.Key]*hinting{}, rulingTime: rulingTime,
 		atlas: atlas{cluster: clusterOf(nil), costs: map[string]*meshv1alpha1.ZoneCosts{}, made: map[string]*planner.Topology{}, unusable: map[string]string{}},
 	}
 	if c.clock == nil {
@@ -188,13 +187,19 @@ func (c *Controller) await(cancel context.CancelFunc) {
 
 // work is what follows from a change, once the lock is free.
 type work struct {
-	// plans whose weights changed, Services whose hints are to be looked at, and those
-	// whose conditions may differ.
-	plans, hints, states map[resource.Key]struct{}
+	// plans whose weights changed, Services whose hints are to be looked at, those whose
+	// conditions may differ, and those whose heuristic is to be asked.
+	plans, hints, states, rules map[resource.Key]struct{}
 }
 
 func newWork() *work {
-	return &work{map[resource.Key]struct{}{}, map[resource.Key]struct{}{}, map[resource.Key]struct{}{}}
+	return &work{map[resource.Key]struct{}{}, map[resource.Key]struct{}{}, map[resource.Key]struct{}{}, map[resource.Key]struct{}{}}
+}
+
+// rule has the heuristic of a Service be asked. The controller's lock is held.
+func (w *work) rule(e *entry) {
+	e.turn++
+	w.rules[e.key], w.states[e.key] = struct{}{}, struct{}{}
 }
 
 // plan takes a delta in and adds the slices whose weights changed with it.
@@ -205,8 +210,12 @@ func (c *Controller) plan(d *catalog.Delta) {
 	touched := c.look(d, w)
 	now := c.clock.Now()
 	for key := range touched {
-		if e := c.entries[key]; e != nil && c.replan(e, now) {
+		e := c.entries[key]
+		if e != nil && c.replan(e, now) {
 			w.plans[key] = struct{}{}
+		}
+		if e != nil && e.mode.Kind == Custom {
+			w.rule(e)
 		}
 		w.states[key] = struct{}{}
 	}
@@ -221,6 +230,7 @@ func (c *Controller) plan(d *catalog.Delta) {
 	}
 	clear(c.pending)
 	c.mu.Unlock()
+	c.ruleAll(w)
 	addSlices(d, w.plans)
 	c.follow(w)
 }
@@ -237,6 +247,9 @@ func (c *Controller) look(d *catalog.Delta, w *work) (touched map[resource.Key]s
 			break
 		}
 		switch {
+		case e.mode.Kind == Custom:
+			w.hints[key] = struct{}{}
+			w.rule(e)
 		case e.mode.Kind != Planned:
 			w.hints[key] = struct{}{}
 		case replanAll:
@@ -274,20 +287,22 @@ func (c *Controller) lookAround(d *catalog.Delta) (replan, ratios bool) {
 	return replan, ratios
 }
 
-// lookAt takes a Service in. Of its fields, annotations alone matter here.
+// lookAt takes a Service in. Of its fields, annotations matter here, and whether it has
+// a selector.
 func (c *Controller) lookAt(change catalog.Change[*corev1.Service], touched map[resource.Key]struct{}, w *work) {
 	was := c.entries[change.Key]
-	if was != nil && change.New != nil && change.Old != nil && maps.Equal(change.New.Annotations, change.Old.Annotations) {
+	if was != nil && change.New != nil && change.Old != nil && maps.Equal(change.New.Annotations, change.Old.Annotations) && selects(change.New) == selects(change.Old) {
 		return // such as our own conditions coming back
 	}
 	var is *entry
 	if change.New != nil {
 		planned := was != nil && was.mode.Kind == Planned
+		ruled := was != nil && was.mode.Kind == Custom
 		is = entryFor(change.New, was)
 		if was == nil && is != nil && c.cold() {
 			is.recalled = recall(change.New)
 		}
-		if planned && (is == nil || is.mode.Kind != Planned) {
+		if planned && (is == nil || is.mode.Kind != Planned) || ruled && (is == nil || is.mode.Kind != Custom) {
 			w.plans[change.Key] = struct{}{} // its weights are gone
 		}
 	}
@@ -340,13 +355,19 @@ func (c *Controller) requeue(key resource.Key) {
 // or different.
 func (c *Controller) Recheck(name string) {
 	w := newWork()
-	c.mu.RLock()
+	c.mu.Lock()
 	for key, e := range c.entries {
 		if e.mode.Kind == Custom && e.mode.Name == name {
-			w.hints[key] = struct{}{}
+			e.stale()
+			w.hints[key], w.states[key] = struct{}{}, struct{}{}
 		}
 	}
-	c.mu.RUnlock()
+	c.mu.Unlock()
+	for key := range w.hints {
+		if c.rule(key) {
+			c.publish(key)
+		}
+	}
 	c.follow(w)
 }
 

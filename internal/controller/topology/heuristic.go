@@ -42,13 +42,23 @@ type EndpointFacts struct {
 	Hints *auto.Hints
 }
 
-// Heuristic decides hints. It must be pure: asked with its own answer in place it
-// gives the same one, or slices would be written without end. It must be quick, as a
-// Service waits for it, and safe for concurrent use.
+// Decision is what a Heuristic says.
+type Decision struct {
+	// Hints of each of the question's endpoints, nil for none.
+	Hints []*auto.Hints
+	// Weights of each of the question's endpoints for connections from each of its zones:
+	// agents divide a zone's connections in proportion, and send nothing where it is 0. A
+	// zone for which all are 0 goes by hints. Nil: hints alone decide.
+	Weights [][]float64
+}
+
+// Heuristic decides hints and weights. It must be pure: asked with its own answer in
+// place it gives the same one, or slices would be written without end. It must be quick,
+// as a Service and the views of agents wait for it, and safe for concurrent use.
 type Heuristic interface {
-	// Hints returns those of each of the question's endpoints, nil for none. After an
-	// error hints stay as they are, and an event says why.
-	Hints(Question) ([]*auto.Hints, error)
+	// Decide answers. After an error hints and weights stay as they are, and the condition
+	// and an event say why.
+	Decide(Question) (Decision, error)
 }
 
 // Heuristics finds a Heuristic by the value of the annotation, a name with a domain as
@@ -91,25 +101,35 @@ func (a *advice) custom(name string) endpointslice.HintFunc {
 }
 
 func (a *advice) ask(name string, service *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) (hints [][]*auto.Hints, reason string, err error) {
-	var found Heuristic
-	if a.c.config.Heuristics != nil {
-		found, _ = a.c.config.Heuristics.Find(name)
-	}
-	if found == nil {
-		return nil, reasonUnknown, fmt.Errorf("topology mode %q is not known here, hints are left as they are, addressType: %s", name, family)
-	}
-	answer, err := found.Hints(a.c.question(service, family, all))
-	if err == nil {
-		hints, err = shape(answer, all)
-	}
+	d, reason, err := a.c.decide(name, a.c.question(service, family, advisedFacts(all)))
 	if err != nil {
-		return nil, reasonFailed, fmt.Errorf("topology mode %q failed, hints are left as they are: %w, addressType: %s", name, err, family)
+		return nil, reason, fmt.Errorf("%w, addressType: %s", err, family)
 	}
-	return hints, "", nil
+	return shape(d.Hints, all), "", nil
 }
 
-func (c *Controller) question(service *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) Question {
-	q := Question{Service: service, Family: family}
+// decide asks the heuristic of a name, and checks its answer. reason is that of an event.
+func (c *Controller) decide(name string, q Question) (d Decision, reason string, err error) {
+	var found Heuristic
+	if c.config.Heuristics != nil {
+		found, _ = c.config.Heuristics.Find(name)
+	}
+	if found == nil {
+		return d, reasonUnknown, fmt.Errorf("topology mode %q is not known here, hints are left as they are", name)
+	}
+	d, err = found.Decide(q)
+	if err == nil {
+		err = d.check(q)
+	}
+	if err != nil {
+		return Decision{}, reasonFailed, fmt.Errorf("topology mode %q failed, hints are left as they are: %w", name, err)
+	}
+	return d, "", nil
+}
+
+// question about endpoints, with the cluster as it is.
+func (c *Controller) question(service *corev1.Service, family discoveryv1.AddressType, endpoints []EndpointFacts) Question {
+	q := Question{Service: service, Family: family, Endpoints: endpoints}
 	c.mu.RLock()
 	cluster := c.atlas.cluster
 	c.mu.RUnlock()
@@ -124,49 +144,75 @@ func (c *Controller) question(service *corev1.Service, family discoveryv1.Addres
 		}
 		q.Zones = append(q.Zones, f)
 	}
+	return q
+}
+
+// advisedFacts are those of endpoints in slices that are about to be written.
+func advisedFacts(all []endpointslice.HintSlice) []EndpointFacts {
+	var out []EndpointFacts
 	for _, s := range autoSlices(all) {
 		for _, e := range s.Endpoints {
-			q.Endpoints = append(q.Endpoints, EndpointFacts{Zone: e.Zone, Node: e.Node, Ready: e.Ready, Hints: e.Hints})
+			out = append(out, EndpointFacts{Zone: e.Zone, Node: e.Node, Ready: e.Ready, Hints: e.Hints})
 		}
 	}
 	n := 0
 	for _, s := range all {
 		for i := range s.Endpoints {
 			if len(s.Endpoints[i].Addresses) > 0 {
-				q.Endpoints[n].Address = s.Endpoints[i].Addresses[0]
+				out[n].Address = s.Endpoints[i].Addresses[0]
 			}
 			n++
 		}
 	}
-	return q
+	return out
 }
 
-// shape checks an answer and brings it into the shape of the slices.
-func shape(answer []*auto.Hints, all []endpointslice.HintSlice) ([][]*auto.Hints, error) {
-	want := 0
-	for _, s := range all {
-		want += len(s.Endpoints)
+// check that an answer can be used.
+func (d *Decision) check(q Question) error {
+	if len(d.Hints) != len(q.Endpoints) {
+		return fmt.Errorf("%d hints for %d endpoints", len(d.Hints), len(q.Endpoints))
 	}
-	if len(answer) != want {
-		return nil, fmt.Errorf("%d hints for %d endpoints", len(answer), want)
-	}
-	for i, h := range answer {
+	for i, h := range d.Hints {
 		if h == nil {
 			continue
 		}
 		for _, list := range [][]string{h.ForZones, h.ForNodes} {
 			if len(list) > maxHints {
-				return nil, fmt.Errorf("endpoint %d: %d hints, at most %d are allowed", i, len(list), maxHints)
+				return fmt.Errorf("endpoint %d: %d hints, at most %d are allowed", i, len(list), maxHints)
 			}
 			sorted := slices.Sorted(slices.Values(list))
 			if len(slices.Compact(sorted)) < len(list) || slices.Contains(list, "") {
-				return nil, fmt.Errorf("endpoint %d: hints [%s] are empty or doubled", i, strings.Join(list, " "))
+				return fmt.Errorf("endpoint %d: hints [%s] are empty or doubled", i, strings.Join(list, " "))
 			}
 		}
 	}
+	if d.Weights == nil {
+		return nil
+	}
+	if len(d.Weights) != len(q.Endpoints) {
+		return fmt.Errorf("weights of %d endpoints for %d", len(d.Weights), len(q.Endpoints))
+	}
+	for i, weights := range d.Weights {
+		if len(weights) != len(q.Zones) {
+			return fmt.Errorf("endpoint %d: %d weights for %d zones", i, len(weights), len(q.Zones))
+		}
+		for z, w := range weights {
+			if !(w >= 0 && w <= maxRuledWeight) {
+				return fmt.Errorf("endpoint %d: weight %v for zone %s, not a number from 0 to %g", i, w, q.Zones[z].Name, float64(maxRuledWeight))
+			}
+		}
+	}
+	return nil
+}
+
+// maxRuledWeight is far above what views tell apart, and sums of it are exact.
+const maxRuledWeight = 1e9
+
+// shape brings hints into the shape of the slices.
+func shape(hints []*auto.Hints, all []endpointslice.HintSlice) [][]*auto.Hints {
 	out := make([][]*auto.Hints, len(all))
 	for i, s := range all {
-		out[i], answer = answer[:len(s.Endpoints)], answer[len(s.Endpoints):]
+		out[i], hints = hints[:len(s.Endpoints)], hints[len(s.Endpoints):]
 	}
-	return out, nil
+	return out
 }

@@ -36,11 +36,6 @@ type hintPlan struct {
 
 // planned gives the integral hints that come nearest to the plan.
 func (a *advice) planned(_ *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) {
-	if a.c.config.ForeignHints {
-		keepHints(a.service, family, all)
-		a.made[family] = told{mode: Planned}
-		return
-	}
 	parts := make([]part, 0, len(all))
 	for _, s := range all {
 		parts = append(parts, part{family, s.Ports, s.Endpoints})

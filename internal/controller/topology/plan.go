@@ -3,7 +3,6 @@ package topology
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -35,6 +34,12 @@ type entry struct {
 	recalled map[string]map[string]float64
 	// byPort finds the unit of a slice.
 	byPort map[familyPort]*unit
+	// selects: its EndpointSlices are the EndpointSlice controller's.
+	selects bool
+	// rulings of its heuristic; the map is never changed. turn counts what they may depend
+	// on, so that an answer that comes late is not taken.
+	rulings map[discoveryv1.AddressType]*ruling
+	turn    int
 }
 
 // unit is what is planned together, and how it is planned.
@@ -84,9 +89,10 @@ func entryFor(service *corev1.Service, was *entry) *entry {
 		e = &entry{key: resource.KeyOf(service), params: DefaultParams(), units: map[unitName]*unit{}}
 	}
 	if e.mode.Kind != mode.Kind {
-		e.units, e.byPort = map[unitName]*unit{}, nil
+		e.units, e.byPort, e.rulings = map[unitName]*unit{}, nil, nil
 	}
-	e.mode = mode
+	e.mode, e.selects = mode, selects(service)
+	e.stale()
 	params, problems := ParamsOf(service.Annotations)
 	if e.problems = problems; problems == nil {
 		e.params = params
@@ -266,25 +272,15 @@ func weightsOf(p *planner.Plan, endpoints []int64) [][]uint32 {
 	weights := make([][]uint32, len(endpoints))
 	each := make([]float64, len(endpoints))
 	for from := range weights {
-		highest := 0.0
 		for to, n := range endpoints {
 			each[to] = 0
 			if n > 0 {
 				each[to] = p.Share(from, to) / float64(n)
 			}
-			highest = max(highest, each[to])
 		}
-		row, divisor := make([]uint32, len(endpoints)), uint32(0)
-		for to, share := range each {
-			if share > 0 {
-				row[to] = uint32(max(1, math.Round(share/highest*maxWeight)))
-				divisor = gcd(row[to], divisor)
-			}
+		if weights[from] = carriedWeights(each); weights[from] == nil {
+			weights[from] = make([]uint32, len(endpoints))
 		}
-		for to := range row {
-			row[to] /= max(1, divisor)
-		}
-		weights[from] = row
 	}
 	return weights
 }
@@ -302,6 +298,9 @@ func gcd(a, b uint32) uint32 {
 func (c *Controller) Weights(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	if e := c.entries[serviceOf(slice)]; e != nil && e.mode.Kind == Custom {
+		return e.rulings[slice.AddressType].of(zone, slice)
+	}
 	u := c.unitOf(slice)
 	if u == nil || u.published == nil || !u.published.HasEndpoints() {
 		return nil

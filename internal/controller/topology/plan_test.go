@@ -44,7 +44,7 @@ func TestPlanReachesAgents(t *testing.T) {
 }
 
 // TestLimitations are those that Kubernetes' documentation of topology aware routing
-// lists, and what its users meet. The heuristic gives no hints, or wrong ones.
+// lists, and what its users meet: what is planned, and what the heuristic would give.
 func TestLimitations(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -53,32 +53,53 @@ func TestLimitations(t *testing.T) {
 		rates     map[string]float64
 		annotate  []string
 		from      map[string]string
+		// kubernetes is what its heuristic would do in the same situation.
+		kubernetes string
 	}{
 		{"traffic from one zone only", equalNodes("abc"), "aaabbbccc", map[string]float64{"a": 100}, nil,
-			map[string]string{"a": "a 39.0 b 30.5 c 30.5", "b": "b 100.0"}},
+			map[string]string{"a": "a 39.0 b 30.5 c 30.5", "b": "b 100.0"},
+			"hints (in zone 100.0 %, cost 0.00, busiest endpoint 3.00× the mean)"},
 		{"the same where endpoints are lightly used", equalNodes("abc"), "aaabbbccc", map[string]float64{"a": 100}, []string{AnnotationUtilisation, "0.2"},
-			map[string]string{"a": "a 100.0"}},
+			map[string]string{"a": "a 100.0"},
+			"hints (in zone 100.0 %, cost 0.00, busiest endpoint 1.00× the mean)"},
 		{"fewer than three endpoints per zone", equalNodes("abc"), "abb", nil, nil,
-			map[string]string{"a": "a 100.0", "b": "b 100.0", "c": "a 11.3 b 88.7"}},
+			map[string]string{"a": "a 100.0", "b": "b 100.0", "c": "a 11.3 b 88.7"},
+			"hints (in zone 66.7 %, cost 0.33, busiest endpoint 1.00× the mean)"},
 		{"one endpoint", equalNodes("abc"), "b", nil, nil,
-			map[string]string{"a": "b 100.0", "b": "b 100.0", "c": "b 100.0"}},
+			map[string]string{"a": "b 100.0", "b": "b 100.0", "c": "b 100.0"},
+			"none: Insufficient number of endpoints (1 endpoints, 3 zones) (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
 		{"an autoscaler has scaled up in one zone", equalNodes("abc"), "aaaaaabc", nil, nil,
-			map[string]string{"a": "a 100.0", "b": "a 56.1 b 43.9", "c": "a 56.1 c 43.9"}},
+			map[string]string{"a": "a 100.0", "b": "a 56.1 b 43.9", "c": "a 56.1 c 43.9"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (8 endpoints, 3 zones) (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
 		{"endpoints tolerate a subset of nodes", append(equalNodes("ab"), node("gpu", "a")), "aab", nil, nil,
-			map[string]string{"a": "a 100.0", "b": "b 100.0"}},
+			map[string]string{"a": "a 100.0", "b": "b 100.0"},
+			"hints (in zone 100.0 %, cost 0.00, busiest endpoint 1.00× the mean)"},
 		{"unready endpoints do not count", equalNodes("abc"), "aAbBcC", nil, nil,
-			map[string]string{"a": "a 100.0", "c": "c 100.0"}},
+			map[string]string{"a": "a 100.0", "c": "c 100.0"},
+			"hints (in zone 100.0 %, cost 0.00, busiest endpoint 1.00× the mean)"},
 		{"unready nodes make no traffic", all(equalNodes("ab"), one(node("node-c", "c", down))), "abc", map[string]float64{"a": 10, "b": 10, "c": 10}, nil,
-			map[string]string{"a": "a 78.0 c 22.0", "b": "b 78.0 c 22.0"}},
+			map[string]string{"a": "a 78.0 c 22.0", "b": "b 78.0 c 22.0"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (3 endpoints, 2 zones) (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
 		{"control plane nodes are in no ratio", all(equalNodes("ab"), one(node("node-c", "c", master))), "aabb", nil, nil,
-			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"}},
+			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"},
+			"hints (in zone 100.0 %, cost 0.00, busiest endpoint 1.00× the mean)"},
 		{"tainted nodes are emptied", all(equalNodes("ab"), one(node("node-c", "c", evicted))), "aabb", nil, nil,
-			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"}},
+			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (4 endpoints, 3 zones) (in zone 50.0 %, cost 0.50, busiest endpoint 1.00× the mean)"},
 		{"a zone has lost all endpoints", equalNodes("abc"), "aabb", nil, nil,
-			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"}},
+			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (4 endpoints, 3 zones) (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
+		{"a zone is new, and nobody there yet", equalNodes("abcd"), "aabbcc", map[string]float64{"a": 10, "b": 10, "c": 10}, nil,
+			map[string]string{"a": "a 100.0", "d": "a 33.3 b 33.3 c 33.3"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (6 endpoints, 4 zones) (in zone 25.0 %, cost 0.75, busiest endpoint 1.00× the mean)"},
+		{"a zone is new, and traffic comes first", equalNodes("abcd"), "aabbcc", map[string]float64{"a": 10, "b": 10, "c": 10, "d": 6}, nil,
+			map[string]string{"a": "a 100.0", "d": "a 33.3 b 33.3 c 33.3"},
+			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (6 endpoints, 4 zones) (in zone 25.0 %, cost 0.75, busiest endpoint 1.00× the mean)"},
 		{"a node without zone spoils nothing", all(equalNodes("abc"), one(node("odd", "", zoneless))), "abc", nil, nil,
-			map[string]string{"a": "a 100.0", "c": "c 100.0"}},
-		{"one zone", equalNodes("a"), "aa", nil, nil, map[string]string{"a": "a 100.0"}},
+			map[string]string{"a": "a 100.0", "c": "c 100.0"},
+			"none: Insufficient Node information: allocatable CPU or zone not specified on one or more nodes (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
+		{"one zone", equalNodes("a"), "aa", nil, nil, map[string]string{"a": "a 100.0"},
+			"none: Insufficient Node information: allocatable CPU or zone not specified on one or more nodes (in zone 100.0 %, cost 0.00, busiest endpoint 1.00× the mean)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -90,8 +111,22 @@ func TestLimitations(t *testing.T) {
 				if !strings.HasPrefix(r.condition(ConditionPlan), "True Planned") {
 					t.Error(r.condition(ConditionPlan))
 				}
+				r.wantComparison(c.name, c.kubernetes)
 			})
 		})
+	}
+}
+
+// wantComparison with Kubernetes' heuristic, as explain makes it.
+func (r *rig) wantComparison(what, want string) {
+	r.t.Helper()
+	report, ok := r.c.Explain(webKey)
+	if !ok || len(report.Plans) != 1 {
+		r.t.Fatalf("%s: explained as %+v", what, report)
+	}
+	_, got, _ := strings.Cut(report.Plans[0].Plan.String(), "Kubernetes' heuristic would give ")
+	if got = strings.TrimSpace(got); got != want {
+		r.t.Errorf("%s: Kubernetes' heuristic would give\n%s\nwant\n%s", what, got, want)
 	}
 }
 
@@ -322,18 +357,6 @@ func TestHintsWhereNoneCanBePlanned(t *testing.T) {
 		r.annotate(AnnotationFallback, "zone")
 		r.wantHints("too many zones, with a fallback", "a1:a b1:b")
 		r.wantPercents("too many zones", "a", "a 100.0")
-	})
-}
-
-// TestForeignHints: beside Kubernetes' own controller only weights are ours.
-func TestForeignHints(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		r := newRig(t, func(c *Config) { c.ForeignHints = true }, all(equalNodes("abc"), workloads("aaaabbbbccc"), one(adaptive()))...)
-		r.wantHints("left alone", "a1: a2: a3: a4: b1: b2: b3: b4: c1: c2: c3:")
-		r.wantPercents("weights", "c", "a 2.1 b 2.1 c 95.7")
-		if c := r.condition(ConditionPlan); !strings.Contains(c, "hints are another controller's: agents of Proxima follow the plan, other proxies do not") {
-			t.Error(c)
-		}
 	})
 }
 

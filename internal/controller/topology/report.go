@@ -27,6 +27,8 @@ type Report struct {
 	Params   Params       `json:"params"`
 	Problems []string     `json:"problems,omitempty"`
 	Plans    []PlanReport `json:"plans"`
+	// Rulings are the weights that a heuristic gave, which agents follow then.
+	Rulings []RulingReport `json:"rulings,omitempty"`
 }
 
 // PlanReport is the plan of ports that are planned together.
@@ -81,6 +83,9 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 		r.Problems = append(slices.Clone(e.problems), e.warnings...)
 	}
 	r.Decision = c.decision(mode, e, families, plans)
+	if mode.Kind == Custom && e != nil {
+		r.Rulings = c.rulingReports(e, units)
+	}
 	for _, u := range units {
 		if p, ok := c.reportOn(u, r.Planned, plans[u.unitName]); ok {
 			r.Plans = append(r.Plans, p)
@@ -106,7 +111,7 @@ func (c *Controller) unitsFor(service *corev1.Service, e *entry, planned bool) [
 func (c *Controller) decision(mode Mode, e *entry, families []told, plans map[unitName]*hintPlan) string {
 	switch {
 	case e != nil:
-		if cond, ok := e.plan(families, plans, c.config.ForeignHints); ok {
+		if cond, ok := e.plan(families, plans); ok {
 			return cond.Message
 		}
 		return "its EndpointSlices have not been looked at yet"
@@ -168,6 +173,10 @@ func (r *Report) Text(from string) string {
 	}
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)
+	}
+	for i := range r.Rulings {
+		b.WriteByte('\n')
+		r.Rulings[i].text(&b, from)
 	}
 	for i := range r.Plans {
 		b.WriteByte('\n')

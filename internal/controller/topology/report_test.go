@@ -55,10 +55,14 @@ func TestExplain(t *testing.T) {
 		{"Auto is in effect", all(equalNodes("abc"), workloads("abc"), one(web(mode, "Auto"))), nil},
 		{"PreferSameZone overloads", all(equalNodes("abc"), workloads("abbbb"), one(distribution(web(), "PreferSameZone"))), nil},
 		{"an unknown heuristic", all(equalNodes("ab"), workloads("ab"), one(web(mode, "example.com/Mine"))), nil},
+		{"weights of a rule", all(equalNodes("abc"), workloads("aabbc"), one(web(mode, weighing))), map[string]float64{"a": 60, "b": 30, "c": 10}},
+		{"weights for some zones only", all(equalNodes("ab"), workloads("ab"), one(web(mode, partly))), nil},
 		{"nothing is asked for", all(equalNodes("ab"), workloads("ab"), one(web())), nil},
 	} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t, nil, c.objects...)
+			r := newRig(t, func(c *Config) {
+				c.Heuristics = Registry{weighing: &weigher{home: 8, away: 1}, partly: &weigher{home: 1, without: "b"}}
+			}, c.objects...)
 			if c.rates != nil {
 				r.report(c.rates)
 			}
@@ -74,6 +78,9 @@ func TestExplain(t *testing.T) {
 	}
 	golden(t, "explain.txt", b.String())
 }
+
+// partly is a heuristic that gives weights to some zones only.
+const partly = "example.com/Partly"
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()

@@ -465,10 +465,6 @@ func all(lists ...[]resource.Object) []resource.Object { return slices.Concat(li
 
 func one(o ...resource.Object) []resource.Object { return o }
 
-func hintSlices(endpoints int) []endpointslice.HintSlice {
-	return []endpointslice.HintSlice{{Endpoints: make([]discoveryv1.Endpoint, endpoints)}}
-}
-
 func countSliceWrites(n *int) func(resourcetest.Call) error {
 	return func(call resourcetest.Call) error {
 		if call.Kind.Kind == "EndpointSlice" && call.Verb != resourcetest.List && call.Verb != resourcetest.Watch {

@@ -76,6 +76,9 @@ func (c *Controller) state(ctx context.Context, key resource.Key) error {
 	if !loop.Shows(ledger, snapshot.Services.Revision(), service) {
 		return loop.ErrStale
 	}
+	if c.rule(key) { // it was not its turn while the delta was planned
+		c.publish(key)
+	}
 	want, settled := c.conditions(service)
 	if !settled {
 		return nil
@@ -131,7 +134,7 @@ func (c *Controller) conditions(service *corev1.Service) (want []metav1.Conditio
 	case e == nil:
 		return nil, true
 	}
-	plan, ok := e.plan(families, plans, c.config.ForeignHints)
+	plan, ok := e.plan(families, plans)
 	if !ok {
 		return nil, false
 	}
@@ -163,9 +166,12 @@ func (c *Controller) hinted(key resource.Key) (families []told, plans map[unitNa
 	return families, plans
 }
 
-func (e *entry) plan(families []told, plans map[unitName]*hintPlan, foreign bool) (metav1.Condition, bool) {
+func (e *entry) plan(families []told, plans map[unitName]*hintPlan) (metav1.Condition, bool) {
 	if e.mode.Kind == Planned {
-		return e.planned(plans, foreign), true
+		return e.planned(plans), true
+	}
+	if e.mode.Kind == Custom {
+		return e.rulingCondition(families)
 	}
 	cond := metav1.Condition{Type: ConditionPlan, Status: metav1.ConditionTrue, Reason: ReasonHintsEnabled}
 	var messages []string
@@ -178,25 +184,15 @@ func (e *entry) plan(families []told, plans map[unitName]*hintPlan, foreign bool
 		}
 		messages = append(messages, f.message)
 	}
-	switch {
-	case foreign && e.mode.Kind == Auto:
-		cond.Status, cond.Reason = metav1.ConditionUnknown, ReasonHintsDisabled
-		messages = []string{"EndpointSlices are another controller's, which decides over hints"}
-	case messages == nil:
+	if messages == nil {
 		return cond, false // its slices have not been looked at
 	}
 	cond.Message = strings.Join(messages, "; ")
-	if e.mode.Kind == Custom {
-		cond.Reason = ReasonHeuristic
-		if cond.Status == metav1.ConditionTrue {
-			cond.Message = fmt.Sprintf("hints are those of %s", e.mode.Name)
-		}
-	}
 	return cond, true
 }
 
 // planned is the condition of a Service that the planner plans: a line for each unit.
-func (e *entry) planned(plans map[unitName]*hintPlan, foreign bool) metav1.Condition {
+func (e *entry) planned(plans map[unitName]*hintPlan) metav1.Condition {
 	cond := metav1.Condition{Type: ConditionPlan, Status: metav1.ConditionTrue, Reason: ReasonPlanned}
 	var lines []string
 	for _, u := range e.sorted() {
@@ -208,8 +204,6 @@ func (e *entry) planned(plans map[unitName]*hintPlan, foreign bool) metav1.Condi
 			if cond.Status == metav1.ConditionTrue {
 				cond.Status, cond.Reason = metav1.ConditionFalse, ReasonNoEndpoints
 			}
-		case foreign:
-			line += "; hints are another controller's: agents of Proxima follow the plan, other proxies do not"
 		default:
 			line += "; " + plans[u.unitName].summary()
 		}

@@ -32,6 +32,13 @@ const (
 	// Reports before the deviation is trusted.
 	warmUp = 4
 
+	// So many of the newest reports are kept: after a change, those that agree with each
+	// other are what the estimate starts from.
+	keptReports = 4
+	// So many reports after a change one report alone can show that it is not over: the
+	// means are young then, and follow it side by side.
+	unsettled = 4
+
 	// priorConnections is the weight of the prior.
 	priorConnections = 3
 
@@ -60,11 +67,21 @@ type zone struct {
 	squares, weight float64
 }
 
+// kept is a report that may be started from. Counts of missing zones are NaN.
+type kept struct {
+	seconds float64
+	counts  []float64
+}
+
 // Estimator holds the estimate of one service port. It is not for concurrent use.
 type Estimator struct {
 	names   []string
 	zones   []zone
 	reports int
+	// recent are the newest reports, the last one last; steady is how many there were
+	// since the last change.
+	recent []kept
+	steady int
 }
 
 // New returns an estimator that knows nothing yet of these zones.
@@ -80,7 +97,7 @@ func (e *Estimator) Rezone(names []string) {
 			zones[i] = e.zones[k]
 		}
 	}
-	e.names, e.zones = slices.Clone(names), zones
+	e.names, e.zones, e.recent = slices.Clone(names), zones, nil
 }
 
 // Report is what happened since the one before, in the order of the zones.
@@ -130,15 +147,115 @@ func (e *Estimator) Observe(r Report) (changed bool, err error) {
 		}
 	}
 	e.reports++
-	if e.reports <= warmUp || !e.differ(fastKept) {
+	e.steady++
+	e.keep(r)
+	if e.reports <= warmUp || !e.differ(fastKept) && !e.stillMoving(fastKept) {
 		e.note(residuals, slowKept)
 		return false, nil
 	}
 	// What showed a change is not noise, so it is not noted.
-	for i := range e.zones {
-		e.zones[i].slow = e.zones[i].fast
-	}
+	e.restart(fastKept)
+	e.steady = 0
 	return true, nil
+}
+
+// keep a report, in the memory of the oldest one.
+func (e *Estimator) keep(r Report) {
+	one := kept{seconds: r.Elapsed.Seconds()}
+	if len(e.recent) == keptReports {
+		one.counts = e.recent[0].counts
+		copy(e.recent, e.recent[1:])
+		e.recent[keptReports-1] = one
+	} else {
+		one.counts = make([]float64, len(e.zones))
+		e.recent = append(e.recent, one)
+	}
+	for i := range one.counts {
+		one.counts[i] = r.Counts[i]
+		if r.missing(i) {
+			one.counts[i] = math.NaN()
+		}
+	}
+	e.recent[len(e.recent)-1] = one
+}
+
+// restart has the slow mean begin anew: with the newest reports that agree with each
+// other, if there are at least two, as the fast mean remembers what was before the change;
+// else with the fast mean, as one report alone may be chance.
+func (e *Estimator) restart(fastKept float64) {
+	n := e.agreeing(fastKept)
+	for i := range e.zones {
+		z := &e.zones[i]
+		sum := mean{}
+		for _, one := range e.recent[len(e.recent)-n:] {
+			if !math.IsNaN(one.counts[i]) {
+				sum.count, sum.seconds = sum.count+one.counts[i], sum.seconds+one.seconds
+			}
+		}
+		if n < 2 || sum.seconds == 0 {
+			z.slow = z.fast
+			continue
+		}
+		// The fast mean stays as quick as it is: it gets the rate, not the weight.
+		z.slow, z.fast.count = sum, sum.rate()*z.fast.seconds
+	}
+}
+
+// agreeing is how many of the newest reports show the same shares, as far as noise lets
+// that be told.
+func (e *Estimator) agreeing(fastKept float64) int {
+	sum := make([]mean, len(e.zones))
+	n := 0
+	for k := len(e.recent) - 1; k >= 0; k-- {
+		one := e.recent[k]
+		rates, counts := 0.0, 0.0
+		for i, c := range one.counts {
+			if !math.IsNaN(c) {
+				rates, counts = rates+sum[i].rate(), counts+c
+			}
+		}
+		for i, c := range one.counts {
+			if n == 0 || math.IsNaN(c) || rates == 0 || counts == 0 {
+				continue
+			}
+			sigma := e.zones[i].ofReport(fastKept) * math.Sqrt(1+1/float64(n))
+			if math.Abs(c/counts-sum[i].rate()/rates) > max(changeShare, changeSigma*sigma) {
+				return n
+			}
+		}
+		for i, c := range one.counts {
+			if !math.IsNaN(c) {
+				sum[i].count, sum[i].seconds = sum[i].count+c, sum[i].seconds+one.seconds
+			}
+		}
+		n++
+	}
+	return n
+}
+
+// stillMoving says, soon after a change, whether the newest report differs from the
+// slow mean by itself.
+func (e *Estimator) stillMoving(fastKept float64) bool {
+	if e.steady > unsettled || e.steady == e.reports {
+		return false
+	}
+	one := e.recent[len(e.recent)-1]
+	rates, counts := 0.0, 0.0
+	for i, c := range one.counts {
+		if !math.IsNaN(c) {
+			rates, counts = rates+e.zones[i].slow.rate(), counts+c
+		}
+	}
+	if rates == 0 || counts == 0 {
+		return false
+	}
+	for i, c := range one.counts {
+		z := &e.zones[i]
+		if !math.IsNaN(c) && math.Abs(c/counts-z.slow.rate()/rates) > max(changeShare, changeSigma*z.ofReport(fastKept)) {
+			return true
+		}
+	}
+	return false
 }
 
 // residuals is how far the shares of a report are from the fast mean before it, so
@@ -182,6 +299,12 @@ func (z *zone) variance() float64 {
 		return 0
 	}
 	return z.squares / z.weight
+}
+
+// ofReport is the deviation of the share in one report: residuals are against the fast
+// mean, which varies itself. See differ.
+func (z *zone) ofReport(fastKept float64) float64 {
+	return math.Sqrt(z.variance() * (1 + fastKept) / 2)
 }
 
 // differ says whether any zone's share has changed. If reports vary by v, and a report

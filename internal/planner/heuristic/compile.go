@@ -23,6 +23,7 @@ const (
 	nameZones     = "zones"
 	nameEndpoints = "endpoints"
 	nameEndpoint  = "endpoint"
+	nameZone      = "zone" // in weight only
 )
 
 // environment of variables: what all rules share. It is made once, as that takes
@@ -45,7 +46,8 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 // Program is a rule that can be run. It is immutable and safe for concurrent use.
 type Program struct {
 	variables []variable
-	zones     cel.Program
+	zones     cel.Program // nil: weight says it alone
+	weight    cel.Program // nil: all weigh alike
 	fallback  Fallback
 	adapter   types.Adapter
 	// Limits of all evaluations for a Service together.
@@ -94,7 +96,7 @@ func Compile(spec Spec) (*Program, error) {
 		case !identifier.MatchString(v.Name):
 			errs.add(field+".name", "%q: letters, digits and underscores, up to 63, not starting with a digit", v.Name)
 			continue
-		case slices.Contains(reserved, v.Name):
+		case slices.Contains(reserved, v.Name), v.Name == nameZone && spec.Weight != "":
 			errs.add(field+".name", "%q has a meaning already", v.Name)
 			continue
 		case twice:
@@ -119,15 +121,40 @@ func Compile(spec Spec) (*Program, error) {
 		errs.add("zones", "%v", err)
 		return nil, errs
 	}
-	p.zones, _ = compile(env, spec.Zones, "zones", cel.ListType(cel.StringType), &errs)
+	if spec.Zones != "" || spec.Weight == "" {
+		p.zones, _ = compile(env, spec.Zones, "zones", oneOf{cel.ListType(cel.StringType)}, &errs)
+	}
+	if spec.Weight != "" {
+		env, err = env.Extend(cel.Variable(nameZone, cel.ObjectType("heuristic.Zone")))
+		if err != nil {
+			errs.add("weight", "%v", err)
+			return nil, errs
+		}
+		p.weight, _ = compile(env, spec.Weight, "weight", oneOf{cel.DoubleType, cel.IntType, cel.UintType}, &errs)
+	}
 	if len(errs) > 0 {
 		return nil, errs
 	}
 	return p, nil
 }
 
-// compile one expression. want is the type that it must have; nil: any.
-func compile(env *cel.Env, expression, field string, want *cel.Type, errs *Errors) (cel.Program, *cel.Type) {
+// oneOf these types an expression must have; none: any.
+type oneOf []*cel.Type
+
+func (o oneOf) has(t *cel.Type) bool {
+	return len(o) == 0 || slices.ContainsFunc(o, t.IsExactType)
+}
+
+func (o oneOf) String() string {
+	names := make([]string, len(o))
+	for i, t := range o {
+		names[i] = t.String()
+	}
+	return strings.Join(names, " or ")
+}
+
+// compile one expression of a type that is wanted.
+func compile(env *cel.Env, expression, field string, want oneOf, errs *Errors) (cel.Program, *cel.Type) {
 	if strings.TrimSpace(expression) == "" {
 		errs.add(field, "is needed")
 		return nil, nil
@@ -142,7 +169,7 @@ func compile(env *cel.Env, expression, field string, want *cel.Type, errs *Error
 		return nil, nil
 	}
 	output := checked.OutputType()
-	if want != nil && !output.IsExactType(want) {
+	if !want.has(output) {
 		errs.add(field, "is of type %s, not %s", output, want)
 		return nil, nil
 	}

@@ -19,9 +19,9 @@ import (
 func (p *Program) Eval(ctx context.Context, in Input) (*Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	endpoints := values(p.adapter, in.Endpoints)
+	endpoints, zones := values(p.adapter, in.Endpoints), values(p.adapter, in.Zones)
 	run := &evaluation{program: p, ctx: ctx, values: map[string]any{
-		nameService: p.adapter.NativeToValue(in.Service), nameZones: types.NewRefValList(p.adapter, values(p.adapter, in.Zones)),
+		nameService: p.adapter.NativeToValue(in.Service), nameZones: types.NewRefValList(p.adapter, zones),
 		nameEndpoints: types.NewRefValList(p.adapter, endpoints),
 	}}
 	for _, v := range p.variables {
@@ -37,18 +37,24 @@ func (p *Program) Eval(ctx context.Context, in Input) (*Result, error) {
 			continue
 		}
 		run.values[nameEndpoint] = endpoints[i]
-		value, err := run.eval("zones of endpoint "+e.Address, p.zones)
-		if err == nil {
-			r.Zones[i], err = allowed(value, e, in.Zones)
+		var err error
+		if p.zones != nil {
+			r.Zones[i], err = run.zones(e, in.Zones)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	r.Cost = run.cost
-	if err := p.cover(r, in); err != nil {
+	var err error
+	if p.weight != nil {
+		err = run.weigh(r, in, endpoints, zones)
+	} else {
+		err = p.cover(r, in)
+	}
+	if err != nil {
 		return nil, err
 	}
+	r.Cost = run.cost
 	return r, nil
 }
 
@@ -87,6 +93,22 @@ func (r *evaluation) eval(what string, program cel.Program) (ref.Val, error) {
 	return value, nil
 }
 
+// zones that the endpoint at hand is for.
+func (r *evaluation) zones(e Endpoint, all []Zone) ([]string, error) {
+	value, err := r.eval("zones of endpoint "+e.Address, r.program.zones)
+	if err != nil {
+		return nil, err
+	}
+	zones, err := allowed(value, e, all)
+	if err == nil && r.program.weight == nil && len(zones) > MaxZonesPerEndpoint {
+		err = fmt.Errorf("zones of endpoint %s: %d, and hints name %d at most", e.Address, len(zones), MaxZonesPerEndpoint)
+	}
+	return zones, err
+}
+
+// ignored is why an endpoint has to be for a zone.
+const ignored = "hints are not used at all if a ready endpoint has none"
+
 // allowed reads the zones that an expression gave: those that there are, each once, in
 // order. The endpoint's own counts as one that there is.
 func allowed(value ref.Val, e Endpoint, zones []Zone) ([]string, error) {
@@ -100,11 +122,8 @@ func allowed(value ref.Val, e Endpoint, zones []Zone) ([]string, error) {
 			known[name] = true
 		}
 	}
-	switch {
-	case len(known) == 0:
-		return nil, fmt.Errorf("zones of endpoint %s: none, or none that there is: hints are not used at all if a ready endpoint has none", e.Address)
-	case len(known) > MaxZonesPerEndpoint:
-		return nil, fmt.Errorf("zones of endpoint %s: %d, and hints name %d at most", e.Address, len(known), MaxZonesPerEndpoint)
+	if len(known) == 0 {
+		return nil, fmt.Errorf("zones of endpoint %s: none, or none that there is: %s", e.Address, ignored)
 	}
 	return slices.Sorted(maps.Keys(known)), nil
 }

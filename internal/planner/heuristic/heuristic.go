@@ -1,5 +1,5 @@
 // Package heuristic runs people's own rules for topology-aware routing: CEL
-// expressions that say which zones should use an endpoint.
+// expressions that say which zones should use an endpoint, and with what weight.
 //
 // It owns the language (what an expression sees, in Input), its limits, and the
 // promise that no zone is left without an endpoint unless the rule says so. Enter at
@@ -40,6 +40,9 @@ const (
 	// maxText is the longest text in an input: a name of a node.
 	maxText = 253
 
+	// MaxWeight is the highest that a weight expression may give.
+	MaxWeight = 1e6
+
 	// MaxZonesPerEndpoint is how many zones the hints of an endpoint can name
 	// (discovery.k8s.io/v1).
 	MaxZonesPerEndpoint = 8
@@ -63,7 +66,13 @@ type Spec struct {
 	// Variables are evaluated once for a Service, in order; each may use those before.
 	Variables []Variable
 	// Zones is evaluated for each ready endpoint: the names of the zones that should use it.
+	// Empty: Weight says it alone.
 	Zones string
+	// Weight is evaluated for each ready endpoint and each zone that Zones allows it, or
+	// each if there is no such expression: a number from 0 to MaxWeight, in proportion to
+	// which the zone's connections are divided. With 0 the zone does not use it. Empty: all
+	// endpoints that a zone may use weigh alike.
+	Weight string
 	// Fallback; empty: All.
 	Fallback Fallback
 }
@@ -116,8 +125,11 @@ type Endpoint struct {
 // Result says which zones should use which endpoint.
 type Result struct {
 	// Zones by endpoint, in the order of the input, each ascending; nil for one that is not
-	// ready.
+	// ready. Where weights name more than MaxZonesPerEndpoint, those with the highest.
 	Zones [][]string
+	// Weights by endpoint and zone, in the orders of the input; nil: the rule gives none. A
+	// zone that may use no endpoint has only zeros.
+	Weights [][]float64
 	// Filled are the zones that the rule allowed no endpoint, and Fallback gave some.
 	Filled []string
 	// Cost of it.

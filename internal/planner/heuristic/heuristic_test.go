@@ -211,6 +211,23 @@ var rules = []string{
 	`endpoints.filter(e, e.region == endpoint.region).map(e, e.zone)`,
 }
 
+// drawInput of up to 12 zones and 10 endpoints, some in no zone or one that is gone.
+func drawInput(t *rapid.T) (in Input, ready bool) {
+	for i := range rapid.IntRange(1, 12).Draw(t, "zones") {
+		in.Zones = append(in.Zones, Zone{
+			Name: fmt.Sprintf("z%02d", i), Region: rapid.SampledFrom([]string{"", "e", "w"}).Draw(t, "region"),
+			Demand: rapid.Float64Range(0, 1).Draw(t, "demand"), Live: rapid.Bool().Draw(t, "live"),
+		})
+	}
+	for i := range rapid.IntRange(0, 10).Draw(t, "endpoints") {
+		z := rapid.SampledFrom(append([]Zone{{}, {Name: "lost"}}, in.Zones...)).Draw(t, "zone")
+		e := Endpoint{Address: fmt.Sprint(i), Zone: z.Name, Region: z.Region, Node: fmt.Sprint("n", i), Ready: rapid.Bool().Draw(t, "ready")}
+		in.Endpoints = append(in.Endpoints, e)
+		ready = ready || e.Ready
+	}
+	return in, ready
+}
+
 // TestNoZoneIsLeftOut, whatever the rule and the input, unless the fallback is None; and
 // results are what hints can say.
 func TestNoZoneIsLeftOut(t *testing.T) {
@@ -221,20 +238,7 @@ func TestNoZoneIsLeftOut(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		in := Input{}
-		for i := range rapid.IntRange(1, 12).Draw(t, "zones") {
-			in.Zones = append(in.Zones, Zone{
-				Name: fmt.Sprintf("z%02d", i), Region: rapid.SampledFrom([]string{"", "e", "w"}).Draw(t, "region"),
-				Demand: rapid.Float64Range(0, 1).Draw(t, "demand"), Live: rapid.Bool().Draw(t, "live"),
-			})
-		}
-		ready := false
-		for i := range rapid.IntRange(0, 10).Draw(t, "endpoints") {
-			z := rapid.SampledFrom(append([]Zone{{}, {Name: "lost"}}, in.Zones...)).Draw(t, "zone")
-			e := Endpoint{Address: fmt.Sprint(i), Zone: z.Name, Region: z.Region, Node: fmt.Sprint("n", i), Ready: rapid.Bool().Draw(t, "ready")}
-			in.Endpoints = append(in.Endpoints, e)
-			ready = ready || e.Ready
-		}
+		in, ready := drawInput(t)
 		f := rapid.SampledFrom([]Fallback{All, Fail, None}).Draw(t, "fallback")
 		p := programs[rapid.SampledFrom(rules).Draw(t, "rule")+string(f)]
 		r, err := p.Eval(context.Background(), in)
@@ -274,7 +278,13 @@ func FuzzCompile(f *testing.F) {
 	f.Add(`v.map(z, z.name)`, `zones.filter(z, z.live)`)
 	f.Add(`[endpoint.zone.matches("(a*)*b") ? "a" : "b"]`, `[1, 2, 3].map(x, x * 2)`)
 	f.Add(`sets.contains(["a"], [endpoint.zone]) ? ["a"] : ["b"]`, `heuristic.Zone{name: "x"}`)
+	f.Add(`zone.demand * 2.0`, `1 / 0`)
 	f.Fuzz(func(t *testing.T, zones, variable string) {
+		if p, err := Compile(Spec{Variables: []Variable{{"v", variable}}, Weight: zones}); err == nil {
+			if r, err := p.Eval(t.Context(), input()); err == nil && (len(r.Weights) != 3 || len(r.Weights[0]) != 3) {
+				t.Fatalf("weights %v", r.Weights)
+			}
+		}
 		p, err := Compile(Spec{Variables: []Variable{{"v", variable}}, Zones: zones})
 		if err != nil {
 			var errs Errors

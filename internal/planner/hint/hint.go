@@ -27,6 +27,10 @@ const (
 	fair = 1 + planner.DefaultOverload
 	// softLimit is never exceeded in soft mode.
 	softLimit = 1.5
+	// overloadWeight is what a point of load above fair weighs beside a point of cost in
+	// soft mode. At 1 the best hints that there are cost within 2 points of the weights in
+	// only 77 % of random services (bench/planner); at this, in 81 %.
+	overloadWeight = 0.75
 
 	tolerance = 1e-9
 )
@@ -35,8 +39,8 @@ const (
 type Mode uint8
 
 const (
-	// Soft weighs cost against overload: a point of one for a point of the other,
-	// from 1.2 times the mean load up to 1.5.
+	// Soft weighs cost against overload from 1.2 times the mean load up to 1.5: three
+	// points of cost for four of load.
 	Soft Mode = iota
 	// Strict never plans an endpoint above 1.2 times the mean.
 	Strict
@@ -103,7 +107,7 @@ func (m Mode) Value(x planner.Metrics, maxCost float64) float64 {
 	case m == Strict:
 		return cost
 	default:
-		return cost + max(0, x.Worst-fair)
+		return cost + overloadWeight*max(0, x.Worst-fair)
 	}
 }
 

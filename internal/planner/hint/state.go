@@ -146,7 +146,7 @@ func (s *state) worth(cost, worst, excess float64) float64 {
 		value += 10 + 100*(worst-limit) + excess
 	}
 	if s.mode == Soft {
-		value += max(0, worst-fair)
+		value += overloadWeight * max(0, worst-fair)
 	}
 	return value
 }
