@@ -14,11 +14,11 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
@@ -33,25 +33,8 @@ func (s *Server) followClaims(ctx context.Context, followers *sync.WaitGroup) er
 	sources := []func(ctx context.Context, synced func()) error{
 		func(ctx context.Context, synced func()) error {
 			return s.followKind(ctx, networkingv1.SchemeGroupVersion.WithKind("IPAddress"), synced,
-				func(all []resource.Object) error {
-					addresses.Replace(func(yield func(netip.Addr) bool) {
-						for _, obj := range all {
-							if addr, err := netip.ParseAddr(obj.GetName()); err == nil && !yield(addr) {
-								return
-							}
-						}
-					})
-					return nil
-				},
-				func(kind watch.EventType, obj resource.Object) error {
-					addr, err := netip.ParseAddr(obj.GetName())
-					switch {
-					case err != nil:
-					case kind == watch.Deleted:
-						addresses.MarkFree(addr)
-					default:
-						addresses.MarkTaken(addr)
-					}
+				func(c follow.Change) error {
+					keepAddresses(addresses, c)
 					return nil
 				})
 		},
@@ -73,20 +56,33 @@ func (s *Server) followClaims(ctx context.Context, followers *sync.WaitGroup) er
 	return nil
 }
 
-// keepFollowing takes up a watch again when it breaks, until ctx ends.
-func (s *Server) keepFollowing(ctx context.Context, what string, follow func(context.Context) error) {
-	for {
-		err := follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		s.cfg.Logger.Warn("watch broke, taking it up again", "of", what, "error", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(followPause):
+// keepAddresses takes over a change of IPAddress objects.
+func keepAddresses(addresses *ipam.Addresses, c follow.Change) {
+	var owned []netip.Addr
+	for _, obj := range c.Set {
+		if addr, err := netip.ParseAddr(obj.GetName()); err == nil {
+			owned = append(owned, addr)
 		}
 	}
+	switch {
+	case c.Fresh:
+		addresses.Replace(slices.Values(owned))
+	case c.Removed != nil:
+		if addr, err := netip.ParseAddr(c.Removed.GetName()); err == nil {
+			addresses.MarkFree(addr)
+		}
+	default:
+		for _, addr := range owned {
+			addresses.MarkTaken(addr)
+		}
+	}
+}
+
+// keepFollowing takes up a watch again when it breaks, until ctx ends.
+func (s *Server) keepFollowing(ctx context.Context, what string, attempt func(context.Context) error) {
+	follow.Retry(ctx, follow.Pause{First: followPause, Last: followPause}, attempt, func(err error, _ time.Duration) {
+		s.cfg.Logger.Warn("watch broke, taking it up again", "of", what, "error", err)
+	})
 }
 
 // followRanges keeps the ranges to those of the ServiceCIDRs that may be used.
@@ -116,18 +112,15 @@ func (s *Server) followRanges(ctx context.Context, synced func()) error {
 		return s.services.addresses.SetRanges(prefixes)
 	}
 	return s.followKind(ctx, networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), synced,
-		func(all []resource.Object) error {
-			clear(ranges)
-			for _, obj := range all {
+		func(c follow.Change) error {
+			if c.Fresh {
+				clear(ranges)
+			}
+			for _, obj := range c.Set {
 				ranges[obj.GetName()] = obj.(*networkingv1.ServiceCIDR)
 			}
-			return apply()
-		},
-		func(kind watch.EventType, obj resource.Object) error {
-			if kind == watch.Deleted {
-				delete(ranges, obj.GetName())
-			} else {
-				ranges[obj.GetName()] = obj.(*networkingv1.ServiceCIDR)
+			if c.Removed != nil {
+				delete(ranges, c.Removed.GetName())
 			}
 			return apply()
 		})
@@ -140,45 +133,24 @@ func isUsable(cidr *networkingv1.ServiceCIDR) bool {
 		!meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 }
 
-// followKind watches a kind. It hands over all objects at first, then calls
-// synced, then hands over each change. It returns with the watch.
-func (s *Server) followKind(ctx context.Context, gvk schema.GroupVersionKind, synced func(),
-	replace func([]resource.Object) error, change func(watch.EventType, resource.Object) error) error {
+// followKind watches a kind until the watch breaks. It calls synced once tell has
+// been told all objects. Of a kind that is not served it tells nothing.
+func (s *Server) followKind(ctx context.Context, gvk schema.GroupVersionKind, synced func(), tell func(follow.Change) error) error {
 	k := s.kinds[gvk]
 	if k == nil {
 		synced()
 		<-ctx.Done()
 		return nil
 	}
-	w, err := s.Client("system:apiserver").Watch(ctx, k.kind, resource.WatchOptions{})
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", gvk.Kind, err)
-	}
-	defer w.Stop()
-	var initial []resource.Object
-	complete := false
-	for event := range w.ResultChan() {
-		obj, ok := event.Object.(resource.Object)
-		switch {
-		case !ok:
-			return fmt.Errorf("watch %s: %v", gvk.Kind, event.Object)
-		case event.Type == watch.Bookmark:
-			if !complete && obj.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
-				complete = true
-				if err := replace(initial); err != nil {
-					return err
-				}
-				synced()
-			}
-		case !complete:
-			initial = append(initial, obj)
-		default:
-			if err := change(event.Type, obj); err != nil {
-				return err
-			}
+	return follow.Once(ctx, s.Client("system:apiserver"), k.kind, resource.ListOptions{}, func(c follow.Change) error {
+		if err := tell(c); err != nil {
+			return err
 		}
-	}
-	return fmt.Errorf("watch %s: it ended", gvk.Kind)
+		if c.Fresh {
+			synced()
+		}
+		return nil
+	})
 }
 
 // followPorts watches the claims of node ports, which are no API objects.

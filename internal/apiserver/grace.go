@@ -7,9 +7,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 )
 
 // reaper ends deletions whose grace period is over. Where Kubernetes has a
@@ -37,21 +37,15 @@ func (s *Server) reap(ctx context.Context, kind *resource.Descriptor) {
 	}
 	defer r.end()
 	s.keepFollowing(ctx, "deletions", func(ctx context.Context) error {
-		return s.followKind(ctx, kind.Kind, func() {},
-			func(all []resource.Object) error {
-				for _, obj := range all {
-					r.see(ctx, obj)
-				}
-				return nil
-			},
-			func(event watch.EventType, obj resource.Object) error {
-				if event == watch.Deleted {
-					r.forget(obj.GetUID())
-				} else {
-					r.see(ctx, obj)
-				}
-				return nil
-			})
+		return s.followKind(ctx, kind.Kind, func() {}, func(c follow.Change) error {
+			for _, obj := range c.Set {
+				r.see(ctx, obj)
+			}
+			if c.Removed != nil {
+				r.forget(c.Removed.GetUID())
+			}
+			return nil
+		})
 	})
 }
 

@@ -121,8 +121,8 @@ func start(s store.Store, change ...func(*apiserver.Config)) (*server, error) {
 		return out, nil
 	case err := <-out.done:
 		return nil, fmt.Errorf("server did not start: %w", err)
-	case <-time.After(30 * time.Second):
-		return nil, errors.New("server did not start in 30 s")
+	case <-time.After(2 * time.Minute):
+		return nil, errors.New("server did not start in 2 min")
 	}
 }
 

@@ -114,12 +114,15 @@ func (s *Server) specialize(options *kvstorage.RESTOptions) error {
 	}
 	registry := newNamespaces(namespace.registry, stored)
 	namespace.front, namespace.rest = registry, namespaceREST{registry}
-	for _, k := range s.kinds {
+	if err := s.specializeMeshes(options, registry); err != nil {
+		return err
+	}
+	for _, k := range s.kinds { // last: it keeps what others begin creations with
 		if k.kind.Namespaced && !k.alias {
 			k.registry.within(registry)
 		}
 	}
-	return s.specializeMeshes(options, registry)
+	return nil
 }
 
 func (s *Server) specializeMeshes(options *kvstorage.RESTOptions, namespaces *namespaces) error {
@@ -133,6 +136,11 @@ func (s *Server) specializeMeshes(options *kvstorage.RESTOptions, namespaces *na
 	}
 	registry := &meshes{registry: mesh.registry, namespaces: namespaces, store: s.cfg.Store, stored: stored}
 	mesh.front, mesh.rest = registry, registry
+	for name, meshOf := range meshMembers {
+		if k := s.kinds[meshv1alpha1.SchemeGroupVersion.WithKind(name)]; k != nil {
+			registry.members = append(registry.members, member{k.registry, meshOf})
+		}
+	}
 	registry.follow()
 	return nil
 }

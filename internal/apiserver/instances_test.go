@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 )
@@ -221,5 +222,70 @@ func TestMeshOfNamespaces(t *testing.T) {
 	}
 	if err := shared.deleteMesh(t, "blue"); err != nil {
 		t.Errorf("delete of a mesh that nobody is in any more: %v", err)
+	}
+}
+
+// TestMeshOfMembers: what names its mesh names one that exists, and keeps it.
+func TestMeshOfMembers(t *testing.T) {
+	members := map[string]func(name, mesh string) resource.Object{
+		"Dataplane": func(name, mesh string) resource.Object {
+			return &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: meshv1alpha1.DataplaneSpec{Mesh: mesh, Addresses: []string{"10.1.2.3"}}}
+		},
+		"ExternalService": func(name, mesh string) resource.Object {
+			return &meshv1alpha1.ExternalService{ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec: meshv1alpha1.ExternalServiceSpec{Mesh: mesh, Hosts: []string{"a.example.com"},
+					Ports: []meshv1alpha1.ExternalServicePort{{Port: 443}}}}
+		},
+	}
+	for name, object := range members {
+		t.Run(name, func(t *testing.T) {
+			d := descriptor(t, name)
+			client := shared.rest(t, d, "")
+			create := func(name, mesh string) (resource.Object, error) {
+				out := d.New()
+				err := client.Post().Namespace("default").Resource(d.Resource).Body(object(name, mesh)).Do(t.Context()).Into(out)
+				return out, err
+			}
+			update := func(obj resource.Object, mesh string) error {
+				next := object(obj.GetName(), mesh)
+				return client.Put().Namespace("default").Resource(d.Resource).Name(obj.GetName()).Body(next).Do(t.Context()).Error()
+			}
+			mesh := "green-" + strings.ToLower(name)
+			missing := "spec.mesh: Not found: \"" + mesh + "\""
+			if _, err := create("early", mesh); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), missing) {
+				t.Errorf("in a mesh that is not there: %v", err)
+			}
+			for _, known := range []string{"", "default"} {
+				if _, err := create("plain"+known, known); err != nil {
+					t.Errorf("in mesh %q: %v", known, err)
+				}
+			}
+			obj, err := create("mover", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := update(obj, mesh); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), missing) {
+				t.Errorf("into a mesh that is not there: %v", err)
+			}
+			if err := shared.createMesh(t, mesh); err != nil {
+				t.Fatal(err)
+			}
+			if err := update(obj, mesh); err != nil {
+				t.Fatal(err)
+			}
+			if err := update(obj, mesh); err != nil {
+				t.Errorf("again: %v", err)
+			}
+			if err := shared.deleteMesh(t, mesh); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "default/mover") {
+				t.Errorf("delete of a mesh that is named: %v", err)
+			}
+			if err := update(obj, ""); err != nil {
+				t.Fatal(err)
+			}
+			if err := shared.deleteMesh(t, mesh); err != nil {
+				t.Errorf("delete of a mesh that nobody names any more: %v", err)
+			}
+		})
 	}
 }

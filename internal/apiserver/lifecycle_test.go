@@ -205,7 +205,7 @@ func TestInformers(t *testing.T) {
 				"endpointslices": factory.Discovery().V1().EndpointSlices().Informer(),
 				"leases":         factory.Coordination().V1().Leases().Informer(),
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer factory.Shutdown()
 			defer cancel()
 			factory.StartWithContext(ctx)

@@ -165,7 +165,7 @@ func TestWatcherThatDoesNotRead(t *testing.T) {
 	for protocol, next := range map[string][]string{"HTTP/1.1": {"http/1.1"}, "HTTP/2": {"h2"}} {
 		t.Run(protocol, func(t *testing.T) {
 			t.Parallel()
-			srv := limited(t, apiserver.Limits{SlowClient: time.Second}, nil)
+			srv := limited(t, apiserver.Limits{SlowClient: 5 * time.Second}, nil)
 			cs := srv.clientset(t, "")
 			stuck := srv.watchRaw(t, next)
 			ctx, cancel := context.WithCancel(t.Context())

@@ -8,34 +8,53 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// meshPrefix holds a key for every mesh that a namespace was ever put into, by
-// the mesh's name. It is written with each such namespace and guarded by each
-// deletion of a mesh, so that of two that would miss each other one fails. The
-// value is the namespace that came last, for people who look.
+// meshPrefix holds a key for every mesh that something was ever put into, by the
+// mesh's name. It is written with each such object and guarded by each deletion
+// of a mesh, so that of two that would miss each other one fails. The value is what
+// came last, for people who look.
 const meshPrefix = "/proxima/meshes/"
 
-// meshes is the registry of Meshes. One that namespaces belong to is not deleted,
-// nor is the default one; and a namespace is put into a mesh that exists only.
+// meshes is the registry of Meshes. One that namespaces belong to, or that others
+// name, is not deleted, nor is the default one; and nothing is put into a mesh that
+// does not exist.
 type meshes struct {
 	*registry
 	namespaces *namespaces
-	store      store.Store
-	stored     *kvstorage.Resource
+	// members name their mesh themselves.
+	members []member
+	store   store.Store
+	stored  *kvstorage.Resource
+}
+
+// member is a kind whose spec.mesh, unless it is empty, is the mesh of the object.
+type member struct {
+	*registry
+	meshOf func(runtime.Object) string
+}
+
+// meshMembers are the kinds that name their mesh.
+var meshMembers = map[string]func(runtime.Object) string{
+	"Dataplane":       func(obj runtime.Object) string { return obj.(*meshv1alpha1.Dataplane).Spec.Mesh },
+	"ExternalService": func(obj runtime.Object) string { return obj.(*meshv1alpha1.ExternalService).Spec.Mesh },
 }
 
 var (
@@ -43,55 +62,63 @@ var (
 	_ rest.GracefulDeleter   = (*meshes)(nil)
 )
 
-// follow makes writes of Namespaces ask for the mesh that they name.
+// follow makes writes of what belongs to meshes ask for the mesh that they name.
 func (m *meshes) follow() {
-	m.namespaces.guarded = true
-	done := func(context.Context, bool) {}
-	m.namespaces.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
-		return done, m.join(ctx, obj.(*corev1.Namespace), "")
-	}
-	m.namespaces.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
-		return done, m.join(ctx, obj.(*corev1.Namespace), kind.MeshOf(old.(*corev1.Namespace).Labels))
+	m.ask(m.namespaces.registry, field.NewPath("metadata", "labels").Key(meshv1alpha1.LabelMesh), func(obj runtime.Object) string {
+		return kind.MeshOf(obj.(*corev1.Namespace).Labels)
+	})
+	for _, k := range m.members {
+		m.ask(k.registry, field.NewPath("spec", "mesh"), k.meshOf)
 	}
 }
 
-// join checks that the mesh of a namespace exists, if it is another than before,
-// and sets up the guard that it stays. before is empty for a new namespace.
-func (m *meshes) join(ctx context.Context, namespace *corev1.Namespace, before string) error {
+// ask makes the writes of a kind ask.
+func (m *meshes) ask(r *registry, path *field.Path, meshOf func(runtime.Object) string) {
+	r.guarded = true
+	done := func(context.Context, bool) {}
+	r.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
+		return done, m.join(ctx, r, obj.(resource.Object), path, meshOf(obj), "")
+	}
+	r.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
+		return done, m.join(ctx, r, obj.(resource.Object), path, meshOf(obj), meshOf(old))
+	}
+}
+
+// join checks that the mesh of an object exists, if it names another than before,
+// and sets up the guard that it stays. name is empty where the object names none,
+// before also for a new object.
+func (m *meshes) join(ctx context.Context, r *registry, obj resource.Object, path *field.Path, name, before string) error {
 	set := kvstorage.CompanionsFrom(ctx)
 	if set == nil {
-		return apierrors.NewInternalError(fmt.Errorf("write of namespace %s past its registry", namespace.Name))
+		return apierrors.NewInternalError(fmt.Errorf("write of %s %s past its registry", r.kind.Kind.Kind, obj.GetName()))
 	}
 	set.Reset()
-	name := kind.MeshOf(namespace.Labels)
-	if name == meshv1alpha1.DefaultMesh || name == before {
+	if name == "" || name == meshv1alpha1.DefaultMesh || name == before {
 		return nil
 	}
-	path := field.NewPath("metadata", "labels").Key(meshv1alpha1.LabelMesh)
+	refuse := func(mistake *field.Error) error {
+		return apierrors.NewInvalid(r.kind.Kind.GroupKind(), obj.GetName(), field.ErrorList{mistake})
+	}
 	key, err := m.KeyFunc(ctx, name)
 	if err != nil {
-		return invalidNamespace(namespace, field.Invalid(path, name, "must be the name of a Mesh"))
+		return refuse(field.Invalid(path, name, "must be the name of a Mesh"))
 	}
 	var mesh meshv1alpha1.Mesh
 	switch err := m.Storage.Get(ctx, key, storage.GetOptions{}, &mesh); {
 	case storage.IsNotFound(err):
-		return invalidNamespace(namespace, field.NotFound(path, name))
+		return refuse(field.NotFound(path, name))
 	case err != nil:
 		return apierrors.NewInternalError(fmt.Errorf("read mesh %s: %w", name, err))
 	case !mesh.DeletionTimestamp.IsZero():
-		return invalidNamespace(namespace, field.Invalid(path, name, "this mesh is being deleted"))
+		return refuse(field.Invalid(path, name, "this mesh is being deleted"))
 	}
 	held, err := guardOf(m.stored, &mesh)
 	if err != nil {
 		return err
 	}
 	set.Guard(held.key, kvstorage.IfAt(held.at))
-	set.Put(meshPrefix+name, []byte(namespace.Name), kvstorage.Always())
+	set.Put(meshPrefix+name, []byte(r.kind.Resource+" "+resource.KeyOf(obj).String()), kvstorage.Always())
 	return nil
-}
-
-func invalidNamespace(namespace *corev1.Namespace, mistake *field.Error) error {
-	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), namespace.Name, field.ErrorList{mistake})
 }
 
 // Delete removes a mesh that nobody is in.
@@ -125,7 +152,7 @@ func (m *meshes) leaving(validate rest.ValidateObjectFunc) rest.ValidateObjectFu
 	}
 }
 
-// maxNamed is how many namespaces a refusal names.
+// maxNamed is how many objects a refusal names.
 const maxNamed = 5
 
 func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
@@ -153,17 +180,46 @@ func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
 	if err != nil {
 		return err
 	}
-	namespaces := list.(*corev1.NamespaceList).Items
-	if len(namespaces) == 0 {
+	if err := m.inUse(mesh, list, "namespaces belong to it", "change their label "+meshv1alpha1.LabelMesh); err != nil {
+		return err
+	}
+	everywhere := request.WithNamespace(ctx, metav1.NamespaceAll)
+	for _, k := range m.members {
+		list, err := k.List(everywhere, &metainternalversion.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.mesh", mesh.Name)})
+		if err != nil {
+			return err
+		}
+		if err := m.inUse(mesh, list, k.kind.Resource+" name it", "change their spec.mesh, or delete them,"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inUse refuses the deletion of a mesh if a list holds anything. how tells what the
+// list is, and fix what to do about it.
+func (m *meshes) inUse(mesh *meshv1alpha1.Mesh, list runtime.Object, how, fix string) error {
+	var names []string
+	more := 0
+	if err := meta.EachListItem(list, func(obj runtime.Object) error {
+		if len(names) == maxNamed {
+			more++
+			return nil
+		}
+		name := obj.(resource.Object).GetName()
+		if ns := obj.(resource.Object).GetNamespace(); ns != "" {
+			name = ns + "/" + name
+		}
+		names = append(names, name)
+		return nil
+	}); err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read who is in mesh %s: %w", mesh.Name, err))
+	}
+	if len(names) == 0 {
 		return nil
 	}
-	var names []string
-	for _, n := range namespaces[:min(len(namespaces), maxNamed)] {
-		names = append(names, n.Name)
-	}
-	if more := len(namespaces) - len(names); more > 0 {
+	if more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	return apierrors.NewConflict(m.DefaultQualifiedResource, mesh.Name,
-		fmt.Errorf("namespaces belong to it: %s; change their label %s first", strings.Join(names, ", "), meshv1alpha1.LabelMesh))
+	return apierrors.NewConflict(m.DefaultQualifiedResource, mesh.Name, fmt.Errorf("%s: %s; %s first", how, strings.Join(names, ", "), fix))
 }

@@ -114,7 +114,7 @@ func isProtobuf(k *resource.Descriptor) bool {
 // eventually polls: for what another goroutine of the server brings about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)

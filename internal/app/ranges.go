@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,13 +15,11 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -102,77 +102,29 @@ func rangesOf(list []resource.Object) ([]netip.Prefix, error) {
 // ctx ends. A Service may have an address of a new one a moment later.
 func (a *agent) followRanges(client resource.Client) func(context.Context) error {
 	return func(ctx context.Context) error {
-		pause := rangesRetry
-		for {
-			began := time.Now()
-			err := watchRanges(ctx, client, a.useRanges)
-			if ctx.Err() != nil {
-				return nil
+		known := map[string]resource.Object{}
+		return follow.Run(ctx, follow.Config{
+			Client: client, Kind: kind.ServiceCIDR(), Logger: a.log, Level: slog.LevelDebug,
+			Pause: follow.Pause{First: rangesRetry, Last: rangesRetryMax},
+		}, func(c follow.Change) error {
+			if c.Lost != nil {
+				return nil // the last ones hold
 			}
-			if time.Since(began) > rangesRetryMax {
-				pause = rangesRetry
+			if c.Fresh {
+				clear(known)
 			}
-			a.log.Debug("watch of the service ranges broke; taking it up again", "error", err, "in", pause.String())
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(pause):
+			for _, obj := range c.Set {
+				known[obj.GetName()] = obj
 			}
-			pause = min(2*pause, rangesRetryMax)
-		}
-	}
-}
-
-// watchRanges calls use with all ranges, first and after every change, until the
-// watch breaks or use fails.
-func watchRanges(ctx context.Context, client resource.Client, use func([]netip.Prefix) error) error {
-	w, err := client.Watch(ctx, kind.ServiceCIDR(), resource.WatchOptions{})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	known, complete := map[string]resource.Object{}, false
-	for {
-		var event watch.Event
-		var open bool
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case event, open = <-w.ResultChan():
-		}
-		if !open {
-			return errors.New("watch of servicecidrs ended")
-		}
-		obj, ok := event.Object.(resource.Object)
-		switch {
-		case event.Type == watch.Error:
-			return apierrors.FromObject(event.Object)
-		case !ok:
-			return fmt.Errorf("watch of servicecidrs delivered a %T", event.Object)
-		case event.Type == watch.Bookmark:
-			if complete || obj.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" {
-				continue
+			if c.Removed != nil {
+				delete(known, c.Removed.GetName())
 			}
-			complete = true
-		case event.Type == watch.Deleted:
-			delete(known, obj.GetName())
-		default:
-			known[obj.GetName()] = obj
-		}
-		if !complete {
-			continue
-		}
-		list := make([]resource.Object, 0, len(known))
-		for _, cidr := range known {
-			list = append(list, cidr)
-		}
-		ranges, err := rangesOf(list)
-		if err == nil {
-			err = use(ranges)
-		}
-		if err != nil {
-			return err
-		}
+			ranges, err := rangesOf(slices.Collect(maps.Values(known)))
+			if err != nil {
+				return err
+			}
+			return a.useRanges(ranges)
+		})
 	}
 }
 

@@ -2,8 +2,6 @@ package workload
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -14,11 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -73,68 +71,22 @@ func NewChecks(cfg ChecksConfig) *Checks {
 func (c *Checks) Run(ctx context.Context) error {
 	defer c.wg.Wait()
 	defer c.keepOnly(nil)
-	pause := checkRetry
-	for {
-		began := c.cfg.Clock.Now()
-		err := c.watch(ctx)
-		if ctx.Err() != nil {
-			return nil
+	return follow.Run(ctx, follow.Config{
+		Client: c.cfg.Client, Kind: kind.Dataplane(), Logger: c.cfg.Logger, Level: slog.LevelDebug,
+		Select: resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node)},
+		Pause:  follow.Pause{First: checkRetry, Last: checkRetryMax, Clock: c.cfg.Clock},
+	}, func(change follow.Change) error {
+		if change.Fresh {
+			c.keepOnly(change.Keys())
 		}
-		if c.cfg.Clock.Since(began) > checkRetryMax {
-			pause = checkRetry
+		for _, obj := range change.Set {
+			c.take(ctx, obj.(*v1alpha1.Dataplane))
 		}
-		c.cfg.Logger.Debug("watch of dataplanes broke; taking it up again", "error", err, "in", pause.String())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-c.cfg.Clock.After(pause):
+		if change.Removed != nil {
+			c.drop(resource.KeyOf(change.Removed))
 		}
-		pause = min(2*pause, checkRetryMax)
-	}
-}
-
-func (c *Checks) watch(ctx context.Context) error {
-	w, err := c.cfg.Client.Watch(ctx, kind.Dataplane(), resource.WatchOptions{ListOptions: resource.ListOptions{
-		Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node),
-	}})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	// Until the initial state is complete, what is not in it may still come.
-	initial := map[resource.Key]bool{}
-	for {
-		var event watch.Event
-		var open bool
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case event, open = <-w.ResultChan():
-		}
-		if !open {
-			return errors.New("watch of dataplanes ended")
-		}
-		if event.Type == watch.Error {
-			return apierrors.FromObject(event.Object)
-		}
-		dp, ok := event.Object.(*v1alpha1.Dataplane)
-		switch {
-		case !ok:
-			return fmt.Errorf("watch of dataplanes delivered a %T", event.Object)
-		case event.Type == watch.Bookmark:
-			if initial != nil && dp.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
-				c.keepOnly(initial)
-				initial = nil
-			}
-		case event.Type == watch.Deleted:
-			c.drop(resource.KeyOf(dp))
-		default:
-			if initial != nil {
-				initial[resource.KeyOf(dp)] = true
-			}
-			c.take(ctx, dp)
-		}
-	}
+		return nil
+	})
 }
 
 // keepOnly ends the checks of Dataplanes that are not listed.

@@ -332,7 +332,7 @@ func TestChecksForReal(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- checks.Run(ctx) }()
 	got := map[string]string{}
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for len(got) < len(want) {
 		select {
 		case event := <-w.ResultChan():

@@ -85,7 +85,7 @@ func get(client resource.Client) (*v1alpha1.Dataplane, error) {
 // awaitCondition follows the Dataplane until its Ready condition has a reason.
 func awaitCondition(t *testing.T, client resource.Client, reason string) *v1alpha1.Dataplane {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	w, err := client.Watch(ctx, kind.Dataplane(), resource.WatchOptions{})
 	if err != nil {

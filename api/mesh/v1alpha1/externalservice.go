@@ -17,9 +17,6 @@ type ExternalService struct {
 	// What the service is and where it is.
 	// +optional
 	Spec ExternalServiceSpec `json:"spec,omitempty"`
-	// What was last observed of the service.
-	// +optional
-	Status ExternalServiceStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -143,17 +140,4 @@ type SubjectAltNameMatch struct {
 	Type string `json:"type,omitempty"`
 	// Value of the name, or its beginning.
 	Value string `json:"value"`
-}
-
-// ExternalServiceStatus is what was last observed of a service.
-type ExternalServiceStatus struct {
-	// Conditions of the service.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// VirtualIPs that workloads reach the service by.
-	// +optional
-	// +listType=set
-	VirtualIPs []string `json:"virtualIPs,omitempty"`
 }

@@ -18,9 +18,6 @@ type Mesh struct {
 	// What holds for everything in the mesh.
 	// +optional
 	Spec MeshSpec `json:"spec,omitempty"`
-	// What was last observed of the mesh.
-	// +optional
-	Status MeshStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -149,13 +146,4 @@ type MeshRouting struct {
 	// zone's egress. Defaults to false.
 	// +optional
 	ZoneEgress *bool `json:"zoneEgress,omitempty"`
-}
-
-// MeshStatus is what was last observed of a mesh.
-type MeshStatus struct {
-	// Conditions of the mesh.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }

@@ -42,7 +42,7 @@ type TopologyHeuristicList struct {
 }
 
 // TopologyHeuristicSpec is a rule. Its expressions see service, zones and endpoints, and
-// nothing else.
+// nothing else. Zones, weight or both are needed.
 type TopologyHeuristicSpec struct {
 	// Variables are evaluated once for a Service, in order. Each may use those before it.
 	// +optional
@@ -50,7 +50,13 @@ type TopologyHeuristicSpec struct {
 	Variables []TopologyHeuristicVariable `json:"variables,omitempty"`
 	// Zones is an expression of type list(string), evaluated for each ready endpoint: the names of the zones
 	// that should use it. It sees endpoint, too.
-	Zones string `json:"zones"`
+	// +optional
+	Zones string `json:"zones,omitempty"`
+	// Weight is an expression of type double, int or uint, evaluated for each ready endpoint and each zone that
+	// may use it: a number from 0 to 1000000, in proportion to which agents divide the zone's connections. A zone
+	// does not use an endpoint for which it is 0. It sees endpoint and zone, too.
+	// +optional
+	Weight string `json:"weight,omitempty"`
 	// Fallback is what becomes of a zone that may use no endpoint: All (it may use all of them), Fail (hints stay
 	// as they are and an event says why) or None (it stays without). Defaults to All.
 	// +optional

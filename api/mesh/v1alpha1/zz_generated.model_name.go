@@ -71,11 +71,6 @@ func (in ExternalServiceSpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
-func (in ExternalServiceStatus) OpenAPIModelName() string {
-	return "dev.proxima.mesh.v1alpha1.ExternalServiceStatus"
-}
-
-// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ExternalServiceTLS) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ExternalServiceTLS"
 }
@@ -143,11 +138,6 @@ func (in MeshRouting) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MeshSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.MeshSpec"
-}
-
-// OpenAPIModelName returns the OpenAPI model name for this type.
-func (in MeshStatus) OpenAPIModelName() string {
-	return "dev.proxima.mesh.v1alpha1.MeshStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -162,7 +162,7 @@ func (b *bed) newCache(t *testing.T, opts bedOptions) *cacher.CacheDelegator {
 		delegator.Stop()
 		front.Stop()
 	})
-	if err := wait.PollUntilContextTimeout(b.ctx, 10*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+	if err := wait.PollUntilContextTimeout(b.ctx, 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 		return flaky.ErrorsConsumed()
 	}); err != nil {
 		t.Fatalf("first list of the cache: %v", err)

@@ -105,7 +105,7 @@ func TestCompanionsRideWithEveryWrite(t *testing.T) {
 					t.Errorf("%s: %d companions left after the commit", object, set.Len())
 				}
 				return fmt.Sprint(batch.Events[1].Record.Modified)
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("%s: no batch", object)
 				return ""
 			}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -203,8 +205,7 @@ var checks = []check{
 	}},
 	{name: "DeleteTriggerWatch", run: func(t *testing.T, b *bed) { storagetesting.RunTestDeleteTriggerWatch(b.ctx, t, b) }},
 	{name: "WatchFromNonZero", run: func(t *testing.T, b *bed) { storagetesting.RunTestWatchFromNonZero(b.ctx, t, b) }},
-	// The cache gives up a watcher that has not run for some 50 ms.
-	{name: "DelayedWatchDelivery", alone: true, run: func(t *testing.T, b *bed) { storagetesting.RunTestDelayedWatchDelivery(b.ctx, t, b) }},
+	{name: "DelayedWatchDelivery", alone: true, run: func(t *testing.T, b *bed) { storagetesting.RunTestDelayedWatchDelivery(b.ctx, t, b.paced(t)) }},
 	{name: "WatchError", notCached: ownReads, run: func(t *testing.T, b *bed) { storagetesting.RunTestWatchError(b.ctx, t, b) }},
 	{name: "WatchWithUnsafeDelete", gates: unsafeDelete, notCached: ownReads, run: func(t *testing.T, b *bed) {
 		storagetesting.RunTestWatchWithUnsafeDelete(b.ctx, t, b, errCorrupt)
@@ -344,5 +345,46 @@ func (s seenCreate) Create(ctx context.Context, key string, obj, out runtime.Obj
 			return false, nil
 		}
 		return err == nil && equality.Semantic.DeepEqual(cached, out), err
+	})
+}
+
+// paced returns a storage whose updates wait until the cache has handed as many
+// events to the watch as that has room for. The check fills the buffers of a watch
+// that nobody reads, and the cache gives up one whose goroutine has not run for a
+// moment by the time they are full.
+func (b *bed) paced(t *testing.T) storage.Interface {
+	if !b.cached {
+		return b
+	}
+	return &pacedUpdates{bed: b, t: t}
+}
+
+type pacedUpdates struct {
+	*bed
+	t       *testing.T
+	watcher watch.Interface
+	updates int
+}
+
+func (p *pacedUpdates) Watch(ctx context.Context, key string, opts storage.ListOptions) (w watch.Interface, err error) {
+	p.watcher, err = p.bed.Watch(ctx, key, opts)
+	return p.watcher, err
+}
+
+func (p *pacedUpdates) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	pre *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+	if err := p.bed.GuaranteedUpdate(ctx, key, out, ignoreNotFound, pre, update, cached); err != nil {
+		return err
+	}
+	p.updates++
+	// Events come by way of an input buffer and the hands of the watch's goroutine
+	// into the buffer of results.
+	results := p.watcher.ResultChan()
+	input := reflect.ValueOf(p.watcher).Elem().FieldByName("input")
+	if !input.IsValid() {
+		p.t.Fatalf("%T is not the watch of upstream's cache any more", p.watcher)
+	}
+	return wait.PollUntilContextTimeout(ctx, time.Millisecond, wait.ForeverTestTimeout, true, func(context.Context) (bool, error) {
+		return len(results) >= min(p.updates, cap(results)) && input.Len() <= max(0, p.updates-cap(results)-1), nil
 	})
 }

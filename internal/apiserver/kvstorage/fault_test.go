@@ -199,7 +199,7 @@ func next(t *testing.T, w watch.Interface) watch.Event {
 	select {
 	case e := <-w.ResultChan():
 		return e
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("no event")
 		return watch.Event{}
 	}

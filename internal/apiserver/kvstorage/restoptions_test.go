@@ -65,7 +65,7 @@ func newRegistry(t testing.TB, s store.Store, uncached bool) (context.Context, *
 	}
 	t.Cleanup(registry.Destroy)
 	if !uncached {
-		deadline, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		deadline, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		for registry.ReadinessCheckFunc() != nil && deadline.Err() == nil {
 			time.Sleep(time.Millisecond) // upstream's cache has no other signal

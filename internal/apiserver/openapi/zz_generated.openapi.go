@@ -38,7 +38,6 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ExternalServiceList{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceList(ref),
 		v1alpha1.ExternalServicePort{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServicePort(ref),
 		v1alpha1.ExternalServiceSpec{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref),
-		v1alpha1.ExternalServiceStatus{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref),
 		v1alpha1.ExternalServiceTLS{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref),
 		v1alpha1.GRPCAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_GRPCAction(ref),
 		v1alpha1.GlobalSecret{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref),
@@ -53,7 +52,6 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref),
 		v1alpha1.MeshRouting{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_MeshRouting(ref),
 		v1alpha1.MeshSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshSpec(ref),
-		v1alpha1.MeshStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MeshStatus(ref),
 		v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName():             schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref),
 		v1alpha1.Probe{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Probe(ref),
 		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
@@ -864,18 +862,11 @@ func schema_proxima_api_mesh_v1alpha1_ExternalService(ref common.ReferenceCallba
 							Ref:         ref(v1alpha1.ExternalServiceSpec{}.OpenAPIModelName()),
 						},
 					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "What was last observed of the service.",
-							Default:     map[string]interface{}{},
-							Ref:         ref(v1alpha1.ExternalServiceStatus{}.OpenAPIModelName()),
-						},
-					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.ExternalServiceSpec{}.OpenAPIModelName(), v1alpha1.ExternalServiceStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.ExternalServiceSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -1127,61 +1118,6 @@ func schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			v1alpha1.ExternalServiceAddress{}.OpenAPIModelName(), v1alpha1.ExternalServicePort{}.OpenAPIModelName(), v1alpha1.ExternalServiceTLS{}.OpenAPIModelName()},
-	}
-}
-
-func schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "ExternalServiceStatus is what was last observed of a service.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Conditions of the service.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
-					"virtualIPs": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-type": "set",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "VirtualIPs that workloads reach the service by.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Type:   []string{"string"},
-										Format: "",
-									},
-								},
-							},
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -1501,18 +1437,11 @@ func schema_proxima_api_mesh_v1alpha1_Mesh(ref common.ReferenceCallback) common.
 							Ref:         ref(v1alpha1.MeshSpec{}.OpenAPIModelName()),
 						},
 					},
-					"status": {
-						SchemaProps: spec.SchemaProps{
-							Description: "What was last observed of the mesh.",
-							Default:     map[string]interface{}{},
-							Ref:         ref(v1alpha1.MeshStatus{}.OpenAPIModelName()),
-						},
-					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.MeshSpec{}.OpenAPIModelName(), v1alpha1.MeshStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.MeshSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -1787,42 +1716,6 @@ func schema_proxima_api_mesh_v1alpha1_MeshSpec(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.MeshMTLS{}.OpenAPIModelName(), v1alpha1.MeshNetworking{}.OpenAPIModelName(), v1alpha1.MeshRouting{}.OpenAPIModelName()},
-	}
-}
-
-func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "MeshStatus is what was last observed of a mesh.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Conditions of the mesh.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -2105,7 +1998,7 @@ func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "TopologyHeuristicSpec is a rule. Its expressions see service, zones and endpoints, and nothing else.",
+				Description: "TopologyHeuristicSpec is a rule. Its expressions see service, zones and endpoints, and nothing else. Zones, weight or both are needed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"variables": {
@@ -2129,7 +2022,13 @@ func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref common.Reference
 					"zones": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Zones is an expression of type list(string), evaluated for each ready endpoint: the names of the zones that should use it. It sees endpoint, too.",
-							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Weight is an expression of type double, int or uint, evaluated for each ready endpoint and each zone that may use it: a number from 0 to 1000000, in proportion to which agents divide the zone's connections. A zone does not use an endpoint for which it is 0. It sees endpoint and zone, too.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2142,7 +2041,6 @@ func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref common.Reference
 						},
 					},
 				},
-				Required: []string{"zones"},
 			},
 		},
 		Dependencies: []string{

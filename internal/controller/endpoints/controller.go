@@ -9,11 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/backend"
+	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -200,19 +200,9 @@ func (c *Controller) report(ctx context.Context, key resource.Key, cause error) 
 	if !ok {
 		return
 	}
-	now := metav1.NewTime(c.Clock.Now())
-	_, err := c.Client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, GenerateName: key.Name + "-"},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Service", Namespace: key.Namespace, Name: key.Name,
-			UID: service.UID, ResourceVersion: service.ResourceVersion,
-		},
-		Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpoint",
-		Message:             fmt.Sprintf("Failed to update endpoint %s: %v", key, cause),
-		Source:              corev1.EventSource{Component: "endpoint-controller"},
-		ReportingController: "endpoint-controller",
-		FirstTimestamp:      now, LastTimestamp: now, Count: 1,
-	})
+	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), service)
+	_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-controller", c.Clock.Now(), "FailedToUpdateEndpoint",
+		fmt.Sprintf("Failed to update endpoint %s: %v", key, cause)))
 	if err != nil {
 		c.Logger.Warn("event could not be written", "service", key, "error", err)
 	}

@@ -10,13 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/backend"
+	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/controller/sliceset"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -176,39 +176,14 @@ func (c *Controller) clear(ctx context.Context, key resource.Key, existing []*di
 	return nil
 }
 
-// execute writes a plan: what is new first, so that no endpoint that stays is
-// missing in between.
+// execute writes a plan.
 func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) error {
 	if plan.Empty() {
 		return nil
 	}
 	c.loop.Writes(key)
-	ledger := c.loop.Ledger(key)
-	for _, slice := range plan.Create {
-		made, err := c.Client.Create(ctx, slice)
-		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			return nil // nothing can be created any more, and all will be deleted
-		}
-		if err != nil {
-			return fmt.Errorf("create endpoint slice of service %s: %w", key, err)
-		}
-		ledger.Wrote(made)
-	}
-	for _, slice := range plan.Update {
-		made, err := c.Client.Update(ctx, slice)
-		if err != nil {
-			return fmt.Errorf("update endpoint slice %s of service %s: %w", slice.Name, key, err)
-		}
-		ledger.Wrote(made)
-	}
-	for _, slice := range plan.Delete {
-		err := c.Client.Delete(ctx, c.Slices, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete endpoint slice %s of service %s: %w", slice.Name, key, err)
-		}
-		ledger.Deleted(slice)
-	}
-	return nil
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Ledger(key), What: "endpoint slice of service " + key.String()}
+	return w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 }
 
 // report tells the user, on the Service, that its slices could not be written.
@@ -217,19 +192,9 @@ func (c *Controller) report(ctx context.Context, key resource.Key, cause error) 
 	if !ok {
 		return
 	}
-	now := metav1.NewTime(c.Clock.Now())
-	_, err := c.Client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, GenerateName: key.Name + "-"},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Service", Namespace: key.Namespace, Name: key.Name,
-			UID: service.UID, ResourceVersion: service.ResourceVersion,
-		},
-		Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
-		Message:             fmt.Sprintf("Error updating Endpoint Slices for Service %s: %v", key, cause),
-		Source:              corev1.EventSource{Component: "endpoint-slice-controller"},
-		ReportingController: "endpoint-slice-controller",
-		FirstTimestamp:      now, LastTimestamp: now, Count: 1,
-	})
+	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), service)
+	_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-slice-controller", c.Clock.Now(), "FailedToUpdateEndpointSlices",
+		fmt.Sprintf("Error updating Endpoint Slices for Service %s: %v", key, cause)))
 	if err != nil {
 		c.Logger.Warn("event could not be written", "service", key, "error", err)
 	}

@@ -21,13 +21,13 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -106,7 +106,7 @@ func (o *Owners) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	kinds := slices.Collect(maps.Values(o.byKind))
 	for _, kind := range kinds {
-		all.Go(func() { follow(ctx, o.Client, kind, o, o.Logger) })
+		all.Go(func() { followKind(ctx, o.Client, kind, o, o.Logger) })
 	}
 	for range ownerWorkers {
 		all.Go(func() { o.work(ctx) })
@@ -479,24 +479,8 @@ func (o *Owners) report(ctx context.Context, n *node, obj resource.Object, ref m
 	if told {
 		return
 	}
-	namespace := n.key.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault // where events about cluster-scoped objects are
-	}
-	now := metav1.NewTime(o.Now())
-	_, err := o.Client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "ownerref-"},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: n.kind.Kind.GroupVersion().String(), Kind: n.kind.Kind.Kind, Namespace: n.key.Namespace, Name: n.key.Name,
-			UID: n.uid, ResourceVersion: obj.GetResourceVersion(),
-		},
-		Type: corev1.EventTypeWarning, Reason: "OwnerRefInvalidNamespace",
-		Message: fmt.Sprintf("ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q",
-			ref.APIVersion, ref.Kind, ref.Name, ref.UID, n.key.Namespace),
-		Source:              corev1.EventSource{Component: "garbage-collector-controller"},
-		ReportingController: "garbage-collector-controller",
-		FirstTimestamp:      now, LastTimestamp: now, Count: 1,
-	})
+	_, err := o.Client.Create(ctx, event.Warning(event.About(n.kind.Kind, obj), "garbage-collector-controller", o.Now(), "OwnerRefInvalidNamespace",
+		fmt.Sprintf("ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q", ref.APIVersion, ref.Kind, ref.Name, ref.UID, n.key.Namespace)))
 	if err != nil && ctx.Err() == nil {
 		o.Logger.Warn("event could not be written", "object", n.key.String(), "error", err)
 	}

@@ -85,7 +85,7 @@ func (p *Pods) Run(ctx context.Context) error {
 	var followers sync.WaitGroup
 	defer followers.Wait()
 	for _, kind := range []*resource.Descriptor{p.PodKind, p.NodeKind} {
-		followers.Go(func() { follow(ctx, p.Client, kind, p, p.Logger) })
+		followers.Go(func() { followKind(ctx, p.Client, kind, p, p.Logger) })
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

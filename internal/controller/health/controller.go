@@ -11,6 +11,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -82,20 +83,23 @@ func (h *Controller) State() State { return *h.state.Load() }
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (h *Controller) Run(ctx context.Context) error {
-	notices := make(chan notice)
-	var watchers sync.WaitGroup
-	for _, d := range h.kinds {
-		watchers.Go(func() { h.watch(ctx, d, notices) })
-	}
+	changes := make(chan follow.Change)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		follow.Several(ctx, follow.Config{
+			Client: h.client, Logger: h.log, Level: slog.LevelWarn,
+			Pause: follow.Pause{First: watchPause, Last: watchPause},
+		}, h.kinds, changes)
+	})
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			watchers.Wait()
+			watching.Wait()
 			return nil
-		case n := <-notices:
-			h.note(n)
+		case c := <-changes:
+			h.note(c)
 		case <-ticker.C:
 			if h.seesAll() {
 				h.look(ctx)
@@ -113,13 +117,13 @@ func (h *Controller) seesAll() bool {
 	return true
 }
 
-func (h *Controller) note(n notice) {
+func (h *Controller) note(c follow.Change) {
 	now := time.Now().Round(0) // by the wall: it goes on while the machine sleeps
-	h.synced[n.kind] = n.synced
-	if n.all != nil {
-		h.dropGone(n)
+	h.synced[c.Kind] = c.Lost == nil
+	if c.Fresh {
+		h.dropGone(c)
 	}
-	for _, obj := range n.changed {
+	for _, obj := range c.Set {
 		switch o := obj.(type) {
 		case *corev1.Node:
 			h.nodes[o.Name] = o
@@ -133,29 +137,30 @@ func (h *Controller) note(n notice) {
 			h.observeDataplane(o, now)
 		}
 	}
-	if n.deleted != nil {
-		h.drop(n.deleted)
+	if c.Removed != nil {
+		h.drop(c.Removed)
 	}
 }
 
 // dropGone forgets what a fresh list does not hold any more.
-func (h *Controller) dropGone(n notice) {
-	switch n.kind {
+func (h *Controller) dropGone(c follow.Change) {
+	there := c.Keys()
+	switch c.Kind {
 	case h.kinds[0]:
 		for name, o := range h.nodes {
-			if !n.all[resource.Key{Name: name}] {
+			if !there[resource.Key{Name: name}] {
 				h.drop(o)
 			}
 		}
 	case h.kinds[1]:
 		for name, o := range h.leases {
-			if !n.all[resource.Key{Namespace: LeaseNamespace, Name: name}] {
+			if !there[resource.Key{Namespace: LeaseNamespace, Name: name}] {
 				h.drop(o)
 			}
 		}
 	case h.kinds[2]:
 		for key := range h.tracker.leases {
-			if key.Kind == dataplaneKind && !n.all[key.Key] {
+			if key.Kind == dataplaneKind && !there[key.Key] {
 				h.tracker.Forget(key)
 			}
 		}

@@ -12,11 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
@@ -96,20 +97,23 @@ func NewRepair(c RepairConfig) *Repair {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (r *Repair) Run(ctx context.Context) error {
-	notices := make(chan notice)
-	var watchers sync.WaitGroup
-	for _, d := range []*resource.Descriptor{r.services, r.objects, r.cidrs} {
-		watchers.Go(func() { r.watch(ctx, d, notices) })
-	}
+	changes := make(chan follow.Change)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		follow.Several(ctx, follow.Config{
+			Client: r.client, Logger: r.log, Level: slog.LevelWarn,
+			Pause: follow.Pause{First: watchPause, Last: watchPause},
+		}, []*resource.Descriptor{r.services, r.objects, r.cidrs}, changes)
+	})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			watchers.Wait()
+			watching.Wait()
 			return nil
-		case n := <-notices:
-			r.note(n)
+		case c := <-changes:
+			r.note(c)
 		case <-timer.C:
 		}
 		if next, pending := r.lookAll(ctx); pending {
@@ -323,16 +327,9 @@ func (r *Repair) tell(ctx context.Context, svc *corev1.Service, addr netip.Addr,
 	if _, told := r.told[c]; told {
 		return
 	}
-	now := metav1.Now()
 	message := fmt.Sprintf("Cluster IP [%s]: %s %s", familyOf(addr), addr, what)
-	_, err := r.client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, GenerateName: svc.Name + "."},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
-			UID: svc.UID, ResourceVersion: svc.ResourceVersion},
-		Type: corev1.EventTypeWarning, Reason: reason, Message: message, Count: 1,
-		FirstTimestamp: now, LastTimestamp: now,
-		Source: corev1.EventSource{Component: "ipallocator-repair-controller"}, ReportingController: "ipallocator-repair-controller",
-	})
+	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), svc)
+	_, err := r.client.Create(ctx, event.Warning(about, "ipallocator-repair-controller", time.Now(), reason, message))
 	if err != nil {
 		r.log.Warn("event not sent", "service", c.service, "reason", reason, "message", message, "error", err)
 		return

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	corev1 "k8s.io/api/core/v1"
@@ -273,7 +274,7 @@ func TestRepairReadsNewest(t *testing.T) {
 				return nil
 			})
 			r := NewRepair(w.config)
-			r.note(notice{kind: w.config.Services, synced: true, changed: tc.events})
+			r.note(follow.Change{Kind: w.config.Services, Set: tc.events})
 			r.orphaned[addr] = time.Now().Add(-orphanGrace)
 			if err := r.look(t.Context(), addr, time.Now()); err != nil {
 				t.Error(err)

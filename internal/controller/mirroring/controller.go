@@ -2,7 +2,6 @@ package mirroring
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -11,11 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/controller/sliceset"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -137,42 +137,18 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	return nil
 }
 
-// execute writes a plan: what is new first, so that no endpoint that stays is
-// missing in between.
+// execute writes a plan.
 func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) error {
 	if plan.Empty() {
 		return nil
 	}
 	c.loop.Writes(key)
-	ledger := c.loop.Ledger(key)
-	for _, slice := range plan.Create {
-		made, err := c.Client.Create(ctx, slice)
-		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			return nil // nothing can be created any more, and all will be deleted
-		}
-		if err != nil {
-			return fmt.Errorf("create mirrored slice of endpoints %s: %w", key, err)
-		}
-		ledger.Wrote(made)
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Ledger(key), What: "mirrored slice of endpoints " + key.String()}
+	err := w.Write(ctx, plan.Create, plan.Update, plan.Delete)
+	if apierrors.IsConflict(err) {
+		return loop.ErrStale // somebody else was first; what they wrote is on its way
 	}
-	for _, slice := range plan.Update {
-		made, err := c.Client.Update(ctx, slice)
-		if apierrors.IsConflict(err) {
-			return loop.ErrStale
-		}
-		if err != nil {
-			return fmt.Errorf("update mirrored slice %s of endpoints %s: %w", slice.Name, key, err)
-		}
-		ledger.Wrote(made)
-	}
-	for _, slice := range plan.Delete {
-		err := c.Client.Delete(ctx, c.Slices, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete mirrored slice %s of endpoints %s: %w", slice.Name, key, err)
-		}
-		ledger.Deleted(slice)
-	}
-	return nil
+	return err
 }
 
 // warn tells the author of the Endpoints what was left out, if that is news.
@@ -189,18 +165,8 @@ func (c *Controller) warn(ctx context.Context, key resource.Key, e *corev1.Endpo
 		if slices.Contains(told, w) {
 			continue
 		}
-		now := metav1.NewTime(c.Clock.Now())
-		_, err := c.Client.Create(ctx, &corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, GenerateName: key.Name + "-"},
-			InvolvedObject: corev1.ObjectReference{
-				APIVersion: "v1", Kind: "Endpoints", Namespace: key.Namespace, Name: key.Name,
-				UID: e.UID, ResourceVersion: e.ResourceVersion,
-			},
-			Type: corev1.EventTypeWarning, Reason: w.Reason, Message: w.Message,
-			Source:              corev1.EventSource{Component: "endpoint-slice-mirroring-controller"},
-			ReportingController: "endpoint-slice-mirroring-controller",
-			FirstTimestamp:      now, LastTimestamp: now, Count: 1,
-		})
+		about := event.About(corev1.SchemeGroupVersion.WithKind("Endpoints"), e)
+		_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-slice-mirroring-controller", c.Clock.Now(), w.Reason, w.Message))
 		if err != nil {
 			c.Logger.Warn("event could not be written", "endpoints", key, "error", err)
 		}

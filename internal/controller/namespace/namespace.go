@@ -17,10 +17,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 )
 
 // Finalizer takes finalizers off a Namespace, which no ordinary write may do.
@@ -105,30 +105,17 @@ func (c *Controller) work(ctx context.Context, name string) {
 
 // watch puts the names of Terminating namespaces into the queue.
 func (c *Controller) watch(ctx context.Context) {
-	for ctx.Err() == nil {
-		w, err := c.client.Watch(ctx, c.namespaces, resource.WatchOptions{})
-		if err == nil {
-			for event := range w.ResultChan() {
-				namespace, ok := event.Object.(*corev1.Namespace)
-				if !ok {
-					err = fmt.Errorf("watch sent %v", event.Object)
-					break
-				}
-				if event.Type != watch.Bookmark && event.Type != watch.Deleted && isTerminating(namespace) {
-					c.queue.Add(namespace.Name)
-				}
+	_ = follow.Run(ctx, follow.Config{
+		Client: c.client, Kind: c.namespaces, Logger: c.log, Level: slog.LevelWarn,
+		Pause: follow.Pause{First: watchPause, Last: watchPause},
+	}, func(change follow.Change) error {
+		for _, obj := range change.Set {
+			if isTerminating(obj.(*corev1.Namespace)) {
+				c.queue.Add(obj.GetName())
 			}
-			w.Stop()
 		}
-		if ctx.Err() != nil {
-			return
-		}
-		c.log.Warn("watch of namespaces broke, taking it up again", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(watchPause):
-		}
-	}
+		return nil
+	})
 }
 
 func isTerminating(namespace *corev1.Namespace) bool { return !namespace.DeletionTimestamp.IsZero() }

@@ -96,7 +96,7 @@ func newCluster(finalizers ...corev1.FinalizerName) *cluster {
 	now := metav1.Now()
 	c := &cluster{
 		contents: map[resource.Key]resource.Object{},
-		watcher:  watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 1}),
+		watcher:  watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 2}),
 		namespace: &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: "doomed", DeletionTimestamp: &now},
 			Spec:       corev1.NamespaceSpec{Finalizers: finalizers},
@@ -143,7 +143,10 @@ func TestController(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				done := make(chan error, 1)
-				c.watcher.Modify(c.namespace.DeepCopy()) // the channel holds it
+				c.watcher.Add(c.namespace.DeepCopy()) // the channel holds both
+				c.watcher.Action(watch.Bookmark, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+					Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+				}})
 				go func() { done <- ctrl.Run(ctx) }()
 				<-ctx.Done() // time passes only while nothing is left to do
 				cancel()

@@ -35,6 +35,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/follow"
 )
 
 // Config of a Client.
@@ -114,26 +115,12 @@ const (
 )
 
 func (c *Client) follow(ctx context.Context, ix *index) {
-	pause := firstPause
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := c.feed(ctx, ix)
-		ix.lost()
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(began) > lastPause {
-			pause = firstPause
-		}
+	follow.Retry(ctx, follow.Pause{First: firstPause, Last: lastPause}, func(ctx context.Context) error {
+		defer ix.lost()
+		return c.feed(ctx, ix)
+	}, func(err error, _ time.Duration) {
 		c.log.Debug("reads go to the server until the watch is back", "kind", ix.kind.Resource, "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		pause = min(2*pause, lastPause)
-	}
+	})
 }
 
 var (

@@ -120,7 +120,7 @@ func (s *split) Watch(ctx context.Context, d *resource.Descriptor, opts resource
 // followed waits until the index answers.
 func followed(t *testing.T, c *cached.Client) *cached.Client {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for hits(c) == 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("the index never answered")
@@ -279,14 +279,14 @@ func versions(objects []resource.Object) map[string]string {
 
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !holds() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("%s: not within 30 s", what)
+			t.Fatalf("%s: not within 2 min", what)
 		}
 	}
 }

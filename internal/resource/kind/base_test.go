@@ -98,6 +98,7 @@ metadata: {name: near}
 spec:
   variables: [{name: busy, expression: "zones.filter(z, z.demand > z.capacity).map(z, z.name)"}]
   zones: "[endpoint.zone] + busy"
+  weight: "zone.name == endpoint.zone ? 3.0 : 1.0"
   fallback: Fail`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}

@@ -3,10 +3,8 @@ package kind
 import (
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
@@ -35,17 +33,14 @@ func ExternalService() *resource.Descriptor {
 		Categories: []string{"proxima"},
 		Namespaced: true,
 		Direction:  resource.GlobalToZone,
-		Status:     true,
 
 		New:     func() resource.Object { return &mesh.ExternalService{} },
 		NewList: func() runtime.Object { return &mesh.ExternalServiceList{} },
 
-		Default:        on(defaultExternalService),
-		Prepare:        change(prepareExternalService),
-		PrepareStatus:  change(prepareExternalServiceStatus),
-		Validate:       compare(validateExternalService),
-		ValidateStatus: compare(validateExternalServiceStatus),
-		Warnings:       compare(warnExternalService),
+		Default:  on(defaultExternalService),
+		Prepare:  counted(func(e *mesh.ExternalService) any { return e.Spec }),
+		Validate: compare(validateExternalService),
+		Warnings: compare(warnExternalService),
 
 		Fields: of(func(e *mesh.ExternalService) fields.Set { return fields.Set{"spec.mesh": e.Spec.Mesh} }),
 		Columns: []metav1.TableColumnDefinition{
@@ -69,24 +64,6 @@ func defaultExternalService(e *mesh.ExternalService) {
 		fill(&t.Verification, mesh.VerifySecured)
 		fill(&t.MinVersion, mesh.TLS12)
 	}
-}
-
-func prepareExternalService(e, old *mesh.ExternalService) {
-	if old == nil {
-		e.Generation = 1
-		e.Status = mesh.ExternalServiceStatus{}
-		return
-	}
-	e.Status = *old.Status.DeepCopy()
-	e.Generation = old.Generation
-	if !equality.Semantic.DeepEqual(e.Spec, old.Spec) {
-		e.Generation++
-	}
-}
-
-func prepareExternalServiceStatus(e, old *mesh.ExternalService) {
-	e.Spec = *old.Spec.DeepCopy()
-	e.Generation = old.Generation
 }
 
 func validateExternalService(e, old *mesh.ExternalService) field.ErrorList {
@@ -276,16 +253,6 @@ func checkAltNames(path *field.Path, names []mesh.SubjectAltNameMatch) field.Err
 		if n.Value == "" {
 			errs = append(errs, field.Required(path.Index(i).Child("value"), ""))
 		}
-	}
-	return errs
-}
-
-func validateExternalServiceStatus(e, old *mesh.ExternalService) field.ErrorList {
-	errs := checkMeta(e, old, true, validation.NameIsDNS1035Label)
-	path := field.NewPath("status")
-	errs = append(errs, metav1validation.ValidateConditions(e.Status.Conditions, path.Child("conditions"))...)
-	for i, ip := range e.Status.VirtualIPs {
-		errs = append(errs, utilvalidation.IsValidIP(path.Child("virtualIPs").Index(i), ip)...)
 	}
 	return errs
 }

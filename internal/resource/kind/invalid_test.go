@@ -254,10 +254,12 @@ func TestInvalidOnCreate(t *testing.T) {
 
 		// TopologyHeuristic
 		{"TopologyHeuristic", `{metadata: {name: A}}`, "metadata.name: " + badName},
-		{"TopologyHeuristic", `{spec: {zones: ""}}`, "spec.zones: Invalid value: is needed"},
+		{"TopologyHeuristic", `{spec: {zones: "", weight: ""}}`, "spec.zones: Invalid value: is needed"},
 		{"TopologyHeuristic", `{spec: {zones: endpoint.zone}}`, "spec.zones: Invalid value: is of type string, not list(string)"},
 		{"TopologyHeuristic", `{spec: {variables: [{name: busy, expression: zone}]}}`,
 			"spec.variables[0].expression: Invalid value: line 1, column 1: undeclared reference to 'zone' (in container '')"},
+		{"TopologyHeuristic", `{spec: {weight: zone.name}}`, "spec.weight: Invalid value: is of type string, not double or int or uint"},
+		{"TopologyHeuristic", `{spec: {weight: "endpoints.exists(e, endpoints.exists(f, f.node == e.node)) ? 1 : 2"}}`, "spec.weight: Invalid value: could cost …"},
 		{"TopologyHeuristic", `{spec: {variables: [{name: in, expression: "1"}]}}`, `spec.variables[0].name: Invalid value: "in" has a meaning already`},
 		{"TopologyHeuristic", `{spec: {fallback: Some}}`, `spec.fallback: Invalid value: "Some": use All, Fail or None`},
 
@@ -436,8 +438,6 @@ func TestInvalidOnUpdate(t *testing.T) {
 		{"Mesh", func(o resource.Object) { o.SetName("other") }, "metadata.name: " + immutable},
 		{"Mesh", func(o resource.Object) { o.(*mesh.Mesh).Spec.MTLS.EnabledBackend = "gone" }, "spec.mtls.enabledBackend: Not found: "},
 		{"ExternalService", func(o resource.Object) { o.(*mesh.ExternalService).Spec.Ports = nil }, "spec.ports: Required value: must contain at least 1 port"},
-		{"ExternalService", func(o resource.Object) { o.(*mesh.ExternalService).Status.VirtualIPs = []string{"x"} },
-			"status.virtualIPs[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
 		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Data["tls.key"] = nil }, "data: Forbidden: field is immutable when `immutable` is set"},
 		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Immutable = nil }, "immutable: Forbidden: field is immutable when `immutable` is set"},
 		{"GlobalSecret", func(o resource.Object) { o.(*mesh.GlobalSecret).Type = "other" }, "type: " + immutable},

@@ -14,6 +14,8 @@
 package kind
 
 import (
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -67,5 +69,21 @@ func compare[T resource.Object, R any](f func(obj, old T) R) func(obj, old resou
 	return func(obj, old resource.Object) R {
 		o, _ := old.(T)
 		return f(obj.(T), o)
+	}
+}
+
+// counted prepares a kind that has no status: its generation counts how often the
+// spec was another.
+func counted[T resource.Object](spec func(T) any) func(obj, old resource.Object) {
+	return func(obj, old resource.Object) {
+		before, ok := old.(T)
+		switch {
+		case !ok:
+			obj.SetGeneration(1)
+		case equality.Semantic.DeepEqual(spec(obj.(T)), spec(before)):
+			obj.SetGeneration(before.GetGeneration())
+		default:
+			obj.SetGeneration(before.GetGeneration() + 1)
+		}
 	}
 }

@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -31,17 +29,14 @@ func Mesh() *resource.Descriptor {
 		Singular:   "mesh",
 		Categories: []string{"proxima"},
 		Direction:  resource.GlobalToZone,
-		Status:     true,
 
 		New:     func() resource.Object { return &mesh.Mesh{} },
 		NewList: func() runtime.Object { return &mesh.MeshList{} },
 
-		Default:        on(defaultMesh),
-		Prepare:        change(prepareMesh),
-		PrepareStatus:  change(prepareMeshStatus),
-		Validate:       compare(validateMesh),
-		ValidateStatus: compare(validateMeshStatus),
-		Warnings:       compare(warnMesh),
+		Default:  on(defaultMesh),
+		Prepare:  counted(func(m *mesh.Mesh) any { return m.Spec }),
+		Validate: compare(validateMesh),
+		Warnings: compare(warnMesh),
 
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn(),
@@ -75,24 +70,6 @@ func defaultMesh(m *mesh.Mesh) {
 			r.ZoneEgress = new(false)
 		}
 	}
-}
-
-func prepareMesh(m, old *mesh.Mesh) {
-	if old == nil {
-		m.Generation = 1
-		m.Status = mesh.MeshStatus{}
-		return
-	}
-	m.Status = *old.Status.DeepCopy()
-	m.Generation = old.Generation
-	if !equality.Semantic.DeepEqual(m.Spec, old.Spec) {
-		m.Generation++
-	}
-}
-
-func prepareMeshStatus(m, old *mesh.Mesh) {
-	m.Spec = *old.Spec.DeepCopy()
-	m.Generation = old.Generation
 }
 
 // validateMesh: the name is a value of labels and a part of DNS names, so it is
@@ -218,11 +195,6 @@ func checkDataSource(path *field.Path, s *mesh.DataSource, in scope, may inline)
 		errs = append(errs, invalid(ref.Child("key"), r.Key, utilvalidation.IsConfigMapKey(r.Key))...)
 	}
 	return errs
-}
-
-func validateMeshStatus(m, old *mesh.Mesh) field.ErrorList {
-	errs := checkMeta(m, old, false, validation.NameIsDNSLabel)
-	return append(errs, metav1validation.ValidateConditions(m.Status.Conditions, field.NewPath("status", "conditions"))...)
 }
 
 // warnMesh: backends that nobody enabled look like encryption, and are none.

@@ -48,36 +48,60 @@ func defaultSecret(s *corev1.Secret) {
 	if s.Type == "" {
 		s.Type = corev1.SecretTypeOpaque
 	}
-	if len(s.StringData) > 0 && s.Data == nil {
-		s.Data = map[string][]byte{}
+	foldStringData(&s.Data, &s.StringData)
+}
+
+// foldStringData moves what was given as text into data.
+func foldStringData(data *map[string][]byte, text *map[string]string) {
+	if len(*text) > 0 && *data == nil {
+		*data = map[string][]byte{}
 	}
-	for k, v := range s.StringData {
-		s.Data[k] = []byte(v)
+	for k, v := range *text {
+		(*data)[k] = []byte(v)
 	}
-	s.StringData = nil
+	*text = nil
 }
 
 func validateSecret(s, old *corev1.Secret) field.ErrorList {
+	now := secretContent{s, string(s.Type), s.Data, s.Immutable}
+	var before *secretContent
+	if old != nil {
+		before = &secretContent{old, string(old.Type), old.Data, old.Immutable}
+	}
+	return append(checkSecret(now, before, true), checkSecretType(s, field.NewPath("data"))...)
+}
+
+// secretContent is what Secret and GlobalSecret have in common.
+type secretContent struct {
+	meta      resource.Object
+	kind      string
+	data      map[string][]byte
+	immutable *bool
+}
+
+// checkSecret holds the rules that do not depend on the type. old is nil when it is
+// created.
+func checkSecret(s secretContent, old *secretContent, namespaced bool) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("data")
 	if old == nil {
-		errs = checkMeta(s, nil, true, validation.NameIsDNSSubdomain)
+		errs = checkMeta(s.meta, nil, namespaced, validation.NameIsDNSSubdomain)
 	} else {
-		errs = checkMeta(s, old, true, validation.NameIsDNSSubdomain)
-		errs = append(errs, validation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type"))...)
-		if old.Immutable != nil && *old.Immutable {
-			errs = append(errs, checkFrozen(s.Immutable, frozen{path, equality.Semantic.DeepEqual(s.Data, old.Data)})...)
+		errs = checkMeta(s.meta, old.meta, namespaced, validation.NameIsDNSSubdomain)
+		errs = append(errs, validation.ValidateImmutableField(s.kind, old.kind, field.NewPath("type"))...)
+		if old.immutable != nil && *old.immutable {
+			errs = append(errs, checkFrozen(s.immutable, frozen{path, equality.Semantic.DeepEqual(s.data, old.data)})...)
 		}
 	}
 	size := 0
-	for _, k := range slices.Sorted(maps.Keys(s.Data)) {
+	for _, k := range slices.Sorted(maps.Keys(s.data)) {
 		errs = append(errs, invalid(path.Key(k), k, utilvalidation.IsConfigMapKey(k))...)
-		size += len(s.Data[k])
+		size += len(s.data[k])
 	}
 	if size > corev1.MaxSecretSize {
 		errs = append(errs, field.TooLong(path, "", corev1.MaxSecretSize))
 	}
-	return append(errs, checkSecretType(s, path)...)
+	return errs
 }
 
 // checkSecretType checks that a Secret of a known type has what the type promises.

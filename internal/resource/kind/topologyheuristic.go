@@ -28,7 +28,7 @@ func TopologyHeuristic() *resource.Descriptor {
 		NewList: func() runtime.Object { return &mesh.TopologyHeuristicList{} },
 
 		Default:  on(func(h *mesh.TopologyHeuristic) { fill(&h.Spec.Fallback, mesh.HeuristicFallbackAll) }),
-		Prepare:  change(prepareTopologyHeuristic),
+		Prepare:  counted(func(h *mesh.TopologyHeuristic) any { return h.Spec }),
 		Validate: compare(validateTopologyHeuristic),
 
 		Columns: []metav1.TableColumnDefinition{
@@ -37,31 +37,23 @@ func TopologyHeuristic() *resource.Descriptor {
 			column("Fallback", "What becomes of a zone that may use no endpoint."),
 			ageColumn(),
 			wide("Zones", "The expression for the zones that should use an endpoint."),
+			wide("Weight", "The expression for the weight of an endpoint in a zone."),
 		},
 		Cells: of(func(h *mesh.TopologyHeuristic) []any {
-			return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), strings.Join(strings.Fields(h.Spec.Zones), " ")}
+			return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), oneLine(h.Spec.Zones), oneLine(h.Spec.Weight)}
 		}),
 	}
 }
 
+func oneLine(expression string) string { return strings.Join(strings.Fields(expression), " ") }
+
 // HeuristicSpec is what a TopologyHeuristic says, as those who compile it want it.
 func HeuristicSpec(h *mesh.TopologyHeuristic) heuristic.Spec {
-	spec := heuristic.Spec{Zones: h.Spec.Zones, Fallback: heuristic.Fallback(h.Spec.Fallback)}
+	spec := heuristic.Spec{Zones: h.Spec.Zones, Weight: h.Spec.Weight, Fallback: heuristic.Fallback(h.Spec.Fallback)}
 	for _, v := range h.Spec.Variables {
 		spec.Variables = append(spec.Variables, heuristic.Variable{Name: v.Name, Expression: v.Expression})
 	}
 	return spec
-}
-
-func prepareTopologyHeuristic(h, old *mesh.TopologyHeuristic) {
-	if old == nil {
-		h.Generation = 1
-		return
-	}
-	h.Generation = old.Generation
-	if !equality.Semantic.DeepEqual(h.Spec, old.Spec) {
-		h.Generation++
-	}
 }
 
 func validateTopologyHeuristic(h, old *mesh.TopologyHeuristic) field.ErrorList {

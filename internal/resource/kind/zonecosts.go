@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,7 +37,7 @@ func ZoneCosts() *resource.Descriptor {
 		NewList: func() runtime.Object { return &mesh.ZoneCostsList{} },
 
 		Default:  on(defaultZoneCosts),
-		Prepare:  change(prepareZoneCosts),
+		Prepare:  counted(func(c *mesh.ZoneCosts) any { return c.Spec }),
 		Validate: compare(validateZoneCosts),
 
 		Columns: []metav1.TableColumnDefinition{
@@ -67,17 +66,6 @@ func defaultZoneCosts(c *mesh.ZoneCosts) {
 	}
 	if c.Spec.World == nil {
 		c.Spec.World = new(max(float64(defaultWorldCost), *c.Spec.Region))
-	}
-}
-
-func prepareZoneCosts(c, old *mesh.ZoneCosts) {
-	if old == nil {
-		c.Generation = 1
-		return
-	}
-	c.Generation = old.Generation
-	if !equality.Semantic.DeepEqual(c.Spec, old.Spec) {
-		c.Generation++
 	}
 }
 

@@ -60,7 +60,7 @@ type contract struct {
 }
 
 // contractPatience bounds waits of a failing test.
-const contractPatience = 30 * time.Second
+const contractPatience = 2 * time.Minute
 
 func (c *contract) key(name string) resource.Key {
 	return resource.Key{Namespace: c.Namespace, Name: name}

@@ -92,7 +92,7 @@ func read(t *testing.T, w watch.Interface, n int) []string {
 				name = " " + o.GetName()
 			}
 			out = append(out, string(e.Type)+name)
-		case <-time.After(10 * time.Second): // never, unless broken
+		case <-time.After(time.Minute): // never, unless broken
 			return append(out, "nothing")
 		}
 	}

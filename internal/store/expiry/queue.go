@@ -113,15 +113,28 @@ func (q *Queue) Run(ctx context.Context, commit Commit) {
 	}
 }
 
+// slack is how late a deletion may be because of time that passes while its timer
+// is started.
+const slack = time.Millisecond
+
 // sleep waits for the next deadline, an earlier one, or the end.
 func (q *Queue) sleep(ctx context.Context, timed bool, next time.Time, wait time.Duration) bool {
 	var fire <-chan time.Time
 	if timed {
 		timer := q.clock.NewTimer(wait)
-		defer timer.Stop()
+		defer func() { timer.Stop() }()
 		// The clock may have moved between reading it and starting the timer.
-		if !q.clock.Now().Before(next) {
-			return ctx.Err() == nil
+		for {
+			left := next.Sub(q.clock.Now())
+			if left <= 0 {
+				return ctx.Err() == nil
+			}
+			if left >= wait-slack {
+				break
+			}
+			timer.Stop()
+			wait = left
+			timer = q.clock.NewTimer(wait)
 		}
 		fire = timer.C()
 	}

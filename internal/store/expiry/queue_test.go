@@ -82,8 +82,12 @@ func (r *recorder) commit(_ context.Context, txn store.Txn) (store.Revision, err
 
 // run lets a queue work in a bubble of its own time.
 func run(t *testing.T, f func(r *recorder, wait func(time.Duration) []string)) {
+	runBy(t, clock.RealClock{}, f)
+}
+
+func runBy(t *testing.T, c clock.Clock, f func(r *recorder, wait func(time.Duration) []string)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &recorder{queue: New(clock.RealClock{}, slog.New(slog.DiscardHandler)), keys: map[string]store.Revision{}}
+		r := &recorder{queue: New(c, slog.New(slog.DiscardHandler)), keys: map[string]store.Revision{}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -154,5 +158,26 @@ func TestRace(t *testing.T) {
 		expect(t, "one by one", wait(time.Second), "a", "c")
 		r.put("b", time.Second)
 		expect(t, "written with a deadline", wait(time.Second), "b")
+	})
+}
+
+// dozing is a clock that lets time pass before it starts its first timer, as a
+// machine does that is busy or asleep.
+type dozing struct {
+	clock.RealClock
+	once sync.Once
+}
+
+func (d *dozing) NewTimer(wait time.Duration) clock.Timer {
+	d.once.Do(func() { time.Sleep(900 * time.Millisecond) }) // of the bubble
+	return d.RealClock.NewTimer(wait)
+}
+
+// TestTimeThatPassesBeforeTheTimer does not make a key live longer.
+func TestTimeThatPassesBeforeTheTimer(t *testing.T) {
+	runBy(t, &dozing{}, func(r *recorder, wait func(time.Duration) []string) {
+		expect(t, "nothing", wait(0))
+		r.put("a", time.Second)
+		expect(t, "in time", wait(time.Second), "a")
 	})
 }

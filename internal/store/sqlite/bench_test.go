@@ -32,6 +32,17 @@ func BenchmarkSync(b *testing.B) {
 	}
 }
 
+// BenchmarkOpen opens a state of 10,000 objects that a killed process left, with
+// its log to recover and the checks; the goal is a second at the most.
+func BenchmarkOpen(b *testing.B) {
+	image := left(b)
+	var took time.Duration
+	for b.Loop() {
+		took += reopen(b, image)
+	}
+	b.ReportMetric(float64(took.Milliseconds())/float64(b.N), "open-ms")
+}
+
 // BenchmarkCommit updates keys by compare-and-swap, values of 1 KiB, as the API
 // server does.
 func BenchmarkCommit(b *testing.B) {

@@ -20,13 +20,14 @@ import (
 // They prove that what the files say is read back right whatever happened to the
 // part that no commit was acknowledged for. They take from SQLite's
 // documentation where it syncs: the log before a commit returns, the file before
-// the log is used anew, the log's new header before its frames. That it asks for
-// this is what TestDurability checks; that the disk does it no test can tell.
+// the log is used anew, the log's new header before its frames. TestPowerCut takes
+// nothing from there: it knows what was synced. That the disk does what it is asked
+// no test can tell.
 
 // image is the bytes of a state at one moment.
 type image struct{ db, log []byte }
 
-func imageOf(t *testing.T, path string) image {
+func imageOf(t testing.TB, path string) image {
 	t.Helper()
 	var i image
 	var err error

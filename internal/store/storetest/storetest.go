@@ -85,7 +85,7 @@ type fixture struct {
 
 // patience bounds waits that should be instant; it only matters to a failing
 // test.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func put(key, value string) store.Op {
 	return store.Op{Kind: store.Put, Key: key, Value: []byte(value)}
