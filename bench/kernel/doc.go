@@ -1,11 +1,15 @@
-// Command kernel measures the modes that program the kernel beside the layout
-// that kube-proxy documents for its nftables mode (a chain per service and per
-// endpoint, reached by a verdict map), in network namespaces of its own that have
+// Command kernel measures the modes that program the kernel, and the agent that
+// drives them, beside kube-proxy's way, in network namespaces of its own that have
 // no way out. It needs root, Linux, nft and iptables.
 //
-//	go run ./bench/kernel [-smoke]
+//	go run ./bench/kernel [-smoke] [-only programming,path,iptables,agent] [-binary bin/proxima]
 //
-// Both sides take turns, so that a busy machine disturbs them alike; only the
-// ratios mean anything. What kube-proxy itself costs is not in its figures: they
-// are those of "nft -f" with the rules that it would write.
+// Sides take turns, round by round, so that a busy machine disturbs them alike.
+// A figure is the median over the rounds, a ratio the median of the rounds' ratios.
+// Each line has the goal beside the figure. The command exits with 1 if something
+// did not work, and not because a goal was missed: that depends on the machine.
+//
+// What kube-proxy itself costs is in the part "agent" alone, and only if the
+// environment variable KUBE_PROXY names a binary of it. Elsewhere its side is
+// "nft -f" or "iptables-restore" with the text that kube-proxy would hand over.
 package main

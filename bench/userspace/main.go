@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"time"
@@ -46,7 +47,7 @@ func main() {
 	if *smoke {
 		p = smokePlan
 	}
-	fail(run(p))
+	fail(run(os.Stdout, p))
 }
 
 func fail(err error) {
@@ -56,8 +57,8 @@ func fail(err error) {
 	}
 }
 
-func run(p plan) error {
-	ways, stop, err := startWays()
+func run(out io.Writer, p plan) error {
+	ways, stop, err := startWays(out)
 	defer stop()
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func run(p plan) error {
 			}
 		}
 	}
-	report(p, ways, results)
+	report(out, p, ways, results)
 	return nil
 }
 
@@ -110,36 +111,36 @@ func (r *result) measure(p plan, w way) error {
 	return nil
 }
 
-func report(p plan, ways []way, results []result) {
-	fmt.Printf("%-12s %10s %10s", "", "short µs", "kept µs")
+func report(out io.Writer, p plan, ways []way, results []result) {
+	fmt.Fprintf(out, "%-12s %10s %10s", "", "short µs", "kept µs")
 	for _, n := range p.concurrent {
-		fmt.Printf(" %9s %9s", fmt.Sprint("conn/s@", n), fmt.Sprint("cpu µs@", n))
+		fmt.Fprintf(out, " %9s %9s", fmt.Sprint("conn/s@", n), fmt.Sprint("cpu µs@", n))
 	}
-	fmt.Println()
+	fmt.Fprintln(out)
 	for i, w := range ways {
 		r := &results[i]
-		fmt.Printf("%-12s %10.1f %10.1f", w.name, micros(median(r.short)), micros(median(r.kept)))
+		fmt.Fprintf(out, "%-12s %10.1f %10.1f", w.name, micros(median(r.short)), micros(median(r.kept)))
 		for j := range p.concurrent {
-			fmt.Printf(" %9.0f %9.1f", median(r.rates[j]), median(r.cpu[j]))
+			fmt.Fprintf(out, " %9.0f %9.1f", median(r.rates[j]), median(r.cpu[j]))
 		}
-		fmt.Println()
+		fmt.Fprintln(out)
 	}
 	for _, base := range []string{"direct", "haproxy"} {
 		b := slices.IndexFunc(ways, func(w way) bool { return w.name == base })
 		if b < 0 {
 			continue
 		}
-		fmt.Printf("\nspeed relative to %s (median of the rounds' ratios; 1 is as fast, more is faster)\n", base)
+		fmt.Fprintf(out, "\nspeed relative to %s (median of the rounds' ratios; 1 is as fast, more is faster)\n", base)
 		for i, w := range ways {
 			if i == b {
 				continue
 			}
 			r, to := &results[i], &results[b]
-			fmt.Printf("%-12s %10.2f %10.2f", w.name, ratio(to.short, r.short), ratio(to.kept, r.kept))
+			fmt.Fprintf(out, "%-12s %10.2f %10.2f", w.name, ratio(to.short, r.short), ratio(to.kept, r.kept))
 			for j := range p.concurrent {
-				fmt.Printf(" %9.2f %9s", ratio(r.rates[j], to.rates[j]), "")
+				fmt.Fprintf(out, " %9.2f %9s", ratio(r.rates[j], to.rates[j]), "")
 			}
-			fmt.Println()
+			fmt.Fprintln(out)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type way struct {
 const message = 64
 
 // startWays starts server and proxies. stop ends them; it is never nil.
-func startWays() (ways []way, stop func(), err error) {
+func startWays(out io.Writer) (ways []way, stop func(), err error) {
 	var running []*exec.Cmd
 	stop = func() {
 		for _, c := range running {
@@ -57,7 +57,7 @@ func startWays() (ways []way, stop func(), err error) {
 	}
 	path, err := exec.LookPath("haproxy")
 	if err != nil {
-		fmt.Println("haproxy is not installed, so nothing is compared with it")
+		fmt.Fprintln(out, "haproxy is not installed, so nothing is compared with it")
 		return ways, stop, nil
 	}
 	cmd, addr, err := startHAProxy(path, server.addr)

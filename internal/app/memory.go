@@ -13,8 +13,10 @@ const (
 	// memoryQuiet is the most that is allocated in that time while nothing much
 	// goes on.
 	memoryQuiet = 16 << 20
-	// memoryWorth is the least that is worth a collection.
-	memoryWorth = 40 << 20
+	// planeWorth and agentWorth are the least that is worth a collection, which
+	// takes as long as there is live memory to look at; an agent has less.
+	planeWorth = 40 << 20
+	agentWorth = 12 << 20
 )
 
 // memoryState is what the runtime says, in bytes.
@@ -26,17 +28,21 @@ type memoryState struct {
 }
 
 // worthFreeing tells, by a look at the memory now and one before, whether a burst
-// has left much behind and is over.
-func (m memoryState) worthFreeing(before memoryState) bool {
+// is over and has left more than worth behind.
+func (m memoryState) worthFreeing(before memoryState, worth uint64) bool {
 	dead := m.objects - min(m.live, m.objects)
-	return m.allocated-before.allocated < memoryQuiet && m.free+dead > memoryWorth
+	return m.allocated-before.allocated < memoryQuiet && m.free+dead > worth
 }
 
-// giveBack returns memory to the system once a burst is over. By itself the
-// runtime keeps as much as the burst took for minutes, as it collects again only
-// when the heap has doubled: a control plane that has loaded its state would look
-// twice as large as it is.
-func giveBack(ctx context.Context) error {
+// giveBack returns memory to the system once a burst is over, if it is worth it.
+// By itself the runtime keeps as much as the burst took for minutes, as it collects
+// again only when the heap has doubled: a process that has loaded its state would
+// look twice as large as it is.
+func giveBack(worth uint64) func(context.Context) error {
+	return func(ctx context.Context) error { return watchMemory(ctx, worth) }
+}
+
+func watchMemory(ctx context.Context, worth uint64) error {
 	ticker := time.NewTicker(memoryEvery)
 	defer ticker.Stop()
 	before := readMemory()
@@ -47,7 +53,7 @@ func giveBack(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		now := readMemory()
-		if now.worthFreeing(before) {
+		if now.worthFreeing(before, worth) {
 			debug.FreeOSMemory()
 			now = readMemory()
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -108,6 +109,7 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 	if s.Ports, err = decodeSlicePorts(m.GetPorts()); err != nil {
 		return nil, err
 	}
+	s.Endpoints = slices.Grow(s.Endpoints, len(m.GetEndpoints())) // they are kept, what is spare would be, too
 	for i, e := range m.GetEndpoints() {
 		endpoint, err := decodeEndpoint(e, m.GetNames())
 		if err != nil {

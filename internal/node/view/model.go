@@ -2,6 +2,7 @@ package view
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,6 +88,7 @@ func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 		port := proxy.SlicePort{Name: value(p.Name, ""), Port: uint16(*p.Port), Protocol: protocolOf(value(p.Protocol, corev1.ProtocolTCP))}
 		out.Ports = append(out.Ports, port)
 	}
+	out.Endpoints = slices.Grow(out.Endpoints, len(s.Endpoints)) // they are kept, what is spare would be, too
 	for i := range s.Endpoints {
 		if e, ok := endpointOf(&s.Endpoints[i]); ok {
 			out.Endpoints = append(out.Endpoints, e)

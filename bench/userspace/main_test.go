@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestMain lets the program start itself in its roles, as it does outside tests.
+func TestMain(m *testing.M) {
+	if slices.Contains(os.Args, "-role") {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestSmoke runs every way; the figures are for people.
+func TestSmoke(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(&out, smokePlan); err != nil {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	for _, want := range []string{"direct", "userspace", "naive", "haproxy", "conn/s@8", "speed relative to direct"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("nothing about %q:\n%s", want, &out)
+		}
+	}
+}
+
+func TestRatio(t *testing.T) {
+	// One round was disturbed, for both: its ratio is as good as the others'.
+	if got := ratio([]float64{1, 20, 1}, []float64{2, 40, 2}); got != 0.5 {
+		t.Errorf("ratio: %v, want 0.5", got)
+	}
+	if got := median([]int{5, 1, 3}); got != 3 {
+		t.Errorf("median: %v, want 3", got)
+	}
+}
+
+func TestUnknownRole(t *testing.T) {
+	if err := serve("nobody", "", ""); err == nil || !strings.Contains(err.Error(), "nobody") {
+		t.Errorf("an unknown role: %v", err)
+	}
+}
