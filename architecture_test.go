@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -77,9 +78,10 @@ var layers = map[string]layer{
 // siblings lists the adapters that one adapter may import all the same: parts
 // of one room.
 var siblings = map[string][]string{
-	"internal/node/view":      {"internal/delta/stream"},
-	"internal/node/cluster":   {"internal/node/view"},
-	"internal/proxy/iptables": {"internal/proxy/conntrack"},
+	"internal/node/view":    {"internal/delta/stream"},
+	"internal/node/cluster": {"internal/node/view"},
+	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
+	"internal/proxy/iptables": {"internal/proxy/conntrack", "internal/proxy/nftables"},
 	// The kernel suite lays its network with the test kit.
 	"internal/proxy/proxytest": {"internal/testkit"},
 }
@@ -140,6 +142,45 @@ func checkLibrary(t *testing.T, name, path string) {
 		}
 		if !slices.ContainsFunc(rooms, func(r string) bool { return name == r || strings.HasPrefix(name, r+"/") }) {
 			t.Errorf("%s imports %s: only %v may", name, path, rooms)
+		}
+	}
+}
+
+// TestEveryPackageIsOnTheMap: docs/ARCHITECTURE.md has a room for each package. The
+// first cell of a row names paths; "…/x" is below the first of them, and a path with
+// "…" or "/" at its end, or in a cell with "and below", stands for all below it.
+func TestEveryPackageIsOnTheMap(t *testing.T) {
+	doc, err := os.ReadFile("docs/ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact, below := map[string]bool{}, []string{}
+	for line := range strings.SplitSeq(string(doc), "\n") {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 || !strings.Contains(cells[1], "`") {
+			continue
+		}
+		first := ""
+		for i, path := range strings.Split(cells[1], "`") {
+			if i%2 == 0 {
+				continue // between two paths
+			}
+			if name, ok := strings.CutPrefix(path, "…/"); ok {
+				path = first + "/" + name
+			} else if first == "" {
+				first = path
+			}
+			open := strings.TrimSuffix(strings.TrimSuffix(path, "…"), "/")
+			exact[open] = true
+			if open != path || strings.Contains(cells[1], "and below") {
+				below = append(below, open+"/")
+			}
+		}
+	}
+	for _, p := range listPackages(t) {
+		name, ours := strings.CutPrefix(p.ImportPath, module)
+		if ours && !exact[name] && !slices.ContainsFunc(below, func(b string) bool { return strings.HasPrefix(name, b) }) {
+			t.Errorf("%s has no room in docs/ARCHITECTURE.md", name)
 		}
 	}
 }

@@ -233,9 +233,10 @@ func dial(to netip.AddrPort) (fd int, took time.Duration, err error) {
 // connect that went on meanwhile is done.
 func retried(call func() error) error {
 	for {
-		switch err := call(); err {
-		case unix.EINTR, unix.EALREADY:
-		case unix.EISCONN:
+		err := call()
+		switch {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EALREADY):
+		case errors.Is(err, unix.EISCONN):
 			return nil
 		default:
 			return err

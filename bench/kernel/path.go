@@ -91,10 +91,10 @@ func (r *road) serve(cpu int) error {
 			for {
 				var fd int
 				err := retried(func() (err error) { fd, _, err = unix.Accept4(r.listener, unix.SOCK_CLOEXEC); return err })
-				switch err {
-				case nil:
+				switch {
+				case err == nil:
 					repeat(fd, buf)
-				case unix.ECONNABORTED:
+				case errors.Is(err, unix.ECONNABORTED):
 				default: // shut down
 					return nil
 				}

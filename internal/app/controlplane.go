@@ -295,7 +295,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	})
 	parts.run("address repair", repair.Run)
 	parts.run("compaction", func(ctx context.Context) error { return compact(ctx, cp.store, cp.log) })
-	parts.run("memory", giveBack)
+	parts.run("memory", giveBack(planeWorth))
 
 	views, err := cp.startViews(parts, world, measured, plans)
 	if err != nil {

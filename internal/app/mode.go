@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -114,6 +115,9 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 // Agents must not be running: they would repair it. What is absent is no error.
 func CleanNode(ctx context.Context, log *slog.Logger) error {
 	if err := cleanModes(ctx, ""); err != nil {
+		if os.Geteuid() > 0 { // a tool for each table would say so
+			err = errors.New("this user can't read or change the kernel's rules")
+		}
 		return &HintError{Err: err, Text: "this needs root (CAP_NET_ADMIN)"}
 	}
 	orDiscard(log).Info("nothing of an agent is left in the kernel")
@@ -121,13 +125,19 @@ func CleanNode(ctx context.Context, log *slog.Logger) error {
 }
 
 // cleanModes cleans up after all kernel modes but one. Modes that can't work
-// here have left nothing.
+// here have left nothing. Open connections of the mode before go on, in the
+// userspace mode by what is left of that mode.
 func cleanModes(ctx context.Context, but string) error {
 	var errs []error
-	if but != modeNftables {
-		if nftables.Check(nftables.Options{}) == nil {
-			errs = append(errs, nftables.Cleanup(ctx, nftables.Options{}))
-		}
+	nft := nftables.Check(nftables.Options{}) == nil
+	if nft && but == modeUserspace {
+		errs = append(errs, nftables.KeepFlows(nftables.Options{}))
+	}
+	if nft && but != modeNftables {
+		errs = append(errs, nftables.Cleanup(ctx, nftables.Options{}))
+	}
+	if nft && but != modeUserspace {
+		errs = append(errs, nftables.ForgetFlows(nftables.Options{}))
 	}
 	if but != modeIptables {
 		errs = append(errs, iptables.Cleanup(ctx, iptables.Options{}))

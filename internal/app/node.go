@@ -115,6 +115,7 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 	}
 	defer a.close()
 	parts := newParts(ctx)
+	parts.run("memory", giveBack(agentWorth))
 	if err := a.start(parts); err != nil {
 		parts.end()
 		return err

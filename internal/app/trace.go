@@ -111,13 +111,14 @@ func (a *agent) trace(c diag.Connection) *diag.Trace {
 	case *iptables.Mode:
 		t.Spare = nil // one try is all that a packet has
 		if state != nil {
-			t.Kernel = linesOf(mode.Dump(), state.Name.String())
+			t.Kernel = mode.RulesOf(state.Name)
 		} else {
 			t.Outcome, t.Kernel = nobodysRule(mode.Dump(), c.To.Addr())
 		}
 	default:
 		traceSockets(t, c)
 	}
+	t.Locate(a.agent.Slices(), vantage)
 	for _, p := range status.Pending {
 		if p.Port == t.Service {
 			t.Pending = cmp.Or(strings.TrimSpace(p.Error+" "+p.Hint), "the newest change is on its way")
@@ -165,29 +166,6 @@ func weightsOf(states []*proxy.PortState, name string) map[netip.AddrPort]uint32
 	return out
 }
 
-// linesOf a service port in what the iptables mode dumps: the rules of its chains,
-// which follow a comment with its name, after those that lead there.
-func linesOf(dump, name string) []string {
-	var chains []string
-	lines := strings.Split(dump, "\n")
-	for i, line := range lines[:len(lines)-1] {
-		if chain := chainOf(lines[i+1]); line == "# "+name && chain != "" {
-			chains = append(chains, chain)
-		}
-	}
-	var to, own []string
-	for _, line := range lines {
-		switch chain := chainOf(line); {
-		case chain == "":
-		case slices.Contains(chains, chain):
-			own = append(own, line)
-		case slices.ContainsFunc(strings.Fields(line), func(word string) bool { return slices.Contains(chains, word) }):
-			to = append(to, line)
-		}
-	}
-	return append(to, own...)
-}
-
 // nobodysRule is what the iptables mode does with an address and port that no
 // service port has: a cluster address refuses its other ports, and what is not
 // allocated in the service ranges is dropped.
@@ -204,14 +182,6 @@ func nobodysRule(dump string, to netip.Addr) (outcome string, rule []string) {
 		}
 	}
 	return "pass", nil
-}
-
-// chainOf a rule; empty: the line is none.
-func chainOf(line string) string {
-	if words := strings.Fields(line); len(words) > 1 && words[0] == "-A" {
-		return words[1]
-	}
-	return ""
 }
 
 // traceSockets: the userspace mode has no rules, it listens.

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 const rulesOfTwo = `# IPv4
@@ -27,18 +25,7 @@ const rulesOfTwo = `# IPv4
 COMMIT
 `
 
-func TestLinesOf(t *testing.T) {
-	want := []string{
-		"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-SVC-W",
-		"-A PROXIMA-SVC-W -p tcp -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.0.0.1:80",
-		"-A PROXIMA-SVC-W -p tcp -j DNAT --to-destination 10.0.0.2:80",
-	}
-	if diff := cmp.Diff(want, linesOf(rulesOfTwo, "shop/web:http")); diff != "" {
-		t.Error(diff)
-	}
-	if got := linesOf(rulesOfTwo, "shop/web"); got != nil {
-		t.Errorf("a service port without rules has %q", got)
-	}
+func TestNobodysRule(t *testing.T) {
 	for to, want := range map[string]string{"10.96.0.1": "reject", "10.96.0.2": "drop", "10.97.0.1": "pass", "fd00::1": "pass"} {
 		got, rule := nobodysRule(rulesOfTwo, netip.MustParseAddr(to))
 		if got != want || (len(rule) == 1) == (want == "pass") {

@@ -47,7 +47,8 @@ backends. It leaves nothing behind.`,
 
 // newDemoBackend is the sample service, started by the demo.
 func newDemoBackend() *cobra.Command {
-	var listen, name, zone string
+	var listen []string
+	var name, zone string
 	cmd := &cobra.Command{
 		Use:    "backend",
 		Short:  "The sample service",
@@ -58,7 +59,7 @@ func newDemoBackend() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&listen, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringSliceVar(&listen, "listen", []string{"127.0.0.1:8080"}, "address to listen on; may be repeated")
 	f.StringVar(&name, "name", "", "name to answer with")
 	f.StringVar(&zone, "zone", "", "zone to answer with")
 	return cmd

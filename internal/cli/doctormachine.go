@@ -171,11 +171,9 @@ func kernelModes(root string) finding {
 		modules      []string
 	}{
 		// nftables: sets with maps of concatenations over netlink, as spec/services.md
-		// wants them. ebpf: cgroup hooks for getpeername.
+		// wants them.
 		{"nftables", 5, 13, []string{"nf_tables"}},
 		{"iptables", 0, 0, []string{"ip_tables|nf_tables", "xt_statistic"}},
-		{"ipvs", 0, 0, []string{"ip_vs", "ip_vs_rr"}},
-		{"ebpf", 5, 10, nil},
 	} {
 		if why := k.lacks(release, m.major, m.minor, m.modules); why != "" {
 			cannot = append(cannot, m.mode+" ("+why+")")

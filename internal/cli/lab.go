@@ -22,8 +22,8 @@ func newLab(s *settings) *cobra.Command {
 		Short:   "Run a mesh of zones and nodes on this machine, and break it",
 		Long: `Lab runs a whole mesh on this machine: a control plane, zones with nodes, and in
 each node an agent and a sample workload, each in a network namespace of its
-own. Cables can be cut and agents killed, to see what happens. Nothing of it
-reaches the network outside. It needs root and Linux.`,
+own. Cables can be cut and agents killed, to see what happens. It is of IPv4 and
+IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	}
 	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
@@ -53,7 +53,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 				return err
 			}
 			defer l.Close()
-			return printLab(s.io.Out, l.Status(cmd.Context()))
+			return printLab(s.io.Out, l.Status(cmd.Context()), false)
 		},
 	}
 	f := cmd.Flags()
@@ -88,7 +88,7 @@ func newLabStatus(s *settings, name *string) *cobra.Command {
 				if output == "json" || output == "yaml" {
 					return printValue(s.io.Out, status, output)
 				}
-				return printLab(s.io.Out, status)
+				return printLab(s.io.Out, status, output == "wide")
 			})
 		},
 	}
@@ -193,30 +193,56 @@ func completeLab(name *string, zones bool) cobra.CompletionFunc {
 	}
 }
 
-func printLab(out io.Writer, s *lab.Status) error {
-	fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, s.VIP)
-	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
-	fmt.Fprintln(w, "ZONE\tCABLE\tNODE\tADDRESS\tCABLE\tREADY\tAGENT\tMODE\tWORKLOAD")
-	for _, z := range s.Zones {
-		for _, n := range z.Nodes {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s %s\n", z.Name, z.Link, n.Name, n.Address, n.Link, n.Ready, n.Agent, n.Mode, n.Workload, n.WorkloadProcess)
-		}
+// printLab prints a lab's state; wide adds the nodes' IPv6 addresses and the
+// addresses that their agents give for the sample service's name.
+func printLab(out io.Writer, s *lab.Status, wide bool) error {
+	at := s.VIP
+	if s.VIP6 != "" {
+		at += " and " + s.VIP6
 	}
-	fmt.Fprintln(w, "\nFROM\tASKED\tFAILED\tANSWERED BY")
+	fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, at)
+	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
+	printLabNodes(w, s, wide)
+	fmt.Fprintln(w, "\nFROM\tBY\tASKED\tFAILED\tANSWERED BY")
 	for _, z := range s.Zones {
-		var by []string
-		for _, who := range slices.Sorted(maps.Keys(z.Answered)) {
-			by = append(by, fmt.Sprintf("%s %d×", who, z.Answered[who]))
+		printServed(w, z.Name, "IPv4", &z.Served)
+		if z.IPv6 != nil {
+			printServed(w, z.Name, "IPv6", z.IPv6)
 		}
-		line := strings.Join(by, ", ")
-		if line == "" {
-			line = z.Error
-		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", z.Name, z.Asked, z.Failed, line)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(out, "\na shell on a node:   ip netns exec pxlab-%s-%s bash\nthe API from there:  export KUBECONFIG=%s\n", s.Name, s.Zones[0].Nodes[0].Name, s.Kubeconfig)
 	return err
+}
+
+func printLabNodes(w io.Writer, s *lab.Status, wide bool) {
+	columns := []string{"ZONE", "CABLE", "NODE", "ADDRESS", "CABLE", "READY", "AGENT", "MODE", "WORKLOAD"}
+	if wide {
+		columns = append(columns, "IPV6 ADDRESS", "WEB RESOLVES TO")
+	}
+	fmt.Fprintln(w, strings.Join(columns, "\t"))
+	for _, z := range s.Zones {
+		for _, n := range z.Nodes {
+			cells := []string{z.Name, z.Link, n.Name, n.Address, n.Link, n.Ready, n.Agent, orNone(n.Mode), n.Workload + " " + n.WorkloadProcess}
+			if wide {
+				cells = append(cells, orNone(n.Address6), orNone(strings.Join(n.Names, ", ")))
+			}
+			fmt.Fprintln(w, strings.Join(cells, "\t"))
+		}
+	}
+}
+
+// printServed tells who answered a zone's client, or why nobody did.
+func printServed(w io.Writer, zone, family string, s *lab.Served) {
+	var by []string
+	for _, who := range slices.Sorted(maps.Keys(s.Answered)) {
+		by = append(by, fmt.Sprintf("%s %d×", who, s.Answered[who]))
+	}
+	line := strings.Join(by, ", ")
+	if line == "" {
+		line = s.Error
+	}
+	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", zone, family, s.Asked, s.Failed, line)
 }

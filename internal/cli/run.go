@@ -34,7 +34,7 @@ type runFlags struct {
 	name, namespace string
 	labels          string
 	ports           []string
-	address         string
+	addresses       []string
 	node            string
 	readyHTTP       string
 	envServices     bool
@@ -69,7 +69,7 @@ Variables that are set already are left as they are.`,
 	addNamespaceFlag(f, &r.namespace)
 	f.StringVar(&r.labels, "labels", "", "labels that Services select by, as in app=web,tier=front")
 	f.StringSliceVar(&r.ports, "port", nil, "port the command listens on: [NAME:]NUMBER[/tcp|udp|sctp]; may be repeated")
-	f.StringVar(&r.address, "address", "", "address to be reached at (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
+	f.StringSliceVar(&r.addresses, "address", nil, "address to be reached at; may be repeated, for the other family (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
@@ -154,12 +154,8 @@ func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: r.name, Namespace: r.namespace, Labels: set},
 		Spec:       v1alpha1.DataplaneSpec{NodeName: nodeName(r.node), DrainSeconds: &drain},
 	}
-	if r.address != "" {
-		addr, err := netip.ParseAddr(r.address)
-		if err != nil {
-			return nil, usagef("--address %q: not an IP address", r.address)
-		}
-		dp.Spec.Addresses = []string{addr.String()}
+	if dp.Spec.Addresses, err = parseAddresses(r.addresses); err != nil {
+		return nil, err
 	}
 	for _, p := range r.ports {
 		port, err := parsePort(p)
@@ -178,6 +174,28 @@ func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
 		}
 	}
 	return dp, nil
+}
+
+// parseAddresses reads at most one address of each family.
+func parseAddresses(texts []string) ([]string, error) {
+	var out []string
+	var families [2]bool
+	for _, text := range texts {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" {
+			return nil, usagef("--address %q: not an IP address", text)
+		}
+		family := &families[0]
+		if addr.Unmap().Is6() {
+			family = &families[1]
+		}
+		if *family {
+			return nil, usagef("--address %s: one of IPv4 and one of IPv6 at most", strings.Join(texts, ", "))
+		}
+		*family = true
+		out = append(out, addr.Unmap().String())
+	}
+	return out, nil
 }
 
 // parsePort reads [NAME:]NUMBER[/PROTOCOL].

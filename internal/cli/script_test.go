@@ -145,7 +145,7 @@ func setUp(env *testscript.Env, kubeconfig string) error {
 
 // runScripted runs one command line, and checks its exit code.
 func runScripted(ts *testscript.TestScript, want int, args []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	out, errs, code := runOnce(ctx, ts, args)
 	io.WriteString(ts.Stdout(), out)
@@ -185,7 +185,7 @@ func runOnce(ctx context.Context, ts *testscript.TestScript, args []string) (out
 func until(ts *testscript.TestScript, _ bool, args []string) {
 	pattern, err := regexp.Compile("(?ms)" + args[0])
 	ts.Check(err)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -251,7 +251,7 @@ func seen(ts *testscript.TestScript, _ bool, args []string) {
 	b := ts.Value(watchKey{}).(*background)
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for !pattern.MatchString(normalise(ts, b.printed())) {
 		select {
 		case <-b.lines:

@@ -86,9 +86,9 @@ func newTrace(s *settings) *cobra.Command {
 		Short:   "Say what this machine does with a connection to an address",
 		Long: `Trace asks this machine's agent what happens to a new connection: which Service
 has the address, which list of endpoints it gets and why that list, each
-endpoint's share, and which objects of the kernel decide. In the nftables mode
-that is the path through the kernel's tables, in the iptables mode the rules of
-the service port. Nothing is sent.`,
+endpoint's share, node and zone, where the client is, and which objects of the
+kernel decide. In the nftables mode that is the path through the kernel's
+tables, in the iptables mode the rules of the service port. Nothing is sent.`,
 		Example: "  proxima trace 10.96.0.10:53 --protocol udp\n  proxima trace 203.0.113.7:443 --from 198.51.100.1\n  proxima trace '[fd00:96::1]:443' -o json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -141,7 +141,7 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 	if t.Service != "" {
 		service = t.Service + ", by its " + t.Role
 	}
-	fmt.Fprintf(w, "service\t%s\noutcome\t%s\n", service, outcomeText(t))
+	fmt.Fprintf(w, "source\t%s\nservice\t%s\noutcome\t%s\n", sourceText(t), service, outcomeText(t))
 	if t.Outcome == "endpoint" {
 		fmt.Fprintf(w, "client\t%s\n", clientText(t))
 	}
@@ -149,20 +149,19 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 		fmt.Fprintf(w, "pending\tthis is not the newest state: %s\n", t.Pending)
 	}
 	if len(t.Endpoints) > 0 {
-		fmt.Fprintln(w, "\nENDPOINT\tSHARE\tWEIGHT\tWHERE")
+		fmt.Fprintln(w, "\nENDPOINT\tSHARE\tWEIGHT\tNODE\tZONE")
 		for _, e := range t.Endpoints {
-			where := "elsewhere"
-			if e.Local {
-				where = "this node"
-			}
-			fmt.Fprintf(w, "%s\t%.1f %%\t%d\t%s\n", e.Address, 100*e.Share, e.Weight, where)
+			fmt.Fprintf(w, "%s\t%.1f %%\t%d\t%s\t%s\n", e.Address, 100*e.Share, e.Weight, nodeText(e), orNone(e.Zone))
+		}
+	}
+	if len(t.Spare) > 0 {
+		fmt.Fprintln(w, "\nIF NONE ANSWERS\tNODE\tZONE")
+		for _, e := range t.Spare {
+			fmt.Fprintf(w, "%s\t%s\t%s\n", e.Address, nodeText(e), orNone(e.Zone))
 		}
 	}
 	if err := w.Flush(); err != nil {
 		return err
-	}
-	if len(t.Spare) > 0 {
-		fmt.Fprintf(out, "\nif none of them answers: %s\n", strings.Join(t.Spare, ", "))
 	}
 	if len(t.Steps) > 0 {
 		fmt.Fprintln(out, "\nstep by step:")
@@ -177,6 +176,28 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 		}
 	}
 	return nil
+}
+
+// sourceText tells where the client is.
+func sourceText(t *diag.Trace) string {
+	switch s := t.Source; {
+	case s.Here:
+		return t.From + ", an address of this node"
+	case s.Node != "" || s.Zone != "":
+		return fmt.Sprintf("%s, a workload on node %s in zone %s", t.From, orNone(s.Node), orNone(s.Zone))
+	}
+	return t.From + ", of no workload that this node knows"
+}
+
+// nodeText is where an endpoint runs.
+func nodeText(e diag.TraceEndpoint) string {
+	switch {
+	case e.Local && e.Node == "":
+		return "(this node)"
+	case e.Local:
+		return e.Node + " (this node)"
+	}
+	return orNone(e.Node)
 }
 
 func outcomeText(t *diag.Trace) string {

@@ -24,8 +24,12 @@ var traces = map[string]*diag.Trace{
 	"nftables": {
 		To: "10.96.0.10:80", Protocol: "tcp", From: "10.1.0.5", Node: "a-1", Zone: "zone-a", Mode: "nftables",
 		Service: "shop/web:http", Role: "cluster IP", Outcome: "endpoint", List: "cluster", Rule: "zone hints", AffinitySeconds: 10800,
-		Endpoints: []diag.TraceEndpoint{{Address: "10.0.0.1:8080", Weight: 1, Share: 0.25, Local: true}, {Address: "10.0.0.2:8080", Weight: 3, Share: 0.75}},
-		Steps:     []diag.TraceStep{{Object: "ip map vip 10.96.0.10 . tcp . 80", Does: "service port 1 (shop/web:http), class 10"}, {Object: "ip chain pick-keep-cluster-4", Does: "one of 4 slots of map ep, service 1"}},
+		Source: diag.Source{Here: true, Node: "a-1", Zone: "zone-a"},
+		Endpoints: []diag.TraceEndpoint{
+			{Address: "10.0.0.1:8080", Weight: 1, Share: 0.25, Local: true, Node: "a-1", Zone: "zone-a"},
+			{Address: "10.0.0.2:8080", Weight: 3, Share: 0.75, Node: "b-1", Zone: "zone-b"},
+		},
+		Steps: []diag.TraceStep{{Object: "ip map vip 10.96.0.10 . tcp . 80", Does: "service port 1 (shop/web:http), class 10"}, {Object: "ip chain pick-keep-cluster-4", Does: "one of 4 slots of map ep, service 1"}},
 	},
 	"iptables": {
 		To: "198.51.100.7:80", Protocol: "tcp", From: "192.0.2.1", Node: "a-1", Mode: "iptables",
@@ -38,9 +42,10 @@ var traces = map[string]*diag.Trace{
 		Steps: []diag.TraceStep{{Object: "ip chain service-cidr", Does: "10.96.0.99 is in 10.96.0.0/16 and not allocated: drop"}},
 	},
 	"userspace": {
-		To: "10.96.0.10:80", Protocol: "tcp", From: "10.1.0.5", Node: "a-1", Mode: "userspace",
+		To: "10.96.0.10:80", Protocol: "tcp", From: "10.0.0.7", Node: "a-1", Mode: "userspace",
+		Source:  diag.Source{Node: "b-1", Zone: "zone-b"},
 		Service: "shop/web:http", Role: "cluster IP", Outcome: "endpoint", List: "cluster", Rule: "zone hints", Masquerade: true,
-		Endpoints: []diag.TraceEndpoint{{Address: "10.0.0.1:8080", Weight: 1, Share: 1}}, Spare: []string{"10.0.9.9:8080", "10.0.9.10:8080"},
+		Endpoints: []diag.TraceEndpoint{{Address: "10.0.0.1:8080", Weight: 1, Share: 1}}, Spare: []diag.TraceEndpoint{{Address: "10.0.9.9:8080", Weight: 1, Node: "c-1", Zone: "zone-c"}, {Address: "10.0.9.10:8080", Weight: 1}},
 	},
 }
 

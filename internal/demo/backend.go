@@ -13,16 +13,25 @@ import (
 // answer of the sample service.
 type answer struct {
 	Name string `json:"name"`
-	Zone string `json:"zone"`
+	Zone string `json:"zone,omitempty"`
 	PID  int    `json:"pid"`
 }
 
-// Backend serves the sample service until ctx ends: every request is answered
-// with the name, the zone and the process id, as JSON.
-func Backend(ctx context.Context, listen, name, zone string) error {
-	l, err := net.Listen("tcp", listen)
-	if err != nil {
-		return err
+// Backend serves the sample service at some addresses until ctx ends: every
+// request is answered with the name, the zone and the process id, as JSON.
+func Backend(ctx context.Context, listen []string, name, zone string) error {
+	var listeners []net.Listener
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close() // the server has closed those that it served
+		}
+	}()
+	for _, address := range listen {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return err
+		}
+		listeners = append(listeners, l)
 	}
 	body, err := json.Marshal(answer{Name: name, Zone: zone, PID: os.Getpid()})
 	if err != nil {
@@ -41,8 +50,16 @@ func Backend(ctx context.Context, listen, name, zone string) error {
 		_ = srv.Shutdown(grace)
 	})
 	defer stop()
-	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
+	ended := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { ended <- srv.Serve(l) }()
 	}
-	return nil
+	var errs []error
+	for range listeners {
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			errs = append(errs, err)
+			_ = srv.Close() // one address is not enough
+		}
+	}
+	return errors.Join(errs...)
 }

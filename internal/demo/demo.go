@@ -22,13 +22,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
-	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/lab"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -232,54 +230,17 @@ func (d *demo) startBackends(ctx context.Context) error {
 		}
 		d.screen.done("backend         %s in %s at %s", name, zone, listen)
 	}
-	return d.waitForEndpoints(ctx, len(zones))
-}
-
-// waitForEndpoints follows the slices until enough endpoints are ready and the
-// agent answers with each of them.
-func (d *demo) waitForEndpoints(ctx context.Context, want int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	selector := labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "web"})
-	w, err := d.client.Watch(ctx, kind.EndpointSlice(), resource.WatchOptions{
-		ListOptions: resource.ListOptions{Namespace: metav1.NamespaceDefault, Labels: selector},
-	})
-	if err != nil {
-		return err
+	if err := lab.AwaitEndpoints(ctx, d.client, "web", len(zones)); err != nil {
+		return d.failure(err)
 	}
-	defer w.Stop()
-	// Each backend listens on a port of its own, so there are several slices.
-	ready := map[string]int{}
-	for event := range w.ResultChan() {
-		slice, ok := event.Object.(*discoveryv1.EndpointSlice)
-		if !ok {
-			continue
-		}
-		ready[slice.Name] = countReady(slice)
-		total := 0
-		for _, n := range ready {
-			total += n
-		}
-		if total == want {
-			return d.waitForAnswers(ctx, want)
-		}
-	}
-	return d.failure(fmt.Errorf("%d backends did not become ready in %s", want, patience))
-}
-
-func countReady(slice *discoveryv1.EndpointSlice) int {
-	n := 0
-	for _, e := range slice.Endpoints {
-		if e.Conditions.Ready != nil && *e.Conditions.Ready {
-			n++
-		}
-	}
-	return n
+	return d.waitForAnswers(ctx, len(zones))
 }
 
 // waitForAnswers asks until every backend has been heard: then the agent has
 // the slice, too.
 func (d *demo) waitForAnswers(ctx context.Context, want int) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	heard := map[string]bool{}
 	retry := time.NewTicker(20 * time.Millisecond)
 	defer retry.Stop()
@@ -345,14 +306,16 @@ func (d *demo) askOnce(ctx context.Context) (answer, error) {
 }
 
 func (d *demo) printWhatNext() {
+	if d.cfg.Once {
+		d.screen.line("Without --once it stays, with commands to try in another terminal.")
+		return
+	}
 	d.screen.title("Try it yourself, in another terminal")
 	d.screen.line("  export KUBECONFIG=%s", filepath.Join(d.dir, "kubeconfig"))
 	d.screen.line("  curl http://%s", d.vip)
 	d.screen.line("  %s get endpointslices -o wide        # or kubectl", d.cfg.Executable)
-	if !d.cfg.Once {
-		d.screen.line("")
-		d.screen.line("Ctrl-C ends the demo and removes everything.")
-	}
+	d.screen.line("")
+	d.screen.line("Ctrl-C ends the demo and removes everything.")
 }
 
 // kill ends a process the hard way, and waits until the kernel has closed its

@@ -57,6 +57,7 @@ func runLab(ctx context.Context, cfg Config) (err error) {
 		screen: screen{out: cfg.Out, color: cfg.Color},
 	}
 	d.screen.title("Proxima: three zones of two nodes on this machine, behind one virtual IP")
+	d.screen.done("%-15s %s", "lab", d.name)
 	d.lab, err = lab.Start(ctx, lab.Spec{
 		Name: d.name, Zones: len(zones), Nodes: 2, Mode: cfg.Mode, Executable: cfg.Executable, Temporary: true,
 		Progress: func(line string) {
@@ -113,7 +114,7 @@ func carries(mode string) string {
 	if mode == "userspace" {
 		return "userspace: the agents carry traffic themselves, as no kernel mode works here"
 	}
-	return mode + ": the kernel of every node carries traffic, its agent only changes tables"
+	return mode + ": the nodes' kernels carry traffic, their agents change tables"
 }
 
 // victims are the processes of all of zone-a's backends, by name. It asks until
@@ -200,12 +201,17 @@ func numbers(pids map[string]int) string {
 }
 
 func (d *labDemo) whatNext(once bool) {
+	if once {
+		d.screen.line("Without --once it stays, with commands to try in another terminal.")
+		return
+	}
 	d.screen.title("Try it yourself, in another terminal, as root")
 	d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, d.lab.VIP())
+	if vip6 := d.lab.VIP6(); vip6 != "" {
+		d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, vip6)
+	}
 	d.screen.line("  ip netns exec pxlab-%s-a-1 %s trace %s", d.name, d.exe, d.lab.VIP())
 	d.screen.line("  %s lab status --lab %s                # also: cut zone-b, kill a-2, heal", d.exe, d.name)
-	if !once {
-		d.screen.line("")
-		d.screen.line("Ctrl-C ends the demo and removes everything.")
-	}
+	d.screen.line("")
+	d.screen.line("Ctrl-C ends the demo and removes everything.")
 }

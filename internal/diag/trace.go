@@ -1,8 +1,10 @@
 package diag
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -12,11 +14,13 @@ import (
 type Trace struct {
 	To       string `json:"to"`
 	Protocol string `json:"protocol"`
-	// From is the client's address: given, or this machine's own towards To.
-	From string `json:"from"`
-	Node string `json:"node"`
-	Zone string `json:"zone,omitempty"`
-	Mode string `json:"mode"`
+	// From is the client's address: given, or this machine's own towards To. Source is
+	// where that is.
+	From   string `json:"from"`
+	Source Source `json:"source"`
+	Node   string `json:"node"`
+	Zone   string `json:"zone,omitempty"`
+	Mode   string `json:"mode"`
 	// Service port that has the address; empty: none has.
 	Service string `json:"service,omitempty"`
 	// Role of the address: cluster IP, external IP, load balancer or node port.
@@ -35,7 +39,7 @@ type Trace struct {
 	Endpoints       []TraceEndpoint `json:"endpoints"`
 	// Spare endpoints are tried when none of the others answers; the userspace mode
 	// alone can.
-	Spare []string `json:"spare,omitempty"`
+	Spare []TraceEndpoint `json:"spare,omitempty"`
 	// Steps of the first packet, in order, where the mode knows them.
 	Steps []TraceStep `json:"steps,omitempty"`
 	// Kernel is what the mode wants the kernel to have for the service port.
@@ -52,6 +56,18 @@ type TraceEndpoint struct {
 	Weight uint32  `json:"weight"`
 	Share  float64 `json:"share"`
 	Local  bool    `json:"local,omitempty"`
+	// Node and Zone that it is on and in; empty: not known.
+	Node string `json:"node,omitempty"`
+	Zone string `json:"zone,omitempty"`
+}
+
+// Source is where a client is, by its address.
+type Source struct {
+	// Here: the address is one of this node's own. Node and Zone are then this
+	// node's, else those of the workload that has the address; empty: not known.
+	Here bool   `json:"here,omitempty"`
+	Node string `json:"node,omitempty"`
+	Zone string `json:"zone,omitempty"`
 }
 
 // TraceStep is one thing that happens to a packet: what decides, and how.
@@ -169,10 +185,53 @@ func (t *Trace) choose(choice *proxy.Choice, local bool) {
 	}
 	if !local {
 		for _, e := range choice.Spare {
-			t.Spare = append(t.Spare, e.Addr.String())
+			t.Spare = append(t.Spare, TraceEndpoint{Address: e.Addr.String(), Weight: e.Weight, Local: e.Local})
 		}
 	}
 }
+
+// Locate fills in where the endpoints and the client are, by the slices that the
+// node knows: those of the service port's Service first, as the same address may
+// be in several. The addresses of the node itself are in v.
+func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
+	known = slices.Clone(known)
+	service, _, _ := strings.Cut(t.Service, ":")
+	slices.SortStableFunc(known, func(a, b *proxy.Slice) int {
+		return cmp.Or(rank(a, service)-rank(b, service), strings.Compare(a.Name.Name, b.Name.Name))
+	})
+	asked := map[netip.Addr][]place{}
+	for _, list := range [][]TraceEndpoint{t.Endpoints, t.Spare} {
+		for i := range list {
+			if at, err := netip.ParseAddrPort(list[i].Address); err == nil {
+				asked[at.Addr().Unmap()] = append(asked[at.Addr().Unmap()], place{&list[i].Node, &list[i].Zone})
+			}
+		}
+	}
+	from, err := netip.ParseAddr(t.From)
+	if err == nil && (from.IsLoopback() || slices.Contains(v.Addresses, from)) {
+		t.Source = Source{Here: true, Node: t.Node, Zone: t.Zone}
+	} else if err == nil {
+		asked[from] = append(asked[from], place{&t.Source.Node, &t.Source.Zone})
+	}
+	for _, s := range known {
+		for _, e := range s.Endpoints {
+			for _, p := range asked[e.Addr.Unmap()] {
+				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, e.Zone)
+			}
+		}
+	}
+}
+
+// rank of a slice: those of the Service come first.
+func rank(s *proxy.Slice, service string) int {
+	if s.Service.String() == service {
+		return 0
+	}
+	return 1
+}
+
+// place is where to write what is found.
+type place struct{ node, zone *string }
 
 // roleOf an address and port for a service port; empty: none.
 func roleOf(s *proxy.PortState, to netip.AddrPort, v Vantage) string {

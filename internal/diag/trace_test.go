@@ -96,3 +96,41 @@ func TestTrace(t *testing.T) {
 func percent(share float64) string {
 	return map[float64]string{0.25: "25%", 0.75: "75%", 1: "100%"}[share]
 }
+
+// TestLocate: endpoints are where the slices of their own Service have them, and the
+// client is this node, a workload, or unknown.
+func TestLocate(t *testing.T) {
+	at := func(s, node, zone string) proxy.SliceEndpoint {
+		return proxy.SliceEndpoint{Addr: addr(s), Node: node, Zone: zone}
+	}
+	slice := func(service, name string, endpoints ...proxy.SliceEndpoint) *proxy.Slice {
+		return &proxy.Slice{
+			Name: proxy.SliceName{Namespace: "shop", Name: name}, Service: proxy.ServiceName{Namespace: "shop", Name: service}, Endpoints: endpoints,
+		}
+	}
+	known := []*proxy.Slice{
+		slice("api", "api-1", at("10.0.0.2", "elsewhere", "zone-x"), at("10.0.0.7", "b-1", "zone-b"), at("fd00::7", "b-1", "zone-b")),
+		slice("web", "web-2", at("10.0.0.2", "a-2", "zone-a"), at("10.0.9.9", "", "")),
+		slice("web", "web-3", at("10.0.9.9", "c-1", "zone-c")), // of two, the one that knows
+	}
+	here := Vantage{Addresses: []netip.Addr{addr("10.1.0.5")}}
+	for from, want := range map[string]Source{
+		"10.1.0.5": {Here: true, Node: "a-1", Zone: "zone-a"}, "127.0.0.1": {Here: true, Node: "a-1", Zone: "zone-a"}, "::1": {Here: true, Node: "a-1", Zone: "zone-a"},
+		"10.0.0.7": {Node: "b-1", Zone: "zone-b"}, "fd00::7": {Node: "b-1", Zone: "zone-b"}, "192.0.2.1": {},
+	} {
+		tr := Trace{
+			From: from, Node: "a-1", Zone: "zone-a", Service: "shop/web:http",
+			Endpoints: []TraceEndpoint{{Address: "10.0.0.2:8080"}, {Address: "10.0.0.3:8080"}}, Spare: []TraceEndpoint{{Address: "10.0.9.9:8080"}},
+		}
+		tr.Locate(known, here)
+		if diff := cmp.Diff(want, tr.Source); diff != "" {
+			t.Errorf("from %s: %s", from, diff)
+		}
+		if diff := cmp.Diff([]TraceEndpoint{{Address: "10.0.0.2:8080", Node: "a-2", Zone: "zone-a"}, {Address: "10.0.0.3:8080"}}, tr.Endpoints); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff([]TraceEndpoint{{Address: "10.0.9.9:8080", Node: "c-1", Zone: "zone-c"}}, tr.Spare); diff != "" {
+			t.Error(diff)
+		}
+	}
+}

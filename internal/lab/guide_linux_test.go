@@ -52,7 +52,7 @@ func TestGuide(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, want := range []string{
-		"zone-b is cut off", "the agent of a-2 is dead", "a-2    10.200.1.12   up      True    dead",
+		"zone-b is cut off", "the agent of a-2 is dead", "a-2    10.200.1.12   up      True    dead", "fd00:200:1::12", "zone-a   IPv6   12",
 		"the lab is whole", `"controlPlane": "running"`, "web-", "default via 10.201.2.1", "is down",
 	} {
 		if !strings.Contains(string(out), want) {

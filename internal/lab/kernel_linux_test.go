@@ -2,12 +2,14 @@ package lab_test
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/lab"
 	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -28,10 +30,13 @@ func TestKernelModes(t *testing.T) {
 				return well(s) && modes(s) == c.chosen && near(s)
 			})
 			for _, node := range l.Places(false) { // nodes are clients, too, also of themselves
-				if !reaches(t, node, l.VIP()) {
-					t.Errorf("node %s does not reach %s", node, l.VIP())
+				for _, vip := range []string{l.VIP(), l.VIP6()} {
+					if vip != "" {
+						testkit.Eventually(t, "node "+node+" reaches "+vip, func() bool { return reaches(t, node, vip) })
+					}
 				}
 			}
+			traceTells(t, l)
 			if c.zones > 1 {
 				cutHeal(t, l)
 			}
@@ -40,6 +45,46 @@ func TestKernelModes(t *testing.T) {
 				t.Errorf("this machine's own tables changed from\n%s\nto\n%s", before, got)
 			}
 		})
+	}
+}
+
+// traceTells where the endpoints and the client are, from the agent's own view.
+func traceTells(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ns, err := netns.Open("pxlab-" + labName() + "-a-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	for _, vip := range []string{l.VIP(), l.VIP6()} {
+		if vip == "" { // this machine has no IPv6
+			continue
+		}
+		from := "10.200.1.12"
+		if vip == l.VIP6() {
+			from = "fd00:200:1::12"
+		}
+		out, err := ns.Output(t.Context(), testkit.Binary(t), "trace", vip, "--from", from, "-o", "json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var trace diag.Trace
+		if err := json.Unmarshal(out, &trace); err != nil {
+			t.Fatal(err)
+		}
+		nodes := map[string]bool{}
+		for _, e := range trace.Endpoints {
+			nodes[e.Node] = true
+			if e.Zone != "zone-a" {
+				t.Errorf("trace %s: endpoint %+v, want one in zone-a", vip, e)
+			}
+		}
+		if !nodes["a-1"] || !nodes["a-2"] {
+			t.Errorf("trace %s: endpoints %+v, want one on a-1 and one on a-2", vip, trace.Endpoints)
+		}
+		if want := (diag.Source{Node: "a-2", Zone: "zone-a"}); trace.Source != want {
+			t.Errorf("trace %s from %s: source %+v, want %+v", vip, from, trace.Source, want)
+		}
 	}
 }
 
@@ -52,8 +97,10 @@ func cutHeal(t *testing.T, l *lab.Lab) {
 		t.Error("what is cut off reaches the control plane")
 	}
 	for _, z := range l.Status(t.Context()).Zones {
-		if z.Failed > 0 {
-			t.Errorf("%s is not served while zone-b is cut off: %s", z.Name, z.Error)
+		for family, by := range map[string]*lab.Served{"IPv4": &z.Served, "IPv6": z.IPv6} {
+			if by != nil && by.Failed > 0 {
+				t.Errorf("%s is not served by %s while zone-b is cut off: %s", z.Name, family, by.Error)
+			}
 		}
 	}
 	if err := l.Heal(t.Context(), "zone-b"); err != nil {
@@ -90,7 +137,7 @@ func killAgents(t *testing.T, l *lab.Lab) {
 	cancel()
 	asking.Wait()
 	for i, z := range s.Zones {
-		if z.Failed > 0 || asked[i] == 0 {
+		if z.Failed > 0 || asked[i] == 0 || (z.IPv6 != nil && z.IPv6.Failed > 0) {
 			t.Errorf("%s with its agents dead: %+v; %d questions meanwhile", z.Name, z, asked[i])
 		}
 		for _, n := range z.Nodes {
@@ -122,12 +169,17 @@ func modes(s *lab.Status) string {
 // near: every zone is served by each of its own workloads, and by no other.
 func near(s *lab.Status) bool {
 	for _, z := range s.Zones {
-		if len(z.Answered) != len(z.Nodes) {
-			return false
-		}
-		for who := range z.Answered {
-			if !strings.HasPrefix(who, "web-"+strings.TrimPrefix(z.Name, "zone-")+"-") {
+		for _, by := range []*lab.Served{&z.Served, z.IPv6} {
+			if by == nil { // this machine has no IPv6
+				continue
+			}
+			if len(by.Answered) != len(z.Nodes) {
 				return false
+			}
+			for who := range by.Answered {
+				if !strings.HasPrefix(who, "web-"+strings.TrimPrefix(z.Name, "zone-")+"-") {
+					return false
+				}
 			}
 		}
 	}

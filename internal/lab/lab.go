@@ -8,6 +8,9 @@
 // them, and the folder of its files. [Down] needs only these names, so it works
 // whatever died before. No namespace has a way out of the lab.
 //
+// Addresses, service ranges, workloads and questions are of both families, but for
+// machines whose kernel has no IPv6.
+//
 // It needs root and Linux.
 package lab
 
@@ -20,6 +23,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/netns"
 )
 
 // Spec is what a lab is to be.
@@ -32,6 +37,9 @@ type Spec struct {
 	// Mode of the agents, as --mode names it. Default: "auto". The kernel's modes
 	// load their rules in the nodes' namespaces, nowhere else.
 	Mode string
+	// IPv4Only leaves IPv6 out. So it is where the kernel has none, whatever is said
+	// here.
+	IPv4Only bool
 	// Executable is Proxima's.
 	Executable string
 	// Temporary: the lab belongs to this process. If that dies without taking it
@@ -71,6 +79,7 @@ func (s Spec) withDefaults() (Spec, error) {
 	if s.Mode == "" {
 		s.Mode = "auto"
 	}
+	s.IPv4Only = s.IPv4Only || !netns.HasIPv6()
 	if s.Progress == nil {
 		s.Progress = func(string) {}
 	}
@@ -115,16 +124,10 @@ func (z zone) client() string { return "client-" + z.letter() }
 // addr in the zone's network.
 func (z zone) addr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, byte(z) + 1, host}) }
 
-// clientNet is the network between the zone's client and its first node, which
-// is 1; the client is 2.
-func (z zone) clientNet() netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(z) + 1, 0}), 24)
-}
-
-func (z zone) clientAddr(host byte) netip.Prefix {
-	a := z.clientNet().Addr().As4()
-	a[3] = host
-	return netip.PrefixFrom(netip.AddrFrom4(a), 24)
+// clientAddr in the network between the zone's client, which is 2, and its first
+// node, which is 1.
+func (z zone) clientAddr(host byte) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 201, byte(z) + 1, host})
 }
 
 // node is its zone and its index there, from 0.
@@ -158,14 +161,41 @@ func (s Spec) nodes() []node {
 	return out
 }
 
-// controlNet is the network between router (1) and control plane (2).
-var controlNet = netip.MustParsePrefix("10.200.0.0/24")
+// twin is the IPv6 address that goes with an IPv4 one of the lab: it has the same
+// numbers as decimal digits, fd00:200:1::11 with 10.200.1.11.
+func twin(a netip.Addr) netip.Addr {
+	b := a.As4()
+	return netip.MustParseAddr(fmt.Sprintf("fd00:%d:%d::%d", b[1], b[2], b[3]))
+}
+
+// networks are as wide as a lab has them.
+const (
+	bits4 = 24
+	bits6 = 64
+)
+
+// addrs of a link: an address and, unless the lab is of IPv4 only, its twin.
+func (s Spec) addrs(a netip.Addr) []netip.Prefix {
+	out := []netip.Prefix{netip.PrefixFrom(a, bits4)}
+	if !s.IPv4Only {
+		out = append(out, netip.PrefixFrom(twin(a), bits6))
+	}
+	return out
+}
+
+// controlAddr in the network between router (1) and control plane (2).
+func controlAddr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, 0, host}) }
 
 // apiAddress of the control plane.
 const apiAddress = "10.200.0.2:6443"
 
-// serviceRange of virtual addresses.
-const serviceRange = "10.96.0.0/16"
+// serviceRanges of virtual addresses, as --service-cidr takes them.
+func (s Spec) serviceRanges() string {
+	if s.IPv4Only {
+		return "10.96.0.0/16"
+	}
+	return "10.96.0.0/16,fd00:96::/108"
+}
 
 // place is what cut, heal and kill are about: a zone, or a node.
 type place struct {
@@ -220,6 +250,17 @@ func (e *NotUpError) Error() string { return "lab " + e.Name + " is not up" }
 
 // Hint names the remedy.
 func (e *NotUpError) Hint() string { return "start it with \"proxima lab up\"" }
+
+// unavailableError tells that no lab can be made here.
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return "lab: " + e.err.Error() }
+func (e *unavailableError) Unwrap() error { return e.err }
+
+// Hint names the remedy.
+func (e *unavailableError) Hint() string {
+	return "run it as root on Linux; without root, \"proxima demo\" shows three backends"
+}
 
 // UpError tells that a lab of that name exists.
 type UpError struct{ Name string }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +89,9 @@ func answers(t *testing.T, l *lab.Lab, zone, want string) {
 
 func TestCutHealKillDown(t *testing.T) {
 	l := start(t, lab.Spec{Zones: 2, Nodes: 1, Mode: "userspace"})
+	if want := netns.HasIPv6(); (l.VIP6() != "") != want {
+		t.Fatalf("the service's addresses are %q and %q; this kernel has IPv6: %v", l.VIP(), l.VIP6(), want)
+	}
 	// Near endpoints are preferred; a view that has the hints takes a moment.
 	testkit.Eventually(t, "each zone is served by its own", func() bool {
 		a, errA := l.Ask(t.Context(), "zone-a")
@@ -106,7 +110,7 @@ func TestCutHealKillDown(t *testing.T) {
 	// Serving needs neither the control plane nor the other zone.
 	answers(t, l, "zone-a", "web-a-1")
 	answers(t, l, "zone-b", "web-b-1")
-	if reaches(t, "b-1", "10.200.0.2:6443") || reaches(t, "b-1", "10.200.1.11:8080") {
+	if reaches(t, "b-1", "10.200.0.2:6443") || reaches(t, "b-1", "10.200.1.11:8080") || reaches(t, "b-1", "[fd00:200:1::11]:8080") {
 		t.Error("what is cut off reaches others")
 	}
 
@@ -123,19 +127,36 @@ func TestCutHealKillDown(t *testing.T) {
 	if err := l.Heal(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	if !reaches(t, "b-1", "10.200.0.2:6443") {
-		t.Error("what is healed does not reach the control plane")
-	}
+	testkit.Eventually(t, "what is healed reaches the control plane", func() bool { return reaches(t, "b-1", "10.200.0.2:6443") })
 	testkit.Eventually(t, "everything is well again", func() bool { return well(l.Status(t.Context())) })
+}
+
+// TestIPv4Only is a lab as on a machine without IPv6: nothing of it is left out but
+// the second family.
+func TestIPv4Only(t *testing.T) {
+	l := start(t, lab.Spec{Zones: 1, Nodes: 1, Mode: "userspace", IPv4Only: true})
+	testkit.Eventually(t, "everything is well", func() bool { return well(l.Status(t.Context())) })
+	s := l.Status(t.Context())
+	if z := s.Zones[0]; s.VIP6 != "" || z.IPv6 != nil || z.Nodes[0].Address6 != "" {
+		t.Errorf("IPv6 in a lab of IPv4: %+v", s)
+	}
+	again, err := lab.Open(labName()) // who opens it knows as much
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if err := again.Heal(t.Context(), ""); err != nil || again.VIP6() != "" {
+		t.Errorf("healed: %v; IPv6 address %q", err, again.VIP6())
+	}
 }
 
 func well(s *lab.Status) bool {
 	for _, z := range s.Zones {
-		if z.Link != "up" || z.Failed > 0 || len(z.Answered) == 0 {
+		if z.Link != "up" || !served(&z.Served) || (s.VIP6 != "" && !served(z.IPv6)) {
 			return false
 		}
 		for _, n := range z.Nodes {
-			if n.Ready != "True" || n.Link != "up" || n.Agent != "running" || n.WorkloadProcess != "running" {
+			if !slices.Equal(n.Names, addressesOf(s)) || n.Ready != "True" || n.Link != "up" || n.Agent != "running" || n.WorkloadProcess != "running" {
 				return false
 			}
 		}
@@ -143,7 +164,24 @@ func well(s *lab.Status) bool {
 	return s.ControlPlane == "running"
 }
 
-// reaches tells whether a connection from a node of the lab succeeds.
+func served(s *lab.Served) bool { return s != nil && s.Failed == 0 && len(s.Answered) > 0 }
+
+// addressesOf the sample service, as its name has them.
+func addressesOf(s *lab.Status) []string {
+	out := []string{hostOf(s.VIP)}
+	if s.VIP6 != "" {
+		out = append(out, hostOf(s.VIP6))
+	}
+	return out
+}
+
+func hostOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	return host
+}
+
+// reaches tells whether a connection from a node of the lab succeeds within half a
+// second: what should, is to be asked again on a slow machine.
 func reaches(t *testing.T, node, address string) bool {
 	t.Helper()
 	ns, err := netns.Open("pxlab-" + labName() + "-" + node)

@@ -55,7 +55,41 @@ func openAll(s Spec) (*namespaces, error) {
 	return n, nil
 }
 
-var everywhere = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+// everywhere in the address's family.
+func everywhere(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// route everything by way of a neighbour, in every family of the lab.
+func (s Spec) route(n *netns.NS, via netip.Addr) error {
+	var errs []error
+	for _, a := range s.addrs(via) {
+		errs = append(errs, n.AddRoute(everywhere(a.Addr()), a.Addr()))
+	}
+	return errors.Join(errs...)
+}
+
+// routeNet routes an address's network by way of a neighbour.
+func (s Spec) routeNet(n *netns.NS, to, via netip.Addr) error {
+	var errs []error
+	nets := s.addrs(to)
+	for i, a := range s.addrs(via) {
+		errs = append(errs, n.AddRoute(nets[i].Masked(), a.Addr()))
+	}
+	return errors.Join(errs...)
+}
+
+// forward makes a namespace pass on what is for others.
+func (s Spec) forward(n *netns.NS) error {
+	err := n.SetSysctl("net.ipv4.ip_forward", "1")
+	if err == nil && !s.IPv4Only {
+		err = n.SetSysctl("net.ipv6.conf.all.forwarding", "1")
+	}
+	return err
+}
 
 // lay the network: a router with a leg to the control plane and to the switch of
 // every zone, where the zone's nodes are plugged in; behind the first node of a
@@ -68,14 +102,14 @@ func (n *namespaces) lay(s Spec) error {
 	}
 	router := n.open[core]
 	steps := []error{
-		router.SetSysctl("net.ipv4.ip_forward", "1"),
+		s.forward(router),
 		// Zones meet only here, so that a cut is a cut.
 		router.SetSysctl("net.ipv4.conf.all.send_redirects", "0"),
 		router.SetSysctl("net.ipv4.conf.default.send_redirects", "0"),
 		netns.Connect(
-			netns.End{NS: router, Link: control, Addrs: []netip.Prefix{host(controlNet, 1)}},
-			netns.End{NS: n.open[control], Link: "eth0", Addrs: []netip.Prefix{host(controlNet, 2)}}),
-		n.open[control].AddRoute(everywhere, host(controlNet, 1).Addr()),
+			netns.End{NS: router, Link: control, Addrs: s.addrs(controlAddr(1))},
+			netns.End{NS: n.open[control], Link: "eth0", Addrs: s.addrs(controlAddr(2))}),
+		s.route(n.open[control], controlAddr(1)),
 	}
 	if err := errors.Join(steps...); err != nil {
 		return err
@@ -93,7 +127,7 @@ func (n *namespaces) layZone(s Spec, z zone) error {
 	steps := []error{
 		hub.AddBridge("switch"),
 		netns.Connect(
-			netns.End{NS: router, Link: z.name(), Addrs: []netip.Prefix{netip.PrefixFrom(z.addr(1), 24)}},
+			netns.End{NS: router, Link: z.name(), Addrs: s.addrs(z.addr(1))},
 			netns.End{NS: hub, Link: "uplink", Bridge: "switch"}),
 	}
 	for _, node := range s.nodes() {
@@ -102,30 +136,23 @@ func (n *namespaces) layZone(s Spec, z zone) error {
 		}
 		steps = append(steps,
 			netns.Connect(
-				netns.End{NS: n.open[node.name()], Link: "eth0", Addrs: []netip.Prefix{netip.PrefixFrom(node.addr(), 24)}},
+				netns.End{NS: n.open[node.name()], Link: "eth0", Addrs: s.addrs(node.addr())},
 				netns.End{NS: hub, Link: node.name(), Bridge: "switch"}),
 			// Also the way of service addresses: where a kernel mode does not redirect
 			// them, they end at the router, which has no way for them.
-			n.open[node.name()].AddRoute(everywhere, z.addr(1)),
-			n.open[node.name()].SetSysctl("net.ipv4.ip_forward", "1"))
+			s.route(n.open[node.name()], z.addr(1)),
+			s.forward(n.open[node.name()]))
 		if node.index > 0 {
 			// Answers to the zone's client stay in the zone, also one that is cut off.
-			steps = append(steps, n.open[node.name()].AddRoute(z.clientNet(), firstOf(z).addr()))
+			steps = append(steps, s.routeNet(n.open[node.name()], z.clientAddr(2), firstOf(z).addr()))
 		}
 	}
 	first, client := n.open[firstOf(z).name()], n.open[z.client()]
 	steps = append(steps,
 		netns.Connect(
-			netns.End{NS: first, Link: "client", Addrs: []netip.Prefix{z.clientAddr(1)}},
-			netns.End{NS: client, Link: "eth0", Addrs: []netip.Prefix{z.clientAddr(2)}}),
-		client.AddRoute(everywhere, z.clientAddr(1).Addr()),
-		router.AddRoute(z.clientNet(), firstOf(z).addr()))
+			netns.End{NS: first, Link: "client", Addrs: s.addrs(z.clientAddr(1))},
+			netns.End{NS: client, Link: "eth0", Addrs: s.addrs(z.clientAddr(2))}),
+		s.route(client, z.clientAddr(1)),
+		s.routeNet(router, z.clientAddr(2), firstOf(z).addr()))
 	return errors.Join(steps...)
-}
-
-// host of a network.
-func host(p netip.Prefix, last byte) netip.Prefix {
-	a := p.Addr().As4()
-	a[3] = last
-	return netip.PrefixFrom(netip.AddrFrom4(a), p.Bits())
 }

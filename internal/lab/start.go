@@ -10,18 +10,16 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/netns"
-	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -45,7 +43,7 @@ func Start(ctx context.Context, spec Spec) (_ *Lab, err error) {
 		return nil, err
 	}
 	if err := netns.Available(); err != nil {
-		return nil, fmt.Errorf("lab: %w", err)
+		return nil, &unavailableError{err}
 	}
 	if err := sweep(ctx); err != nil {
 		return nil, err
@@ -85,7 +83,7 @@ func claim(spec Spec) (*Lab, error) {
 	}
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
-		*s = state{Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Executable: spec.Executable, Processes: map[string]int{}}
+		*s = state{Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, IPv4Only: spec.IPv4Only, Executable: spec.Executable, Processes: map[string]int{}}
 		if spec.Temporary {
 			s.Owner, s.OwnerSince = os.Getpid(), since(os.Getpid())
 		}
@@ -93,7 +91,11 @@ func claim(spec Spec) (*Lab, error) {
 }
 
 func (l *Lab) build(ctx context.Context) error {
-	l.spec.Progress(fmt.Sprintf("network: %d zones of %d nodes", l.spec.Zones, l.spec.Nodes))
+	families := "IPv4 and IPv6"
+	if l.spec.IPv4Only {
+		families = "IPv4 only"
+	}
+	l.spec.Progress(fmt.Sprintf("network: %d zones of %d nodes, %s", l.spec.Zones, l.spec.Nodes, families))
 	if err := l.ns.lay(l.spec); err != nil {
 		return err
 	}
@@ -103,17 +105,19 @@ func (l *Lab) build(ctx context.Context) error {
 	if err := l.startAgents(ctx); err != nil {
 		return err
 	}
-	vip, err := l.createService(ctx)
+	vips, err := l.createService(ctx)
 	if err != nil {
 		return err
 	}
 	if err := l.startWorkloads(ctx); err != nil {
 		return err
 	}
-	if err := l.awaitAnswers(ctx, vip); err != nil {
-		return err
+	for _, vip := range vips {
+		if err := l.awaitAnswers(ctx, vip); err != nil {
+			return err
+		}
 	}
-	return l.kept.change(func(s *state) { s.VIP = vip })
+	return l.kept.change(func(s *state) { s.VIPs = vips })
 }
 
 // Kubeconfig is the path of the administrator's, for use in the lab's namespaces.
@@ -124,7 +128,7 @@ func kubeconfigOf(name string) string { return filepath.Join(dirOf(name), contro
 func (l *Lab) startControlPlane(ctx context.Context) error {
 	l.spec.Progress("control plane: " + apiAddress)
 	p, err := l.start("control-plane", l.ns.open[control], "control-plane", "--role", "standalone",
-		"--data-dir", filepath.Join(dirOf(l.spec.Name), control), "--api-address", apiAddress, "--service-cidr", serviceRange)
+		"--data-dir", filepath.Join(dirOf(l.spec.Name), control), "--api-address", apiAddress, "--service-cidr", l.spec.serviceRanges())
 	if err != nil {
 		return err
 	}
@@ -195,22 +199,26 @@ func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
 	return p, err
 }
 
-func (l *Lab) createService(ctx context.Context) (vip string, err error) {
+// createService with an address of every family, and return these with the port.
+func (l *Lab) createService(ctx context.Context) (vips []string, err error) {
 	near := corev1.ServiceTrafficDistributionPreferSameZone
+	families := corev1.IPFamilyPolicyPreferDualStack // a range of one family gives one
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: serviceName, Namespace: metav1.NamespaceDefault},
 		Spec: corev1.ServiceSpec{
-			Selector: map[string]string{"app": serviceName}, TrafficDistribution: &near,
+			Selector: map[string]string{"app": serviceName}, TrafficDistribution: &near, IPFamilyPolicy: &families,
 			Ports: []corev1.ServicePort{{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")}},
 		},
 	}
 	created, err := l.client.Create(ctx, svc)
 	if err != nil {
-		return "", fmt.Errorf("create service %s: %w", serviceName, err)
+		return nil, fmt.Errorf("create service %s: %w", serviceName, err)
 	}
-	vip = net.JoinHostPort(created.(*corev1.Service).Spec.ClusterIP, strconv.Itoa(servicePort))
-	l.spec.Progress("service: default/" + serviceName + " at " + vip + ", near endpoints preferred")
-	return vip, nil
+	for _, ip := range created.(*corev1.Service).Spec.ClusterIPs {
+		vips = append(vips, net.JoinHostPort(ip, strconv.Itoa(servicePort)))
+	}
+	l.spec.Progress("service: default/" + serviceName + " at " + strings.Join(vips, " and "))
+	return vips, nil
 }
 
 func (l *Lab) startWorkloads(ctx context.Context) error {
@@ -219,58 +227,27 @@ func (l *Lab) startWorkloads(ctx context.Context) error {
 			return err
 		}
 	}
-	return l.awaitEndpoints(ctx, len(l.spec.nodes()))
+	want := len(l.spec.nodes())
+	if err := AwaitEndpoints(ctx, l.client, serviceName, want*len(l.spec.addrs(controlAddr(1)))); err != nil {
+		return fmt.Errorf("workloads: %w; see their logs in %s", err, dirOf(l.spec.Name))
+	}
+	l.spec.Progress(fmt.Sprintf("workloads: %d ready", want))
+	return nil
 }
 
 func (l *Lab) startWorkload(n node) error {
 	port := strconv.Itoa(servicePort)
+	var addresses, listen []string
+	for _, a := range l.spec.addrs(n.addr()) {
+		addresses, listen = append(addresses, a.Addr().String()), append(listen, net.JoinHostPort(a.Addr().String(), port))
+	}
 	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], "run", "--name", n.workload(), "--labels", "app="+serviceName,
-		"--port", "http:"+port, "--address", n.addr().String(), "--node-name", n.name(), "--ready-http", "/",
+		"--port", "http:"+port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
 		"--kubeconfig", l.Kubeconfig(), "--data-dir", filepath.Join(dirOf(l.spec.Name), n.name()),
 		"--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
-		"--listen", net.JoinHostPort(n.addr().String(), port))
+		"--listen", strings.Join(listen, ","))
 	if err == nil {
 		l.started = append(l.started, p)
 	}
 	return err
-}
-
-// awaitEndpoints follows the slices until enough endpoints are ready.
-func (l *Lab) awaitEndpoints(ctx context.Context, want int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	selector := labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: serviceName})
-	w, err := l.client.Watch(ctx, kind.EndpointSlice(), resource.WatchOptions{
-		ListOptions: resource.ListOptions{Namespace: metav1.NamespaceDefault, Labels: selector},
-	})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	ready := map[string]int{}
-	total := 0
-	for event := range w.ResultChan() {
-		if slice, ok := event.Object.(*discoveryv1.EndpointSlice); ok {
-			ready[slice.Name] = countReady(slice)
-		}
-		total = 0
-		for _, n := range ready {
-			total += n
-		}
-		if total == want {
-			l.spec.Progress(fmt.Sprintf("workloads: %d ready", total))
-			return nil
-		}
-	}
-	return fmt.Errorf("%d of %d workloads are ready: %w; see their logs in %s", total, want, context.Cause(ctx), dirOf(l.spec.Name))
-}
-
-func countReady(slice *discoveryv1.EndpointSlice) int {
-	n := 0
-	for _, e := range slice.Endpoints {
-		if e.Conditions.Ready != nil && *e.Conditions.Ready {
-			n++
-		}
-	}
-	return n
 }

@@ -18,19 +18,21 @@ type state struct {
 	Zones      int    `json:"zones"`
 	Nodes      int    `json:"nodes"`
 	Mode       string `json:"mode"`
+	IPv4Only   bool   `json:"ipv4Only,omitempty"`
 	Executable string `json:"executable"`
 	// Owner of a temporary lab, and when that process started: numbers of
 	// processes are used again.
 	Owner      int    `json:"owner,omitempty"`
 	OwnerSince string `json:"ownerSince,omitempty"`
-	// VIP (address:port) of the sample service; empty while the lab starts.
-	VIP string `json:"vip,omitempty"`
+	// VIPs (address:port) of the sample service, IPv4 first; none while the lab
+	// starts.
+	VIPs []string `json:"vips,omitempty"`
 	// Processes by what they are.
 	Processes map[string]int `json:"processes"`
 }
 
 func (s *state) spec() Spec {
-	return Spec{Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Executable: s.Executable, Progress: func(string) {}}
+	return Spec{Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, IPv4Only: s.IPv4Only, Executable: s.Executable, Progress: func(string) {}}
 }
 
 // kept is a state that is written with every change.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -24,8 +25,10 @@ type Status struct {
 	ControlPlane string `json:"controlPlane"` // running or dead
 	API          string `json:"api"`
 	Kubeconfig   string `json:"kubeconfig"`
-	// VIP (address:port) of the sample service.
+	// VIP (address:port) of the sample service, and the one of IPv6; empty: the lab
+	// has no IPv6.
 	VIP   string       `json:"vip"`
+	VIP6  string       `json:"vip6,omitempty"`
 	Zones []ZoneStatus `json:"zones"`
 }
 
@@ -35,6 +38,13 @@ type ZoneStatus struct {
 	// Link is up or cut.
 	Link  string       `json:"link"`
 	Nodes []NodeStatus `json:"nodes"`
+	// Served by IPv4, and by IPv6; nil: the lab has none.
+	Served
+	IPv6 *Served `json:"ipv6,omitempty"`
+}
+
+// Served tells how a zone's client fares with the sample service.
+type Served struct {
 	// Asked how often, and by whom its client was answered how often.
 	Asked    int            `json:"asked"`
 	Answered map[string]int `json:"answered"`
@@ -45,8 +55,12 @@ type ZoneStatus struct {
 
 // NodeStatus is a node.
 type NodeStatus struct {
-	Name    string `json:"name"`
-	Address string `json:"address"`
+	Name     string `json:"name"`
+	Address  string `json:"address"`
+	Address6 string `json:"address6,omitempty"`
+	// Names are the addresses that the node's agent gives for the sample service's
+	// name (A and AAAA), IPv4 first; none while it does not answer.
+	Names []string `json:"names"`
 	// Link is up or cut; Agent and WorkloadProcess running or dead.
 	Link  string `json:"link"`
 	Agent string `json:"agent"`
@@ -60,15 +74,14 @@ type NodeStatus struct {
 	Ready string `json:"ready"`
 }
 
-// questions that status asks from each zone.
+// questions that status asks from each zone, in each family.
 const questions = 12
 
 // Status looks at everything and asks the sample service from every zone. What
 // can't be found out is part of the answer.
 func (l *Lab) Status(ctx context.Context) *Status {
-	vip := l.VIP()
 	s := &Status{
-		Name: l.spec.Name, API: "https://" + apiAddress, Kubeconfig: l.Kubeconfig(), VIP: vip,
+		Name: l.spec.Name, API: "https://" + apiAddress, Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
 		ControlPlane: l.running("control-plane", l.ns.open[control]),
 	}
 	ready := l.readiness(ctx)
@@ -82,7 +95,10 @@ func (l *Lab) Status(ctx context.Context) *Status {
 			node := NodeStatus{
 				Name: n.name(), Address: n.addr().String(), Link: l.link(z, n.name()),
 				Agent: l.running(n.name()+"-agent", ns), Workload: n.workload(), WorkloadProcess: l.running(n.name()+"-workload", ns),
-				Mode: l.modeOf(n), Ready: "?",
+				Mode: l.modeOf(n), Ready: "?", Names: []string{},
+			}
+			if !l.spec.IPv4Only {
+				node.Address6 = twin(n.addr()).String()
 			}
 			if r, ok := ready[n.name()]; ok {
 				node.Ready = r
@@ -93,7 +109,17 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	}
 	var asking sync.WaitGroup
 	for i := range s.Zones {
-		asking.Go(func() { l.askFrom(ctx, zone(i), &s.Zones[i], vip) })
+		z := &s.Zones[i]
+		asking.Go(func() { l.askFrom(ctx, zone(i), &z.Served, s.VIP) })
+		if s.VIP6 != "" {
+			z.IPv6 = &Served{}
+			asking.Go(func() { l.askFrom(ctx, zone(i), z.IPv6, s.VIP6) })
+		}
+		for j := range z.Nodes {
+			if n := &z.Nodes[j]; n.Agent == "running" {
+				asking.Go(func() { n.Names = l.lookup(ctx, n.Name) })
+			}
+		}
 	}
 	asking.Wait()
 	return s
@@ -155,7 +181,28 @@ func (l *Lab) readiness(ctx context.Context) map[string]string {
 	return out
 }
 
-func (l *Lab) askFrom(ctx context.Context, z zone, s *ZoneStatus, vip string) {
+// nameOf the sample service.
+const nameOf = serviceName + ".default.svc.cluster.local."
+
+// lookup asks a node's agent for the addresses of the sample service's name.
+func (l *Lab) lookup(ctx context.Context, node string) []string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	ns := l.ns.open[node]
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return ns.DialContext(ctx, network, "127.0.0.1:53")
+	}}
+	out := []string{}
+	for _, family := range []string{"ip4", "ip6"} {
+		addrs, _ := resolver.LookupNetIP(ctx, family, nameOf) // no answer is one, too
+		for _, a := range addrs {
+			out = append(out, a.Unmap().String())
+		}
+	}
+	return out
+}
+
+func (l *Lab) askFrom(ctx context.Context, z zone, s *Served, vip string) {
 	s.Answered = map[string]int{}
 	for s.Asked < questions && s.Failed < 2 { // a second failure tells enough
 		who, err := l.ask(ctx, z, vip)
@@ -194,10 +241,18 @@ func (l *Lab) Answer(ctx context.Context, zoneName string) (Answer, error) {
 }
 
 // VIP (address:port) of the sample service.
-func (l *Lab) VIP() string {
+func (l *Lab) VIP() string { return l.vip(0) }
+
+// VIP6 is that of IPv6; empty: the lab has none.
+func (l *Lab) VIP6() string { return l.vip(1) }
+
+func (l *Lab) vip(i int) string {
 	l.kept.mu.Lock()
 	defer l.kept.mu.Unlock()
-	return l.kept.VIP
+	if i >= len(l.kept.VIPs) {
+		return ""
+	}
+	return l.kept.VIPs[i]
 }
 
 func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {

@@ -96,11 +96,12 @@ func openHere(name string) (*NS, error) { return open(name, own) }
 
 // prepare a new namespace: loopback up, and addresses that are there at once.
 func (n *NS) prepare() error {
-	err := errors.Join(
-		n.SetSysctl("net.ipv6.conf.all.accept_dad", "0"),
-		n.SetSysctl("net.ipv6.conf.default.accept_dad", "0"),
-		n.SetLinkUp("lo", true),
-	)
+	err := n.SetLinkUp("lo", true)
+	if HasIPv6() {
+		err = errors.Join(err,
+			n.SetSysctl("net.ipv6.conf.all.accept_dad", "0"),
+			n.SetSysctl("net.ipv6.conf.default.accept_dad", "0"))
+	}
 	if err != nil {
 		_ = n.Close()
 	}

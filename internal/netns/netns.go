@@ -14,7 +14,16 @@
 // and everything else fails.
 package netns
 
-import "net/netip"
+import (
+	"net/netip"
+	"os"
+)
+
+// HasIPv6 tells whether this machine's kernel speaks IPv6 at all.
+func HasIPv6() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6")
+	return err == nil
+}
 
 // End is one end of a pair of links made by Connect.
 type End struct {

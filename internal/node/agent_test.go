@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -487,6 +488,30 @@ func TestHealth(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestMetricsAreDocumented: docs/concepts/modes.md names every metric of the agent.
+func TestMetricsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/concepts/modes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	if _, err := New(Options{Mode: newFake(), Registerer: reg}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(families) < 10 {
+		t.Errorf("%d metrics: this test tests nothing", len(families))
+	}
+	for _, f := range families {
+		if !strings.Contains(string(doc), "`"+f.GetName()+"`") {
+			t.Errorf("docs/concepts/modes.md does not name %s", f.GetName())
+		}
+	}
 }
 
 func TestAHungModeIsNotHealthy(t *testing.T) {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -117,6 +118,14 @@ func (a *Agent) AllStates() []*proxy.PortState {
 	}
 	slices.SortFunc(out, func(a, b *proxy.PortState) int { return strings.Compare(a.Name.String(), b.Name.String()) })
 	return out
+}
+
+// Slices returns all slices of the model, in no order. They are shared and not to
+// be changed.
+func (a *Agent) Slices() []*proxy.Slice {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Values(a.model.slices))
 }
 
 // hintOf finds the remedies that an error carries, also in joined errors.

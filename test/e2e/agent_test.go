@@ -254,8 +254,9 @@ func TestDemo(t *testing.T) {
 		}
 		zone := []string{"web-a-1", "web-a-2"}
 		out := playDemo(t, "auto", zone, zone)
-		_, lab, _ := strings.Cut(out, "--lab ")
-		lab, _, _ = strings.Cut(lab, " ")
+		_, lab, _ := strings.Cut(out, " lab ")
+		lab, _, _ = strings.Cut(lab, "\n")
+		lab = strings.TrimSpace(lab)
 		if left, err := netns.List("pxlab-" + lab + "-"); lab == "" || err != nil || len(left) > 0 {
 			t.Errorf("the demo left of lab %q: %v, %v", lab, left, err)
 		}

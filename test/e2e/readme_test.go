@@ -65,7 +65,7 @@ func TestREADME(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, script, out)
 	}
-	for _, want := range []string{"service/web created", "web-1", `"pid":`, "no problems found"} {
+	for _, want := range []string{"service/web created", "web-1", `{"name":"web-1","pid":`, "no problems found"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}

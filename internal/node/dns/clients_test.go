@@ -71,7 +71,7 @@ func TestGoResolver(t *testing.T) {
 			[]string{"1.1.0"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if diff := cmp.Diff(tc.want, tc.ask(ctx)); diff != "" {
 				t.Error(diff)

@@ -61,6 +61,9 @@ func Check(opts Options) error {
 }
 
 func checkError(err error) error {
+	if told := new(CheckError); errors.As(err, &told) {
+		return told
+	}
 	e := &CheckError{Err: err}
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):

@@ -247,6 +247,9 @@ func (s *set) wantElem(key, packed string) {
 		e = &elem{key: key}
 		s.elems[key] = e
 	}
+	if packed == e.have {
+		packed = e.have // one copy, after a reading
+	}
 	e.want = packed
 	if !e.queued && e.want != e.have {
 		e.queued = true

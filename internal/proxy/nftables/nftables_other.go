@@ -29,6 +29,12 @@ func Check(Options) error { return errLinux }
 // Cleanup has nothing to remove on this system.
 func Cleanup(context.Context, Options) error { return nil }
 
+// KeepFlows has nothing to keep on this system.
+func KeepFlows(Options) error { return nil }
+
+// ForgetFlows has nothing to remove on this system.
+func ForgetFlows(Options) error { return nil }
+
 // Name implements proxy.Mode.
 func (*Mode) Name() string { return "nftables" }
 

@@ -32,8 +32,8 @@ type served struct {
 	proto          proxy.Protocol
 	vips           []vip
 	clusterIPs     []netip.Addr
-	cluster, local []netip.AddrPort // by slot
-	listed         [2][]netip.AddrPort
+	cluster, local []netip.AddrPort          // by slot
+	listed         [2][]netip.AddrPort       // the endpoints, each once; may share memory with the above
 	ids            map[netip.AddrPort]uint16 // affinity only
 	nextID         uint16
 	ranges         []netip.Prefix
@@ -116,7 +116,7 @@ func (f *family) plan(p *port, old *served, state *proxy.PortState) (s served, e
 		oldCluster, oldLocal = f.adoptSlots(p.number, 0), f.adoptSlots(p.number, localSlots)
 	}
 	s.cluster, s.local = assign(oldCluster, choice.Cluster), assign(oldLocal, choice.Local)
-	s.listed = [2][]netip.AddrPort{addrs(choice.Cluster), addrs(choice.Local)}
+	s.listed = [2][]netip.AddrPort{listed(choice.Cluster, s.cluster), listed(choice.Local, s.local)}
 	if s.vips, err = f.vips(state, choice, &s); err != nil {
 		return served{}, err
 	}
@@ -138,6 +138,15 @@ func (f *family) plan(p *port, old *served, state *proxy.PortState) (s served, e
 		}
 	}
 	return s, nil
+}
+
+// listed are the addresses of a list; where its slots are just these, they are
+// one and the same. Neither is ever changed.
+func listed(list []proxy.Target, slots []netip.AddrPort) []netip.AddrPort {
+	if slices.EqualFunc(list, slots, func(t proxy.Target, a netip.AddrPort) bool { return t.Addr == a }) {
+		return slots
+	}
+	return addrs(list)
 }
 
 func addrs(list []proxy.Target) []netip.AddrPort {

@@ -181,7 +181,7 @@ func sourceRanges(k *kernel) {
 	s.SourceRanges = []netip.Prefix{k.rangeOf(out, 0)}
 	k.apply(s)
 	k.reaches(out, proxy.TCP, k.at(k.balancer(0)), local1, remote1)
-	k.excluded(k.outside(1))
+	k.excluded(k.outside(17)) // not one whose flows of UDP, which go on, could have the same port
 
 	s.SourceRanges = nil
 	k.apply(s)

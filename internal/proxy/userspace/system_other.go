@@ -21,7 +21,7 @@ type routes struct{}
 
 func (routes) add(ranges []netip.Prefix) error {
 	if len(ranges) > 0 {
-		return fmt.Errorf("routing %s to this host is not implemented on %s", ranges[0], runtime.GOOS)
+		return fmt.Errorf("routing %s to this host is not available on %s", ranges[0], runtime.GOOS)
 	}
 	return nil
 }

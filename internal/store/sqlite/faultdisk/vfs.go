@@ -74,7 +74,7 @@ var install = sync.OnceValue(func() error {
 	v := at[sqlite3.Tsqlite3_vfs](ours)
 	*v = system
 	v.FpNext, v.FzName = 0, name
-	v.FxOpen, v.FxDelete = pointer(openFunc(xOpen)), pointer(deleteFunc(xDelete))
+	v.FxOpen, v.FxDelete = pointer(xOpen), pointer(xDelete)
 	if code := sqlite3.Xsqlite3_vfs_register(tls, ours, 1); code != sqlite3.SQLITE_OK {
 		return fmt.Errorf("fault disk: SQLite takes no VFS: code %d", code)
 	}
@@ -143,8 +143,8 @@ func tableFor(tls *libc.TLS, below uintptr) uintptr {
 	}
 	m := at[sqlite3.Tsqlite3_io_methods](table)
 	*m = *at[sqlite3.Tsqlite3_io_methods](below)
-	m.FxClose, m.FxWrite = pointer(closeFunc(xClose)), pointer(writeFunc(xWrite))
-	m.FxTruncate, m.FxSync = pointer(resizeFunc(xTruncate)), pointer(syncFunc(xSync))
+	m.FxClose, m.FxWrite = pointer(xClose), pointer(xWrite)
+	m.FxTruncate, m.FxSync = pointer(xTruncate), pointer(xSync)
 	open.tables[below] = table
 	return table
 }
