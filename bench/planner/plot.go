@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"math"
 	"strings"
 )
 
@@ -70,7 +71,8 @@ func (p panel) draw(b *strings.Builder, samples []seen, top float64, events bool
 		fmt.Fprintf(b, `<path d="M%g %.1fH%g" stroke="#ddd"/><text x="%g" y="%.1f" text-anchor="end">%g</text>`+"\n",
 			plotLeft, y(t), plotWidth-plotRight, plotLeft-6, y(t)+4, t)
 	}
-	for second := 0.; second <= last; second += 60 {
+	step := 60 * math.Ceil(last/(60*12)) // whole minutes, and at most a dozen
+	for second := 0.; second <= last; second += step {
 		fmt.Fprintf(b, `<text x="%.1f" y="%g" text-anchor="middle" fill="#555">%g s</text>`+"\n", x(second), top+panelHeight+16, second)
 	}
 	level := 0

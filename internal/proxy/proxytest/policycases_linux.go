@@ -215,7 +215,7 @@ func sourceRangesAll(k *kernel) {
 func zoneHints(k *kernel) {
 	e := k.all(local1, remote1)
 	for i := range e {
-		e[i].HintZones = []string{e[i].Zone}
+		e[i].Hints = proxy.HintsOf([]string{e[i].Zone}, nil)
 	}
 	k.apply(k.svc(0, e...))
 	for _, a := range k.ask(8, k.pod(), proxy.TCP, k.at(k.vip(0))) {
@@ -223,7 +223,7 @@ func zoneHints(k *kernel) {
 			k.Fatalf("answered by %s, want the endpoint of this zone", a.who)
 		}
 	}
-	e[0].HintZones = nil // partly hinted is not hinted
+	e[0].Hints = nil // partly hinted is not hinted
 	k.apply(k.svc(0, e...))
 	k.reaches(k.pod(), proxy.TCP, k.at(k.vip(0)), local1, remote1)
 }
