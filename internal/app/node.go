@@ -212,6 +212,9 @@ func (a *agent) join(ctx context.Context) (*identity.Renewer, error) {
 	if _, err := identity.Enroll(ctx, a.cfg.Server, a.cfg.Token, a.dir()); err != nil {
 		return nil, err
 	}
+	if err := a.forgetRanges(); err != nil {
+		return nil, err
+	}
 	return identity.NewRenewer(a.dir(), log)
 }
 

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,8 +25,8 @@ import (
 )
 
 const (
-	// rangesPatience is how long the start of an agent waits for an API that may be
-	// away; then it goes by what it was told the last time.
+	// rangesPatience is how long the first start of an agent waits for an API that may
+	// be away; then it goes by its flags.
 	rangesPatience = 3 * time.Second
 	// rangesRetry and rangesRetryMax bound the pause before a watch of the ranges
 	// is taken up again.
@@ -33,27 +34,49 @@ const (
 	rangesRetryMax = 30 * time.Second
 )
 
-// learnRanges asks the control plane for the ranges of virtual addresses: those of
-// its ServiceCIDRs, which are fixed at its first start and need not be the ones
-// of anybody's flags today. They are kept for a start without a control plane.
+// learnRanges finds the ranges of virtual addresses: those of the control plane's
+// ServiceCIDRs, which are fixed at its first start and need not be the ones of
+// anybody's flags today. Those of the last run hold at once; followRanges hears of
+// others. Only who has none waits for the control plane, and goes by the flags if
+// it is away.
 func (a *agent) learnRanges(ctx context.Context) error {
+	kept, damage := a.keptRanges()
+	if len(kept) > 0 {
+		a.cfg.ServiceCIDRs = kept
+		return nil
+	}
 	ranges, err := a.fetchRanges(ctx)
 	if err == nil {
 		a.cfg.ServiceCIDRs = ranges
 		return a.keepRanges(ranges)
 	}
-	a.log.Warn("the control plane did not tell the service ranges, the last known ones hold", "error", err)
+	if damage != nil {
+		return fmt.Errorf("service ranges in %s: %w; and the control plane did not tell them: %w", a.rangesFile(), damage, err)
+	}
+	a.log.Warn("the control plane did not tell the service ranges, those of the flags hold", "error", err)
+	return nil
+}
+
+// keptRanges are those of the last run; nil: none are kept.
+func (a *agent) keptRanges() (ranges []netip.Prefix, err error) {
 	data, err := os.ReadFile(a.rangesFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the flags hold
+		return nil, nil
 	}
 	if err == nil {
 		err = json.Unmarshal(data, &ranges)
 	}
-	if err != nil {
-		return fmt.Errorf("service ranges in %s: %w", a.rangesFile(), err)
+	if err != nil || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return !p.IsValid() }) {
+		return nil, cmp.Or(err, errors.New("an empty prefix"))
 	}
-	a.cfg.ServiceCIDRs = ranges
+	return ranges, nil
+}
+
+// forgetRanges that another control plane told.
+func (a *agent) forgetRanges() error {
+	if err := os.Remove(a.rangesFile()); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return nil
 }
 

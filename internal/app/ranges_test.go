@@ -5,16 +5,20 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -125,4 +129,53 @@ func TestRangesAreFollowed(t *testing.T) {
 			t.Errorf("the agent goes by %v, its mode by %v", a.cfg.ServiceCIDRs, mode.has())
 		}
 	})
+}
+
+// TestRangesOfTheLastRun: an agent that knows the ranges does not wait for the
+// control plane, and one that does not asks it.
+func TestRangesOfTheLastRun(t *testing.T) {
+	var asked atomic.Int32
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"kind":"ServiceCIDRList","apiVersion":"networking.k8s.io/v1","metadata":{"resourceVersion":"1"},
+			"items":[{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["10.99.0.0/16"]}}]}`))
+	}))
+	defer api.Close()
+	for _, c := range []struct {
+		what, kept, want string
+		asks             int32
+	}{
+		{"kept", `["10.98.0.0/16"]`, "10.98.0.0/16", 0},
+		{"the first start", "", "10.99.0.0/16", 1},
+		{"damaged", `["10.98.0.0`, "10.99.0.0/16", 1},
+		{"no range", `[]`, "10.99.0.0/16", 1},
+		{"an empty one", `[""]`, "10.99.0.0/16", 1},
+	} {
+		asked.Store(0)
+		a := &agent{cfg: NodeConfig{DataDir: t.TempDir(), Cluster: &ClusterConfig{REST: &rest.Config{Host: api.URL}}}, log: slog.New(slog.DiscardHandler)}
+		if err := os.Mkdir(a.dir(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if c.kept != "" {
+			if err := os.WriteFile(a.rangesFile(), []byte(c.kept), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.learnRanges(t.Context()); err != nil {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if got := a.cfg.ServiceCIDRs; len(got) != 1 || got[0] != netip.MustParsePrefix(c.want) || asked.Load() != c.asks {
+			t.Errorf("%s: ranges %v after %d requests, want %s after %d", c.what, got, asked.Load(), c.want, c.asks)
+		}
+		if kept, err := a.keptRanges(); err != nil || !slices.Equal(kept, a.cfg.ServiceCIDRs) {
+			t.Errorf("%s: the next start would find %v, %v", c.what, kept, err)
+		}
+		if err := errors.Join(a.forgetRanges(), a.forgetRanges()); err != nil {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if kept, err := a.keptRanges(); kept != nil || err != nil {
+			t.Errorf("%s: forgotten, and still %v, %v", c.what, kept, err)
+		}
+	}
 }

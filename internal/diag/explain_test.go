@@ -20,7 +20,7 @@ func endpoint(addr, node, zone string, change func(*proxy.SliceEndpoint)) proxy.
 }
 
 func hinted(zone string) func(*proxy.SliceEndpoint) {
-	return func(e *proxy.SliceEndpoint) { e.HintZones = []string{zone} }
+	return func(e *proxy.SliceEndpoint) { e.Hints = proxy.HintsOf([]string{zone}, nil) }
 }
 
 func TestExplainService(t *testing.T) {

@@ -149,6 +149,9 @@ func (a *Agent) Apply(u proxy.Update) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	mark := func(name proxy.PortName) { a.mark(name, now) }
+	if len(a.dirty) == 0 && len(u.Services) > 0 {
+		a.dirty = make(map[proxy.PortName]time.Time, len(u.Services))
+	}
 	a.noteTriggers(u)
 	services, slices := a.model.apply(u, mark)
 	a.stats.serviceChanges += uint64(services)
@@ -377,6 +380,9 @@ func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, er
 	a.inHand = nil
 	a.stats.applied(end.Sub(begin), err)
 	a.stats.programmed(idle, end)
+	if len(a.actual) == 0 {
+		a.actual = make(map[proxy.PortName]*proxy.PortState, len(done))
+	}
 	for i, w := range done {
 		failure, alone := err, false
 		if perPort != nil {

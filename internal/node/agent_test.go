@@ -114,7 +114,7 @@ func slice(i int, hosts ...byte) *proxy.Slice {
 	for _, h := range hosts {
 		s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{
 			Addr: netip.AddrFrom4([4]byte{10, 0, 0, h}), Node: fmt.Sprint("n", h), Zone: fmt.Sprint("z", h),
-			HintZones: []string{fmt.Sprint("z", h)}, Ready: true, Serving: true,
+			Hints: proxy.HintsOf([]string{fmt.Sprint("z", h)}, nil), Ready: true, Serving: true,
 		})
 	}
 	return s

@@ -26,6 +26,11 @@ func newModel() model {
 // apply takes an update and marks every service port that it may concern. It
 // returns how many services and slices the update touched.
 func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slices int) {
+	if len(m.services)+len(m.slices) == 0 { // the first: maps need not grow
+		m.services = make(map[proxy.ServiceName]*proxy.Service, len(u.Services))
+		m.slices = make(map[proxy.SliceName]*proxy.Slice, len(u.Slices))
+		m.slicesOf = make(map[proxy.ServiceName][]*proxy.Slice, len(u.Slices))
+	}
 	for name, svc := range u.Services {
 		m.setService(name, svc, mark)
 	}

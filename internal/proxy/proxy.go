@@ -111,13 +111,25 @@ type SlicePort struct {
 }
 
 // SliceEndpoint is an endpoint of a Slice, without its ports. Fields as in
-// Endpoint.
+// Endpoint. An agent keeps as many as the cluster has, so it is small.
 type SliceEndpoint struct {
 	Addr                        netip.Addr
 	Node, Zone                  string
-	Ready, Serving, Terminating bool
-	HintZones, HintNodes        []string
+	Hints                       *Hints // nil: none
 	Weight                      uint32
+	Ready, Serving, Terminating bool
+}
+
+// Hints are which zones and nodes should use an endpoint. Never changed, as
+// endpoints share them.
+type Hints struct{ Zones, Nodes []string }
+
+// HintsOf makes hints of lists that are not changed any more; nil: both are empty.
+func HintsOf(zones, nodes []string) *Hints {
+	if len(zones)+len(nodes) == 0 {
+		return nil
+	}
+	return &Hints{Zones: zones, Nodes: nodes}
 }
 
 // Update is what a feed tells the agent's model: objects that are new or

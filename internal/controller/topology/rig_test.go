@@ -324,12 +324,14 @@ func decode(t fataler, body []byte) *proxy.Slice {
 			Addr: addr, Node: name(e.Node), Zone: name(e.Zone), Weight: e.Weight,
 			Ready: !e.NotReady, Serving: !e.NotServing, Terminating: e.Terminating,
 		}
+		var zones, nodes []string
 		for _, z := range e.HintZones {
-			out.HintZones = append(out.HintZones, name(z))
+			zones = append(zones, name(z))
 		}
 		for _, n := range e.HintNodes {
-			out.HintNodes = append(out.HintNodes, name(n))
+			nodes = append(nodes, name(n))
 		}
+		out.Hints = proxy.HintsOf(zones, nodes)
 		s.Endpoints = append(s.Endpoints, out)
 	}
 	return s

@@ -296,7 +296,7 @@ func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []ui
 	if !ok {
 		return nil, false
 	}
-	here := []string{zone}
+	here, elsewhere := proxy.HintsOf([]string{zone}, nil), proxy.HintsOf([]string{nowhere}, nil)
 	next := 0
 	for i := range object.Endpoints {
 		if _, ok := endpointOf(&object.Endpoints[i]); !ok {
@@ -304,15 +304,15 @@ func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []ui
 		}
 		e := &s.Endpoints[next]
 		next++
-		e.HintZones, e.HintNodes = nil, nil
+		e.Hints = nil
 		switch {
 		case !e.Ready: // hints and weights mean nothing
 		case i < len(weights) && weights[i] > 0:
-			e.Weight, e.HintZones = weights[i], here
+			e.Weight, e.Hints = weights[i], here
 		case e.Zone != "" && e.Zone != zone:
-			e.HintZones = []string{e.Zone}
+			e.Hints = proxy.HintsOf([]string{e.Zone}, nil)
 		default:
-			e.HintZones = []string{nowhere}
+			e.Hints = elsewhere
 		}
 	}
 	return s, true

@@ -115,6 +115,9 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 		if err != nil {
 			return nil, fmt.Errorf("endpoint %d: %w", i, err)
 		}
+		if i > 0 && sameHints(endpoint.Hints, s.Endpoints[i-1].Hints) {
+			endpoint.Hints = s.Endpoints[i-1].Hints // one in memory
+		}
 		s.Endpoints = append(s.Endpoints, endpoint)
 	}
 	return s, nil
@@ -149,11 +152,17 @@ func decodeEndpoint(e *nodev1.Endpoint, names []string) (out proxy.SliceEndpoint
 	if out.Zone, err = nameAt(names, e.GetZone()); err != nil {
 		return out, err
 	}
-	if out.HintZones, err = namesAt(names, e.GetHintZones()); err != nil {
+	zones, err := namesAt(names, e.GetHintZones())
+	if err != nil {
 		return out, err
 	}
-	out.HintNodes, err = namesAt(names, e.GetHintNodes())
+	nodes, err := namesAt(names, e.GetHintNodes())
+	out.Hints = proxy.HintsOf(zones, nodes)
 	return out, err
+}
+
+func sameHints(a, b *proxy.Hints) bool {
+	return a != nil && b != nil && slices.Equal(a.Zones, b.Zones) && slices.Equal(a.Nodes, b.Nodes)
 }
 
 func nameAt(names []string, i uint32) (string, error) {

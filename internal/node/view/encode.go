@@ -76,11 +76,15 @@ func encodeSlice(s *proxy.Slice) ([]byte, error) {
 	}
 	names := nameTable{index: map[string]uint32{"": 0}}
 	for _, e := range s.Endpoints {
-		m.Endpoints = append(m.Endpoints, &nodev1.Endpoint{
+		endpoint := &nodev1.Endpoint{
 			Address: e.Addr.AsSlice(), Node: names.of(e.Node), Zone: names.of(e.Zone),
 			NotReady: !e.Ready, NotServing: !e.Serving, Terminating: e.Terminating,
-			HintZones: names.all(e.HintZones), HintNodes: names.all(e.HintNodes), Weight: e.Weight,
-		})
+			Weight: e.Weight,
+		}
+		if e.Hints != nil {
+			endpoint.HintZones, endpoint.HintNodes = names.all(e.Hints.Zones), names.all(e.Hints.Nodes)
+		}
+		m.Endpoints = append(m.Endpoints, endpoint)
 	}
 	m.Names = names.names
 	b, err := marshal(m)

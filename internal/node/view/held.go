@@ -175,6 +175,7 @@ func (h *held) toState() *nodev1.TypeState {
 // load takes a type from disk. The checksum speaks for what was written, not for
 // who wrote it: everything is checked again, and one mistake refuses it all.
 func (h *held) load(s *nodev1.TypeState, u *Update) error {
+	h.makeRoom(len(s.GetResources()), u)
 	for _, r := range s.GetResources() {
 		if err := h.set(r.GetName(), r.GetVersion(), r.GetBody(), u); err != nil {
 			return fmt.Errorf("%s %q: %w", h.typ, r.GetName(), err)
@@ -182,6 +183,21 @@ func (h *held) load(s *nodev1.TypeState, u *Update) error {
 	}
 	h.position, h.complete = s.GetPosition(), true
 	return nil
+}
+
+// makeRoom for n resources of this type, so that maps need not grow.
+func (h *held) makeRoom(n int, u *Update) {
+	h.resources = make(map[string]stored, n)
+	switch h.typ {
+	case ServiceType:
+		u.Services = make(map[proxy.ServiceName]*proxy.Service, n)
+	case SliceType:
+		u.Slices = make(map[proxy.SliceName]*proxy.Slice, n)
+	case NameType:
+		u.Names = make(map[proxy.ServiceName]*zone.Name, n)
+	case NameSliceType:
+		u.NameSlices = make(map[proxy.SliceName]*zone.Slice, n)
+	}
 }
 
 func copyReasons(types []*held) map[string]string {

@@ -122,12 +122,14 @@ func endpointOf(e *discoveryv1.Endpoint) (proxy.SliceEndpoint, bool) {
 		Terminating: value(e.Conditions.Terminating, false),
 	}
 	if e.Hints != nil {
+		var zones, nodes []string
 		for _, z := range e.Hints.ForZones {
-			out.HintZones = append(out.HintZones, z.Name)
+			zones = append(zones, z.Name)
 		}
 		for _, n := range e.Hints.ForNodes {
-			out.HintNodes = append(out.HintNodes, n.Name)
+			nodes = append(nodes, n.Name)
 		}
+		out.Hints = proxy.HintsOf(zones, nodes)
 	}
 	return out, true
 }

@@ -32,7 +32,11 @@ func TestHintsFitThePlan(t *testing.T) {
 		zones  []string
 	}{{3, []string{"a"}}, {0, []string{nowhere}}, {1, []string{"a"}}, {0, nil}}
 	for i, e := range s.Endpoints {
-		if e.Weight != want[i].weight || !slices.Equal(e.HintZones, want[i].zones) || e.HintNodes != nil {
+		hints := e.Hints
+		if hints == nil {
+			hints = &proxy.Hints{}
+		}
+		if e.Weight != want[i].weight || !slices.Equal(hints.Zones, want[i].zones) || hints.Nodes != nil {
 			t.Errorf("endpoint %d: %+v, want %+v", i, e, want[i])
 		}
 	}
@@ -50,7 +54,7 @@ func TestHintsFitThePlan(t *testing.T) {
 	if object.Endpoints[0].Hints.ForZones[0].Name != "c" {
 		t.Error("the object was changed")
 	}
-	if other, _ := PlannedSliceOf("b", object, []uint32{0, 0, 0, 5}); !slices.Equal(other.Endpoints[0].HintZones, []string{"a"}) {
+	if other, _ := PlannedSliceOf("b", object, []uint32{0, 0, 0, 5}); !slices.Equal(other.Endpoints[0].Hints.Zones, []string{"a"}) {
 		t.Errorf("away from here is its own zone: %+v", other.Endpoints[0])
 	}
 }

@@ -106,7 +106,7 @@ func TestSliceOf(t *testing.T) {
 		Name: proxy.SliceName{Namespace: "ns", Name: "web-1"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Ports: []proxy.SlicePort{{Port: 8080, Protocol: proxy.TCP}},
 		Endpoints: []proxy.SliceEndpoint{
-			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, HintZones: []string{"a"}, HintNodes: []string{"n1"}},
+			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, Hints: proxy.HintsOf([]string{"a"}, []string{"n1"})},
 			{Addr: netip.MustParseAddr("10.1.0.2"), Serving: true, Terminating: true},
 		},
 		Trigger: time.Date(2026, 1, 2, 2, 4, 5, 678, time.UTC),
@@ -189,7 +189,7 @@ func genSlice(t *rapid.T) *proxy.Slice {
 			return proxy.SliceEndpoint{
 				Addr: genAddr().Draw(t, "address"), Node: genOptional.Draw(t, "node"), Zone: genOptional.Draw(t, "zone"),
 				Ready: rapid.Bool().Draw(t, "ready"), Serving: rapid.Bool().Draw(t, "serving"), Terminating: rapid.Bool().Draw(t, "terminating"),
-				HintZones: hints.Draw(t, "zones"), HintNodes: hints.Draw(t, "nodes"), Weight: rapid.Uint32().Draw(t, "weight"),
+				Hints: proxy.HintsOf(hints.Draw(t, "zones"), hints.Draw(t, "nodes")), Weight: rapid.Uint32().Draw(t, "weight"),
 			}
 		}), 0, 5).Draw(t, "endpoints"),
 	}
@@ -279,7 +279,7 @@ func TestUnknownFields(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	body, _ := encodeSlice(&proxy.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Ports:     []proxy.SlicePort{{Name: "p", Port: 1, Protocol: proxy.TCP}},
-		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("fd00::1"), Node: "n", Zone: "z", Ready: true, HintZones: []string{"z"}}}})
+		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("fd00::1"), Node: "n", Zone: "z", Ready: true, Hints: proxy.HintsOf([]string{"z"}, nil)}}})
 	f.Add("ns/web", body)
 	body, _ = encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
 		Ports: []proxy.Port{{Port: 1, Protocol: proxy.SCTP}}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})

@@ -55,13 +55,16 @@ func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
 				if !e.Addr.IsValid() {
 					continue
 				}
-				out = append(out, proxy.Endpoint{
+				flat := proxy.Endpoint{
 					Addr: netip.AddrPortFrom(e.Addr.Unmap(), p.Port),
 					Node: e.Node, Zone: e.Zone,
 					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-					HintZones: e.HintZones, HintNodes: e.HintNodes,
 					Weight: e.Weight,
-				})
+				}
+				if e.Hints != nil {
+					flat.HintZones, flat.HintNodes = e.Hints.Zones, e.Hints.Nodes
+				}
+				out = append(out, flat)
 			}
 		}
 	}

@@ -250,7 +250,7 @@ func BenchmarkSlices(b *testing.B) {
 				s := from[len(from)-1]
 				s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{
 					Addr: netip.AddrFrom4([4]byte{10, byte(i * 7 >> 16), byte(i * 7 >> 8), byte(i * 7)}),
-					Node: fmt.Sprint("n", i%50), HintZones: []string{string(rune('a' + i%3))}, Ready: true, Serving: true,
+					Node: fmt.Sprint("n", i%50), Hints: proxy.HintsOf([]string{string(rune('a' + i%3))}, nil), Ready: true, Serving: true,
 				})
 			}
 			slices.Reverse(from)

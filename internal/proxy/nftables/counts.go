@@ -78,7 +78,7 @@ func (m *Mode) lostCounters() {
 	for i, f := range m.families {
 		demand := f.demand
 		for _, p := range m.ports {
-			if p.served[i].present && !demand.inKernel(mix(p.number, 0)) {
+			if p.served[i] != nil && !demand.inKernel(mix(p.number, 0)) {
 				p.tally[i].restart()
 			}
 		}
@@ -161,7 +161,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		for name, s := range f.sets {
 			if !s.opaque {
-				to <- prometheus.MustNewConstMetric(descElements, prometheus.GaugeValue, float64(len(s.elems)), f.String(), name)
+				to <- prometheus.MustNewConstMetric(descElements, prometheus.GaugeValue, float64(s.len()), f.String(), name)
 			}
 		}
 		to <- prometheus.MustNewConstMetric(descChains, prometheus.GaugeValue, float64(len(f.chains)), f.String())

@@ -71,10 +71,10 @@ func (f *family) lines() (want, have map[string]bool) {
 		}
 		note(want, s.want, line)
 		note(have, s.has, line)
-		for _, e := range s.elems {
-			note(want, e.want != "", f.elemLine(s, e.key, e.want))
-			note(have, e.have != "", f.elemLine(s, e.key, e.have))
-		}
+		s.each(func(key, wanted, had string) {
+			note(want, wanted != "", f.elemLine(s, key, wanted))
+			note(have, had != "", f.elemLine(s, key, had))
+		})
 	}
 	for name, c := range f.chains {
 		note(want, c.want, fmt.Sprintf("chain %s: %d rules", name, len(c.rules)))

@@ -60,17 +60,13 @@ func (f *family) name() named {
 	}
 }
 
-// adopted is what an earlier process's kernel state says about numbers.
+// adopted is what an earlier process's kernel state says about numbers, during
+// the first Apply.
 type adopted struct {
+	slots   bool              // those of map ep count
 	classes map[string]uint16 // by chain
 	taken   map[uint16]bool
-	slots   map[slotKey]netip.AddrPort
 	ids     map[idKey]uint16
-}
-
-type slotKey struct {
-	service uint16
-	slot    uint32
 }
 
 type idKey struct {
@@ -81,22 +77,6 @@ type idKey struct {
 type sharedKey struct {
 	set *set
 	key string
-}
-
-// set is one set or map. Elements are by key; a value is one string, see pack.
-type set struct {
-	def       nfnl.Set
-	want, has bool
-	opaque    bool   // packets write it: its elements are not ours to compare
-	size      uint32 // that the kernel's has
-	elems     map[string]*elem
-	dirty     []*elem
-}
-
-// elem is an element: "" is none. queued: it is in the set's dirty list, once.
-type elem struct {
-	key, want, have string
-	queued          bool
 }
 
 // chain is a chain with its rules in canonical form.
@@ -155,7 +135,7 @@ func (f *family) addVerdicts() {
 func (f *family) wantSet(def nfnl.Set) *set {
 	s := f.sets[def.Name]
 	if s == nil {
-		s = &set{elems: map[string]*elem{}}
+		s = &set{}
 		f.sets[def.Name] = s
 		f.order = append(f.order, s)
 	}
@@ -224,61 +204,12 @@ func (f *family) unref(s *set, key string) {
 	}
 }
 
-// pack makes value and comment one string that is never empty.
-func pack(value, comment string) string { return string(rune(len(value))) + value + comment }
-
-func unpack(packed string) (value, comment string) {
-	n := int(packed[0]) // values are addresses and names of chains: shorter than 128
-	return packed[1 : 1+n], packed[1+n:]
-}
-
-// put wants an element.
-func (s *set) put(key, value, comment string) { s.wantElem(key, pack(value, comment)) }
-
-// remove wants an element gone. Removing the absent is nothing.
-func (s *set) remove(key string) { s.wantElem(key, "") }
-
-func (s *set) wantElem(key, packed string) {
-	e := s.elems[key]
-	if e == nil {
-		if packed == "" {
-			return
-		}
-		e = &elem{key: key}
-		s.elems[key] = e
-	}
-	if packed == e.have {
-		packed = e.have // one copy, after a reading
-	}
-	e.want = packed
-	if !e.queued && e.want != e.have {
-		e.queued = true
-		s.dirty = append(s.dirty, e)
-	}
-}
-
-// inKernel tells whether the kernel has an element.
-func (s *set) inKernel(key string) bool {
-	e := s.elems[key]
-	return e != nil && e.have != ""
-}
-
-// settle forgets an element that nobody wants or has.
-func (s *set) settle(e *elem) {
-	if e.want == "" && e.have == "" {
-		delete(s.elems, e.key)
-	}
-}
-
 // unknown forgets what the kernel has.
 func (f *family) unknown() {
 	f.hasTable, f.dormant, f.rebuild = false, false, false
 	for _, s := range f.order {
 		s.has = false
-		for _, e := range s.elems {
-			e.have = ""
-			s.settle(e)
-		}
+		s.unknown()
 	}
 	f.dropSets()
 	for name, c := range f.chains {
@@ -299,16 +230,8 @@ func (f *family) dropSets() {
 	})
 }
 
-// compare makes the lists of differences anew.
+// compare finds the chains that differ anew.
 func (f *family) compare() {
-	for _, s := range f.sets {
-		s.dirty = s.dirty[:0]
-		for _, e := range s.elems {
-			if e.queued = e.want != e.have; e.queued {
-				s.dirty = append(s.dirty, e)
-			}
-		}
-	}
 	for _, c := range f.chains {
 		c.dirty = !c.matches()
 	}

@@ -102,7 +102,7 @@ func (f *family) endpointsOf(i int, vip netip.AddrPort) map[netip.AddrPort]bool 
 		return map[netip.AddrPort]bool{vip: true}
 	}
 	out := map[netip.AddrPort]bool{}
-	for _, list := range slices.MinFunc(claims, compareClaims).port.served[i].listed {
+	for _, list := range slices.MinFunc(claims, compareClaims).port.of(i).listed {
 		for _, a := range list {
 			out[a] = true
 		}

@@ -282,13 +282,15 @@ func TestDriftIsRepaired(t *testing.T) {
 
 // isWhole looks with nft's eyes, not through the mode, which would repair.
 func (l *lab) isWhole(*Mode) bool {
-	other, err := New(Options{Namespace: l.node.Fd(), ServiceCIDRs: serviceCIDRs, WorkloadCIDRs: []netip.Prefix{netip.MustParsePrefix(podNet), netip.MustParsePrefix(podNet6)}})
+	k := &refusing{}
+	other, err := New(Options{
+		Namespace: l.node.Fd(), ServiceCIDRs: serviceCIDRs, WorkloadCIDRs: []netip.Prefix{netip.MustParsePrefix(podNet), netip.MustParsePrefix(podNet6)},
+		wrap: func(real kernel) kernel { k.kernel = real; return k },
+	})
 	if err != nil {
 		l.Fatal(err)
 	}
 	defer func() { _ = other.Close(context.Background()) }()
-	k := &refusing{kernel: other.k}
-	other.k = k
 	err = other.Apply(context.Background(), append(full(false), rename(full(true), "6")...))
 	return err == nil && !k.asked
 }

@@ -33,6 +33,8 @@ type Mode struct {
 
 	// started: the first Apply has been; before it, nothing is written.
 	started bool
+	// ahead: before the first Apply, the kernel's state is read, and has not changed.
+	ahead bool
 	// doubt: have may not be what the kernel has.
 	doubt    bool
 	early    map[proxy.PortName]*proxy.PortState // changes not in the model yet
@@ -55,8 +57,8 @@ var (
 )
 
 // New makes a mode in the network namespace of Options.Namespace. It opens its
-// sockets and listens to changes, but writes nothing: what an earlier process
-// left carries traffic until the first Apply.
+// sockets, listens to changes and begins to read what an earlier process left,
+// but writes nothing: that carries traffic until the first Apply.
 func New(opts Options) (*Mode, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -67,7 +69,7 @@ func New(opts Options) (*Mode, error) {
 	}
 	m := &Mode{
 		opts: opts, log: opts.Logger, k: conn,
-		early: map[proxy.PortName]*proxy.PortState{}, ports: map[proxy.PortName]*port{},
+		ports:    map[proxy.PortName]*port{},
 		byNumber: map[uint16]*port{}, next: 1,
 	}
 	if opts.wrap != nil {
@@ -96,7 +98,27 @@ func New(opts Options) (*Mode, error) {
 			return nil, errors.Join(fmt.Errorf("registering metrics of the nftables mode: %w", err), m.watch.close(), conn.Close(), m.ct.Close())
 		}
 	}
+	m.watch.wg.Go(m.readAhead)
 	return m, nil
+}
+
+// readAhead reads the kernel's state while the caller gathers the first Apply's
+// changes. What cannot be read is left to that Apply.
+func (m *Mode) readAhead() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed && !m.started {
+		m.ahead = m.readKernel() == nil
+	}
+}
+
+func (m *Mode) readKernel() error {
+	for _, f := range m.families {
+		if err := f.read(m.k); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (o Options) writer(d dims) writer {
@@ -127,6 +149,9 @@ func (m *Mode) Apply(_ context.Context, changes []proxy.Change) error {
 		return ErrClosed
 	}
 	start := time.Now()
+	if len(m.early) == 0 {
+		m.early = make(map[proxy.PortName]*proxy.PortState, len(changes))
+	}
 	for _, c := range changes {
 		m.early[c.Name] = c.State
 	}
@@ -150,11 +175,13 @@ func (m *Mode) Apply(_ context.Context, changes []proxy.Change) error {
 
 // takeOver reads the kernel's state and addresses before the first write.
 func (m *Mode) takeOver() error {
-	m.known = map[string]uint16{}
-	for _, f := range m.families {
-		if err := f.read(m.k); err != nil {
+	if !m.ahead || m.doubt {
+		if err := m.readKernel(); err != nil {
 			return err
 		}
+	}
+	m.known = map[string]uint16{}
+	for _, f := range m.families {
 		f.adopt(m.known)
 		if err := f.resize(m.k); err != nil {
 			m.log.Warn("the number of clients that affinity remembers stays as it was", "family", f.String(), "clients", f.sets[setAffinity].size, "err", err)
@@ -167,11 +194,9 @@ func (m *Mode) takeOver() error {
 	if err := m.readAddresses(); err != nil {
 		return err
 	}
-	m.started, m.doubt = true, false
+	m.started, m.ahead, m.doubt = true, false, false
 	for i, f := range m.families { // an earlier process may have missed the end of endpoints
-		for key := range f.vip.elems {
-			m.staleKey(i, key)
-		}
+		f.vip.each(func(key, _, _ string) { m.staleKey(i, key) })
 	}
 	return nil
 }
@@ -184,6 +209,9 @@ func (m *Mode) accept() map[proxy.PortName]error {
 		names = append(names, name)
 	}
 	slices.SortFunc(names, compareNames)
+	if len(m.ports) == 0 {
+		m.makeRoom(len(names))
+	}
 	failed := map[proxy.PortName]error{}
 	for _, withState := range []bool{false, true} { // removals first: numbers and addresses get free
 		for _, name := range names {
@@ -203,10 +231,13 @@ func (m *Mode) accept() map[proxy.PortName]error {
 			}
 		}
 	}
-	clear(m.early)
+	m.early = nil // it may have been large
 	m.known, m.reserved = nil, nil
 	for _, f := range m.families {
 		f.adopted = adopted{}
+		for _, s := range f.order {
+			s.trim()
+		}
 	}
 	if len(failed) == 0 {
 		return nil
@@ -214,10 +245,20 @@ func (m *Mode) accept() map[proxy.PortName]error {
 	return failed
 }
 
+// makeRoom for the first service ports, so that maps need not grow.
+func (m *Mode) makeRoom(n int) {
+	m.ports, m.byNumber = make(map[proxy.PortName]*port, n), make(map[uint16]*port, n)
+	for _, f := range m.families {
+		if n := len(f.vip.had); n > 0 && len(f.claims)+len(f.shared) == 0 {
+			f.claims, f.shared = make(map[string][]claim, n), make(map[sharedKey]int, n)
+		}
+	}
+}
+
 func (m *Mode) conflict(p *port) error {
 	var errs []error
 	for i, f := range m.families {
-		errs = append(errs, f.conflict(p, &p.served[i]))
+		errs = append(errs, f.conflict(p, p.of(i)))
 	}
 	return errors.Join(errs...)
 }
@@ -253,12 +294,12 @@ func (m *Mode) update(name proxy.PortName, state *proxy.PortState) error {
 func (m *Mode) place(p *port, state *proxy.PortState) error {
 	var errs []error
 	for i, f := range m.families {
-		old := p.served[i]
+		old := p.of(i)
 		if err := f.update(p, i, state); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		m.noteStale(i, &old, &p.served[i])
+		m.noteStale(i, old, p.of(i))
 	}
 	err := errors.Join(errs...)
 	p.state, p.failed = state, err != nil
@@ -344,10 +385,8 @@ func (m *Mode) write() error {
 // readBack ends doubt.
 func (m *Mode) readBack() error {
 	m.doubt = true
-	for _, f := range m.families {
-		if err := f.read(m.k); err != nil {
-			return err
-		}
+	if err := m.readKernel(); err != nil {
+		return err
 	}
 	m.lostCounters()
 	m.doubt = false

@@ -86,7 +86,7 @@ func (w *walk) service(c claim, key string) {
 }
 
 func (w *walk) admitted(p *port) bool {
-	for _, r := range p.served[w.i].ranges {
+	for _, r := range p.of(w.i).ranges {
 		if r.Contains(w.from) {
 			w.step("set "+w.f.source(r.Bits()).Name, "%s is in %s: admitted", w.from, r)
 			return true
@@ -145,14 +145,13 @@ func (w *walk) class(p *port, class uint16) {
 }
 
 func (w *walk) shares(p *port, k classKey) {
-	s := &p.served[w.i]
-	slots, choice := s.cluster, &p.state.IPv4
+	all, choice := w.f.slotsOf(p, p.of(w.i), nil), &p.state.IPv4
 	if w.i == 1 {
 		choice = &p.state.IPv6
 	}
-	list := choice.Cluster
+	slots, list := all[0], choice.Cluster
 	if k.local {
-		slots, list = s.local, choice.Local
+		slots, list = all[1], choice.Local
 	}
 	for _, t := range list {
 		n := 0

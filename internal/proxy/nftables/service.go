@@ -20,25 +20,38 @@ import (
 type port struct {
 	name   proxy.PortName
 	number uint16
+	failed bool // state is not in the tables, or in one of them only
 	state  *proxy.PortState
-	failed bool      // state is not in the tables, or in one of them only
-	served [2]served // by family
+	served [2]*served // by family; nil: nothing
 	tally  [2]tally
 }
 
-// served is what a service port has in one family's table.
-type served struct {
-	present        bool
-	proto          proxy.Protocol
-	vips           []vip
-	clusterIPs     []netip.Addr
-	cluster, local []netip.AddrPort          // by slot
-	listed         [2][]netip.AddrPort       // the endpoints, each once; may share memory with the above
-	ids            map[netip.AddrPort]uint16 // affinity only
-	nextID         uint16
-	ranges         []netip.Prefix
-	hairpin        []netip.Addr
+// of is what the port has in a family's table.
+func (p *port) of(family int) *served {
+	if s := p.served[family]; s != nil {
+		return s
+	}
+	return &nothing
 }
+
+// nothing is never changed.
+var nothing served
+
+// served is what a service port has in one family's table. Its slots are not kept
+// beside what map ep should be.
+type served struct {
+	present bool
+	proto   proxy.Protocol
+	vips    []vip
+	listed  [2][]netip.AddrPort       // the endpoints, each once; of UDP and affinity only
+	ids     map[netip.AddrPort]uint16 // affinity only
+	nextID  uint16
+	ranges  []netip.Prefix
+	hairpin []netip.Addr
+}
+
+// slots are the endpoints of the cluster list and of the local one, by slot.
+type slots [2][]netip.AddrPort
 
 // vip is one virtual address and port of it.
 type vip struct {
@@ -85,59 +98,94 @@ func comment(n proxy.PortName) string {
 
 // update makes p what state says in this family; nil: nothing.
 func (f *family) update(p *port, i int, state *proxy.PortState) error {
-	old := &p.served[i]
-	next, err := f.plan(p, old, state)
+	old := p.of(i)
+	had := f.slotsOf(p, old, state)
+	next, has, err := f.plan(p, old, had, state)
 	if err != nil {
 		return err
 	}
-	f.withdraw(p, old, &next)
-	f.publish(p, old, &next)
+	f.withdraw(p, old, &next, had, has)
+	f.publish(p, old, &next, had, has)
 	for _, v := range old.vips {
 		for _, c := range v.uses {
 			f.release(c)
 		}
 	}
-	p.served[i] = next
+	p.served[i] = nil
+	if next.present {
+		kept := next
+		p.served[i] = &kept
+	}
 	return nil
 }
 
-// plan works out what state asks for. It takes references to classes.
-func (f *family) plan(p *port, old *served, state *proxy.PortState) (s served, err error) {
-	if state == nil {
-		return served{}, nil
+// slotsOf reads the slots that p has: as they should be, or, of what an earlier
+// process left for a port that state is about to make, as they are.
+func (f *family) slotsOf(p *port, s *served, state *proxy.PortState) (out slots) {
+	proto := s.proto
+	if !s.present {
+		if state == nil || !f.adopted.slots {
+			return out
+		}
+		proto = state.Port.Protocol
 	}
-	choice := &state.IPv4
+	prefix := mix(p.number, 0) + protoKey(proto)
+	for list, base := range slotBases {
+		if !s.present && list == 1 && len(f.choice(state).Local) == 0 {
+			break // nobody asks for them
+		}
+		for slot := base; ; slot++ {
+			packed, have := f.ep.elem(prefix + nfnl.Host(slot))
+			if !s.present {
+				packed = have
+			}
+			if packed == "" {
+				break
+			}
+			value, _ := unpack(packed)
+			out[list] = append(out[list], readEndpoint(value))
+		}
+	}
+	return out
+}
+
+func (f *family) choice(state *proxy.PortState) *proxy.Choice {
 	if f.words > 1 {
-		choice = &state.IPv6
+		return &state.IPv6
 	}
+	return &state.IPv4
+}
+
+// slotBases are the numbers of the first slot of both lists.
+var slotBases = [2]uint32{0, localSlots}
+
+// plan works out what state asks for. It takes references to classes.
+func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (s served, has slots, err error) {
+	if state == nil {
+		return served{}, slots{}, nil
+	}
+	choice := f.choice(state)
 	s = served{proto: state.Port.Protocol, nextID: old.nextID}
-	oldCluster, oldLocal := old.cluster, old.local
-	if !old.present {
-		oldCluster, oldLocal = f.adoptSlots(p.number, 0), f.adoptSlots(p.number, localSlots)
-	}
-	s.cluster, s.local = assign(oldCluster, choice.Cluster), assign(oldLocal, choice.Local)
-	s.listed = [2][]netip.AddrPort{listed(choice.Cluster, s.cluster), listed(choice.Local, s.local)}
-	if s.vips, err = f.vips(state, choice, &s); err != nil {
-		return served{}, err
-	}
-	if len(s.vips) == 0 {
-		return served{}, nil
+	has = slots{assign(had[0], choice.Cluster), assign(had[1], choice.Local)}
+	if s.vips, err = f.vips(state, choice, &s, &has); err != nil || len(s.vips) == 0 {
+		return served{}, slots{}, err
 	}
 	s.present = true
-	if state.Service.AffinityTimeout > 0 {
+	affinity := state.Service.AffinityTimeout > 0
+	if affinity || s.proto == proxy.UDP {
+		s.listed = [2][]netip.AddrPort{listed(choice.Cluster, has[0]), listed(choice.Local, has[1])}
+	}
+	if affinity {
 		f.planIDs(p.number, old, &s)
 	}
-	for _, v := range s.vips {
-		if v.role == clusterIP {
-			s.clusterIPs = append(s.clusterIPs, v.addr)
+	for _, list := range [][]proxy.Target{choice.Cluster, choice.Local} {
+		for _, t := range list {
+			if t.Local && !slices.Contains(s.hairpin, t.Addr.Addr()) {
+				s.hairpin = append(s.hairpin, t.Addr.Addr())
+			}
 		}
 	}
-	for _, t := range slices.Concat(choice.Cluster, choice.Local) {
-		if t.Local && !slices.Contains(s.hairpin, t.Addr.Addr()) {
-			s.hairpin = append(s.hairpin, t.Addr.Addr())
-		}
-	}
-	return s, nil
+	return s, has, nil
 }
 
 // listed are the addresses of a list; where its slots are just these, they are
@@ -191,7 +239,7 @@ func (f *family) planIDs(service uint16, old *served, s *served) {
 }
 
 // vips lists the virtual addresses of a service port, and what each does.
-func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served) ([]vip, error) {
+func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served, has *slots) ([]vip, error) {
 	svc := state.Service
 	ours := func(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f.words == 1) }
 	for _, r := range svc.SourceRanges {
@@ -214,7 +262,7 @@ func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served) (
 		}
 		seen[at] = true
 		v := vip{addr: a.Unmap(), port: number, role: r}
-		errs = append(errs, f.route(&v, state, choice, s, restricted && r == loadBalancer))
+		errs = append(errs, f.route(&v, state, choice, has, restricted && r == loadBalancer))
 		out = append(out, v)
 	}
 	asked := false
@@ -248,7 +296,7 @@ func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served) (
 }
 
 // route finds the classes of a virtual address.
-func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, s *served, restricted bool) (err error) {
+func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, has *slots, restricted bool) (err error) {
 	target := func(local bool, m marking) (number uint16) {
 		list, verdict := choice.List(local)
 		switch {
@@ -260,9 +308,9 @@ func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, s *
 		if m == markOutside {
 			m = f.rules.marksClusterIP()
 		}
-		k := classKey{mark: m, local: local, slots: len(s.cluster), affinitySeconds: seconds(state.Service.AffinityTimeout)}
+		k := classKey{mark: m, local: local, slots: len(has[0]), affinitySeconds: seconds(state.Service.AffinityTimeout)}
 		if local {
-			k.slots = len(s.local)
+			k.slots = len(has[1])
 		}
 		c, e := f.acquire(k)
 		if e != nil {
@@ -302,13 +350,13 @@ func seconds(d time.Duration) int {
 }
 
 // withdraw wants gone what the service port had and next has not.
-func (f *family) withdraw(p *port, old, next *served) {
+func (f *family) withdraw(p *port, old, next *served, had, has slots) {
 	if !old.present {
 		return
 	}
 	same := next.present && next.proto == old.proto
-	f.eachSlot(p, old, func(i int, list int, s *set, key, _ string) {
-		if !same || i >= len(next.slots(list)) || (s == f.epID && next.ids == nil) {
+	f.eachSlot(p, old, had, func(i int, list int, s *set, key, _ string) {
+		if !same || i >= len(has[list]) || (s == f.epID && next.ids == nil) {
 			s.remove(key)
 		}
 	})
@@ -316,8 +364,10 @@ func (f *family) withdraw(p *port, old, next *served) {
 	for i := range old.vips {
 		f.unclaim(p, old.proto, &old.vips[i])
 	}
-	for _, a := range old.clusterIPs {
-		f.unref(f.clusterIPs, addrKey(a))
+	for _, v := range old.vips {
+		if v.role == clusterIP {
+			f.unref(f.clusterIPs, addrKey(v.addr))
+		}
 	}
 	for _, a := range old.hairpin {
 		f.unref(f.hairpin, addrKey(a)+addrKey(a))
@@ -330,21 +380,14 @@ func (f *family) withdraw(p *port, old, next *served) {
 	}
 }
 
-func (s *served) slots(list int) []netip.AddrPort {
-	if list == 1 {
-		return s.local
-	}
-	return s.cluster
-}
-
 // publish wants what next has. What is wanted already costs nothing.
-func (f *family) publish(p *port, old, next *served) {
+func (f *family) publish(p *port, old, next *served, had, has slots) {
 	if !next.present {
 		return
 	}
 	same := old.present && next.proto == old.proto && (old.ids == nil) == (next.ids == nil)
-	f.eachSlot(p, next, func(i int, list int, s *set, key, value string) {
-		if same && i < len(old.slots(list)) && old.slots(list)[i] == next.slots(list)[i] {
+	f.eachSlot(p, next, has, func(i int, list int, s *set, key, value string) {
+		if same && i < len(had[list]) && had[list][i] == has[list][i] {
 			return
 		}
 		s.put(key, value, "")
@@ -353,8 +396,10 @@ func (f *family) publish(p *port, old, next *served) {
 	for i := range next.vips {
 		f.claim(p, next.proto, &next.vips[i])
 	}
-	for _, a := range next.clusterIPs {
-		f.ref(f.clusterIPs, addrKey(a))
+	for _, v := range next.vips {
+		if v.role == clusterIP {
+			f.ref(f.clusterIPs, addrKey(v.addr))
+		}
 	}
 	for _, a := range next.hairpin {
 		f.ref(f.hairpin, addrKey(a)+addrKey(a))
@@ -367,11 +412,11 @@ func (f *family) publish(p *port, old, next *served) {
 
 // eachSlot yields the elements that hold slots: of map ep, and with affinity of
 // ep-id.
-func (f *family) eachSlot(p *port, s *served, yield func(i, list int, set *set, key, value string)) {
+func (f *family) eachSlot(p *port, s *served, of slots, yield func(i, list int, set *set, key, value string)) {
 	proto := protoKey(s.proto)
 	service := mix(p.number, 0)
-	for list, base := range []uint32{0, localSlots} {
-		for i, a := range s.slots(list) {
+	for list, base := range slotBases {
+		for i, a := range of[list] {
 			slot := nfnl.Host(base + uint32(i))
 			yield(i, list, f.ep, service+proto+slot, endpointValue(a))
 			if s.ids != nil {
@@ -454,16 +499,4 @@ func (f *family) conflict(p *port, s *served) error {
 		}
 	}
 	return nil
-}
-
-// adoptSlots is how an earlier process filled a list's slots.
-func (f *family) adoptSlots(service uint16, base uint32) []netip.AddrPort {
-	var out []netip.AddrPort
-	for slot := base; ; slot++ {
-		a, ok := f.adopted.slots[slotKey{service, slot}]
-		if !ok {
-			return out
-		}
-		out = append(out, a)
-	}
 }

@@ -89,6 +89,9 @@ func assign(old []netip.AddrPort, list []proxy.Target) []netip.AddrPort {
 	if len(old) == 0 && n == len(list) {
 		return addrs(list)
 	}
+	if n == len(list) && slices.EqualFunc(list, old, func(t proxy.Target, a netip.AddrPort) bool { return t.Addr == a }) {
+		return old
+	}
 	left := quotas(list, n)
 	slots := make([]netip.AddrPort, n)
 	for i := range min(n, len(old)) {

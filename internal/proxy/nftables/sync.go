@@ -5,7 +5,6 @@ package nftables
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -104,7 +103,7 @@ func (f *family) readAll(k kernel) (err error) {
 func (f *family) readSet(k kernel, def nfnl.Set) error {
 	s := f.sets[def.Name]
 	if s == nil {
-		s = &set{def: def, elems: map[string]*elem{}}
+		s = &set{def: def}
 		if bits, ok := sourceBits(def.Name); ok {
 			s.def = f.source(bits)
 		} else {
@@ -122,16 +121,7 @@ func (f *family) readSet(k kernel, def nfnl.Set) error {
 	if s.opaque {
 		return nil
 	}
-	return k.Elems(f.table, def.Name, func(e nfnl.Elem) {
-		x := s.elems[e.Key]
-		if x == nil {
-			x = &elem{key: e.Key}
-			s.elems[e.Key] = x
-		}
-		if x.have = pack(e.Value, e.Comment); x.have == x.want {
-			x.have = x.want // one string in memory
-		}
-	})
+	return k.Elems(f.table, def.Name, func(e nfnl.Elem) { s.haveElem(e.Key, pack(e.Value, e.Comment)) })
 }
 
 // chunk is how much a cold start commits at once: the kernel keeps a
@@ -222,20 +212,26 @@ func (f *family) write(t *transaction) error {
 
 func (f *family) writeElems(t *transaction) error {
 	for _, s := range f.order {
-		for _, e := range s.dirty {
-			if e.have != "" && e.have != e.want {
-				t.b.DeleteElem(f.table, &s.def, e.key)
-			}
+		for key := range s.had {
+			t.b.DeleteElem(f.table, &s.def, key)
+		}
+		for key := range s.differ {
+			t.b.DeleteElem(f.table, &s.def, key)
 		}
 	}
+	add := func(s *set, key, packed string) error {
+		value, comment := unpack(packed)
+		t.b.AddElem(f.table, &s.def, nfnl.Elem{Key: key, Value: value, Comment: comment})
+		return t.more()
+	}
 	for _, s := range f.order {
-		for _, e := range s.dirty {
-			if e.want == "" || e.want == e.have {
-				continue
+		for key, d := range s.differ {
+			if err := add(s, key, d.want); err != nil {
+				return err
 			}
-			value, comment := unpack(e.want)
-			t.b.AddElem(f.table, &s.def, nfnl.Elem{Key: e.key, Value: value, Comment: comment})
-			if err := t.more(); err != nil {
+		}
+		for key, want := range s.wanted {
+			if err := add(s, key, want); err != nil {
 				return err
 			}
 		}
@@ -259,11 +255,7 @@ func (f *family) writeRules(t *transaction, c *chain) {
 func (f *family) written() {
 	f.hasTable, f.dormant = true, false
 	for _, s := range f.order {
-		for _, e := range s.dirty {
-			e.have, e.queued = e.want, false
-			s.settle(e)
-		}
-		s.forget()
+		s.written()
 		s.has = s.want
 	}
 	f.dropSets()
@@ -295,14 +287,6 @@ func (f *family) resize(k kernel) error {
 	return k.Commit(&b)
 }
 
-// forget empties the list of differences, and gives an unusually large one back.
-func (s *set) forget() {
-	clear(s.dirty)
-	if s.dirty = s.dirty[:0]; cap(s.dirty) > 1<<10 {
-		s.dirty = nil
-	}
-}
-
 // different tells whether there is anything to write.
 func (f *family) different() bool {
 	if f.off {
@@ -312,7 +296,7 @@ func (f *family) different() bool {
 		return true
 	}
 	for _, s := range f.order {
-		if s.want != s.has || len(s.dirty) > 0 {
+		if s.want != s.has || s.different() {
 			return true
 		}
 	}
@@ -327,45 +311,36 @@ func (f *family) different() bool {
 // adopt takes the numbers that an earlier process gave, so that its kernel
 // state needs no change where nothing changed. services is by comment.
 func (f *family) adopt(services map[string]uint16) {
-	a := adopted{
-		classes: map[string]uint16{}, taken: map[uint16]bool{},
-		slots: map[slotKey]netip.AddrPort{}, ids: map[idKey]uint16{},
-	}
-	for key, e := range f.entry.elems {
-		if e.have == "" {
-			continue
+	a := adopted{slots: true, classes: map[string]uint16{}, taken: map[uint16]bool{}, ids: map[idKey]uint16{}}
+	f.entry.each(func(key, _, have string) {
+		if have == "" {
+			return
 		}
 		_, number := unmix(key)
-		value, _ := unpack(e.have)
+		value, _ := unpack(have)
 		a.taken[number] = true
 		if v := nfnl.ParseVerdict(value); isPick(v.Chain) && number >= firstPick {
 			a.classes[v.Chain] = number
 		}
-	}
-	for key, e := range f.demand.elems {
-		if e.have == "" {
-			continue
+	})
+	f.demand.each(func(key, _, have string) {
+		if have == "" {
+			return
 		}
 		number, _ := unmix(key)
-		if _, name := unpack(e.have); name != "" && services[name] == 0 {
+		if _, name := unpack(have); name != "" && services[name] == 0 {
 			services[name] = number
 		}
-	}
-	for key, e := range f.ep.elems {
-		if e.have != "" && len(key) == 12 {
-			number, _ := unmix(key)
-			value, _ := unpack(e.have)
-			a.slots[slotKey{number, hostNumber(key[8:])}] = readEndpoint(value)
-		}
-	}
+	})
 	for _, s := range []*set{f.idCluster, f.idLocal} {
-		for key, e := range s.elems {
-			if e.have != "" {
-				number, id := unmix(key)
-				value, _ := unpack(e.have)
-				a.ids[idKey{number, readEndpoint(value)}] = id
+		s.each(func(key, _, have string) {
+			if have == "" {
+				return
 			}
-		}
+			number, id := unmix(key)
+			value, _ := unpack(have)
+			a.ids[idKey{number, readEndpoint(value)}] = id
+		})
 	}
 	f.adopted = a
 }

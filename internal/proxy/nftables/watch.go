@@ -151,6 +151,7 @@ func (m *Mode) repair(verify, addrs bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed || !m.started {
+		m.ahead = m.ahead && !verify
 		return nil // the first Apply reads everything
 	}
 	if addrs {
@@ -215,12 +216,12 @@ func (m *Mode) readAddresses() error {
 			if p.state == nil || p.state.Port.NodePort == 0 {
 				continue
 			}
-			old := p.served[i]
+			old := p.of(i)
 			if err := f.update(p, i, p.state); err != nil {
 				errs = append(errs, fmt.Errorf("service port %s: %w", p.name, err))
 				continue
 			}
-			m.noteStale(i, &old, &p.served[i])
+			m.noteStale(i, old, p.of(i))
 		}
 	}
 	return errors.Join(errs...)

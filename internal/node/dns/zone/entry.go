@@ -157,6 +157,9 @@ func portLabel(name string, protocol proxy.Protocol) string {
 func (z *Zone) Service(name proxy.ServiceName) *Entry {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
+	if s := z.services[name]; s != nil {
+		return virtual(name, s.ClusterIPs, s.Ports)
+	}
 	return z.entries[name]
 }
 
@@ -173,7 +176,7 @@ func (z *Zone) Reverse(a netip.Addr) []string {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
 	var out []string
-	for p := range z.reverse[a] {
+	for _, p := range z.reverse[a] {
 		name := p.service.Name + "." + p.service.Namespace + ".svc"
 		if p.hostname != "" {
 			name = p.hostname + "." + name

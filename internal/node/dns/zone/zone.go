@@ -8,6 +8,7 @@ package zone
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -65,9 +66,9 @@ type Zone struct {
 	names      map[proxy.ServiceName]*Name
 	slices     map[proxy.SliceName]*Slice
 	slicesOf   map[proxy.ServiceName]map[proxy.SliceName]*Slice
-	entries    map[proxy.ServiceName]*Entry
-	namespaces map[string]int // Services in each
-	reverse    map[netip.Addr]map[pointer]struct{}
+	entries    map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
+	namespaces map[string]int               // Services in each
+	reverse    map[netip.Addr][]pointer     // mostly one
 }
 
 // pointer is a name that an address leads back to.
@@ -82,7 +83,7 @@ func New() *Zone {
 		services: map[proxy.ServiceName]*proxy.Service{}, names: map[proxy.ServiceName]*Name{},
 		slices: map[proxy.SliceName]*Slice{}, slicesOf: map[proxy.ServiceName]map[proxy.SliceName]*Slice{},
 		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]int{},
-		reverse: map[netip.Addr]map[pointer]struct{}{},
+		reverse: map[netip.Addr][]pointer{},
 	}
 }
 
@@ -97,26 +98,53 @@ func (z *Zone) Generation() uint64 { return z.generation.Load() }
 func (z *Zone) Apply(u Update) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	touched := make(map[proxy.ServiceName]struct{}, len(u.Services)+len(u.Names)+len(u.Slices))
+	touched := make(map[proxy.ServiceName]known, len(u.Services)+len(u.Names)+len(u.Slices))
 	if u.Reset {
 		z.clear(touched)
 		z.ready.Store(true)
 	}
+	if len(z.services) == 0 { // maps need not grow
+		z.services = make(map[proxy.ServiceName]*proxy.Service, len(u.Services))
+	}
+	if len(z.reverse) == 0 {
+		z.reverse = make(map[netip.Addr][]pointer, len(u.Services))
+	}
 	for name, s := range u.Services {
+		z.touch(name, touched)
 		set(z.services, name, s)
-		touched[name] = struct{}{}
 	}
 	for name, n := range u.Names {
+		z.touch(name, touched)
 		set(z.names, name, n)
-		touched[name] = struct{}{}
 	}
 	for name, s := range u.Slices {
 		z.setSlice(name, s, touched)
 	}
-	for name := range touched {
-		z.rebuild(name)
+	for name, was := range touched {
+		z.rebuild(name, was)
 	}
 	z.generation.Add(1)
+}
+
+// known is what a name stands for: a Service that the data path carries, or an
+// entry, or nothing.
+type known struct {
+	service *proxy.Service
+	entry   *Entry
+}
+
+func (z *Zone) known(name proxy.ServiceName) known {
+	if s := z.services[name]; s != nil {
+		return known{service: s}
+	}
+	return known{entry: z.entries[name]}
+}
+
+// touch remembers what a name stood for before a change.
+func (z *Zone) touch(name proxy.ServiceName, touched map[proxy.ServiceName]known) {
+	if _, ok := touched[name]; !ok {
+		touched[name] = z.known(name)
+	}
 }
 
 func set[K comparable, V any](m map[K]*V, key K, value *V) {
@@ -128,9 +156,12 @@ func set[K comparable, V any](m map[K]*V, key K, value *V) {
 }
 
 // clear forgets everything but the entries, which rebuild will look at.
-func (z *Zone) clear(touched map[proxy.ServiceName]struct{}) {
+func (z *Zone) clear(touched map[proxy.ServiceName]known) {
+	for name := range z.services {
+		z.touch(name, touched)
+	}
 	for name := range z.entries {
-		touched[name] = struct{}{}
+		z.touch(name, touched)
 	}
 	clear(z.services)
 	clear(z.names)
@@ -138,9 +169,9 @@ func (z *Zone) clear(touched map[proxy.ServiceName]struct{}) {
 	clear(z.slicesOf)
 }
 
-func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.ServiceName]struct{}) {
+func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.ServiceName]known) {
 	if old := z.slices[name]; old != nil {
-		touched[old.Service] = struct{}{}
+		z.touch(old.Service, touched)
 		if of := z.slicesOf[old.Service]; len(of) > 1 {
 			delete(of, name)
 		} else {
@@ -151,7 +182,7 @@ func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.Servic
 	if s == nil {
 		return
 	}
-	touched[s.Service] = struct{}{}
+	z.touch(s.Service, touched)
 	z.slices[name] = s
 	if z.slicesOf[s.Service] == nil {
 		z.slicesOf[s.Service] = make(map[proxy.SliceName]*Slice, 1)
@@ -159,36 +190,30 @@ func (z *Zone) setSlice(name proxy.SliceName, s *Slice, touched map[proxy.Servic
 	z.slicesOf[s.Service][name] = s
 }
 
-// rebuild makes the entry of a Service from what is known of it.
-func (z *Zone) rebuild(name proxy.ServiceName) {
-	was := z.entries[name]
-	is := z.build(name)
-	if was != nil {
-		z.point(name, was, false)
-	}
-	if is != nil {
-		z.point(name, is, true)
-	}
-	switch {
-	case was == nil && is != nil:
+// rebuild makes the entry of a name from what is known of it, where was is what it
+// stood for.
+func (z *Zone) rebuild(name proxy.ServiceName, was known) {
+	set(z.entries, name, z.build(name))
+	is := z.known(name)
+	z.point(name, was, false)
+	z.point(name, is, true)
+	switch there, before := is != (known{}), was != (known{}); {
+	case there && !before:
 		z.namespaces[name.Namespace]++
-	case was != nil && is == nil:
+	case before && !there:
 		if z.namespaces[name.Namespace]--; z.namespaces[name.Namespace] == 0 {
 			delete(z.namespaces, name.Namespace)
 		}
 	}
-	set(z.entries, name, is)
 }
 
-// build returns nil if there is no such Service. While a Service turns from one
-// sort into another both may be known for a moment; the virtual address counts.
+// build returns nil if there is no such name, or it is a carried Service's. While a
+// Service turns from one sort into another both may be known for a moment; the
+// virtual address counts.
 func (z *Zone) build(name proxy.ServiceName) *Entry {
-	if s := z.services[name]; s != nil {
-		return virtual(name, s.ClusterIPs, s.Ports)
-	}
 	n := z.names[name]
 	switch {
-	case n == nil:
+	case n == nil || z.services[name] != nil:
 		return nil
 	case n.ExternalName != "":
 		return &Entry{Name: name, Alias: n.ExternalName}
@@ -198,27 +223,34 @@ func (z *Zone) build(name proxy.ServiceName) *Entry {
 	return headless(name, z.slicesOf[name])
 }
 
-func (z *Zone) point(name proxy.ServiceName, e *Entry, add bool) {
+// point makes the addresses lead back to the name, or no more.
+func (z *Zone) point(name proxy.ServiceName, k known, add bool) {
 	each := func(addrs []netip.Addr, p pointer) {
 		for _, a := range addrs {
+			list := z.reverse[a]
+			i := slices.Index(list, p)
 			switch {
-			case !add:
-				if delete(z.reverse[a], p); len(z.reverse[a]) == 0 {
-					delete(z.reverse, a)
-				}
-			case z.reverse[a] == nil:
-				z.reverse[a] = map[pointer]struct{}{p: {}}
-			default:
-				z.reverse[a][p] = struct{}{}
+			case add && i < 0:
+				z.reverse[a] = append(list, p)
+			case !add && i >= 0 && len(list) == 1:
+				delete(z.reverse, a)
+			case !add && i >= 0:
+				z.reverse[a] = slices.Delete(list, i, i+1)
 			}
 		}
 	}
-	if !e.Headless {
-		each(e.V4, pointer{service: name})
-		each(e.V6, pointer{service: name})
+	switch {
+	case k.service != nil:
+		each(k.service.ClusterIPs, pointer{service: name})
+		return
+	case k.entry == nil:
+		return
+	case !k.entry.Headless:
+		each(k.entry.V4, pointer{service: name})
+		each(k.entry.V6, pointer{service: name})
 		return
 	}
-	for hostname, h := range e.Hosts {
+	for hostname, h := range k.entry.Hosts {
 		each(h.V4, pointer{service: name, hostname: hostname})
 		each(h.V6, pointer{service: name, hostname: hostname})
 	}
