@@ -25,7 +25,6 @@ type (
 	closeFunc  = func(tls *libc.TLS, file uintptr) int32
 	writeFunc  = func(tls *libc.TLS, file, data uintptr, size int32, offset int64) int32
 	resizeFunc = func(tls *libc.TLS, file uintptr, size int64) int32
-	syncFunc   = func(tls *libc.TLS, file uintptr, flags int32) int32
 )
 
 // watched are the disks, by their folders.
