@@ -189,7 +189,7 @@ func (r *report) endTest(e event, name testName) {
 		r.passed++
 	case "skip":
 		r.skipped++
-		r.skips = append(r.skips, fmt.Sprintf("%s %s: %s", short(e.Package), e.Test, reason(r.output[name])))
+		r.skips = append(r.skips, fmt.Sprintf("%s %s: %s", short(e.Package), e.Test, r.reason(name)))
 	case "fail":
 		r.fail(name)
 		fmt.Printf("\n=== FAILED %s %s\n%s", short(e.Package), e.Test, strings.Join(r.output[name], ""))
@@ -215,21 +215,37 @@ func (r *report) fail(name testName) {
 	r.failures = append(r.failures, failure{testName: name})
 }
 
-// reason a test gave for skipping itself.
-func reason(output []string) string {
+// reason a test gave for skipping itself, or else what a test around it said before.
+func (r *report) reason(name testName) string {
+	for {
+		if text := said(r.output[name]); text != "" {
+			return text
+		}
+		around := strings.LastIndexByte(name.test, '/')
+		if around < 0 {
+			return "no reason given"
+		}
+		name.test = name.test[:around]
+	}
+}
+
+// said is the first thing that a test logged; empty: nothing.
+func said(output []string) string {
 	for _, line := range output {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "===") || strings.HasPrefix(line, "---") {
 			continue
 		}
 		if _, after, ok := strings.Cut(line, ".go:"); ok {
-			if _, text, ok := strings.Cut(after, ": "); ok {
-				return text
+			_, text, _ := strings.Cut(after, ":")
+			if text = strings.TrimSpace(text); text == "" {
+				continue
 			}
+			return text
 		}
 		return line
 	}
-	return "no reason given"
+	return ""
 }
 
 func short(pkg string) string {

@@ -78,3 +78,25 @@ func TestAgain(t *testing.T) {
 		})
 	}
 }
+
+// TestReasons: a skip without a word has the reason that a test around it gave.
+func TestReasons(t *testing.T) {
+	r := newReport()
+	r.run(module(t, `
+func TestOwn(t *testing.T) { t.Skip("its own: reason") }
+func TestNone(t *testing.T) { t.Skip() }
+func TestAround(t *testing.T) {
+	t.Log("the one around")
+	t.Run("a", func(t *testing.T) { t.Run("b", func(t *testing.T) { t.Parallel(); t.Skip() }) })
+}
+`), []string{"test", "-json", "-vet=off", "-count=1", "./..."})
+	slices.Sort(r.skips)
+	want := []string{
+		"example.test/m TestAround/a/b: the one around",
+		"example.test/m TestNone: no reason given",
+		"example.test/m TestOwn: its own: reason",
+	}
+	if !slices.Equal(r.skips, want) {
+		t.Errorf("%q", r.skips)
+	}
+}
