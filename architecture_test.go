@@ -31,6 +31,7 @@ const (
 var layers = map[string]layer{
 	"api/":                     api,
 	"internal/version":         base,
+	"internal/machine":         base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,
