@@ -61,6 +61,7 @@ var layers = map[string]layer{
 	"internal/proxy/proxytest": adapter,
 	"internal/proxy/conntrack": adapter,
 	"internal/proxy/iptables":  adapter,
+	"internal/proxy/modes":     app,
 	"internal/testkit":         adapter,
 	"internal/netns":           base,
 	"internal/lab":             app,

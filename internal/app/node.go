@@ -38,6 +38,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
 	"github.com/proxima-mesh/proxima/internal/workload"
@@ -91,7 +92,7 @@ type agent struct {
 	log      *slog.Logger
 	renewer  *identity.Renewer
 	registry *prometheus.Registry
-	mode     proxy.Mode
+	mode     modes.Mode
 	agent    *node.Agent
 	views    string // address
 	conn     *grpc.ClientConn
@@ -151,7 +152,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if err := a.learnRanges(ctx); err != nil {
 		return nil, err
 	}
-	if a.mode, err = newMode(ctx, a.cfg, a.registry, a.log); err != nil {
+	if a.mode, err = a.newMode(ctx); err != nil {
 		return nil, err
 	}
 	a.agent, err = node.New(node.Options{
@@ -163,7 +164,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.checks, err = healthcheck.New(healthcheck.Options{
-		Healthy: a.agent.Healthy, Addresses: localAddresses(a.cfg.NodePortAddresses),
+		Healthy: a.agent.Healthy, Addresses: modes.LocalAddresses(a.cfg.NodePortAddresses),
 		Logger: a.log.With("part", "health check node ports"), Registerer: a.registry,
 	})
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -28,7 +28,7 @@ import (
 
 // rangedMode takes ranges, or refuses them once.
 type rangedMode struct {
-	proxy.Mode
+	modes.Mode
 
 	mu      sync.Mutex
 	ranges  []netip.Prefix

@@ -13,8 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/iptables"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // Paths at an agent's metrics port that tell what it does with a connection, and
@@ -98,26 +97,14 @@ func (a *agent) trace(c diag.Connection) *diag.Trace {
 		To: c.To.String(), Protocol: strings.ToLower(string(c.Protocol)), From: c.From.String(),
 		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
 	}
-	here := localAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
+	here := modes.LocalAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
 	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, MasqueradeAll: a.cfg.MasqueradeAll}
 	if len(a.cfg.NodePortAddresses) > 0 {
-		vantage.NodePorts = localAddresses(a.cfg.NodePortAddresses)
+		vantage.NodePorts = modes.LocalAddresses(a.cfg.NodePortAddresses)
 	}
 	states := a.agent.AllStates()
 	state := t.Trace(c, states, vantage)
-	switch mode := a.mode.(type) {
-	case *nftables.Mode:
-		tracePath(t, mode.Path(c.To.Addr(), c.Protocol, c.To.Port(), c.From), states)
-	case *iptables.Mode:
-		t.Spare = nil // one try is all that a packet has
-		if state != nil {
-			t.Kernel = mode.RulesOf(state.Name)
-		} else {
-			t.Outcome, t.Kernel = nobodysRule(mode.Dump(), c.To.Addr())
-		}
-	default:
-		traceSockets(t, c)
-	}
+	a.mode.Trace(t, c, state, states)
 	t.Locate(a.agent.Slices(), vantage)
 	for _, p := range status.Pending {
 		if p.Port == t.Service {
@@ -125,77 +112,6 @@ func (a *agent) trace(c diag.Connection) *diag.Trace {
 		}
 	}
 	return t
-}
-
-// tracePath takes over what nftables has in the kernel, in place of what it was
-// told: that is what happens.
-func tracePath(t *diag.Trace, p *nftables.Path, states []*proxy.PortState) {
-	rule := t.Rule
-	t.Service, t.Role, t.Rule, t.Endpoints, t.Spare = "", "", "", []diag.TraceEndpoint{}, nil
-	t.Outcome, t.List, t.Masquerade = p.Outcome, p.List, p.Masquerade
-	if p.Service != nil {
-		t.Service, t.Role, t.AffinitySeconds = p.Service.String(), p.Role, int(p.Affinity.Seconds())
-	}
-	if p.Outcome == "endpoint" {
-		t.Rule = rule
-	}
-	weights := weightsOf(states, t.Service)
-	for _, s := range p.Shares {
-		t.Endpoints = append(t.Endpoints, diag.TraceEndpoint{
-			Address: s.Endpoint.String(), Weight: weights[s.Endpoint], Share: float64(s.Slots) / float64(max(s.Of, 1)), Local: s.Local,
-		})
-	}
-	for _, s := range p.Steps {
-		t.Steps = append(t.Steps, diag.TraceStep{Object: s.Object, Does: s.Does})
-	}
-}
-
-// weightsOf the endpoints of a service port.
-func weightsOf(states []*proxy.PortState, name string) map[netip.AddrPort]uint32 {
-	out := map[netip.AddrPort]uint32{}
-	for _, s := range states {
-		if s.Name.String() != name {
-			continue
-		}
-		for _, list := range [][]proxy.Target{s.IPv4.Local, s.IPv6.Local, s.IPv4.Cluster, s.IPv6.Cluster} {
-			for _, e := range list {
-				out[e.Addr] = e.Weight
-			}
-		}
-	}
-	return out
-}
-
-// nobodysRule is what the iptables mode does with an address and port that no
-// service port has: a cluster address refuses its other ports, and what is not
-// allocated in the service ranges is dropped.
-func nobodysRule(dump string, to netip.Addr) (outcome string, rule []string) {
-	for _, verdict := range []struct{ chain, outcome string }{{"PROXIMA-REJECT", "reject"}, {"PROXIMA-DROP", "drop"}} {
-		for line := range strings.SplitSeq(dump, "\n") {
-			words := strings.Fields(line) // -A CHAIN -d PREFIX -g CHAIN
-			if len(words) != 6 || words[0] != "-A" || words[2] != "-d" || words[5] != verdict.chain {
-				continue
-			}
-			if p, err := netip.ParsePrefix(words[3]); err == nil && p.Contains(to) {
-				return verdict.outcome, []string{line}
-			}
-		}
-	}
-	return "pass", nil
-}
-
-// traceSockets: the userspace mode has no rules, it listens.
-func traceSockets(t *diag.Trace, c diag.Connection) {
-	if t.Service == "" {
-		return
-	}
-	t.Masquerade = true
-	socket := fmt.Sprintf("socket %s %s", t.Protocol, c.To)
-	if t.Outcome == "endpoint" {
-		t.Steps = append(t.Steps, diag.TraceStep{Object: socket, Does: "the agent accepts, and connects to one of the endpoints; to another one if that does not answer"})
-	} else {
-		t.Steps = append(t.Steps, diag.TraceStep{Object: socket, Does: t.Outcome})
-	}
 }
 
 // NodeDump is all that an agent carries and how, as JSON at DumpPath.
@@ -206,8 +122,10 @@ type NodeDump struct {
 	// Kernel is what the mode has in the kernel (nftables), or wants to have there
 	// (iptables).
 	Kernel []string `json:"kernel,omitempty"`
+	// Compared tells whether the mode compares the kernel with what it wants.
+	Compared bool `json:"compared,omitempty"`
 	// Missing should be in the kernel and is not, Foreign is in our tables and
-	// should not be. Only nftables compares.
+	// should not be.
 	Missing []string `json:"missing,omitempty"`
 	Foreign []string `json:"foreign,omitempty"`
 }
@@ -236,17 +154,12 @@ func (a *agent) serveDump(w http.ResponseWriter, r *http.Request) {
 	for _, s := range a.agent.AllStates() {
 		d.Ports = append(d.Ports, dumpPort(s))
 	}
-	switch mode := a.mode.(type) {
-	case *nftables.Mode:
-		kernel, err := mode.Dump(r.Context())
-		if err != nil {
-			http.Error(w, "read the kernel's tables: "+err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		d.Kernel, d.Missing, d.Foreign = kernel.Kernel, kernel.Missing, kernel.Foreign
-	case *iptables.Mode:
-		d.Kernel = strings.Split(strings.TrimSpace(mode.Dump()), "\n")
+	kernel, err := a.mode.Dump(r.Context())
+	if err != nil {
+		http.Error(w, "read the kernel's tables: "+err.Error(), http.StatusServiceUnavailable)
+		return
 	}
+	d.Kernel, d.Compared, d.Missing, d.Foreign = kernel.Objects, kernel.Compared, kernel.Missing, kernel.Foreign
 	answerJSON(w, d)
 }
 

@@ -3,36 +3,9 @@ package app
 import (
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"testing"
 )
-
-const rulesOfTwo = `# IPv4
-*nat
-:PROXIMA-SVC-W - [0:0]
--A PREROUTING -j PROXIMA-SERVICES
--A PROXIMA-SERVICES -j PROXIMA-T-ROOT
--A PROXIMA-SERVICES -d 10.96.0.0/16 -g PROXIMA-DROP
-# shop/web:http
--A PROXIMA-SVC-W -p tcp -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.0.0.1:80
--A PROXIMA-SVC-W -p tcp -j DNAT --to-destination 10.0.0.2:80
-# shop/web:https
--A PROXIMA-SVC-X -p tcp -j DNAT --to-destination 10.0.0.1:443
--A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-SVC-W
--A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -g PROXIMA-SVC-X
--A PROXIMA-T-ROOT -d 10.96.0.1/32 -g PROXIMA-REJECT
-COMMIT
-`
-
-func TestNobodysRule(t *testing.T) {
-	for to, want := range map[string]string{"10.96.0.1": "reject", "10.96.0.2": "drop", "10.97.0.1": "pass", "fd00::1": "pass"} {
-		got, rule := nobodysRule(rulesOfTwo, netip.MustParseAddr(to))
-		if got != want || (len(rule) == 1) == (want == "pass") {
-			t.Errorf("%s: %s by %q, want %s", to, got, rule, want)
-		}
-	}
-}
 
 func TestConnectionOf(t *testing.T) {
 	for query, want := range map[string]string{

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -76,7 +77,7 @@ func (s *settings) completeFlags(root *cobra.Command) {
 		"kind":       fixed("admin", "read-only", "node", "zone"),
 		"log-format": fixed("text", "json"),
 		"log-level":  fixed("debug", "info", "warn", "error"),
-		"mode":       fixed("auto", "userspace"),
+		"mode":       fixed(modes.Names()...),
 		"role":       fixed("standalone"),
 		"store":      cobra.FixedCompletions([]cobra.Completion{"memory", "sqlite:", "postgres://"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"filename":   files("yaml", "yml", "json"),

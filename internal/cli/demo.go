@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/demo"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 func newDemo(s *settings) *cobra.Command {
@@ -30,8 +30,8 @@ backends. It leaves nothing behind.`,
 			if err != nil {
 				return err
 			}
-			if !slices.Contains(app.Modes(), cfg.Mode) {
-				return usagef("--mode %q: use %s", cfg.Mode, strings.Join(app.Modes(), ", "))
+			if !slices.Contains(modes.Names(), cfg.Mode) {
+				return usagef("--mode %q: use %s", cfg.Mode, strings.Join(modes.Names(), ", "))
 			}
 			cfg.Executable, cfg.Out = exe, s.io.Out
 			cfg.Color = isTerminal(s.io.Out) && os.Getenv("NO_COLOR") == "" // no-color.org

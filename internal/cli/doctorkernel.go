@@ -8,17 +8,21 @@ import (
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // kernelFindings are about what the agent's kernel mode relies on; none for
 // another mode.
 func kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) []finding {
-	if agent == nil || (agent.Agent.Mode != "nftables" && agent.Agent.Mode != "iptables") {
+	if agent == nil {
+		return nil
+	}
+	if _, inKernel := modes.RequirementOf(agent.Agent.Mode); !inKernel {
 		return nil
 	}
 	findings := []finding{forwarding(d.root)}
-	if agent.Agent.Mode == "nftables" {
-		findings = append(findings, kernelTables(ctx, d.metricsPort))
+	if tables, ok := kernelTables(ctx, d.metricsPort); ok {
+		findings = append(findings, tables)
 	}
 	return findings
 }
@@ -37,20 +41,21 @@ func forwarding(root string) finding {
 	return f
 }
 
-// kernelTables compares what the kernel has with what the mode wants.
-func kernelTables(ctx context.Context, metricsPort int) finding {
-	f := finding{Check: "kernel tables"}
+// kernelTables compares what the kernel has with what the mode wants. ok is false
+// for a mode that does not compare.
+func kernelTables(ctx context.Context, metricsPort int) (f finding, ok bool) {
+	f.Check = "kernel tables"
 	var dump app.NodeDump
 	q := agentQuery{metricsPort: metricsPort}
 	if err := q.ask(ctx, app.DumpPath, nil, &dump); err != nil {
 		f.Problem, f.Fix = err.Error(), hintOr(err, "see the agent's log")
-		return f
+		return f, true
 	}
 	if len(dump.Missing)+len(dump.Foreign) == 0 {
 		f.Note = fmt.Sprintf("%d objects, all as they should be", len(dump.Kernel))
-		return f
+		return f, dump.Compared
 	}
 	f.Problem = fmt.Sprintf("%d objects are missing in the kernel and %d are foreign, the first is %q", len(dump.Missing), len(dump.Foreign), append(dump.Missing, dump.Foreign...)[0])
 	f.Fix = "the agent repairs that in a moment; if it stays, something else keeps changing the table proxima: see \"proxima node dump\""
-	return f
+	return f, true
 }

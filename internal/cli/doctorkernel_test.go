@@ -42,7 +42,7 @@ func TestKernelFindings(t *testing.T) {
 		t.Errorf("userspace: %+v", got)
 	}
 	forward("1")
-	dump.Kernel = []string{"ip map vip", "ip map ep"}
+	dump.Kernel, dump.Compared = []string{"ip map vip", "ip map ep"}, true
 	want := []finding{{Check: "forwarding", Note: "on"}, {Check: "kernel tables", Note: "2 objects, all as they should be"}}
 	if diff := cmp.Diff(want, look("nftables")); diff != "" {
 		t.Error(diff)
@@ -54,6 +54,7 @@ func TestKernelFindings(t *testing.T) {
 		got[1].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[1].Fix == "" {
 		t.Errorf("got %+v", got)
 	}
+	dump = app.NodeDump{Kernel: []string{"-A PROXIMA-SERVICES"}}
 	if got := look("iptables"); len(got) != 1 {
 		t.Errorf("iptables: %+v", got)
 	}

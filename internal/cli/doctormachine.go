@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // networksHere are the networks of this machine's interfaces, by interface.
@@ -86,8 +87,9 @@ func (f *finding) leads(r netip.Prefix, mode string) {
 	}
 	defer conn.Close()
 	from := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+	_, inKernel := modes.RequirementOf(mode)
 	switch local := from == vip || vip.IsLoopback(); {
-	case mode == "userspace" && !local:
+	case mode != "" && !inKernel && !local:
 		f.Problem = fmt.Sprintf("its addresses lead away from this machine (from %s), where the userspace mode cannot answer", from)
 		f.Fix = "run the agent with CAP_NET_ADMIN, so that it can route the range to this machine, or use a range in 127.0.0.0/8"
 	case local:
@@ -164,21 +166,13 @@ func kernelModes(root string) finding {
 	}
 	k := kernel{root: filepath.Join("/", root)}
 	release := k.release()
-	can, cannot := []string{"userspace"}, []string{}
-	for _, m := range []struct {
-		mode         string
-		major, minor int
-		modules      []string
-	}{
-		// nftables: sets with maps of concatenations over netlink, as spec/services.md
-		// wants them.
-		{"nftables", 5, 13, []string{"nf_tables"}},
-		{"iptables", 0, 0, []string{"ip_tables|nf_tables", "xt_statistic"}},
-	} {
-		if why := k.lacks(release, m.major, m.minor, m.modules); why != "" {
-			cannot = append(cannot, m.mode+" ("+why+")")
+	can, cannot := []string{}, []string{}
+	for _, mode := range modes.Names()[1:] {
+		needs, _ := modes.RequirementOf(mode)
+		if why := k.lacks(release, needs.Major, needs.Minor, needs.Modules); why != "" {
+			cannot = append(cannot, mode+" ("+why+")")
 		} else {
-			can = append(can, m.mode)
+			can = append(can, mode)
 		}
 	}
 	f.Note = "Linux " + release + " can carry by " + strings.Join(can, ", ")

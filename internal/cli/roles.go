@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // Ports of CONTRACT; each has a flag.
@@ -110,7 +111,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.nodeName, "node-name", "", "name of this machine's Node (default: the host name in lower case)")
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
-	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(app.Modes(), ", ")+"; auto is the first of them that works")
+	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first of them that works")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status, and for this machine alone of /trace and /dump; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")

@@ -1,0 +1,181 @@
+// Package modes is the table of proxy modes: how each is made, how what it left
+// behind is removed, and how it answers questions about a connection.
+//
+// It is the one place that names the modes. To add one, add a row to table, and a
+// file beside this one. Enter at New. It owns nothing: the mode that New returns
+// belongs to the caller.
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Auto is the mode name that selects the first mode of the table that works.
+const Auto = "auto"
+
+// Config is what every mode gets; each takes what concerns it.
+type Config struct {
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+	// ServiceCIDRs are the ranges of cluster addresses.
+	ServiceCIDRs []netip.Prefix
+	// WorkloadCIDRs are the addresses of workloads.
+	WorkloadCIDRs []netip.Prefix
+	MasqueradeAll bool
+	// NodePortAddresses are ranges; node ports answer on this machine's addresses
+	// in them. Nil: on all of them.
+	NodePortAddresses []netip.Prefix
+	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
+	// default.
+	MasqueradeMark uint32
+}
+
+// Mode is a running mode.
+type Mode interface {
+	proxy.Mode
+	// Trace completes t with what the mode does with the connection c. state is the
+	// service port that the connection is for, nil if there is none; states are all
+	// service ports in place.
+	Trace(t *diag.Trace, c diag.Connection, state *proxy.PortState, states []*proxy.PortState)
+	// Dump returns what the mode has in the kernel; the zero value for a mode that
+	// has nothing there. It may read all kernel tables of the mode.
+	Dump(ctx context.Context) (Kernel, error)
+}
+
+// Kernel is the state of a mode in the kernel, one object a line.
+type Kernel struct {
+	// Objects that the kernel has (nftables), or that the mode wants there (iptables).
+	Objects []string
+	// Compared tells whether the mode compares the kernel with what it wants.
+	Compared bool
+	// Missing objects should be in the kernel and are not. Foreign ones are in the
+	// mode's tables and should not be.
+	Missing, Foreign []string
+}
+
+// entry is a row of the table.
+type entry struct {
+	name string
+	// why auto chooses it.
+	why string
+	// needs is what the mode asks of the kernel; nil: it has no state there.
+	needs *Requirement
+	// new checks that the mode works here and makes it.
+	new func(ctx context.Context, cfg Config) (Mode, error)
+	// cleanup removes what an earlier process of this mode left, where that is not
+	// needed by next, the mode that carries traffic now; "": none. What is absent
+	// is no error, and neither is a system on which the mode can't work. Nil: the
+	// mode leaves nothing.
+	cleanup func(ctx context.Context, next string) error
+}
+
+// table in the order in which auto tries.
+var table = []entry{
+	{
+		name: nftablesName, why: "it is the fastest, and works here",
+		// Maps of concatenations with ranges, and dynamic sets in maps.
+		needs: &Requirement{Major: 5, Minor: 13, Modules: []string{"nf_tables"}},
+		new:   newNftables, cleanup: cleanNftables,
+	},
+	{
+		name: iptablesName, why: "no faster mode works here",
+		needs: &Requirement{Modules: []string{"ip_tables|nf_tables", "xt_statistic"}},
+		new:   newIptables, cleanup: cleanIptables,
+	},
+	{
+		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
+		new: newUserspace,
+	},
+}
+
+// Requirement is what a mode needs of the Linux kernel: a version, and modules (or
+// the same built in; "a|b" is either).
+type Requirement struct {
+	Major, Minor int
+	Modules      []string
+}
+
+// RequirementOf a mode. ok is false for a mode that keeps no state in the kernel,
+// and for Auto.
+func RequirementOf(name string) (r Requirement, ok bool) {
+	for _, e := range table {
+		if e.name == name && e.needs != nil {
+			return *e.needs, true
+		}
+	}
+	return Requirement{}, false
+}
+
+// planned are modes that a user may know of and that this version lacks.
+var planned = []string{"ipvs", "ebpf", "kernelspace"}
+
+// Names lists what New takes, Auto first.
+func Names() []string {
+	names := []string{Auto}
+	for _, e := range table {
+		names = append(names, e.name)
+	}
+	return names
+}
+
+// New makes the mode of a name. Auto is the first of the table that works here;
+// the log says why. Errors name the flag --mode.
+func New(ctx context.Context, name string, cfg Config) (Mode, error) {
+	if name == Auto {
+		return newBest(ctx, cfg)
+	}
+	for _, e := range table {
+		if e.name == name {
+			return e.new(ctx, cfg)
+		}
+	}
+	names := Names()
+	if slices.Contains(planned, name) {
+		return nil, fmt.Errorf("--mode %s: not in this version; use %s", name, either(names[1:]))
+	}
+	return nil, fmt.Errorf("--mode %q: use %s", name, either(names))
+}
+
+func either(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+func newBest(ctx context.Context, cfg Config) (Mode, error) {
+	var failed []any // log attributes
+	var errs []error
+	for _, e := range table {
+		m, err := e.new(ctx, cfg)
+		if err == nil {
+			cfg.Logger.Info("mode chosen", append([]any{"mode", e.name, "why", e.why}, failed...)...)
+			return m, nil
+		}
+		failed = append(failed, e.name, err)
+		errs = append(errs, fmt.Errorf("%s: %w", e.name, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Cleanup removes what earlier processes of all modes left in this machine's
+// kernel and next does not need; next "" is none. Established connections of the
+// mode before go on where the kernel can carry them.
+func Cleanup(ctx context.Context, next string) error {
+	var errs []error
+	for _, e := range table {
+		if e.cleanup != nil {
+			errs = append(errs, e.cleanup(ctx, next))
+		}
+	}
+	return errors.Join(errs...)
+}

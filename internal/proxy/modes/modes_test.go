@@ -1,0 +1,60 @@
+package modes
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestNewRefusesByName(t *testing.T) {
+	for name, want := range map[string]string{
+		"ipvs": "--mode ipvs: not in this version; use nftables, iptables or userspace",
+		"fast": `--mode "fast": use auto, nftables, iptables or userspace`,
+	} {
+		if _, err := New(t.Context(), name, Config{}); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
+func TestNamesBeginWithAuto(t *testing.T) {
+	names := Names()
+	if names[0] != Auto || len(names) != len(table)+1 {
+		t.Errorf("Names() = %q", names)
+	}
+	for _, name := range planned {
+		if slices.Contains(names, name) {
+			t.Errorf("%s is both there and planned", name)
+		}
+	}
+	if !strings.HasSuffix(strings.Join(names, " "), userspaceName) {
+		t.Error("the mode that works anywhere is not the last resort")
+	}
+}
+
+const rulesOfTwo = `# IPv4
+*nat
+:PROXIMA-SVC-W - [0:0]
+-A PREROUTING -j PROXIMA-SERVICES
+-A PROXIMA-SERVICES -j PROXIMA-T-ROOT
+-A PROXIMA-SERVICES -d 10.96.0.0/16 -g PROXIMA-DROP
+# shop/web:http
+-A PROXIMA-SVC-W -p tcp -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.0.0.1:80
+-A PROXIMA-SVC-W -p tcp -j DNAT --to-destination 10.0.0.2:80
+# shop/web:https
+-A PROXIMA-SVC-X -p tcp -j DNAT --to-destination 10.0.0.1:443
+-A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-SVC-W
+-A PROXIMA-T-ROOT -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -g PROXIMA-SVC-X
+-A PROXIMA-T-ROOT -d 10.96.0.1/32 -g PROXIMA-REJECT
+COMMIT
+`
+
+func TestRuleWithoutService(t *testing.T) {
+	for to, want := range map[string]string{"10.96.0.1": "reject", "10.96.0.2": "drop", "10.97.0.1": "pass", "fd00::1": "pass"} {
+		got, rule := ruleWithoutService(rulesOfTwo, netip.MustParseAddr(to))
+		if got != want || (len(rule) == 1) == (want == "pass") {
+			t.Errorf("%s: %s by %q, want %s", to, got, rule, want)
+		}
+	}
+}

@@ -1,0 +1,47 @@
+package modes
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/userspace"
+)
+
+const userspaceName = "userspace"
+
+type userspaceMode struct{ *userspace.Mode }
+
+func newUserspace(_ context.Context, cfg Config) (Mode, error) {
+	opts := userspace.Options{
+		Logger: cfg.Logger.With("part", userspaceName), Registerer: cfg.Registerer,
+		NodePortAddresses: LocalAddresses(cfg.NodePortAddresses),
+	}
+	for _, p := range cfg.ServiceCIDRs {
+		if !p.Addr().IsLoopback() {
+			opts.LocalRanges = append(opts.LocalRanges, p)
+		}
+	}
+	m, err := userspace.New(opts)
+	if err != nil {
+		return nil, err
+	}
+	return userspaceMode{m}, nil
+}
+
+// Trace names the socket: the mode has no rules.
+func (m userspaceMode) Trace(t *diag.Trace, c diag.Connection, _ *proxy.PortState, _ []*proxy.PortState) {
+	if t.Service == "" {
+		return
+	}
+	t.Masquerade = true
+	step := diag.TraceStep{Object: fmt.Sprintf("socket %s %s", t.Protocol, c.To), Does: t.Outcome}
+	if t.Outcome == "endpoint" {
+		step.Does = "the agent accepts, and connects to one of the endpoints; to another one if that does not answer"
+	}
+	t.Steps = append(t.Steps, step)
+}
+
+// Dump returns nothing: the mode has no state in the kernel.
+func (m userspaceMode) Dump(context.Context) (Kernel, error) { return Kernel{}, nil }
