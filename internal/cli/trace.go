@@ -205,9 +205,9 @@ func outcomeText(t *diag.Trace) string {
 	case "endpoint":
 		return prefixedList(t) + prefixed(": ", t.Rule)
 	case "reject":
-		return "refused at once (TCP reset, or ICMP unreachable)"
+		return "refused at once (TCP reset, or ICMP unreachable)" + prefixed(": ", t.Reason)
 	case "drop":
-		return "dropped without an answer"
+		return "dropped without an answer" + prefixed(": ", t.Reason)
 	}
 	return "left alone: goes where this machine's routes lead"
 }

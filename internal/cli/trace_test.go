@@ -41,6 +41,15 @@ var traces = map[string]*diag.Trace{
 		To: "10.96.0.99:80", Protocol: "udp", From: "10.1.0.5", Node: "a-1", Zone: "zone-a", Mode: "nftables", Outcome: "drop", Endpoints: []diag.TraceEndpoint{},
 		Steps: []diag.TraceStep{{Object: "ip chain service-cidr", Does: "10.96.0.99 is in 10.96.0.0/16 and not allocated: drop"}},
 	},
+	"not-admitted": {
+		To: "203.0.113.7:80", Protocol: "tcp", From: "192.0.3.1", Node: "a-1", Zone: "zone-a", Mode: "nftables",
+		Service: "shop/web:http", Role: "load balancer", Outcome: "drop", Endpoints: []diag.TraceEndpoint{},
+		Reason: "192.0.3.1 is in no range of loadBalancerSourceRanges (192.0.2.0/24)",
+		Steps: []diag.TraceStep{
+			{Object: "ip map vip 203.0.113.7 . tcp . 80", Does: "service port 1 (shop/web:http), class 4"},
+			{Object: "ip chain ranges", Does: "192.0.3.1 is in no source range: drop"},
+		},
+	},
 	"userspace": {
 		To: "10.96.0.10:80", Protocol: "tcp", From: "10.0.0.7", Node: "a-1", Mode: "userspace",
 		Source:  diag.Source{Node: "b-1", Zone: "zone-b"},

@@ -28,6 +28,9 @@ type Trace struct {
 	// Outcome is "endpoint", "reject", "drop", or "pass" for an address that is not
 	// ours.
 	Outcome string `json:"outcome"`
+	// Reason why the client in particular is not served; empty: the outcome does not
+	// depend on the client's address.
+	Reason string `json:"reason,omitempty"`
 	// List is "cluster" or "local", and Rule what made it (the cluster's) what it is.
 	List string `json:"list,omitempty"`
 	Rule string `json:"rule,omitempty"`
@@ -127,8 +130,8 @@ func (t *Trace) Trace(c Connection, states []*proxy.PortState, v Vantage) *proxy
 	}
 	role := precedence[best]
 	t.Claim(found, role)
-	if role == roleBalancer && !admits(found.Service.SourceRanges, c.From) {
-		t.Outcome = "drop"
+	if role == roleBalancer && !found.Service.Admits(c.From) {
+		t.Outcome, t.Reason = "drop", notAdmitted(found.Service, c.From)
 		return found
 	}
 	choice := found.For(c.To.Addr())
@@ -257,7 +260,19 @@ func hasFamily(s *proxy.Service, is4 bool) bool {
 	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 })
 }
 
-// admits: no range, or one that covers everything, admits everybody.
-func admits(ranges []netip.Prefix, from netip.Addr) bool {
-	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 || p.Contains(from) })
+// notAdmitted says why a client may not use the Service's load balancer addresses.
+func notAdmitted(s *proxy.Service, from netip.Addr) string {
+	ranges, _ := s.SourcesOf(from.Is4())
+	if len(ranges) == 0 {
+		family := "IPv6"
+		if from.Is4() {
+			family = "IPv4"
+		}
+		return "no range of loadBalancerSourceRanges is " + family
+	}
+	names := make([]string, len(ranges))
+	for i, p := range ranges {
+		names[i] = p.String()
+	}
+	return from.String() + " is in no range of loadBalancerSourceRanges (" + strings.Join(names, ", ") + ")"
 }

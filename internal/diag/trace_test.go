@@ -97,6 +97,38 @@ func percent(share float64) string {
 	return map[float64]string{0.25: "25%", 0.75: "75%", 1: "100%"}[share]
 }
 
+// TestTraceReason: a client that the source ranges exclude is told why, by the
+// ranges of its own family.
+func TestTraceReason(t *testing.T) {
+	for _, c := range []struct {
+		ranges  []string
+		from    string
+		outcome string
+		reason  string
+	}{
+		{nil, "192.0.3.1", "reject", ""},
+		{[]string{" 192.0.2.0/24 ", "198.51.100.7/32", "::/0"}, "192.0.3.1", "drop", "192.0.3.1 is in no range of loadBalancerSourceRanges (192.0.2.0/24, 198.51.100.7/32)"},
+		{[]string{"192.0.2.0/24"}, "192.0.2.1", "reject", ""},
+		{[]string{"0.0.0.0/0", "fd00:dead::/64"}, "192.0.3.1", "reject", ""},
+		{[]string{"0.0.0.0/0", "fd00:dead::/64"}, "fd00:dead::9", "reject", ""},
+		{[]string{"0.0.0.0/0", "fd00:dead::/64"}, "fd00::9", "drop", "fd00::9 is in no range of loadBalancerSourceRanges (fd00:dead::/64)"},
+		{[]string{"0.0.0.0/0"}, "fd00::9", "drop", "no range of loadBalancerSourceRanges is IPv6"},
+		{[]string{"fd00::/8"}, "192.0.2.1", "drop", "no range of loadBalancerSourceRanges is IPv4"},
+	} {
+		to := map[bool]netip.Addr{true: addr("203.0.113.7"), false: addr("2001:db8::7")}
+		none := proxy.Choice{NoCluster: proxy.Reject}
+		s := &proxy.PortState{IPv4: none, IPv6: none, Port: proxy.Port{Port: 80, Protocol: proxy.TCP}, Service: &proxy.Service{
+			LoadBalancerIPs: []netip.Addr{to[true], to[false]}, SourceRanges: proxy.ParseSourceRanges(c.ranges),
+		}}
+		var tr Trace
+		from := addr(c.from)
+		tr.Trace(Connection{To: netip.AddrPortFrom(to[from.Is4()], 80), From: from, Protocol: proxy.TCP}, []*proxy.PortState{s}, Vantage{})
+		if tr.Outcome != c.outcome || tr.Reason != c.reason {
+			t.Errorf("%q from %s: %s, %q; want %s, %q", c.ranges, c.from, tr.Outcome, tr.Reason, c.outcome, c.reason)
+		}
+	}
+}
+
 // TestLocate: endpoints are where the slices of their own Service have them, and the
 // client is this node, a workload, or unknown.
 func TestLocate(t *testing.T) {

@@ -52,7 +52,8 @@ type Service struct {
 	// balancer addresses with ipMode Proxy are not listed.
 	ExternalIPs     []netip.Addr
 	LoadBalancerIPs []netip.Addr
-	// SourceRanges restrict LoadBalancerIPs (only); empty: everybody.
+	// SourceRanges restrict LoadBalancerIPs (only), each family by itself; empty: all
+	// clients are admitted. Canonical, as ParseSourceRanges makes them; see SourcesOf.
 	SourceRanges []netip.Prefix
 	Ports        []Port
 	// InternalLocal and ExternalLocal are the traffic policies "Local".

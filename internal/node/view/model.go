@@ -3,7 +3,6 @@ package view
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +40,7 @@ func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 	}
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		out.LoadBalancerIPs = loadBalancerIPs(s.Status.LoadBalancer.Ingress)
-		out.SourceRanges = sourceRanges(s.Spec.LoadBalancerSourceRanges)
+		out.SourceRanges = proxy.ParseSourceRanges(s.Spec.LoadBalancerSourceRanges)
 		if out.ExternalLocal {
 			out.HealthCheckNodePort = uint16(s.Spec.HealthCheckNodePort)
 		}
@@ -175,16 +174,6 @@ func loadBalancerIPs(in []corev1.LoadBalancerIngress) []netip.Addr {
 		}
 		if a, ok := address(i.IP); ok {
 			out = append(out, a)
-		}
-	}
-	return out
-}
-
-func sourceRanges(in []string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range in {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(s)); err == nil {
-			out = append(out, p.Masked())
 		}
 	}
 	return out

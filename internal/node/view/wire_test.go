@@ -53,7 +53,7 @@ func TestServiceOf(t *testing.T) {
 	want := &proxy.Service{
 		Name:       proxy.ServiceName{Namespace: "ns", Name: "web"},
 		ClusterIPs: addrs("10.0.0.1", "fd00::1"), ExternalIPs: addrs("192.0.2.1"), LoadBalancerIPs: addrs("203.0.113.1"),
-		SourceRanges:  []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
+		SourceRanges:  []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("::/128")},
 		InternalLocal: true, ExternalLocal: true, HealthCheckNodePort: 30001, AffinityTimeout: 3 * time.Hour,
 		Ports: []proxy.Port{
 			{Name: "http", Port: 80, NodePort: 30080, Protocol: proxy.TCP, AppProtocol: "http"},

@@ -175,6 +175,13 @@ func TestRules(t *testing.T) {
 			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("0.0.0.0/0")}
 		}, []string{"-A PROXIMA-T-ROOT -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -g PROXIMA-EXT-" + tag}},
+		{"ranges that admit all of the other family", func(s *proxy.PortState) {
+			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("::/0")}
+		}, []string{
+			"-A PROXIMA-FW-" + tag + " -s 198.51.100.0/24 -g PROXIMA-EXT-" + tag,
+			"-A PROXIMA-FW-" + tag + " -g PROXIMA-DROP",
+		}},
 		{"ranges of the other family admit nobody", func(s *proxy.PortState) {
 			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}

@@ -72,7 +72,7 @@ func (c *config) render(s *proxy.PortState) *part {
 	for _, a := range external {
 		r.front(a, claim{rank: externalIP, rule: r.to(a) + "-g " + target})
 	}
-	if ranges := r.ranges(); len(ranges) > 0 && len(balanced) > 0 {
+	if ranges, all := s.Service.SourcesOf(c.family == v4); !all && len(balanced) > 0 {
 		r.firewall(ranges)
 		target = chainFirewall + r.tag
 	}
@@ -181,22 +181,10 @@ func (r *renderer) external() {
 	r.chain(chainExternal+r.tag, rules)
 }
 
-// ranges that may use the load balancer's addresses; none: everybody. A range
-// that covers everything cancels the others, whatever its family.
-func (r *renderer) ranges() []netip.Prefix {
-	for _, p := range r.state.Service.SourceRanges {
-		if p.Bits() == 0 {
-			return nil
-		}
-	}
-	return r.state.Service.SourceRanges
-}
-
-// firewall admits the ranges only. If all are of the other family it admits
-// nobody, as somebody wanted few and not all.
+// firewall admits the ranges only; without any, no client.
 func (r *renderer) firewall(ranges []netip.Prefix) {
 	var rules []string
-	for _, p := range ofFamily(ranges, r.family) {
+	for _, p := range ranges {
 		rules = append(rules, from(p)+"-g "+chainExternal+r.tag)
 	}
 	r.chain(chainFirewall+r.tag, append(rules, "-g "+chainDrop))

@@ -56,6 +56,9 @@ func (m nftablesMode) Trace(t *diag.Trace, c diag.Connection, _ *proxy.PortState
 	rule := t.Rule
 	t.Service, t.Role, t.Rule, t.Endpoints, t.Spare = "", "", "", []diag.TraceEndpoint{}, nil
 	t.Outcome, t.List, t.Masquerade = p.Outcome, p.List, p.Masquerade
+	if p.Outcome != "drop" {
+		t.Reason = ""
+	}
 	if p.Service != nil {
 		t.Service, t.Role, t.AffinitySeconds = p.Service.String(), p.Role, int(p.Affinity.Seconds())
 	}

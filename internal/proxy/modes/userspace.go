@@ -31,16 +31,35 @@ func newUserspace(_ context.Context, cfg Config) (Mode, error) {
 }
 
 // Trace names the socket: the mode has no rules.
-func (m userspaceMode) Trace(t *diag.Trace, c diag.Connection, _ *proxy.PortState, _ []*proxy.PortState) {
+func (m userspaceMode) Trace(t *diag.Trace, c diag.Connection, state *proxy.PortState, _ []*proxy.PortState) {
 	if t.Service == "" {
 		return
 	}
 	t.Masquerade = true
 	step := diag.TraceStep{Object: fmt.Sprintf("socket %s %s", t.Protocol, c.To), Does: t.Outcome}
-	if t.Outcome == "endpoint" {
+	switch {
+	case t.Reason != "":
+		t.Outcome, step.Does = excludedBySocket(c, state)
+	case t.Outcome == "endpoint":
 		step.Does = "the agent accepts, and connects to one of the endpoints; to another one if that does not answer"
 	}
 	t.Steps = append(t.Steps, step)
+}
+
+// excludedBySocket is what the mode does with a client that the source ranges do
+// not admit: a socket cannot tell clients apart before it accepts.
+func excludedBySocket(c diag.Connection, state *proxy.PortState) (outcome, does string) {
+	ranges, _ := state.Service.SourcesOf(c.To.Addr().Is4())
+	choice := state.For(c.To.Addr())
+	switch {
+	case len(ranges) == 0:
+		return "drop", "ignores what arrives: no client of this family is admitted"
+	case len(choice.Cluster)+len(choice.Local) == 0:
+		return "reject", "closed, as there is no endpoint: the kernel refuses, admitted clients, too"
+	case c.Protocol == proxy.TCP:
+		return "reject", "the agent accepts the connection, then resets it"
+	}
+	return "drop", "the agent ignores the datagram"
 }
 
 // Dump returns nothing: the mode has no state in the kernel.

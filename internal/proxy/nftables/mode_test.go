@@ -508,8 +508,16 @@ func TestOptions(t *testing.T) {
 func TestPath(t *testing.T) {
 	l := newLab(t)
 	m := l.mode(Options{})
-	l.apply(m, full(false)...)
-	lb := netip.MustParseAddr("203.0.113.1")
+	changes := full(false)
+	lb, idle := netip.MustParseAddr("203.0.113.1"), []netip.Addr{netip.MustParseAddr("203.0.113.8"), netip.MustParseAddr("203.0.113.9")}
+	for i, a := range idle { // ranges, and no endpoint
+		changes = append(changes, spec(fmt.Sprint("idle-", i), proxy.TCP, 80, []netip.Addr{vipAt(false, 50+i)}, func(s *proxy.PortState) {
+			s.Service.LoadBalancerIPs, s.Service.ExternalLocal = []netip.Addr{a}, i == 1
+			s.Service.SourceRanges = proxy.ParseSourceRanges([]string{clientIP + "/32", "::/0"})
+			s.IPv4 = proxy.Choice{NoCluster: proxy.Reject, NoLocal: proxy.Reject}
+		}))
+	}
+	l.apply(m, changes...)
 	for _, c := range []struct {
 		name     string
 		to       netip.Addr
@@ -526,6 +534,10 @@ func TestPath(t *testing.T) {
 		{"affinity", vipAt(false, 1), 80, clientIP, "endpoint", "cluster", true, 3, true},
 		{"ranges, admitted", lb, 443, clientIP, "endpoint", "local", false, 1, false},
 		{"ranges, not admitted", lb, 443, "198.51.100.1", "drop", "", false, 0, false},
+		{"ranges without an endpoint, admitted", idle[0], 80, clientIP, "reject", "", false, 0, false},
+		{"ranges without an endpoint, not admitted", idle[0], 80, "198.51.100.1", "drop", "", false, 0, false},
+		{"Local without an endpoint, admitted", idle[1], 80, clientIP, "reject", "", false, 0, false},
+		{"Local without an endpoint, not admitted", idle[1], 80, "198.51.100.1", "drop", "", false, 0, false},
 		{"node port from outside", netip.MustParseAddr(nodeIP), 30443, "198.51.100.1", "endpoint", "local", false, 1, false},
 		{"node port from the node", netip.MustParseAddr(nodeIP), 30443, nodeIP, "endpoint", "cluster", true, 3, false},
 		{"unknown port", vipAt(false, 0), 81, clientIP, "reject", "", false, 0, false},

@@ -175,6 +175,9 @@ func randomChange(r *rand.Rand) proxy.Change {
 				c, lb = &s.IPv6, netip.MustParseAddr(fmt.Sprintf("2001:db8:3::%d", n))
 				ranges = netip.MustParsePrefix(fmt.Sprintf("2001:db8:%d::/%d", n, 48+r.IntN(16)))
 			}
+			if r.IntN(4) == 0 {
+				ranges = netip.PrefixFrom(ranges.Addr(), 0)
+			}
 			if r.IntN(3) == 0 {
 				s.Service.LoadBalancerIPs = append(s.Service.LoadBalancerIPs, lb)
 				if r.IntN(2) == 0 {
@@ -230,13 +233,11 @@ func expected(now map[proxy.PortName]*proxy.PortState) map[string]string {
 			cluster := list(vip, false)
 			what := "masq " + cluster
 			if svc.ExternalLocal {
-				if local := list(vip, true); local == "reject" && cluster == "reject" {
-					return "reject"
-				} else {
-					what = "keep " + cluster + " | keep " + local
+				local := list(vip, true)
+				what = "keep " + cluster + " | keep " + local
+				if local == "reject" && cluster == "reject" && !restricted {
+					what = "reject"
 				}
-			} else if cluster == "reject" {
-				return "reject"
 			}
 			if restricted {
 				what = "ranges " + what
@@ -252,7 +253,7 @@ func expected(now map[proxy.PortName]*proxy.PortState) map[string]string {
 			has[vip.Is4()] = true
 		}
 		for _, vip := range svc.LoadBalancerIPs {
-			put(vip, s.Port.Port, external(vip, len(svc.SourceRanges) > 0))
+			put(vip, s.Port.Port, external(vip, restricted(svc, vip)))
 		}
 		if s.Port.NodePort != 0 {
 			for _, a := range []string{nodeIP, nodeIP6, "10.244.0.1", "2001:db8:2::1"} {
@@ -263,6 +264,13 @@ func expected(now map[proxy.PortName]*proxy.PortState) map[string]string {
 		}
 	}
 	return out
+}
+
+// restricted: not all clients of the address's family are admitted.
+func restricted(s *proxy.Service, vip netip.Addr) bool {
+	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, func(p netip.Prefix) bool {
+		return p.Bits() == 0 && p.Addr().Is4() == vip.Is4()
+	})
 }
 
 // expectedSlots is how many slots there should be, none of them left over.

@@ -242,16 +242,8 @@ func (f *family) planIDs(service uint16, old *served, s *served) {
 func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served, has *slots) ([]vip, error) {
 	svc := state.Service
 	ours := func(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f.words == 1) }
-	for _, r := range svc.SourceRanges {
-		if r.Bits() == 0 { // everybody
-			s.ranges = nil
-			break
-		}
-		if ours(r.Addr()) && !slices.Contains(s.ranges, r.Masked()) {
-			s.ranges = append(s.ranges, r.Masked())
-		}
-	}
-	restricted := len(svc.SourceRanges) > 0 && !slices.ContainsFunc(svc.SourceRanges, func(r netip.Prefix) bool { return r.Bits() == 0 })
+	ranges, all := svc.SourcesOf(f.words == 1)
+	restricted := !all
 	var out []vip
 	seen := map[netip.AddrPort]bool{}
 	var errs []error
@@ -289,8 +281,8 @@ func (f *family) vips(state *proxy.PortState, choice *proxy.Choice, s *served, h
 		}
 		return nil, err
 	}
-	if !restricted || !slices.ContainsFunc(out, func(v vip) bool { return v.role == loadBalancer }) {
-		s.ranges = nil
+	if slices.ContainsFunc(out, func(v vip) bool { return v.role == loadBalancer }) {
+		s.ranges = ranges
 	}
 	return out, nil
 }
@@ -334,9 +326,11 @@ func (f *family) route(v *vip, state *proxy.PortState, choice *proxy.Choice, has
 	default:
 		v.entry = target(false, markAlways)
 	}
-	nobody := func(class uint16) bool { return class == 0 || class == classRefuse }
-	if v.cluster != 0 && nobody(v.cluster) && nobody(v.local) {
-		v.entry, v.cluster, v.local = classRefuse, 0, 0 // whoever asks: at once
+	refuses := func(class uint16) bool { return class == 0 || class == classRefuse }
+	// Every client is refused alike. With source ranges only those in them are: the
+	// others are dropped first.
+	if !restricted && v.cluster != 0 && refuses(v.cluster) && refuses(v.local) {
+		v.entry, v.cluster, v.local = classRefuse, 0, 0
 	}
 	return err
 }

@@ -59,7 +59,7 @@ func RunKernel(t *testing.T, env KernelEnv) {
 
 func kernelCases() []kernelCase {
 	var all []kernelCase
-	for _, some := range [][]kernelCase{reachCases, policyCases, fallbackCases, changeCases, affinityCases, lifeCases} {
+	for _, some := range [][]kernelCase{reachCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, lifeCases} {
 		all = append(all, some...)
 	}
 	return all

@@ -6,16 +6,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// policyCases: traffic policies and source ranges.
+// policyCases: traffic policies and hints.
 var policyCases = []kernelCase{
 	{name: "external Local with a local endpoint", run: externalLocal},
 	{name: "external Local keeps the source", needs: []Feature{KeepSource}, run: externalLocalSource},
 	{name: "external Local without a local endpoint", run: externalLocalNone},
 	{name: "external Local without any endpoint", run: externalLocalNobody},
 	{name: "internal Local", needs: []Feature{Silence}, run: internalLocal},
-	{name: "source ranges", run: sourceRanges},
-	{name: "source ranges with external Local", run: sourceRangesLocal},
-	{name: "a source range of everybody cancels", run: sourceRangesAll},
 	{name: "hints narrow the cluster list", run: zoneHints},
 }
 
@@ -148,66 +145,6 @@ func internalLocal(k *kernel) {
 	k.apply(last)
 	for _, c := range []client{k.pod(), k.node()} {
 		k.reaches(c, proxy.TCP, k.at(k.vip(0)), local1)
-	}
-}
-
-// rangeOf is a client's own address, and the range of a further one.
-func (k *kernel) rangeOf(c client, bits int) netip.Prefix {
-	return netip.PrefixFrom(c.addr, c.addr.BitLen()-bits).Masked()
-}
-
-// excluded clients get no answer at the balancer's address alone.
-func (k *kernel) excluded(c client) {
-	k.Helper()
-	together(k.silentTo(c, k.at(k.balancer(0)))...)
-}
-
-func sourceRanges(k *kernel) {
-	s := k.openService(0, k.all(local1, remote1)...)
-	s.SourceRanges = []netip.Prefix{k.rangeOf(k.outside(1), 0), k.rangeOf(k.outside(16), 2)}
-	k.apply(s)
-	for _, in := range []client{k.outside(1), k.outside(16)} {
-		for _, proto := range both {
-			k.reaches(in, proto, k.at(k.balancer(0)), local1, remote1)
-		}
-	}
-	out := k.outside(30)
-	k.excluded(out)
-	// They are for the balancer's addresses only.
-	k.reaches(out, proxy.TCP, k.at(k.external(0)), local1, remote1)
-	k.reaches(out, proxy.TCP, k.nodeAt(k.nodePort(0)), local1, remote1)
-	k.reaches(out, proxy.TCP, k.at(k.vip(0)), local1, remote1)
-
-	s.SourceRanges = []netip.Prefix{k.rangeOf(out, 0)}
-	k.apply(s)
-	k.reaches(out, proxy.TCP, k.at(k.balancer(0)), local1, remote1)
-	k.excluded(k.outside(17)) // not one whose flows of UDP, which go on, could have the same port
-
-	s.SourceRanges = nil
-	k.apply(s)
-	k.reaches(k.outside(1), proxy.TCP, k.at(k.balancer(0)), local1, remote1)
-}
-
-func sourceRangesLocal(k *kernel) {
-	s := k.localService(0, k.all(local1, remote1)...)
-	in := k.outside(1)
-	s.SourceRanges = []netip.Prefix{k.rangeOf(in, 0)}
-	k.apply(s)
-	for _, proto := range both {
-		answers := k.reaches(in, proto, k.at(k.balancer(0)), local1)
-		if !k.lacks(KeepSource) {
-			k.seenAs(in, answers, in.addr)
-		}
-	}
-	k.excluded(k.outside(30))
-}
-
-func sourceRangesAll(k *kernel) {
-	s := k.openService(0, k.all(local1, remote1)...)
-	s.SourceRanges = []netip.Prefix{k.rangeOf(k.outside(1), 0), netip.MustParsePrefix(k.family.everywhere)}
-	k.apply(s)
-	for _, proto := range both {
-		k.reaches(k.outside(30), proto, k.at(k.balancer(0)), local1, remote1)
 	}
 }
 

@@ -186,6 +186,11 @@ func (p *servicePort) nodePortAddresses(svc *proxy.Service) []netip.Addr {
 // stance tells what a virtual address does in a state: carry traffic, or take
 // and ignore it. Neither: refuse.
 func stance(state *proxy.PortState, vip netip.Addr, r role) (carried, silent bool) {
+	if r == loadBalancer {
+		if ranges, all := state.Service.SourcesOf(vip.Is4()); len(ranges) == 0 && !all {
+			return false, canBeSilent // no client of this family is admitted
+		}
+	}
 	choice := state.For(vip)
 	targets, verdict := choice.List(policyLocal(state.Service, r))
 	if len(targets) > 0 {
@@ -225,7 +230,7 @@ func (p *servicePort) poolFor(v *view, key frontKey, client netip.Addr, local fu
 		return nil // the port was removed while the client waited in the queue
 	}
 	svc := v.state.Service
-	if key.role == loadBalancer && !admitted(svc.SourceRanges, client) {
+	if key.role == loadBalancer && !svc.Admits(client) {
 		return nil
 	}
 	pools := v.pools(key.addr.Addr())
@@ -245,12 +250,4 @@ func (p *servicePort) fromHere(key frontKey, client netip.Addr, local func() net
 		asked = local()
 	}
 	return client.IsLoopback() || client == asked || p.mode.host.has(client, time.Now())
-}
-
-// admitted applies loadBalancerSourceRanges; none, or one that covers
-// everything, admits everybody.
-func admitted(ranges []netip.Prefix, client netip.Addr) bool {
-	return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool {
-		return p.Bits() == 0 || p.Contains(client)
-	})
 }
