@@ -16,7 +16,6 @@ import (
 type flows interface {
 	Flows(family, protocol uint8, each func(nfnl.Flow)) error
 	DeleteFlows(family uint8, flows []nfnl.Flow) (int, error)
-	Close() error
 }
 
 // noteStale remembers the UDP addresses whose flows have to be looked at: those

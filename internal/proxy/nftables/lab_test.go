@@ -24,6 +24,7 @@ import (
 type lab struct {
 	*testing.T
 	client, node, pods *netns.NS
+	sim                *sim // in place of the namespaces, where there is no traffic
 }
 
 const (
@@ -93,7 +94,11 @@ func (l *lab) warm(v6 bool) {
 
 func (l *lab) mode(opts Options) *Mode {
 	l.Helper()
-	opts.Namespace = l.node.Fd()
+	if l.sim != nil {
+		opts.open = l.sim.open
+	} else {
+		opts.Namespace = l.node.Fd()
+	}
 	if opts.ServiceCIDRs == nil {
 		opts.ServiceCIDRs = serviceCIDRs
 	}

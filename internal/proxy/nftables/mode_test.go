@@ -506,7 +506,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestPath(t *testing.T) {
-	l := newLab(t)
+	l := newSim(t)
 	m := l.mode(Options{})
 	changes := full(false)
 	lb, idle := netip.MustParseAddr("203.0.113.1"), []netip.Addr{netip.MustParseAddr("203.0.113.8"), netip.MustParseAddr("203.0.113.9")}

@@ -22,6 +22,7 @@ import (
 type Mode struct {
 	opts    Options
 	log     *slog.Logger
+	sys     *system
 	metrics *metrics
 	watch   *watch
 
@@ -63,22 +64,23 @@ func New(opts Options) (*Mode, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	conn, err := nfnl.Open(opts.Namespace)
+	sys, err := opts.open()
 	if err != nil {
 		return nil, err
 	}
+	fail := func(err error) (*Mode, error) { return nil, errors.Join(err, sys.closeListeners(), sys.close()) }
 	m := &Mode{
-		opts: opts, log: opts.Logger, k: conn,
+		opts: opts, log: opts.Logger, sys: sys, k: sys.kernel, ct: sys.flows,
 		ports:    map[proxy.PortName]*port{},
 		byNumber: map[uint16]*port{}, next: 1,
 	}
 	if opts.wrap != nil {
-		m.k = opts.wrap(conn)
+		m.k = opts.wrap(sys.kernel)
 	}
 	for _, d := range []dims{ipv4, ipv6} {
 		f := newFamily(d, opts.Table, opts.writer(d), opts.AffinityClients)
 		if err := f.probe(m.k); err != nil {
-			return nil, errors.Join(err, conn.Close())
+			return fail(err)
 		}
 		if f.off {
 			m.log.Warn("the kernel has no nf_tables for this family; its addresses are not served", "family", f.String())
@@ -86,18 +88,13 @@ func New(opts Options) (*Mode, error) {
 		m.families = append(m.families, f)
 		m.stale = append(m.stale, map[netip.AddrPort]struct{}{})
 	}
-	if m.ct, err = nfnl.Open(opts.Namespace); err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
 	m.metrics = newMetrics(m)
-	if m.watch, err = startWatch(m, conn.Port()); err != nil {
-		return nil, errors.Join(err, conn.Close(), m.ct.Close())
-	}
 	if opts.Registerer != nil {
 		if err := opts.Registerer.Register(m.metrics); err != nil {
-			return nil, errors.Join(fmt.Errorf("registering metrics of the nftables mode: %w", err), m.watch.close(), conn.Close(), m.ct.Close())
+			return fail(fmt.Errorf("registering metrics of the nftables mode: %w", err))
 		}
 	}
+	m.watch = startWatch(m)
 	m.watch.wg.Go(m.readAhead)
 	return m, nil
 }
@@ -425,7 +422,7 @@ func (m *Mode) Close(context.Context) error {
 	if m.opts.Registerer != nil {
 		m.opts.Registerer.Unregister(m.metrics)
 	}
-	return errors.Join(err, m.k.Close(), m.ct.Close())
+	return errors.Join(err, m.sys.close())
 }
 
 // Cleanup removes everything that a mode with these options wrote, also a

@@ -61,7 +61,8 @@ type Options struct {
 	// bytes each. Default 2^20. It can be changed at a restart.
 	AffinityClients uint32
 
-	wrap func(kernel) kernel // tests
+	wrap func(kernel) kernel     // tests: faults between mode and kernel
+	open func() (*system, error) // tests: another machine than Namespace's
 }
 
 // complete fills defaults in and checks what was given.
@@ -83,6 +84,10 @@ func (o *Options) complete() error {
 	}
 	if o.AffinityClients == 0 {
 		o.AffinityClients = DefaultAffinityClients
+	}
+	if o.open == nil {
+		namespace := o.Namespace
+		o.open = func() (*system, error) { return openSystem(namespace) }
 	}
 	return nil
 }

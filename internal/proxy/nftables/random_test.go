@@ -72,13 +72,30 @@ func TestRandomHistories(t *testing.T) {
 	if os.Getenv("PROXIMA_SOAK") != "" {
 		seeds = 100
 	}
+	manyHistories(t, newLab, seeds)
+}
+
+// TestRandomHistoriesInMemory: the same on a fake of the kernel, and so many more.
+func TestRandomHistoriesInMemory(t *testing.T) {
+	seeds := uint64(60)
+	if os.Getenv("PROXIMA_SOAK") != "" {
+		seeds = 5000
+	}
+	manyHistories(t, newSim, seeds)
+}
+
+func manyHistories(t *testing.T, on func(*testing.T) *lab, seeds uint64) {
+	faults := 0
 	for seed := range seeds {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomHistory(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { faults += randomHistory(on(t), seed) })
+	}
+	if faults == 0 {
+		t.Error("no fault was injected")
 	}
 }
 
-func randomHistory(t *testing.T, seed uint64) {
-	l := newLab(t)
+func randomHistory(l *lab, seed uint64) (faults int) {
+	t := l.T
 	r := rand.New(rand.NewPCG(seed, 1))
 	f := &faulty{r: rand.New(rand.NewPCG(seed, 2))}
 	opts := Options{wrap: func(k kernel) kernel { f.kernel = k; return f }}
@@ -118,9 +135,6 @@ func randomHistory(t *testing.T, seed uint64) {
 			t.Fatalf("kernel differs (-want +kernel):\n%s", diff)
 		}
 	}
-	if f.faults == 0 {
-		t.Error("no fault was injected")
-	}
 	m.mu.Lock()
 	m.k = f.kernel // no more faults
 	m.mu.Unlock()
@@ -135,6 +149,7 @@ func randomHistory(t *testing.T, seed uint64) {
 		t.Errorf("%d transactions after a restart", k.commits)
 	}
 	l.whole(m)
+	return f.faults
 }
 
 func whole(now map[proxy.PortName]*proxy.PortState) []proxy.Change {
@@ -308,11 +323,7 @@ func normal(s string) string {
 // interpret follows every address through the kernel's maps.
 func (l *lab) interpret(m *Mode) (out map[string]string, slots int) {
 	l.Helper()
-	conn, err := nfnl.Open(l.node.Fd())
-	if err != nil {
-		l.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
+	conn := l.reader()
 	out = map[string]string{}
 	for _, d := range []dims{ipv4, ipv6} {
 		t := interpreted{sets: map[string]map[string]string{}, words: int(d.addrLen)}
@@ -350,6 +361,20 @@ type interpreted struct {
 	sets   map[string]map[string]string
 	chains map[string]bool
 	words  int
+}
+
+// reader reads the tables by a connection of its own.
+func (l *lab) reader() nfnl.Reader {
+	l.Helper()
+	if l.sim != nil {
+		return l.sim.fake.Open()
+	}
+	conn, err := nfnl.Open(l.node.Fd())
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 func (t *interpreted) entry(key, value string) string {

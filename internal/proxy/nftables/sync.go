@@ -11,7 +11,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
-// kernel is nf_tables as the mode uses it. Tests put faults between.
+// kernel is nf_tables as the mode uses it: an nfnl.Conn, or in tests a connection to an
+// nfnl.Fake, with faults between.
 type kernel interface {
 	Commit(*nfnl.Batch) error
 	Check(*nfnl.Batch) error
@@ -21,7 +22,6 @@ type kernel interface {
 	Sets(nfnl.Table) ([]nfnl.Set, error)
 	Elems(t nfnl.Table, set string, each func(nfnl.Elem)) error
 	Counts(t nfnl.Table, set string, each func(key []byte, packets uint64)) error
-	Close() error
 }
 
 // dumpAttempts bounds how often a dump is repeated because somebody changed

@@ -5,16 +5,11 @@ package nftables
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
@@ -32,10 +27,7 @@ const (
 // watch notices what others do to our tables and to the node's addresses. Its
 // worker is the only one beside Apply who writes.
 type watch struct {
-	m         *Mode
-	tables    *nfnl.Listener
-	addresses *nfnl.Listener
-	route     *netlink.Handle
+	m *Mode
 
 	mu     sync.Mutex
 	verify bool
@@ -45,39 +37,25 @@ type watch struct {
 	wg     sync.WaitGroup
 }
 
-func startWatch(m *Mode, port uint32) (w *watch, err error) {
-	w = &watch{m: m, wake: make(chan struct{}, 1), stop: make(chan struct{})}
-	if w.tables, err = nfnl.ListenTables(m.opts.Namespace, port); err != nil {
-		return nil, err
-	}
-	if w.addresses, err = nfnl.ListenAddresses(m.opts.Namespace); err != nil {
-		return nil, errors.Join(err, w.tables.Close())
-	}
-	ns := netns.None()
-	if m.opts.Namespace != 0 {
-		ns = netns.NsHandle(m.opts.Namespace)
-	}
-	if w.route, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
-		return nil, errors.Join(fmt.Errorf("opening a route socket: %w", err), w.tables.Close(), w.addresses.Close())
-	}
-	w.wg.Go(func() { w.listen(w.tables, w.table) })
-	w.wg.Go(func() { w.listen(w.addresses, func(nfnl.Message) bool { return w.note(false, true) }) })
+func startWatch(m *Mode) *watch {
+	w := &watch{m: m, wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	w.wg.Go(func() { w.listen(m.sys.tables, w.table) })
+	w.wg.Go(func() { w.listen(m.sys.addresses, func(nfnl.Message) bool { return w.note(false, true) }) })
 	w.wg.Go(w.work)
-	return w, nil
+	return w
 }
 
 // close ends the listeners and waits for the worker.
 func (w *watch) close() error {
 	close(w.stop)
-	err := errors.Join(w.tables.Close(), w.addresses.Close())
+	err := w.m.sys.closeListeners()
 	w.wg.Wait()
-	w.route.Close()
 	return err
 }
 
 // listen hands every notification to f until the listener is closed. Lost
 // notifications are as if everything had changed.
-func (w *watch) listen(l *nfnl.Listener, f func(nfnl.Message) bool) {
+func (w *watch) listen(l listener, f func(nfnl.Message) bool) {
 	for {
 		err := l.Receive(func(m nfnl.Message) { f(m) })
 		switch {
@@ -185,16 +163,13 @@ func (m *Mode) readAddresses() error {
 	var lists [2][]netip.Addr
 	if m.opts.NodePortAddresses == nil || len(m.opts.NodePortAddresses) > 0 {
 		err := steady(func() error {
-			found, err := m.watch.route.AddrList(nil, netlink.FAMILY_ALL)
+			found, err := m.sys.list()
 			if err != nil {
-				if errors.Is(err, netlink.ErrDumpInterrupted) {
-					return nfnl.ErrInterrupted
-				}
-				return fmt.Errorf("listing the node's addresses: %w", err)
+				return err
 			}
 			lists = [2][]netip.Addr{}
 			for _, a := range found {
-				if addr, i, ok := m.nodePortAddress(a.IP); ok {
+				if addr, i, ok := m.nodePortAddress(a); ok {
 					lists[i] = append(lists[i], addr)
 				}
 			}
@@ -229,12 +204,8 @@ func (m *Mode) readAddresses() error {
 
 // nodePortAddress tells whether node ports are served on an address, and its
 // family.
-func (m *Mode) nodePortAddress(ip net.IP) (addr netip.Addr, family int, ok bool) {
-	addr, ok = netip.AddrFromSlice(ip)
-	if !ok {
-		return addr, 0, false
-	}
-	if addr = addr.Unmap(); addr.Is6() {
+func (m *Mode) nodePortAddress(addr netip.Addr) (_ netip.Addr, family int, ok bool) {
+	if addr.Is6() {
 		family = 1
 	}
 	if m.opts.NodePortAddresses == nil {
