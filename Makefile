@@ -1,4 +1,4 @@
-# Proxima. "make demo" and "make test" are where to start.
+# Proxima. "make help" lists the targets; "make demo" and "make test" are where to start.
 SHELL := /bin/bash
 GO ?= go
 BIN := $(CURDIR)/bin
@@ -10,7 +10,7 @@ GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2
 
 export GOTOOLCHAIN := local
 
-.PHONY: build demo test soak lint gen bench cross clean
+.PHONY: build help demo check test soak lint gen bench cross clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -19,6 +19,13 @@ $(BIN)/proxima: $(GOSOURCES)
 
 $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
 	cd test/kubectl && CGO_ENABLED=0 $(GO) build -trimpath -o $@ .
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+	@echo 'Tests of real kernels and of several machines need root; CONTRIBUTING.md says more.'
+
+check: ## build, vet and race tests of a package, as PKG=internal/delta; RUN=TestX for some
+	@tools/check '$(PKG)' '$(RUN)'
 
 demo: build ## see it work, on this machine, in a minute
 	$(BIN)/proxima demo $(DEMO_FLAGS)
@@ -44,5 +51,5 @@ cross: ## build for every platform that must build
 	for target in linux/amd64 linux/arm64 windows/amd64 darwin/arm64; do \
 	  echo "$$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./cmd/proxima || exit 1; done
 
-clean:
+clean: ## remove what was built
 	rm -rf $(BIN)
