@@ -8,12 +8,14 @@ package membership
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -24,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
 
@@ -44,6 +47,8 @@ type Config struct {
 	Client objects.Client
 	// Name of the Node.
 	Name string
+	// MachineID tells this machine from others that use the same name.
+	MachineID string
 	// Zone and Region for the Node's labels; empty: labels that others set are
 	// kept.
 	Zone, Region string
@@ -59,15 +64,45 @@ type Config struct {
 // Member keeps one Node. Make it with New.
 type Member struct {
 	cfg Config
+	// holder in the Lease, NODE/MACHINE.
+	holder string
+	status atomic.Pointer[Status]
+}
+
+// Status is how a Member keeps its Node and Lease.
+type Status struct {
+	// MachineID of this machine.
+	MachineID string `json:"machineID,omitempty"`
+	// Renewed is when the Lease was last renewed; zero: never.
+	Renewed time.Time `json:"renewed,omitzero"`
+	// Problem is why Node or Lease could not be written last; empty: they were.
+	Problem string `json:"problem,omitempty"`
+	// Conflict: a second machine tries to use the name of this node.
+	Conflict string `json:"conflict,omitempty"`
 }
 
 // New makes a member; Run starts it.
-func New(cfg Config) *Member { return &Member{cfg: cfg} }
+func New(cfg Config) *Member {
+	m := &Member{cfg: cfg, holder: cfg.Name + "/" + cfg.MachineID}
+	m.status.Store(&Status{MachineID: cfg.MachineID})
+	return m
+}
+
+// Status now. Safe for concurrent use.
+func (m *Member) Status() Status { return *m.status.Load() }
 
 // Run keeps the Node and its Lease until ctx ends, and returns nil then. What
-// can't be written is tried again, at most every RenewEvery; it never gives up.
-// The Node stays when Run ends: its Lease runs out, unless the machine returns.
+// can't be written is tried again, at most every RenewEvery; it gives up only where
+// this machine may not be the node that it is to be. The Node stays when Run ends,
+// and so does its Lease until it has run out, but another machine may take the
+// name at once.
 func (m *Member) Run(ctx context.Context) error {
+	err := m.keep(ctx)
+	m.release(context.WithoutCancel(ctx))
+	return err
+}
+
+func (m *Member) keep(ctx context.Context) error {
 	const firstRetry = 200 * time.Millisecond
 	pause := time.Duration(0)
 	healthy := true
@@ -75,6 +110,11 @@ func (m *Member) Run(ctx context.Context) error {
 		err := m.beat(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		m.note(err)
+		var refused *RefusedError
+		if errors.As(err, &refused) {
+			return err
 		}
 		if err == nil {
 			if !healthy {
@@ -98,17 +138,55 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 }
 
-// beat brings Node and Lease up to date.
+// note keeps what Status shows.
+func (m *Member) note(err error) {
+	s := m.Status()
+	s.Problem = ""
+	if err != nil {
+		s.Problem = err.Error()
+	}
+	m.status.Store(&s)
+}
+
+// RefusedError: the control plane does not let this machine be the node. It is no
+// use to try again.
+type RefusedError struct {
+	Node string
+	Err  error
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("this machine may not be node %s: %v", e.Node, e.Err)
+}
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// beat brings Node and Lease up to date. The Lease comes first where there is one:
+// a machine that does not hold it must not touch the Node.
 func (m *Member) beat(ctx context.Context) error {
+	held, err := m.renewLease(ctx)
+	if err != nil {
+		return fmt.Errorf("lease of node %s: %w", m.cfg.Name, err)
+	}
 	node, err := m.keepNode(ctx)
+	if apierrors.IsForbidden(err) {
+		return &RefusedError{Node: m.cfg.Name, Err: err}
+	}
 	if err != nil {
 		return fmt.Errorf("node %s: %w", m.cfg.Name, err)
 	}
+	if !held {
+		if err := m.createLease(ctx, node); err != nil {
+			return fmt.Errorf("lease of node %s: %w", m.cfg.Name, err)
+		}
+	}
+	s := m.Status()
+	s.Renewed, s.Conflict = m.cfg.Clock.Now(), nodename.Of(node)
+	if s.Conflict != "" && m.Status().Conflict == "" {
+		m.cfg.Logger.Warn("a second machine tries to use the name of this node", "node", m.cfg.Name, "conflict", s.Conflict)
+	}
+	m.status.Store(&s)
 	if m.cfg.OnNode != nil {
 		m.cfg.OnNode(node)
-	}
-	if err := m.renewLease(ctx, node); err != nil {
-		return fmt.Errorf("lease of node %s: %w", m.cfg.Name, err)
 	}
 	return nil
 }
@@ -177,6 +255,7 @@ func (m *Member) fillStatus(s *corev1.NodeStatus) {
 	}
 	s.Capacity[corev1.ResourceCPU], s.Allocatable[corev1.ResourceCPU] = cpus, cpus
 	s.NodeInfo.KubeletVersion = version.Kubernetes + "+proxima-" + version.Get().Version
+	s.NodeInfo.MachineID = m.cfg.MachineID
 	s.NodeInfo.OperatingSystem, s.NodeInfo.Architecture = runtime.GOOS, runtime.GOARCH
 	for i := range s.Conditions {
 		if c := &s.Conditions[i]; c.Type == corev1.NodeReady {
@@ -198,27 +277,65 @@ func (m *Member) ready() corev1.NodeCondition {
 	}
 }
 
-// renewLease says that the node lives.
-func (m *Member) renewLease(ctx context.Context, node *corev1.Node) error {
-	key := objects.Key{Namespace: corev1.NamespaceNodeLease, Name: m.cfg.Name}
-	now := metav1.NewMicroTime(m.cfg.Clock.Now())
-	seconds := int32(LeaseDuration / time.Second)
-	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), key)
+// leaseKey names the Lease.
+func (m *Member) leaseKey() objects.Key {
+	return objects.Key{Namespace: corev1.NamespaceNodeLease, Name: m.cfg.Name}
+}
+
+// renewLease says that the node lives, if there is a Lease; held is false if there
+// is none. The control plane refuses it while another machine holds the Lease.
+func (m *Member) renewLease(ctx context.Context) (held bool, err error) {
+	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), m.leaseKey())
 	if apierrors.IsNotFound(err) {
-		_, err = m.cfg.Client.Create(ctx, &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: key.Namespace, Name: key.Name,
-				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
-			},
-			Spec: coordinationv1.LeaseSpec{HolderIdentity: &m.cfg.Name, LeaseDurationSeconds: &seconds, RenewTime: &now},
-		})
-		return err
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	lease := obj.(*coordinationv1.Lease).DeepCopy()
-	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &m.cfg.Name, &seconds, &now
+	m.fillLease(&lease.Spec)
 	_, err = m.cfg.Client.Update(ctx, lease)
+	return err == nil, err
+}
+
+func (m *Member) createLease(ctx context.Context, node *corev1.Node) error {
+	key := m.leaseKey()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: key.Namespace, Name: key.Name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+	}}
+	m.fillLease(&lease.Spec)
+	_, err := m.cfg.Client.Create(ctx, lease)
 	return err
+}
+
+func (m *Member) fillLease(s *coordinationv1.LeaseSpec) {
+	now := metav1.NewMicroTime(m.cfg.Clock.Now())
+	seconds := int32(LeaseDuration / time.Second)
+	s.HolderIdentity, s.LeaseDurationSeconds, s.RenewTime = &m.holder, &seconds, &now
+}
+
+// releaseTimeout bounds how long the end of an agent may wait for its Lease.
+const releaseTimeout = time.Second
+
+// release lets another machine take the name at once. The time of the last renewal
+// stays, so that the node is as alive as before until the Lease runs out.
+func (m *Member) release(ctx context.Context) {
+	if m.Status().Renewed.IsZero() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), m.leaseKey())
+	if err == nil {
+		lease := obj.(*coordinationv1.Lease).DeepCopy()
+		if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != m.holder {
+			return
+		}
+		lease.Spec.HolderIdentity = new(string)
+		_, err = m.cfg.Client.Update(ctx, lease)
+	}
+	if err != nil {
+		m.cfg.Logger.Info("lease not released; another machine has to wait until it runs out", "node", m.cfg.Name, "error", err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,16 +13,18 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/identity/access"
 	objects "github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
 func newMember(client objects.Client, change func(*Config)) *Member {
-	cfg := Config{Client: client, Name: "n1", Zone: "zone-a", Logger: slog.New(slog.DiscardHandler), Clock: clock.RealClock{}}
+	cfg := Config{Client: client, Name: "n1", MachineID: "a", Zone: "zone-a", Logger: slog.New(slog.DiscardHandler), Clock: clock.RealClock{}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -71,7 +74,7 @@ func TestBeatMakesNodeAndLease(t *testing.T) {
 		t.Errorf("OnNode heard %v, want the node", heard)
 	}
 	lease := getLease(t, client)
-	if *lease.Spec.LeaseDurationSeconds != 40 || *lease.Spec.HolderIdentity != "n1" {
+	if *lease.Spec.LeaseDurationSeconds != 40 || *lease.Spec.HolderIdentity != "n1/a" || node.Status.NodeInfo.MachineID != "a" {
 		t.Errorf("lease = %+v", lease.Spec)
 	}
 }
@@ -161,4 +164,103 @@ func TestOutage(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// guarded is a client whose server keeps the name on one machine.
+func guarded() objects.Client {
+	client, holders := resourcetest.New(kind.All()...), access.NewHolders()
+	var before *coordinationv1.Lease
+	client.Intercept(func(c resourcetest.Call) error {
+		lease, ok := c.Object.(*coordinationv1.Lease)
+		if !ok {
+			return nil
+		}
+		if err := holders.AllowWrite(kind.Lease().Kind.GroupKind(), lease, orNil(before)); err != nil {
+			return apierrors.NewForbidden(kind.Lease().GroupResource(), lease.Name, err)
+		}
+		before = lease.DeepCopy()
+		return nil
+	})
+	return client
+}
+
+func orNil(l *coordinationv1.Lease) objects.Object {
+	if l == nil {
+		return nil
+	}
+	return l
+}
+
+// A second machine of the same name touches nothing, says why, and takes over when
+// the first one has ended: at once after a clean end, else when its lease ran out.
+func TestSecondMachine(t *testing.T) {
+	for name, clean := range map[string]bool{"clean end": true, "dies": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := guarded()
+				run := func(m *Member) (stop func()) {
+					ctx, cancel := context.WithCancel(t.Context())
+					done := make(chan error, 1)
+					go func() { done <- m.Run(ctx) }()
+					return func() {
+						cancel()
+						if err := <-done; err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				first := newMember(client, nil)
+				stopFirst := func() {}
+				if clean {
+					stopFirst = run(first)
+				} else if err := first.beat(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				second := newMember(client, func(c *Config) { c.MachineID, c.Zone = "b", "zone-b" })
+				defer run(second)()
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				if p := second.Status().Problem; !strings.Contains(p, "in use by machine a") {
+					t.Errorf("second machine's problem: %q", p)
+				}
+				if zone := getNode(t, client).Labels[corev1.LabelTopologyZone]; zone != "zone-a" {
+					t.Errorf("the second machine changed the zone to %s", zone)
+				}
+				stopFirst()
+				synctest.Wait()
+				if c := getNode(t, client).Status.Conditions[0]; c.Status != corev1.ConditionTrue {
+					t.Errorf("a clean end made the node %s", c.Status)
+				}
+				wait := LeaseDuration + RenewEvery
+				if clean {
+					wait = RenewEvery
+				}
+				time.Sleep(wait)
+				synctest.Wait()
+				if got := *getLease(t, client).Spec.HolderIdentity; got != "n1/b" {
+					t.Errorf("holder %s, want the second machine after %s", got, wait)
+				}
+				if p := second.Status().Problem; p != "" {
+					t.Errorf("problem %q", p)
+				}
+			})
+		})
+	}
+}
+
+// A machine that may not be this node ends with the reason, instead of trying for
+// ever.
+func TestForbiddenNodeEnds(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	client.Intercept(func(c resourcetest.Call) error {
+		if _, ok := c.Object.(*corev1.Node); ok {
+			return apierrors.NewForbidden(kind.Node().GroupResource(), "n1", errors.New("node other may write the Node of its own name only"))
+		}
+		return nil
+	})
+	var refused *RefusedError
+	if err := newMember(client, nil).Run(t.Context()); !errors.As(err, &refused) || !strings.Contains(err.Error(), "own name only") {
+		t.Errorf("error %v", err)
+	}
 }
