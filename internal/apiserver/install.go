@@ -104,6 +104,10 @@ func (s *Server) specialize(options *kvstorage.RESTOptions) error {
 	if err := s.specializeServices(options); err != nil {
 		return err
 	}
+	if node := s.kinds[corev1.SchemeGroupVersion.WithKind("Node")]; node != nil && s.cfg.NodeDeletion != nil {
+		registry := newNodes(node.registry, s.cfg.NodeDeletion)
+		node.front, node.rest = registry, registry
+	}
 	namespace := s.kinds[corev1.SchemeGroupVersion.WithKind("Namespace")]
 	if namespace == nil {
 		return nil

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -81,6 +82,13 @@ type Config struct {
 	// obj is nil for a deletion, old for a creation. Its error is the reason of a
 	// 403. Optional.
 	AllowWrite func(who user.Info, kind schema.GroupKind, obj, old resource.Object) error
+	// Guard goes around the handler of every request, before it is recognised.
+	// Optional.
+	Guard func(http.Handler) http.Handler
+	// NodeDeletion is what to keep of a Node that is deleted, in the transaction that
+	// deletes it: a key of the store beside those of objects, and its value. who may
+	// be nil. Optional.
+	NodeDeletion func(n *corev1.Node, who user.Info) (key string, value []byte, err error)
 	// Audit hears of every write over HTTP, when it has ended. It must not block.
 	// Optional.
 	Audit func(AuditEvent)
@@ -157,6 +165,9 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.EnableProfiling = false
 	s.limiter = newLimiter(s.cfg.Limits, schemes.codecs)
 	s.limiter.configure(c)
+	if build := c.BuildHandlerChainFunc; s.cfg.Guard != nil {
+		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler { return s.cfg.Guard(build(h, c)) }
+	}
 	if isLong := c.LongRunningFunc; len(s.cfg.LongRunning) > 0 {
 		c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
 			return isLong(r, info) || !info.IsResourceRequest && slices.Contains(s.cfg.LongRunning, info.Path)

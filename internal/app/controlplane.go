@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 	"gopkg.in/natefinch/lumberjack.v2"
+	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -37,6 +38,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
@@ -77,7 +79,10 @@ type ControlPlaneConfig struct {
 	Wrap resource.Wrapper
 	// Limits of requests to the API; zero fields: the defaults.
 	Limits apiserver.Limits
-	Logger *slog.Logger
+	// RenewExpired is how long after its end a node's or zone's certificate can be
+	// renewed by proof of its key; 0: not at all.
+	RenewExpired time.Duration
+	Logger       *slog.Logger
 }
 
 // Serving tells where a role serves.
@@ -106,6 +111,11 @@ type controlPlane struct {
 	api     *apiserver.Server
 	apiAddr net.Addr
 	grpc    net.Listener
+	// revocations withdraw credentials, and sessions end what was begun with them.
+	revocations *identity.Revocations
+	sessions    *access.Sessions
+	// holders tell machines of one node name apart.
+	holders *access.Holders
 	// running is what start made; nil until then.
 	running atomic.Pointer[running]
 }
@@ -166,6 +176,9 @@ func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPl
 		return nil, err
 	}
 	cp.tokens = identity.NewTokens(cp.store, cp.ca.Pin())
+	if err = cp.openRevocations(ctx); err != nil {
+		return nil, err
+	}
 	cp.audit = newAudit(filepath.Join(cfg.DataDir, "audit.log"))
 
 	apiListener, err := listen("API", "--api-address", cfg.APIAddress)
@@ -201,12 +214,12 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 	cp.api, err = apiserver.New(apiserver.Config{
 		Store: cp.store, Kinds: kind.All(), Listener: listener,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: cp.ca.PEM(),
-		Authenticator: access.NewAuthenticator(cp.tokens, cp.ca.Pool(), cp.log.With("part", "authentication")),
+		Authenticator: access.NewAuthenticator(cp.tokens, cp.ca.Pool(), cp.policy(), cp.log.With("part", "authentication")),
 		Authorizer:    access.NewAuthorizer(),
 		Logger:        cp.log.With("part", "api"), Version: version.Get().Version,
-		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: access.AllowWrite, Limits: cp.cfg.Limits,
+		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: cp.allowWrite, Limits: cp.cfg.Limits,
 		ExtraHandlers: map[string]http.Handler{
-			identity.CertificatesPath: access.NewCertificates(cp.ca, cp.tokens, cp.grpcPort(), cp.log.With("part", "certificates")),
+			identity.CertificatesPath: access.NewCertificates(cp.ca, cp.tokens, cp.policy(), cp.grpcPort(), cp.log.With("part", "certificates")),
 			access.TokensPath:         tokens,
 			access.TokensPath + "/":   tokens,
 			StatusPath:                statusHandler{cp: cp},
@@ -219,7 +232,7 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 			keyring.StatusPath + "/":  secrets,
 		},
 		LongRunning: []string{BackupPath, BackupKeysPath}, Transformer: cp.keys.Transformers(sealedGroups()...), Metrics: cp.metrics,
-		Audit: cp.audit.write,
+		Audit: cp.audit.write, Guard: cp.sessions.Guard, NodeDeletion: nodeDeletion,
 	})
 	return err
 }
@@ -227,6 +240,8 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 // start runs the parts, and returns when the API and the views serve.
 func (cp *controlPlane) start(parts *parts) error {
 	parts.run("API", cp.api.Run)
+	parts.run("revocations", cp.revocations.Run)
+	parts.run("sessions", cp.sessions.Run)
 	select {
 	case <-cp.api.Ready():
 	case <-parts.ctx.Done():
@@ -289,6 +304,10 @@ func (cp *controlPlane) start(parts *parts) error {
 		Logger: cp.log.With("part", "health"),
 	})
 	parts.run("health controller", living.Run)
+	names := nodename.New(nodename.Config{
+		Client: client, Attempts: cp.holders.Attempts, Logger: cp.log.With("part", "node names"), Clock: clock.RealClock{},
+	})
+	parts.run("node names", names.Run)
 	repair := ipam.NewRepair(ipam.RepairConfig{
 		Client: client, Services: kind.Service(), IPAddresses: kind.IPAddress(), ServiceCIDRs: kind.ServiceCIDR(),
 		Logger: cp.log.With("part", "addresses"),
@@ -363,10 +382,10 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 		return err
 	}
 	server := grpc.NewServer(append(stream.ServerOptions(),
-		grpc.Creds(credentials.NewTLS(&tls.Config{
+		grpc.Creds(cp.sessions.Credentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cp.ca.Pool(),
-		})),
+		}))),
 		// A peer that vanished is noticed within 15 s; clients may ask as often.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),

@@ -14,22 +14,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand/report"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/cluster"
 	"github.com/proxima-mesh/proxima/internal/node/dns/host"
@@ -48,8 +45,11 @@ import (
 type NodeConfig struct {
 	// Server (HOST:PORT) is the API that the node joins.
 	Server string
-	// Token to join with; not needed once the node has joined.
-	Token string
+	// Token to join with; not needed once the node has joined. TokenFile has it
+	// instead, and is read whenever it may help.
+	Token, TokenFile string
+	// NewToken makes a token when nothing else helps; nil: nothing can.
+	NewToken func(context.Context) (string, error)
 	// Cluster: follow this Kubernetes API; Server and Token are not used then.
 	Cluster *ClusterConfig
 	// Name of the Node, and its topology zone (may be empty).
@@ -81,6 +81,9 @@ type NodeConfig struct {
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
 	Resolver host.System
+	// MachineID tells this machine from others of the same node name; empty: that of
+	// package machine.
+	MachineID string
 	// ControlPlane labels the node as one, so that it stays out of zone ratios.
 	ControlPlane bool
 	Logger       *slog.Logger
@@ -94,11 +97,11 @@ type agent struct {
 	registry *prometheus.Registry
 	mode     modes.Mode
 	agent    *node.Agent
-	views    string // address
 	conn     *grpc.ClientConn
 	feed     *view.Feed    // of a control plane, or …
 	cluster  *cluster.Feed // … of a Kubernetes API
 	checks   *healthcheck.Servers
+	member   *membership.Member
 	demand   *report.Client // nil: the mode cannot count
 	names    *zone.Zone
 	dns      nameServer
@@ -131,6 +134,11 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 
 func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry(), names: zone.New()}
+	if a.cfg.MachineID == "" && cfg.Cluster == nil {
+		if a.cfg.MachineID, err = machine.ID(); err != nil {
+			return nil, err
+		}
+	}
 	opened := a // a return of nil sets a
 	defer func() {
 		if err != nil {
@@ -144,7 +152,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if cfg.Cluster != nil {
 		err = a.learnNode(ctx)
 	} else {
-		a.renewer, err = a.join(ctx)
+		err = a.join(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -171,9 +179,6 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	if cfg.Cluster == nil {
-		if a.views, err = a.viewAddress(); err != nil {
-			return nil, err
-		}
 		if a.conn, err = a.connect(); err != nil {
 			return nil, err
 		}
@@ -193,49 +198,6 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 
 // dir keeps everything of this agent.
 func (a *agent) dir() string { return filepath.Join(a.cfg.DataDir, "node") }
-
-// join uses the credentials of an earlier run for the same node and server, or
-// spends the token.
-func (a *agent) join(ctx context.Context) (*identity.Renewer, error) {
-	log := a.log.With("part", "identity")
-	renewer, err := identity.NewRenewer(a.dir(), log)
-	if err == nil {
-		c := renewer.Credentials()
-		name, _ := identity.NodeName(c.Subject.User, c.Subject.Groups)
-		if name == a.cfg.Name && c.Server == a.cfg.Server {
-			return renewer, nil
-		}
-		err = fmt.Errorf("%s holds the credentials of node %s at %s", a.dir(), name, c.Server)
-	}
-	if a.cfg.Token == "" {
-		return nil, &HintError{Err: err, Text: "join with --token-file; make a token with \"proxima token create --kind node --name " + a.cfg.Name + "\""}
-	}
-	if _, err := identity.Enroll(ctx, a.cfg.Server, a.cfg.Token, a.dir()); err != nil {
-		return nil, err
-	}
-	if err := a.forgetRanges(); err != nil {
-		return nil, err
-	}
-	return identity.NewRenewer(a.dir(), log)
-}
-
-// viewAddress is where this node's view is served.
-func (a *agent) viewAddress() (string, error) {
-	c := a.renewer.Credentials()
-	if c.GRPCAddress == "" {
-		return "", fmt.Errorf("control plane %s serves no node views: it runs with --grpc-port 0", c.Server)
-	}
-	host, port, err := net.SplitHostPort(c.GRPCAddress)
-	if err != nil {
-		return "", fmt.Errorf("address of the node views: %w", err)
-	}
-	if host == "" { // the same as the API's
-		if host, _, err = net.SplitHostPort(c.Server); err != nil {
-			return "", err
-		}
-	}
-	return net.JoinHostPort(host, port), nil
-}
 
 func (a *agent) start(parts *parts) error {
 	parts.run("agent", a.agent.Run)
@@ -269,7 +231,7 @@ func (a *agent) start(parts *parts) error {
 func (a *agent) followPlane(parts *parts) error {
 	parts.run("certificate renewal", a.renewer.Run)
 	a.feed = view.NewFeed(view.FeedConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: filepath.Join(a.dir(), "view"),
+		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: a.viewFile(),
 		Update: a.apply, Log: a.log.With("part", "view"),
 	})
 	registerFeed(a.registry, a.feed)
@@ -279,11 +241,11 @@ func (a *agent) followPlane(parts *parts) error {
 	if err != nil {
 		return err
 	}
-	member := membership.New(membership.Config{
+	a.member = membership.New(membership.Config{
 		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
-		OnNode: a.learn, Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
+		MachineID: a.cfg.MachineID, OnNode: a.learn, Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
 	})
-	parts.run("membership", member.Run)
+	parts.run("membership", a.member.Run)
 	watching, err := kubeclient.New(a.watchConfig(), kind.All())
 	if err != nil {
 		return err
@@ -293,17 +255,6 @@ func (a *agent) followPlane(parts *parts) error {
 	})
 	parts.run("readiness probes", checks.Run)
 	return nil
-}
-
-// connect makes the connection that carries the view and the reports of demand. It
-// dials when it is used.
-func (a *agent) connect() (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+a.views, append(stream.DialOptions(),
-		grpc.WithTransportCredentials(credentials.NewTLS(a.renewer.TLSConfig(HostOf(a.views)))),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
-		}),
-	)...)
 }
 
 // reportDemand tells the control plane what traffic starts here, once the whole
@@ -358,7 +309,7 @@ func (a *agent) restConfig() *rest.Config {
 		cfg.QPS, cfg.Timeout = -1, 10*time.Second
 		return cfg
 	}
-	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: reconnecting{&http.Transport{
+	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: &reconnecting{renewer: a.renewer, Transport: &http.Transport{
 		TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
 	}}}
@@ -372,20 +323,8 @@ func (a *agent) watchConfig() *rest.Config {
 	if a.cfg.Cluster != nil {
 		return cfg
 	}
-	cfg.Transport.(reconnecting).HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second}
+	cfg.Transport.(*reconnecting).HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second}
 	return cfg
-}
-
-// reconnecting drops its connections when a request is refused for its
-// credentials: they were made with a certificate that has been renewed since.
-type reconnecting struct{ *http.Transport }
-
-func (r reconnecting) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := r.Transport.RoundTrip(req)
-	if err == nil && resp.StatusCode == http.StatusUnauthorized {
-		r.CloseIdleConnections()
-	}
-	return resp, err
 }
 
 func (a *agent) serveHTTP(parts *parts) {
@@ -427,6 +366,11 @@ type NodeStatus struct {
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.
 	DNS string `json:"dns,omitempty"`
+	// Certificate by which the control plane recognises this node; nil: it follows a
+	// Kubernetes API.
+	Certificate *identity.CertificateStatus `json:"certificate,omitempty"`
+	// Membership is how the Node and its Lease are kept; nil as above.
+	Membership *membership.Status `json:"membership,omitempty"`
 }
 
 func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
@@ -438,6 +382,8 @@ func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	} else {
 		followed := viewStatus(a.feed.Status())
 		status.View = &followed
+		certificate, member := a.renewer.Status(), a.member.Status()
+		status.Certificate, status.Membership = &certificate, &member
 	}
 	for _, f := range a.checks.Failures() {
 		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts, fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))
@@ -479,13 +425,4 @@ func (a *agent) close() {
 			l.Close()
 		}
 	}
-}
-
-// ReadToken reads a file that holds a token alone.
-func ReadToken(path string) (string, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }

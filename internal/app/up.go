@@ -47,6 +47,9 @@ func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 			return err
 		}
 		node.Token = token
+		// Its Node may be deleted while it runs. This is the control plane's own
+		// machine, so it comes back.
+		node.NewToken = func(ctx context.Context) (string, error) { return cp.ownToken(ctx, node.Name) }
 		return RunNode(ctx, node, func(s Serving) {
 			serving.Node, serving.Mode, serving.DNS = s.Node, s.Mode, s.DNS
 			ready(serving)
@@ -55,15 +58,22 @@ func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 	return parts.wait(ctx)
 }
 
-// joinToken makes a token for this process's own agent, if it needs one.
+// joinToken makes a token for this process's own agent, if what it has will not be
+// taken.
 func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string, error) {
-	if c, err := identity.LoadCredentials(filepath.Join(node.DataDir, "node")); err == nil && c.Server == node.Server {
+	c, err := identity.LoadCredentials(filepath.Join(node.DataDir, "node"))
+	if err == nil && c.Server == node.Server && c.Trusts(cp.ca.Pin()) && time.Until(c.NotAfter) > time.Minute {
 		name, _ := identity.NodeName(c.Subject.User, c.Subject.Groups)
-		if name == node.Name && time.Until(c.NotAfter) > time.Minute {
+		if name == node.Name && cp.revocations.Check(ctx, c.Subject) == nil {
 			return "", nil
 		}
 	}
-	token, _, err := cp.tokens.Create(ctx, identity.Node, node.Name, time.Minute, "system:proxima:up")
+	return cp.ownToken(ctx, node.Name)
+}
+
+// ownToken makes a token that lives for the moment of joining.
+func (cp *controlPlane) ownToken(ctx context.Context, name string) (string, error) {
+	token, _, err := cp.tokens.Create(ctx, identity.Node, name, time.Minute, "system:proxima:up")
 	if err != nil {
 		return "", fmt.Errorf("token for the agent: %w", err)
 	}

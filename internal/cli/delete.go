@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -206,6 +207,7 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 			return err
 		case object == nil:
 			fmt.Fprintf(s.io.Out, "%s deleted\n", o.title(c))
+			s.explainDeletion(o)
 		case d.wait:
 			leaving[index] = object
 		default:
@@ -239,6 +241,14 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 		return fmt.Errorf("%d of %d objects are not gone yet", remain, len(objects))
 	}
 	return err
+}
+
+// explainDeletion says what goes with an object where that is not plain.
+func (s *settings) explainDeletion(o placed) {
+	if o.kind.Kind == corev1.SchemeGroupVersion.WithKind("Node") {
+		fmt.Fprintf(s.io.Err, "the credentials of node %s are refused from now on, and its streams end within 5 seconds; "+
+			"to let the machine back in: proxima token create --kind node --name %s\n", o.GetName(), o.GetName())
+	}
 }
 
 // delete an object. It returns the object if it goes on terminating, nil if it

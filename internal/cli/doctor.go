@@ -120,6 +120,7 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 		agent = localAgent(ctx, d.metricsPort)
 	}
 	findings = append(findings, s.agentState(agent))
+	findings = append(findings, credentialFindings(agent)...)
 	findings = append(findings, portsFree(server.Problem != "", agent == nil)...)
 	var ranges []netip.Prefix
 	if server.Problem == "" {

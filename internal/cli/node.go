@@ -30,9 +30,11 @@ func newNode(s *settings) *cobra.Command {
 		Long: `Node runs the agent that carries the traffic of virtual IPs on this machine.
 
 With --server it joins a control plane of Proxima. The token is needed the first
-time only: it buys a certificate that renews itself. The last state is kept on
-disk, so that the agent serves at once when it starts again, even while no
-control plane answers.
+time only: it buys a certificate that renews itself, and its file can be deleted.
+A file that is there is read again when the certificate cannot be renewed
+otherwise, or when it holds a new token. The last state is kept on disk, so that
+the agent serves at once when it starts again, even while no control plane
+answers and whatever became of its certificate.
 
 With --kubeconfig it follows any Kubernetes API in kube-proxy's place, and with
 --kube-proxy-config it takes kube-proxy's own configuration file; flags go before
@@ -55,7 +57,7 @@ machine's kernel, and ends.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&n.server, "server", "", "control plane's API, HOST:PORT")
-	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time")
+	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
 	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
 	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, and end")
@@ -86,11 +88,8 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 	case n.server == "":
 		return cfg, n.followCluster(cmd, s, &cfg)
 	}
-	cfg.Server = n.server
-	if n.tokenFile != "" {
-		cfg.Token, err = app.ReadToken(n.tokenFile)
-	}
-	return cfg, err
+	cfg.Server, cfg.TokenFile = n.server, n.tokenFile
+	return cfg, nil
 }
 
 // followCluster completes the configuration for an agent in kube-proxy's place.

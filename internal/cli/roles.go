@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
+	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -32,6 +33,7 @@ type planeFlags struct {
 	maxMirrored  int
 	maxPods      int
 	limits       apiserver.Limits
+	renewExpired time.Duration
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -42,6 +44,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.maxEndpoints, "max-endpoints-per-slice", 100, "most endpoints in an EndpointSlice, 1 to 1000")
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
 	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
+	f.DurationVar(&p.renewExpired, "renew-expired", identity.DefaultRenewExpired, "how long after its end the certificate of a node or zone can still be renewed by proof of its key; 0: not at all")
 	f.Int64Var(&p.limits.MaxRequestBytes, "max-request-bytes", apiserver.DefaultMaxRequestBytes, "most bytes in the body of a request to the API; more is refused with 413")
 	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. Watches do not count")
 	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes")
@@ -57,6 +60,9 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if p.maxMirrored < 1 || p.maxMirrored > 1000 {
 		return cfg, usagef("--mirroring-max-endpoints-per-subset %d: 1 to 1000", p.maxMirrored)
 	}
+	if p.renewExpired < 0 {
+		return cfg, usagef("--renew-expired %s: must not be negative", p.renewExpired)
+	}
 	if err := p.checkLimits(); err != nil {
 		return cfg, err
 	}
@@ -71,7 +77,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		ServiceCIDRs: cidrs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
-		MaxTerminatedPods: p.maxPods, Limits: p.limits,
+		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired,
 	}, err
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -40,6 +41,8 @@ type nodeLine struct {
 	Following bool `json:"following"`
 	// Behind counts changes that the agent has not confirmed.
 	Behind uint64 `json:"behind"`
+	// Conflict: a second machine tries to use the name of this node.
+	Conflict string `json:"conflict,omitempty"`
 }
 
 func newStatus(s *settings) *cobra.Command {
@@ -82,6 +85,7 @@ func (s *settings) overview(ctx context.Context, metricsPort int) (*overview, er
 			return nil, err
 		}
 		o.problem("%v", err)
+		o.findProblems()
 		return o, nil
 	}
 	o.Server = cfg.Host
@@ -131,7 +135,7 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 	}
 	for _, obj := range nodes {
 		n := obj.(*corev1.Node)
-		line := nodeLine{Name: n.Name, Zone: n.Labels[corev1.LabelTopologyZone], Ready: "Unknown"}
+		line := nodeLine{Name: n.Name, Zone: n.Labels[corev1.LabelTopologyZone], Ready: "Unknown", Conflict: nodename.Of(n)}
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady {
 				line.Ready = string(c.Status)
@@ -174,6 +178,9 @@ func (o *overview) findProblems() {
 		}
 	}
 	for _, n := range o.Nodes {
+		if n.Conflict != "" {
+			o.problem("node %s: %s", n.Name, n.Conflict)
+		}
 		if n.Ready != "True" {
 			o.problem("node %s is not ready: is its agent running? see its log", n.Name)
 		}
@@ -183,6 +190,17 @@ func (o *overview) findProblems() {
 	}
 	if v := o.Agent.View; v != nil && !v.Connected {
 		o.problem("this machine's agent has no stream to the control plane, and serves its last state: %s", v.LastError)
+	}
+	if c := o.Agent.Certificate; c != nil && c.Problem != "" {
+		o.problem("%s; fix: %s", c.Problem, c.Fix)
+	}
+	// Without a connection it cannot be otherwise.
+	if m := o.Agent.Membership; m != nil && o.Agent.View != nil && o.Agent.View.Connected {
+		for _, text := range []string{m.Problem, m.Conflict} {
+			if text != "" {
+				o.problem("this machine's agent: %s", text)
+			}
+		}
 	}
 	if c := o.Agent.Cluster; c != nil && !c.Synced {
 		o.problem("this machine's agent has not read the Kubernetes API yet: %s", c.LastError)

@@ -89,6 +89,14 @@ func newTokenList(s *settings) *cobra.Command {
 }
 
 func expiry(t identity.TokenInfo) string {
+	state := expiryOf(t)
+	if left := time.Until(t.CertificateNotAfter); t.Revoked.IsZero() && left > 0 {
+		state += ", certificate for " + duration.HumanDuration(left)
+	}
+	return state
+}
+
+func expiryOf(t identity.TokenInfo) string {
 	switch {
 	case !t.Revoked.IsZero():
 		return "revoked"
@@ -112,10 +120,15 @@ func newTokenRevoke(s *settings) *cobra.Command {
 			return s.live(tokenIDs)(cmd, args, word)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := s.call(cmd.Context(), http.MethodDelete, access.TokensPath+"/"+args[0], nil, nil); err != nil {
+			var info identity.TokenInfo
+			if err := s.call(cmd.Context(), http.MethodDelete, access.TokensPath+"/"+args[0], nil, &info); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.io.Err, "token %s is revoked; certificates that it bought run out within %s\n", args[0], identity.ClientLife)
+			fmt.Fprintf(s.io.Err, "token %s of %s %s is revoked: it and all certificates that descend from it are refused from now on, "+
+				"and what is open ends within 5 seconds\n", info.ID, info.Kind, info.Name)
+			if info.Kind == identity.Node {
+				fmt.Fprintf(s.io.Err, "the agent goes on serving what it knows; to let the machine back in: proxima token create --kind node --name %s\n", info.Name)
+			}
 			return nil
 		},
 	}

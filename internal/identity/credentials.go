@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -20,12 +21,8 @@ import (
 // crash while it is replaced cannot leave a key beside another's certificate.
 const credentialsFile = "credentials.json"
 
-var (
-	// ErrNotJoined: the directory holds no credentials.
-	ErrNotJoined = errors.New("this machine has not joined yet")
-	// ErrCertificateExpired: the certificate ran out while nobody renewed it.
-	ErrCertificateExpired = errors.New("the certificate ran out")
-)
+// ErrNotJoined: the directory holds no credentials.
+var ErrNotJoined = errors.New("this machine has not joined yet")
 
 // Credentials are what a joined machine needs to be recognised and to recognise
 // the control plane. Immutable.
@@ -43,7 +40,11 @@ type Credentials struct {
 	leaf    *x509.Certificate
 	certs   tls.Certificate
 	trusted *x509.CertPool
+	pins    []Pin // of trusted
 }
+
+// Trusts tells whether a token's pin is that of an authority of these credentials.
+func (c *Credentials) Trusts(pin Pin) bool { return slices.Contains(c.pins, pin) }
 
 type storedCredentials struct {
 	Server      string `json:"server"`
@@ -53,8 +54,9 @@ type storedCredentials struct {
 	Key         string `json:"key"`
 }
 
-// LoadCredentials reads what Enroll and Renewer left in a directory. Errors:
-// ErrNotJoined, ErrCertificateExpired, or what is wrong with the file.
+// LoadCredentials reads what Enroll and Renewer left in a directory. No clock is
+// asked: the certificate may have run out. Errors: ErrNotJoined, or what is wrong
+// with the file.
 func LoadCredentials(dir string) (*Credentials, error) {
 	path := filepath.Join(dir, credentialsFile)
 	data, err := readSecret(path)
@@ -69,9 +71,6 @@ func LoadCredentials(dir string) (*Credentials, error) {
 		return nil, fmt.Errorf("load credentials %s: damaged (%w): remove it and join again with a token", path, err)
 	}
 	c, err := newCredentials(s)
-	if errors.Is(err, ErrCertificateExpired) {
-		return nil, fmt.Errorf("load credentials %s: %w: join again with a token", path, err)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("load credentials %s: %w: remove it and join again with a token", path, err)
 	}
@@ -97,25 +96,29 @@ func newCredentials(s storedCredentials) (*Credentials, error) {
 		return nil, errors.New("the key does not belong to the certificate")
 	}
 	pool := x509.NewCertPool()
+	var pins []Pin
 	for _, c := range authorities {
 		pool.AddCert(c)
+		pins = append(pins, pinOf(c))
 	}
-	if now := time.Now(); now.After(leaf.NotAfter) {
-		return nil, fmt.Errorf("%w on %s", ErrCertificateExpired, leaf.NotAfter.Format(time.RFC3339))
-	}
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	// At its own end, which no authority lets a certificate outlive: this machine's
+	// clock may be wrong, and a certificate that ran out is of use still.
+	if _, err := leaf.Verify(x509.VerifyOptions{
+		Roots: pool, CurrentTime: leaf.NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}); err != nil {
 		return nil, fmt.Errorf("the certificate is not of this authority: %w", err)
 	}
 	return &Credentials{
 		Server: s.Server, GRPCAddress: s.GRPCAddress, Subject: SubjectOf(leaf),
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
-		stored: s, leaf: leaf, trusted: pool,
+		stored: s, leaf: leaf, trusted: pool, pins: pins,
 		certs: tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf},
 	}, nil
 }
 
-// answered turns the answer to a request into credentials, and keeps them.
-func answered(server, dir string, key crypto.Signer, a CertificateAnswer) (*Credentials, error) {
+// answered turns the answer to a request into credentials, and keeps them if
+// accept (nil: everybody) has no objection to the subject.
+func answered(server, dir string, key crypto.Signer, a CertificateAnswer, accept func(Subject) error) (*Credentials, error) {
 	keyPEM, err := encodeKey(key)
 	if err != nil {
 		return nil, err
@@ -124,6 +127,14 @@ func answered(server, dir string, key crypto.Signer, a CertificateAnswer) (*Cred
 	c, err := newCredentials(s)
 	if err != nil {
 		return nil, fmt.Errorf("the server's answer is of no use: %w", err)
+	}
+	if at := a.at(); !at.Before(c.NotAfter) {
+		return nil, fmt.Errorf("the server's answer is of no use: its certificate ran out on %s", c.NotAfter.Format(time.RFC3339))
+	}
+	if accept != nil {
+		if err := accept(c.Subject); err != nil {
+			return nil, &SubjectError{err}
+		}
 	}
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -135,9 +146,22 @@ func answered(server, dir string, key crypto.Signer, a CertificateAnswer) (*Cred
 	return c, nil
 }
 
+// SubjectError: the token is good, but stands for somebody else than this machine
+// is to be. No further attempt with it can succeed.
+type SubjectError struct{ Err error }
+
+func (e *SubjectError) Error() string { return e.Err.Error() }
+func (e *SubjectError) Unwrap() error { return e.Err }
+
 // verifyChain is the check that crypto/tls would do. The host is given, because
 // a connection's state does not hold it where it is an IP address.
-func verifyChain(cs tls.ConnectionState, roots *x509.CertPool, host string) error {
+//
+// The time is that of the local clock, unless a certificate of the authority shows
+// that the clock is behind: an authority never dates a certificate ahead, so the
+// beginning of the server's certificate is in the past, whatever the clock says.
+// What this admits is no more than what the wrong clock admits already: a server
+// certificate that has run out since.
+func verifyChain(cs tls.ConnectionState, roots *x509.CertPool, host string, now time.Time) error {
 	if len(cs.PeerCertificates) == 0 {
 		return errors.New("the server showed no certificate")
 	}
@@ -145,12 +169,13 @@ func verifyChain(cs tls.ConnectionState, roots *x509.CertPool, host string) erro
 		return errors.New("no server name to verify")
 	}
 	name, _, _ := strings.Cut(host, "%") // the zone of a link-local address is ours alone
-	opts := x509.VerifyOptions{Roots: roots, DNSName: name, Intermediates: x509.NewCertPool(),
+	leaf := cs.PeerCertificates[0]
+	opts := x509.VerifyOptions{Roots: roots, DNSName: name, Intermediates: x509.NewCertPool(), CurrentTime: later(now, leaf.NotBefore),
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	for _, c := range cs.PeerCertificates[1:] {
 		opts.Intermediates.AddCert(c)
 	}
-	_, err := cs.PeerCertificates[0].Verify(opts)
+	_, err := leaf.Verify(opts)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 )
@@ -32,29 +33,43 @@ var (
 // request, at most 30 seconds, and replaces what dir held. Errors: ErrPin,
 // ErrRefused, or what went wrong.
 func Enroll(ctx context.Context, server, token, dir string) (*Credentials, error) {
-	address, host, err := serverAddress(server)
-	if err != nil {
-		return nil, fmt.Errorf("join: %w", err)
-	}
 	t, err := ParseToken(token)
 	if err != nil {
-		return nil, fmt.Errorf("join %s: %w", address, err)
+		return nil, fmt.Errorf("join %s: %w", server, err)
+	}
+	return (&joiner{server: server, dir: dir, now: time.Now}).join(ctx, t)
+}
+
+// joiner exchanges tokens and certificates for certificates.
+type joiner struct {
+	server, dir string
+	// accept judges who the token stands for, before anything is kept; nil: all.
+	accept func(Subject) error
+	now    func() time.Time
+	dial   func(ctx context.Context, network, address string) (net.Conn, error) // nil: the usual one
+}
+
+// join spends a token.
+func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
+	address, host, err := serverAddress(j.server)
+	if err != nil {
+		return nil, fmt.Errorf("join: %w", err)
 	}
 	key, request, err := newRequest()
 	if err != nil {
 		return nil, fmt.Errorf("join %s: make a key: %w", address, err)
 	}
 	config := &tls.Config{
-		MinVersion: tls.VersionTLS12,
+		MinVersion: tls.VersionTLS12, Time: j.now,
 		// The usual verification needs an authority, and there is only its pin yet.
 		InsecureSkipVerify: true,
-		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, t.Pin, host) },
+		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, t.Pin, host, j.now()) },
 	}
-	answer, err := exchange(ctx, config, address, t.Reveal(), request)
+	answer, err := j.exchange(ctx, config, address, t.Reveal(), request)
 	if err != nil {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}
-	c, err := answered(address, dir, key, answer)
+	c, err := answered(address, j.dir, key, answer, j.accept)
 	if err != nil {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}
@@ -63,19 +78,19 @@ func Enroll(ctx context.Context, server, token, dir string) (*Credentials, error
 
 // verifyPinned accepts a server whose chain leads to the pinned authority and
 // whose certificate is for the name asked for.
-func verifyPinned(cs tls.ConnectionState, pin Pin, host string) error {
+func verifyPinned(cs tls.ConnectionState, pin Pin, host string, now time.Time) error {
 	for _, c := range cs.PeerCertificates {
 		if c.IsCA && pinOf(c) == pin {
 			roots := x509.NewCertPool()
 			roots.AddCert(c)
-			return verifyChain(cs, roots, host)
+			return verifyChain(cs, roots, host, now)
 		}
 	}
 	return fmt.Errorf("%w: check the address, and that the token was made on that control plane", ErrPin)
 }
 
 // exchange posts a request for a certificate. token may be empty.
-func exchange(ctx context.Context, config *tls.Config, address, token string, request []byte) (CertificateAnswer, error) {
+func (j *joiner) exchange(ctx context.Context, config *tls.Config, address, token string, request []byte) (CertificateAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+CertificatesPath, bytes.NewReader(request))
@@ -86,7 +101,7 @@ func exchange(ctx context.Context, config *tls.Config, address, token string, re
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment, DialContext: j.dial}
 	client := &http.Client{
 		Transport: transport,
 		// A redirect would lead the token elsewhere.
@@ -108,6 +123,7 @@ func exchange(ctx context.Context, config *tls.Config, address, token string, re
 	if err := json.Unmarshal(body, &a); err != nil {
 		return CertificateAnswer{}, fmt.Errorf("read the answer: %w", err)
 	}
+	a.date, _ = http.ParseTime(resp.Header.Get("Date")) // zero without one
 	return a, nil
 }
 

@@ -33,6 +33,16 @@ type CertificateAnswer struct {
 	NotAfter time.Time `json:"notAfter"`
 	// GRPCAddress (host:port) of views and federation; empty: it is off.
 	GRPCAddress string `json:"grpcAddress,omitempty"`
+
+	date time.Time // the server's clock; zero: it did not say
+}
+
+// at is the time of the answer: by the server's clock, which dated the certificate.
+func (a CertificateAnswer) at() time.Time {
+	if a.date.IsZero() {
+		return time.Now()
+	}
+	return a.date
 }
 
 // minRSABits is the least that NIST SP 800-57 allows after 2010.

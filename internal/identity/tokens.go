@@ -16,9 +16,8 @@ import (
 // TokenPrefix is where the store keeps token records.
 const TokenPrefix = "/proxima/tokens/"
 
-// keepDead is how long a token that is of no use any more stays in the list.
-// Longer than ClientLife, so a revoked token is known until the last certificate
-// it bought has run out.
+// keepDead is how long a token stays in the list after neither it nor a
+// certificate that descends from it is of use.
 const keepDead = 30 * 24 * time.Hour
 
 // ErrToken is all that somebody learns whose token is not taken.
@@ -60,6 +59,11 @@ type TokenInfo struct {
 	Expires time.Time `json:"expires,omitzero"`
 	// Revoked: zero if it was not.
 	Revoked time.Time `json:"revoked,omitzero"`
+	// CertificateNotAfter is the end of the newest certificate that descends from
+	// the token, and RenewableUntil the last moment at which it can be renewed. Zero:
+	// there is none.
+	CertificateNotAfter time.Time `json:"certificateNotAfter,omitzero"`
+	RenewableUntil      time.Time `json:"renewableUntil,omitzero"`
 }
 
 // Subject that the token stands for.
@@ -101,12 +105,10 @@ func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.D
 		TokenInfo:    TokenInfo{ID: token.ID, Kind: kind, Name: name, Created: time.Now().UTC(), CreatedBy: by},
 		SecretSHA256: sum[:],
 	}
-	var keep time.Duration
 	if ttl > 0 {
 		r.Expires = r.Created.Add(ttl)
-		keep = ttl + keepDead
 	}
-	if err := ts.put(ctx, r, 0, keep); err != nil {
+	if err := ts.put(ctx, r, 0, r.keepFor(r.Created)); err != nil {
 		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
 	}
 	return token, r.TokenInfo, nil
@@ -115,39 +117,38 @@ func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.D
 // Check tells who shows a token. Errors: *TokenError (which is ErrToken) if the
 // token is not taken, others if the store cannot tell.
 func (ts *Tokens) Check(ctx context.Context, text string) (Subject, error) {
+	info, err := ts.Lookup(ctx, text)
+	if err != nil {
+		return Subject{}, err
+	}
+	return info.Subject()
+}
+
+// Lookup is Check for those who need the token's record.
+func (ts *Tokens) Lookup(ctx context.Context, text string) (TokenInfo, error) {
 	token, err := ParseToken(text)
 	if err != nil {
-		return Subject{}, &TokenError{Reason: Malformed}
+		return TokenInfo{}, &TokenError{Reason: Malformed}
 	}
 	r, _, ok, err := ts.get(ctx, token.ID)
 	if err != nil {
-		return Subject{}, fmt.Errorf("check token %s: %w", token.ID, err)
+		return TokenInfo{}, fmt.Errorf("check token %s: %w", token.ID, err)
 	}
 	if !ok {
-		return Subject{}, &TokenError{ID: token.ID, Reason: Unknown}
+		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Unknown}
 	}
 	sum := sha256.Sum256(token.secret[:])
 	// Whoever does not know the secret learns nothing of the token's state.
 	if subtle.ConstantTimeCompare(sum[:], r.SecretSHA256) != 1 {
-		return Subject{}, &TokenError{ID: token.ID, Reason: Wrong}
+		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Wrong}
 	}
 	if !r.Revoked.IsZero() {
-		return Subject{}, &TokenError{ID: token.ID, Reason: Revoked}
+		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Revoked}
 	}
 	if !r.Expires.IsZero() && !time.Now().Before(r.Expires) {
-		return Subject{}, &TokenError{ID: token.ID, Reason: Expired}
+		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Expired}
 	}
-	return r.Subject()
-}
-
-// IsRevoked tells whether a token was revoked. One that is not known is not:
-// records outlive the certificates that hang on them.
-func (ts *Tokens) IsRevoked(ctx context.Context, id string) (bool, error) {
-	r, _, ok, err := ts.get(ctx, id)
-	if err != nil {
-		return false, fmt.Errorf("check whether token %s is revoked: %w", id, err)
-	}
-	return ok && !r.Revoked.IsZero(), nil
+	return r.TokenInfo, nil
 }
 
 // ErrNoToken: there is no token of that id.
@@ -167,7 +168,7 @@ func (ts *Tokens) Revoke(ctx context.Context, id string) (TokenInfo, error) {
 			return r.TokenInfo, nil
 		}
 		r.Revoked = time.Now().UTC()
-		err = ts.put(ctx, r, modified, keepDead)
+		err = ts.put(ctx, r, modified, r.keepFor(r.Revoked))
 		var conflict *store.ConflictError
 		if errors.As(err, &conflict) {
 			continue // somebody else revoked it, or it has just run out
@@ -179,8 +180,8 @@ func (ts *Tokens) Revoke(ctx context.Context, id string) (TokenInfo, error) {
 	}
 }
 
-// List returns all tokens, oldest first, also those expired or revoked less than
-// 30 days ago.
+// List returns all tokens, oldest first, also those that were of use less than 30
+// days ago: themselves, or by a certificate.
 func (ts *Tokens) List(ctx context.Context) ([]TokenInfo, error) {
 	page, err := ts.store.List(ctx, store.ListOptions{Prefix: TokenPrefix})
 	if err != nil {

@@ -113,9 +113,6 @@ func TestCheck(t *testing.T) {
 		if list, err := ts.List(ctx); err != nil || len(list) != 3 {
 			t.Errorf("%v %v", list, err)
 		}
-		if yes, err := ts.IsRevoked(ctx, revokedInfo.ID); err != nil || !yes {
-			t.Errorf("revoked: %v %v", yes, err)
-		}
 		time.Sleep(keepDead + time.Minute)
 		synctest.Wait()
 		if list, err := ts.List(ctx); err != nil || len(list) != 1 || list[0].Kind != Admin {

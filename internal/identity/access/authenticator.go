@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -24,7 +25,17 @@ const TokenIDKey = "mesh.proxima.dev/token-id"
 type Authenticator struct {
 	tokens *identity.Tokens
 	roots  *x509.CertPool
+	policy Policy
 	log    *slog.Logger
+}
+
+// Policy is what an Authenticator asks beyond whether a credential is authentic.
+type Policy struct {
+	// Revocations withdraw credentials.
+	Revocations *identity.Revocations
+	// RenewExpired is how long after its end the certificate of a node or zone is
+	// still taken, at identity.CertificatesPath only; 0: not at all.
+	RenewExpired time.Duration
 }
 
 var _ authenticator.Request = (*Authenticator)(nil)
@@ -32,8 +43,8 @@ var _ authenticator.Request = (*Authenticator)(nil)
 // NewAuthenticator checks tokens in the store and certificates against roots.
 // The server must ask for client certificates without verifying them
 // (tls.RequestClientCert), or verify them against the same roots.
-func NewAuthenticator(tokens *identity.Tokens, roots *x509.CertPool, log *slog.Logger) *Authenticator {
-	return &Authenticator{tokens: tokens, roots: roots, log: log}
+func NewAuthenticator(tokens *identity.Tokens, roots *x509.CertPool, policy Policy, log *slog.Logger) *Authenticator {
+	return &Authenticator{tokens: tokens, roots: roots, policy: policy, log: log}
 }
 
 // errScheme: an Authorization header that is not a bearer token.
@@ -41,7 +52,8 @@ var errScheme = errors.New("only bearer tokens and client certificates are under
 
 // AuthenticateRequest implements authenticator.Request. ok is true or err is
 // set. It reads the store if there is a token, and takes the token out of the
-// request when it was good.
+// request when it was good. Whether a credential was withdrawn it leaves to the
+// handler at identity.CertificatesPath, which says why.
 func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	headers, shown := req.Header["Authorization"]
 	switch {
@@ -50,7 +62,7 @@ func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.R
 	case shown:
 		return nil, false, errScheme // two answers to one question
 	case req.TLS != nil && len(req.TLS.PeerCertificates) > 0:
-		return a.byCertificate(req.TLS.PeerCertificates)
+		return a.byCertificate(req)
 	}
 	return &authenticator.Response{User: &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}}, true, nil
 }
@@ -60,7 +72,7 @@ func (a *Authenticator) byToken(req *http.Request, header string) (*authenticato
 	if !strings.EqualFold(scheme, "Bearer") {
 		return nil, false, errScheme
 	}
-	subject, err := a.tokens.Check(req.Context(), strings.TrimSpace(text))
+	info, err := a.tokens.Lookup(req.Context(), strings.TrimSpace(text))
 	var refused *identity.TokenError
 	if errors.As(err, &refused) {
 		a.log.Info("token refused", "token", refused.ID, "reason", refused.Reason, "from", req.RemoteAddr)
@@ -68,22 +80,69 @@ func (a *Authenticator) byToken(req *http.Request, header string) (*authenticato
 	if err != nil {
 		return nil, false, err
 	}
+	subject, err := info.Subject()
+	if err != nil {
+		return nil, false, err
+	}
 	req.Header.Del("Authorization")
+	if err := a.admit(req, subject, info.Expires); err != nil {
+		return nil, false, err
+	}
 	return respond(subject), true, nil
 }
 
-func (a *Authenticator) byCertificate(chain []*x509.Certificate) (*authenticator.Response, bool, error) {
+func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Response, bool, error) {
+	chain := req.TLS.PeerCertificates
+	leaf := chain[0]
 	opts := x509.VerifyOptions{Roots: a.roots, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
 	}
-	if _, err := chain[0].Verify(opts); err != nil {
+	subject, notAfter := identity.SubjectOf(leaf), leaf.NotAfter
+	if a.mayRenewExpired(req, subject, leaf) {
+		opts.CurrentTime, notAfter = leaf.NotAfter, time.Time{}
+	}
+	if _, err := leaf.Verify(opts); err != nil {
 		return nil, false, fmt.Errorf("client certificate: %w", err)
 	}
-	if chain[0].Subject.CommonName == "" {
+	if subject.User == "" {
 		return nil, false, errors.New("client certificate: it names nobody")
 	}
-	return respond(identity.SubjectOf(chain[0])), true, nil
+	if err := a.admit(req, subject, notAfter); err != nil {
+		return nil, false, err
+	}
+	return respond(subject), true, nil
+}
+
+// asksCertificate tells the one request that the handler of certificates judges
+// by itself, so that it can answer with the reason.
+func asksCertificate(req *http.Request) bool {
+	return req.Method == http.MethodPost && req.URL.Path == identity.CertificatesPath
+}
+
+// mayRenewExpired tells whether a certificate that ran out is taken all the same.
+// TLS has proven by then that the client has its key.
+func (a *Authenticator) mayRenewExpired(req *http.Request, subject identity.Subject, leaf *x509.Certificate) bool {
+	_, isNode := identity.NodeName(subject.User, subject.Groups)
+	_, isZone := identity.ZoneName(subject.User, subject.Groups)
+	late := time.Since(leaf.NotAfter)
+	return asksCertificate(req) && (isNode || isZone) && late > 0 && late <= a.policy.RenewExpired
+}
+
+// admit refuses credentials that were withdrawn, and makes the request end when
+// this one is.
+func (a *Authenticator) admit(req *http.Request, subject identity.Subject, notAfter time.Time) error {
+	if asksCertificate(req) {
+		return nil
+	}
+	err := a.policy.Revocations.Check(req.Context(), subject)
+	if err == nil {
+		err = bind(req.Context(), subject, notAfter)
+	}
+	if err != nil {
+		a.log.Info("credential refused", "user", subject.User, "token", subject.TokenID, "reason", err, "from", req.RemoteAddr)
+	}
+	return err
 }
 
 func respond(s identity.Subject) *authenticator.Response {

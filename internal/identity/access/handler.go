@@ -21,14 +21,16 @@ import (
 type Certificates struct {
 	authority *identity.Authority
 	tokens    *identity.Tokens
+	policy    Policy
 	// grpcAddress is told to whoever joins.
 	grpcAddress string
 	log         *slog.Logger
 }
 
-// NewCertificates makes the handler. grpcAddress (host:port) may be empty.
-func NewCertificates(authority *identity.Authority, tokens *identity.Tokens, grpcAddress string, log *slog.Logger) *Certificates {
-	return &Certificates{authority: authority, tokens: tokens, grpcAddress: grpcAddress, log: log}
+// NewCertificates makes the handler. The policy is that of the Authenticator.
+// grpcAddress (host:port) may be empty.
+func NewCertificates(authority *identity.Authority, tokens *identity.Tokens, policy Policy, grpcAddress string, log *slog.Logger) *Certificates {
+	return &Certificates{authority: authority, tokens: tokens, policy: policy, grpcAddress: grpcAddress, log: log}
 }
 
 func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -42,13 +44,8 @@ func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
 		return
 	}
-	if revoked, err := h.revoked(r, subject); err != nil {
-		h.log.Error("certificate not issued", "user", subject.User, "error", err)
-		fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "cannot check the token now; try again")
-		return
-	} else if revoked {
-		h.log.Info("certificate not renewed", "user", subject.User, "token", subject.TokenID, "reason", identity.Revoked)
-		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, "the token that bought this certificate was revoked: join again with a new one")
+	if err := h.policy.Revocations.Check(r.Context(), subject); err != nil {
+		h.refuse(w, r, subject, err)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, identity.MaxRequest))
@@ -65,6 +62,10 @@ func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	csr, err := identity.ParseRequest(body)
 	if err != nil {
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
+	if err := h.record(r, subject); err != nil {
+		h.refuse(w, r, subject, err)
 		return
 	}
 	cert, notAfter, err := h.authority.SignClient(subject, identity.ClientLife, csr)
@@ -97,11 +98,37 @@ func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
 	return identity.Subject{}, fmt.Errorf("%s is neither a node nor a zone: join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
 }
 
-func (h *Certificates) revoked(r *http.Request, s identity.Subject) (bool, error) {
-	if s.TokenID == "" {
-		return false, nil
+// record notes the certificate before it is signed, so that a revocation from now
+// on covers it.
+func (h *Certificates) record(r *http.Request, s identity.Subject) error {
+	notAfter := time.Now().Add(identity.ClientLife)
+	return h.tokens.RecordIssue(r.Context(), s, identity.Issue{
+		NotAfter: notAfter, RenewableUntil: notAfter.Add(h.policy.RenewExpired), Recover: !ranOut(r),
+	})
+}
+
+// refuse answers with the reason: 403 if the credential was withdrawn, 503 if the
+// store cannot tell.
+func (h *Certificates) refuse(w http.ResponseWriter, r *http.Request, s identity.Subject, err error) {
+	var token *identity.TokenError
+	switch {
+	case errors.Is(err, identity.ErrRevoked), errors.Is(err, identity.ErrNodeDeleted):
+	case errors.As(err, &token) && token.Reason == identity.Revoked:
+		err = fmt.Errorf("%w: join again with a new token", identity.ErrRevoked)
+	case errors.As(err, &token):
+		err = errors.New("the control plane has no record of the token that this certificate descends from: join again with a new token")
+	default:
+		h.log.Error("certificate not issued", "user", s.User, "token", s.TokenID, "error", err)
+		fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "cannot check the token now; try again")
+		return
 	}
-	return h.tokens.IsRevoked(r.Context(), s.TokenID)
+	h.log.Info("certificate not issued", "user", s.User, "token", s.TokenID, "reason", err, "from", r.RemoteAddr)
+	fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
+}
+
+// ranOut tells whether the request is made with a certificate that has run out.
+func ranOut(r *http.Request) bool {
+	return r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && time.Now().After(r.TLS.PeerCertificates[0].NotAfter)
 }
 
 // TokensPath is where admins manage tokens: GET lists them, POST a TokenRequest

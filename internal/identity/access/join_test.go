@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -32,9 +33,42 @@ type server struct {
 	auth      *Authenticator
 	address   string
 	requests  atomic.Int32
+
+	store    store.Store
+	sessions *Sessions
+	handler  http.Handler
+}
+
+// follow runs a part of the server until the test ends.
+func follow(t *testing.T, run func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
 }
 
 func startServer(t *testing.T, ips ...net.IP) *server {
+	t.Helper()
+	s := newServer(t, identity.DefaultRenewExpired)
+	if ips == nil {
+		ips = []net.IP{net.IPv4(127, 0, 0, 1)}
+	}
+	ts := httptest.NewUnstartedServer(s.handler)
+	ts.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	ts.TLS = s.tls(t, ips...)
+	ts.StartTLS()
+	t.Cleanup(ts.Close)
+	s.address = ts.Listener.Addr().String()
+	return s
+}
+
+// newServer makes a server that does not listen yet.
+func newServer(t *testing.T, renewExpired time.Duration) *server {
 	t.Helper()
 	authority, err := identity.Open(t.TempDir())
 	if err != nil {
@@ -43,15 +77,28 @@ func startServer(t *testing.T, ips ...net.IP) *server {
 	st := memory.New(memory.Options{})
 	t.Cleanup(func() { st.Close() })
 	log := slog.New(slog.DiscardHandler)
-	s := &server{authority: authority, tokens: identity.NewTokens(st, authority.Pin())}
-	s.auth = NewAuthenticator(s.tokens, authority.Pool(), log)
+	s := &server{authority: authority, store: st, tokens: identity.NewTokens(st, authority.Pin())}
+	revocations, err := identity.NewRevocations(t.Context(), st, renewExpired, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow(t, revocations.Run)
+	s.sessions = NewSessions(revocations, log)
+	follow(t, s.sessions.Run)
+	policy := Policy{Revocations: revocations, RenewExpired: renewExpired}
+	s.auth = NewAuthenticator(s.tokens, authority.Pool(), policy, log)
 
 	mux := http.NewServeMux()
-	mux.Handle(identity.CertificatesPath, NewCertificates(authority, s.tokens, "cp:6444", log))
+	mux.Handle(identity.CertificatesPath, NewCertificates(authority, s.tokens, policy, "cp:6444", log))
 	tokens := TokenHandler(s.tokens, log)
 	mux.Handle(TokensPath, tokens)
 	mux.Handle(TokensPath+"/", tokens)
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /healthz/watch", func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	mux.HandleFunc("GET /version", func(http.ResponseWriter, *http.Request) {})
+	s.handler = s.sessions.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.requests.Add(1)
 		resp, ok, err := s.auth.AuthenticateRequest(r)
 		if err != nil || !ok {
@@ -64,12 +111,14 @@ func startServer(t *testing.T, ips ...net.IP) *server {
 			return
 		}
 		mux.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), resp.User)))
-	})
+	}))
+	return s
+}
 
-	if ips == nil {
-		ips = []net.IP{net.IPv4(127, 0, 0, 1)}
-	}
-	pair, err := authority.IssueServer("cp", []string{"localhost"}, ips)
+// tls is the configuration with a certificate that is made now.
+func (s *server) tls(t *testing.T, ips ...net.IP) *tls.Config {
+	t.Helper()
+	pair, err := s.authority.IssueServer("cp", []string{"localhost"}, ips)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,13 +126,17 @@ func startServer(t *testing.T, ips ...net.IP) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ts := httptest.NewUnstartedServer(handler)
-	ts.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-	ts.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert}
-	ts.StartTLS()
-	t.Cleanup(ts.Close)
-	s.address = ts.Listener.Addr().String()
-	return s
+	return &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert}
+}
+
+// renewer of what Enroll left.
+func (s *server) renewer(t *testing.T, dir string) *identity.Renewer {
+	t.Helper()
+	r := identity.NewRenewer(identity.RenewerConfig{Dir: dir, Server: s.address, Log: slog.New(slog.DiscardHandler)})
+	if err := r.Problem(); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 func (s *server) token(t *testing.T, kind identity.Kind, name string) string {
@@ -132,10 +185,7 @@ func TestJoinAndRestart(t *testing.T) {
 		t.Errorf("credentials %+v", c)
 	}
 	// After a restart there is no token any more.
-	r, err := identity.NewRenewer(dir, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := s.renewer(t, dir)
 	code, body := s.call(t, "POST", identity.CertificatesPath, "", r.TLSConfig("127.0.0.1"), "not a request")
 	if code != http.StatusBadRequest {
 		t.Errorf("with the certificate: %d %s", code, body)
@@ -235,10 +285,7 @@ func TestRevocationEndsRenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := identity.NewRenewer(dir, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := s.renewer(t, dir)
 	if _, err := s.tokens.Revoke(t.Context(), c.Subject.TokenID); err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +434,12 @@ func FuzzCertificates(f *testing.F) {
 	}
 	st := memory.New(memory.Options{})
 	f.Cleanup(func() { st.Close() })
-	h := NewCertificates(authority, identity.NewTokens(st, authority.Pin()), "", slog.New(slog.DiscardHandler))
+	log := slog.New(slog.DiscardHandler)
+	revocations, err := identity.NewRevocations(f.Context(), st, 0, log)
+	if err != nil {
+		f.Fatal(err)
+	}
+	h := NewCertificates(authority, identity.NewTokens(st, authority.Pin()), Policy{Revocations: revocations}, "", log)
 	node := userOf(f, identity.Node, "n1")
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
 	f.Add([]byte{})

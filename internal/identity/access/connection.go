@@ -1,0 +1,68 @@
+package access
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+)
+
+// admitTimeout bounds the look at the store that an admission may need.
+const admitTimeout = 5 * time.Second
+
+// Credentials are the credentials of a gRPC server that closes connections, and
+// with them their streams, when the client's certificate is withdrawn or runs out.
+// A client that has renewed its certificate comes back with the new one. next must
+// verify client certificates.
+func (s *Sessions) Credentials(next credentials.TransportCredentials) credentials.TransportCredentials {
+	return sessionCredentials{next, s}
+}
+
+type sessionCredentials struct {
+	credentials.TransportCredentials
+	sessions *Sessions
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (s sessionCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	state, ok := info.(credentials.TLSInfo)
+	if !ok || len(state.State.VerifiedChains) == 0 {
+		return conn, info, nil // whatever asks for a certificate refuses it
+	}
+	leaf := state.State.VerifiedChains[0][0]
+	ctx, cancel := context.WithTimeout(context.Background(), admitTimeout)
+	defer cancel()
+	closed, err := s.sessions.Open(ctx, identity.SubjectOf(leaf), leaf.NotAfter, func(error) { conn.Close() })
+	if err != nil {
+		s.sessions.log.Info("connection refused", "user", leaf.Subject.CommonName, "reason", err, "from", raw.RemoteAddr())
+		conn.Close()
+		return nil, nil, err
+	}
+	return &sessionConn{Conn: conn, closed: closed}, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (s sessionCredentials) Clone() credentials.TransportCredentials {
+	return sessionCredentials{s.TransportCredentials.Clone(), s.sessions}
+}
+
+// sessionConn ends its session when it is closed.
+type sessionConn struct {
+	net.Conn
+	closed func()
+	once   sync.Once
+}
+
+// Close implements net.Conn.
+func (c *sessionConn) Close() error {
+	c.once.Do(c.closed)
+	return c.Conn.Close()
+}
