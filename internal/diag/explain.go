@@ -167,6 +167,8 @@ func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node cho
 		return "not ready"
 	case svc.InternalLocal && e.Node != node.Name:
 		return "on another node"
+	case node.Suspects[e.Node] && e.Node != node.Name:
+		return "its node is suspect: used last"
 	case choice.Why == proxy.NodeHints:
 		return fmt.Sprintf("hinted to nodes %v", e.HintNodes)
 	case choice.Why == proxy.ZoneHints:

@@ -53,6 +53,11 @@ func TestExplainService(t *testing.T) {
 			"terminating endpoints, as none is ready", "shared by 1", []string{"used"}, []float64{1},
 		},
 		{
+			"suspect", false, []proxy.SliceEndpoint{endpoint("10.0.0.1", "dead", "b", nil), endpoint("10.0.0.2", "n2", "b", nil)},
+			"all ready endpoints", "shared by 1; if none of them answers, the userspace mode tries 1 more",
+			[]string{"its node is suspect: used last", "used"}, []float64{0, 1},
+		},
+		{
 			"local policy", true, []proxy.SliceEndpoint{endpoint("10.0.0.2", "n2", "b", nil)},
 			"internalTrafficPolicy Local: endpoints on this node alone",
 			"dropped: there are endpoints, but none on this node, and the policy is Local", []string{"on another node"}, []float64{0},
@@ -64,7 +69,7 @@ func TestExplainService(t *testing.T) {
 				Ports: []proxy.Port{{Port: 80, Protocol: proxy.TCP}}, InternalLocal: tc.local,
 			}
 			slice := &proxy.Slice{Service: svc.Name, Ports: []proxy.SlicePort{{Port: 8080, Protocol: proxy.TCP}}, Endpoints: tc.endpoints}
-			got := diag.ExplainService(svc, []*proxy.Slice{slice}, choose.Node{Name: "n1", Zone: "a"}).Ports[0].Families
+			got := diag.ExplainService(svc, []*proxy.Slice{slice}, choose.Node{Name: "n1", Zone: "a", Suspects: map[string]bool{"dead": true}}).Ports[0].Families
 			if len(got) != 1 {
 				t.Fatalf("families %v, want IPv4 alone", got)
 			}

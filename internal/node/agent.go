@@ -333,7 +333,7 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 		a.dueFailures(now, first)
 	}
 	due = make([]work, 0, len(a.dirty))
-	node := choose.Node{Name: a.facts.Name, Zone: a.facts.Zone}
+	node := choose.Node{Name: a.facts.Name, Zone: a.facts.Zone, Suspects: a.model.suspects}
 	for name, since := range a.dirty {
 		w := work{name: name, since: since, node: node, actual: a.actual[name]}
 		if f := a.failed[name]; f != nil {

@@ -234,6 +234,47 @@ func TestFollowsTheModel(t *testing.T) {
 	})
 }
 
+// A suspect node's endpoints leave the lists at once, and come back; only service ports
+// that have any are looked at.
+func TestSuspects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mode := newFake()
+		a := start(t, Options{Mode: mode, Facts: Facts{Name: "n1"}})
+		u := whole(2)
+		on := slice(0, 1, 2)
+		on.Endpoints = on.Endpoints[:2]
+		on.Endpoints[0].Hints, on.Endpoints[1].Hints = nil, nil
+		on.Endpoints[1].Node = "n2"
+		u.Slices[on.Name] = on
+		a.Apply(u)
+		expect := func(when, want string, calls int) {
+			t.Helper()
+			synctest.Wait()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if got := addrs(mode.snapshot()[portName(0)]); got != want || mode.count() != calls {
+				t.Errorf("%s: %q after %d calls, want %q after %d", when, got, mode.count(), want, calls)
+			}
+		}
+		expect("at first", "10.0.0.1 10.0.0.2", 1)
+		a.Apply(proxy.Update{Suspects: map[string]bool{"n2": true, "n9": true}})
+		expect("suspect", "10.0.0.1", 2)
+		if got := a.Status().Suspects; !slices.Equal(got, []string{"n2", "n9"}) {
+			t.Errorf("status names %v", got)
+		}
+		a.Apply(proxy.Update{Suspects: map[string]bool{"n2": true}})
+		expect("once more", "10.0.0.1", 2)
+		a.Apply(proxy.Update{Suspects: map[string]bool{"n9": false}})
+		expect("another one trusted", "10.0.0.1", 2)
+		a.Apply(proxy.Update{Suspects: map[string]bool{"n2": false}})
+		expect("trusted", "10.0.0.1 10.0.0.2", 3)
+		a.Apply(proxy.Update{Suspects: map[string]bool{"n2": true}})
+		expect("suspect again", "10.0.0.1", 4)
+		a.Apply(u) // the whole state, without suspects
+		expect("reset", "10.0.0.1 10.0.0.2", 5)
+	})
+}
+
 func TestEmptyWholeStateReachesTheMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mode := newFake()

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -13,6 +14,8 @@ type model struct {
 	services map[proxy.ServiceName]*proxy.Service
 	slices   map[proxy.SliceName]*proxy.Slice
 	slicesOf map[proxy.ServiceName][]*proxy.Slice
+	// suspects is replaced, never changed, so that it can be handed out.
+	suspects map[string]bool
 }
 
 func newModel() model {
@@ -37,6 +40,7 @@ func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slic
 	for name, s := range u.Slices {
 		m.setSlice(name, s, mark)
 	}
+	m.setSuspects(u, mark)
 	services, slices = len(u.Services), len(u.Slices)
 	if !u.Reset {
 		return services, slices
@@ -54,6 +58,32 @@ func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slic
 		}
 	}
 	return services, slices
+}
+
+// setSuspects takes over which nodes are suspect, and marks the ports that have
+// endpoints on a node of which that changed. It looks at all endpoints then.
+func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
+	next := map[string]bool{}
+	if !u.Reset {
+		maps.Copy(next, m.suspects)
+	}
+	for name, suspect := range u.Suspects {
+		if suspect {
+			next[name] = true
+		} else {
+			delete(next, name)
+		}
+	}
+	if maps.Equal(next, m.suspects) {
+		return
+	}
+	changed := func(e proxy.SliceEndpoint) bool { return next[e.Node] != m.suspects[e.Node] }
+	for _, s := range m.slices {
+		if slices.ContainsFunc(s.Endpoints, changed) {
+			markSlice(s, mark)
+		}
+	}
+	m.suspects = next
 }
 
 func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func(proxy.PortName)) {

@@ -21,6 +21,8 @@ type Status struct {
 	Slices    int `json:"slices"`
 	Endpoints int `json:"endpoints"`
 	Ports     int `json:"ports"`
+	// Suspects are nodes whose endpoints this node uses last.
+	Suspects []string `json:"suspects,omitempty"`
 	// Pending lists service ports whose latest change is not in place, by name.
 	Pending []Pending `json:"pending,omitempty"`
 	// LastSync is when the mode last confirmed changes; zero: never.
@@ -60,6 +62,9 @@ func (a *Agent) Status() Status {
 		LastSync:  a.stats.lastSync,
 		Latency:   a.stats.latency.clone(),
 		LastError: a.stats.lastError, LastErrorHint: a.stats.lastErrorHint, LastErrorTime: a.stats.lastErrorTime,
+	}
+	if len(a.model.suspects) > 0 {
+		s.Suspects = slices.Sorted(maps.Keys(a.model.suspects))
 	}
 	for _, slice := range a.model.slices {
 		s.Endpoints += len(slice.Endpoints)

@@ -140,6 +140,9 @@ type Update struct {
 	Reset    bool
 	Services map[ServiceName]*Service
 	Slices   map[SliceName]*Slice
+	// Suspects are nodes that probably do not answer any more (true), or are trusted
+	// again (false). Their endpoints are used last.
+	Suspects map[string]bool
 }
 
 // PortState is the outcome of the choice for one service port on this node: all
@@ -166,8 +169,9 @@ type Choice struct {
 	// under a Local policy. Sorted by address; no duplicates; weights ≥ 1. A list
 	// that none of the Service's policies asks for is empty.
 	Cluster, Local []Target
-	// Spare lists ready endpoints that hints keep out of Cluster. A mode that can
-	// try again uses them when nobody in Cluster answers; the others ignore them.
+	// Spare lists ready endpoints that hints keep out of Cluster, and then those of
+	// suspect nodes. A mode that can try again uses them when nobody in Cluster
+	// answers; the others ignore them.
 	Spare []Target
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
 	// not empty, or no policy asks for it.
@@ -192,12 +196,17 @@ const (
 	AllReady
 	// Draining: nobody is ready; those that are terminating still serve.
 	Draining
+	// Suspected: only nodes that are suspect have endpoints that can serve.
+	Suspected
 	// Nobody is there.
 	Nobody
 )
 
 func (r Rule) String() string {
-	return [...]string{"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready", "no endpoint"}[r]
+	return [...]string{
+		"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready",
+		"endpoints of suspect nodes, as there are no others", "no endpoint",
+	}[r]
 }
 
 // For returns the choice for a virtual address, by its family.

@@ -23,7 +23,18 @@ import (
 
 // Node is what the choice needs to know of the node it is made for. An empty
 // Zone is in no zone; an empty Name has no local endpoints.
-type Node struct{ Name, Zone string }
+type Node struct {
+	Name, Zone string
+	// Suspects are nodes that probably do not answer any more. Their endpoints are used
+	// last: where no endpoint of another node can serve. A node never suspects itself.
+	// Nil: none.
+	Suspects map[string]bool
+}
+
+// suspects tells whether an endpoint is used last.
+func (n Node) suspects(e *proxy.Endpoint) bool {
+	return e.Node != "" && e.Node != n.Name && n.Suspects[e.Node]
+}
 
 // Slices chooses for one port of a Service among the endpoints of its slices.
 func Slices(svc *proxy.Service, port proxy.Port, from []*proxy.Slice, node Node) *proxy.PortState {
@@ -126,21 +137,7 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 		verdict = proxy.Drop
 	}
 	if use.cluster {
-		t := topology(all, node)
-		switch {
-		case anyReady: // topology never hides the last ready endpoint
-			c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
-			c.Cluster = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
-			if t != ignored {
-				c.Spare = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && !t.allows(e, node) })
-			}
-		case anyDraining:
-			c.Why = proxy.Draining
-			c.Cluster = keep(all, node, draining)
-		default:
-			c.Why = proxy.Nobody
-			c.NoCluster = proxy.Reject
-		}
+		cluster(&c, all, node)
 	}
 	if use.local {
 		here := func(e *proxy.Endpoint) bool { return e.Node == node.Name }
@@ -154,6 +151,52 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 		}
 	}
 	return c, localReady
+}
+
+// cluster fills the list for cluster-wide traffic.
+func cluster(c *proxy.Choice, all []proxy.Endpoint, node Node) {
+	trusted, suspect := all, []proxy.Endpoint(nil)
+	if len(node.Suspects) > 0 {
+		trusted, suspect = partition(all, node)
+	}
+	t := topology(trusted, node)
+	anyReady := slices.ContainsFunc(trusted, func(e proxy.Endpoint) bool { return e.Ready })
+	anyDraining := slices.ContainsFunc(trusted, func(e proxy.Endpoint) bool { return draining(&e) })
+	switch {
+	case anyReady: // topology never hides the last ready endpoint
+		c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
+		c.Cluster = keep(trusted, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
+		if t != ignored {
+			c.Spare = keep(trusted, node, func(e *proxy.Endpoint) bool { return e.Ready && !t.allows(e, node) })
+		}
+	case anyDraining:
+		c.Why = proxy.Draining
+		c.Cluster = keep(trusted, node, draining)
+	case len(suspect) > 0: // the same choice among those that are left
+		node.Suspects = nil
+		cluster(c, suspect, node)
+		if len(c.Cluster) > 0 {
+			c.Why = proxy.Suspected
+		}
+		return
+	default:
+		c.Why = proxy.Nobody
+		c.NoCluster = proxy.Reject
+	}
+	c.Spare = append(c.Spare, keep(suspect, node, func(e *proxy.Endpoint) bool { return e.Ready })...)
+}
+
+// partition divides endpoints into those of trusted nodes and those of suspects, and
+// keeps their order. The argument is not changed.
+func partition(all []proxy.Endpoint, node Node) (trusted, suspect []proxy.Endpoint) {
+	for i := range all {
+		if node.suspects(&all[i]) {
+			suspect = append(suspect, all[i])
+		} else {
+			trusted = append(trusted, all[i])
+		}
+	}
+	return trusted, suspect
 }
 
 // draining endpoints still serve, though they are going: the last resort.

@@ -295,3 +295,54 @@ func TestSpare(t *testing.T) {
 		})
 	}
 }
+
+func TestSuspects(t *testing.T) {
+	suspicious := func(names ...string) choose.Node {
+		n := here
+		n.Suspects = map[string]bool{}
+		for _, name := range names {
+			n.Suspects[name] = true
+		}
+		return n
+	}
+	for _, tc := range []struct {
+		name           string
+		endpoints      []string
+		suspects       []string
+		cluster, spare string
+		rule           proxy.Rule
+	}{
+		{"used last", []string{"10.0.0.1@x ready", "10.0.0.2@y ready"}, []string{"x"}, "10.0.0.2", "10.0.0.1", proxy.AllReady},
+		{"never itself", []string{"10.0.0.1@here ready", "10.0.0.2@y ready"}, []string{"here"}, "10.0.0.1 10.0.0.2", "accept", proxy.AllReady},
+		{"no node", []string{"10.0.0.1 ready", "10.0.0.2@y ready"}, []string{""}, "10.0.0.1 10.0.0.2", "accept", proxy.AllReady},
+		{"the only ones", []string{"10.0.0.1@x ready", "10.0.0.2@y ready"}, []string{"x", "y"}, "10.0.0.1 10.0.0.2", "accept", proxy.Suspected},
+		{"after those that are draining", []string{"10.0.0.1@x ready", "10.0.0.2@y serving terminating"}, []string{"x"}, "10.0.0.2", "10.0.0.1", proxy.Draining},
+		{"only draining ones", []string{"10.0.0.1@x serving terminating"}, []string{"x"}, "10.0.0.1", "accept", proxy.Suspected},
+		{"not ready", []string{"10.0.0.1@x", "10.0.0.2@y ready"}, []string{"x"}, "10.0.0.2", "accept", proxy.AllReady},
+		{"nobody", []string{"10.0.0.1@x"}, []string{"x"}, "reject", "accept", proxy.Nobody},
+		{
+			"the zone has others", []string{"10.0.0.1@x ready zones=a", "10.0.0.2@y ready zones=a", "10.0.0.3@z ready zones=b"},
+			[]string{"x"}, "10.0.0.2", "10.0.0.3 10.0.0.1", proxy.ZoneHints,
+		},
+		{
+			"the zone has no other", []string{"10.0.0.1@x ready zones=a", "10.0.0.3@z ready zones=b"},
+			[]string{"x"}, "10.0.0.3", "10.0.0.1", proxy.AllReady,
+		},
+		{
+			"the last ones by hints, too", []string{"10.0.0.1@x ready zones=a", "10.0.0.3@z ready zones=b"},
+			[]string{"x", "z"}, "10.0.0.1", "10.0.0.3", proxy.Suspected,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var all []proxy.Endpoint
+			for _, e := range tc.endpoints {
+				all = append(all, ep(e))
+			}
+			c := choose.Endpoints(&proxy.Service{}, web, all, suspicious(tc.suspects...)).IPv4
+			got := []any{render(c.Cluster, c.NoCluster), render(c.Spare, proxy.Accept), c.Why}
+			if diff := cmp.Diff([]any{tc.cluster, tc.spare, tc.rule}, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}

@@ -51,6 +51,9 @@ func TestProperties(t *testing.T) {
 			Name: rapid.SampledFrom([]string{"here", ""}).Draw(t, "name"),
 			Zone: rapid.SampledFrom([]string{"a", ""}).Draw(t, "zone"),
 		}
+		if rapid.Bool().Draw(t, "suspects") {
+			node.Suspects = map[string]bool{"here": true, "x": true}
+		}
 		before := slices.Clone(all)
 		got := choose.Endpoints(svc, port, all, node)
 		if !reflect.DeepEqual(all, before) {
@@ -104,7 +107,7 @@ func invalid(s *proxy.PortState, all []proxy.Endpoint, node choose.Node) string 
 			return "cluster list is empty though an endpoint exists"
 		case clusterUsed && !exists && c.NoCluster != proxy.Reject:
 			return "nothing exists, yet the cluster list is not rejected"
-		case ready == 0 && clusterUsed && len(c.Cluster) != draining:
+		case ready == 0 && clusterUsed && node.Suspects == nil && len(c.Cluster) != draining:
 			return "the fallback is not all that are draining"
 		case !clusterUsed && len(c.Cluster) > 0:
 			return "a cluster list that no policy asks for"
