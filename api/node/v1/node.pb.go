@@ -826,6 +826,52 @@ func (x *NameSlice) GetTargets() []*Target {
 	return nil
 }
 
+// A node that probably does not answer any more: its endpoints are used last. The
+// resource exists for as long as the suspicion does.
+type Suspect struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Suspect) Reset() {
+	*x = Suspect{}
+	mi := &file_node_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Suspect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Suspect) ProtoMessage() {}
+
+func (x *Suspect) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
+func (*Suspect) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Suspect) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 // What an agent keeps on disk: enough to serve without a control plane, and to
 // ask it only for what changed.
 type State struct {
@@ -839,7 +885,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +897,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +910,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *State) GetNode() string {
@@ -900,7 +946,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +958,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +971,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -960,7 +1006,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1018,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1031,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StoredResource) GetName() string {
@@ -1079,7 +1125,9 @@ const file_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aservice\x18\x03 \x01(\tR\aservice\x120\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x121\n" +
-	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\"a\n" +
+	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\"\x1d\n" +
+	"\aSuspect\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"a\n" +
 	"\x05State\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x120\n" +
@@ -1111,7 +1159,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -1123,9 +1171,10 @@ var file_node_proto_goTypes = []any{
 	(*Name)(nil),           // 7: proxima.node.v1.Name
 	(*Target)(nil),         // 8: proxima.node.v1.Target
 	(*NameSlice)(nil),      // 9: proxima.node.v1.NameSlice
-	(*State)(nil),          // 10: proxima.node.v1.State
-	(*TypeState)(nil),      // 11: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 12: proxima.node.v1.StoredResource
+	(*Suspect)(nil),        // 10: proxima.node.v1.Suspect
+	(*State)(nil),          // 11: proxima.node.v1.State
+	(*TypeState)(nil),      // 12: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 13: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -1137,8 +1186,8 @@ var file_node_proto_depIdxs = []int32{
 	2,  // 6: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
 	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
 	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	11, // 9: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	12, // 10: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	12, // 9: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	13, // 10: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
 	11, // [11:11] is the sub-list for method output_type
 	11, // [11:11] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
@@ -1157,7 +1206,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -75,6 +75,7 @@ type Builder struct {
 	// slicesOf are the slices of each Service: who is headless can turn out later.
 	slicesOf map[string]map[string]struct{}
 	nodes    map[string]string // zone by node
+	suspects map[string][]byte // by node
 	zones    map[string]*delta.Scope
 	seats    map[string]*seat
 }
@@ -256,6 +257,8 @@ func (b *Builder) body(zone string, c change) []byte {
 			return n.body
 		}
 		return nil
+	case SuspectType:
+		return b.suspects[c.name]
 	}
 	held := b.slices[c.name]
 	switch {
@@ -347,6 +350,7 @@ func (b *Builder) everything(zone string) []delta.Resource {
 	add(SliceType, held)
 	add(NameType, slices.Sorted(maps.Keys(b.names)))
 	add(NameSliceType, held)
+	add(SuspectType, slices.Sorted(maps.Keys(b.suspects)))
 	return out
 }
 

@@ -163,7 +163,7 @@ func (f *Feed) start() {
 }
 
 // followed are the types that a feed asks for.
-var followed = []string{ServiceType, SliceType, NameType, NameSliceType}
+var followed = []string{ServiceType, SliceType, NameType, NameSliceType, SuspectType}
 
 func emptyTypes() []*held {
 	out := make([]*held, 0, len(followed))
@@ -207,6 +207,8 @@ func (f *Feed) restore() ([]*held, Update, error) {
 		case h.complete:
 		case h.typ == NameType, h.typ == NameSliceType:
 			h.complete = true // written before there were names: these will be fetched
+		case h.typ == SuspectType:
+			h.complete = true // not kept: see saveNow
 		default:
 			return nil, u, fmt.Errorf("it lacks type %s", h.typ)
 		}
@@ -349,7 +351,11 @@ func (f *Feed) saveNow() time.Duration {
 	f.mu.Lock()
 	state := &nodev1.State{Node: f.config.Node, Zone: f.zone}
 	for _, h := range f.types {
-		state.Types = append(state.Types, h.toState())
+		// A suspicion lasts seconds. An agent that starts without its control plane would
+		// have nobody to take it back.
+		if h.typ != SuspectType {
+			state.Types = append(state.Types, h.toState())
+		}
 	}
 	changes := f.changes
 	f.mu.Unlock()

@@ -79,6 +79,10 @@ func (h *held) set(name, version string, body []byte, u *Update) error {
 }
 
 func (h *held) forget(name string, u *Update) {
+	if h.typ == SuspectType {
+		u.Suspects[name] = false
+		return
+	}
 	namespace, object, _ := splitName(name)
 	service, slice := proxy.ServiceName{Namespace: namespace, Name: object}, proxy.SliceName{Namespace: namespace, Name: object}
 	switch h.typ {
@@ -119,6 +123,12 @@ func decodeInto(u *Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.NameSlices[s.Name] = s
+	case SuspectType:
+		node, err := decodeSuspect(name, body)
+		if err != nil {
+			return err
+		}
+		u.Suspects[node] = true
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
@@ -130,6 +140,7 @@ func newUpdate() Update {
 		Update: proxy.Update{
 			Services: map[proxy.ServiceName]*proxy.Service{},
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
+			Suspects: map[string]bool{},
 		},
 		Names:      map[proxy.ServiceName]*zone.Name{},
 		NameSlices: map[proxy.SliceName]*zone.Slice{},
@@ -141,6 +152,7 @@ func whole(u Update) Update {
 	u.Reset = true
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
+	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
 	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *zone.Name) bool { return n == nil })
 	maps.DeleteFunc(u.NameSlices, func(_ proxy.SliceName, s *zone.Slice) bool { return s == nil })
 	return u

@@ -173,7 +173,9 @@ func (u Update) Zone() zone.Update {
 }
 
 // Carried reports whether the update says anything to the proxy.
-func (u Update) Carried() bool { return u.Reset || len(u.Services)+len(u.Slices) > 0 }
+func (u Update) Carried() bool {
+	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects) > 0
+}
 
 func (u Update) empty() bool {
 	return !u.Carried() && len(u.Names)+len(u.NameSlices) == 0

@@ -5,7 +5,8 @@
 // topology zone, shared by all agents there; Feed, in the agent, follows the
 // view, keeps it on disk, and hands it on as updates of the agent's model.
 // Between them lie the messages of api/node/v1 and package delta. Services that no proxy carries (headless
-// ones, external names) travel too, for DNS. It chooses no endpoint and carries no
+// ones, external names) travel too, for DNS, and so do the nodes whose endpoints are
+// used last. It chooses no endpoint and carries no
 // traffic.
 package view
 
@@ -21,6 +22,8 @@ const (
 	// Names of Services that no proxy carries, and the endpoints of headless ones.
 	NameType      = "type.googleapis.com/proxima.node.v1.Name"
 	NameSliceType = "type.googleapis.com/proxima.node.v1.NameSlice"
+	// Nodes that are suspect; the name of the resource is the node's.
+	SuspectType = "type.googleapis.com/proxima.node.v1.Suspect"
 )
 
 // zoneHeader tells the agent which zone's view it gets.

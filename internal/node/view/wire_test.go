@@ -289,7 +289,11 @@ func FuzzDecode(f *testing.F) {
 	body, _ = encodeNameSlice(&zone.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Targets: []zone.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
 	f.Add("ns/web", body)
+	f.Add("n1", []byte("\x0a\x02n1"))
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
+		if node, err := decodeSuspect(name, body); err == nil && node != name {
+			t.Fatalf("suspect %q is read as %q", name, node)
+		}
 		if s, err := decodeService(name, body); err == nil {
 			again, err := encodeService(s)
 			if err != nil {

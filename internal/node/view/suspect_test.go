@@ -1,0 +1,88 @@
+package view
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// suspectsOf an agent, as its updates make them.
+func (a *agent) suspects() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	set := map[string]bool{}
+	for _, u := range a.updates {
+		if u.Reset {
+			clear(set)
+		}
+		maps.Copy(set, u.Suspects)
+	}
+	maps.DeleteFunc(set, func(_ string, suspect bool) bool { return !suspect })
+	return slices.Sorted(maps.Keys(set))
+}
+
+// TestSuspectsTravel: from the builder to every agent at once, over an outage of the
+// control plane, but not over a restart of the agent without one.
+func TestSuspectsTravel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plane{}
+		defer p.kill()
+		b := filledBuilder(t, "one")
+		if err := b.SetSuspects([]string{"n8"}); err != nil {
+			t.Fatal(err)
+		}
+		p.start(b.Admit)
+		file := filepath.Join(t.TempDir(), "view")
+		a := startAgent(t, p, file)
+		expect := func(when string, want ...string) {
+			t.Helper()
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if got := a.suspects(); !slices.Equal(got, want) {
+				t.Errorf("%s: %v, want %v", when, got, want)
+			}
+		}
+		expect("at the start", "n8")
+		if err := b.SetSuspects([]string{"n9", "n8"}); err != nil {
+			t.Fatal(err)
+		}
+		expect("one more", "n8", "n9")
+		before := b.position("a")
+		if err := b.SetSuspects([]string{"n8", "n9"}); err != nil || b.position("a") != before {
+			t.Errorf("the same again: %v, position %v after %v", err, b.position("a"), before)
+		}
+		apply(t, b, deltaOf(2, service("new", "10.0.0.3"))) // the views are at 3 by now
+		if err := b.SetSuspects([]string{"n9"}); err != nil {
+			t.Fatal(err)
+		}
+		expect("one less", "n9")
+
+		p.kill()
+		expect("without the control plane", "n9")
+		a.stop()
+		a = startAgent(t, p, file)
+		expect("started without the control plane")
+
+		fresh := filledBuilder(t, "two")
+		if err := fresh.SetSuspects([]string{"n7"}); err != nil {
+			t.Fatal(err)
+		}
+		p.start(fresh.Admit)
+		expect("with another control plane", "n7")
+		a.stop()
+	})
+}
+
+func TestDecodeSuspect(t *testing.T) {
+	for name, body := range map[string]string{"n1": "\x0a\x02n2", "": "", "n2": "\x0a\x7f"} {
+		if got, err := decodeSuspect(name, []byte(body)); err == nil {
+			t.Errorf("%q is read as %q", name, got)
+		}
+	}
+	if got, err := decodeSuspect("n2", []byte("\x0a\x02n2")); err != nil || got != "n2" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
