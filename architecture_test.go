@@ -55,6 +55,7 @@ var layers = map[string]layer{
 	"internal/delta/stream":    adapter,
 	"internal/apiserver":       adapter,
 	"internal/keyring":         adapter,
+	"internal/witness":         adapter,
 	"internal/kubeclient":      adapter,
 	"internal/proxy/userspace": adapter,
 	"internal/proxy/nftables":  adapter,

@@ -33,7 +33,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
-	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/heuristic"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
@@ -126,7 +125,8 @@ type running struct {
 	views   *stream.Server
 	demand  *demand.Aggregator
 	plans   *topology.Controller
-	health  *health.Controller
+
+	detection *detection
 }
 
 // RunControlPlane runs a control plane until ctx ends, and calls ready once it
@@ -299,11 +299,6 @@ func (cp *controlPlane) start(parts *parts) error {
 		Logger: cp.log.With("part", "garbage"),
 	})
 	parts.run("pod garbage collector", pods.Run)
-	living := health.New(health.Config{
-		Client: through.remembered, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(),
-		Logger: cp.log.With("part", "health"),
-	})
-	parts.run("health controller", living.Run)
 	names := nodename.New(nodename.Config{
 		Client: client, Attempts: cp.holders.Attempts, Logger: cp.log.With("part", "node names"), Clock: clock.RealClock{},
 	})
@@ -316,11 +311,14 @@ func (cp *controlPlane) start(parts *parts) error {
 	parts.run("compaction", func(ctx context.Context) error { return compact(ctx, cp.store, cp.log) })
 	parts.run("memory", giveBack(planeWorth))
 
-	views, err := cp.startViews(parts, world, measured, plans)
+	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: plans.Weights, Log: cp.log.With("part", "views")})
+	living := cp.newDetection(through.remembered, world, cp.publishTo(builder))
+	living.start(parts)
+	views, err := cp.startViews(parts, builder, world, measured, plans, living)
 	if err != nil {
 		return err
 	}
-	cp.running.Store(&running{catalog: world, views: views, demand: measured, plans: plans, health: living})
+	cp.running.Store(&running{catalog: world, views: views, demand: measured, plans: plans, detection: living})
 	if err := world.WaitSynced(parts.ctx); err != nil {
 		return context.Cause(parts.ctx)
 	}
@@ -328,9 +326,10 @@ func (cp *controlPlane) start(parts *parts) error {
 }
 
 // startViews builds the zones' views and serves them.
-func (cp *controlPlane) startViews(parts *parts, world *catalog.Catalog, measured *demand.Aggregator, plans *topology.Controller) (*stream.Server, error) {
+func (cp *controlPlane) startViews(
+	parts *parts, builder *view.Builder, world *catalog.Catalog, measured *demand.Aggregator, plans *topology.Controller, living *detection,
+) (*stream.Server, error) {
 	log := cp.log.With("part", "views")
-	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: plans.Weights, Log: log})
 	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
 	parts.run("views", func(ctx context.Context) error {
 		defer sub.Close()
@@ -340,7 +339,7 @@ func (cp *controlPlane) startViews(parts *parts, world *catalog.Catalog, measure
 	if cp.grpc == nil {
 		return views, nil
 	}
-	return views, cp.serveViews(parts, views, measured)
+	return views, cp.serveViews(parts, views, measured, living)
 }
 
 // admitOwnNode lets a node follow views in its own name only.
@@ -370,9 +369,9 @@ func isNode(ctx context.Context, name, what string) error {
 	return nil
 }
 
-// serveViews carries node views and reports of demand over mTLS: only certificates
+// serveViews carries node views, reports of demand and heartbeats over mTLS: only certificates
 // of our authority get in.
-func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured *demand.Aggregator) error {
+func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured *demand.Aggregator, living *detection) error {
 	pair, err := serverCertificate(cp.ca, cp.grpc.Addr(), ClusterDomain, nil)
 	if err != nil {
 		return err
@@ -394,6 +393,7 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 	report.NewServer(measured, func(ctx context.Context, node string) error {
 		return isNode(ctx, node, "report the demand")
 	}).Register(server)
+	living.streams.Register(server)
 	parts.run("gRPC", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, server.Stop)
 		defer stop()

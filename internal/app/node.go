@@ -38,6 +38,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
+	"github.com/proxima-mesh/proxima/internal/witness"
 	"github.com/proxima-mesh/proxima/internal/workload"
 )
 
@@ -77,6 +78,11 @@ type NodeConfig struct {
 	HealthPort, MetricsPort int
 	// HealthHost and MetricsHost, where they differ from Host; empty: they do not.
 	HealthHost, MetricsHost string
+	// ProbePort (UDP, on all addresses) at which the agent answers probes of other agents;
+	// if it is taken, any free one; 0: off.
+	ProbePort int
+	// Lease is how long the node is taken to live after a renewal; 0: 40 s.
+	Lease time.Duration
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
@@ -103,6 +109,7 @@ type agent struct {
 	checks   *healthcheck.Servers
 	member   *membership.Member
 	demand   *report.Client // nil: the mode cannot count
+	probes   *witness.Responder
 	names    *zone.Zone
 	dns      nameServer
 	health   net.Listener
@@ -237,13 +244,17 @@ func (a *agent) followPlane(parts *parts) error {
 	registerFeed(a.registry, a.feed)
 	parts.run("view", a.feed.Run)
 	a.reportDemand(parts)
+	if err := a.attend(parts); err != nil {
+		return err
+	}
 	client, err := kubeclient.New(a.restConfig(), kind.All())
 	if err != nil {
 		return err
 	}
 	a.member = membership.New(membership.Config{
 		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
-		MachineID: a.cfg.MachineID, OnNode: a.learn, Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
+		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
+		Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
 	})
 	parts.run("membership", a.member.Run)
 	watching, err := kubeclient.New(a.watchConfig(), kind.All())
@@ -419,6 +430,9 @@ func (a *agent) close() {
 	a.dns.close()
 	if a.conn != nil {
 		_ = a.conn.Close()
+	}
+	if a.probes != nil {
+		a.probes.Close()
 	}
 	for _, l := range []net.Listener{a.health, a.metrics} {
 		if l != nil {

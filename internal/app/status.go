@@ -28,17 +28,42 @@ type Status struct {
 		Objects  map[string]int   `json:"objects"`
 	} `json:"catalog"`
 	// Leases of nodes and workloads: how many are watched and how many are late.
-	// Held: so many are late at once that nobody is marked; Reason says so.
+	// Held: some ran out together with so many others that they are not marked yet;
+	// Reason sums up why, and Expiries lists them.
 	Leases struct {
-		Watched int    `json:"watched"`
-		Late    int    `json:"late"`
-		Held    bool   `json:"held"`
-		Reason  string `json:"reason,omitempty"`
+		Watched  int          `json:"watched"`
+		Late     int          `json:"late"`
+		Held     bool         `json:"held"`
+		Reason   string       `json:"reason,omitempty"`
+		Expiries []HeldExpiry `json:"expiries,omitempty"`
 	} `json:"leases"`
+	// Suspects are nodes that probably do not answer any more: their endpoints are used
+	// last.
+	Suspects []SuspectNode `json:"suspects,omitempty"`
+	// Unreachable are nodes whose agent is there, but does not get the probes of others.
+	Unreachable []string `json:"unreachable,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
+}
+
+// HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.
+type HeldExpiry struct {
+	Object string `json:"object"`
+	Zone   string `json:"zone,omitempty"`
+	Reason string `json:"reason"`
+	// Until when at most; absent: until it is renewed or the reason is gone.
+	Until time.Time `json:"until,omitzero"`
+}
+
+// SuspectNode is a node whose stream stalled and that answers no probe.
+type SuspectNode struct {
+	Node  string    `json:"node"`
+	Zone  string    `json:"zone,omitempty"`
+	Since time.Time `json:"since"`
+	// Witnesses are the nodes that probed it in vain.
+	Witnesses []string `json:"witnesses"`
 }
 
 // AgentStatus is how an agent follows its view.
@@ -139,8 +164,7 @@ func (cp *controlPlane) status(r *http.Request) Status {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
-	leases := running.health.State()
-	s.Leases.Watched, s.Leases.Late, s.Leases.Held, s.Leases.Reason = leases.Leases, leases.Late, leases.Held, leases.Reason
+	running.detection.addTo(&s)
 	s.Demand = running.demand.Coverage()
 	for _, a := range running.views.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))

@@ -78,7 +78,7 @@ type badQuery struct{ error }
 
 func explainService(now *running, q url.Values) (any, error) {
 	key := resource.Key{Namespace: q.Get("namespace"), Name: q.Get("name")}
-	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone")}
+	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone"), Suspects: now.detection.suspects()}
 	snapshot := now.catalog.Snapshot()
 	service, ok := snapshot.Services.Get(key)
 	if !ok {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -60,7 +61,7 @@ func plannedWorld(t *testing.T) *controlPlane {
 		t.Fatal(err)
 	}
 	cp := &controlPlane{}
-	cp.running.Store(&running{catalog: world, plans: plans})
+	cp.running.Store(&running{catalog: world, plans: plans, detection: &detection{monitor: health.NewMonitor(health.MonitorConfig{})}})
 	return cp
 }
 

@@ -125,6 +125,7 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 	var ranges []netip.Prefix
 	if server.Problem == "" {
 		ranges = s.serviceRanges(ctx)
+		findings = append(findings, s.machines(ctx))
 	}
 	findings = append(findings, s.resolver(ctx, d, agent, ranges))
 	findings = append(findings, rangeFindings(ranges, agent)...)

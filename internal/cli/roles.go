@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -22,6 +24,8 @@ const (
 	defaultGRPCPort    = 6444
 	defaultHealthPort  = 10256
 	defaultMetricsPort = 10249
+	// The agent answers probes by UDP, at the number of its health port.
+	defaultProbePort = defaultHealthPort
 )
 
 // planeFlags are those of a control plane.
@@ -107,7 +111,8 @@ type agentFlags struct {
 	nodeName, zone          string
 	mode                    string
 	healthPort, metricsPort int
-	dnsPort                 int
+	dnsPort, probePort      int
+	lease                   time.Duration
 	workloadCIDRs           []string
 	masqueradeAll           bool
 	nodePortAddresses       []string
@@ -121,20 +126,37 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status, and for this machine alone of /trace and /dump; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
+	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
+	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
 	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer (default: all)")
 }
 
+// addLeaseFlag is of nodes and of workloads.
+func addLeaseFlag(f *pflag.FlagSet, lease *time.Duration) {
+	f.DurationVar(lease, "lease-duration", membership.LeaseDuration, "without a renewal for so long it is taken for dead; it is renewed four times as often (whole seconds, 4s to 10m)")
+}
+
+func checkLease(d time.Duration) error {
+	if d < 4*time.Second || d > 10*time.Minute || d%time.Second != 0 {
+		return usagef("--lease-duration %s: whole seconds, 4s to 10m", d)
+	}
+	return nil
+}
+
 // config of an agent, but for whom it follows.
 func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
+	if err := checkLease(a.lease); err != nil {
+		return app.NodeConfig{}, err
+	}
 	log, err := s.logger()
 	if err != nil {
 		return app.NodeConfig{}, err
 	}
 	cfg := app.NodeConfig{
 		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
-		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, Logger: log,
+		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
 	}
 	if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", a.workloadCIDRs); err != nil {
 		return cfg, err

@@ -39,6 +39,7 @@ type runFlags struct {
 	readyHTTP       string
 	envServices     bool
 	drain           time.Duration
+	lease           time.Duration
 }
 
 func newRun(s *settings) *cobra.Command {
@@ -74,10 +75,14 @@ Variables that are set already are left as they are.`,
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
+	addLeaseFlag(f, &r.lease)
 	return cmd
 }
 
 func (s *settings) run(ctx context.Context, r runFlags, command []string) error {
+	if err := checkLease(r.lease); err != nil {
+		return err
+	}
 	dp, err := r.dataplane()
 	if err != nil {
 		return err
@@ -123,7 +128,7 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	code, err := workload.Run(context.WithoutCancel(ctx), workload.Config{
-		Client: client, Dataplane: dp, Holder: holderName(), Command: command, Env: env,
+		Client: client, Dataplane: dp, Holder: holderName(), Lease: r.lease, Command: command, Env: env,
 		Stdin: s.io.In, Stdout: s.io.Out, Stderr: s.io.Err, Signals: signals, Terminal: isTerminal(s.io.In),
 		Logger: logger.With("dataplane", resource.KeyOf(dp).String()), Clock: clock.RealClock{},
 	})

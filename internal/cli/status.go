@@ -37,6 +37,8 @@ type nodeLine struct {
 	Name  string `json:"name"`
 	Zone  string `json:"zone,omitempty"`
 	Ready string `json:"ready"`
+	// Suspect: it probably does not answer any more; its endpoints are used last.
+	Suspect bool `json:"suspect,omitempty"`
 	// Following: the agent's stream is open.
 	Following bool `json:"following"`
 	// Behind counts changes that the agent has not confirmed.
@@ -141,6 +143,7 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 				line.Ready = string(c.Status)
 			}
 		}
+		line.Suspect = slices.ContainsFunc(o.ControlPlane.Suspects, func(s app.SuspectNode) bool { return s.Node == n.Name })
 		for _, a := range o.ControlPlane.Agents {
 			if a.Node != n.Name {
 				continue
@@ -161,9 +164,7 @@ func (o *overview) findProblems() {
 		if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
-		if cp.Leases.Held {
-			o.problem("leases: %s", cp.Leases.Reason)
-		}
+		o.Problems = append(o.Problems, goneProblems(cp, time.Now())...)
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
 		}
@@ -241,7 +242,11 @@ func (o *overview) print(out io.Writer) error {
 	if len(o.Nodes) > 0 {
 		fmt.Fprintf(w, "\nNODE\tZONE\tREADY\tFOLLOWING\tBEHIND\n")
 		for _, n := range o.Nodes {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), n.Ready, n.Following, n.Behind)
+			ready := n.Ready
+			if n.Suspect {
+				ready += ", suspect"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), ready, n.Following, n.Behind)
 		}
 	}
 	if err := w.Flush(); err != nil {

@@ -48,6 +48,9 @@ func (c condition) asCondition(now time.Time) metav1.Condition {
 }
 
 func newRegistration(cfg Config) *registration {
+	if cfg.Lease == 0 {
+		cfg.Lease = LeaseDuration
+	}
 	return &registration{
 		cfg:   cfg,
 		ready: condition{reason: "Starting", message: "the command was just started"},
@@ -77,7 +80,7 @@ func (r *registration) announce(ctx context.Context) error {
 // keep follows the readiness and renews the lease until ctx ends. What could
 // not be written is tried again, with growing pauses.
 func (r *registration) keep(ctx context.Context, readiness <-chan condition) {
-	ticker := r.cfg.Clock.NewTicker(renewEvery)
+	ticker := r.cfg.Clock.NewTicker(r.cfg.Lease / renewals)
 	defer ticker.Stop()
 	pause := time.Duration(0)
 	var retry <-chan time.Time
@@ -106,7 +109,7 @@ func (r *registration) keep(ctx context.Context, readiness <-chan condition) {
 		if ctx.Err() != nil {
 			return
 		}
-		pause = min(max(2*pause, 100*time.Millisecond), renewEvery)
+		pause = min(max(2*pause, 100*time.Millisecond), r.cfg.Lease/renewals)
 		retry = r.cfg.Clock.After(pause)
 		r.cfg.Logger.Warn("catalogue not up to date", "error", err, "retry_in", pause.String())
 	}
@@ -143,7 +146,7 @@ func (r *registration) delete(timeout time.Duration, now bool) {
 	err := r.cfg.Client.Delete(ctx, kind.Dataplane(), key, resource.Preconditions{UID: r.current.UID, Now: now})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		r.cfg.Logger.Warn("the catalogue was not told of the end; the dataplane is not ready once its lease has run out",
-			"dataplane", key.String(), "error", err, "lease_seconds", leaseSeconds)
+			"dataplane", key.String(), "error", err, "lease", r.cfg.Lease)
 	}
 }
 
@@ -220,6 +223,6 @@ func (r *registration) register(ctx context.Context) error {
 func (r *registration) fillStatus(s *v1alpha1.DataplaneStatus) {
 	meta.SetStatusCondition(&s.Conditions, r.ready.asCondition(r.cfg.Clock.Now()))
 	s.Lease = &v1alpha1.DataplaneLease{
-		Holder: r.cfg.Holder, RenewTime: metav1.NewMicroTime(r.cfg.Clock.Now()), DurationSeconds: leaseSeconds,
+		Holder: r.cfg.Holder, RenewTime: metav1.NewMicroTime(r.cfg.Clock.Now()), DurationSeconds: int32(r.cfg.Lease / time.Second),
 	}
 }

@@ -23,10 +23,10 @@ import (
 )
 
 const (
-	// renewEvery and leaseSeconds follow the Node lease of Kubernetes: renewed
-	// every 10 s, dead after 40 s.
-	renewEvery   = 10 * time.Second
-	leaseSeconds = 40
+	// LeaseDuration by default, and how many times it is renewed meanwhile, follow the Node
+	// lease of Kubernetes: renewed every 10 s, dead after 40 s.
+	LeaseDuration = 40 * time.Second
+	renewals      = 4
 	// apiTimeout bounds one call of the API.
 	apiTimeout = 5 * time.Second
 	// drainCall bounds how long a signal waits for the catalogue to hear of it.
@@ -43,6 +43,9 @@ type Config struct {
 	Dataplane *v1alpha1.Dataplane
 	// Holder identifies this run in the lease, e.g. "host/pid".
 	Holder string
+	// Lease is how long the workload is taken to live after a renewal, in whole seconds; 0:
+	// LeaseDuration. It is renewed four times as often.
+	Lease time.Duration
 	// Command and its arguments, without a shell.
 	Command []string
 	// Env is added to this process's environment.

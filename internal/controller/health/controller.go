@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,7 @@ const (
 	nodeKind      = "Node"
 	dataplaneKind = "Dataplane"
 
-	tick       = 2 * time.Second
+	tick       = time.Second
 	watchPause = time.Second
 )
 
@@ -37,6 +38,12 @@ type Config struct {
 	Client resource.Client
 	// Descriptors of the kinds it looks at.
 	Nodes, Leases, Dataplanes *resource.Descriptor
+	// Monitor has machines probed before a wave of expiries is marked; nil: there are no
+	// witnesses.
+	Monitor *Monitor
+	// Keep names those of some Dataplanes that are the last endpoints of a Service, with
+	// that Service: a wave does not mark them. Nil: none is.
+	Keep func([]resource.Key) map[resource.Key]string
 	// Logger; nil: silence.
 	Logger *slog.Logger
 }
@@ -44,10 +51,13 @@ type Config struct {
 // Controller keeps the Ready conditions of the dead. One instance per control
 // plane is to run.
 type Controller struct {
-	client resource.Client
-	kinds  []*resource.Descriptor
-	log    *slog.Logger
-	state  atomic.Pointer[State]
+	client  resource.Client
+	kinds   []*resource.Descriptor
+	log     *slog.Logger
+	monitor *Monitor
+	keep    func([]resource.Key) map[resource.Key]string
+	state   atomic.Pointer[State]
+	marked  atomic.Uint64 // expiries that were marked
 
 	tracker Tracker
 	nodes   map[string]*corev1.Node
@@ -59,8 +69,9 @@ type Controller struct {
 // State for the status command.
 type State struct {
 	Leases, Late int
-	// Held: nothing is being marked; Reason says why.
-	Held   bool
+	// Held have run out and are not marked yet.
+	Held []Held
+	// Reason sums up why, or why nothing is known; empty: there is nothing to say.
 	Reason string
 }
 
@@ -69,8 +80,12 @@ func New(c Config) *Controller {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Keep == nil {
+		c.Keep = func([]resource.Key) map[resource.Key]string { return nil }
+	}
 	h := &Controller{
 		client: c.Client, kinds: []*resource.Descriptor{c.Nodes, c.Leases, c.Dataplanes}, log: c.Logger,
+		monitor: c.Monitor, keep: c.Keep,
 		nodes: map[string]*corev1.Node{}, leases: map[string]*coordinationv1.Lease{},
 		synced: map[*resource.Descriptor]bool{},
 	}
@@ -99,7 +114,7 @@ func (h *Controller) Run(ctx context.Context) error {
 			watching.Wait()
 			return nil
 		case c := <-changes:
-			h.note(c)
+			h.observe(c)
 		case <-ticker.C:
 			if h.seesAll() {
 				h.look(ctx)
@@ -117,7 +132,7 @@ func (h *Controller) seesAll() bool {
 	return true
 }
 
-func (h *Controller) note(c follow.Change) {
+func (h *Controller) observe(c follow.Change) {
 	now := time.Now().Round(0) // by the wall: it goes on while the machine sleeps
 	h.synced[c.Kind] = c.Lost == nil
 	if c.Fresh {
@@ -127,6 +142,9 @@ func (h *Controller) note(c follow.Change) {
 		switch o := obj.(type) {
 		case *corev1.Node:
 			h.nodes[o.Name] = o
+			if h.monitor != nil {
+				h.monitor.setNode(o.Name, o.Labels[corev1.LabelTopologyZone])
+			}
 			h.observeNode(o.Name, now)
 		case *coordinationv1.Lease:
 			if o.Namespace == LeaseNamespace {
@@ -171,6 +189,9 @@ func (h *Controller) drop(obj resource.Object) {
 	switch o := obj.(type) {
 	case *corev1.Node:
 		delete(h.nodes, o.Name)
+		if h.monitor != nil {
+			h.monitor.forgetNode(o.Name)
+		}
 		h.tracker.Forget(nodeKey(o.Name))
 	case *coordinationv1.Lease:
 		if o.Namespace == LeaseNamespace {
@@ -192,11 +213,13 @@ func (h *Controller) observeNode(name string, now time.Time) {
 		h.tracker.Forget(nodeKey(name))
 		return
 	}
-	l := Lease{Renewed: lease.Spec.RenewTime.Time, Unit: nodeKey(name).String(), Down: nodeIsMarked(node)}
+	l := Lease{Renewed: lease.Spec.RenewTime.Time, Machine: name, Down: nodeIsMarked(node)}
 	if s := lease.Spec.LeaseDurationSeconds; s != nil {
 		l.Duration = time.Duration(*s) * time.Second
 	}
-	h.tracker.Observe(nodeKey(name), l, now)
+	if h.tracker.Observe(nodeKey(name), l, now) && h.monitor != nil {
+		h.monitor.renewed(name)
+	}
 }
 
 func (h *Controller) observeDataplane(dp *meshv1alpha1.Dataplane, now time.Time) {
@@ -206,12 +229,10 @@ func (h *Controller) observeDataplane(dp *meshv1alpha1.Dataplane, now time.Time)
 		h.tracker.Forget(key) // without a lease it lives until it is deleted
 		return
 	}
-	unit := key.String()
-	if dp.Spec.NodeName != "" {
-		unit = nodeKey(dp.Spec.NodeName).String()
-	}
-	h.tracker.Observe(key, Lease{Renewed: lease.RenewTime.Time, Unit: unit, Down: dataplaneIsMarked(dp),
-		Duration: time.Duration(lease.DurationSeconds) * time.Second}, now)
+	h.tracker.Observe(key, Lease{
+		Renewed: lease.RenewTime.Time, Machine: dp.Spec.NodeName, Down: dataplaneIsMarked(dp),
+		Duration: time.Duration(lease.DurationSeconds) * time.Second,
+	}, now)
 }
 
 func nodeIsMarked(n *corev1.Node) bool {
@@ -228,27 +249,85 @@ func dataplaneIsMarked(dp *meshv1alpha1.Dataplane) bool {
 	return c != nil && c.Status != metav1.ConditionTrue && c.Reason == ReasonLeaseExpired
 }
 
+// Zone implements Witnesses, for Run alone.
+func (h *Controller) Zone(machine string) string {
+	if n := h.nodes[machine]; n != nil {
+		return n.Labels[corev1.LabelTopologyZone]
+	}
+	return ""
+}
+
+// Evidence implements Witnesses.
+func (h *Controller) Evidence(machine string) (Evidence, bool) {
+	if h.monitor == nil {
+		return Evidence{}, false
+	}
+	return h.monitor.evidence(machine)
+}
+
 // look decides and marks. What could not be marked is found again at the next
 // look.
 func (h *Controller) look(ctx context.Context) {
-	v := h.tracker.Advance(time.Now().Round(0))
-	if before := h.State(); v.Held != before.Held {
-		h.log.Warn("leases run out together", "held", v.Held, "reason", v.Reason, "leases", v.Leases, "late", v.Late)
-	}
+	v := h.tracker.Advance(time.Now().Round(0), h)
 	if v.Restarted {
-		h.log.Info("was away: all lease clocks start anew")
+		h.log.Info("was away: all lease clocks start again")
 	}
-	h.state.Store(&State{Leases: v.Leases, Late: v.Late, Held: v.Held, Reason: v.Reason})
-	for _, key := range v.Dead {
-		marked, err := h.mark(ctx, key)
+	if h.monitor != nil {
+		h.monitor.confirm(v.Probe)
+	}
+	h.keepLast(&v)
+	h.note(v)
+	for _, death := range v.Dead {
+		marked, err := h.mark(ctx, death.Key)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			h.log.Warn("cannot mark as not ready; will try again", "object", key, "error", err)
+			h.log.Warn("cannot mark as not ready; will try again", "object", death.Key, "error", err)
 		case marked:
-			h.log.Info("marked as not ready: lease ran out", "object", key)
+			h.marked.Add(1)
+			h.log.Info("marked as not ready: lease ran out", "object", death.Key, "zone", death.Zone, "confirmed_by", death.By)
 		}
+	}
+}
+
+// keepLast holds what a wave would take from a Service that has nothing else.
+func (h *Controller) keepLast(v *Verdict) {
+	var dead []resource.Key
+	wave := false
+	for _, d := range v.Dead {
+		if d.Kind == dataplaneKind {
+			dead, wave = append(dead, d.Key.Key), wave || d.Wave
+		}
+	}
+	if !wave {
+		return
+	}
+	kept := h.keep(dead)
+	v.Dead = slices.DeleteFunc(v.Dead, func(d Death) bool {
+		service, last := kept[d.Key.Key]
+		if !last || !d.Wave || d.Kind != dataplaneKind {
+			return false
+		}
+		v.Held = append(v.Held, Held{Key: d.Key, Zone: d.Zone, Reason: "service " + service + " has no other endpoint"})
+		return true
+	})
+}
+
+// note publishes the state, and logs what is held.
+func (h *Controller) note(v Verdict) {
+	before := h.State()
+	now := State{Leases: v.Leases, Late: v.Late, Held: v.Held}
+	if len(v.Held) > 0 {
+		first := v.Held[0]
+		now.Reason = fmt.Sprintf("%d of %d leases ran out together; %d are not marked not ready yet; the first, %s: %s",
+			v.Late, v.Leases, len(v.Held), first.Key, first.Reason)
+	}
+	h.state.Store(&now)
+	if now.Reason != before.Reason && now.Reason != "" {
+		h.log.Warn("leases ran out together", "leases", v.Leases, "late", v.Late, "held", len(v.Held), "first", v.Held[0].Key, "reason", v.Held[0].Reason)
+	} else if now.Reason == "" && len(before.Held) > 0 {
+		h.log.Info("no expiry is held any more")
 	}
 }
 

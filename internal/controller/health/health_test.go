@@ -21,6 +21,19 @@ import (
 
 var start = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// around is what tests have for witnesses: zones and evidence by machine.
+type around struct {
+	zones    map[string]string
+	evidence map[string]Evidence
+}
+
+func (a around) Zone(machine string) string { return a.zones[machine] }
+
+func (a around) Evidence(machine string) (Evidence, bool) {
+	e, ok := a.evidence[machine]
+	return e, ok
+}
+
 // simulate lets holders renew every 10 s, each at its own moment, until each
 // stops; it looks every 2 s and reports when each was declared dead.
 func simulate(stops []time.Duration, length time.Duration, unit func(i int) string) (dead map[int]time.Duration, held bool) {
@@ -35,16 +48,16 @@ func simulate(stops []time.Duration, length time.Duration, unit func(i int) stri
 			if at < stop && (at == 0 || at%(10*time.Second) == time.Duration(i%10)*time.Second) {
 				renewed[i] = at
 			}
-			tr.Observe(key(i), Lease{Renewed: start.Add(renewed[i]), Unit: unit(i), Down: down}, now)
+			tr.Observe(key(i), Lease{Renewed: start.Add(renewed[i]), Machine: unit(i), Down: down}, now)
 		}
 		if at%(2*time.Second) != 0 {
 			continue
 		}
-		v := tr.Advance(now)
-		held = held || v.Held
-		for _, k := range v.Dead {
+		v := tr.Advance(now, around{})
+		held = held || len(v.Held) > 0
+		for _, death := range v.Dead {
 			var i int
-			fmt.Sscan(k.Name, &i)
+			fmt.Sscan(death.Name, &i)
 			dead[i] = at - renewed[i]
 		}
 	}
@@ -82,11 +95,11 @@ func TestTracker(t *testing.T) {
 		{"one of one", stopping(1, map[int]time.Duration{0: minute}), own, 1, false},
 		{"one of three", stopping(3, map[int]time.Duration{0: minute}), own, 1, false},
 		{"three of twenty together: 15 %", stopping(20, map[int]time.Duration{3: minute, 8: minute, 9: minute}), own, 3, false},
-		{"four of twenty together", stopping(20, map[int]time.Duration{0: minute, 3: minute, 8: minute, 9: minute}), own, 0, true},
+		{"four of twenty together", stopping(20, map[int]time.Duration{0: minute, 3: minute, 8: minute, 9: minute}), own, 4, true},
 		{"four of twenty, one after the other", stopping(20, map[int]time.Duration{0: minute, 1: 2 * minute, 2: 3 * minute, 4: 4 * minute}), own, 4, false},
-		{"all together", stopping(20, all), own, 0, true},
+		{"all together", stopping(20, all), own, 20, true},
 		{"a node with its workloads", stopping(8, map[int]time.Duration{0: minute, 1: minute, 2: minute, 3: minute}), func(i int) string { return fmt.Sprint(i / 4) }, 4, false},
-		{"two nodes with their workloads", stopping(8, map[int]time.Duration{0: minute, 1: minute, 4: minute, 5: minute}), func(i int) string { return fmt.Sprint(i / 4) }, 0, true},
+		{"two nodes with their workloads", stopping(8, map[int]time.Duration{0: minute, 1: minute, 4: minute, 5: minute}), func(i int) string { return fmt.Sprint(i / 2) }, 4, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dead, held := simulate(tc.stops, 10*minute, tc.unit)
@@ -94,16 +107,20 @@ func TestTracker(t *testing.T) {
 				t.Errorf("%d dead, held %v; want %d, %v", len(dead), held, tc.dead, tc.held)
 			}
 			for i, age := range dead {
-				if age < 40*time.Second || age > 42*time.Second {
-					t.Errorf("%d declared dead after %s", i, age)
+				want := DefaultDuration
+				if tc.held { // without witnesses
+					want = heldFor * DefaultDuration
+				}
+				if age < want || age > want+2*time.Second {
+					t.Errorf("%d declared dead after %s, want %s", i, age, want)
 				}
 			}
 		})
 	}
 }
 
-// Whatever happens, nobody who renews is declared dead, and a wave of more than
-// the share never marks anyone.
+// Whatever happens, nothing that renews is declared dead, and a wave of more than the
+// share marks nothing before twice the duration without witnesses.
 func TestTrackerProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 40).Draw(t, "holders")
@@ -114,13 +131,16 @@ func TestTrackerProperties(t *testing.T) {
 			stops[i] = at
 		}
 		dead, held := simulate(stopping(n, stops), 4*time.Minute, own)
-		tooMany := wave >= 2 && float64(wave) > heldShare*float64(n)
-		if held != tooMany || tooMany && len(dead) > 0 || !tooMany && len(dead) != wave {
+		tooMany := wave >= 2 && float64(wave) > waveShare*float64(n)
+		if held != tooMany || len(dead) != wave {
 			t.Fatalf("%d of %d stop: %d dead, held %v", wave, n, len(dead), held)
 		}
-		for i := range dead {
+		for i, age := range dead {
 			if i >= wave {
 				t.Fatalf("%d renews and is declared dead", i)
+			}
+			if tooMany && age < heldFor*DefaultDuration {
+				t.Fatalf("%d of %d stop: %d is marked after %s", wave, n, i, age)
 			}
 		}
 	})
@@ -129,20 +149,20 @@ func TestTrackerProperties(t *testing.T) {
 func TestTrackerAway(t *testing.T) {
 	var tr Tracker
 	tr.Observe(nodeKey("a"), Lease{Renewed: start.Add(-time.Hour)}, start)
-	if v := tr.Advance(start); len(v.Dead) > 0 || v.Restarted {
+	if v := tr.Advance(start, around{}); len(v.Dead) > 0 || v.Restarted {
 		t.Fatalf("at start: %+v", v)
 	}
 	// Away for an hour: the clock starts at the return, not before.
 	back := start.Add(time.Hour)
-	if v := tr.Advance(back); len(v.Dead) > 0 || !v.Restarted {
+	if v := tr.Advance(back, around{}); len(v.Dead) > 0 || !v.Restarted {
 		t.Fatalf("on return: %+v", v)
 	}
 	for at := 5 * time.Second; at < 40*time.Second; at += 5 * time.Second {
-		if v := tr.Advance(back.Add(at)); len(v.Dead) > 0 || v.Restarted {
+		if v := tr.Advance(back.Add(at), around{}); len(v.Dead) > 0 || v.Restarted {
 			t.Fatalf("%s after the return: %+v", at, v)
 		}
 	}
-	if v := tr.Advance(back.Add(40 * time.Second)); len(v.Dead) != 1 {
+	if v := tr.Advance(back.Add(40*time.Second), around{}); len(v.Dead) != 1 {
 		t.Fatalf("40 s after the return: %+v", v)
 	}
 }
@@ -150,6 +170,13 @@ func TestTrackerAway(t *testing.T) {
 func newLease(name string, at time.Time) *coordinationv1.Lease {
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: LeaseNamespace, Name: name}}
 	l.Spec.RenewTime, l.Spec.LeaseDurationSeconds, l.Spec.HolderIdentity = &metav1.MicroTime{Time: at}, new(int32(40)), new(name)
+	return l
+}
+
+// newLeaseOf is a lease, renewed.
+func newLeaseOf(o resource.Object, at time.Time) *coordinationv1.Lease {
+	l := o.(*coordinationv1.Lease)
+	l.Spec.RenewTime = &metav1.MicroTime{Time: at}
 	return l
 }
 
@@ -250,21 +277,22 @@ func TestController(t *testing.T) {
 			t.Errorf("n2 is %s after a broken watch", s)
 		}
 
-		// All the rest fall silent together: nothing is marked, and it says so.
+		// All the rest fall silent together: nothing is marked for as long as their leases
+		// last again, and it says so.
 		for i := range 10 {
 			silent[fmt.Sprint("n", i)] = true
 		}
-		time.Sleep(5 * time.Minute)
+		time.Sleep(2*DefaultDuration - 15*time.Second)
 		synctest.Wait()
 		if s, _ := ready("n5"); s != corev1.ConditionTrue {
 			t.Errorf("n5 is %s", s)
 		}
-		if state := h.State(); !state.Held || !strings.Contains(state.Reason, "8 of 8 leases") {
+		if state := h.State(); len(state.Held) != 8 || !strings.Contains(state.Reason, "8 of 8 leases") {
 			t.Errorf("state %+v", state)
 		}
 		clear(silent)
 		beat(10 * time.Second)
-		if state := h.State(); state.Held {
+		if state := h.State(); len(state.Held) > 0 {
 			t.Errorf("still held: %+v", state)
 		}
 		cancel()

@@ -33,10 +33,11 @@ import (
 	objects "github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// The times of Kubernetes' kubelet: it renews every 10 s a Lease of 40 s.
+// LeaseDuration by default, and how many times it is renewed meanwhile: the kubelet renews
+// every 10 s a Lease of 40 s.
 const (
-	RenewEvery    = 10 * time.Second
 	LeaseDuration = 40 * time.Second
+	renewals      = 4
 )
 
 // roleControlPlane keeps a node out of the zones' ratios (KEP-2433).
@@ -54,6 +55,9 @@ type Config struct {
 	Zone, Region string
 	// ControlPlane labels the Node as one.
 	ControlPlane bool
+	// Lease is how long the Node is taken to live after a renewal, in whole seconds; 0:
+	// LeaseDuration. It is renewed four times as often.
+	Lease time.Duration
 	// OnNode hears of the Node's own zone label and of its taints, first with
 	// what is known from Zone. It must not block.
 	OnNode func(*corev1.Node)
@@ -83,6 +87,9 @@ type Status struct {
 
 // New makes a member; Run starts it.
 func New(cfg Config) *Member {
+	if cfg.Lease == 0 {
+		cfg.Lease = LeaseDuration
+	}
 	m := &Member{cfg: cfg, holder: cfg.Name + "/" + cfg.MachineID}
 	m.status.Store(&Status{MachineID: cfg.MachineID})
 	return m
@@ -91,8 +98,11 @@ func New(cfg Config) *Member {
 // Status now. Safe for concurrent use.
 func (m *Member) Status() Status { return *m.status.Load() }
 
+// renewEvery is the interval between two renewals.
+func (m *Member) renewEvery() time.Duration { return m.cfg.Lease / renewals }
+
 // Run keeps the Node and its Lease until ctx ends, and returns nil then. What
-// can't be written is tried again, at most every RenewEvery; it gives up only where
+// can't be written is tried again, with growing pauses; it gives up only where
 // this machine may not be the node that it is to be. The Node stays when Run ends,
 // and so does its Lease until it has run out, but another machine may take the
 // name at once.
@@ -120,13 +130,13 @@ func (m *Member) keep(ctx context.Context) error {
 			if !healthy {
 				m.cfg.Logger.Info("node is up to date again", "node", m.cfg.Name)
 			}
-			healthy, pause = true, RenewEvery
+			healthy, pause = true, m.renewEvery()
 		} else {
 			if healthy {
 				m.cfg.Logger.Warn("node not up to date in the catalogue; it is tried again", "node", m.cfg.Name, "error", err)
 				pause = firstRetry / 2
 			}
-			healthy, pause = false, min(2*pause, RenewEvery)
+			healthy, pause = false, min(2*pause, m.renewEvery())
 		}
 		// Up to a tenth less, so that many nodes do not beat at once.
 		wait := pause - rand.N(pause/10+1)
@@ -311,7 +321,7 @@ func (m *Member) createLease(ctx context.Context, node *corev1.Node) error {
 
 func (m *Member) fillLease(s *coordinationv1.LeaseSpec) {
 	now := metav1.NewMicroTime(m.cfg.Clock.Now())
-	seconds := int32(LeaseDuration / time.Second)
+	seconds := int32(m.cfg.Lease / time.Second)
 	s.HolderIdentity, s.LeaseDurationSeconds, s.RenewTime = &m.holder, &seconds, &now
 }
 

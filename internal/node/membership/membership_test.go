@@ -23,6 +23,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
+const renewEvery = LeaseDuration / renewals
+
 func newMember(client objects.Client, change func(*Config)) *Member {
 	cfg := Config{Client: client, Name: "n1", MachineID: "a", Zone: "zone-a", Logger: slog.New(slog.DiscardHandler), Clock: clock.RealClock{}}
 	if change != nil {
@@ -152,13 +154,13 @@ func TestOutage(t *testing.T) {
 			t.Errorf("asked %d times in an hour, want about every 10 s", n)
 		}
 		away.Store(false)
-		time.Sleep(RenewEvery)
+		time.Sleep(renewEvery)
 		synctest.Wait()
 		for range 60 {
-			time.Sleep(RenewEvery / 3)
+			time.Sleep(renewEvery / 3)
 			synctest.Wait()
-			if age := time.Since(getLease(t, client).Spec.RenewTime.Time); age > RenewEvery {
-				t.Errorf("the lease is %s old, want at most %s", age, RenewEvery)
+			if age := time.Since(getLease(t, client).Spec.RenewTime.Time); age > renewEvery {
+				t.Errorf("the lease is %s old, want at most %s", age, renewEvery)
 			}
 		}
 		cancel()
@@ -232,9 +234,9 @@ func TestSecondMachine(t *testing.T) {
 				if c := getNode(t, client).Status.Conditions[0]; c.Status != corev1.ConditionTrue {
 					t.Errorf("a clean end made the node %s", c.Status)
 				}
-				wait := LeaseDuration + RenewEvery
+				wait := LeaseDuration + LeaseDuration/renewals
 				if clean {
-					wait = RenewEvery
+					wait = LeaseDuration / renewals
 				}
 				time.Sleep(wait)
 				synctest.Wait()

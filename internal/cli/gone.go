@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+)
+
+// maxExpiries that status spells out as problems.
+const maxExpiries = 5
+
+// goneProblems are machines and workloads that are gone, or may be.
+func goneProblems(cp *app.Status, now time.Time) []string {
+	var out []string
+	problem := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, s := range cp.Suspects {
+		problem("node %s has been suspect for %s: its stream stalled and it does not answer %s; its endpoints are used last until it comes back "+
+			"or its lease runs out: is the machine on, and its agent not stopped?", s.Node, duration.HumanDuration(max(now.Sub(s.Since), 0)), strings.Join(s.Witnesses, ", "))
+	}
+	if cp.Leases.Held {
+		problem("leases: %s", cp.Leases.Reason)
+	}
+	for i, h := range cp.Leases.Expiries {
+		if i == maxExpiries {
+			problem("leases: %d more expiries are held, see -o json", len(cp.Leases.Expiries)-i)
+			break
+		}
+		until := "until it renews its lease"
+		if !h.Until.IsZero() {
+			until = "for " + duration.HumanDuration(max(h.Until.Sub(now), 0)) + " at most"
+		}
+		problem("%s%s has not renewed its lease and is not marked not ready %s: %s", h.Object, inZone(h.Zone), until, h.Reason)
+	}
+	if len(cp.Unreachable) > 0 {
+		problem("probes of other agents do not reach node %s: should a machine of these die, that is noticed by its lease only; "+
+			"let UDP port %d (--probe-port) pass between the nodes", strings.Join(cp.Unreachable, ", "), defaultProbePort)
+	}
+	return out
+}
+
+func inZone(zone string) string {
+	if zone == "" {
+		return ""
+	}
+	return " in zone " + zone
+}
+
+// machines is what the control plane knows of machines that are gone, or may be.
+func (s *settings) machines(ctx context.Context) finding {
+	f := finding{Check: "machines"}
+	cfg, _, err := s.restConfig()
+	if err != nil {
+		return finding{Check: f.Check, Note: "no control plane to ask"}
+	}
+	var status app.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+		f.Note = "the control plane does not tell: " + explainAPI(cfg, err).Error()
+		return f
+	}
+	return machineFinding(f, &status, time.Now())
+}
+
+func machineFinding(f finding, status *app.Status, now time.Time) finding {
+	problems := goneProblems(status, now)
+	switch {
+	case len(problems) == 0:
+		f.Note = fmt.Sprintf("%d leases are renewed, no node is suspect", status.Leases.Watched-status.Leases.Late)
+		return f
+	case len(status.Suspects)+len(status.Leases.Expiries) > 0:
+		f.Fix = "switch the machine on, or start its agent; if it is gone for good: kubectl delete node NAME"
+	default:
+		f.Fix = fmt.Sprintf("open UDP port %d between the nodes, or the one that the agent names in its log", defaultProbePort)
+	}
+	f.Problem = strings.Join(problems, "; ")
+	return f
+}

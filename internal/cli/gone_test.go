@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+)
+
+// TestGone is what status and doctor say of machines that are gone.
+func TestGone(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	suspect := &app.Status{Suspects: []app.SuspectNode{{Node: "b-1", Zone: "zone-b", Since: now.Add(-7 * time.Second), Witnesses: []string{"b-2", "a-1"}}}}
+	held := &app.Status{}
+	held.Leases.Held, held.Leases.Reason = true, "4 of 12 leases ran out together"
+	held.Leases.Expiries = []app.HeldExpiry{
+		{Object: "node b-1", Zone: "zone-b", Reason: "no agent of another machine has been able to probe it", Until: now.Add(30 * time.Second)},
+		{Object: "dataplane shop/web", Reason: "service shop/web has no other endpoint"},
+	}
+	many := &app.Status{}
+	many.Leases.Expiries = make([]app.HeldExpiry, maxExpiries+3)
+	unreachable := &app.Status{Unreachable: []string{"a-1", "c-1"}}
+	for _, tc := range []struct {
+		name   string
+		status *app.Status
+		want   []string
+		fix    string
+	}{
+		{"nothing", &app.Status{}, nil, ""},
+		{"suspect", suspect, []string{
+			"node b-1 has been suspect for 7s: its stream stalled and it does not answer b-2, a-1; its endpoints are used last until it comes back or its lease runs out: " +
+				"is the machine on, and its agent not stopped?",
+		}, "switch the machine on"},
+		{"held", held, []string{
+			"leases: 4 of 12 leases ran out together",
+			"node b-1 in zone zone-b has not renewed its lease and is not marked not ready for 30s at most: no agent of another machine has been able to probe it",
+			"dataplane shop/web has not renewed its lease and is not marked not ready until it renews its lease: service shop/web has no other endpoint",
+		}, "switch the machine on"},
+		{"unreachable", unreachable, []string{
+			"probes of other agents do not reach node a-1, c-1: should a machine of these die, that is noticed by its lease only; " +
+				"let UDP port 10256 (--probe-port) pass between the nodes",
+		}, "open UDP port 10256"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, goneProblems(tc.status, now)); diff != "" {
+				t.Error(diff)
+			}
+			f := machineFinding(finding{Check: "machines"}, tc.status, now)
+			if (f.Problem == "") != (tc.want == nil) || !strings.HasPrefix(f.Fix, tc.fix) || f.Problem != strings.Join(tc.want, "; ") {
+				t.Errorf("doctor finds %+v", f)
+			}
+		})
+	}
+	if got := goneProblems(many, now); len(got) != maxExpiries+1 || got[maxExpiries] != "leases: 3 more expiries are held, see -o json" {
+		t.Errorf("%d lines, the last is %q", len(got), got[len(got)-1])
+	}
+	var out bytes.Buffer
+	o := &overview{ControlPlane: suspect, Nodes: []nodeLine{{Name: "b-1", Ready: "True", Suspect: true}}}
+	if err := o.print(&out); err != nil || !strings.Contains(out.String(), "True, suspect") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
