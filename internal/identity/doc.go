@@ -9,7 +9,11 @@
 // A token names one identity and carries the pin of the authority, so that a
 // machine that joins can tell the right server from a wrong one before it shows
 // the secret. A node or zone spends its token once, for a certificate of 24
-// hours that it renews by itself; so it can restart without the token. Revoking
-// a token also ends the renewals of the certificates it bought; the last of them
-// runs out within 24 hours. There is no revocation list.
+// hours that it renews by itself; so it can restart without the token. A
+// certificate that has run out can be renewed for a while by proof of its key.
+//
+// A certificate names the token that it descends from. Revoking the token
+// withdraws all of them, and so does the deletion of a node for the tokens that
+// were made before: Revocations knows both. There is no list to distribute, since
+// only the control plane checks client certificates.
 package identity
