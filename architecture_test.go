@@ -32,6 +32,7 @@ var layers = map[string]layer{
 	"api/":                     api,
 	"internal/version":         base,
 	"internal/machine":         base,
+	"internal/listener":        base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,

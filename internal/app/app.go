@@ -13,6 +13,8 @@ import (
 	"net"
 	"strconv"
 	"sync"
+
+	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
 // parts runs the goroutines of a role. The first that fails ends the others.
@@ -59,8 +61,9 @@ func (p *parts) end() {
 	p.wg.Wait()
 }
 
-// listen on a TCP address; what it is for and its flag go into the error.
-func listen(what, flag, address string) (net.Listener, error) {
+// listen on a TCP address; what it is for and its flag go into the error. At most
+// limit connections are open at a time.
+func listen(what, flag, address string, limit int, log *slog.Logger) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, &HintError{
@@ -68,8 +71,23 @@ func listen(what, flag, address string) (net.Listener, error) {
 			Text: "is another one running on this machine? choose another address with " + flag,
 		}
 	}
-	return l, nil
+	return listener.Limit(l, listener.Options{Name: what, MaxConnections: limit, Logger: log}), nil
 }
+
+// Connections that are open at a time at one listener.
+const (
+	// maxProbeConnections are those for health and metrics: probes and scrapes are
+	// few.
+	maxProbeConnections = 256
+	// maxAPIConnections and maxViewConnections allow for some ten thousand nodes,
+	// with the connections of an agent to each. Of the file descriptors that the
+	// process may open they take apiShare and viewShare at most; the rest is for the
+	// store, the files and the other listeners.
+	maxAPIConnections  = 50_000
+	maxViewConnections = 20_000
+	apiShare           = 0.5
+	viewShare          = 0.25
+)
 
 // beside is another port on the host of an address.
 func beside(address string, port int) (string, error) {

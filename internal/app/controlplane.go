@@ -45,6 +45,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -181,7 +182,7 @@ func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPl
 	}
 	cp.audit = newAudit(filepath.Join(cfg.DataDir, "audit.log"))
 
-	apiListener, err := listen("API", "--api-address", cfg.APIAddress)
+	apiListener, err := listen("API", "--api-address", cfg.APIAddress, listener.DescriptorShare(maxAPIConnections, apiShare), cp.log)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +190,7 @@ func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPl
 	if cfg.GRPCPort != 0 {
 		address, err := beside(cp.apiAddr.String(), cfg.GRPCPort)
 		if err == nil {
-			cp.grpc, err = listen("node views", "--grpc-port", address)
+			cp.grpc, err = listen("node views", "--grpc-port", address, listener.DescriptorShare(maxViewConnections, viewShare), cp.log)
 		}
 		if err != nil {
 			apiListener.Close()
@@ -385,8 +386,10 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cp.ca.Pool(),
 		}))),
-		// A peer that vanished is noticed within 15 s; clients may ask as often.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		// A peer that vanished is noticed within 15 s; clients may ask as often. An
+		// agent's connection always carries its stream, so others are idle.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: 5 * time.Minute}),
+		grpc.ConnectionTimeout(10 * time.Second), // for the TLS handshake
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	views.Register(server, view.Service, view.Method)

@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/demand/report"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/cluster"
@@ -191,12 +192,14 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		}
 	}
 	if cfg.HealthPort != 0 {
-		if a.health, err = listen("health", "--health-port", net.JoinHostPort(cmp.Or(cfg.HealthHost, cfg.Host), strconv.Itoa(cfg.HealthPort))); err != nil {
+		address := net.JoinHostPort(cmp.Or(cfg.HealthHost, cfg.Host), strconv.Itoa(cfg.HealthPort))
+		if a.health, err = listen("health", "--health-port", address, maxProbeConnections, a.log); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.MetricsPort != 0 {
-		if a.metrics, err = listen("metrics", "--metrics-port", net.JoinHostPort(cmp.Or(cfg.MetricsHost, cfg.Host), strconv.Itoa(cfg.MetricsPort))); err != nil {
+		address := net.JoinHostPort(cmp.Or(cfg.MetricsHost, cfg.Host), strconv.Itoa(cfg.MetricsPort))
+		if a.metrics, err = listen("metrics", "--metrics-port", address, maxProbeConnections, a.log); err != nil {
 			return nil, err
 		}
 	}
@@ -354,7 +357,7 @@ func (a *agent) serveHTTP(parts *parts) {
 // serve HTTP on a listener until the context ends.
 func serve(l net.Listener, handler http.Handler) func(context.Context) error {
 	return func(ctx context.Context) error {
-		srv := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+		srv := listener.HTTPServer(handler)
 		stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 		defer stop()
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -25,6 +25,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 )
 
@@ -123,8 +124,8 @@ func (s *Server) generation() uint64 { return s.config.Zone.Generation() + s.ran
 // It is to run beside ServeUDP and ServeTCP.
 func (s *Server) Run(ctx context.Context) error { return s.forward.watchLoops(ctx) }
 
-// ServeUDP answers on a socket until ctx ends (nil) or the socket fails. It
-// closes the socket.
+// ServeUDP answers on a socket until ctx ends, and returns nil then. It closes the
+// socket. An error of the socket is no reason to end: it passes.
 func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
@@ -133,52 +134,59 @@ func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
 	// it allows.
 	_ = conn.SetReadBuffer(readBuffer)
 	var readers, forwards sync.WaitGroup
-	failed := make(chan error, 1)
 	for range max(2, runtime.GOMAXPROCS(0)) {
-		readers.Go(func() {
-			if err := s.readUDP(ctx, conn, &forwards); err != nil {
-				select {
-				case failed <- err:
-				default:
-				}
-				_ = conn.Close() // the others end too
-			}
-		})
+		readers.Go(func() { s.readUDP(ctx, conn, &forwards) })
 	}
 	readers.Wait()
 	forwards.Wait()
-	select {
-	case err := <-failed:
-		return err
-	default:
-		return nil
-	}
+	return nil
 }
 
-// maxReadErrors in a row end a socket. On some systems a single one just tells of
-// an earlier answer that nobody took.
-const maxReadErrors = 100
+// freeReadErrors in a row are passed over at once: on some systems an error is the
+// ICMP answer to a reply that was sent earlier. After more of them there is a
+// pause, as the system then lacks memory or the network is down.
+const freeReadErrors = 100
 
-func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.WaitGroup) error {
+func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.WaitGroup) {
 	in, out := make([]byte, 4096), make([]byte, 0, minUDP)
+	var pause listener.Backoff
 	for failures := 0; ; {
 		n, from, err := conn.ReadFromUDPAddrPort(in)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
-			return nil
-		case err != nil && failures < maxReadErrors:
-			failures++
-			continue
+			return
 		case err != nil:
-			return fmt.Errorf("read DNS questions: %w", err)
+			if failures++; failures <= freeReadErrors {
+				continue
+			}
+			d := pause.Next()
+			if failures == freeReadErrors+1 {
+				s.log.Warn("reading DNS questions fails, trying again", "error", err)
+			}
+			if !sleep(ctx, d) {
+				return
+			}
+			continue
 		}
-		failures = 0
+		failures, pause = 0, listener.Backoff{}
 		// Whoever does not listen any more has given up: failures to write are theirs.
 		if b := s.fast(in[:n], out); b != nil {
 			_, _ = conn.WriteToUDPAddrPort(b, from)
 			continue
 		}
 		s.slow(ctx, in[:n], forwards, func(b []byte) { _, _ = conn.WriteToUDPAddrPort(b, from) })
+	}
+}
+
+// sleep returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -190,33 +198,27 @@ func (s *Server) slow(ctx context.Context, packet []byte, forwards *sync.WaitGro
 	}
 }
 
-// ServeTCP answers on a listener until ctx ends (nil) or the listener fails. It
-// closes the listener.
-func (s *Server) ServeTCP(ctx context.Context, listener net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+// ServeTCP answers on a listener until ctx ends (nil) or the listener is broken;
+// a lack of file descriptors is none of its ends. It closes the listener.
+func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
+	limited := listener.Limit(l, listener.Options{Name: "DNS over TCP", MaxConnections: s.config.MaxConnections, Logger: s.log})
+	stop := context.AfterFunc(ctx, func() { _ = limited.Close() })
 	defer stop()
-	defer listener.Close()
+	defer limited.Close()
 	var open sync.WaitGroup
 	defer open.Wait()
-	slots := make(chan struct{}, s.config.MaxConnections)
 	for {
-		conn, err := listener.Accept()
+		conn, err := limited.Accept()
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+			if err == nil {
+				_ = conn.Close()
+			}
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("accept DNS connection: %w", err)
 		}
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			_ = conn.Close()
-			return nil
-		}
-		open.Go(func() {
-			defer func() { <-slots }()
-			s.serveConn(ctx, conn)
-		})
+		open.Go(func() { s.serveConn(ctx, conn) })
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -219,6 +220,9 @@ func compare(a, b proxy.ServiceName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
+// maxConnections of one port and address. Load balancers ask with a few each.
+const maxConnections = 256
+
 // open listens and serves, or plans another attempt.
 func (s *Servers) open(ctx context.Context, port uint16, srv *server, now time.Time, running *sync.WaitGroup) {
 	hosts := []string{""}
@@ -235,7 +239,9 @@ func (s *Servers) open(ctx context.Context, port uint16, srv *server, now time.T
 			srv.err = err
 			break
 		}
-		srv.listeners = append(srv.listeners, l)
+		srv.listeners = append(srv.listeners, listener.Limit(l, listener.Options{
+			Name: fmt.Sprintf("health check node port %d", port), MaxConnections: maxConnections, Logger: s.opts.Logger,
+		}))
 	}
 	if srv.err != nil {
 		srv.close()
@@ -251,9 +257,7 @@ func (s *Servers) open(ctx context.Context, port uint16, srv *server, now time.T
 		s.opts.Logger.Info("health check node port opened", "service", srv.owner.String(), "port", port)
 		srv.attempts = 0
 	}
-	srv.http = &http.Server{
-		Handler: s.handler(srv.owner), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-	}
+	srv.http = listener.HTTPServer(s.handler(srv.owner))
 	for _, l := range srv.listeners {
 		running.Go(func() { s.serve(srv, port, l) })
 	}

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
 // tcpFront accepts the connections of one virtual address.
@@ -37,12 +39,12 @@ func (f *tcpFront) close() { _ = f.ln.Close() }
 func (f *tcpFront) prune(*view) {}
 
 func (f *tcpFront) serve() {
-	var pause time.Duration
+	var pause listener.Backoff
 	for {
 		client, err := f.ln.AcceptTCP()
 		switch {
 		case err == nil:
-			pause = 0
+			pause = listener.Backoff{}
 			if !f.port.mode.slots.take(f.port.mode.life) {
 				reset(client)
 				return
@@ -52,11 +54,11 @@ func (f *tcpFront) serve() {
 			return
 		default:
 			// Mostly too many open files: wait until some are closed.
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			d := pause.Next()
 			f.port.mode.log.Warn("accepting failed, trying again",
-				"service", f.port.name.String(), "address", f.key.String(), "pause", pause, "error", err)
+				"service", f.port.name.String(), "address", f.key.String(), "pause", d, "error", err)
 			select {
-			case <-time.After(pause):
+			case <-time.After(d):
 			case <-f.port.mode.life.Done():
 				return
 			}

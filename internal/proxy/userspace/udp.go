@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
 // udpFront carries the datagrams of one virtual address. A client's address and
@@ -82,15 +84,37 @@ func (f *udpFront) prune(v *view) {
 
 func (f *udpFront) serve() {
 	buf := make([]byte, maxDatagram)
+	failures, pause := 0, listener.Backoff{}
 	for {
 		n, client, err := f.conn.ReadFromUDPAddrPort(buf)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			continue // an ICMP error of an earlier answer; the socket is fine
+			// Mostly an ICMP error of an earlier answer. Many in a row are a lack of
+			// memory, or a network that is down.
+			if failures++; failures > freeReadErrors && !f.sleep(pause.Next()) {
+				return
+			}
+			continue
 		}
+		failures, pause = 0, listener.Backoff{}
 		f.forward(buf[:n], netip.AddrPortFrom(client.Addr().Unmap(), client.Port()))
+	}
+}
+
+// freeReadErrors in a row are passed over without a pause.
+const freeReadErrors = 100
+
+// sleep returns false if the mode ended first.
+func (f *udpFront) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-f.port.mode.life.Done():
+		return false
 	}
 }
 
