@@ -129,9 +129,9 @@ func testAnHourWithoutAPI(t *testing.T) {
 	if s := feed.Status(); !s.Synced || s.Services != 1 || s.Slices != 1 || s.LastError == "" {
 		t.Errorf("status after an hour: %+v", s)
 	}
-	// Three kinds, each after a pause of 30 to 60 s in the end.
-	if n := w.asked.Load(); n < 150 || n > 1000 {
-		t.Errorf("asked %d times in an hour, want about 360", n)
+	// Three kinds, each after a pause of 1 to 2 s in the end.
+	if n := w.asked.Load(); n < 3*1700 || n > 3*3700 {
+		t.Errorf("asked %d times in an hour, want about 7200", n)
 	}
 
 	a.list("services", service("web", "1", "10.96.0.1"), service("late", "30", "10.96.0.3"))
@@ -152,5 +152,53 @@ func testAnHourWithoutAPI(t *testing.T) {
 	delete(got, "+web-b[10.0.0.2]")
 	if len(got) != 2 || !got["+late[10.96.0.3] +web[10.96.0.1]"] || !got["+web-b[10.0.0.2] -web-a"] {
 		t.Errorf("after its return: %v", got)
+	}
+}
+
+// After an outage the agent is up to date within 2 s of the API's return, however
+// long the outage was.
+func TestUpToDateSoonAfterAnOutage(t *testing.T) {
+	for _, outage := range []time.Duration{20 * time.Second, 10 * time.Minute} {
+		t.Run(outage.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testAfterOutage(t, outage) })
+		})
+	}
+}
+
+func testAfterOutage(t *testing.T, outage time.Duration) {
+	a := &api{t: t, lists: map[string][]runtime.Object{}, asked: map[string]string{}, watches: map[string]chan metav1.WatchEvent{}}
+	for _, what := range []string{"services", "endpointslices", "nodes"} {
+		a.watches[what] = make(chan metav1.WatchEvent)
+	}
+	a.list("services", service("web", "1", "10.96.0.1"))
+	a.list("endpointslices", slice("web-a", "2", "10.0.0.1"))
+	w := &wire{handler: a.serve}
+	defer w.cut()
+	updates := make(chan string, 64)
+	feed, err := New(Config{
+		REST: &rest.Config{Host: "http://api.test", Transport: w}, Node: "n1",
+		Update: func(u view.Update) { updates <- describe(u) }, OnNode: func(*corev1.Node) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- feed.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	expect(t, updates, "reset +web-a[10.0.0.1] +web[10.96.0.1]")
+	synctest.Wait()
+
+	w.cut()
+	time.Sleep(outage) // the bubble's clock
+	w.join()
+	w.asked.Store(0)
+	time.Sleep(2*time.Second + time.Millisecond)
+	synctest.Wait()
+	if n := w.asked.Load(); n < 3 {
+		t.Errorf("2 s after the API's return %d of 3 watches were taken up again", n)
 	}
 }
