@@ -389,7 +389,7 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 		// A peer that vanished is noticed within 15 s; clients may ask as often. An
 		// agent's connection always carries its stream, so others are idle.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: 5 * time.Minute}),
-		grpc.ConnectionTimeout(10 * time.Second), // for the TLS handshake
+		grpc.ConnectionTimeout(10*time.Second), // for the TLS handshake
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	views.Register(server, view.Service, view.Method)

@@ -33,6 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/dns/host"
 	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -115,6 +116,9 @@ type agent struct {
 	dns      nameServer
 	health   net.Listener
 	metrics  net.Listener
+	local    net.Listener // Unix socket; nil: none could be made
+	unlock   func()       // releases the data directory; nil: not locked yet
+	unsaved  unsavedFiles
 }
 
 // RunNode joins a control plane, or goes on where the last run ended, and
@@ -156,6 +160,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if a.unlock, err = local.Lock(a.dir()); err != nil {
+		return nil, err
 	}
 	if cfg.Cluster != nil {
 		err = a.learnNode(ctx)
@@ -203,6 +210,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 			return nil, err
 		}
 	}
+	if err := a.listenLocal(); err != nil {
+		return nil, err
+	}
 	return a, a.listenNames()
 }
 
@@ -232,6 +242,9 @@ func (a *agent) start(parts *parts) error {
 		return a.mode.Close(grace)
 	})
 	a.serveHTTP(parts)
+	if err := a.serveLocal(parts); err != nil {
+		return err
+	}
 	a.serveNames(parts)
 	return nil
 }
@@ -346,11 +359,7 @@ func (a *agent) serveHTTP(parts *parts) {
 		parts.run("health", serve(a.health, a.agent.HealthHandler()))
 	}
 	if a.metrics != nil {
-		mux := http.NewServeMux()
-		mux.Handle("/", a.agent.MetricsHandler(a.registry))
-		mux.HandleFunc("GET /status", a.serveStatus)
-		a.handleTrace(mux)
-		parts.run("metrics", serve(a.metrics, mux))
+		parts.run("metrics", serve(a.metrics, a.agent.MetricsHandler(a.registry)))
 	}
 }
 
@@ -367,11 +376,16 @@ func serve(l net.Listener, handler http.Handler) func(context.Context) error {
 	}
 }
 
-// NodeStatus is what an agent tells of itself, as JSON at /status of its metrics
-// port.
+// NodeStatus is what an agent says of itself, as JSON at /status of its socket.
 type NodeStatus struct {
 	Version version.Info `json:"version"`
 	Agent   node.Status  `json:"agent"`
+	// PID of the agent's process.
+	PID int `json:"pid"`
+	// API (URL) that the agent uses.
+	API string `json:"api"`
+	// Unsaved are files that the agent could not write.
+	Unsaved []UnsavedFile `json:"unsaved,omitempty"`
 	// View of a control plane, or the Kubernetes API, that the agent follows: one of
 	// the two.
 	View    *ViewStatus     `json:"view,omitempty"`
@@ -389,7 +403,10 @@ type NodeStatus struct {
 
 func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	status := NodeStatus{Version: version.Get(), Agent: a.agent.Status(), DNS: a.dns.address()}
+	status := NodeStatus{
+		Version: version.Get(), Agent: a.agent.Status(), DNS: a.dns.address(),
+		PID: os.Getpid(), API: a.restConfig().Host, Unsaved: a.unsavedFiles(),
+	}
 	if a.cluster != nil {
 		followed := a.cluster.Status()
 		status.Cluster = &followed
@@ -437,9 +454,12 @@ func (a *agent) close() {
 	if a.probes != nil {
 		a.probes.Close()
 	}
-	for _, l := range []net.Listener{a.health, a.metrics} {
+	for _, l := range []net.Listener{a.health, a.metrics, a.local} {
 		if l != nil {
 			l.Close()
 		}
+	}
+	if a.unlock != nil {
+		a.unlock() // last: the next agent finds no socket
 	}
 }

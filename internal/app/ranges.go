@@ -48,7 +48,10 @@ func (a *agent) learnRanges(ctx context.Context) error {
 	ranges, err := a.fetchRanges(ctx)
 	if err == nil {
 		a.cfg.ServiceCIDRs = ranges
-		return a.keepRanges(ranges)
+		if err := a.keepRanges(ranges); err != nil {
+			a.log.Error("service ranges not saved, a start without the control plane would not know them", "file", a.rangesFile(), "error", err)
+		}
+		return nil
 	}
 	if damage != nil {
 		return fmt.Errorf("service ranges in %s: %w; and the control plane did not tell them: %w", a.rangesFile(), damage, err)
@@ -58,8 +61,19 @@ func (a *agent) learnRanges(ctx context.Context) error {
 }
 
 // keptRanges are those of the last run; nil: none are kept.
-func (a *agent) keptRanges() (ranges []netip.Prefix, err error) {
-	data, err := os.ReadFile(a.rangesFile())
+func (a *agent) keptRanges() ([]netip.Prefix, error) { return readRanges(a.rangesFile()) }
+
+// KeptRanges are the service ranges that the agent of a data directory keeps on
+// disk; nil: none are kept.
+func KeptRanges(dataDir string) ([]netip.Prefix, error) {
+	return readRanges(filepath.Join(dataDir, "node", rangesFile))
+}
+
+// rangesFile in the agent's directory.
+const rangesFile = "ranges.json"
+
+func readRanges(file string) (ranges []netip.Prefix, err error) {
+	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -80,14 +94,16 @@ func (a *agent) forgetRanges() error {
 	return nil
 }
 
-func (a *agent) rangesFile() string { return filepath.Join(a.dir(), "ranges.json") }
+func (a *agent) rangesFile() string { return filepath.Join(a.dir(), rangesFile) }
 
 func (a *agent) keepRanges(ranges []netip.Prefix) error {
 	data, err := json.Marshal(ranges)
 	if err != nil {
 		return err
 	}
-	return replaceFile(a.rangesFile(), data)
+	err = replaceFile(a.rangesFile(), data)
+	a.unsaved.note(a.rangesFile(), err)
+	return err
 }
 
 func (a *agent) fetchRanges(ctx context.Context) ([]netip.Prefix, error) {
@@ -154,7 +170,13 @@ func (a *agent) followRanges(client resource.Client) func(context.Context) error
 // useRanges hands changed ranges to those who work by them. None at all is not
 // taken for an answer: a control plane that serves has at least one.
 func (a *agent) useRanges(ranges []netip.Prefix) error {
-	if len(ranges) == 0 || slices.Equal(ranges, a.cfg.ServiceCIDRs) {
+	switch {
+	case len(ranges) == 0:
+		return nil
+	case slices.Equal(ranges, a.cfg.ServiceCIDRs):
+		if a.unsaved.has(a.rangesFile()) {
+			return a.keepRanges(ranges)
+		}
 		return nil
 	}
 	if mode, ok := a.mode.(proxy.Ranged); ok {

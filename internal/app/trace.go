@@ -16,33 +16,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
-// Paths at an agent's metrics port that tell what it does with a connection, and
-// all that it carries. They are for this machine alone: what comes from another
-// is refused.
-const (
-	TracePath = "/trace"
-	DumpPath  = "/dump"
-)
-
-// handleTrace adds both to the agent's HTTP server.
-func (a *agent) handleTrace(mux *http.ServeMux) {
-	mux.HandleFunc("GET "+TracePath, local(a.serveTrace))
-	mux.HandleFunc("GET "+DumpPath, local(a.serveDump))
-}
-
-// local serves this machine only. The port may be open to others for metrics,
-// and reading the kernel takes time.
-func local(next http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		from, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !from.Addr().Unmap().IsLoopback() {
-			http.Error(w, "only this machine's own programs are answered here, over loopback", http.StatusForbidden)
-			return
-		}
-		next(w, r)
-	}
-}
-
 func (a *agent) serveTrace(w http.ResponseWriter, r *http.Request) {
 	c, err := connectionOf(r)
 	if err != nil {
@@ -114,7 +87,7 @@ func (a *agent) trace(c diag.Connection) *diag.Trace {
 	return t
 }
 
-// NodeDump is all that an agent carries and how, as JSON at DumpPath.
+// NodeDump is all that an agent carries and how, as JSON at local.DumpPath.
 type NodeDump struct {
 	Node  node.Facts `json:"node"`
 	Mode  string     `json:"mode"`

@@ -49,7 +49,22 @@ func (s *settings) kubeconfigFiles() ([]string, error) {
 	case errors.Is(err, os.ErrPermission):
 		return nil, &hintError{err: fmt.Errorf("kubeconfig: %w", err), hint: "the data directory belongs to another user: run this as that user, or name a kubeconfig with --kubeconfig"}
 	}
-	return nil, &hintError{err: fmt.Errorf("no kubeconfig: none was given and there is none at %s", path), hint: elsewhere}
+	return nil, &noKubeconfigError{path: path, hint: elsewhere}
+}
+
+// noKubeconfigError: none was named, and the data directory has none.
+type noKubeconfigError struct{ path, hint string }
+
+func (e *noKubeconfigError) Error() string {
+	return "no kubeconfig: none was given and there is none at " + e.path
+}
+
+// Hint says what to do.
+func (e *noKubeconfigError) Hint() string { return e.hint }
+
+func isNoKubeconfig(err error) bool {
+	var none *noKubeconfigError
+	return errors.As(err, &none)
 }
 
 // restConfig says how to reach the API, and the namespace to use by default.

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,8 +18,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 )
 
 // finding of the doctor: what was looked at, what is wrong with it (empty:
@@ -33,9 +35,8 @@ type finding struct {
 
 // doctorFlags say what to look at and what to do.
 type doctorFlags struct {
-	output      string
-	metricsPort int
-	fix, undo   bool
+	output    string
+	fix, undo bool
 	// dnsAddress takes the place of the agent's own.
 	dnsAddress string
 	// root of the file system that is looked at; only tests set it.
@@ -56,8 +57,8 @@ the names of Services; the agent takes that back when it ends, --undo does so at
 once. Nothing else is changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, d.output) {
-				return usagef("-o %q: choose table, wide, json or yaml", d.output)
+			if err := checkFormat(d.output); err != nil {
+				return err
 			}
 			if d.fix && d.undo {
 				return usagef("--fix and --undo: choose one")
@@ -85,7 +86,6 @@ once. Nothing else is changed.`,
 	}
 	f := cmd.Flags()
 	addOutputFlag(f, &d.output)
-	f.IntVar(&d.metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent; 0: do not ask it")
 	f.BoolVar(&d.fix, "fix", false, "point this machine's resolver at the agent (needs root)")
 	f.BoolVar(&d.undo, "undo", false, "take back what --fix did (needs root)")
 	f.StringVar(&d.dnsAddress, "dns-address", "", "ADDRESS:PORT of the DNS server for --fix (default: that of this machine's agent)")
@@ -113,32 +113,86 @@ func prefixed(prefix, s string) string {
 // control plane, later ones use.
 func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 	findings := []finding{s.dataDirectory(), s.privateFiles(), openFiles(), lowPorts()}
-	server := s.server(ctx)
-	findings = append(findings, server)
-	var agent *app.NodeStatus
-	if d.metricsPort != 0 {
-		agent = localAgent(ctx, d.metricsPort)
-	}
-	findings = append(findings, s.agentState(agent))
-	findings = append(findings, credentialFindings(agent)...)
-	findings = append(findings, portsFree(server.Problem != "", agent == nil)...)
+	cfg, _, configErr := s.restConfig()
+	var server finding
+	var store []finding
 	var ranges []netip.Prefix
-	if server.Problem == "" {
-		ranges = s.serviceRanges(ctx)
-		findings = append(findings, s.machines(ctx))
+	answer := s.meanwhile(ctx, func(ctx context.Context) {
+		if server = s.server(ctx, cfg, configErr); server.Problem == "" {
+			ranges = s.serviceRanges(ctx)
+			store = storeState(ctx, cfg)
+		}
+	})
+	if isNoKubeconfig(configErr) && answer.api() != "" {
+		server = finding{Check: "control plane " + answer.api(), Note: "on another machine, and no kubeconfig here: what follows is what the agent knows"}
 	}
-	findings = append(findings, s.resolver(ctx, d, agent, ranges))
+	if ranges == nil {
+		ranges, _ = app.KeptRanges(s.dataDir) // none, or another user's
+	}
+	agent := answer.status
+	findings = append(append(findings, server), append(store, s.agentState(answer))...)
+	if agent != nil {
+		findings = append(findings, unsavedState(agent))
+	}
+	findings = append(findings, credentialFindings(agent)...)
+	if !answer.hung() { // it has ports, which its process may share with a control plane
+		findings = append(findings, portsFree(server.Problem != "", answer.absent())...)
+	}
+	if answer.hung() {
+		findings = append(findings, finding{Check: resolverCheck, Note: "not looked at: this machine's agent does not answer"})
+	} else {
+		findings = append(findings, s.resolver(ctx, d, agent, ranges))
+	}
 	findings = append(findings, rangeFindings(ranges, agent)...)
-	findings = append(findings, kernelFindings(ctx, d, agent)...)
+	findings = append(findings, s.kernelFindings(ctx, d, agent)...)
 	return append(findings, otherProxies(ctx, d.root), kernelModes(d.root))
 }
 
+// storeState is about the store of a control plane; none for an API that is not
+// Proxima's, or that does not let this user ask.
+func storeState(ctx context.Context, cfg *rest.Config) []finding {
+	var status app.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+		return nil
+	}
+	f := finding{Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
+	if status.Store.Problem != "" {
+		f.Note, f.Problem = "", status.Store.Problem
+		f.Fix = fixDisk + "; reads go on, and writes are refused until then"
+	}
+	return []finding{f}
+}
+
+// unsavedState is about the files that the agent needs for its next start.
+func unsavedState(agent *app.NodeStatus) finding {
+	f := finding{Check: "agent's state on disk"}
+	if len(agent.Unsaved) == 0 {
+		f.Note = "saved"
+		return f
+	}
+	var problems []string
+	for _, u := range agent.Unsaved {
+		problems = append(problems, fmt.Sprintf("%s cannot be written since %s: %s", u.File, u.Since.Local().Format(time.DateTime), u.Error))
+	}
+	f.Problem = strings.Join(problems, "; ")
+	f.Fix = fixDisk + "; the agent serves from memory, and a restart would begin with what is on disk"
+	return f
+}
+
 // agentState is what this machine's agent says of itself.
-func (s *settings) agentState(agent *app.NodeStatus) finding {
+func (s *settings) agentState(answer agentAnswer) finding {
 	f := finding{Check: "agent"}
+	agent := answer.status
+	var denied *local.DeniedError
 	switch {
-	case agent == nil:
-		f.Note = "none runs on this machine, or its metrics port is another one (--metrics-port)"
+	case answer.absent() && answer.joined != nil:
+		f.Problem, f.Fix = "it is not running, though it has joined "+answer.joined.Server, "start it with "+answer.startCommand()
+	case answer.absent():
+		f.Note = "none with data directory " + s.dataDir + " runs on this machine; --data-dir names another one"
+	case errors.As(answer.err, &denied):
+		f.Note = answer.err.Error() + ": " + denied.Hint()
+	case answer.err != nil:
+		f.Problem, f.Fix = answer.err.Error(), hintOr(answer.err, "see its log")
 	case agent.Cluster != nil:
 		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API"
 	case agent.View == nil || !agent.View.Connected:
@@ -238,9 +292,8 @@ func lowPorts() finding {
 
 // server is the control plane that the kubeconfig names: reachable, and of the
 // same mind about the time.
-func (s *settings) server(ctx context.Context) finding {
+func (s *settings) server(ctx context.Context, cfg *rest.Config, err error) finding {
 	f := finding{Check: "control plane"}
-	cfg, _, err := s.restConfig()
 	if err != nil {
 		f.Problem, f.Fix = err.Error(), hintOr(err, "check the kubeconfig")
 		return f
@@ -250,6 +303,10 @@ func (s *settings) server(ctx context.Context) finding {
 	var info version.Info
 	before := time.Now()
 	date, err := getJSON(ctx, cfg, "/version", &info)
+	if err != nil && context.Cause(ctx) != nil {
+		f.Problem, f.Fix = "it does not answer", "this machine's agent does not either: are they one process (\"proxima up\") that was stopped?"
+		return f
+	}
 	if err = explainAPI(cfg, err); err != nil {
 		f.Problem, f.Fix = err.Error(), hintOr(err, "see the control plane's log")
 		return f
@@ -291,7 +348,8 @@ func portsFree(plane, agent bool) []finding {
 		if err == nil {
 			l.Close()
 		} else if errors.Is(err, syscall.EADDRINUSE) {
-			f.Problem, f.Fix = "another program listens on it", "stop that program, or choose another port with "+p.flag
+			f.Problem = "it is in use by another program, or by an agent with another data directory"
+			f.Fix = "stop that program, or choose another port with " + p.flag + "; --data-dir names the agent's data directory"
 		} else {
 			f.Problem, f.Fix = err.Error(), "choose another port with "+p.flag
 		}

@@ -8,12 +8,13 @@ import (
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // kernelFindings are about what the agent's kernel mode relies on; none for
 // another mode.
-func kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) []finding {
+func (s *settings) kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) []finding {
 	if agent == nil {
 		return nil
 	}
@@ -21,7 +22,7 @@ func kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) [
 		return nil
 	}
 	findings := []finding{forwarding(d.root)}
-	if tables, ok := kernelTables(ctx, d.metricsPort); ok {
+	if tables, ok := s.kernelTables(ctx); ok {
 		findings = append(findings, tables)
 	}
 	return findings
@@ -43,11 +44,10 @@ func forwarding(root string) finding {
 
 // kernelTables compares what the kernel has with what the mode wants. ok is false
 // for a mode that does not compare.
-func kernelTables(ctx context.Context, metricsPort int) (f finding, ok bool) {
+func (s *settings) kernelTables(ctx context.Context) (f finding, ok bool) {
 	f.Check = "kernel tables"
 	var dump app.NodeDump
-	q := agentQuery{metricsPort: metricsPort}
-	if err := q.ask(ctx, app.DumpPath, nil, &dump); err != nil {
+	if err := s.ask(ctx, local.DumpPath, nil, &dump); err != nil {
 		f.Problem, f.Fix = err.Error(), hintOr(err, "see the agent's log")
 		return f, true
 	}

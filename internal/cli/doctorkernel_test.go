@@ -3,8 +3,6 @@ package cli
 import (
 	"encoding/json"
 	"net/http"
-	"net/http/httptest"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,15 +25,15 @@ func TestKernelFindings(t *testing.T) {
 		}
 	}
 	var dump app.NodeDump
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(dump) }))
-	defer server.Close()
-	d := doctorFlags{root: strings.TrimPrefix(root, "/"), metricsPort: int(netip.MustParseAddrPort(server.Listener.Addr().String()).Port())}
+	s := &settings{io: IO{Env: func(string) (string, bool) { return "", false }}}
+	s.dataDir = serveAgent(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(dump) }))
+	d := doctorFlags{root: strings.TrimPrefix(root, "/")}
 	look := func(mode string) []finding {
 		agent := &app.NodeStatus{}
 		agent.Agent.Mode = mode
-		return kernelFindings(t.Context(), d, agent)
+		return s.kernelFindings(t.Context(), d, agent)
 	}
-	if got := kernelFindings(t.Context(), d, nil); got != nil {
+	if got := s.kernelFindings(t.Context(), d, nil); got != nil {
 		t.Errorf("without an agent: %+v", got)
 	}
 	if got := look("userspace"); got != nil {

@@ -17,6 +17,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
+const resolverCheck = "names through this machine's resolver"
+
 // resolverPatience bounds one look through a resolver; a stub waits as long
 // (resolv.conf(5), timeout).
 const resolverPatience = 6 * time.Second
@@ -44,7 +46,7 @@ func asRoot(err error) error {
 // resolver looks whether this machine's programs find the names of Services, and
 // with --fix sees to it.
 func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeStatus, ranges []netip.Prefix) finding {
-	f := finding{Check: "names through this machine's resolver"}
+	f := finding{Check: resolverCheck}
 	system := host.System{Root: d.root}
 	address := d.dnsAddress
 	if address == "" && agent != nil {

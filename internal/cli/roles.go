@@ -124,7 +124,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.StringVar(&a.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
 	f.StringVar(&a.mode, "mode", "auto", "how traffic is carried: "+strings.Join(modes.Names(), ", ")+"; auto is the first of them that works")
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
-	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics and /status, and for this machine alone of /trace and /dump; 0: off")
+	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
 	addLeaseFlag(f, &a.lease)

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,6 +27,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/workload"
@@ -54,6 +57,10 @@ its labels. It gets connections while its readiness probe succeeds (without
 told to stop, and is deregistered when it ends. Signals and the exit code pass
 through. A control plane that is away does not stop the command.
 
+With a kubeconfig the workload is registered with its credentials. Without one it
+is registered by this machine's agent with the node's own credential, on that
+node; the namespaces and labels are those that the node's token allows.
+
 The command finds the Services of its namespace, and that of the API, in its
 environment by the names that Kubernetes gives them: WEB_SERVICE_HOST,
 WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on, as they are when it starts.
@@ -71,7 +78,7 @@ Variables that are set already are left as they are.`,
 	f.StringVar(&r.labels, "labels", "", "labels that Services select by, as in app=web,tier=front")
 	f.StringSliceVar(&r.ports, "port", nil, "port the command listens on: [NAME:]NUMBER[/tcp|udp|sctp]; may be repeated")
 	f.StringSliceVar(&r.addresses, "address", nil, "address to be reached at; may be repeated, for the other family (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
-	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case)")
+	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case; without a kubeconfig: the agent's node)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
@@ -87,15 +94,13 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 	if err != nil {
 		return err
 	}
-	cfg, namespace, err := s.restConfig()
+	way, err := s.wayToRegister(ctx, r, dp)
 	if err != nil {
 		return err
 	}
-	if dp.Namespace == "" {
-		dp.Namespace = namespace
-	}
+	cfg := way.cfg
 	if len(dp.Spec.Addresses) == 0 {
-		addr, err := addressTowards(ctx, cfg)
+		addr, err := addressTowards(ctx, way.api)
 		if err != nil {
 			return err
 		}
@@ -109,7 +114,7 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 	if err != nil {
 		return err
 	}
-	if !nodeExists(ctx, client, dp.Spec.NodeName) {
+	if !way.agent && !nodeExists(ctx, client, dp.Spec.NodeName) {
 		dp.Spec.NodeName = "" // an unknown Node has no zone to give
 	}
 
@@ -139,6 +144,48 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 		return &exitError{code: code}
 	}
 	return nil
+}
+
+// registerWay is how a workload is registered.
+type registerWay struct {
+	cfg *rest.Config
+	// api (URL) of the control plane itself.
+	api string
+	// agent: through this machine's agent, for its node.
+	agent bool
+}
+
+// errNoWorkloads: an agent in kube-proxy's place has no control plane of ours.
+var errNoWorkloads = errors.New("this machine's agent follows a Kubernetes API, and cannot register workloads")
+
+// wayToRegister is the kubeconfig's API or, if there is no kubeconfig, this machine's
+// agent. It fills in the namespace and the node that follow from it.
+func (s *settings) wayToRegister(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane) (registerWay, error) {
+	cfg, namespace, err := s.restConfig()
+	if err == nil {
+		dp.Namespace = cmp.Or(dp.Namespace, namespace)
+		return registerWay{cfg: cfg, api: cfg.Host}, nil
+	}
+	if !isNoKubeconfig(err) {
+		return registerWay{}, err
+	}
+	cfg, status, agentErr := s.agentConfig(ctx)
+	if local.IsNoAgent(agentErr) {
+		return registerWay{}, &hintError{
+			err:  fmt.Errorf("%w, and no agent runs on this machine with data directory %s", err, s.dataDir),
+			hint: "start a control plane with \"proxima up\", join one with \"proxima node\", or name a kubeconfig with --kubeconfig",
+		}
+	}
+	if agentErr != nil {
+		return registerWay{}, agentErr
+	}
+	node := status.Agent.Node.Name
+	if r.node != "" && r.node != node {
+		return registerWay{}, usagef("--node-name %s: without a kubeconfig the workload is registered by this machine's agent, for node %s only", r.node, node)
+	}
+	dp.Spec.NodeName = node
+	dp.Namespace = cmp.Or(dp.Namespace, metav1.NamespaceDefault)
+	return registerWay{cfg: cfg, api: status.API, agent: true}, nil
 }
 
 // dataplane is the object that the flags describe.
@@ -226,11 +273,11 @@ func parsePort(text string) (v1alpha1.DataplanePort, error) {
 
 // addressTowards is the address by which this machine reaches the control plane,
 // so that the others can reach it too; 127.0.0.1 if they are one machine.
-func addressTowards(ctx context.Context, cfg *rest.Config) (netip.Addr, error) {
+func addressTowards(ctx context.Context, server string) (netip.Addr, error) {
 	loopback := netip.MustParseAddr("127.0.0.1")
-	u, err := url.Parse(cfg.Host)
+	u, err := url.Parse(server)
 	if err != nil || u.Host == "" {
-		return netip.Addr{}, fmt.Errorf("kubeconfig: the server %q is not a URL", cfg.Host)
+		return netip.Addr{}, fmt.Errorf("kubeconfig: the server %q is not a URL", server)
 	}
 	host, port := u.Hostname(), u.Port()
 	if port == "" {
@@ -239,7 +286,7 @@ func addressTowards(ctx context.Context, cfg *rest.Config) (netip.Addr, error) {
 	// UDP: the kernel chooses the way, and nothing is sent.
 	conn, err := (&net.Dialer{Timeout: 3 * time.Second}).DialContext(ctx, "udp", net.JoinHostPort(host, port))
 	if err != nil {
-		return netip.Addr{}, &hintError{err: fmt.Errorf("no way to %s: %w", cfg.Host, err), hint: "say with --address where the workload is reached"}
+		return netip.Addr{}, &hintError{err: fmt.Errorf("no way to %s: %w", server, err), hint: "say with --address where the workload is reached"}
 	}
 	defer conn.Close()
 	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()

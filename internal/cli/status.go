@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -29,6 +29,8 @@ type overview struct {
 	ControlPlane *app.Status     `json:"controlPlane,omitempty"`
 	Nodes        []nodeLine      `json:"nodes"`
 	Agent        *app.NodeStatus `json:"agent,omitempty"`
+	// AgentError is why this machine's agent says nothing, if there is one.
+	AgentError string `json:"agentError,omitempty"`
 	// Problems that need somebody's attention, each with what to do.
 	Problems []string `json:"problems"`
 }
@@ -49,17 +51,16 @@ type nodeLine struct {
 
 func newStatus(s *settings) *cobra.Command {
 	var output string
-	var metricsPort int
 	cmd := &cobra.Command{
 		Use:     "status",
 		GroupID: "operate",
 		Short:   "Show how the control plane, the agents and this machine's agent are",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
-				return usagef("-o %q: choose table, wide, json or yaml", output)
+			if err := checkFormat(output); err != nil {
+				return err
 			}
-			o, err := s.overview(cmd.Context(), metricsPort)
+			o, err := s.overview(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -70,60 +71,61 @@ func newStatus(s *settings) *cobra.Command {
 		},
 	}
 	addOutputFlag(cmd.Flags(), &output)
-	cmd.Flags().IntVar(&metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent; 0: do not ask it")
 	return cmd
 }
 
-// overview asks everybody. A control plane that can't be reached is a problem
-// to show, not a reason to show nothing: this machine's agent may serve on.
-func (s *settings) overview(ctx context.Context, metricsPort int) (*overview, error) {
+// overview asks this machine's agent and the control plane at the same time. That
+// one of them can't be reached is a problem to show, not a reason to show nothing.
+func (s *settings) overview(ctx context.Context) (*overview, error) {
 	o := &overview{Nodes: []nodeLine{}, Problems: []string{}}
-	if metricsPort != 0 {
-		o.Agent = localAgent(ctx, metricsPort)
-	}
-	cfg, _, err := s.restConfig()
-	if err != nil {
-		if o.Agent == nil {
-			return nil, err
+	cfg, _, configErr := s.restConfig()
+	var planeErr error
+	agent := s.meanwhile(ctx, func(ctx context.Context) {
+		if configErr == nil {
+			planeErr = o.askControlPlane(ctx, cfg)
 		}
-		o.problem("%v", err)
-		o.findProblems()
-		return o, nil
-	}
-	o.Server = cfg.Host
-	var status app.Status
-	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
-		if o.Agent == nil {
-			return nil, explainAPI(cfg, err)
-		}
-		o.problem("control plane: %v", explainAPI(cfg, err))
-	} else {
-		o.ControlPlane = &status
-		if err := o.addNodes(ctx, cfg); err != nil {
-			return nil, err
-		}
+	})
+	o.addAgent(agent)
+	switch {
+	case configErr == nil && planeErr == nil:
+	case isNoKubeconfig(configErr) && agent.api() != "":
+		o.Server = agent.api() // the control plane is another machine's
+	case agent.absent():
+		return nil, cmp.Or(configErr, planeErr)
+	case configErr != nil:
+		o.problem("%v", configErr)
+	default:
+		o.problem("control plane: %v", planeErr)
 	}
 	o.findProblems()
 	return o, nil
 }
 
-func localAgent(ctx context.Context, port int) *app.NodeStatus {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/status", port), nil)
-	if err != nil {
-		return nil
+func (o *overview) askControlPlane(ctx context.Context, cfg *rest.Config) error {
+	o.Server = cfg.Host
+	var status app.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+		if context.Cause(ctx) != nil {
+			return fmt.Errorf("%s does not answer", cfg.Host)
+		}
+		return explainAPI(cfg, err)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil // no agent here
+	o.ControlPlane = &status
+	return o.addNodes(ctx, cfg)
+}
+
+// addAgent takes what this machine's agent says, or why it says nothing.
+func (o *overview) addAgent(agent agentAnswer) {
+	o.Agent = agent.status
+	switch {
+	case agent.err == nil:
+	case !agent.absent():
+		o.AgentError = agent.err.Error()
+		o.problem("this machine: %v: %s", agent.err, hintOr(agent.err, "see its log"))
+	case agent.joined != nil:
+		o.AgentError = agent.err.Error()
+		o.problem("this machine's agent is not running, though it has joined %s: start it with %s", agent.joined.Server, agent.startCommand())
 	}
-	defer resp.Body.Close()
-	var status app.NodeStatus
-	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&status) != nil || status.Agent.Mode == "" {
-		return nil // somebody else's port
-	}
-	return &status
 }
 
 func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
@@ -206,6 +208,10 @@ func (o *overview) findProblems() {
 	if c := o.Agent.Cluster; c != nil && !c.Synced {
 		o.problem("this machine's agent has not read the Kubernetes API yet: %s", c.LastError)
 	}
+	for _, f := range o.Agent.Unsaved {
+		o.problem("this machine's agent cannot write %s since %s: %s: it goes on with what it has in memory, and a restart would begin with what is on disk: %s",
+			f.File, f.Since.Local().Format(time.DateTime), f.Error, fixDisk)
+	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}
@@ -236,8 +242,14 @@ func (o *overview) print(out io.Writer) error {
 		case a.View == nil || !a.View.Connected:
 			view = "not connected"
 		}
+		if cp := o.ControlPlane; cp == nil && o.Server != "" {
+			fmt.Fprintf(w, "control plane\t%s\n", o.Server)
+		}
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
 			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
+	}
+	if o.Agent == nil && o.AgentError != "" {
+		fmt.Fprintf(w, "this machine\t%s\n", o.AgentError)
 	}
 	if len(o.Nodes) > 0 {
 		fmt.Fprintf(w, "\nNODE\tZONE\tREADY\tFOLLOWING\tBEHIND\n")

@@ -1,85 +1,23 @@
 package cli
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
-	"syscall"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 )
 
-// agentQuery asks this machine's agent, as status does.
-type agentQuery struct {
-	metricsPort int
-	output      string
-}
-
-func (q *agentQuery) add(f *pflag.FlagSet) {
-	addOutputFlag(f, &q.output)
-	f.IntVar(&q.metricsPort, "metrics-port", defaultMetricsPort, "metrics port of this machine's agent")
-}
-
-func (q *agentQuery) check() error {
-	if !slices.Contains([]string{"table", "wide", "json", "yaml"}, q.output) {
-		return usagef("-o %q: choose table, wide, json or yaml", q.output)
-	}
-	if q.metricsPort < 1 || q.metricsPort > 65535 {
-		return usagef("--metrics-port %d: 1 to 65535; an agent without that port can't be asked", q.metricsPort)
-	}
-	return nil
-}
-
-// patienceWithAgent covers a kernel with many rules to read.
-const patienceWithAgent = 30 * time.Second
-
-// ask the agent and decode its answer.
-func (q *agentQuery) ask(ctx context.Context, path string, query url.Values, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, patienceWithAgent)
-	defer cancel()
-	address := fmt.Sprintf("127.0.0.1:%d", q.metricsPort)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, (&url.URL{Scheme: "http", Host: address, Path: path, RawQuery: query.Encode()}).String(), nil)
-	if err != nil {
-		return err
-	}
-	transport := &http.Transport{DisableKeepAlives: true} // and no proxy from the environment
-	resp, err := transport.RoundTrip(req)
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return &hintError{err: fmt.Errorf("no agent answers at %s: %w", address, err), hint: "is it running on this machine? its metrics port is given with --metrics-port; in a lab, ask on a node: ip netns exec pxlab-lab-a-1 proxima …"}
-	case err != nil:
-		return fmt.Errorf("ask the agent at %s: %w", address, err)
-	}
-	defer resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusNotFound:
-		return &hintError{err: fmt.Errorf("what listens at %s does not know %s", address, path), hint: "it is another program, or an older agent: compare with \"proxima status\""}
-	case resp.StatusCode != http.StatusOK:
-		why, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what counts
-		return fmt.Errorf("agent at %s: %s", address, strings.TrimSpace(string(why)))
-	}
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
-		return &hintError{err: fmt.Errorf("answer of %s: %w", address, err), hint: "is it an agent of Proxima? see --metrics-port"}
-	}
-	return nil
-}
-
 func newTrace(s *settings) *cobra.Command {
-	var q agentQuery
-	var from, protocol string
+	var output, from, protocol string
 	cmd := &cobra.Command{
 		Use:     "trace IP:PORT",
 		GroupID: "operate",
@@ -88,23 +26,25 @@ func newTrace(s *settings) *cobra.Command {
 has the address, which list of endpoints it gets and why that list, each
 endpoint's share, node and zone, where the client is, and which objects of the
 kernel decide. In the nftables mode that is the path through the kernel's
-tables, in the iptables mode the rules of the service port. Nothing is sent.`,
+tables, in the iptables mode the rules of the service port. Nothing is sent.
+
+The agent is the one that has the data directory (--data-dir).`,
 		Example: "  proxima trace 10.96.0.10:53 --protocol udp\n  proxima trace 203.0.113.7:443 --from 198.51.100.1\n  proxima trace '[fd00:96::1]:443' -o json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			query, err := traceQuery(args[0], protocol, from)
 			if err == nil {
-				err = q.check()
+				err = checkFormat(output)
 			}
 			if err != nil {
 				return err
 			}
 			var t diag.Trace
-			if err := q.ask(cmd.Context(), app.TracePath, query, &t); err != nil {
+			if err := s.ask(cmd.Context(), local.TracePath, query, &t); err != nil {
 				return err
 			}
-			if q.output == "json" || q.output == "yaml" {
-				return printValue(s.io.Out, &t, q.output)
+			if output == "json" || output == "yaml" {
+				return printValue(s.io.Out, &t, output)
 			}
 			return printTrace(s.io.Out, &t)
 		},
@@ -112,7 +52,7 @@ tables, in the iptables mode the rules of the service port. Nothing is sent.`,
 	f := cmd.Flags()
 	f.StringVar(&from, "from", "", "address of the client (default: this machine's own on the way there)")
 	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or sctp")
-	q.add(f)
+	addOutputFlag(f, &output)
 	return cmd
 }
 
@@ -232,7 +172,7 @@ func clientText(t *diag.Trace) string {
 
 // newNodeDump is below node, which is the agent that it asks.
 func newNodeDump(s *settings) *cobra.Command {
-	var q agentQuery
+	var output string
 	cmd := &cobra.Command{
 		Use:   "dump",
 		Short: "Print all that this machine's agent carries, and its state in the kernel",
@@ -242,20 +182,20 @@ with what is missing or foreign there, in the iptables mode the rules that it is
 to have.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := q.check(); err != nil {
+			if err := checkFormat(output); err != nil {
 				return err
 			}
 			var d app.NodeDump
-			if err := q.ask(cmd.Context(), app.DumpPath, nil, &d); err != nil {
+			if err := s.ask(cmd.Context(), local.DumpPath, nil, &d); err != nil {
 				return err
 			}
-			if q.output == "json" || q.output == "yaml" {
-				return printValue(s.io.Out, &d, q.output)
+			if output == "json" || output == "yaml" {
+				return printValue(s.io.Out, &d, output)
 			}
 			return printDump(s.io.Out, &d)
 		},
 	}
-	q.add(cmd.Flags())
+	addOutputFlag(cmd.Flags(), &output)
 	return cmd
 }
 

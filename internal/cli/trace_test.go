@@ -2,12 +2,9 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/local"
 )
 
 var traces = map[string]*diag.Trace{
@@ -124,10 +122,13 @@ func runHere(t *testing.T, args ...string) (code int, stdout, stderr string) {
 
 func TestTraceAsksTheAgent(t *testing.T) {
 	asked := ""
-	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	dir := serveAgent(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == local.AlivePath {
+			return
+		}
 		asked = r.URL.RequestURI()
 		switch {
-		case r.URL.Path == app.DumpPath:
+		case r.URL.Path == local.DumpPath:
 			http.Error(w, "read the kernel's tables: permission denied", http.StatusServiceUnavailable)
 		case r.URL.Query().Get("from") == "192.0.2.1":
 			http.NotFound(w, r)
@@ -135,12 +136,7 @@ func TestTraceAsksTheAgent(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(traces["nftables"])
 		}
 	}))
-	defer agent.Close()
-	_, port, err := net.SplitHostPort(agent.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	code, out, complaint := runHere(t, "trace", "[fd00::1]:80", "--protocol", "UDP", "--metrics-port", port, "-o", "json")
+	code, out, complaint := runHere(t, "trace", "[fd00::1]:80", "--protocol", "UDP", "--data-dir", dir, "-o", "json")
 	var got diag.Trace
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != 0 {
 		t.Fatalf("exit code %d, %v: %s%s", code, err, out, complaint)
@@ -151,25 +147,18 @@ func TestTraceAsksTheAgent(t *testing.T) {
 	if want := "/trace?protocol=udp&to=%5Bfd00%3A%3A1%5D%3A80"; asked != want {
 		t.Errorf("asked %s, want %s", asked, want)
 	}
-	nobody, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody.Close()
-	_, deaf, _ := net.SplitHostPort(nobody.Addr().String())
 	for _, c := range []struct {
 		code int
 		says string
 		args []string
 	}{
-		{1, "does not know /trace", []string{"trace", "10.96.0.1:80", "--from", "192.0.2.1", "--metrics-port", port}},
-		{1, "permission denied", []string{"node", "dump", "--metrics-port", port}},
-		{1, "no agent answers at 127.0.0.1:" + deaf, []string{"node", "dump", "--metrics-port", deaf}},
+		{1, "does not know /trace", []string{"trace", "10.96.0.1:80", "--from", "192.0.2.1", "--data-dir", dir}},
+		{1, "permission denied", []string{"node", "dump", "--data-dir", dir}},
+		{1, "no agent with data directory", []string{"node", "dump", "--data-dir", t.TempDir()}},
 		{2, "want an address and a port", []string{"trace", "10.96.0.1"}},
 		{2, "want an address and a port", []string{"trace", "10.96.0.1:0"}},
 		{2, `--from "x"`, []string{"trace", "10.96.0.1:80", "--from", "x"}},
 		{2, `--protocol "icmp"`, []string{"trace", "10.96.0.1:80", "--protocol", "icmp"}},
-		{2, "--metrics-port 0", []string{"node", "dump", "--metrics-port", "0"}},
 		{2, `-o "xml"`, []string{"node", "dump", "-o", "xml"}},
 	} {
 		code, out, complaint := runHere(t, c.args...)

@@ -210,7 +210,7 @@ func (d *labDemo) whatNext(once bool) {
 	if vip6 := d.lab.VIP6(); vip6 != "" {
 		d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, vip6)
 	}
-	d.screen.line("  ip netns exec pxlab-%s-a-1 %s trace %s", d.name, d.exe, d.lab.VIP())
+	d.screen.line("  %s trace %s --data-dir %s", d.exe, d.lab.VIP(), d.lab.DataDir("a-1"))
 	d.screen.line("  %s lab status --lab %s                # also: cut zone-b, kill a-2, heal", d.exe, d.name)
 	d.screen.line("")
 	d.screen.line("Ctrl-C ends the demo and removes everything.")

@@ -64,7 +64,7 @@ func traceTells(t *testing.T, l *lab.Lab) {
 		if vip == l.VIP6() {
 			from = "fd00:200:1::12"
 		}
-		out, err := ns.Output(t.Context(), testkit.Binary(t), "trace", vip, "--from", from, "-o", "json")
+		out, err := ns.Output(t.Context(), testkit.Binary(t), "trace", vip, "--from", from, "-o", "json", "--data-dir", l.DataDir("a-1"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -174,9 +174,12 @@ func (l *Lab) startAgents(ctx context.Context) error {
 	return nil
 }
 
+// DataDir of a node's agent, by which commands such as `proxima trace` find it.
+func (l *Lab) DataDir(node string) string { return filepath.Join(dirOf(l.spec.Name), node) }
+
 // startAgent of a node; it gets a token of its own, also when it starts again.
 func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
-	dir := filepath.Join(dirOf(l.spec.Name), n.name())
+	dir := l.DataDir(n.name())
 	tokenFile := filepath.Join(dir, "token")
 	if _, err := os.Stat(tokenFile); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -243,7 +246,7 @@ func (l *Lab) startWorkload(n node) error {
 	}
 	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], "run", "--name", n.workload(), "--labels", "app="+serviceName,
 		"--port", "http:"+port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
-		"--kubeconfig", l.Kubeconfig(), "--data-dir", filepath.Join(dirOf(l.spec.Name), n.name()),
+		"--kubeconfig", l.Kubeconfig(), "--data-dir", l.DataDir(n.name()),
 		"--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
 		"--listen", strings.Join(listen, ","))
 	if err == nil {

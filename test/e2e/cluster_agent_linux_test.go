@@ -186,15 +186,13 @@ func TestClusterAgent(t *testing.T) {
 				LastError        string
 			}
 		}
-		_, body, err := get(a.metrics, "/status")
-		if err == nil {
-			err = json.Unmarshal([]byte(body), &status)
-		}
+		body := p.proxima("status", "--data-dir", a.dir, "-o", "json")
+		err := json.Unmarshal([]byte(body), &struct{ Agent any }{&status})
 		if err != nil || !status.Cluster.Synced || status.Cluster.Services < 1 || status.Cluster.Slices < 2 || status.Cluster.LastError != "" {
 			t.Errorf("status: %v\n%s", err, body)
 		}
-		if out, err := p.try("", testkit.Binary(t), "status", "--metrics-port", strconv.Itoa(a.metrics)); !strings.Contains(out, "edge-1") {
-			t.Errorf("status: %v\n%s", err, out)
+		if out := p.proxima("status", "--data-dir", a.dir); !strings.Contains(out, "edge-1") {
+			t.Errorf("status:\n%s", out)
 		}
 	})
 

@@ -41,13 +41,13 @@ func TestLeases(t *testing.T) {
 
 	f.kill(0)
 	testkit.Eventually(t, "the one dead node is not ready", func() bool { return f.ready(nodes) == nodes-1 })
-	if out := p.proxima("status", "--metrics-port", "0"); strings.Contains(out, "leases:") {
+	if out := p.proxima("status"); strings.Contains(out, "leases:") {
 		t.Errorf("one of ten is no reason to hold anything:\n%s", out)
 	}
 
 	f.kill(1, 2, 3)
 	testkit.Eventually(t, "status says that leases run out together", func() bool {
-		return strings.Contains(p.proxima("status", "--metrics-port", "0"), "leases:")
+		return strings.Contains(p.proxima("status"), "leases:")
 	})
 	if n := f.ready(nodes); n != nodes-1 {
 		t.Errorf("%d of %d nodes are ready; three died together and should not have been marked yet", n, nodes)
@@ -59,7 +59,7 @@ func TestLeases(t *testing.T) {
 
 	f.revive()
 	testkit.Eventually(t, "status has nothing to say", func() bool {
-		return !strings.Contains(p.proxima("status", "--metrics-port", "0"), "leases:")
+		return !strings.Contains(p.proxima("status"), "leases:")
 	})
 	testkit.Eventually(t, "the first node, told ready by its agent, stays so", func() bool { return f.ready(nodes) == nodes })
 }

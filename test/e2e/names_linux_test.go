@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,7 +79,7 @@ func TestNamesOfAMachine(t *testing.T) {
 	n := p.startNodeAt("edge-1", "zone-a", 53)
 	p.apply(namesManifest)
 	doctor := func(args ...string) (string, error) {
-		return p.try("", testkit.Binary(t), append([]string{"doctor", "--metrics-port", n.metricsPort()}, args...)...)
+		return p.try("", testkit.Binary(t), append([]string{"doctor", "--data-dir", n.dir}, args...)...)
 	}
 	testkit.Eventually(t, "the agent knows the names", func() bool {
 		_, err := n.lookup("db-0.db.default.svc.cluster.local.")
@@ -190,8 +189,6 @@ func (p *plane) startNodeAt(name, zone string, dns int) *node {
 	n.start()
 	return n
 }
-
-func (n *node) metricsPort() string { return strconv.Itoa(n.metrics) }
 
 func mount(t *testing.T, source, target string, flags uintptr) {
 	t.Helper()

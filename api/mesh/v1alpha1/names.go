@@ -4,6 +4,9 @@ package v1alpha1
 const (
 	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to.
 	LabelMesh = GroupName + "/mesh"
+	// AnnotationMachineID on a Dataplane identifies the machine that registered it
+	// (package machine): a loopback address of it is of use there only.
+	AnnotationMachineID = GroupName + "/machine-id"
 	// DefaultMesh is the mesh of what names no other.
 	DefaultMesh = "default"
 )

@@ -23,8 +23,9 @@ const (
 	// change writes at most 1 MiB/s.
 	saveDelay       = time.Second / 2
 	saveDelayPerMiB = time.Second
-	// saveRetry after a failure: a full disk stays full for a while.
-	saveRetry = time.Minute
+	// saveRetry after a failure: soon after the disk has room again, the state is
+	// saved.
+	saveRetry = 10 * time.Second
 )
 
 // FeedConfig configures a Feed.
@@ -67,6 +68,9 @@ type Feed struct {
 	zone     string
 	// changes counts what was received, saved how much of it is on disk.
 	changes, saved uint64
+	// saveError of the last attempt, and when the first one of a row failed.
+	saveError    error
+	unsavedSince time.Time
 }
 
 // NewFeed makes a feed.
@@ -84,6 +88,11 @@ type FeedStatus struct {
 	Synced, FromDisk bool
 	// Unsaved: the state file, if there is one, lacks the newest changes.
 	Unsaved bool
+	// SaveError is why StateFile could not be written the last time, UnsavedSince when
+	// that began; nil: it could.
+	SaveError    error
+	UnsavedSince time.Time
+	StateFile    string
 	// Zone whose view this is.
 	Zone string
 	// Positions by type; absent: only versions are known.
@@ -96,7 +105,11 @@ type FeedStatus struct {
 func (f *Feed) Status() FeedStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := FeedStatus{Synced: f.synced, FromDisk: f.fromDisk, Unsaved: f.changes != f.saved, Zone: f.zone, Rejected: copyReasons(f.types), Positions: map[string]string{}}
+	s := FeedStatus{
+		Synced: f.synced, FromDisk: f.fromDisk, Unsaved: f.changes != f.saved, Zone: f.zone,
+		SaveError: f.saveError, UnsavedSince: f.unsavedSince, StateFile: f.config.StateFile,
+		Rejected: copyReasons(f.types), Positions: map[string]string{},
+	}
 	for _, h := range f.types {
 		if h.position != "" {
 			s.Positions[h.typ] = h.position
@@ -360,6 +373,7 @@ func (f *Feed) saveNow() time.Duration {
 	changes := f.changes
 	f.mu.Unlock()
 	size, err := writeState(f.config.StateFile, state)
+	f.noteSave(err)
 	if err != nil {
 		f.config.Log.Error("state not saved, a restart would begin with an older one", "file", f.config.StateFile, "error", err)
 		f.setDirty()
@@ -369,4 +383,17 @@ func (f *Feed) saveNow() time.Duration {
 	f.saved = changes
 	f.mu.Unlock()
 	return saveDelay + time.Duration(size>>20)*saveDelayPerMiB
+}
+
+// noteSave remembers the result of an attempt to save, for Status.
+func (f *Feed) noteSave(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.saveError = err
+	switch {
+	case err == nil:
+		f.unsavedSince = time.Time{}
+	case f.unsavedSince.IsZero():
+		f.unsavedSince = time.Now()
+	}
 }

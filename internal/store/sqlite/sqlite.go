@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -68,7 +69,7 @@ type Store struct {
 
 	compacted atomic.Int64
 	size      atomic.Int64
-	fault     atomic.Pointer[error] // of the last write; nil: it went well
+	fault     atomic.Pointer[fault] // of the last write; nil: it went well
 
 	queue    *group.Queue // of the one goroutine that writes
 	expiring sync.WaitGroup
@@ -225,9 +226,19 @@ func (s *Store) Ready(ctx context.Context) error {
 		return missed
 	}
 	if err != nil {
-		return fmt.Errorf("state %q cannot be written: %w", s.path, explain(err))
+		since := time.Now()
+		if f := s.fault.Load(); f != nil {
+			since = f.since
+		}
+		return fmt.Errorf("state %q cannot be written since %s: %w", s.path, since.Format(time.DateTime), explain(err))
 	}
 	return nil
+}
+
+// fault is why writes fail, and when the first of them in a row did.
+type fault struct {
+	err   error
+	since time.Time
 }
 
 // noted remembers the result of a write for Ready.
@@ -235,7 +246,11 @@ func (s *Store) noted(err error) error {
 	was := s.fault.Load()
 	switch {
 	case err != nil:
-		s.fault.Store(&err)
+		now := &fault{err: err, since: time.Now()}
+		if was != nil {
+			now.since = was.since
+		}
+		s.fault.Store(now)
 		if was == nil {
 			s.logger.Error("state cannot be written", "path", s.path, "error", explain(err))
 		}
