@@ -8,57 +8,69 @@ import (
 	"testing"
 )
 
-// testCell is the last column of a row: `internal/pkg: TestName`.
-var testCell = regexp.MustCompile("`([\\w./-]+): (Test\\w+)`")
+// situations is the table of docs/how-to/trouble.md that says what commands say.
+const situations = "| situation | status | doctor | trace | test |"
 
-// TestTroubleRowsHaveTests: every row of a table "situation … test" in the page
-// about trouble names a test that exists.
-func TestTroubleRowsHaveTests(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("docs", "how-to", "trouble.md"))
+// testOf names a test: `PACKAGE: TestName`.
+var testOf = regexp.MustCompile("`([a-z0-9/]+): (Test[A-Za-z0-9]+)`")
+
+// TestSituationsHaveTests: every row of the table names what each command says, and
+// tests that exist.
+func TestSituationsHaveTests(t *testing.T) {
+	doc, err := os.ReadFile("docs/how-to/trouble.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, inTable := 0, false
-	for line := range strings.SplitSeq(string(page), "\n") {
-		switch {
-		case !strings.HasPrefix(line, "|"):
-			inTable = false
-			continue
-		case strings.HasPrefix(line, "| situation |"):
-			inTable = true
-			continue
-		case !inTable || strings.HasPrefix(line, "|---"):
+	_, table, found := strings.Cut(string(doc), situations+"\n")
+	if !found {
+		t.Fatalf("there is no table %s", situations)
+	}
+	rows := 0
+	for line := range strings.Lines(table) {
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if strings.HasPrefix(strings.TrimSpace(cells[0]), "---") {
 			continue
 		}
 		rows++
-		cells := strings.Split(strings.Trim(line, "| "), "|")
-		named := testCell.FindAllStringSubmatch(cells[len(cells)-1], -1)
-		if len(named) == 0 {
-			t.Errorf("no test: %s", line)
+		if len(cells) != 5 {
+			t.Errorf("%d cells, want 5: %s", len(cells), line)
+			continue
 		}
-		for _, n := range named {
-			if !hasTest(t, n[1], n[2]) {
-				t.Errorf("%s has no %s", n[1], n[2])
+		for _, c := range cells {
+			if strings.TrimSpace(c) == "" {
+				t.Errorf("an empty cell: %s", line)
+			}
+		}
+		tests := testOf.FindAllStringSubmatch(cells[4], -1)
+		if len(tests) == 0 {
+			t.Errorf("no test is named: %s", line)
+		}
+		for _, m := range tests {
+			if !hasTest(t, m[1], m[2]) {
+				t.Errorf("package %s has no test %s", m[1], m[2])
 			}
 		}
 	}
 	if rows == 0 {
-		t.Error("the table is gone")
+		t.Error("the table is empty")
 	}
 }
 
-func hasTest(t *testing.T, pkg, name string) bool {
+func hasTest(t *testing.T, dir, name string) bool {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(filepath.FromSlash(pkg), "*_test.go"))
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		source, err := os.ReadFile(file)
+		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(source), "\nfunc "+name+"(t *testing.T)") {
+		if strings.Contains(string(data), "\nfunc "+name+"(t *testing.T)") {
 			return true
 		}
 	}
