@@ -1,0 +1,69 @@
+package app
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+func TestUnsavedFilesKeepTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var u unsavedFiles
+		began := time.Now()
+		u.note("/b", errors.New("no space left on device"))
+		time.Sleep(time.Hour)
+		u.note("/b", errors.New("read-only file system"))
+		u.note("/a", errors.New("no space left on device"))
+		want := []UnsavedFile{
+			{File: "/a", Error: "no space left on device", Since: began.Add(time.Hour)},
+			{File: "/b", Error: "read-only file system", Since: began},
+		}
+		if got := u.list(); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		u.note("/b", nil)
+		if got := u.list(); len(got) != 1 || u.has("/b") || !u.has("/a") {
+			t.Errorf("after a write that went well: %v", got)
+		}
+	})
+}
+
+// Ranges that could not be saved are saved at the next look, though they have not
+// changed since.
+func TestRangesAreSavedLater(t *testing.T) {
+	a := &agent{cfg: NodeConfig{DataDir: filepath.Join(t.TempDir(), "absent")}, log: slog.New(slog.DiscardHandler), mode: struct{ proxy.Mode }{}}
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	if err := a.useRanges(ranges); err == nil || !a.unsaved.has(a.rangesFile()) {
+		t.Fatalf("saved to a directory that is not there: %v", err)
+	}
+	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.useRanges(ranges); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := KeptRanges(a.cfg.DataDir); err != nil || !slices.Equal(kept, ranges) || a.unsaved.has(a.rangesFile()) {
+		t.Errorf("the next start would find %v, %v", kept, err)
+	}
+}
+
+func TestTryDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := tryDisk(dir); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("it left %v", left)
+	}
+	if err := tryDisk(filepath.Join(dir, "absent")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a directory that is not there: %v", err)
+	}
+}
