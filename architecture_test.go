@@ -33,6 +33,7 @@ var layers = map[string]layer{
 	"internal/version":         base,
 	"internal/machine":         base,
 	"internal/listener":        base,
+	"internal/atomicfile":      base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,

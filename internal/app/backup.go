@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/backup"
@@ -251,7 +252,7 @@ func (r *restorer) restoreFiles() error {
 			}
 			r.done.Kept = append(r.done.Kept, kept)
 		}
-		if err := replaceFile(target, f.Data); err != nil {
+		if err := atomicfile.Write(target, f.Data, 0o600); err != nil {
 			return err
 		}
 		r.done.Keys = append(r.done.Keys, target)
@@ -316,5 +317,5 @@ func ReceiveBackup(from io.Reader, name string) (backup.Summary, error) {
 	if err := os.Link(tmp.Name(), name); err != nil {
 		return backup.Summary{}, err
 	}
-	return summary, nil
+	return summary, atomicfile.SyncDir(filepath.Dir(name))
 }

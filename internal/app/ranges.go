@@ -17,6 +17,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -101,7 +102,7 @@ func (a *agent) keepRanges(ranges []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	err = replaceFile(a.rangesFile(), data)
+	err = atomicfile.Write(a.rangesFile(), data, 0o600)
 	a.unsaved.note(a.rangesFile(), err)
 	return err
 }

@@ -18,6 +18,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 const (
@@ -117,7 +119,7 @@ func createAuthority(dir string) error {
 		}
 		return err
 	}
-	return syncDir(dir)
+	return atomicfile.SyncDir(dir)
 }
 
 func loadAuthority(path string) (*Authority, error) {

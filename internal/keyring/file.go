@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 // FileName of the keys, in the folder of the control plane's other keys.
@@ -129,34 +131,9 @@ func (r *Ring) saveLocked(keys []Key) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(folder, "."+FileName+"-*") // mode 0600
-	if err != nil {
-		return err
+	info, err := atomicfile.Replace(r.path, encode(keys), 0o600)
+	if info != nil { // the file has the keys, even if it may not be durable
+		r.keys, r.file = keys, stampOf(info)
 	}
-	defer os.Remove(f.Name()) // nothing is left of it after the rename
-	if _, err = f.Write(encode(keys)); err == nil {
-		err = f.Sync()
-	}
-	info, statErr := f.Stat()
-	if err = errors.Join(err, statErr, f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", f.Name(), err)
-	}
-	if err := os.Rename(f.Name(), r.path); err != nil {
-		return err
-	}
-	// From here on the file has the keys, even if the next step fails.
-	r.keys, r.file = keys, stampOf(info)
-	return syncFolder(folder)
-}
-
-// syncFolder makes a rename durable.
-func syncFolder(path string) error {
-	if runtime.GOOS == "windows" {
-		return nil // folders cannot be flushed there; NTFS journals the rename
-	}
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return err
 }

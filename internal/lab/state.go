@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 // state is what a lab's folder remembers of it. Down works without.
@@ -50,10 +52,7 @@ func (k *kept) change(f func(*state)) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(k.path+".new", data, 0o600); err != nil {
-		return fmt.Errorf("state of lab %s: %w", k.Name, err)
-	}
-	return os.Rename(k.path+".new", k.path)
+	return atomicfile.Write(k.path, data, 0o600)
 }
 
 func (k *kept) process(what string) int {

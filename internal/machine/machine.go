@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 // application is the key of the HMAC, so that the ID of this application can't be
@@ -94,24 +96,9 @@ func generated(path string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".machine-id-*")
-	if err != nil {
-		return "", err
-	}
-	defer os.Remove(tmp.Name())
 	var id [idBytes]byte
 	_, _ = rand.Read(id[:]) // never fails
-	_, err = fmt.Fprintf(tmp, "%x\n", id)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		// A link fails where a rename would replace the file of another process.
-		err = os.Link(tmp.Name(), path)
-	}
+	err := atomicfile.Create(path, fmt.Appendf(nil, "%x\n", id), 0o600)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}

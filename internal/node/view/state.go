@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 // The state file is a magic string, which names the version of the layout, the
@@ -68,31 +69,8 @@ func writeState(path string, s *nodev1.State) (size int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("marshal state: %w", err)
 	}
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, err
 	}
-	// One name, so that crashes leave at most one file behind.
-	f, err := os.OpenFile(path+".tmp", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	if _, err = f.Write(b); err == nil {
-		err = f.Sync()
-	}
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return len(b), syncDirectory(dir)
+	return len(b), atomicfile.Write(path, b, 0o600)
 }

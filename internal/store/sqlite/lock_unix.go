@@ -8,9 +8,6 @@ import (
 	"syscall"
 )
 
-// foldersSync: a folder can be opened and synced.
-const foldersSync = true
-
 func lockFile(f *os.File) (held bool, err error) {
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {

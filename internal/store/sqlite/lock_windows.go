@@ -7,9 +7,6 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// foldersSync: a folder cannot be synced; NTFS journals names by itself.
-const foldersSync = false
-
 func lockFile(f *os.File) (held bool, err error) {
 	// The locked byte lies beyond the process id, which others want to read.
 	at := windows.Overlapped{Offset: 1 << 20}

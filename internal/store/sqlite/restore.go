@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
@@ -143,7 +144,7 @@ func Replace(ctx context.Context, path string, how Replacement, fill func(ctx co
 	if err := os.Rename(next, path); err != nil {
 		return kept, fmt.Errorf("replace state %q: %w", path, err)
 	}
-	return kept, syncFolder(filepath.Dir(path))
+	return kept, atomicfile.SyncDir(filepath.Dir(path))
 }
 
 // inspect reads how far a state is. The caller holds its lock. On return nobody

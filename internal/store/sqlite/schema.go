@@ -15,6 +15,7 @@ import (
 	driver "modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
@@ -111,7 +112,7 @@ func prepare(ctx context.Context, path string) error {
 	if err := check(ctx, db); err != nil {
 		return damaged(err)
 	}
-	return syncFolder(filepath.Dir(path))
+	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
 func check(ctx context.Context, db *sql.DB) error {
@@ -193,19 +194,6 @@ func explain(err error) error {
 		return fmt.Errorf("%s: %w", hint, err)
 	}
 	return err
-}
-
-// syncFolder makes the file's name as durable as its content.
-func syncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	err = folder.Sync()
-	if errors.Is(err, errors.ErrUnsupported) || !foldersSync {
-		err = nil
-	}
-	return errors.Join(err, folder.Close())
 }
 
 // bookkeeping is the row of meta.

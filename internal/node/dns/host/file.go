@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/miekg/dns"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
 
 // Marks of what is ours. The server is repeated in the first one, so that it can
@@ -201,32 +203,13 @@ func (s System) original() (string, error) {
 	return unmarked(string(data)), err
 }
 
-// replace writes a file as a whole, readable by all. One that cannot be replaced,
-// as it is mounted by itself (in a container), is written in place.
+// replace writes a file as a whole, readable by all unless its mode is another. One
+// that cannot be replaced, as it is mounted by itself (in a container), is written
+// in place.
 func replace(path string, text []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".proxima-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer os.Remove(tmp.Name()) // it is gone after the rename
-	_, err = tmp.Write(text)
-	if err == nil {
-		err = tmp.Chmod(0o644)
-	}
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
+	err := atomicfile.Write(path, text, 0o644)
 	if errors.Is(err, syscall.EBUSY) {
 		err = os.WriteFile(path, text, 0o644)
 	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
+	return err
 }
