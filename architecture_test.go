@@ -34,6 +34,7 @@ var layers = map[string]layer{
 	"internal/machine":         base,
 	"internal/listener":        base,
 	"internal/atomicfile":      base,
+	"internal/backoff":         base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -23,15 +24,17 @@ type feed struct {
 // differs.
 var errResync = errors.New("watch cannot be resumed")
 
-// Bounds of the pause after a failure.
-const (
-	minRetry = 100 * time.Millisecond
-	maxRetry = 5 * time.Second
-)
+// maxRetry is the longest delay after a failure.
+const maxRetry = 5 * time.Second
+
+// newBackoff spaces the attempts to list or watch.
+func newBackoff() backoff.Backoff {
+	return backoff.Backoff{Policy: backoff.Policy{First: 100 * time.Millisecond, Last: maxRetry}}
+}
 
 // run lists, then watches for as long as that can be resumed, then lists again.
 func (f feed) run(ctx context.Context, c *Catalog) {
-	pause := minRetry
+	retry := newBackoff()
 	for ctx.Err() == nil {
 		started := time.Now()
 		version, err := f.list(ctx, c)
@@ -39,20 +42,20 @@ func (f feed) run(ctx context.Context, c *Catalog) {
 			err = f.follow(ctx, c, version)
 		}
 		if time.Since(started) > maxRetry {
-			pause = minRetry
+			retry.Reset()
 		}
 		if ctx.Err() != nil {
 			return
 		}
+		delay := retry.Next()
 		if errors.Is(err, errResync) {
 			c.log.Info("catalog lists anew", "resource", f.descriptor.Resource, "reason", err)
 		} else {
-			c.log.Warn("catalog cannot read", "resource", f.descriptor.Resource, "error", err, "retry", pause)
+			c.log.Warn("catalog cannot read", "resource", f.descriptor.Resource, "error", err, "retry", delay)
 		}
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, delay) {
 			return
 		}
-		pause = min(2*pause, maxRetry)
 	}
 }
 
@@ -70,7 +73,7 @@ func (f feed) list(ctx context.Context, c *Catalog) (version string, err error) 
 // follow watches from a version, again from where it stopped if a watch just
 // ends, until errResync or ctx.
 func (f feed) follow(ctx context.Context, c *Catalog, version string) error {
-	pause := minRetry
+	retry := newBackoff()
 	for {
 		w, err := c.client.Watch(ctx, f.descriptor, resource.WatchOptions{ResourceVersion: version})
 		switch {
@@ -79,11 +82,11 @@ func (f feed) follow(ctx context.Context, c *Catalog, version string) error {
 		case err != nil && !passing(err):
 			return fmt.Errorf("%w: watch %s: %w", errResync, f.descriptor.Resource, err)
 		case err != nil:
-			c.log.Warn("catalog cannot watch", "resource", f.descriptor.Resource, "error", err, "retry", pause)
-			if !sleep(ctx, pause) {
+			delay := retry.Next()
+			c.log.Warn("catalog cannot watch", "resource", f.descriptor.Resource, "error", err, "retry", delay)
+			if !backoff.Sleep(ctx, delay) {
 				return ctx.Err()
 			}
-			pause = min(2*pause, maxRetry)
 			continue
 		}
 		next, err := f.drain(ctx, c, w, version)
@@ -93,10 +96,11 @@ func (f feed) follow(ctx context.Context, c *Catalog, version string) error {
 		}
 		// A watch that ends without having told anything is not progress: pause,
 		// or a server that closes at once would be called in a tight loop.
-		if next == version && !sleep(ctx, pause) {
+		if next == version && !backoff.Sleep(ctx, retry.Next()) {
 			return ctx.Err()
 		}
-		version, pause = next, minRetry
+		version = next
+		retry.Reset()
 	}
 }
 
@@ -148,15 +152,4 @@ func (c *Catalog) send(ctx context.Context, in input) error {
 func passing(err error) bool {
 	var status apierrors.APIStatus
 	return !errors.As(err, &status) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 )
 
@@ -276,9 +277,7 @@ func (s *settings) prune(ctx context.Context) error {
 		}
 		wait := time.Duration(answer.WaitSeconds) * time.Second
 		fmt.Fprintf(s.io.Err, "waiting %s for requests that may use an old key\n", wait)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, wait) {
 			return errors.New("interrupted; the old keys are kept, run it again")
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 // watch shows what there is and then every change. When the server ends a
@@ -48,21 +50,9 @@ func follow(ctx context.Context, request func() (*rest.Request, error), t target
 			return err
 		}
 		// A server that ends every stream at once is not to be stormed.
-		if err := sleep(ctx, time.Second-time.Since(began)); err != nil {
-			return err
+		if !backoff.Sleep(ctx, time.Second-time.Since(began)) {
+			return ctx.Err()
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

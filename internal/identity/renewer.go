@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 const (
@@ -262,7 +263,8 @@ func (r *Renewer) Suspect() {
 // again and logged; Run never gives up, since the server may come back. It returns
 // an error only if the configured token stands for somebody else.
 func (r *Renewer) Run(ctx context.Context) error {
-	pause := retryFirst
+	// Up to a fifth less, so that nodes do not come back all at once.
+	retry := backoff.Backoff{Policy: backoff.Policy{First: retryFirst, Last: retryMax, Jitter: 0.2}}
 	at := r.renewAt()
 	for {
 		if !r.waitUntil(ctx, at) {
@@ -278,7 +280,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 		}
 		r.note(err)
 		if err == nil {
-			pause = retryFirst
+			retry.Reset()
 			at = r.renewAt()
 			// An authority that is about to run out gives certificates that are old at
 			// birth, and a clock that is ahead makes all of them look so.
@@ -288,12 +290,10 @@ func (r *Renewer) Run(ctx context.Context) error {
 			r.rest(ctx, retryFirst)
 			continue
 		}
+		pause := retry.Next()
 		r.cfg.Log.Warn("certificate was not renewed; will try again", "error", err, "retryIn", pause, "runsOut", r.end())
-		// Up to a quarter more, so that nodes do not come back all at once.
-		jitter := time.Duration(rand.Int64N(int64(pause/4) + 1))
-		r.rest(ctx, pause+jitter)
+		r.rest(ctx, pause)
 		at = r.cfg.Now()
-		pause = min(2*pause, retryMax)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package listener makes listening sockets survive a shortage of file
 // descriptors, and bounds the connections that one of them has open.
 //
-// Enter at Limit; Backoff is for servers that call accept themselves, and
+// Enter at Limit; Retry is for servers that call accept themselves, and
 // DescriptorShare bounds a limit by what the process may open. The package never
 // opens a socket.
 package listener
@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 // Options of Limit.
@@ -59,7 +61,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 	}
-	var pause Backoff
+	retry := Retry()
 	for {
 		conn, err := l.Listener.Accept()
 		switch {
@@ -73,7 +75,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			}
 			return nil, err
 		}
-		d := pause.Next()
+		d := retry.Next()
 		l.opts.Logger.Warn("accepting a connection failed, trying again", "listener", l.opts.Name, "error", err, "retry_in", d.String())
 		timer := time.NewTimer(d)
 		select {
@@ -104,20 +106,10 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// The pause between two attempts, as in net/http's Server.Serve.
-const (
-	minPause = 5 * time.Millisecond
-	maxPause = time.Second
-)
-
-// Backoff is the pause before the next attempt after failures in a row. The zero
-// value is ready to use; set it to zero after a success.
-type Backoff struct{ last time.Duration }
-
-// Next pause: it doubles from 5 ms to 1 s.
-func (b *Backoff) Next() time.Duration {
-	b.last = min(max(2*b.last, minPause), maxPause)
-	return b.last
+// Retry spaces the attempts after accept or a read from a socket failed, as in
+// net/http's Server.Serve. Reset the result after a success.
+func Retry() backoff.Backoff {
+	return backoff.Backoff{Policy: backoff.Policy{First: 5 * time.Millisecond, Last: time.Second}}
 }
 
 // temporary are the errors of accept(2) that pass: the process or the system

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 const (
@@ -127,7 +128,7 @@ func (p *prober) watch(ctx context.Context, clk clock.WithTicker) <-chan conditi
 }
 
 func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- condition) {
-	if !pause(ctx, clk, p.initialDelay) {
+	if !backoff.SleepBy(ctx, clk, p.initialDelay) {
 		return
 	}
 	ready, everReady, successes, failures := p.ready, p.ready, 0, 0
@@ -158,7 +159,7 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 		if !everReady && p.startPeriod > 0 {
 			next = min(p.startPeriod, p.period)
 		}
-		if !pause(ctx, clk, next) {
+		if !backoff.SleepBy(ctx, clk, next) {
 			return
 		}
 	}
@@ -181,18 +182,6 @@ func (p *prober) once(ctx context.Context) error {
 func (p *prober) deliver(ctx context.Context, out chan<- condition, c condition) bool {
 	select {
 	case out <- c:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func pause(ctx context.Context, clk clock.Clock, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	select {
-	case <-clk.After(d):
 		return true
 	case <-ctx.Done():
 		return false

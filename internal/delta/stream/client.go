@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -18,6 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 // Follower takes what a Client receives, and knows what it has already. Its
@@ -135,45 +136,16 @@ func (c *Client) Run(ctx context.Context) error {
 		if cursor = !expired; expired {
 			continue
 		}
-		if !wait(ctx, retryDelay(failures, rand.Float64())) {
+		if !backoff.Sleep(ctx, retryPolicy.After(failures)) {
 			return nil
 		}
 		failures++
 	}
 }
 
-const (
-	firstRetry = 100 * time.Millisecond
-	maxRetry   = 5 * time.Second
-)
-
-// retryDelay is none for the first retry, then doubles; the random part in
-// [0, 1) takes away up to half, so that clients of a server that went away do
-// not come back together.
-func retryDelay(failures int, random float64) time.Duration {
-	if failures == 0 {
-		return 0
-	}
-	d := maxRetry
-	if failures < 8 {
-		d = min(maxRetry, firstRetry<<(failures-1))
-	}
-	return d - time.Duration(random*float64(d)/2)
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	if d == 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
+// retryPolicy: the first retry is at once. The random part keeps clients of a server
+// that went away from coming back together.
+var retryPolicy = backoff.Policy{First: 100 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.5}
 
 // follow runs one stream. It reports whether anything was received. The first
 // attempt fails at once where no connection can be made, which puts the reason

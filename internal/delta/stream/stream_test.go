@@ -350,26 +350,17 @@ func testDenied(t *testing.T) {
 	r.mu.Lock()
 	r.deny = nil
 	r.mu.Unlock()
-	time.Sleep(maxRetry) // of the bubble's clock
+	time.Sleep(retryPolicy.Last) // of the bubble's clock
 	m.await("1:1")
 }
 
-func TestRetryDelay(t *testing.T) {
-	for _, tt := range []struct {
-		failures int
-		random   float64
-		want     time.Duration
-	}{
-		{0, 0.9, 0},
-		{1, 0, 100 * time.Millisecond},
-		{1, 1, 50 * time.Millisecond},
-		{3, 0, 400 * time.Millisecond},
-		{7, 0, 5 * time.Second},
-		{1000, 0.5, 3750 * time.Millisecond},
-	} {
-		if got := retryDelay(tt.failures, tt.random); got != tt.want {
-			t.Errorf("retryDelay(%d, %v) = %v, want %v", tt.failures, tt.random, got, tt.want)
-		}
+// TestFirstRetryIsAtOnce: a stream that ended is opened again without delay.
+func TestFirstRetryIsAtOnce(t *testing.T) {
+	if d := retryPolicy.After(0); d != 0 {
+		t.Errorf("the first retry is after %v", d)
+	}
+	if d := retryPolicy.After(1000); d < retryPolicy.Last/2 || d > retryPolicy.Last {
+		t.Errorf("a late retry is after %v", d)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
 )
@@ -149,7 +150,7 @@ const freeReadErrors = 100
 
 func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.WaitGroup) {
 	in, out := make([]byte, 4096), make([]byte, 0, minUDP)
-	var pause listener.Backoff
+	retry := listener.Retry()
 	for failures := 0; ; {
 		n, from, err := conn.ReadFromUDPAddrPort(in)
 		switch {
@@ -159,34 +160,22 @@ func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.
 			if failures++; failures <= freeReadErrors {
 				continue
 			}
-			d := pause.Next()
 			if failures == freeReadErrors+1 {
 				s.log.Warn("reading DNS questions fails, trying again", "error", err)
 			}
-			if !sleep(ctx, d) {
+			if !backoff.Sleep(ctx, retry.Next()) {
 				return
 			}
 			continue
 		}
-		failures, pause = 0, listener.Backoff{}
+		failures = 0
+		retry.Reset()
 		// Whoever does not listen any more has given up: failures to write are theirs.
 		if b := s.fast(in[:n], out); b != nil {
 			_, _ = conn.WriteToUDPAddrPort(b, from)
 			continue
 		}
 		s.slow(ctx, in[:n], forwards, func(b []byte) { _, _ = conn.WriteToUDPAddrPort(b, from) })
-	}
-}
-
-// sleep returns false if ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -26,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -113,8 +113,9 @@ func (m *Member) Run(ctx context.Context) error {
 }
 
 func (m *Member) keep(ctx context.Context) error {
-	const firstRetry = 200 * time.Millisecond
-	pause := time.Duration(0)
+	// Up to a tenth less, so that many nodes do not beat at once.
+	renew := backoff.Policy{First: m.renewEvery(), Last: m.renewEvery(), Jitter: 0.1}
+	retry := backoff.Backoff{Policy: backoff.Policy{First: 200 * time.Millisecond, Last: m.renewEvery(), Jitter: 0.1}}
 	healthy := true
 	for {
 		err := m.beat(ctx)
@@ -126,23 +127,20 @@ func (m *Member) keep(ctx context.Context) error {
 		if errors.As(err, &refused) {
 			return err
 		}
+		pause := renew.After(1)
 		if err == nil {
 			if !healthy {
 				m.cfg.Logger.Info("node is up to date again", "node", m.cfg.Name)
 			}
-			healthy, pause = true, m.renewEvery()
+			healthy = true
+			retry.Reset()
 		} else {
 			if healthy {
 				m.cfg.Logger.Warn("node not up to date in the catalogue; it is tried again", "node", m.cfg.Name, "error", err)
-				pause = firstRetry / 2
 			}
-			healthy, pause = false, min(2*pause, m.renewEvery())
+			healthy, pause = false, retry.Next()
 		}
-		// Up to a tenth less, so that many nodes do not beat at once.
-		wait := pause - rand.N(pause/10+1)
-		select {
-		case <-m.cfg.Clock.After(wait):
-		case <-ctx.Done():
+		if !backoff.SleepBy(ctx, m.cfg.Clock, pause) {
 			return nil
 		}
 	}

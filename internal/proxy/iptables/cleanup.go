@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -56,10 +57,8 @@ func dropSet(ctx context.Context, k kernel, name string) error {
 		if err = k.removeSet(name); err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, pause) {
 			return errors.Join(err, ctx.Err())
-		case <-time.After(pause):
 		}
 	}
 	return err

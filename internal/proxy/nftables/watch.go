@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
@@ -18,11 +19,10 @@ const (
 	// calm is the least time between two repairs, so that a fight with another
 	// program over the table costs little.
 	calm = 50 * time.Millisecond
-	// retryAfter is when a repair that failed is tried again; doubling up to
-	// retryMax.
-	retryAfter = 100 * time.Millisecond
-	retryMax   = 10 * time.Second
 )
+
+// repairRetry is when a repair that failed is tried again.
+var repairRetry = backoff.Policy{First: 100 * time.Millisecond, Last: 10 * time.Second}
 
 // watch notices what others do to our tables and to the node's addresses. Its
 // worker is the only one beside Apply who writes.
@@ -100,7 +100,7 @@ func (w *watch) take() (verify, addrs bool) {
 }
 
 func (w *watch) work() {
-	wait := retryAfter
+	retry := backoff.Backoff{Policy: repairRetry}
 	for {
 		select {
 		case <-w.stop:
@@ -110,11 +110,11 @@ func (w *watch) work() {
 		verify, addrs := w.take()
 		pause := calm
 		if err := w.m.repair(verify, addrs); err != nil {
-			w.m.log.Warn("repairing nftables failed and will be tried again", "err", err, "in", wait)
+			pause = retry.Next()
+			w.m.log.Warn("repairing nftables failed and will be tried again", "err", err, "in", pause)
 			w.note(verify, addrs)
-			pause, wait = wait, min(2*wait, retryMax)
 		} else {
-			wait = retryAfter
+			retry.Reset()
 		}
 		select {
 		case <-w.stop:

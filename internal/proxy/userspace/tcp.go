@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
@@ -39,12 +40,12 @@ func (f *tcpFront) close() { _ = f.ln.Close() }
 func (f *tcpFront) prune(*view) {}
 
 func (f *tcpFront) serve() {
-	var pause listener.Backoff
+	retry := listener.Retry()
 	for {
 		client, err := f.ln.AcceptTCP()
 		switch {
 		case err == nil:
-			pause = listener.Backoff{}
+			retry.Reset()
 			if !f.port.mode.slots.take(f.port.mode.life) {
 				reset(client)
 				return
@@ -54,12 +55,10 @@ func (f *tcpFront) serve() {
 			return
 		default:
 			// Mostly too many open files: wait until some are closed.
-			d := pause.Next()
+			pause := retry.Next()
 			f.port.mode.log.Warn("accepting failed, trying again",
-				"service", f.port.name.String(), "address", f.key.String(), "pause", d, "error", err)
-			select {
-			case <-time.After(d):
-			case <-f.port.mode.life.Done():
+				"service", f.port.name.String(), "address", f.key.String(), "pause", pause, "error", err)
+			if !backoff.Sleep(f.port.mode.life, pause) {
 				return
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
@@ -84,7 +85,7 @@ func (f *udpFront) prune(v *view) {
 
 func (f *udpFront) serve() {
 	buf := make([]byte, maxDatagram)
-	failures, pause := 0, listener.Backoff{}
+	failures, retry := 0, listener.Retry()
 	for {
 		n, client, err := f.conn.ReadFromUDPAddrPort(buf)
 		if errors.Is(err, net.ErrClosed) {
@@ -93,30 +94,19 @@ func (f *udpFront) serve() {
 		if err != nil {
 			// Mostly an ICMP error of an earlier answer. Many in a row are a lack of
 			// memory, or a network that is down.
-			if failures++; failures > freeReadErrors && !f.sleep(pause.Next()) {
+			if failures++; failures > freeReadErrors && !backoff.Sleep(f.port.mode.life, retry.Next()) {
 				return
 			}
 			continue
 		}
-		failures, pause = 0, listener.Backoff{}
+		failures = 0
+		retry.Reset()
 		f.forward(buf[:n], netip.AddrPortFrom(client.Addr().Unmap(), client.Port()))
 	}
 }
 
 // freeReadErrors in a row are passed over without a pause.
 const freeReadErrors = 100
-
-// sleep returns false if the mode ended first.
-func (f *udpFront) sleep(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-f.port.mode.life.Done():
-		return false
-	}
-}
 
 func (f *udpFront) forward(data []byte, client netip.AddrPort) {
 	f.mu.Lock()

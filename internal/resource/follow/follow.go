@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -153,7 +154,7 @@ func Retry(ctx context.Context, p Pause, attempt func(context.Context) error, fa
 	if p.Clock == nil {
 		p.Clock = clock.RealClock{}
 	}
-	pause := p.First
+	retry := backoff.Backoff{Policy: backoff.Policy{First: p.First, Last: p.Last}}
 	for ctx.Err() == nil {
 		began := p.Clock.Now()
 		err := attempt(ctx)
@@ -164,15 +165,10 @@ func Retry(ctx context.Context, p Pause, attempt func(context.Context) error, fa
 			err = errNothing
 		}
 		if p.Clock.Since(began) > p.Last {
-			pause = p.First
+			retry.Reset()
 		}
+		pause := retry.Next()
 		failed(err, pause)
-		timer := p.Clock.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
-		}
-		timer.Stop()
-		pause = min(2*pause, p.Last)
+		backoff.SleepBy(ctx, p.Clock, pause)
 	}
 }

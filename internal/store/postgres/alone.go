@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 // The claim to have a state alone is an advisory lock of the session that
@@ -36,7 +38,7 @@ func (w *writer) claimFirst(ctx context.Context, conn *pgx.Conn) error {
 			w.alone = true
 			return nil
 		}
-		if time.Since(begin) > claimPatience || !sleep(ctx, 100*time.Millisecond) {
+		if time.Since(begin) > claimPatience || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			_, inUse, err := holder(ctx, conn)
 			if err != nil {
 				return err

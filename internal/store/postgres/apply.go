@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
@@ -391,7 +392,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 			return cause
 		case err == nil:
 			return &UnknownError{Err: fmt.Errorf("%w; others went on and compacted it since", cause)}
-		case !unavailable(err) || time.Since(begin) > w.store.writes.patience || !sleep(ctx, min(lastPause, firstPause<<min(try, 10))):
+		case !unavailable(err) || time.Since(begin) > w.store.writes.patience || !backoff.Sleep(ctx, retryPolicy.After(try+1)):
 			return &UnknownError{Err: fmt.Errorf("%w; looking it up: %w", cause, err)}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
 )
@@ -106,7 +107,7 @@ func (s *Store) follow(ctx context.Context) {
 		wishes := s.follower.served()
 		if err := s.catchUp(ctx); err != nil {
 			s.follower.unserved(wishes)
-			if sleep(ctx, pollDeaf) {
+			if backoff.Sleep(ctx, pollDeaf) {
 				s.follower.wake()
 			}
 			continue
@@ -205,7 +206,7 @@ func (s *Store) listen(ctx context.Context) {
 		if time.Since(begin) > patience {
 			try = 0
 		}
-		sleep(ctx, min(lastPause, firstPause<<min(try, 10)))
+		backoff.Sleep(ctx, retryPolicy.After(try+1))
 	}
 }
 

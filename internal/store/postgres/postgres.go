@@ -26,6 +26,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"k8s.io/utils/clock"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
@@ -346,9 +347,12 @@ type outage struct {
 const (
 	// patience is long enough for the restart of a server.
 	patience = 10 * time.Second
-	// firstPause and lastPause are between tries.
-	firstPause, lastPause = 20 * time.Millisecond, time.Second
+	// lastPause is the longest between tries.
+	lastPause = time.Second
 )
+
+// retryPolicy spaces tries.
+var retryPolicy = backoff.Policy{First: 20 * time.Millisecond, Last: lastPause}
 
 func (o *outage) over() {
 	if o.begin.Load() != nil {
@@ -363,17 +367,5 @@ func (o *outage) again(ctx context.Context, try int) bool {
 	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.patience {
 		return false
 	}
-	return sleep(ctx, min(lastPause, firstPause<<min(try, 10)))
-}
-
-// sleep tells false if the context ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return backoff.Sleep(ctx, retryPolicy.After(try+1))
 }

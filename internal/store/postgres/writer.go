@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
 )
@@ -119,6 +120,6 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 	if err != nil {
 		pause = lastPause // the outage itself is in the log
 	}
-	sleep(ctx, pause)
+	backoff.Sleep(ctx, pause)
 	return 0, nil // the queue looks again at what is due
 }
