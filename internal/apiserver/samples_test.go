@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -39,6 +40,7 @@ var manifests = map[string]string{
 	"ZoneCosts":       `{spec: {region: 1.5, world: 12, pairs: [{from: a, to: b, cost: 0.5}]}}`,
 	"GlobalSecret":    `{data: {key: dmFsdWU=}}`,
 
+	"TrafficPlan":       `{spec: {service: web, version: 1, mode: proxima.dev/Adaptive, parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}}}`,
 	"TopologyHeuristic": `{spec: {zones: "[endpoint.zone]"}}`,
 }
 
@@ -81,8 +83,10 @@ func scheme(t *testing.T) *runtime.Scheme {
 	if err := clientscheme.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
-	if err := meshv1alpha1.AddToScheme(s); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return s
 }

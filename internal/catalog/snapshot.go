@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 )
 
 // Kind names a table of the catalog.
@@ -25,6 +26,7 @@ const (
 	Endpoints
 	ZoneCosts
 	Heuristics
+	Plans
 	Kinds
 )
 
@@ -41,6 +43,7 @@ type Snapshot struct {
 	Endpoints  Table[*corev1.Endpoints]
 	ZoneCosts  Table[*meshv1alpha1.ZoneCosts]
 	Heuristics Table[*meshv1alpha1.TopologyHeuristic]
+	Plans      Table[*plannerv1alpha1.TrafficPlan]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -57,6 +60,7 @@ const (
 	sliceByService    = 0
 	workloadByLabel   = 0
 	workloadByNode    = 1
+	planByService     = 0
 )
 
 // tables describes every table once; it is constant.
@@ -116,12 +120,28 @@ var tables = [Kinds]tableOps{
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.TopologyHeuristic] { return &s.Heuristics },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.TopologyHeuristic] { return &d.Heuristics },
 	},
+	Plans: &tableKind[*plannerv1alpha1.TrafficPlan]{
+		gk:    schema.GroupKind{Group: plannerv1alpha1.GroupName, Kind: "TrafficPlan"},
+		at:    func(s *Snapshot) *Table[*plannerv1alpha1.TrafficPlan] { return &s.Plans },
+		delta: func(d *Delta) *[]Change[*plannerv1alpha1.TrafficPlan] { return &d.Plans },
+		indexes: []index[*plannerv1alpha1.TrafficPlan]{
+			planByService: func(p *plannerv1alpha1.TrafficPlan) []string {
+				return []string{p.Namespace + separator + p.Spec.Service}
+			},
+		},
+	},
 }
 
 // SlicesOf iterates the EndpointSlices whose label names the service, whoever
 // manages them.
 func (s *Snapshot) SlicesOf(service Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
 	return walk(s.Slices.group(sliceByService, service.Namespace+separator+service.Name), "")
+}
+
+// PlansOf iterates the parts of a service's plan by name, so the first part comes
+// first; there are none if the service is not planned.
+func (s *Snapshot) PlansOf(service Key) iter.Seq2[Key, *plannerv1alpha1.TrafficPlan] {
+	return walk(s.Plans.group(planByService, service.Namespace+separator+service.Name), "")
 }
 
 // PodsMatching iterates the pods of a namespace that carry all labels of the

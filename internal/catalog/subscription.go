@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 )
 
 // ErrClosed is returned by Next of a closed Subscription.
@@ -38,6 +39,7 @@ type Delta struct {
 	Endpoints  []Change[*corev1.Endpoints]
 	ZoneCosts  []Change[*meshv1alpha1.ZoneCosts]
 	Heuristics []Change[*meshv1alpha1.TopologyHeuristic]
+	Plans      []Change[*plannerv1alpha1.TrafficPlan]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -75,7 +75,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("api-resources", func(t *testing.T) {
 		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
 		out := p.kubectl("api-resources", "--no-headers")
-		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses", "meshes", "externalservices", "globalsecrets",
+		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses", "meshes", "externalservices", "globalsecrets", "trafficplans",
 			"tokenreviews", "subjectaccessreviews", "localsubjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectreviews"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("api-resources does not know %s:\n%s", want, out)

@@ -30,4 +30,5 @@ exec go tool openapi-gen \
 	--readonly-pkg "$readonly_pkgs" \
 	--go-header-file /dev/null \
 	--report-filename /dev/null \
-	github.com/proxima-mesh/proxima/api/mesh/v1alpha1 "$@"
+	github.com/proxima-mesh/proxima/api/mesh/v1alpha1 \
+	github.com/proxima-mesh/proxima/api/planner/v1alpha1 "$@"

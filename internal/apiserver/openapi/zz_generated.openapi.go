@@ -7,6 +7,7 @@ package openapi
 
 import (
 	v1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	v1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -65,6 +66,15 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ZoneCostsList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsList(ref),
 		v1alpha1.ZoneCostsPair{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsPair(ref),
 		v1alpha1.ZoneCostsSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref),
+		plannerv1alpha1.Expectation{}.OpenAPIModelName():                  schema_proxima_api_planner_v1alpha1_Expectation(ref),
+		plannerv1alpha1.PortGroup{}.OpenAPIModelName():                    schema_proxima_api_planner_v1alpha1_PortGroup(ref),
+		plannerv1alpha1.SourceZone{}.OpenAPIModelName():                   schema_proxima_api_planner_v1alpha1_SourceZone(ref),
+		plannerv1alpha1.TrafficPlan{}.OpenAPIModelName():                  schema_proxima_api_planner_v1alpha1_TrafficPlan(ref),
+		plannerv1alpha1.TrafficPlanList{}.OpenAPIModelName():              schema_proxima_api_planner_v1alpha1_TrafficPlanList(ref),
+		plannerv1alpha1.TrafficPlanParameters{}.OpenAPIModelName():        schema_proxima_api_planner_v1alpha1_TrafficPlanParameters(ref),
+		plannerv1alpha1.TrafficPlanSpec{}.OpenAPIModelName():              schema_proxima_api_planner_v1alpha1_TrafficPlanSpec(ref),
+		plannerv1alpha1.WeightedEndpoint{}.OpenAPIModelName():             schema_proxima_api_planner_v1alpha1_WeightedEndpoint(ref),
+		plannerv1alpha1.ZoneShare{}.OpenAPIModelName():                    schema_proxima_api_planner_v1alpha1_ZoneShare(ref),
 		v1.BoundObjectReference{}.OpenAPIModelName():                      schema_k8sio_api_authentication_v1_BoundObjectReference(ref),
 		v1.SelfSubjectReview{}.OpenAPIModelName():                         schema_k8sio_api_authentication_v1_SelfSubjectReview(ref),
 		v1.SelfSubjectReviewStatus{}.OpenAPIModelName():                   schema_k8sio_api_authentication_v1_SelfSubjectReviewStatus(ref),
@@ -2260,6 +2270,518 @@ func schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref common.ReferenceCallback
 		},
 		Dependencies: []string{
 			v1alpha1.ZoneCostsPair{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_Expectation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Expectation is what a plan gives.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"inZone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "InZone is the share of connections that stay in their zone.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"cost": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Cost of a connection, on average.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"busiest": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Busiest is the load of the busiest endpoint, as a multiple of the mean.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"limit": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Limit that no endpoint is planned above, as a multiple of the mean.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+				},
+				Required: []string{"inZone", "cost", "busiest", "limit"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_PortGroup(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PortGroup is the ports of one address family that share EndpointSlices: an endpoint has the same weight for all of them.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"addressType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AddressType is IPv4 or IPv6.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ports": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ports by name, in ascending order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"outcome": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Outcome is Planned, NoEndpoints, TooManyZones, TooLarge, Weighted or RuleFailed.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"published": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Published is when this plan was published.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Reason why it was published: EndpointsChanged, LargeGap or LastingGap.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"demandSource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DemandSource is Measured or Guessed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expected": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Expected is what the plan gives for the demand it was made for.",
+							Ref:         ref(plannerv1alpha1.Expectation{}.OpenAPIModelName()),
+						},
+					},
+					"zones": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones where connections start, in ascending order of their names.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(plannerv1alpha1.SourceZone{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"endpoints": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Endpoints with their weights, if a rule gave some. The zones have no shares then.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(plannerv1alpha1.WeightedEndpoint{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"addressType", "ports", "outcome", "published"},
+			},
+		},
+		Dependencies: []string{
+			plannerv1alpha1.Expectation{}.OpenAPIModelName(), plannerv1alpha1.SourceZone{}.OpenAPIModelName(), plannerv1alpha1.WeightedEndpoint{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_SourceZone(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SourceZone is a zone where connections start.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the zone; \"(no zone)\" for endpoints that have none.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"endpoints": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Endpoints of the zone that were ready when the plan was made.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"demand": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Demand is the share of all connections that start here, which the plan was made for.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Reason for the zone's shares.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"to": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "To is where the zone's connections go: shares above 0, which sum to 1.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(plannerv1alpha1.ZoneShare{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name", "reason"},
+			},
+		},
+		Dependencies: []string{
+			plannerv1alpha1.ZoneShare{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_TrafficPlan(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPlan says how the connections to a Service are divided among zones. The planner writes it, alone, whenever it publishes another plan; the Service owns it. A Service that is not planned has none.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata. The name is that of the Service.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The plan.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(plannerv1alpha1.TrafficPlanSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			plannerv1alpha1.TrafficPlanSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_TrafficPlanList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPlanList is a list of TrafficPlans.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The TrafficPlans.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(plannerv1alpha1.TrafficPlan{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			plannerv1alpha1.TrafficPlan{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_TrafficPlanParameters(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPlanParameters are those of the Service's annotations, with defaults filled in.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"overload": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Overload is how far above the mean load an endpoint may be planned, as a share.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"margin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Margin is taken off the overload, as demand is an estimate.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"utilisation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Utilisation of the endpoints, 1 for fully used; 0: not known.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"costs": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Costs is the name of the ZoneCosts; empty: default.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hints": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hints that readers of hints get: soft, strict or none.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"fallback": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Fallback where no hints can be planned: none or zone.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"overload", "margin", "hints", "fallback"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_TrafficPlanSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPlanSpec is a plan.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service is the name of the Service, in the same namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"version": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Version rises by 1 each time a plan of the Service is published. A Service that is planned again starts at 1.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode that the Service asks for: proxima.dev/Adaptive, or the name of a rule.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"parameters": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Parameters that the plan was made with.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(plannerv1alpha1.TrafficPlanParameters{}.OpenAPIModelName()),
+						},
+					},
+					"groups": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Groups of ports that are planned together.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(plannerv1alpha1.PortGroup{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"service", "version", "mode", "parameters"},
+			},
+		},
+		Dependencies: []string{
+			plannerv1alpha1.PortGroup{}.OpenAPIModelName(), plannerv1alpha1.TrafficPlanParameters{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_WeightedEndpoint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WeightedEndpoint has weights of its own.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of the endpoint.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"weights": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Weights for connections of each of the group's zones, in their order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"integer"},
+										Format: "int64",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"address", "weights"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_planner_v1alpha1_ZoneShare(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneShare is a share of a zone's connections.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"zone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zone of the endpoints.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"share": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Share of the connections, above 0 and at most 1.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+				},
+				Required: []string{"zone", "share"},
+			},
+		},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -132,6 +133,7 @@ func TestAllowWrite(t *testing.T) {
 	nodeKind := schema.GroupKind{Kind: "Node"}
 	leaseKind := schema.GroupKind{Group: coordinationGroup, Kind: "Lease"}
 	dpKind := schema.GroupKind{Group: meshGroup, Kind: "Dataplane"}
+	planKind, plan := plannerv1alpha1.Kind("TrafficPlan"), &plannerv1alpha1.TrafficPlan{}
 	n := func(name string) resource.Object { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
 	lease := func(ns, name string) resource.Object {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
@@ -167,6 +169,10 @@ func TestAllowWrite(t *testing.T) {
 		{userOf(t, identity.Admin, "ada"), nodeKind, n("n2"), nil, true},
 		{&user.DefaultInfo{Name: "mallory", Groups: []string{identity.GroupNodes}}, nodeKind, n("mallory"), nil, false},
 		{nil, nodeKind, n("n1"), nil, false},
+		{userOf(t, identity.Admin, "ada"), planKind, plan, nil, false},
+		{userOf(t, identity.Admin, "ada"), planKind, plan, plan, false},
+		{userOf(t, identity.Admin, "ada"), planKind, nil, plan, false},
+		{node, planKind, plan, nil, false},
 	} {
 		if err := AllowWrite(tc.who, tc.kind, tc.obj, tc.old); (err == nil) != tc.ok {
 			t.Errorf("%v %v %v <- %v: %v", tc.who, tc.kind, tc.obj, tc.old, err)

@@ -43,6 +43,7 @@ const LeaseNamespace = "kube-node-lease"
 const (
 	coordinationGroup = "coordination.k8s.io"
 	meshGroup         = "mesh.proxima.dev"
+	plannerGroup      = "planner.mesh.proxima.dev"
 )
 
 // Rules is the whole table. The caller owns the slice and shares the rest.
@@ -78,6 +79,8 @@ func Rules() []Rule {
 			Why: "an unallocated address of a service range is dropped"},
 		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{meshGroup}, Resources: []string{"*"}, Except: []string{"globalsecrets"},
 			Why: "workloads, zones and policies"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{plannerGroup}, Resources: []string{"trafficplans"},
+			Why: "the plans of the services that it may read; AllowWrite refuses every write but the planner's"},
 		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{""}, Resources: []string{"nodes"}, OwnName: true,
 			Why: "the agent owns its Node"},
 		{Group: identity.GroupNodes, Verbs: []string{"update", "patch"}, APIGroups: []string{""}, Resources: []string{"nodes/status"}, OwnName: true,

@@ -14,11 +14,15 @@ import (
 // AllowWrite decides what the authorizer cannot, for want of the object: whether
 // a node writes what is its own. It is to run for every create (old is nil),
 // update, patch and delete (obj is nil), after mutation and before the store;
-// the error is the reason of a 403. For users that are not nodes it has no
-// objection: the authorizer has decided.
+// the error is the reason of a 403. Kinds of the planner are refused to every user,
+// as the planner does not write over HTTP. For all else it has no objection to users
+// that are not nodes: the authorizer has decided.
 func AllowWrite(u user.Info, kind schema.GroupKind, obj, old resource.Object) error {
 	if u == nil {
 		return fmt.Errorf("a write of %s without a user", kind)
+	}
+	if kind.Group == plannerGroup {
+		return fmt.Errorf("%s is written by the planner alone: change the annotations of its Service instead", kind.Kind)
 	}
 	groups := u.GetGroups()
 	if !slices.Contains(groups, identity.GroupNodes) || slices.Contains(groups, identity.GroupAdmins) {

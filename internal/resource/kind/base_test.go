@@ -100,6 +100,24 @@ spec:
   zones: "[endpoint.zone] + busy"
   weight: "zone.name == endpoint.zone ? 3.0 : 1.0"
   fallback: Fail`,
+	"TrafficPlan": `
+metadata: {name: web, namespace: shop}
+spec:
+  service: web
+  version: 3
+  mode: proxima.dev/Adaptive
+  parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}
+  groups:
+  - addressType: IPv4
+    ports: [http]
+    outcome: Planned
+    published: "2026-01-02T03:04:05Z"
+    reason: LargeGap
+    demandSource: Measured
+    expected: {inZone: 0.9, cost: 0.1, busiest: 1.17, limit: 1.17}
+    zones:
+    - {name: a, endpoints: 1, demand: 0.6, reason: Region, to: [{zone: a, share: 0.9}, {zone: b, share: 0.1}]}
+    - {name: b, endpoints: 1, demand: 0.4, reason: Home, to: [{zone: b, share: 1}]}`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}
 stringData: {tls.key: "1"}`,

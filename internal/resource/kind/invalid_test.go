@@ -244,6 +244,14 @@ func TestInvalidOnCreate(t *testing.T) {
 		{"Dataplane", `{spec: {readiness: {httpGet: null, exec: {command: []}}}}`, "spec.readiness.exec.command: " + required},
 		{"Dataplane", `{spec: {readiness: {periodSeconds: -1}}}`, "spec.readiness.periodSeconds: " + negative},
 
+		// TrafficPlan
+		{"TrafficPlan", `{spec: {service: ""}}`, "spec.service: Required value: must name the Service"},
+		{"TrafficPlan", `{spec: {version: 0}}`, "spec.version: Invalid value: must be at least 1"},
+		{"TrafficPlan", `{spec: {groups: [{addressType: IPv4, ports: [], outcome: Planned, published: null}]}}`, "spec.groups[0].ports: Required value: must name at least one port"},
+		{"TrafficPlan", `{spec: {groups: [{ports: [a], zones: [{name: a, demand: 2}]}]}}`, "spec.groups[0].zones[0].demand: Invalid value: must be from 0 to 1"},
+		{"TrafficPlan", `{spec: {groups: [{ports: [a], zones: [{name: a, to: [{zone: a, share: 0}]}]}]}}`, "spec.groups[0].zones[0].to[0].share: Invalid value: must be above 0 and at most 1"},
+		{"TrafficPlan", `{spec: {groups: [{ports: [a], zones: [{name: b}, {name: a}]}]}}`, "spec.groups[0].zones[1].name: Invalid value: must come after the name before it"},
+		{"TrafficPlan", `{spec: {groups: [{ports: [a], zones: [{name: a}], endpoints: [{address: 10.0.0.1, weights: []}]}]}}`, "spec.groups[0].endpoints[0].weights: Invalid value: must be one for each zone"},
 		// ZoneCosts
 		{"ZoneCosts", `{spec: {region: -1}}`, "spec.region: Invalid value: must be from 0 to 1000000000"},
 		{"ZoneCosts", `{spec: {region: 20}}`, "spec.region: Invalid value: must not be above the cost of `world`"},

@@ -39,6 +39,7 @@ func All() []*resource.Descriptor {
 		Dataplane(),
 		ZoneCosts(),
 		TopologyHeuristic(),
+		TrafficPlan(),
 		Mesh(),
 		ExternalService(),
 		GlobalSecret(),

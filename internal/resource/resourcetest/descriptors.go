@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -68,6 +69,11 @@ func Descriptors() []*resource.Descriptor {
 			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("TopologyHeuristic"), Resource: "topologyheuristics",
 			New:     func() resource.Object { return &meshv1alpha1.TopologyHeuristic{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.TopologyHeuristicList{} },
+		},
+		{
+			Kind: plannerv1alpha1.SchemeGroupVersion.WithKind("TrafficPlan"), Resource: "trafficplans", Namespaced: true,
+			New:     func() resource.Object { return &plannerv1alpha1.TrafficPlan{} },
+			NewList: func() runtime.Object { return &plannerv1alpha1.TrafficPlanList{} },
 		},
 	}
 }
