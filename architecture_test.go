@@ -43,6 +43,7 @@ var layers = map[string]layer{
 	"internal/store/backup":    core,
 	"internal/planner":         core,
 	"internal/demand":          core,
+	"internal/trafficplan":     core,
 	"internal/demand/report":   adapter,
 	"internal/diag":            core,
 	"internal/proxy":           base,

@@ -51,6 +51,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/metered"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -312,10 +313,11 @@ func (cp *controlPlane) start(parts *parts) error {
 	parts.run("compaction", func(ctx context.Context) error { return compact(ctx, cp.store, cp.log) })
 	parts.run("memory", giveBack(planeWorth))
 
-	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: plans.Weights, Log: cp.log.With("part", "views")})
+	weights := &trafficplan.Table{}
+	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: weights.Weights, Log: cp.log.With("part", "views")})
 	living := cp.newDetection(through.remembered, world, cp.publishTo(builder))
 	living.start(parts)
-	views, err := cp.startViews(parts, builder, world, measured, plans, living)
+	views, err := cp.startViews(parts, builder, weights, world, measured, living)
 	if err != nil {
 		return err
 	}
@@ -328,13 +330,13 @@ func (cp *controlPlane) start(parts *parts) error {
 
 // startViews builds the zones' views and serves them.
 func (cp *controlPlane) startViews(
-	parts *parts, builder *view.Builder, world *catalog.Catalog, measured *demand.Aggregator, plans *topology.Controller, living *detection,
+	parts *parts, builder *view.Builder, plans *trafficplan.Table, world *catalog.Catalog, measured *demand.Aggregator, living *detection,
 ) (*stream.Server, error) {
 	log := cp.log.With("part", "views")
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)
 	parts.run("views", func(ctx context.Context) error {
 		defer sub.Close()
-		return view.Follow(ctx, plans.Source(sub), builder)
+		return view.Follow(ctx, sub, builder, plans)
 	})
 	views := stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(builder.Admit), Log: log})
 	if cp.grpc == nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 const (
@@ -96,10 +97,10 @@ func explainService(now *running, q url.Values) (any, error) {
 		return nil, &badQuery{fmt.Errorf("service %s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", key)}
 	}
 	var slices []*proxy.Slice
-	planned := false
+	plan, planned := trafficplan.Of(snapshot, key), false
 	for _, object := range snapshot.SlicesOf(key) {
 		slice, ok := view.SliceOf(object)
-		if weights := now.plans.Weights(from.Zone, object); weights != nil {
+		if weights := plan.Weights(from.Zone, object); weights != nil {
 			slice, ok = view.PlannedSliceOf(from.Zone, object, weights)
 			planned = true
 		}

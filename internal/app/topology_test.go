@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 // plannedWorld is a control plane that has planned one Service: two zones, and
@@ -55,10 +56,19 @@ func plannedWorld(t *testing.T) *controlPlane {
 	go func() { defer close(done); _ = world.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	plans := topology.New(topology.Config{Client: client, Catalog: world})
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
+	ran := make(chan struct{})
+	go func() { defer close(ran); _ = plans.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ran })
+	sub := world.Subscribe(catalog.Plans)
 	t.Cleanup(sub.Close)
-	if _, err := plans.Source(sub).Next(ctx); err != nil {
-		t.Fatal(err)
+	for {
+		d, err := sub.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if trafficplan.Of(d.After, resource.Key{Namespace: "shop", Name: "web"}) != nil {
+			break
+		}
 	}
 	cp := &controlPlane{}
 	cp.running.Store(&running{catalog: world, plans: plans, detection: &detection{monitor: health.NewMonitor(health.MonitorConfig{})}})

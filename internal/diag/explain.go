@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -43,16 +42,29 @@ func (s *Service) Plan(report *topology.Report, planned bool) {
 			}
 			f.Rule = "the plan for this zone"
 			for n := range f.Endpoints {
-				if e := &f.Endpoints[n]; strings.HasPrefix(e.Why, hintedTo) {
-					e.Why = "the plan gives it none of this zone's connections"
+				if e := &f.Endpoints[n]; e.Reason == ZoneHints {
+					e.Reason, e.Why = NotInPlan, "the plan gives it none of this zone's connections"
 				}
 			}
 		}
 	}
 }
 
-// hintedTo begins the reason of an endpoint that zone hints keep out.
-const hintedTo = "hinted to zones"
+// Reason why an endpoint is used, or is not.
+type Reason string
+
+const (
+	Used        Reason = "Used"
+	Terminating Reason = "Terminating"
+	NotServing  Reason = "NotServing"
+	NotReady    Reason = "NotReady"
+	PolicyLocal Reason = "PolicyLocal"
+	Suspect     Reason = "Suspect"
+	NodeHints   Reason = "NodeHints"
+	ZoneHints   Reason = "ZoneHints"
+	NotInPlan   Reason = "NotInPlan"
+	NotChosen   Reason = "NotChosen"
+)
 
 // Port of a Service.
 type Port struct {
@@ -79,8 +91,9 @@ type Endpoint struct {
 	Zone    string `json:"zone,omitempty"`
 	// Share of new connections, 0 to 1.
 	Share float64 `json:"share"`
-	// Why it is used, or is not.
-	Why string `json:"why"`
+	// Reason why it is used, or is not; Why says it in words.
+	Reason Reason `json:"reason"`
+	Why    string `json:"why"`
 }
 
 // ExplainService tells which endpoints a node would use for connections to the
@@ -132,9 +145,9 @@ func explain(svc *proxy.Service, choice *proxy.Choice, all []proxy.Endpoint, is4
 		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: e.Zone}
 		if i := slices.IndexFunc(targets, func(t proxy.Target) bool { return t.Addr == e.Addr }); i >= 0 {
 			line.Share = float64(targets[i].Weight) / float64(total)
-			line.Why = "used"
+			line.Reason, line.Why = Used, "used"
 		} else {
-			line.Why = unused(svc, choice, e, node)
+			line.Reason, line.Why = unused(svc, choice, e, node)
 		}
 		f.Endpoints = append(f.Endpoints, line)
 	}
@@ -157,22 +170,22 @@ func outcome(targets, spare int, verdict proxy.Verdict) string {
 }
 
 // unused names the reason that keeps an endpoint out.
-func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node choose.Node) string {
+func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node choose.Node) (Reason, string) {
 	switch {
 	case !e.Ready && e.Terminating && e.Serving:
-		return "terminating: used only when nobody is ready"
+		return Terminating, "terminating: used only when nobody is ready"
 	case !e.Ready && e.Terminating:
-		return "terminating, and no longer serving"
+		return NotServing, "terminating, and no longer serving"
 	case !e.Ready:
-		return "not ready"
+		return NotReady, "not ready"
 	case svc.InternalLocal && e.Node != node.Name:
-		return "on another node"
+		return PolicyLocal, "on another node"
 	case node.Suspects[e.Node] && e.Node != node.Name:
-		return "its node is suspect: used last"
+		return Suspect, "its node is suspect: used last"
 	case choice.Why == proxy.NodeHints:
-		return fmt.Sprintf("hinted to nodes %v", e.HintNodes)
+		return NodeHints, fmt.Sprintf("hinted to nodes %v", e.HintNodes)
 	case choice.Why == proxy.ZoneHints:
-		return fmt.Sprintf(hintedTo+" %v", e.HintZones)
+		return ZoneHints, fmt.Sprintf("hinted to zones %v", e.HintZones)
 	}
-	return "not chosen"
+	return NotChosen, "not chosen"
 }

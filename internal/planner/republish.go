@@ -44,6 +44,15 @@ type Republisher struct {
 	changed time.Time
 }
 
+// Resume returns the Republisher of a plan that an earlier process published.
+func Resume(now, published time.Time, reason Reason) Republisher {
+	r := Republisher{published: true, at: now}
+	if reason != LastingGap {
+		r.changed = published
+	}
+	return r
+}
+
 // Reason why a plan is published.
 type Reason uint8
 

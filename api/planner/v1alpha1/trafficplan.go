@@ -128,6 +128,12 @@ const (
 	OutcomeRuleFailed Outcome = "RuleFailed"
 )
 
+// Weighs says whether the group divides traffic; else it has no shares and no weights,
+// and traffic goes as if there were no plan.
+func (o Outcome) Weighs() bool {
+	return o == OutcomePlanned || o == OutcomeWeighted || o == OutcomeRuleFailed
+}
+
 // PublishReason says why a plan was published.
 type PublishReason string
 

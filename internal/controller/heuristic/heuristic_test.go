@@ -27,6 +27,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -38,6 +39,7 @@ type rig struct {
 	client *resourcetest.Client
 	demand *fakeDemand
 	plans  *topology.Controller
+	world  *catalog.Catalog
 }
 
 // fakeDemand by zone, of any port.
@@ -105,9 +107,7 @@ func (r *rig) run() {
 		Requeue: func(key resource.Key) { slicesController.Requeue(key) },
 	})
 	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice(), Advisor: plans})
-	r.plans = plans
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
-	source := plans.Source(sub)
+	r.plans, r.world = plans, world
 	ctx, cancel := context.WithCancel(r.t.Context())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{world.Run, slicesController.Run, plans.Run, rules.Run} {
@@ -117,12 +117,6 @@ func (r *rig) run() {
 			}
 		})
 	}
-	running.Go(func() {
-		defer sub.Close()
-		for ctx.Err() == nil {
-			_, _ = source.Next(ctx) // it ends with ctx
-		}
-	})
 	r.t.Cleanup(func() { cancel(); running.Wait() })
 	r.settle()
 }
@@ -245,7 +239,7 @@ func (r *rig) wantWeights(what, zone, want string) {
 	}
 	slice := objects[0].(*discoveryv1.EndpointSlice)
 	byName := map[string]uint32{}
-	for i, w := range r.plans.Weights(zone, slice) {
+	for i, w := range trafficplan.Of(r.world.Snapshot(), trafficplan.ServiceOf(slice)).Weights(zone, slice) {
 		byName[slice.Endpoints[i].TargetRef.Name] = w
 	}
 	if got := fmt.Sprint(byName["a0"], byName["b1"], byName["b2"]); got != want {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -61,7 +62,8 @@ type Config struct {
 // Loop is safe for concurrent use.
 type Loop struct {
 	Config
-	queue workqueue.TypedDelayingInterface[resource.Key]
+	queue   workqueue.TypedDelayingInterface[resource.Key]
+	running atomic.Bool // the queue is there
 
 	mu    sync.Mutex
 	keys  map[resource.Key]*progress
@@ -98,6 +100,7 @@ func New(config Config) *Loop {
 // concerns, with Add. It returns nil, and must be called once.
 func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(catalog.Delta), kinds ...catalog.Kind) error {
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: l.Clock})
+	l.running.Store(true)
 	// Subscribed before the workers start: whatever they see, a change after it
 	// comes as a delta.
 	sub := from.Subscribe(kinds...)
@@ -120,10 +123,14 @@ func (l *Loop) Run(ctx context.Context, from *catalog.Catalog, dispatch func(cat
 	return nil
 }
 
-// Add queues a key. For dispatch and Sync.
-func (l *Loop) Add(key resource.Key) { l.queue.Add(key) }
+// Add queues a key. Before Run it does nothing, as the first delta names every object.
+func (l *Loop) Add(key resource.Key) {
+	if l.running.Load() {
+		l.queue.Add(key)
+	}
+}
 
-// AddAfter queues a key later.
+// AddAfter queues a key later. For dispatch and Sync.
 func (l *Loop) AddAfter(key resource.Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
 
 // Ledger is where the writes for a key are noted.

@@ -4,32 +4,31 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
-// told is what was decided about the hints of a Service and family, and said.
-type told struct {
+// outcome is what was decided about the hints of a Service and family.
+type outcome struct {
 	mode Kind
 	// hinted: it has hints. message is the text of the last event, warning its kind.
 	hinted, warning bool
 	message         string
-	// allocated counts Auto's hints by zone.
-	allocated map[string]int
 }
 
-// hinting is what is remembered of a Service's hints. Only the sync of its key
-// touches families; plans are the searched hints of its units.
+// hinting is what is remembered of a Service's hints. params are those that hold where
+// annotations cannot be used and there is no plan; groups are the searched hints.
 type hinting struct {
-	families map[discoveryv1.AddressType]told
-	plans    map[unitName]*hintPlan
+	families map[discoveryv1.AddressType]outcome
+	params   Params
+	groups   map[trafficplan.Name]*hintPlan
 }
 
 // advice is one answer to the EndpointSlice controller.
@@ -37,10 +36,11 @@ type advice struct {
 	c       *Controller
 	service *corev1.Service
 	params  Params
+	plan    []*plannerv1alpha1.TrafficPlan
 	state   *hinting
-	// made is what is to be remembered, and told, once the slices are written.
-	made map[discoveryv1.AddressType]told
-	said []event
+	// outcomes are to be remembered, and events to be written, once the slices are.
+	outcomes map[discoveryv1.AddressType]outcome
+	events   []event
 }
 
 // Advise implements endpointslice.Advisor.
@@ -50,13 +50,11 @@ func (c *Controller) Advise(service *corev1.Service) (endpointslice.HintFunc, fu
 	if mode.Kind == Distribution {
 		return nil, c.disabling(service)
 	}
-	c.mu.RLock()
-	ready := c.primed
-	c.mu.RUnlock()
-	if !ready {
-		return keepHints, nil // nodes are not known yet: the first plan queues the Service
+	if _, ready := c.model.current(); !ready {
+		return keepHints, nil // nodes are not known yet: the first delta queues the Service
 	}
-	a := &advice{c: c, service: service, params: c.paramsFor(service), state: c.hinting(key), made: map[discoveryv1.AddressType]told{}}
+	a := &advice{c: c, service: service, plan: partsOf(c.config.Catalog.Snapshot(), key), outcomes: map[discoveryv1.AddressType]outcome{}}
+	a.state, a.params = c.hinting(service, a.plan)
 	hints := a.auto
 	switch mode.Kind {
 	case Planned:
@@ -64,40 +62,30 @@ func (c *Controller) Advise(service *corev1.Service) (endpointslice.HintFunc, fu
 	case Custom:
 		hints = a.custom(mode.Name)
 	}
-	return hints, a.commit
+	return hints, a.onWritten
 }
 
 // Forget implements endpointslice.Advisor.
 func (c *Controller) Forget(key resource.Key) {
-	c.hintMu.Lock()
-	defer c.hintMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	delete(c.hints, key)
 }
 
-func (c *Controller) hinting(key resource.Key) *hinting {
-	c.hintMu.Lock()
-	defer c.hintMu.Unlock()
+// hinting of a Service, and the parameters that hold for it.
+func (c *Controller) hinting(service *corev1.Service, plan []*plannerv1alpha1.TrafficPlan) (*hinting, Params) {
+	key := resource.KeyOf(service)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	h := c.hints[key]
 	if h == nil {
-		h = &hinting{families: map[discoveryv1.AddressType]told{}, plans: map[unitName]*hintPlan{}}
+		h = &hinting{families: map[discoveryv1.AddressType]outcome{}, params: DefaultParams(), groups: map[trafficplan.Name]*hintPlan{}}
 		c.hints[key] = h
 	}
-	return h
-}
-
-// paramsFor is what holds for a Service: its annotations or, if they cannot be used,
-// what held before.
-func (c *Controller) paramsFor(service *corev1.Service) Params {
-	params, problems := ParamsOf(service.Annotations)
-	if problems == nil {
-		return params
+	if _, problems := ParamsOf(service.Annotations); problems == nil || len(plan) > 0 {
+		h.params = paramsFor(service, plan)
 	}
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if e := c.entries[resource.KeyOf(service)]; e != nil {
-		return e.params
-	}
-	return DefaultParams()
+	return h, h.params
 }
 
 // keepHints leaves every hint as it is.
@@ -111,57 +99,51 @@ func keepHints(_ *corev1.Service, _ discoveryv1.AddressType, all []endpointslice
 
 // auto is Kubernetes' heuristic.
 func (a *advice) auto(_ *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) {
-	a.c.mu.RLock()
-	ratios := a.c.atlas.cluster.ratios
-	a.c.mu.RUnlock()
+	cluster, _ := a.c.model.current()
 	was := a.was(family, Auto)
-	r := auto.Decide(ratios, auto.Request{
+	r := auto.Decide(cluster.ratios, auto.Request{
 		Slices: autoSlices(all), AddressType: string(family), Hinted: was.hinted, Overload: a.params.Overload,
 	})
 	give(all, r.Hints)
-	is := told{mode: Auto, hinted: r.Hinted, message: was.message, warning: was.warning, allocated: r.Allocated}
+	is := outcome{mode: Auto, hinted: r.Hinted, message: was.message, warning: was.warning}
 	if r.Event != nil {
 		is.message, is.warning = r.Event.Message, r.Event.Warning
-		a.say(was, event{r.Event.Warning, r.Event.Reason, r.Event.Message})
+		a.queueEvent(was, event{r.Event.Warning, r.Event.Reason, r.Event.Message})
 	}
-	a.made[family] = is
+	a.outcomes[family] = is
 }
 
-// was is what was said before of a family in this mode. What an earlier run of this
-// program said is on the Service.
-func (a *advice) was(family discoveryv1.AddressType, mode Kind) told {
+// was is the outcome before for a family in this mode.
+func (a *advice) was(family discoveryv1.AddressType, mode Kind) outcome {
 	if t, ok := a.state.families[family]; ok && t.mode == mode {
 		return t
 	}
-	return told{mode: mode}
+	return outcome{mode: mode}
 }
 
-// say has an event written once the slices are, unless it is no news.
-func (a *advice) say(was told, e event) {
-	if e.message == was.message {
-		return
+// queueEvent for when the slices are written, unless it is the last one of the family.
+func (a *advice) queueEvent(was outcome, e event) {
+	if e.message != was.message {
+		a.events = append(a.events, e)
 	}
-	if was.message == "" {
-		if c := meta.FindStatusCondition(a.service.Status.Conditions, ConditionPlan); c != nil && strings.Contains(c.Message, e.message) {
-			return
+}
+
+// onWritten is called when the slices are in place. After a restart, events are left out
+// if the Service's condition is what it would be: they were written then.
+func (a *advice) onWritten(ctx context.Context) {
+	key := resource.KeyOf(a.service)
+	a.c.mu.Lock()
+	first := len(a.state.families) == 0
+	same := maps.Equal(a.state.families, a.outcomes)
+	a.state.families = a.outcomes
+	a.c.mu.Unlock()
+	if len(a.events) > 0 && !(first && a.c.conditionStands(a.service)) {
+		for _, e := range a.events {
+			a.c.event(ctx, a.service, e)
 		}
 	}
-	a.said = append(a.said, e)
-}
-
-// commit is called when the slices are in place.
-func (a *advice) commit(ctx context.Context) {
-	a.c.hintMu.Lock()
-	same := maps.EqualFunc(a.state.families, a.made, func(x, y told) bool {
-		return x.mode == y.mode && x.hinted == y.hinted && x.warning == y.warning && x.message == y.message
-	})
-	a.state.families = a.made
-	a.c.hintMu.Unlock()
-	for _, e := range a.said {
-		a.c.event(ctx, a.service, e)
-	}
 	if !same {
-		a.c.restate(resource.KeyOf(a.service))
+		a.c.status.Add(key)
 	}
 }
 
@@ -169,9 +151,9 @@ func (a *advice) commit(ctx context.Context) {
 // no hints of it any more; nil: it never had.
 func (c *Controller) disabling(service *corev1.Service) func(context.Context) {
 	key := resource.KeyOf(service)
-	c.hintMu.Lock()
+	c.mu.Lock()
 	state := c.hints[key]
-	c.hintMu.Unlock()
+	c.mu.Unlock()
 	if state == nil {
 		return nil
 	}
@@ -183,7 +165,7 @@ func (c *Controller) disabling(service *corev1.Service) func(context.Context) {
 				c.event(ctx, service, event{e.Warning, e.Reason, e.Message})
 			}
 		}
-		c.restate(key)
+		c.status.Add(key)
 	}
 }
 

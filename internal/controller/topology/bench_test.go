@@ -3,7 +3,6 @@ package topology
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -13,31 +12,25 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 // crowd is a controller with many planned Services of 9 endpoints in 3 zones.
 func crowd(tb testing.TB, n int) (*Controller, *catalog.Snapshot, *fakeDemand) {
 	client := resourcetest.New()
-	var d catalog.Delta
-	for _, o := range equalNodes("abc") {
-		d.Nodes = append(d.Nodes, catalog.Change[*corev1.Node]{Key: resource.KeyOf(o), New: o.(*corev1.Node)})
-	}
+	client.Seed(equalNodes("abc")...)
 	for i := range n {
 		s := adaptive()
 		s.Name, s.UID = fmt.Sprintf("s%05d", i), ""
 		client.Seed(s, sliceOf(s.Name, "aaabbbccc"))
 	}
-	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
-	stop := runCatalog(tb, world)
-	defer stop()
-	d.Before, d.After = world.Snapshot(), world.Snapshot()
-	for key, s := range d.After.Services.All() {
-		d.Services = append(d.Services, catalog.Change[*corev1.Service]{Key: key, New: s})
-	}
+	without := snapshotOfClient(tb, client)
 	f := &fakeDemand{rates: map[string]float64{"a": 10, "b": 10, "c": 10}}
 	c := New(Config{Demand: f})
-	c.plan(&d)
-	return c, d.After, f
+	for key := range without.Services.All() {
+		client.Seed(planOf(tb, c, without, key)[0])
+	}
+	return c, snapshotOfClient(tb, client), f
 }
 
 func sliceOf(service, zones string) *discoveryv1.EndpointSlice {
@@ -57,32 +50,41 @@ func sliceOf(service, zones string) *discoveryv1.EndpointSlice {
 
 // BenchmarkStep is what demand costs every 10 s.
 func BenchmarkStep(b *testing.B) {
-	c, _, _ := crowd(b, 10_000)
-	now := time.Now()
+	c, s, _ := crowd(b, 10_000)
+	for key := range s.Services.All() {
+		planOf(b, c, s, key)
+	}
 	for b.Loop() {
-		now = now.Add(10 * time.Second)
-		c.step(now)
+		for key, service := range s.Services.All() {
+			if !c.stands(key, service) {
+				b.Fatal("nothing has changed")
+			}
+		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/10k-services")
 }
 
-// BenchmarkEndpointChange is what one changed slice costs beside 10,000 Services.
+// BenchmarkEndpointChange is what one changed slice costs beside 10,000 Services: the
+// planner, and the readers of plans.
 func BenchmarkEndpointChange(b *testing.B) {
 	c, s, _ := crowd(b, 10_000)
-	key := resource.Key{Namespace: "shop", Name: "s00007-1"}
-	slice, _ := s.Slices.Get(key)
+	key := resource.Key{Namespace: "shop", Name: "s00007"}
+	service, _ := s.Services.Get(key)
+	slice, _ := s.Slices.Get(resource.Key{Namespace: "shop", Name: "s00007-1"})
+	var table trafficplan.Table
 	for b.Loop() {
-		d := catalog.Delta{Before: s, After: s, Slices: []catalog.Change[*discoveryv1.EndpointSlice]{{Key: key, Old: slice, New: slice}}}
-		c.plan(&d)
+		planOf(b, c, s, resource.KeyOf(service))
+		table.Apply(&catalog.Delta{Before: s, After: s, Slices: []catalog.Change[*discoveryv1.EndpointSlice]{{Key: resource.KeyOf(slice), Old: slice, New: slice}}})
 	}
 }
 
 // BenchmarkWeights is what a view asks for each planned slice.
 func BenchmarkWeights(b *testing.B) {
-	c, s, _ := crowd(b, 10)
+	_, s, _ := crowd(b, 10)
 	slice, _ := s.Slices.Get(resource.Key{Namespace: "shop", Name: "s00007-1"})
+	plan := trafficplan.Of(s, trafficplan.ServiceOf(slice))
 	for b.Loop() {
-		if c.Weights("a", slice) == nil {
+		if plan.Weights("a", slice) == nil {
 			b.Fatal("no plan")
 		}
 	}

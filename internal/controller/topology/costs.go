@@ -8,21 +8,21 @@ import (
 	"strings"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// noZone is where endpoints without a zone are in plans: far from everywhere. No
-// zone can have this name, as it is no label value.
-const noZone = "(no zone)"
+// noZone is where endpoints without a zone are in plans: far from everywhere.
+const noZone = plannerv1alpha1.NoZone
 
 // atlas makes planner topologies and keeps them: services whose zones and costs are
 // the same share one, so plans of the same service can be compared by it.
 type atlas struct {
 	cluster *cluster
 	costs   map[string]*meshv1alpha1.ZoneCosts
-	made    map[string]*planner.Topology
+	made    map[string]*frame
 	// unusable ZoneCosts, and why. What costs has of them are the last good ones.
 	unusable map[string]string
 }
@@ -63,22 +63,24 @@ func unusable(spec *meshv1alpha1.ZoneCostsSpec) (problem string) {
 }
 
 // forget what was made, as nodes or costs have changed.
-func (a *atlas) forget() { a.made = map[string]*planner.Topology{} }
+func (a *atlas) forget() { a.made = map[string]*frame{} }
 
-// topology for the zones of the cluster and those of some endpoints. problem says
+// frame for the zones of the cluster and those of some endpoints. problem says
 // why other costs hold than those asked for, or what of them does not fit the zones.
-func (a *atlas) topology(costs string, endpoints map[string]int64) (t *planner.Topology, problem string, err error) {
+func (a *atlas) frame(costs string, endpoints map[string]int64) (f *frame, problem string, err error) {
 	zones := a.zones(endpoints)
 	table, problem := a.table(costs, zones)
 	key := costs + "\x00" + names(zones)
-	if t := a.made[key]; t != nil {
-		return t, problem, nil
+	if f := a.made[key]; f != nil {
+		return f, problem, nil
 	}
-	if t, err = planner.NewTopology(zones, table.costs(zones)); err != nil {
+	t, err := planner.NewTopology(zones, table.costs(zones))
+	if err != nil {
 		return nil, problem, err
 	}
-	a.made[key] = t
-	return t, problem, nil
+	f = newFrame(t, a.cluster)
+	a.made[key] = f
+	return f, problem, nil
 }
 
 func names(zones []planner.Zone) string {

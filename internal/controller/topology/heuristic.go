@@ -86,17 +86,17 @@ const (
 func (a *advice) custom(name string) endpointslice.HintFunc {
 	return func(service *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) {
 		was := a.was(family, Custom)
-		is := told{mode: Custom}
+		is := outcome{mode: Custom}
 		hints, reason, err := a.ask(name, service, family, all)
 		if err != nil {
 			is.message, is.warning = err.Error(), true
-			a.say(was, event{true, reason, is.message})
+			a.queueEvent(was, event{true, reason, is.message})
 			keepHints(service, family, all)
 		} else {
 			is.hinted = true
 			give(all, hints)
 		}
-		a.made[family] = is
+		a.outcomes[family] = is
 	}
 }
 
@@ -130,9 +130,7 @@ func (c *Controller) decide(name string, q Question) (d Decision, reason string,
 // question about endpoints, with the cluster as it is.
 func (c *Controller) question(service *corev1.Service, family discoveryv1.AddressType, endpoints []EndpointFacts) Question {
 	q := Question{Service: service, Family: family, Endpoints: endpoints}
-	c.mu.RLock()
-	cluster := c.atlas.cluster
-	c.mu.RUnlock()
+	cluster, _ := c.model.current()
 	cpu := 0.0
 	for _, p := range cluster.prior {
 		cpu += p

@@ -9,15 +9,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
-	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
-// hintPlan is the hints of a unit for those who know no weights. It is never changed;
+// hintPlan is the hints of a group for those who know no weights. It is never changed;
 // another one takes its place.
 type hintPlan struct {
 	topology *planner.Topology
@@ -25,39 +26,78 @@ type hintPlan struct {
 	fallback Fallback
 	// zones of the endpoints by address, which it was made for.
 	zones map[string]string
-	// hints by address: the zones that an endpoint names. Nil: none were given, and why
-	// says why.
-	hints map[string][]string
-	why   string
+	// hints by address: the zones that an endpoint names. Nil: none are given.
+	hints  map[string][]string
+	reason HintReason
 	// demand that it was made for, or looked at last with the same result, as shares.
 	demand  []float64
 	metrics planner.Metrics
 }
 
+// HintReason says what became of the search for hints.
+type HintReason string
+
+const (
+	// HintsFound: the hints are those of the search.
+	HintsFound HintReason = "Found"
+	// HintsNotWanted: the Service asks for none.
+	HintsNotWanted HintReason = "NotWanted"
+	// HintsTooManyZones: there are more zones than can be planned for.
+	HintsTooManyZones HintReason = "TooManyZones"
+	// HintsNoEndpoints: no endpoint is ready.
+	HintsNoEndpoints HintReason = "NoEndpoints"
+	// HintsNoZone: an endpoint has no zone.
+	HintsNoZone HintReason = "NoZone"
+	// HintsZoneLimit: there are more zones than hints are planned for.
+	HintsZoneLimit HintReason = "ZoneLimit"
+	// HintsNotFound: no hints keep the limit.
+	HintsNotFound HintReason = "NotFound"
+	// HintsFailed: the search refused its input.
+	HintsFailed HintReason = "Failed"
+)
+
+// text of a reason for which hints were not planned.
+func (r HintReason) text() string {
+	switch r {
+	case HintsNotWanted:
+		return "not wanted"
+	case HintsTooManyZones:
+		return "there are more zones than can be planned for"
+	case HintsNoEndpoints:
+		return "there is no ready endpoint"
+	case HintsNoZone:
+		return "an endpoint has no zone"
+	case HintsZoneLimit:
+		return "there are more zones than hints are planned for"
+	case HintsFailed:
+		return "the search failed"
+	}
+	return "none were found"
+}
+
 // planned gives the integral hints that come nearest to the plan.
 func (a *advice) planned(_ *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) {
-	parts := make([]part, 0, len(all))
+	parts := make([]trafficplan.Part, 0, len(all))
 	for _, s := range all {
-		parts = append(parts, part{family, s.Ports, s.Endpoints})
+		parts = append(parts, trafficplan.Part{Family: family, Ports: s.Ports, Endpoints: s.Endpoints})
 	}
-	is := told{mode: Planned}
+	is := outcome{mode: Planned}
 	byPort := map[string]*hintPlan{}
-	kept := map[unitName]*hintPlan{}
-	for _, g := range groups(parts) {
+	kept := map[trafficplan.Name]*hintPlan{}
+	for _, g := range trafficplan.Groups(parts) {
 		p := a.search(g, previous(all))
-		kept[g.name] = p
+		kept[g.Name] = p
 		is.hinted = is.hinted || p.hints != nil
-		is.message += p.why
-		for _, port := range g.ports {
+		for _, port := range g.Ports {
 			byPort[port] = p
 		}
 	}
 	a.keep(family, kept)
-	a.made[family] = is
+	a.outcomes[family] = is
 	for _, s := range all {
 		var p *hintPlan
 		for _, port := range s.Ports {
-			p = cmp.Or(p, byPort[portName(port)])
+			p = cmp.Or(p, byPort[trafficplan.PortName(port)])
 		}
 		for i := range s.Endpoints {
 			s.Hints[i] = p.of(&s.Endpoints[i], s.Changed)
@@ -68,9 +108,9 @@ func (a *advice) planned(_ *corev1.Service, family discoveryv1.AddressType, all 
 // of an endpoint. Those that are not ready are no reason to write a slice.
 func (p *hintPlan) of(e *discoveryv1.Endpoint, changed bool) *discoveryv1.EndpointHints {
 	switch {
-	case !usable(e) && changed, p == nil, len(e.Addresses) == 0:
+	case !trafficplan.Ready(e) && changed, p == nil, len(e.Addresses) == 0:
 		return nil
-	case !usable(e):
+	case !trafficplan.Ready(e):
 		return e.Hints
 	}
 	zones := p.hints[e.Addresses[0]]
@@ -81,22 +121,22 @@ func (p *hintPlan) of(e *discoveryv1.Endpoint, changed bool) *discoveryv1.Endpoi
 }
 
 // keep replaces what is known of one family's hints.
-func (a *advice) keep(family discoveryv1.AddressType, plans map[unitName]*hintPlan) {
+func (a *advice) keep(family discoveryv1.AddressType, groups map[trafficplan.Name]*hintPlan) {
 	changed := false
-	a.c.hintMu.Lock()
-	for name := range a.state.plans {
-		if name.family == family && plans[name] == nil {
-			delete(a.state.plans, name)
+	a.c.mu.Lock()
+	for name := range a.state.groups {
+		if name.Family == family && groups[name] == nil {
+			delete(a.state.groups, name)
 			changed = true
 		}
 	}
-	for name, p := range plans {
-		changed = changed || a.state.plans[name] != p
-		a.state.plans[name] = p
+	for name, p := range groups {
+		changed = changed || a.state.groups[name] != p
+		a.state.groups[name] = p
 	}
-	a.c.hintMu.Unlock()
+	a.c.mu.Unlock()
 	if changed {
-		a.c.restate(resource.KeyOf(a.service))
+		a.c.status.Add(resource.KeyOf(a.service))
 	}
 }
 
@@ -116,34 +156,50 @@ func previous(all []endpointslice.HintSlice) map[string][]string {
 
 // search returns the hints of a group: those that were found before if nothing that
 // they depend on is different, so that the answer to its own answer is the same.
-func (a *advice) search(g *group, now map[string][]string) *hintPlan {
-	u, cluster := a.c.problemOf(resource.KeyOf(a.service), a.params, g)
-	a.c.hintMu.Lock()
-	was := a.state.plans[g.name]
-	a.c.hintMu.Unlock()
-	p := &hintPlan{topology: u.topology, mode: a.params.Hints, fallback: a.params.Fallback, zones: g.zones}
+func (a *advice) search(g *trafficplan.Group, now map[string][]string) *hintPlan {
+	in, err := a.c.model.input(a.params, g.Endpoints)
+	a.c.mu.Lock()
+	was := a.state.groups[g.Name]
+	a.c.mu.Unlock()
+	p := &hintPlan{mode: a.params.Hints, fallback: a.params.Fallback, zones: g.Zones, reason: HintsFound}
+	if err == nil {
+		p.topology = in.topology
+	}
 	if was != nil && was.topology == p.topology && was.mode == p.mode && was.fallback == p.fallback && maps.Equal(was.zones, p.zones) {
 		return was
 	}
-	p.demand = shares(u.problem.Demand)
+	if err == nil {
+		p.demand = a.demandFor(g, &in)
+	}
 	switch {
 	case p.mode == HintsNone:
-		p.why = "not wanted"
-	case u.topology == nil:
-		p.why = "there are more zones than can be planned for"
-	case g.total() == 0:
-		p.why = "there is no ready endpoint"
-	case g.endpoints[noZone] > 0:
-		p.why = "an endpoint has no zone"
-	case len(cluster) > hint.MaxZones || u.topology.Len() > hint.MaxZones:
-		p.why = "there are more zones than hints are planned for"
+		p.reason = HintsNotWanted
+	case err != nil:
+		p.reason = HintsTooManyZones
+	case g.Len() == 0:
+		p.reason = HintsNoEndpoints
+	case g.Endpoints[noZone] > 0:
+		p.reason = HintsNoZone
+	case len(in.cluster.zones) > hint.MaxZones || in.topology.Len() > hint.MaxZones:
+		p.reason = HintsZoneLimit
 	}
-	if p.why != "" {
+	if p.reason != HintsFound {
 		p.fallBack()
 		return p
 	}
 	p.find(now, was == nil)
 	return p
+}
+
+// demandFor hints, as shares, is what a plan would be made for now.
+func (a *advice) demandFor(g *trafficplan.Group, in *input) []float64 {
+	var plan *plannerv1alpha1.PortGroup
+	for _, group := range groupsIn(a.plan) {
+		if trafficplan.NameOf(group) == g.Name {
+			plan = group
+		}
+	}
+	return shares(a.c.estimate(serviceName(a.service), g.Ports, in, plan).shares)
 }
 
 // fallBack gives the hints that the Service asks for where none can be planned.
@@ -160,7 +216,6 @@ func (p *hintPlan) fallBack() {
 	for address, zone := range p.zones {
 		p.hints[address] = []string{zone}
 	}
-	p.why += ", so every endpoint is hinted to its own"
 }
 
 // find searches hints, from those that there are now. A process that has just begun
@@ -171,9 +226,9 @@ func (p *hintPlan) find(now map[string][]string, fresh bool) {
 	request := hint.Request{Demand: p.demand, Mode: p.mode.search(), Endpoints: p.endpoints(addresses), Previous: p.masks(addresses, now)}
 	result, err := new(hint.Searcher).Search(t, &request)
 	if err != nil || result.Masks == nil {
-		p.why = "none were found"
+		p.reason = HintsNotFound
 		if err != nil {
-			p.why = err.Error()
+			p.reason = HintsFailed
 		}
 		p.fallBack()
 		return
@@ -229,56 +284,42 @@ func shares(demand []float64) []float64 {
 	return out
 }
 
-// problemOf is the problem of a group as it is about to be, with the zones of the
-// cluster.
-func (c *Controller) problemOf(key resource.Key, params Params, g *group) (*unit, []planner.Zone) {
+// reconsider looks whether the demand of a group has moved so far that other hints are
+// worth the writes, and replaces them if so.
+func (c *Controller) reconsider(key resource.Key, name trafficplan.Name, t *planner.Topology, demand []float64) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	u := &unit{unitName: g.name, service: proxy.ServiceName(key), portList: g.ports, counts: g.endpoints, params: params.planner()}
-	if e := c.entries[key]; e != nil {
-		u.recalled = e.recalled[u.title()]
-	}
-	t, _, err := c.atlas.topology(params.Costs, g.endpoints)
-	if err == nil {
-		u.topology = t
-		c.frame(u)
-		c.estimate(u)
-	}
-	return u, c.atlas.cluster.zones
-}
-
-// reconsider looks whether a unit's demand has moved so far that other hints are worth
-// the writes, and replaces them if so. It says whether it did.
-func (c *Controller) reconsider(key resource.Key, name unitName, t *planner.Topology, demand []float64) bool {
-	c.hintMu.Lock()
 	var was *hintPlan
 	if h := c.hints[key]; h != nil {
-		was = h.plans[name]
+		was = h.groups[name]
 	}
-	c.hintMu.Unlock()
+	c.mu.Unlock()
 	demand = shares(demand)
-	if was == nil || was.why != "" || was.topology != t || distance(was.demand, demand) < planner.GapForHints/100. {
-		return false
+	if was == nil || was.reason != HintsFound || was.topology != t || distance(was.demand, demand) < planner.GapForHints/100. {
+		return
 	}
 	is := *was
 	is.demand = demand
 	addresses := sortedKeys(is.zones)
 	is.find(was.hints, false)
 	before := hint.Score(t, demand, is.endpoints(addresses), is.masks(addresses, was.hints))
-	search, better := is.mode.search(), is.why == ""
+	search := is.mode.search()
 	gain := search.Value(before, t.MaxCost()) - search.Value(is.metrics, t.MaxCost())
-	if better = better && gain > planner.GapForHints/100.; !better {
+	better := is.reason == HintsFound && gain > planner.GapForHints/100.
+	if !better {
 		is = *was
 		is.demand, is.metrics = demand, before // not to be searched again for the same
 	}
-	c.hintMu.Lock()
-	defer c.hintMu.Unlock()
-	if h := c.hints[key]; h == nil || h.plans[name] != was {
-		return false // the slices have changed meanwhile
-	} else {
-		h.plans[name] = &is
+	c.mu.Lock()
+	h := c.hints[key]
+	current := h != nil && h.groups[name] == was // else the slices have changed meanwhile
+	if current {
+		h.groups[name] = &is
 	}
-	return better
+	c.mu.Unlock()
+	if current && better {
+		c.requeue(key)
+		c.status.Add(key)
+	}
 }
 
 // distance between two demands: the share that has moved.

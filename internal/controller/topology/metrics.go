@@ -1,8 +1,6 @@
 package topology
 
 import (
-	"strings"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/planner"
@@ -51,65 +49,51 @@ func (c *Controller) Describe(out chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector. Custom heuristics count as one mode, as
-// their names are anybody's.
+// their names are anybody's. Series of plans are those of the instance that makes them.
 func (c *Controller) Collect(out chan<- prometheus.Metric) {
 	m := newMetrics()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	hints := c.hintMetrics()
-	now := c.clock.Now()
 	modes := map[string]int{Adaptive: 0, "Auto": 0, "custom": 0}
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	for _, e := range c.entries {
-		switch e.mode.Kind {
-		case Planned:
-			modes[Adaptive]++
-		case Auto:
-			modes["Auto"]++
-		default:
-			modes["custom"]++
-		}
-		for _, u := range e.units {
-			if u.published == nil {
-				continue
-			}
-			labels := []string{e.key.Namespace, e.key.Name, u.ports, string(u.family)}
-			limit, _ := u.published.Factor()
-			gauge(m.inZone, u.now.InZone, labels...)
-			gauge(m.overload, u.now.Worst, labels...)
-			gauge(m.limit, limit.Float(), labels...)
-			gauge(m.cost, u.now.Cost, labels...)
-			gauge(m.gap, u.gap, labels...)
-			gauge(m.age, now.Sub(u.since).Seconds(), labels...)
-			gauge(m.demand, u.rate, labels...)
-			for reason := planner.EndpointsChanged; reason <= planner.LastingGap; reason++ {
-				out <- prometheus.MustNewConstMetric(m.replans, prometheus.CounterValue, float64(u.replans[reason]), append(labels, reason.String())...)
-			}
-			if h, ok := hints[unitKey(labels)]; ok {
-				gauge(m.hintsInZone, h.InZone, labels...)
-				gauge(m.hintsOverload, h.Worst, labels...)
+	if c.config.Catalog != nil {
+		for _, service := range c.config.Catalog.Snapshot().Services.All() {
+			switch ModeOf(service).Kind {
+			case Planned:
+				modes[Adaptive]++
+			case Auto:
+				modes["Auto"]++
+			case Custom:
+				modes["custom"]++
 			}
 		}
 	}
 	for _, mode := range sortedKeys(modes) {
 		gauge(m.services, float64(modes[mode]), mode)
 	}
-}
-
-func unitKey(labels []string) string { return strings.Join(labels, "\x00") }
-
-func (c *Controller) hintMetrics() map[string]planner.Metrics {
-	c.hintMu.Lock()
-	defer c.hintMu.Unlock()
-	out := make(map[string]planner.Metrics, len(c.hints))
-	for key, h := range c.hints {
-		for name, p := range h.plans {
-			if p.hints != nil && p.why == "" {
-				out[unitKey([]string{key.Namespace, key.Name, name.ports, string(name.family)})] = p.metrics
+	now := c.clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, e := range c.entries {
+		for _, u := range e.units {
+			if u.in.frame == nil {
+				continue
+			}
+			labels := []string{key.Namespace, key.Name, u.name.Ports, string(u.name.Family)}
+			gauge(m.inZone, u.now.InZone, labels...)
+			gauge(m.overload, u.now.Worst, labels...)
+			gauge(m.limit, u.limit, labels...)
+			gauge(m.cost, u.now.Cost, labels...)
+			gauge(m.gap, u.gap, labels...)
+			gauge(m.age, now.Sub(u.published).Seconds(), labels...)
+			gauge(m.demand, u.rate, labels...)
+			for reason := planner.EndpointsChanged; reason <= planner.LastingGap; reason++ {
+				out <- prometheus.MustNewConstMetric(m.replans, prometheus.CounterValue, float64(u.replans[reason]), append(labels, reason.String())...)
+			}
+			if h := c.hints[key]; h != nil && h.groups[u.name] != nil && h.groups[u.name].reason == HintsFound {
+				gauge(m.hintsInZone, h.groups[u.name].metrics.InZone, labels...)
+				gauge(m.hintsOverload, h.groups[u.name].metrics.Worst, labels...)
 			}
 		}
 	}
-	return out
 }

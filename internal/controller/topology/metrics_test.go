@@ -35,8 +35,7 @@ proxima_topology_services{mode="Auto"} 1
 proxima_topology_services{mode="custom"} 0
 proxima_topology_services{mode="proxima.dev/Adaptive"} 1
 `
-		u := r.c.entries[webKey].units
-		for _, unit := range u {
+		for _, unit := range r.c.entries[webKey].units {
 			unit.replans = [4]uint64{1: 1} // how often it was planned while the rig began is left open
 		}
 		if err := testutil.CollectAndCompare(r.c, strings.NewReader(want),

@@ -23,6 +23,9 @@ const (
 	Custom
 )
 
+// planned says whether Services of the mode have a TrafficPlan, or may have one.
+func (m Mode) planned() bool { return m.Kind == Planned || m.Kind == Custom }
+
 // Mode is how a Service wants to be routed.
 type Mode struct {
 	Kind Kind

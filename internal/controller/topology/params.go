@@ -7,6 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
 )
@@ -73,6 +76,26 @@ type Params struct {
 // DefaultParams are those of a Service that says nothing.
 func DefaultParams() Params {
 	return Params{Overload: planner.DefaultOverload, Margin: planner.DefaultMargin, Hints: HintsSoft, Fallback: FallbackNone}
+}
+
+// paramsFor is what holds for a Service: its annotations or, if they cannot be used, the
+// last good ones, which its plan records.
+func paramsFor(service *corev1.Service, plan []*plannerv1alpha1.TrafficPlan) Params {
+	params, problems := ParamsOf(service.Annotations)
+	switch {
+	case problems == nil:
+		return params
+	case len(plan) > 0:
+		p := plan[0].Spec.Parameters
+		return Params{p.Overload, p.Margin, p.Utilisation, p.Costs, HintMode(p.Hints), Fallback(p.Fallback)}
+	}
+	return DefaultParams()
+}
+
+func (p Params) api() plannerv1alpha1.TrafficPlanParameters {
+	return plannerv1alpha1.TrafficPlanParameters{
+		Overload: p.Overload, Margin: p.Margin, Utilisation: p.Utilisation, Costs: p.Costs, Hints: string(p.Hints), Fallback: string(p.Fallback),
+	}
 }
 
 func (p Params) planner() planner.Params {

@@ -1,343 +1,534 @@
 package topology
 
 import (
+	"context"
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
-// maxWeight of an endpoint in a view. Shares are carried to within 1/8192 of the
-// largest one of the zone.
-const maxWeight = 4096
-
-// entry is a Service with a mode of its own. All of it is guarded by the
-// controller's lock.
+// entry is what the planner remembers of a planned Service besides the plan itself. Only
+// the worker of its key changes it, under the controller's lock; others read it there.
 type entry struct {
-	key  resource.Key
-	mode Mode
-	// params that hold. problems are those of the annotations, in which case params are
-	// the last good ones.
-	params   Params
-	problems []string
-	// warnings are what else there is to tell, such as costs that are not there.
-	warnings []string
-	units    map[unitName]*unit
-	// recalled is what an earlier process knew of the demand, by the title of units.
-	recalled map[string]map[string]float64
-	// byPort finds the unit of a slice.
-	byPort map[familyPort]*unit
-	// selects: its EndpointSlices are the EndpointSlice controller's.
-	selects bool
-	// rulings of its heuristic; the map is never changed. turn counts what they may depend
-	// on, so that an answer that comes late is not taken.
-	rulings map[discoveryv1.AddressType]*ruling
-	turn    int
+	mode  Mode
+	units []*unit
+	rule  evaluations
+	// clean: nothing that the plan depends on has changed since it was evaluated, but
+	// demand.
+	clean bool
 }
 
-// unit is what is planned together, and how it is planned.
+// unit is what the planner remembers of a group of ports.
 type unit struct {
-	unitName
-	service  proxy.ServiceName
-	portList []string
-
-	// What the plan depends on besides demand.
-	topology *planner.Topology
-	params   planner.Params
-	counts   map[string]int64
-	// problem as it is now; its plan is the published one if the republisher said so.
-	problem  planner.Problem
-	at       []int // index in the topology of each of the cluster's zones
-	measured bool
-	rate     float64 // connections per second
-	// recalled demand is planned for while held; known: the published plan was made for
-	// demand that was measured, now or by an earlier process.
-	recalled  map[string]float64
-	held      bool
-	known     bool
-	published *planner.Plan
-	// planned is the problem that the published plan was made for.
-	planned planner.Problem
-	weights [][]uint32 // of an endpoint, by zone of the source and of the endpoint
-	// now is what the published plan makes of the present demand, gap how much worse
-	// that is than the best plan, in points.
-	now planner.Metrics
-	gap float64
+	name trafficplan.Name
+	// in and group for which the plan was found to be what its inputs give; group nil: for
+	// none yet.
+	in    input
+	group *plannerv1alpha1.PortGroup
 
 	republisher planner.Republisher
-	reason      planner.Reason
-	since       time.Time
-	replans     [planner.LastingGap + 1]uint64
+	// now is what the plan gives for the present demand, gap how much worse that is than
+	// the best plan, in points; limit is that of the best plan.
+	now       planner.Metrics
+	gap       float64
+	limit     float64
+	rate      float64 // connections per second; 0: not measured
+	published time.Time
+	replans   [planner.LastingGap + 1]uint64
 }
 
-// entryFor says how a Service is to be routed. It keeps what is known of it if it was
-// known before, and the last good parameters if the new ones cannot be used.
-func entryFor(service *corev1.Service, was *entry) *entry {
-	mode := ModeOf(service)
-	if mode.Kind == Distribution {
+// plan brings the plan of a Service in the catalog up to its inputs, if it is to be
+// published again.
+func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
+	// Noted before the snapshot is read, so a change after it is not missed.
+	clean := c.setClean(key, true)
+	defer func() {
+		if err != nil {
+			c.setClean(key, false)
+		}
+	}()
+	snapshot := c.config.Catalog.Snapshot()
+	parts := partsOf(snapshot, key)
+	ledger := c.plans.Ledger(key)
+	if !loop.Shows(ledger, snapshot.Plans.Revision(), parts...) {
+		return loop.ErrStale
+	}
+	service, ok := snapshot.Services.Get(key)
+	if !ok || !ModeOf(service).planned() {
+		c.forget(key)
+		if err := c.write(ctx, key, nil, parts, nil); err != nil || ok {
+			return err
+		}
+		c.plans.Forget(key)
 		return nil
 	}
-	e := was
-	if e == nil {
-		e = &entry{key: resource.KeyOf(service), params: DefaultParams(), units: map[unitName]*unit{}}
+	if clean && c.stands(key, service) {
+		return nil
 	}
-	if e.mode.Kind != mode.Kind {
-		e.units, e.byPort, e.rulings = map[unitName]*unit{}, nil, nil
+	next, publish := c.evaluate(snapshot, service, parts)
+	if err := c.write(ctx, key, service, parts, next); err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed[key] = struct{}{} // a rule that was evaluated is evaluated again
+		return err
 	}
-	e.mode, e.selects = mode, selects(service)
-	e.stale()
-	params, problems := ParamsOf(service.Annotations)
-	if e.problems = problems; problems == nil {
-		e.params = params
+	c.mu.Lock()
+	publish()
+	c.mu.Unlock()
+	if ModeOf(service).Kind == Custom {
+		c.status.Add(key) // the condition says whether the rule could be evaluated
 	}
-	return e
+	return nil
 }
 
-// replan brings the units of a planned Service up to what the catalog holds. It says
-// whether what views carry has changed.
-func (c *Controller) replan(e *entry, now time.Time) (changed bool) {
-	if e.mode.Kind != Planned {
-		return false
+// setClean notes whether the plan of a Service is evaluated for all but demand, and
+// returns what was noted before; an unknown Service is not.
+func (c *Controller) setClean(key resource.Key, clean bool) (was bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.entries[key]; e != nil {
+		was, e.clean = e.clean, clean
 	}
-	var parts []part
-	for _, slice := range c.snapshot.SlicesOf(e.key) {
-		parts = append(parts, partOf(slice))
-	}
-	list := groups(parts)
-	e.warnings = nil
-	units := make(map[unitName]*unit, len(list))
-	byPort := make(map[familyPort]*unit, len(list))
-	for _, g := range list {
-		u := e.units[g.name]
-		if u == nil {
-			u = &unit{unitName: g.name, service: proxy.ServiceName(e.key), portList: g.ports}
-			u.recalled = e.recalled[u.title()]
-		}
-		units[g.name] = u
-		for _, port := range g.ports {
-			byPort[familyPort{g.name.family, port}] = u
-		}
-		// Slices join and part without an endpoint moving, so others may be of this unit now.
-		changed = changed || e.units[g.name] == nil
-		if c.place(e, u, g) {
-			changed = c.solve(u, now, true) || changed
-		}
-	}
-	changed = changed || len(units) != len(e.units)
-	e.units, e.byPort = units, byPort
-	return changed
+	return was
 }
 
-// place notes where a unit's endpoints are and says whether that, or anything else
-// that the plan depends on besides demand, is different.
-func (c *Controller) place(e *entry, u *unit, g *group) (changed bool) {
-	topology, problem, err := c.atlas.topology(e.params.Costs, g.endpoints)
-	if problem != "" {
-		e.warn(problem)
+// partsOf the plan of a Service.
+func partsOf(snapshot *catalog.Snapshot, key resource.Key) []*plannerv1alpha1.TrafficPlan {
+	var parts []*plannerv1alpha1.TrafficPlan
+	for _, part := range snapshot.PlansOf(key) {
+		parts = append(parts, part)
 	}
-	if err != nil {
-		// More zones than can be planned: without a plan traffic goes by hints, or to all.
-		e.warn(fmt.Sprintf("no plan: %v", err))
-		changed = u.published != nil
-		*u = unit{unitName: u.unitName, service: u.service, portList: u.portList}
-		return changed
+	return parts
+}
+
+func (c *Controller) forget(key resource.Key) {
+	c.mu.Lock()
+	_, known := c.entries[key]
+	delete(c.entries, key)
+	delete(c.changed, key)
+	c.mu.Unlock()
+	if known {
+		c.status.Add(key)
 	}
-	params := e.params.planner()
-	// The atlas makes topologies anew when nodes or costs change, so one compare tells of
-	// zones, costs, live nodes and the prior.
-	if u.published != nil && u.topology == topology && u.params == params && maps.Equal(u.counts, g.endpoints) && slices.Equal(u.portList, g.ports) {
+}
+
+// stands says whether the plan of a Service is still the one to have where only demand
+// has changed; false: it is to be evaluated.
+func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
+	c.mu.Lock()
+	e := c.entries[key]
+	c.mu.Unlock()
+	if e == nil || e.mode.Kind != Planned {
 		return false
 	}
-	u.topology, u.params, u.counts, u.portList = topology, params, g.endpoints, g.ports
-	c.frame(u)
+	scratch := c.scratch.Get().(*scratch)
+	defer c.scratch.Put(scratch)
+	now := c.clock.Now()
+	for _, u := range e.units {
+		if u.group == nil {
+			return false // it was published by the last evaluation
+		}
+		demand := c.estimate(serviceName(service), u.group.Ports, &u.in, u.group)
+		problem := u.in.problem(demand.shares)
+		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
+			return false
+		}
+		metrics, gap, limit := compare(u.group, &u.in, demand, &scratch.plan)
+		republisher := u.republisher
+		if republisher.Step(now, false, gap) != planner.Keep {
+			return false
+		}
+		c.mu.Lock()
+		u.republisher, u.now, u.gap, u.limit, u.rate = republisher, metrics, gap, limit, demand.rate
+		c.mu.Unlock()
+		if demand.measured {
+			c.reconsider(key, u.name, u.in.topology, demand.shares)
+		}
+	}
 	return true
 }
 
-// frame sets what of a unit's problem does not depend on demand. Lists are made anew, as
-// older problems share them.
-func (c *Controller) frame(u *unit) {
-	t, cluster := u.topology, c.atlas.cluster
-	noNodes, weight := make([]bool, t.Len()), make([]int64, t.Len())
-	for i := range noNodes {
-		noNodes[i] = true
-	}
-	u.at = make([]int, len(cluster.names))
-	for i, zone := range cluster.names {
-		u.at[i], _ = t.Index(zone)
-		noNodes[u.at[i]] = cluster.noNodes[i]
-	}
-	for zone, n := range u.counts {
-		at, _ := t.Index(zone)
-		weight[at] = n
-	}
-	u.problem = planner.Problem{Weight: weight, NoNodes: noNodes, Params: u.params}
+// scratch is memory for solving.
+type scratch struct {
+	solver planner.Solver
+	plan   planner.Plan
 }
 
-func (e *entry) warn(problem string) {
-	if !slices.Contains(e.warnings, problem) {
-		e.warnings = append(e.warnings, problem)
+// compare what a plan gives for a demand with the best plan: its metrics, how much worse
+// they are in points, and the limit.
+func compare(g *plannerv1alpha1.PortGroup, in *input, demand estimated, best *planner.Plan) (metrics planner.Metrics, gap, limit float64) {
+	factor, _ := best.Factor()
+	metrics, limit = best.Metrics(), factor.Float()
+	if demand.of(g) {
+		return metrics, 0, limit
+	}
+	now := under(g, in, demand.shares)
+	return now, planner.Gap(in.topology, now, metrics, limit), limit
+}
+
+// evaluate says which plan a Service should have: the one that it has, unless the rules
+// of planner.Republisher want another. Nil: none. publish is to be called, with the
+// controller's lock, once the plan is written.
+func (c *Controller) evaluate(snapshot *catalog.Snapshot, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan) (next *plannerv1alpha1.TrafficPlanSpec, publish func()) {
+	mode := ModeOf(service)
+	c.mu.Lock()
+	key := resource.KeyOf(service)
+	e := c.entries[key]
+	if e == nil || e.mode.Kind != mode.Kind {
+		e = &entry{}
+		c.entries[key] = e
+	}
+	e.mode = mode
+	c.mu.Unlock()
+
+	var was *plannerv1alpha1.TrafficPlanSpec
+	groups := map[trafficplan.Name]*plannerv1alpha1.PortGroup{}
+	for i, part := range parts {
+		if part.Spec.Mode != mode.Name {
+			continue
+		}
+		if i == 0 {
+			was = &part.Spec
+		}
+		for k := range part.Spec.Groups {
+			groups[trafficplan.NameOf(&part.Spec.Groups[k])] = &part.Spec.Groups[k]
+		}
+	}
+	spec := &plannerv1alpha1.TrafficPlanSpec{Service: service.Name, Version: 1, Mode: mode.Name}
+	for _, part := range parts {
+		spec.Version = max(spec.Version, part.Spec.Version+1)
+	}
+	params := paramsFor(service, parts)
+	spec.Parameters = params.api()
+	if mode.Kind == Custom {
+		spec.Groups, publish = c.evaluateRule(e, snapshot, service, groups)
+		if spec.Groups == nil {
+			return nil, publish
+		}
+		return spec, publish
+	}
+	changed := was == nil || was.Parameters != spec.Parameters
+	var publishUnits []func()
+	var units []*unit
+	for _, g := range groupsOf(snapshot, key) {
+		group, u, publishUnit := c.evaluateGroup(e, service, g, groups[g.Name], params, changed)
+		spec.Groups = append(spec.Groups, *group)
+		units, publishUnits = append(units, u), append(publishUnits, publishUnit)
+	}
+	return spec, func() {
+		e.units = units
+		for _, publish := range publishUnits {
+			publish()
+		}
 	}
 }
 
-// solve plans a unit for the demand as it is now and publishes the plan if it is time
-// to. different says that anything but demand has changed. It says whether what views
-// carry has changed.
-func (c *Controller) solve(u *unit, now time.Time, different bool) (changed bool) {
-	c.estimate(u)
-	plan := &c.scratch
-	if err := c.solver.Solve(u.topology, &u.problem, plan); err != nil {
-		// Inputs are checked where they come in, so this is a mistake of ours. The old plan
-		// goes on, for the endpoints that it knows.
-		c.log.Error("service is not planned anew", "service", u.service, "ports", u.ports, "error", err)
-		return false
+func groupsOf(snapshot *catalog.Snapshot, key resource.Key) []*trafficplan.Group {
+	var parts []trafficplan.Part
+	for _, slice := range snapshot.SlicesOf(key) {
+		parts = append(parts, trafficplan.PartOf(slice))
 	}
-	different = different || u.published == nil
-	limit, _ := plan.Factor()
-	u.now, u.gap = plan.Metrics(), 0
+	return trafficplan.Groups(parts)
+}
+
+// evaluateGroup does so for one group; was is its present plan or nil, changed says that
+// its parameters are others.
+func (c *Controller) evaluateGroup(e *entry, service *corev1.Service, g *trafficplan.Group, was *plannerv1alpha1.PortGroup, params Params, changed bool) (*plannerv1alpha1.PortGroup, *unit, func()) {
+	now := c.clock.Now()
+	u := &unit{name: g.Name}
+	if i := slices.IndexFunc(e.units, func(u *unit) bool { return u.name == g.Name }); i >= 0 {
+		u = e.units[i]
+	} else if was != nil {
+		u.published = was.Published.Time
+		u.republisher = planner.Resume(now, u.published, reasonOf(was.Reason))
+	}
+	in, err := c.model.input(params, g.Endpoints)
+	if err != nil {
+		// Without a plan traffic goes by hints, or to all endpoints.
+		is := &plannerv1alpha1.PortGroup{
+			AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomeTooManyZones, Published: metav1.NewTime(now),
+		}
+		return is, u, func() { *u = unit{name: g.Name} }
+	}
+	s, err := c.solve(serviceName(service), g, &in, was)
+	if err != nil {
+		// Inputs are checked where they come in, so this is a fault of the planner. The old
+		// plan stays.
+		c.log.Error("service is not planned", "service", resource.KeyOf(service), "ports", g.Name.Ports, "error", err)
+		if was == nil {
+			was = &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomeNoEndpoints}
+		}
+		return was, u, func() {}
+	}
+	different := changed || was == nil || !(u.in.frame == in.frame && u.group == was && sameCounts(was, g)) && !c.follows(was, g, &in, s.demand)
+	metrics, gap := s.plan.Metrics(), 0.0
+	factor, _ := s.plan.Factor()
+	limit := factor.Float()
 	if !different {
-		u.now = u.published.Under(u.problem.Demand)
-		u.gap = planner.Gap(u.topology, u.now, plan.Metrics(), limit.Float())
+		metrics, gap, limit = compare(was, &in, s.demand, s.plan)
 	}
-	reason := u.republisher.Step(now, different, u.gap)
-	if reason == planner.Keep {
-		return false
+	if s.demand.measured {
+		c.reconsider(resource.KeyOf(service), g.Name, in.topology, s.demand.shares)
 	}
-	u.now, u.gap = plan.Metrics(), 0
-	weights := weightsOf(plan, u.problem.Weight)
-	changed = u.published == nil || !sameZones(u.published.Topology(), u.topology) || !slices.EqualFunc(weights, u.weights, slices.Equal)
-	u.published, u.planned, u.weights = plan.Clone(), u.problem, weights
-	u.known = u.measured || u.held
-	u.reason, u.since = reason, now
-	u.replans[reason]++
-	return changed
+	republisher := u.republisher
+	reason := republisher.Step(now, different, gap)
+	is := was
+	if reason != planner.Keep {
+		is = s.group(g, &in)
+		is.Reason, is.Published = plannerv1alpha1.PublishReason(reason.String()), metav1.NewTime(now)
+		metrics, gap = s.plan.Metrics(), 0
+	}
+	return is, u, func() {
+		u.in, u.group, u.republisher = in, is, republisher
+		u.now, u.gap, u.limit, u.rate = metrics, gap, limit, s.demand.rate
+		if reason != planner.Keep {
+			u.published = now
+			u.replans[reason]++
+			u.group = nil // the one in the table is a copy
+		}
+	}
 }
 
-// estimate fills in the problem. Ports that are planned together add up.
-func (c *Controller) estimate(u *unit) {
-	cluster := c.atlas.cluster
-	demand := make([]float64, u.topology.Len())
-	u.rate, u.measured = 0, false
-	if c.hold(u, demand) {
-		u.problem.Demand = demand
-		return
+func serviceName(service *corev1.Service) proxy.ServiceName {
+	return proxy.ServiceName{Namespace: service.Namespace, Name: service.Name}
+}
+
+// solution is the best plan of a group for a demand.
+type solution struct {
+	plan    *planner.Plan
+	problem planner.Problem
+	demand  estimated
+}
+
+// solve a group for the demand as it is now.
+func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *input, was *plannerv1alpha1.PortGroup) (*solution, error) {
+	return solveFor(in, c.estimate(service, g.Ports, in, was))
+}
+
+func solveFor(in *input, demand estimated) (*solution, error) {
+	s := &solution{plan: &planner.Plan{}, problem: in.problem(demand.shares), demand: demand}
+	var solver planner.Solver
+	if err := solver.Solve(in.topology, &s.problem, s.plan); err != nil {
+		return nil, fmt.Errorf("solve: %w", err)
 	}
-	for k, port := range u.portList {
-		e := c.demand.Shares(proxy.PortName{ServiceName: u.service, Port: port}, cluster.names, cluster.prior, cluster.noNodes)
-		weigh := e.Rate
-		if !e.Measured || e.Rate <= 0 {
+	return s, nil
+}
+
+// follows says whether a plan is what its inputs give, for the demand that it was made
+// for. If that was guessed and still is, the guess is an input like any other.
+func (c *Controller) follows(was *plannerv1alpha1.PortGroup, g *trafficplan.Group, in *input, now estimated) bool {
+	demand := estimated{shares: recorded(was, in), measured: was.DemandSource == plannerv1alpha1.DemandMeasured}
+	if !demand.measured && !now.measured {
+		demand = now
+	}
+	s, err := solveFor(in, demand)
+	if err != nil {
+		return false
+	}
+	is := s.group(g, in)
+	return is.Outcome == was.Outcome && slices.Equal(is.Ports, was.Ports) && equality.Semantic.DeepEqual(is.Zones, was.Zones)
+}
+
+func sameCounts(was *plannerv1alpha1.PortGroup, g *trafficplan.Group) bool {
+	zones := 0
+	for i := range was.Zones {
+		z := &was.Zones[i]
+		if z.Endpoints > 0 {
+			zones++
+		}
+		if g.Endpoints[z.Name] != z.Endpoints {
+			return false
+		}
+	}
+	return zones == len(g.Endpoints)
+}
+
+// group is the solution as it is published.
+func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortGroup {
+	t := in.topology
+	limit, _ := s.plan.Factor()
+	m := s.plan.Metrics()
+	out := &plannerv1alpha1.PortGroup{
+		AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomePlanned, DemandSource: s.demand.source(),
+		Expected: &plannerv1alpha1.Expectation{InZone: rounded(m.InZone), Cost: rounded(m.Cost), Busiest: rounded(m.Worst), Limit: rounded(limit.Float())},
+		Zones:    make([]plannerv1alpha1.SourceZone, t.Len()),
+	}
+	if !s.plan.HasEndpoints() {
+		out.Outcome, out.Expected = plannerv1alpha1.OutcomeNoEndpoints, nil
+	}
+	for from := range t.Len() {
+		z := &out.Zones[from]
+		z.Name, z.Endpoints, z.Demand = t.Zone(from).Name, in.weight[from], s.problem.Demand[from]
+		z.Reason = plannerv1alpha1.ZoneReason(s.plan.Rule(from).String())
+		n := 0
+		for to := range t.Len() {
+			if s.plan.Share(from, to) > 0 {
+				n++
+			}
+		}
+		z.To = make([]plannerv1alpha1.ZoneShare, 0, n)
+		for to := range t.Len() {
+			if share := s.plan.Share(from, to); share > 0 {
+				z.To = append(z.To, plannerv1alpha1.ZoneShare{Zone: t.Zone(to).Name, Share: max(resolution, rounded(share))})
+			}
+		}
+		if n == 0 {
+			z.To = nil
+		}
+	}
+	return out
+}
+
+// resolution of shares in a plan. Views carry 1/8192.
+const (
+	resolution = 1e-6
+	perUnit    = 1e6
+)
+
+func rounded(x float64) float64 { return math.Round(x*perUnit) / perUnit }
+
+// under is what a plan gives for another demand.
+func under(g *plannerv1alpha1.PortGroup, in *input, demand []float64) planner.Metrics {
+	t := in.topology
+	m := planner.Metrics{InZone: 1}
+	total, home, cost, endpoints := 0.0, 0.0, 0.0, int64(0)
+	load := make([]float64, t.Len())
+	for _, z := range g.Zones {
+		from, ok := t.Index(z.Name)
+		if !ok || !(demand[from] > 0) {
+			continue
+		}
+		total += demand[from]
+		for _, share := range z.To {
+			to, ok := t.Index(share.Zone)
+			if !ok {
+				continue
+			}
+			x := demand[from] * share.Share
+			load[to] += x
+			cost += x * t.Cost(from, to)
+			if to == from {
+				home += x
+			}
+		}
+	}
+	for _, w := range in.weight {
+		endpoints += w
+	}
+	if total == 0 || endpoints == 0 {
+		return m
+	}
+	m.InZone, m.Cost = home/total, cost/total
+	for to, w := range in.weight {
+		if w > 0 {
+			m.Worst = max(m.Worst, load[to]/total*float64(endpoints)/float64(w))
+		}
+	}
+	return m
+}
+
+func reasonOf(reason plannerv1alpha1.PublishReason) planner.Reason {
+	for r := planner.EndpointsChanged; r <= planner.LastingGap; r++ {
+		if r.String() == string(reason) {
+			return r
+		}
+	}
+	return planner.EndpointsChanged
+}
+
+// estimated demand of a group.
+type estimated struct {
+	// shares of zones, in the order of the topology.
+	shares []float64
+	rate   float64 // connections per second; 0: not measured
+	// measured: else it is guessed from the CPU of nodes.
+	measured bool
+	// held: it is that of the present plan, as too few agents have reported since this
+	// process began.
+	held bool
+}
+
+func (e *estimated) source() plannerv1alpha1.DemandSource {
+	if e.measured || e.held {
+		return plannerv1alpha1.DemandMeasured
+	}
+	return plannerv1alpha1.DemandGuessed
+}
+
+// of a plan: it was made for this demand.
+func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
+	return slices.EqualFunc(g.Zones, e.shares, func(z plannerv1alpha1.SourceZone, share float64) bool { return z.Demand == share })
+}
+
+// estimate the demand of ports that are planned together; it adds up. was is their
+// present plan, or nil.
+func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
+	if was != nil && was.DemandSource == plannerv1alpha1.DemandMeasured && c.cold() {
+		e.shares = recorded(was, in)
+		for i, share := range e.shares {
+			e.held = e.held || share > 0 && !in.noNodes[i]
+		}
+		if e.held {
+			return e
+		}
+	}
+	cluster := in.cluster
+	e.shares = make([]float64, in.topology.Len())
+	for k, port := range ports {
+		d := c.demand.Shares(proxy.PortName{ServiceName: service, Port: port}, cluster.names, cluster.prior, cluster.noNodes)
+		weigh := d.Rate
+		if !d.Measured || d.Rate <= 0 {
 			if k > 0 {
 				continue // known is more than believed
 			}
 			weigh = minRate
 		} else {
-			u.measured = true
-			u.rate += e.Rate
+			e.measured = true
+			e.rate += d.Rate
 		}
-		for i, share := range e.Shares {
-			demand[u.at[i]] += share * weigh
+		for i, share := range d.Shares {
+			e.shares[in.at[i]] += share * weigh
 		}
 	}
-	u.problem.Demand = demand
+	total := 0.0
+	for _, x := range e.shares {
+		total += x
+	}
+	for i, x := range e.shares {
+		if total > 0 {
+			e.shares[i] = x / total
+		}
+	}
+	return e
 }
 
 // minRate, in connections per second, weighs a belief beside what is measured at
 // another port: next to nothing.
 const minRate = 1e-6
 
-func sameZones(a, b *planner.Topology) bool {
-	if a == b {
-		return true
-	}
-	if a.Len() != b.Len() {
-		return false
-	}
-	for i := range a.Len() {
-		if a.Zone(i).Name != b.Zone(i).Name {
-			return false
+// recorded is the demand that a plan was made for, in the order of a topology.
+func recorded(g *plannerv1alpha1.PortGroup, in *input) []float64 {
+	shares := make([]float64, in.topology.Len())
+	for i := range g.Zones {
+		if at, ok := in.topology.Index(g.Zones[i].Name); ok {
+			shares[at] = g.Zones[i].Demand
 		}
 	}
-	return true
+	return shares
 }
 
-// weightsOf endpoints, by zone of the source and of the endpoint: proportional to the
-// share that one endpoint gets, as small as they can be. A share above 0 is never 0.
-func weightsOf(p *planner.Plan, endpoints []int64) [][]uint32 {
-	weights := make([][]uint32, len(endpoints))
-	each := make([]float64, len(endpoints))
-	for from := range weights {
-		for to, n := range endpoints {
-			each[to] = 0
-			if n > 0 {
-				each[to] = p.Share(from, to) / float64(n)
-			}
-		}
-		if weights[from] = carriedWeights(each); weights[from] == nil {
-			weights[from] = make([]uint32, len(endpoints))
-		}
-	}
-	return weights
-}
-
-func gcd(a, b uint32) uint32 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
-}
-
-// Weights are what the view of a zone carries for a slice's endpoints: one for each, 0
-// for those that get nothing. Nil: the zone or the Service is not planned. It fits
-// view.BuilderConfig.
-func (c *Controller) Weights(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if e := c.entries[serviceOf(slice)]; e != nil && e.mode.Kind == Custom {
-		return e.rulings[slice.AddressType].of(zone, slice)
-	}
-	u := c.unitOf(slice)
-	if u == nil || u.published == nil || !u.published.HasEndpoints() {
-		return nil
-	}
-	t := u.published.Topology()
-	from, ok := t.Index(zone)
-	if !ok {
-		return nil
-	}
-	weights := make([]uint32, len(slice.Endpoints))
-	for i := range slice.Endpoints {
-		e := &slice.Endpoints[i]
-		if !usable(e) {
-			continue
-		}
-		to, ok := t.Index(zoneOf(e))
-		if !ok {
-			return nil
-		}
-		weights[i] = u.weights[from][to]
-	}
-	return weights
-}
-
-func (c *Controller) unitOf(slice *discoveryv1.EndpointSlice) *unit {
-	e := c.entries[serviceOf(slice)]
-	if e == nil {
-		return nil
-	}
-	for _, port := range slice.Ports {
-		if u := e.byPort[familyPort{slice.AddressType, portName(port)}]; u != nil {
-			return u
-		}
-	}
-	return nil
-}
-
-func serviceOf(slice *discoveryv1.EndpointSlice) resource.Key {
-	return resource.Key{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
-}
+// cold: estimates are of too few agents to replace what plans record.
+func (c *Controller) cold() bool { return c.config.Warm != nil && !c.config.Warm() }

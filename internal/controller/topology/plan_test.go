@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/catalog"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -166,7 +167,7 @@ func TestPlansFollowAtOnce(t *testing.T) {
 func TestDemandIsRepublishedByTheRules(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil, all(equalNodes("abc"), workloads("aaabbbccc"), one(adaptive()))...)
-		u := r.c.entries[resource.Key{Namespace: "shop", Name: "web"}].units[unitName{discoveryv1.AddressTypeIPv4, "http"}]
+		u := r.c.entries[resource.Key{Namespace: "shop", Name: "web"}].units[0]
 		r.report(map[string]float64{"a": 10, "b": 10, "c": 10})
 		if u.replans[planner.EndpointsChanged] == 0 || u.replans[planner.LargeGap]+u.replans[planner.LastingGap] != 0 {
 			t.Errorf("as guessed: replans %v", u.replans)
@@ -393,34 +394,40 @@ func TestPlanIsHonoured(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		zones := rapid.SliceOfNDistinct(rapid.SampledFrom(strings.Split("abcdefgh", "")), 1, 8, rapid.ID[string]).Draw(t, "zones")
 		f := &fakeDemand{rates: map[string]float64{}}
-		var nodes []catalog.Change[*corev1.Node]
+		var objects []resource.Object
 		for _, z := range zones {
 			n := node("node-"+z, z)
 			n.Labels[corev1.LabelTopologyRegion] = rapid.SampledFrom([]string{"eu", "us"}).Draw(t, "region")
 			if rapid.IntRange(0, 9).Draw(t, "down") == 0 {
 				down(n)
 			}
-			nodes = append(nodes, catalog.Change[*corev1.Node]{Key: resource.KeyOf(n), New: n})
+			objects = append(objects, n)
 			f.rates[z] = rapid.Float64Range(0, 100).Draw(t, "rate")
 		}
 		service := adaptive(AnnotationOverload, rapid.SampledFrom([]string{"0", "0.2", "1"}).Draw(t, "overload"))
-		c := New(Config{Demand: f})
-		delta := deltaOf(t, service, nodes, drawSlices(t, zones))
-		c.plan(&delta)
-		u := c.entries[resource.KeyOf(service)].units[unitName{discoveryv1.AddressTypeIPv4, "admin,http"}]
-		if u == nil || u.published == nil || !u.published.HasEndpoints() {
+		objects = append(objects, service)
+		for _, slice := range drawSlices(t, zones) {
+			objects = append(objects, slice)
+		}
+		plan := planOf(t, New(Config{Demand: f}), snapshotOf(t, objects...), webKey)
+		snapshot := snapshotOf(t, append(objects, plan[0])...)
+		i := slices.IndexFunc(plan[0].Spec.Groups, func(g plannerv1alpha1.PortGroup) bool { return slices.Contains(g.Ports, "http") })
+		if i < 0 || plan[0].Spec.Groups[i].Outcome != plannerv1alpha1.OutcomePlanned {
 			return
 		}
-		top := u.published.Topology()
-		for from := range top.Len() {
-			zone := top.Zone(from).Name
+		for _, from := range plan[0].Spec.Groups[i].Zones {
+			zone := from.Name
 			if zone == noZone {
 				continue
 			}
-			got := sharesOf(delivered(t, c, zone, delta), proxy.Port{Name: "http", Protocol: proxy.TCP}, zone)
-			for to := range top.Len() {
-				name := strings.TrimSuffix(top.Zone(to).Name, noZone)
-				if want := u.published.Share(from, to); math.Abs(got[name]-want) > 0.002 {
+			got := sharesOf(delivered(t, zone, snapshot), proxy.Port{Name: "http", Protocol: proxy.TCP}, zone)
+			planned := map[string]float64{}
+			for _, to := range from.To {
+				planned[strings.TrimSuffix(to.Zone, noZone)] = to.Share
+			}
+			for _, to := range plan[0].Spec.Groups[i].Zones {
+				name := strings.TrimSuffix(to.Name, noZone)
+				if want := planned[name]; math.Abs(got[name]-want) > 0.002 {
 					t.Fatalf("from %s to %q: %.4f of connections, %.4f is planned\n%v", zone, name, got[name], want, got)
 				}
 			}

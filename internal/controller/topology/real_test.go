@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -101,7 +102,7 @@ func TestPlansArePerPort(t *testing.T) {
 			t.Errorf("units %v", sortedUnits(e))
 		}
 		for _, u := range e.units {
-			if u.ports != "admin,http" || u.counts["a"] != 2 || u.counts["c"] != 2 {
+			if u.name.Ports != "admin,http" || u.group.Zones[0].Endpoints != 2 || u.group.Zones[2].Endpoints != 2 {
 				t.Errorf("%+v", u)
 			}
 		}
@@ -110,8 +111,8 @@ func TestPlansArePerPort(t *testing.T) {
 }
 
 func sortedUnits(e *entry) (out []string) {
-	for _, u := range e.sorted() {
-		out = append(out, u.title())
+	for _, u := range e.units {
+		out = append(out, fmt.Sprint(u.name))
 	}
 	return out
 }

@@ -2,16 +2,20 @@ package topology
 
 import (
 	"fmt"
-	"slices"
+	"math"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 // Report says how a Service is routed among zones, why, what that costs, and what
@@ -55,87 +59,144 @@ type PlanReport struct {
 
 // HintReport says what readers of hints get.
 type HintReport struct {
-	Mode    HintMode        `json:"mode"`
-	Given   bool            `json:"given"`
+	Mode  HintMode `json:"mode"`
+	Given bool     `json:"given"`
+	// Reason is Found, or why hints were not planned; Why says the latter in words.
+	Reason  HintReason      `json:"reason"`
 	Why     string          `json:"why,omitempty"`
 	Metrics planner.Metrics `json:"metrics"`
 }
 
-// Explain reports on a Service; ok is false if there is none of that name, or no delta
-// has been planned yet.
+// Explain reports on a Service from what the catalog holds; ok is false if there is none
+// of that name, or the catalog is not filled yet. Hints are reported on by the instance
+// that writes them.
 func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
-	families, plans := c.hinted(key)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.primed {
+	snapshot := c.config.Catalog.Snapshot()
+	service, ok := snapshot.Services.Get(key)
+	if !ok || !c.config.Catalog.Synced() {
 		return nil, false
 	}
-	service, ok := c.snapshot.Services.Get(key)
-	if !ok {
-		return nil, false
+	mode, parts, m := ModeOf(service), partsOf(snapshot, key), c.modelFor(snapshot)
+	r = &Report{Mode: mode.Name, Planned: mode.Kind == Planned, Params: paramsFor(service, parts), Plans: []PlanReport{}}
+	candidates := c.candidates(snapshot, m, service, parts)
+	if mode.Kind == Distribution {
+		r.Params = DefaultParams()
+	} else {
+		_, r.Problems = ParamsOf(service.Annotations)
+		r.Problems = append(r.Problems, warnings(m, parts)...)
 	}
-	mode := ModeOf(service)
-	r = &Report{Mode: mode.Name, Planned: mode.Kind == Planned, Params: DefaultParams(), Plans: []PlanReport{}}
-	e := c.entries[key]
-	units := c.unitsFor(service, e, r.Planned)
-	if e != nil {
-		r.Params = e.params
-		r.Problems = append(slices.Clone(e.problems), e.warnings...)
+	r.Decision = decision(mode, service)
+	if mode.Kind == Custom {
+		r.Rulings = rulingReports(snapshot, key, groupsIn(parts), candidates)
 	}
-	r.Decision = c.decision(mode, e, families, plans)
-	if mode.Kind == Custom && e != nil {
-		r.Rulings = c.rulingReports(e, units)
-	}
-	for _, u := range units {
-		if p, ok := c.reportOn(u, r.Planned, plans[u.unitName]); ok {
+	_, hints := c.hinted(key)
+	for _, u := range candidates {
+		if p, ok := c.reportOn(u, r.Planned, hints[u.group.Name]); ok {
 			r.Plans = append(r.Plans, p)
 		}
 	}
 	return r, true
 }
 
-// unitsFor a Service: those that are in effect, or what they would be.
-func (c *Controller) unitsFor(service *corev1.Service, e *entry, planned bool) []*unit {
-	if planned && e != nil {
-		return e.sorted()
+// modelFor a question: the one that is kept up to date, or one of the snapshot where
+// plans are made elsewhere.
+func (c *Controller) modelFor(snapshot *catalog.Snapshot) *model {
+	if _, ready := c.model.current(); ready {
+		return c.model
 	}
-	params, problems := ParamsOf(service.Annotations)
-	if problems != nil {
-		params = DefaultParams()
-	}
-	would := &entry{key: resource.KeyOf(service), mode: Mode{Planned, Adaptive}, params: params, units: map[unitName]*unit{}}
-	c.replan(would, c.clock.Now())
-	return would.sorted()
+	return modelOf(snapshot)
 }
 
-func (c *Controller) decision(mode Mode, e *entry, families []told, plans map[unitName]*hintPlan) string {
-	switch {
-	case e != nil:
-		if cond, ok := e.plan(families, plans); ok {
-			return cond.Message
+// candidate is a group of ports that can be planned, and the best plan for the demand as
+// it is now.
+type candidate struct {
+	group *trafficplan.Group
+	in    input
+	best  *solution
+	// plan that is in effect; nil: none.
+	plan *plannerv1alpha1.PortGroup
+}
+
+func (c *Controller) candidates(snapshot *catalog.Snapshot, m *model, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan) []*candidate {
+	params := paramsFor(service, parts)
+	var out []*candidate
+	for _, g := range groupsOf(snapshot, resource.KeyOf(service)) {
+		u := &candidate{group: g}
+		for _, group := range groupsIn(parts) {
+			if trafficplan.NameOf(group) == g.Name && ModeOf(service).Kind == Planned {
+				u.plan = group
+			}
 		}
-		return "its EndpointSlices have not been looked at yet"
-	case mode.Name == "":
-		return "all ready endpoints alike, wherever they are"
+		var err error
+		if u.in, err = m.input(params, g.Endpoints); err != nil {
+			continue
+		}
+		if u.best, err = c.solve(serviceName(service), g, &u.in, u.plan); err == nil {
+			out = append(out, u)
+		}
 	}
-	return fmt.Sprintf("spec.trafficDistribution %s: endpoints are hinted to their own zone, however they are loaded", mode.Name)
+	return out
 }
 
-func (c *Controller) reportOn(u *unit, planned bool, hints *hintPlan) (p PlanReport, ok bool) {
-	if u.published == nil {
-		return p, false
+// decision is the message of the Service's condition, or what holds without a mode.
+func decision(mode Mode, service *corev1.Service) string {
+	if mode.Kind == Distribution {
+		if mode.Name == "" {
+			return "all ready endpoints alike, wherever they are"
+		}
+		return fmt.Sprintf("spec.trafficDistribution %s: endpoints are hinted to their own zone, however they are loaded", mode.Name)
 	}
+	if cond := meta.FindStatusCondition(service.Status.Conditions, ConditionPlan); cond != nil {
+		return cond.Message
+	}
+	return "its EndpointSlices have not been looked at yet"
+}
+
+func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p PlanReport, ok bool) {
+	made := u.best
 	p = PlanReport{
-		Ports: u.portList, Family: string(u.family), Measured: u.measured, Held: u.held, Rate: u.rate,
-		Plan: explain.Of(u.published, &u.planned, compared(c.atlas.cluster.ratios, u.planned.Weight)), Now: u.now, Gap: u.gap,
+		Ports: u.group.Ports, Family: string(u.group.Name.Family), Measured: u.best.demand.measured, Held: u.best.demand.held, Rate: u.best.demand.rate,
+		Now: u.best.plan.Metrics(),
 	}
 	if planned {
-		p.Reason, p.Age = u.reason.String(), c.clock.Since(u.since).Seconds()
+		if u.plan == nil || u.plan.Zones == nil {
+			return p, false
+		}
+		var err error
+		if made, err = solveFor(&u.in, estimated{shares: recorded(u.plan, &u.in)}); err != nil {
+			return p, false
+		}
+		p.Now, p.Gap, _ = compare(u.plan, &u.in, u.best.demand, u.best.plan)
+		p.Reason, p.Age = string(u.plan.Reason), c.clock.Since(u.plan.Published.Time).Seconds()
+	}
+	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.weight))
+	if planned {
+		asPublished(p.Plan, u.plan)
 	}
 	if hints != nil {
-		p.Hints = &HintReport{Mode: hints.mode, Given: hints.hints != nil, Why: hints.why, Metrics: hints.metrics}
+		p.Hints = &HintReport{Mode: hints.mode, Given: hints.hints != nil, Reason: hints.reason, Metrics: hints.metrics}
+		if hints.reason != HintsFound {
+			p.Hints.Why = hints.reason.text()
+		}
 	}
 	return p, true
+}
+
+// asPublished has an explanation name the shares and reasons of the plan in effect, should
+// they be others for a moment.
+func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
+	for i := range e.Zones {
+		z := &e.Zones[i]
+		for _, published := range plan.Zones {
+			if published.Name != z.Name {
+				continue
+			}
+			z.Rule, z.To = string(published.Reason), nil
+			for _, to := range published.To {
+				z.To = append(z.To, explain.Share{Zone: to.Zone, Share: to.Share})
+			}
+		}
+	}
 }
 
 // compared is what the comparison with Kubernetes' heuristic needs.
@@ -186,10 +247,7 @@ func (r *Report) Text(from string) string {
 }
 
 func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
-	ports := strings.Join(p.Ports, ", ")
-	if ports == "" {
-		ports = "unnamed port"
-	}
+	ports := portsText(p.Ports)
 	demand := "demand is guessed from the CPU of nodes"
 	switch {
 	case p.Held:
@@ -213,7 +271,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n", measures(p.Now), p.Gap)
 	}
 	if h := p.Hints; h != nil {
-		hints := hintPlan{mode: h.Mode, why: h.Why, metrics: h.Metrics}
+		hints := hintPlan{mode: h.Mode, reason: h.Reason, metrics: h.Metrics}
 		if h.Given {
 			hints.hints = map[string][]string{}
 		}
@@ -224,7 +282,9 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 // moved says whether the plan does something else now than when it was made, as far as
 // is printed.
 func (p *PlanReport) moved() bool {
-	return measures(p.Now) != measures(p.Plan.Metrics) || fmt.Sprintf("%.1f", p.Gap) != "0.0"
+	far := func(a, b, by float64) bool { return math.Abs(a-b) > by }
+	was := p.Plan.Metrics
+	return far(p.Now.InZone, was.InZone, 0.0005) || far(p.Now.Cost, was.Cost, 0.005) || far(p.Now.Worst, was.Worst, 0.005) || p.Gap >= 0.05
 }
 
 func age(seconds float64) string {

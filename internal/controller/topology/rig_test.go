@@ -26,6 +26,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/delta"
@@ -35,6 +36,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -99,15 +101,15 @@ func (r *rig) start(edit func(*Config)) {
 	}
 	r.c = New(config)
 	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: r.c})
-	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: r.c.Weights})
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts)
-	source := r.c.Source(sub)
+	plans := &trafficplan.Table{}
+	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: plans.Weights})
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)
 
 	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan error, 4)
 	for _, run := range []func(context.Context) error{
 		world.Run, slicesController.Run, r.c.Run,
-		func(ctx context.Context) error { defer sub.Close(); return view.Follow(ctx, source, r.builder) },
+		func(ctx context.Context) error { defer sub.Close(); return view.Follow(ctx, sub, r.builder, plans) },
 	} {
 		go func() { done <- run(ctx) }()
 	}
@@ -504,33 +506,40 @@ func runCatalog(t fataler, world *catalog.Catalog) (stop func()) {
 func snapshotOf(t fataler, objects ...resource.Object) *catalog.Snapshot {
 	client := resourcetest.New()
 	client.Seed(objects...)
+	return snapshotOfClient(t, client)
+}
+
+func snapshotOfClient(t fataler, client resource.Client) *catalog.Snapshot {
 	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
 	defer runCatalog(t, world)()
 	return world.Snapshot()
 }
 
-func deltaOf(t *rapid.T, service *corev1.Service, nodes []catalog.Change[*corev1.Node], list []*discoveryv1.EndpointSlice) catalog.Delta {
-	objects := []resource.Object{service}
-	for _, n := range nodes {
-		objects = append(objects, n.New)
+// planOf is the plan that a Service would have, from a snapshot that holds it.
+func planOf(t fataler, c *Controller, snapshot *catalog.Snapshot, key resource.Key) []*plannerv1alpha1.TrafficPlan {
+	if _, ready := c.model.current(); !ready {
+		c.model = modelOf(snapshot)
 	}
-	for _, s := range list {
-		objects = append(objects, s)
+	service, ok := snapshot.Services.Get(key)
+	if !ok {
+		t.Fatal("no service ", key)
 	}
-	d := catalog.Delta{After: snapshotOf(t, objects...), Nodes: nodes}
-	d.Services = append(d.Services, catalog.Change[*corev1.Service]{Key: resource.KeyOf(service), New: service})
-	for key, s := range d.After.Slices.All() {
-		d.Slices = append(d.Slices, catalog.Change[*discoveryv1.EndpointSlice]{Key: key, New: s})
+	spec, publish := c.evaluate(snapshot, service, partsOf(snapshot, key))
+	publish()
+	if spec == nil {
+		return nil
 	}
-	return d
+	return partsFor(service, spec)
 }
 
-// delivered is the view of a zone after a delta.
-func delivered(t *rapid.T, c *Controller, zone string, d catalog.Delta) []*proxy.Slice {
-	b := view.NewBuilder(view.BuilderConfig{Run: "test", Weights: c.Weights})
+// delivered is the view of a zone of a snapshot.
+func delivered(t *rapid.T, zone string, snapshot *catalog.Snapshot) []*proxy.Slice {
+	b := view.NewBuilder(view.BuilderConfig{Run: "test", Weights: func(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
+		return trafficplan.Of(snapshot, trafficplan.ServiceOf(slice)).Weights(zone, slice)
+	}})
 	sliceMap := map[proxy.SliceName]*discoveryv1.EndpointSlice{}
-	for _, change := range d.Slices {
-		sliceMap[proxy.SliceName(change.Key)] = change.New
+	for key, slice := range snapshot.Slices.All() {
+		sliceMap[proxy.SliceName(key)] = slice
 	}
 	if err := b.Apply(view.Delta{Reset: true, Epoch: "e", Sequence: 1, Slices: sliceMap}); err != nil {
 		t.Fatal(err)

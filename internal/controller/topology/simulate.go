@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
@@ -121,34 +122,37 @@ func (e *UnknownError) Error() string {
 	return s
 }
 
+// question is what a Change is asked about.
+type question struct {
+	snapshot *catalog.Snapshot
+	model    *model
+	change   Change
+}
+
 // Simulate plans a situation and applies nothing. Services are those that a Change
 // names and, where a zone fails, all that are planned. Errors: an *UnknownError, or a
 // *planner.FieldError.
 func (c *Controller) Simulate(change Change) (*Simulation, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.primed {
+	if !c.config.Catalog.Synced() {
 		return nil, errors.New("the control plane is still reading its store")
 	}
-	services, err := c.concerned(change)
+	q := &question{snapshot: c.config.Catalog.Snapshot(), change: change}
+	q.model = c.modelFor(q.snapshot)
+	services, err := q.services()
 	if err != nil {
 		return nil, err
 	}
 	out := &Simulation{Services: []Simulated{}}
 	for _, key := range services {
-		service, _ := c.snapshot.Services.Get(key)
-		planned := ModeOf(service).Kind == Planned
+		service, _ := q.snapshot.Services.Get(key)
 		different := false
-		for _, u := range c.unitsFor(service, c.entries[key], planned) {
-			if u.topology == nil || u.published == nil {
-				continue
-			}
-			s, changed, err := c.simulate(u, change)
+		for _, u := range c.candidates(q.snapshot, q.model, service, partsOf(q.snapshot, key)) {
+			s, changed, err := q.simulate(u, key)
 			if err != nil {
 				return nil, fmt.Errorf("service %s: %w", key, err)
 			}
 			if changed {
-				s.Planned, different = planned, true
+				s.Planned, different = ModeOf(service).Kind == Planned, true
 				out.Services = append(out.Services, s)
 			}
 		}
@@ -159,76 +163,78 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 	return out, nil
 }
 
-// concerned are the Services to look at, by name.
-func (c *Controller) concerned(change Change) ([]resource.Key, error) {
+// services that the question is about, by name.
+func (q *question) services() ([]resource.Key, error) {
 	var keys []resource.Key
 	name := func(key resource.Key) error {
-		if _, ok := c.snapshot.Services.Get(key); !ok {
+		if _, ok := q.snapshot.Services.Get(key); !ok {
 			return &UnknownError{What: "service", Name: key.String()}
 		}
 		keys = append(keys, key)
 		return nil
 	}
-	for _, e := range change.Endpoints {
+	for _, e := range q.change.Endpoints {
 		if err := name(e.Service); err != nil {
 			return nil, err
 		}
 	}
-	for _, d := range change.Demand {
+	for _, d := range q.change.Demand {
 		if err := name(d.Service); err != nil {
 			return nil, err
 		}
 	}
-	for _, zone := range change.FailZones {
-		if !c.knownZone(zone) {
-			return nil, &UnknownError{What: "zone", Name: zone, Known: c.atlas.cluster.names}
-		}
-		for key, e := range c.entries {
-			if e.mode.Kind == Planned {
-				keys = append(keys, key)
+	if len(q.change.FailZones) > 0 {
+		planned, known := q.planned()
+		for _, zone := range q.change.FailZones {
+			if !slices.Contains(known, zone) {
+				return nil, &UnknownError{What: "zone", Name: zone, Known: q.zones()}
 			}
 		}
+		keys = append(keys, planned...)
 	}
 	slices.SortFunc(keys, func(a, b resource.Key) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(keys), nil
 }
 
-// knownZone is one of nodes, or of endpoints of a planned Service.
-func (c *Controller) knownZone(zone string) bool {
-	if slices.Contains(c.atlas.cluster.names, zone) {
-		return true
-	}
-	for _, e := range c.entries {
-		for _, u := range e.units {
-			if u.counts[zone] > 0 {
-				return true
-			}
-		}
-	}
-	return false
+// zones of nodes.
+func (q *question) zones() []string {
+	cluster, _ := q.model.current()
+	return cluster.names
 }
 
-func (c *Controller) simulate(u *unit, change Change) (s Simulated, changed bool, err error) {
-	before, err := planner.Solve(u.topology, &u.problem)
-	if err != nil {
-		return s, false, err
+// planned are the Services that are, and the zones of nodes and of their endpoints.
+func (q *question) planned() (keys []resource.Key, zones []string) {
+	zones = slices.Clone(q.zones())
+	for key, service := range q.snapshot.Services.All() {
+		if ModeOf(service).Kind != Planned {
+			continue
+		}
+		keys = append(keys, key)
+		for _, g := range groupsOf(q.snapshot, key) {
+			zones = slices.AppendSeq(zones, maps.Keys(g.Endpoints))
+		}
 	}
-	p, stays := &u.problem, true
+	return keys, zones
+}
+
+func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, changed bool, err error) {
+	before, t := u.best.plan, u.in.topology
+	p, stays := &u.best.problem, true
 	zone := func(name string) (int, error) {
-		if at, ok := u.topology.Index(name); ok {
+		if at, ok := t.Index(name); ok {
 			return at, nil
 		}
-		return 0, &UnknownError{What: "zone", Name: name, Known: c.atlas.cluster.names}
+		return 0, &UnknownError{What: "zone", Name: name, Known: q.zones()}
 	}
-	for _, name := range change.FailZones {
-		if at, ok := u.topology.Index(name); ok {
+	for _, name := range q.change.FailZones {
+		if at, ok := t.Index(name); ok {
 			changed = changed || p.Weight[at] > 0 || p.Demand[at] > 0
 			stays = false
 			p = explain.FailZone(p, at)
 		}
 	}
-	for _, e := range change.Endpoints {
-		if e.Service != resource.Key(u.service) {
+	for _, e := range q.change.Endpoints {
+		if e.Service != key {
 			continue
 		}
 		at, err := zone(e.Zone)
@@ -243,8 +249,8 @@ func (c *Controller) simulate(u *unit, change Change) (s Simulated, changed bool
 		}
 		changed, stays = true, false
 	}
-	for _, d := range change.Demand {
-		if d.Service != resource.Key(u.service) {
+	for _, d := range q.change.Demand {
+		if d.Service != key {
 			continue
 		}
 		at, err := zone(d.Zone)
@@ -256,13 +262,13 @@ func (c *Controller) simulate(u *unit, change Change) (s Simulated, changed bool
 		}
 		changed = true
 	}
-	after, err := planner.Solve(u.topology, p)
+	after, err := planner.Solve(t, p)
 	if err != nil {
 		return s, false, err
 	}
 	s = Simulated{
-		Service: u.service.String(), Ports: u.portList, Family: string(u.family),
-		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(c.ratiosWithout(change.FailZones), p.Weight)),
+		Service: key.String(), Ports: u.group.Ports, Family: string(u.group.Name.Family),
+		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(q.ratios(), p.Weight)),
 	}
 	if stays {
 		m := before.Under(p.Demand)
@@ -271,13 +277,18 @@ func (c *Controller) simulate(u *unit, change Change) (s Simulated, changed bool
 	return s, changed, nil
 }
 
-// ratiosWithout the nodes of some zones.
-func (c *Controller) ratiosWithout(zones []string) auto.Ratios {
-	if len(zones) == 0 {
-		return c.atlas.cluster.ratios
+// ratios of the zones that do not fail.
+func (q *question) ratios() auto.Ratios {
+	if len(q.change.FailZones) == 0 {
+		cluster, _ := q.model.current()
+		return cluster.ratios
 	}
-	left := maps.Clone(c.nodes)
-	maps.DeleteFunc(left, func(_ string, n facts) bool { return slices.Contains(zones, n.zone) })
+	left := map[string]facts{}
+	for key, node := range q.snapshot.Nodes.All() {
+		if f := factsOf(node); !slices.Contains(q.change.FailZones, f.zone) {
+			left[key.Name] = f
+		}
+	}
 	return clusterOf(left).ratios
 }
 
@@ -286,11 +297,7 @@ func (s *Simulation) Text() string {
 	var b strings.Builder
 	for i := range s.Services {
 		v := &s.Services[i]
-		ports := strings.Join(v.Ports, ", ")
-		if ports == "" {
-			ports = "unnamed port"
-		}
-		fmt.Fprintf(&b, "%s %s %s", v.Service, ports, v.Family)
+		fmt.Fprintf(&b, "%s %s", v.Service, titleOf(v.Ports, v.Family))
 		if !v.Planned {
 			fmt.Fprintf(&b, " (not planned: this is what %s would do)", Adaptive)
 		}

@@ -8,10 +8,11 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 // Source delivers what changed. A *catalog.Subscription of Services,
-// EndpointSlices and Nodes is one.
+// EndpointSlices, Nodes and Plans is one.
 type Source interface {
 	// Next blocks until something changed since the last call, and returns it;
 	// the first call returns everything. Errors end the source.
@@ -19,8 +20,10 @@ type Source interface {
 }
 
 // Follow feeds a builder from a source, whose first Next must be still to come,
-// until ctx ends (nil) or the source does (its error).
-func Follow(ctx context.Context, source Source, b *Builder) error {
+// until ctx ends (nil) or the source does (its error). plans, which the builder has its
+// weights from, is brought up to date first, and slices whose weights differ go to the
+// builder even if they are what they were. Nil: there are no plans.
+func Follow(ctx context.Context, source Source, b *Builder, plans *trafficplan.Table) error {
 	for first := true; ; first = false {
 		d, err := source.Next(ctx)
 		if ctx.Err() != nil {
@@ -29,7 +32,15 @@ func Follow(ctx context.Context, source Source, b *Builder) error {
 		if err != nil {
 			return err
 		}
-		if err := b.Apply(fromCatalog(d, first)); err != nil {
+		next := fromCatalog(d, first)
+		if plans != nil {
+			for service := range plans.Apply(&d) {
+				for key, slice := range d.After.SlicesOf(service) {
+					next.Slices[proxy.SliceName(key)] = slice
+				}
+			}
+		}
+		if err := b.Apply(next); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package topology
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,9 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/trafficplan"
 )
 
 // weigher gives endpoints a weight in their own zone, and another elsewhere; hints say the
@@ -168,13 +170,11 @@ func TestWeightsOfOthersSlices(t *testing.T) {
 	})
 }
 
-// TestSlowHeuristics do not hold up the views of others: what is not through in time
-// follows.
-func TestSlowHeuristics(t *testing.T) {
+// TestHeuristicsAreEvaluatedOnce for each change of their input.
+func TestHeuristicsAreEvaluatedOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := &weigher{home: 3, away: 1}
 		r := newRig(t, weighed(h), all(equalNodes("ab"), workloads("ab"), one(web(mode, weighing)))...)
-		r.c.rulingTime = -1
 		r.seed(workload("b2", "b", 9, true))
 		r.wantPercents("it follows", "a", "a 60.0 b 40.0")
 		asked := h.count()
@@ -191,53 +191,21 @@ func TestRestartKeepsWeights(t *testing.T) {
 		h := &weigher{home: 3, away: 1}
 		r := newRig(t, weighed(h), all(equalNodes("ab"), workloads("ab"), one(web(mode, weighing)))...)
 		r.stop()
-		c := New(Config{Heuristics: Registry{weighing: h}})
-		d := deltaWith(t, r)
-		c.plan(&d)
 		slice := list[*discoveryv1.EndpointSlice](r, "EndpointSlice")[0]
-		if weights := c.Weights("a", slice); len(weights) != 2 || weights[0] != 3 || weights[1] != 1 {
+		snapshot := snapshotOfClient(t, r.client)
+		if weights := trafficplan.Of(snapshot, webKey).Weights("a", slice); !slices.Equal(weights, []uint32{3, 1}) {
 			t.Errorf("weights %v", weights)
 		}
-	})
-}
-
-// TestCarriedWeights are in proportion, small, and 0 only where there was 0.
-func TestCarriedWeights(t *testing.T) {
-	for _, c := range []struct {
-		in   []float64
-		want []uint32
-	}{
-		{[]float64{0, 0}, nil}, {nil, nil},
-		{[]float64{5, 0, 2.5}, []uint32{2, 0, 1}},
-		{[]float64{1e9, 1e-300}, []uint32{4096, 1}},
-		{[]float64{5e-324, 5e-324}, []uint32{1, 1}},
-	} {
-		got := carriedWeights(c.in)
-		if len(got) != len(c.want) {
-			t.Errorf("%v: %v", c.in, got)
-			continue
-		}
-		for i := range got {
-			if got[i] != c.want[i] {
-				t.Errorf("%v: %v", c.in, got)
+		writes := 0
+		r.client.Intercept(func(call resourcetest.Call) error {
+			if call.Kind.Kind == "TrafficPlan" && call.Verb != resourcetest.List && call.Verb != resourcetest.Watch {
+				writes++
 			}
+			return nil
+		})
+		r.start(weighed(h))
+		if writes != 0 {
+			t.Errorf("%d writes of plans by a restart", writes)
 		}
-	}
-}
-
-// deltaWith is the first delta of a process that begins with what the API holds.
-func deltaWith(t *testing.T, r *rig) catalog.Delta {
-	var objects []resource.Object
-	d := catalog.Delta{}
-	for _, n := range list[*corev1.Node](r, "Node") {
-		objects, d.Nodes = append(objects, n), append(d.Nodes, catalog.Change[*corev1.Node]{Key: resource.KeyOf(n), New: n})
-	}
-	for _, s := range list[*corev1.Service](r, "Service") {
-		objects, d.Services = append(objects, s), append(d.Services, catalog.Change[*corev1.Service]{Key: resource.KeyOf(s), New: s})
-	}
-	for _, s := range list[*discoveryv1.EndpointSlice](r, "EndpointSlice") {
-		objects, d.Slices = append(objects, s), append(d.Slices, catalog.Change[*discoveryv1.EndpointSlice]{Key: resource.KeyOf(s), New: s})
-	}
-	d.After = snapshotOf(t, objects...)
-	return d
+	})
 }

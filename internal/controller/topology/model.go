@@ -4,14 +4,125 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
+
+// model is what Nodes and ZoneCosts say together: the part of a plan's inputs that
+// Services share. It is safe for concurrent use, and calls nothing while it is locked.
+type model struct {
+	mu    sync.Mutex
+	ready bool // a first delta was applied
+	nodes map[string]facts
+	atlas atlas
+}
+
+func newModel() *model {
+	return &model{nodes: map[string]facts{}, atlas: atlas{
+		cluster: clusterOf(nil), costs: map[string]*meshv1alpha1.ZoneCosts{}, made: map[string]*frame{}, unusable: map[string]string{},
+	}}
+}
+
+// modelOf a snapshot, for one question.
+func modelOf(snapshot *catalog.Snapshot) *model {
+	m := newModel()
+	d := catalog.Delta{After: snapshot}
+	for key, node := range snapshot.Nodes.All() {
+		d.Nodes = append(d.Nodes, catalog.Change[*corev1.Node]{Key: key, New: node})
+	}
+	for key, costs := range snapshot.ZoneCosts.All() {
+		d.ZoneCosts = append(d.ZoneCosts, catalog.Change[*meshv1alpha1.ZoneCosts]{Key: key, New: costs})
+	}
+	m.apply(&d)
+	return m
+}
+
+// apply a delta. plans: plans may depend on what changed; ratios: Kubernetes' heuristic
+// does. Both are true for the first delta.
+func (m *model) apply(d *catalog.Delta) (plans, ratios bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	plans, ratios = !m.ready, !m.ready
+	m.ready = true
+	if nodesOf(m.nodes, *d) {
+		next := clusterOf(m.nodes)
+		plans = plans || !next.samePlans(m.atlas.cluster)
+		ratios = ratios || !next.sameRatios(m.atlas.cluster)
+		m.atlas.cluster = next
+	}
+	for _, change := range d.ZoneCosts {
+		plans = true
+		m.atlas.take(change.Key.Name, change.New)
+	}
+	if plans {
+		m.atlas.forget()
+	}
+	return plans, ratios
+}
+
+// current cluster; ready is false before the first delta.
+func (m *model) current() (c *cluster, ready bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.atlas.cluster, m.ready
+}
+
+// frame is what plans of all Services with the same zones and costs share.
+type frame struct {
+	topology *planner.Topology
+	cluster  *cluster
+	at       []int // index in the topology of each of the cluster's zones
+	noNodes  []bool
+}
+
+func newFrame(t *planner.Topology, c *cluster) *frame {
+	f := &frame{topology: t, cluster: c, at: make([]int, len(c.names)), noNodes: make([]bool, t.Len())}
+	for i := range f.noNodes {
+		f.noNodes[i] = true
+	}
+	for i, zone := range c.names {
+		f.at[i], _ = t.Index(zone)
+		f.noNodes[f.at[i]] = c.noNodes[i]
+	}
+	return f
+}
+
+// input of a plan, but for demand.
+type input struct {
+	*frame
+	weight []int64
+	params planner.Params
+	// warning says what of the costs that are asked for does not hold.
+	warning string
+}
+
+// input for endpoints, counted by zone. After an error, which means that there are more
+// zones than can be planned for, only the warning is set.
+func (m *model) input(params Params, endpoints map[string]int64) (in input, err error) {
+	m.mu.Lock()
+	in.frame, in.warning, err = m.atlas.frame(params.Costs, endpoints)
+	m.mu.Unlock()
+	if err != nil {
+		return in, err
+	}
+	in.params, in.weight = params.planner(), make([]int64, in.topology.Len())
+	for zone, n := range endpoints {
+		at, _ := in.topology.Index(zone)
+		in.weight[at] = n
+	}
+	return in, nil
+}
+
+func (in *input) problem(demand []float64) planner.Problem {
+	return planner.Problem{Demand: demand, Weight: in.weight, NoNodes: in.noNodes, Params: in.params}
+}
 
 // facts are all that is read of a Node. Nodes whose facts are equal are alike, so
 // heartbeats cost nothing.
