@@ -271,6 +271,43 @@ func (m matrix) replaces() {
 	}
 }
 
+// TestKubectlReadsPlans: the planner's objects are read like any other, are written by
+// nobody else, and go with their Service.
+func TestKubectlReadsPlans(t *testing.T) {
+	p := startPlane(t)
+	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: planned, annotations: {service.kubernetes.io/topology-mode: proxima.dev/Adaptive}}, spec: {ports: [{name: http, port: 80}]}}`)
+	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: plain}, spec: {ports: [{name: http, port: 80}]}}`)
+	p.apply(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: planned-1, labels: {kubernetes.io/service-name: planned}}, addressType: IPv4,
+  endpoints: [{addresses: [10.0.0.1], zone: a}, {addresses: [10.0.0.2], zone: b}], ports: [{name: http, port: 8080, protocol: TCP}]}`)
+	p.kubectl("wait", "tp/planned", "--for=jsonpath={.spec.groups[0].outcome}=Planned", "--timeout=30s")
+	out := p.kubectl("get", "tp")
+	head, _, _ := strings.Cut(out, "\n")
+	if got, want := strings.Join(strings.Fields(head), " "), columns(t)["trafficplan plain"]; got != want {
+		t.Errorf("columns %q, want %q", got, want)
+	}
+	if strings.Contains(out, "plain") || !strings.Contains(out, "planned") {
+		t.Errorf("plans are\n%s", out)
+	}
+	if out := p.kubectl("explain", "trafficplan.spec.groups.zones.to"); !strings.Contains(out, "share") {
+		t.Errorf("explain says\n%s", out)
+	}
+	manifest := p.kubectl("get", "tp", "planned", "-o", "yaml")
+	for _, write := range [][]string{
+		{"delete", "tp", "planned"}, {"delete", "tp", "--all"}, {"label", "tp", "planned", "a=b"}, {"patch", "tp", "planned", "--type=merge", "-p", `{"spec":{"version":9}}`},
+		{"replace", "-f", "-"}, {"apply", "--server-side", "--force-conflicts", "-f", "-"},
+	} {
+		stdin := ""
+		if write[len(write)-1] == "-" {
+			stdin = strings.Replace(manifest, "version: ", "version: 1", 1)
+		}
+		if out, err := p.try(stdin, testkit.Kubectl(t), write...); err == nil || !strings.Contains(out, "written by the planner alone") {
+			t.Errorf("%v: %v\n%s", write, err, out)
+		}
+	}
+	p.kubectl("delete", "service", "planned")
+	p.kubectl("wait", "tp/planned", "--for=delete", "--timeout=30s")
+}
+
 // TestKubectlCascade deletes an owner in every way that kubectl knows.
 func TestKubectlCascade(t *testing.T) {
 	p := startPlane(t)

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,9 +171,10 @@ func TestFailedWritesAreTriedAgain(t *testing.T) {
 		h := &weigher{home: 3, away: 1}
 		for _, service := range []*corev1.Service{adaptive(), web(mode, weighing)} {
 			r := newRig(t, weighed(h), all(equalNodes("ab"), workloads("ab"), one(service))...)
-			failing := true
+			var failing atomic.Bool
+			failing.Store(true)
 			r.client.Intercept(func(call resourcetest.Call) error {
-				if failing && call.Kind.Kind == "TrafficPlan" && call.Verb == resourcetest.Update {
+				if failing.Load() && call.Kind.Kind == "TrafficPlan" && call.Verb == resourcetest.Update {
 					return fmt.Errorf("disk full")
 				}
 				return nil
@@ -183,7 +185,7 @@ func TestFailedWritesAreTriedAgain(t *testing.T) {
 			if diff := cmp.Diff(before, r.plan()); diff != "" {
 				t.Error(diff)
 			}
-			failing = false
+			failing.Store(false)
 			time.Sleep(3 * time.Second)
 			r.settle()
 			if p := r.plan(); p.Spec.Version != before.Spec.Version+1 {
