@@ -182,7 +182,9 @@ func compare(g *plannerv1alpha1.PortGroup, in *input, demand estimated, best *pl
 // evaluate says which plan a Service should have: the one that it has, unless the rules
 // of planner.Republisher want another. Nil: none. publish is to be called, with the
 // controller's lock, once the plan is written.
-func (c *Controller) evaluate(snapshot *catalog.Snapshot, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan) (next *plannerv1alpha1.TrafficPlanSpec, publish func()) {
+func (c *Controller) evaluate(
+	snapshot *catalog.Snapshot, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan,
+) (next *plannerv1alpha1.TrafficPlanSpec, publish func()) {
 	mode := ModeOf(service)
 	c.mu.Lock()
 	key := resource.KeyOf(service)
@@ -246,7 +248,9 @@ func groupsOf(snapshot *catalog.Snapshot, key resource.Key) []*trafficplan.Group
 
 // evaluateGroup does so for one group; was is its present plan or nil, changed says that
 // its parameters are others.
-func (c *Controller) evaluateGroup(e *entry, service *corev1.Service, g *trafficplan.Group, was *plannerv1alpha1.PortGroup, params Params, changed bool) (*plannerv1alpha1.PortGroup, *unit, func()) {
+func (c *Controller) evaluateGroup(
+	e *entry, service *corev1.Service, g *trafficplan.Group, was *plannerv1alpha1.PortGroup, params Params, changed bool,
+) (*plannerv1alpha1.PortGroup, *unit, func()) {
 	now := c.clock.Now()
 	u := &unit{name: g.Name}
 	if i := slices.IndexFunc(e.units, func(u *unit) bool { return u.name == g.Name }); i >= 0 {
@@ -258,9 +262,8 @@ func (c *Controller) evaluateGroup(e *entry, service *corev1.Service, g *traffic
 	in, err := c.model.input(params, g.Endpoints)
 	if err != nil {
 		// Without a plan traffic goes by hints, or to all endpoints.
-		is := &plannerv1alpha1.PortGroup{
-			AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomeTooManyZones, Published: metav1.NewTime(now),
-		}
+		is := unplanned(g, plannerv1alpha1.OutcomeTooManyZones)
+		is.Published = metav1.NewTime(now)
 		return is, u, func() { *u = unit{name: g.Name} }
 	}
 	s, err := c.solve(serviceName(service), g, &in, was)
@@ -269,11 +272,12 @@ func (c *Controller) evaluateGroup(e *entry, service *corev1.Service, g *traffic
 		// plan stays.
 		c.log.Error("service is not planned", "service", resource.KeyOf(service), "ports", g.Name.Ports, "error", err)
 		if was == nil {
-			was = &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomeNoEndpoints}
+			was = unplanned(g, plannerv1alpha1.OutcomeNoEndpoints)
 		}
 		return was, u, func() {}
 	}
-	different := changed || was == nil || !(u.in.frame == in.frame && u.group == was && sameCounts(was, g)) && !c.follows(was, g, &in, s.demand)
+	checked := was != nil && u.in.frame == in.frame && u.group == was && sameCounts(was, g)
+	different := changed || was == nil || !checked && !c.follows(was, g, &in, s.demand)
 	metrics, gap := s.plan.Metrics(), 0.0
 	factor, _ := s.plan.Factor()
 	limit := factor.Float()
@@ -300,6 +304,11 @@ func (c *Controller) evaluateGroup(e *entry, service *corev1.Service, g *traffic
 			u.group = nil // the one in the table is a copy
 		}
 	}
+}
+
+// unplanned is a group without a plan.
+func unplanned(g *trafficplan.Group, outcome plannerv1alpha1.Outcome) *plannerv1alpha1.PortGroup {
+	return &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: outcome}
 }
 
 func serviceName(service *corev1.Service) proxy.ServiceName {
@@ -363,8 +372,10 @@ func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortG
 	m := s.plan.Metrics()
 	out := &plannerv1alpha1.PortGroup{
 		AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomePlanned, DemandSource: s.demand.source(),
-		Expected: &plannerv1alpha1.Expectation{InZone: rounded(m.InZone), Cost: rounded(m.Cost), Busiest: rounded(m.Worst), Limit: rounded(limit.Float())},
-		Zones:    make([]plannerv1alpha1.SourceZone, t.Len()),
+		Expected: &plannerv1alpha1.Expectation{
+			InZone: rounded(m.InZone), Cost: rounded(m.Cost), Busiest: rounded(m.Worst), Limit: rounded(limit.Float()),
+		},
+		Zones: make([]plannerv1alpha1.SourceZone, t.Len()),
 	}
 	if !s.plan.HasEndpoints() {
 		out.Outcome, out.Expected = plannerv1alpha1.OutcomeNoEndpoints, nil

@@ -155,8 +155,8 @@ func decision(mode Mode, service *corev1.Service) string {
 func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p PlanReport, ok bool) {
 	made := u.best
 	p = PlanReport{
-		Ports: u.group.Ports, Family: string(u.group.Name.Family), Measured: u.best.demand.measured, Held: u.best.demand.held, Rate: u.best.demand.rate,
-		Now: u.best.plan.Metrics(),
+		Ports: u.group.Ports, Family: string(u.group.Name.Family),
+		Measured: u.best.demand.measured, Held: u.best.demand.held, Rate: u.best.demand.rate, Now: u.best.plan.Metrics(),
 	}
 	if planned {
 		if u.plan == nil || u.plan.Zones == nil {
@@ -284,7 +284,8 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 func (p *PlanReport) moved() bool {
 	far := func(a, b, by float64) bool { return math.Abs(a-b) > by }
 	was := p.Plan.Metrics
-	return far(p.Now.InZone, was.InZone, 0.0005) || far(p.Now.Cost, was.Cost, 0.005) || far(p.Now.Worst, was.Worst, 0.005) || p.Gap >= 0.05
+	return far(p.Now.InZone, was.InZone, 0.0005) || far(p.Now.Cost, was.Cost, 0.005) ||
+		far(p.Now.Worst, was.Worst, 0.005) || p.Gap >= 0.05
 }
 
 func age(seconds float64) string {

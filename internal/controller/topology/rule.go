@@ -44,7 +44,9 @@ func (q *Question) same(other *Question) bool {
 
 // evaluateRule evaluates the heuristic of a Service for those families whose input is
 // another than before. It returns a group for each family that has weights.
-func (c *Controller) evaluateRule(e *entry, snapshot *catalog.Snapshot, service *corev1.Service, was map[trafficplan.Name]*plannerv1alpha1.PortGroup) ([]plannerv1alpha1.PortGroup, func()) {
+func (c *Controller) evaluateRule(
+	e *entry, snapshot *catalog.Snapshot, service *corev1.Service, was map[trafficplan.Name]*plannerv1alpha1.PortGroup,
+) ([]plannerv1alpha1.PortGroup, func()) {
 	key := resource.KeyOf(service)
 	before := e.rule
 	if c.takeChanged(key) {
@@ -229,7 +231,9 @@ type ToShares struct {
 }
 
 // rulingReports of a Service whose plan has weights; candidates say what its demand is.
-func rulingReports(snapshot *catalog.Snapshot, key resource.Key, groups []*plannerv1alpha1.PortGroup, candidates []*candidate) []RulingReport {
+func rulingReports(
+	snapshot *catalog.Snapshot, key resource.Key, groups []*plannerv1alpha1.PortGroup, candidates []*candidate,
+) []RulingReport {
 	var out []RulingReport
 	endpoints := endpointFacts(snapshot.SlicesOf(key))
 	for _, g := range groups {

@@ -19,7 +19,9 @@ import (
 
 // write makes the plan of a Service in the API the given one; nil: none. It writes
 // nothing if the plan there says the same.
-func (c *Controller) write(ctx context.Context, key resource.Key, service *corev1.Service, was []*plannerv1alpha1.TrafficPlan, spec *plannerv1alpha1.TrafficPlanSpec) error {
+func (c *Controller) write(
+	ctx context.Context, key resource.Key, service *corev1.Service, was []*plannerv1alpha1.TrafficPlan, spec *plannerv1alpha1.TrafficPlanSpec,
+) error {
 	var next []*plannerv1alpha1.TrafficPlan
 	if spec != nil {
 		next = partsFor(service, spec)
@@ -123,7 +125,9 @@ func newPart(service *corev1.Service, spec *plannerv1alpha1.TrafficPlanSpec, num
 	p := &plannerv1alpha1.TrafficPlan{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: service.Namespace, Name: service.Name,
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID, Controller: new(true)}},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID, Controller: new(true),
+			}},
 		},
 		Spec: plannerv1alpha1.TrafficPlanSpec{Service: spec.Service, Version: spec.Version, Mode: spec.Mode, Parameters: spec.Parameters},
 	}
