@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 func TestUnsavedFilesKeepTheirTime(t *testing.T) {
@@ -39,7 +39,7 @@ func TestUnsavedFilesKeepTheirTime(t *testing.T) {
 // Ranges that could not be saved are saved at the next look, though they have not
 // changed since.
 func TestRangesAreSavedLater(t *testing.T) {
-	a := &agent{cfg: NodeConfig{DataDir: filepath.Join(t.TempDir(), "absent")}, log: slog.New(slog.DiscardHandler), mode: struct{ proxy.Mode }{}}
+	a := &agent{cfg: NodeConfig{DataDir: filepath.Join(t.TempDir(), "absent")}, log: slog.New(slog.DiscardHandler), mode: struct{ modes.Mode }{}}
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	if err := a.useRanges(ranges); err == nil || !a.unsaved.has(a.rangesFile()) {
 		t.Fatalf("saved to a directory that is not there: %v", err)
