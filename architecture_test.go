@@ -35,6 +35,7 @@ var layers = map[string]layer{
 	"internal/listener":        base,
 	"internal/atomicfile":      base,
 	"internal/backoff":         base,
+	"internal/payload":         base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,
