@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/payload"
 )
 
 // maxFile bounds a file; the server takes 3 MiB for one object.
@@ -170,12 +172,12 @@ func isMark(line []byte) bool {
 // parsePart reads one YAML document, or JSON values one after the other.
 func parsePart(source string, p part) ([]Document, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(p.text), []byte("{")) {
-		body, err := yaml.YAMLToJSONStrict(p.text)
+		body, err := toJSON(p.text)
 		if err != nil {
 			// Read again behind as many empty lines as precede it in the file, so
 			// that the error names the right line.
 			padded := append(bytes.Repeat([]byte("\n"), p.line-1), p.text...)
-			if _, again := yaml.YAMLToJSONStrict(padded); again != nil {
+			if _, again := toJSON(padded); again != nil {
 				err = again
 			}
 			return nil, fmt.Errorf("%s: %w", source, tidy(err))
@@ -194,7 +196,7 @@ func parsePart(source string, p part) ([]Document, error) {
 		if err != nil {
 			if documents == nil {
 				// YAML in braces: flow style.
-				if body, yamlErr := yaml.YAMLToJSONStrict(p.text); yamlErr == nil {
+				if body, yamlErr := toJSON(p.text); yamlErr == nil {
 					return parseObject(source, p.startLine(0), body)
 				}
 			}
@@ -206,6 +208,22 @@ func parsePart(source string, p part) ([]Document, error) {
 		}
 		documents = append(documents, found...)
 	}
+}
+
+// maxValues that aliases make of one document.
+const maxValues = 2_000_000
+
+// toJSON replaces aliases, which the server does not accept. What they stand for is
+// bounded: a few lines of them can make gigabytes.
+func toJSON(text []byte) ([]byte, error) {
+	if bytes.IndexByte(text, '*') >= 0 {
+		limits := payload.Limits{Depth: 1000, Values: maxValues, Members: maxValues, Aliases: true}
+		var large *payload.TooLargeError
+		if _, err := payload.YAML(text, limits); errors.As(err, &large) {
+			return nil, fmt.Errorf("with its aliases (*name) written out, %w", err)
+		}
+	}
+	return yaml.YAMLToJSONStrict(text)
 }
 
 // brokenAt is where the JSON value at or after an offset breaks off.

@@ -39,6 +39,7 @@ func TestParse(t *testing.T) {
 		"json":                {in: jsonA, want: []string{"f, line 1: ConfigMap/a"}},
 		"json in a row":       {in: jsonA + "\n\n" + jsonA + jsonA, want: []string{"f, line 1: ConfigMap/a", "f, line 3: ConfigMap/a", "f, line 3: ConfigMap/a"}},
 		"json then yaml":      {in: jsonA + "\n---\n" + a, want: []string{"f, line 1: ConfigMap/a", "f, line 3: ConfigMap/a"}},
+		"aliases":             {in: a + "data: &d {x: y}\nmore: *d\n", want: []string{"f, line 1: ConfigMap/a"}},
 		"flow style":          {in: "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}", want: []string{"f, line 1: ConfigMap/a"}},
 		"list": {
 			in:   `{"apiVersion":"v1","kind":"List","items":[` + jsonA + `,` + jsonA + `]}`,
@@ -69,8 +70,12 @@ func TestParseKeepsWholeNumbers(t *testing.T) {
 
 func TestParseMistakes(t *testing.T) {
 	for name, tc := range map[string]struct{ in, want string }{
-		"broken yaml":    {in: a + "---\nkind: [\n", want: "f: line 6:"},
-		"tab":            {in: "kind:\n\tx: y\n", want: "f: line 2:"},
+		"broken yaml": {in: a + "---\nkind: [\n", want: "f: line 6:"},
+		"tab":         {in: "kind:\n\tx: y\n", want: "f: line 2:"},
+		"aliases that multiply": {
+			in:   a + "x: &x [1,1,1,1,1,1,1,1,1]\ny: &y [*x,*x,*x,*x,*x,*x,*x,*x,*x]\nz: [" + strings.Repeat("*y,", 40_000) + "]\n",
+			want: "f: with its aliases (*name) written out, it has more than 2000000 values",
+		},
 		"key twice":      {in: a + "kind: Service\n", want: `key "kind" already set`},
 		"broken json":    {in: "{\n\"kind\": \"X\",,\n}", want: "f: line 2: invalid character ','"},
 		"text":           {in: "hello", want: "f, line 1: it is no object"},
