@@ -35,14 +35,14 @@ func (s eventStrategy) Validate(ctx context.Context, obj runtime.Object) field.E
 	if !s.isAlias(ctx) {
 		return s.strategy.Validate(ctx, obj)
 	}
-	return s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), nil)
+	return few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), nil))
 }
 
 func (s eventStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	if !s.isAlias(ctx) {
 		return s.strategy.ValidateUpdate(ctx, obj, old)
 	}
-	return s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), kind.EventToV1(old.(*corev1.Event)))
+	return few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), kind.EventToV1(old.(*corev1.Event))))
 }
 
 func (s eventStrategy) isAlias(ctx context.Context) bool {

@@ -182,7 +182,7 @@ func (s *server) do(t *testing.T, method, path, token string, header http.Header
 	return resp.StatusCode, string(data)
 }
 
-// authenticate knows two tokens and refuses all others.
+// authenticate knows some tokens and refuses all others.
 func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 	token, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 	switch {
@@ -192,6 +192,12 @@ func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann", Groups: []string{user.SystemPrivilegedGroup}}}, true, nil
 	case token == "writer":
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "wes", Groups: []string{"writers"}}}, true, nil
+	case strings.HasPrefix(token, "writer"): // one of several
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "wes" + token, Groups: []string{"writers"}}}, true, nil
+	case token == "slow":
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "sam", Groups: []string{"readers"}}}, true, nil
+	case token == "node":
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}}}, true, nil
 	case token == "reader":
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "rob", Groups: []string{"readers"}}}, true, nil
 	}
@@ -199,7 +205,7 @@ func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 }
 
 func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if name := a.GetUser().GetName(); name == "ann" || name == "wes" || a.IsReadOnly() {
+	if name := a.GetUser().GetName(); name == "ann" || strings.HasPrefix(name, "wes") || name == "system:node:n1" || a.IsReadOnly() || a.GetResource() == "selfsubjectaccessreviews" {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "readers may not write", nil

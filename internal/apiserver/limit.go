@@ -2,13 +2,11 @@ package apiserver
 
 import (
 	"cmp"
-	"fmt"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -28,31 +26,54 @@ const (
 	// DefaultSlowClient: TCP itself gives up on a peer that takes nothing only
 	// after many minutes.
 	DefaultSlowClient = 30 * time.Second
+
+	// leasesInFlight are the slots for leases of nodes. A renewal takes milliseconds,
+	// and every node renews each 10 s, so this is enough for 10,000 nodes and more.
+	leasesInFlight = 100
+	// leasesPerNode: an agent does one thing at a time; a second one may be there
+	// while it restarts.
+	leasesPerNode = 4
+	// streamsPerConnection of HTTP/2, as in kube-apiserver.
+	streamsPerConnection = 100
+	// drainTime is how long what is left of a body that was not read is waited for,
+	// after the answer.
+	drainTime = time.Second
 )
 
 // Limits keep one client from harming the others. What goes beyond is refused
-// with 413 or 429, and counted. Zero fields: the defaults.
+// with 408, 413 or 429, and counted. Zero fields: the defaults.
 type Limits struct {
 	// MaxRequestBytes of a body.
 	MaxRequestBytes int64
 	// RequestsInFlight and MutatingInFlight are how many reads and how many writes
-	// are worked on at a time; watches do not count. Administrators are always
-	// served, so that they can help.
+	// are worked on at a time; watches do not count. One user has at most a quarter of
+	// each. Administrators are always served, so that they can help. A write counts
+	// from when its body was read. Nodes' Leases do not count: they have slots of
+	// their own.
 	RequestsInFlight, MutatingInFlight int
 	// WatchesPerClient are how many watches one user has open.
 	WatchesPerClient int
 	// SlowClient is how long a watcher may take to accept a part of the answer
 	// until it is cut off. Until then a bounded buffer is held for it.
 	SlowClient time.Duration
+	// BodyTime is how long a client may take to send a body.
+	BodyTime time.Duration
+	// BodyMemory is for bodies and what they are decoded to; one user has a quarter.
+	// It is raised to what four bodies of the largest size take.
+	BodyMemory int64
 }
 
 func (l Limits) orDefaults() Limits {
+	l.MaxRequestBytes = cmp.Or(l.MaxRequestBytes, DefaultMaxRequestBytes)
+	largest := bytesPerRequest + 2*l.MaxRequestBytes + bytesPerValue*maxValues
 	return Limits{
-		MaxRequestBytes:  cmp.Or(l.MaxRequestBytes, DefaultMaxRequestBytes),
+		MaxRequestBytes:  l.MaxRequestBytes,
 		RequestsInFlight: cmp.Or(l.RequestsInFlight, DefaultRequestsInFlight),
 		MutatingInFlight: cmp.Or(l.MutatingInFlight, DefaultMutatingInFlight),
 		WatchesPerClient: cmp.Or(l.WatchesPerClient, DefaultWatchesPerClient),
 		SlowClient:       cmp.Or(l.SlowClient, DefaultSlowClient),
+		BodyTime:         cmp.Or(l.BodyTime, DefaultBodyTime),
+		BodyMemory:       max(cmp.Or(l.BodyMemory, DefaultBodyMemory), 4*largest),
 	}
 }
 
@@ -65,6 +86,8 @@ type limiter struct {
 	slow    prometheus.Counter
 	open    prometheus.Gauge
 
+	reads, writes, leases *lane
+
 	mu      sync.Mutex
 	watches map[string]int // by user
 }
@@ -74,7 +97,10 @@ const (
 	limitBody     = "request_bytes"
 	limitRead     = "requests_in_flight"
 	limitMutating = "mutating_requests_in_flight"
+	limitLeases   = "node_leases_in_flight"
 	limitWatches  = "watches_per_client"
+	limitTime     = "request_time"
+	limitMemory   = "request_memory"
 )
 
 func newLimiter(l Limits, errors runtime.NegotiatedSerializer) *limiter {
@@ -90,9 +116,10 @@ func newLimiter(l Limits, errors runtime.NegotiatedSerializer) *limiter {
 			Name: "proxima_api_watches", Help: "Watches that are open.",
 		}),
 	}
-	for _, limit := range []string{limitBody, limitRead, limitMutating, limitWatches} {
+	for _, limit := range []string{limitBody, limitRead, limitMutating, limitLeases, limitWatches, limitTime, limitMemory} {
 		out.refused.WithLabelValues(limit)
 	}
+	out.newLanes()
 	return out
 }
 
@@ -101,6 +128,8 @@ func (l *limiter) Describe(to chan<- *prometheus.Desc) {
 	l.refused.Describe(to)
 	l.slow.Describe(to)
 	l.open.Describe(to)
+	to <- inFlightDesc
+	to <- memoryDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -108,40 +137,49 @@ func (l *limiter) Collect(to chan<- prometheus.Metric) {
 	l.refused.Collect(to)
 	l.slow.Collect(to)
 	l.open.Collect(to)
+	l.collectLanes(to)
 }
 
-// configure sets upstream's own limits and puts this one's around its chain.
+// configure puts the limits around upstream's chain and at its end, behind
+// authorization. Upstream's own slots are off: they are taken before the body is
+// read, and by anybody.
 func (l *limiter) configure(c *genericapiserver.Config) {
 	c.MaxRequestBodyBytes = l.MaxRequestBytes
-	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = l.RequestsInFlight, l.MutatingInFlight
+	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = 0, 0
+	c.JSONPatchMaxCopyBytes = maxPatchCopy
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		return l.outside(genericapiserver.DefaultBuildHandlerChain(l.inside(handler), c), c)
+		return l.outside(genericapiserver.DefaultBuildHandlerChain(l.inside(handler, c), c), c)
 	}
 }
 
-// inside knows who asks: it counts watches.
-func (l *limiter) inside(next http.Handler) http.Handler {
+// inside knows who asks, and that they may: it counts watches and hands out slots.
+func (l *limiter) inside(next http.Handler, c *genericapiserver.Config) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := request.RequestInfoFrom(r.Context())
 		who, ok := request.UserFrom(r.Context())
-		if info == nil || info.Verb != "watch" || !ok {
+		if info == nil || !ok {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if !l.begin(who.GetName()) {
-			l.refused.WithLabelValues(limitWatches).Inc()
-			err := apierrors.NewTooManyRequests(fmt.Sprintf("%s has %d watches open already: end some, or raise --max-watches-per-client of the control plane",
-				who.GetName(), l.WatchesPerClient), retryAfterSeconds)
-			responsewriters.ErrorNegotiated(err, l.errors, schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}, w, r)
+		q := &arrival{limiter: l, info: info, who: who}
+		if c.LongRunningFunc(r, info) {
+			q.serveWatch(w, r, next)
 			return
 		}
-		defer l.end(who.GetName())
-		next.ServeHTTP(w, r)
+		q.serve(w, r, next)
 	})
 }
 
-// retryAfterSeconds is what a refused watcher is told; a watch ends seldom.
-const retryAfterSeconds = 5
+// refuse a request with an API error.
+func (l *limiter) refuse(w http.ResponseWriter, r *http.Request, info *request.RequestInfo, err error) {
+	responsewriters.ErrorNegotiated(err, l.errors, schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}, w, r)
+}
+
+// Clients that are refused come again after so long. A watch ends seldom.
+const (
+	retryAfterSeconds      = 1
+	watchRetryAfterSeconds = 5
+)
 
 func (l *limiter) begin(who string) bool {
 	l.mu.Lock()
@@ -171,24 +209,29 @@ func (l *limiter) outside(next http.Handler, c *genericapiserver.Config) http.Ha
 			next.ServeHTTP(w, r) // which says what is wrong
 			return
 		}
-		control := http.NewResponseController(w)
-		out := &limitedWriter{ResponseWriter: w, limiter: l, mutating: isMutating(info.Verb)}
+		t := &transfer{control: http.NewResponseController(w), until: time.Now().Add(c.RequestTimeout + l.SlowClient)}
+		t.unread.Store(r.ContentLength != 0)
+		ctx, cancel := t.context(r.Context())
+		defer cancel()
+		r = r.WithContext(ctx)
+		out := &limitedWriter{ResponseWriter: w, limiter: l, transfer: t, http1: r.ProtoMajor == 1}
 		if c.LongRunningFunc(r, info) {
-			out.watch = true
 			out.timer = time.AfterFunc(time.Hour, func() {
 				l.slow.Inc()
-				_ = control.SetWriteDeadline(time.Now()) // fails where the connection is gone, which is as good
+				_ = t.control.SetWriteDeadline(time.Now()) // fails where the connection is gone, which is as good
 			})
 			out.timer.Stop()
 			defer out.timer.Stop()
 		} else {
 			// The request is over by then; this is for the connection, where nobody
 			// may be left on the other side. The server takes them back after it.
-			by := time.Now().Add(c.RequestTimeout + l.SlowClient)
-			_ = control.SetReadDeadline(by) // not supported by recorders in tests
-			_ = control.SetWriteDeadline(by)
+			_ = t.control.SetReadDeadline(t.until) // not supported by recorders in tests
+			_ = t.control.SetWriteDeadline(t.until)
 		}
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(out), r)
+		if t.unread.Load() {
+			_ = t.control.SetReadDeadline(time.Now().Add(drainTime))
+		}
 	})
 }
 
@@ -200,12 +243,14 @@ func isMutating(verb string) bool {
 	return true
 }
 
-// limitedWriter counts refusals, and times each write of a watch.
+// limitedWriter counts bodies that were too large, and times each write of a watch.
 type limitedWriter struct {
 	http.ResponseWriter
-	limiter         *limiter
-	mutating, watch bool
-	timer           *time.Timer // nil: not timed
+	limiter  *limiter
+	transfer *transfer
+	http1    bool
+	begun    bool
+	timer    *time.Timer // nil: not timed
 }
 
 // Unwrap implements responsewriter.UserProvidedDecorator.
@@ -213,20 +258,25 @@ func (w *limitedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader implements http.ResponseWriter.
 func (w *limitedWriter) WriteHeader(code int) {
-	switch {
-	case code == http.StatusRequestEntityTooLarge:
+	if code == http.StatusRequestEntityTooLarge {
 		w.limiter.refused.WithLabelValues(limitBody).Inc()
-	case code != http.StatusTooManyRequests || w.watch: // refused watches are counted where they are refused
-	case w.mutating:
-		w.limiter.refused.WithLabelValues(limitMutating).Inc()
-	default:
-		w.limiter.refused.WithLabelValues(limitRead).Inc()
 	}
+	w.begin()
 	w.ResponseWriter.WriteHeader(code)
+}
+
+// begin the answer. In HTTP/1 the server reads what is left of a body before it
+// answers, unless the connection ends with the answer.
+func (w *limitedWriter) begin() {
+	if !w.begun && w.http1 && w.transfer.unread.Load() {
+		w.Header().Set("Connection", "close")
+	}
+	w.begun = true
 }
 
 // Write implements http.ResponseWriter. It blocks while the client does not read.
 func (w *limitedWriter) Write(p []byte) (int, error) {
+	w.begin()
 	if w.timer != nil {
 		w.timer.Reset(w.limiter.SlowClient)
 		defer w.timer.Stop()
@@ -240,6 +290,7 @@ func (w *limitedWriter) Flush() {
 		w.timer.Reset(w.limiter.SlowClient)
 		defer w.timer.Stop()
 	}
+	w.begin()
 	if f, ok := w.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
 	}

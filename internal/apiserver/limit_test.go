@@ -81,7 +81,7 @@ func TestBodyLimit(t *testing.T) {
 // when to come again, and administrators get through.
 func TestRequestsInFlight(t *testing.T) {
 	release := make(chan struct{})
-	srv := limited(t, apiserver.Limits{RequestsInFlight: 2, MutatingInFlight: 1}, release)
+	srv := limited(t, apiserver.Limits{RequestsInFlight: 8, MutatingInFlight: 1}, release)
 	client := srv.client(t)
 	get := func(method, token, path string) *http.Response {
 		t.Helper()

@@ -120,7 +120,7 @@ func (finalizeStrategy) ValidateUpdate(_ context.Context, obj, _ runtime.Object)
 			errs = append(errs, field.Required(field.NewPath("spec", "finalizers").Index(i), ""))
 		}
 	}
-	return errs
+	return few(errs)
 }
 
 func (finalizeStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {

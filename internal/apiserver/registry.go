@@ -85,6 +85,9 @@ type guard struct {
 
 // Create implements rest.Creater.
 func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
+	if err := checkMeta(r.kind.Kind.GroupKind(), obj); err != nil {
+		return nil, err
+	}
 	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil { // who brings companions sees to their conflicts
 		return r.Store.Create(ctx, obj, validate, options)
 	}
@@ -98,6 +101,7 @@ func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest
 // Update implements rest.Updater.
 func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (out runtime.Object, created bool, err error) {
+	info = checkedMeta(r.kind.Kind.GroupKind(), info)
 	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil {
 		return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
 	}
@@ -194,6 +198,7 @@ func (r *registry) Categories() []string { return r.kind.Categories }
 type subresource struct {
 	store    *genericregistry.Store
 	strategy rest.UpdateResetFieldsStrategy
+	kind     schema.GroupKind
 }
 
 var (
@@ -208,7 +213,7 @@ func newSubresource(r *registry, strategy rest.UpdateResetFieldsStrategy) *subre
 	store.ResetFieldsStrategy = strategy
 	// What Begin hooks allot depends on the spec, which a sub-resource leaves alone.
 	store.BeginCreate, store.BeginUpdate = nil, nil
-	return &subresource{store: &store, strategy: strategy}
+	return &subresource{store: &store, strategy: strategy, kind: r.kind.Kind.GroupKind()}
 }
 
 // New implements rest.Storage.
@@ -225,7 +230,7 @@ func (s *subresource) Get(ctx context.Context, name string, options *metav1.GetO
 // Update never creates: a part cannot come before the whole.
 func (s *subresource) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return s.store.Update(ctx, name, info, create, update, false, options)
+	return s.store.Update(ctx, name, checkedMeta(s.kind, info), create, update, false, options)
 }
 
 // GetResetFields implements rest.ResetFieldsStrategy.

@@ -156,7 +156,9 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 		return nil, fmt.Errorf("client authorities: %w", err)
 	}
 	c := genericapiserver.NewConfig(schemes.codecs)
-	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.cfg.Listener, Cert: cert, ClientCA: clientCA}
+	c.SecureServing = &genericapiserver.SecureServingInfo{
+		Listener: s.cfg.Listener, Cert: cert, ClientCA: clientCA, HTTP2MaxStreamsPerConnection: streamsPerConnection,
+	}
 	c.Authentication.Authenticator = door{s.cfg.Authenticator}
 	c.Authorization.Authorizer = gate{s.cfg.Authorizer}
 	// Nobody calls back over the network; New only insists that it is there.

@@ -42,7 +42,7 @@ func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLis
 	if s.kind.Validate == nil {
 		return nil
 	}
-	return s.kind.Validate(obj.(resource.Object), nil)
+	return few(s.kind.Validate(obj.(resource.Object), nil))
 }
 
 func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
@@ -62,7 +62,7 @@ func (s strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fie
 	if s.kind.Validate == nil {
 		return nil
 	}
-	return s.kind.Validate(obj.(resource.Object), old.(resource.Object))
+	return few(s.kind.Validate(obj.(resource.Object), old.(resource.Object)))
 }
 
 func (s strategy) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) []string {
@@ -99,7 +99,7 @@ func (s statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Objec
 	if s.kind.ValidateStatus == nil {
 		return nil
 	}
-	return s.kind.ValidateStatus(obj.(resource.Object), old.(resource.Object))
+	return few(s.kind.ValidateStatus(obj.(resource.Object), old.(resource.Object)))
 }
 
 func (s statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {

@@ -50,8 +50,8 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
 	f.DurationVar(&p.renewExpired, "renew-expired", identity.DefaultRenewExpired, "how long after its end the certificate of a node or zone can still be renewed by proof of its key; 0: not at all")
 	f.Int64Var(&p.limits.MaxRequestBytes, "max-request-bytes", apiserver.DefaultMaxRequestBytes, "most bytes in the body of a request to the API; more is refused with 413")
-	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. Watches do not count")
-	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes")
+	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. One user has at most a quarter. Watches do not count")
+	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes. Renewals of nodes' leases do not count, they have slots of their own")
 	f.IntVar(&p.limits.WatchesPerClient, "max-watches-per-client", apiserver.DefaultWatchesPerClient, "most watches that one user has open; more are refused with 429")
 	f.DurationVar(&p.limits.SlowClient, "slow-client-timeout", apiserver.DefaultSlowClient, "how long a watcher may take to accept a part of the answer before it is cut off")
 }

@@ -1,0 +1,51 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// maxMistakes of one object are reported. Upstream joins them to a message in time
+// that grows with their square: 50,000 invalid labels would take minutes.
+const maxMistakes = 100
+
+// few are the first of the mistakes, and how many there are more.
+func few(errs field.ErrorList) field.ErrorList {
+	more := len(errs) - maxMistakes
+	if more <= 0 {
+		return errs
+	}
+	last := errs[maxMistakes]
+	return append(errs[:maxMistakes:maxMistakes], field.Invalid(field.NewPath(last.Field), field.OmitValueType{}, fmt.Sprintf("and %d more mistakes", more)))
+}
+
+// checkMeta reports few mistakes in an object's metadata if there are many; if there
+// are few, upstream reports them itself.
+func checkMeta(kind schema.GroupKind, obj runtime.Object) error {
+	o, ok := obj.(resource.Object)
+	if !ok || len(o.GetLabels())+len(o.GetAnnotations())+len(o.GetFinalizers())+len(o.GetOwnerReferences())+len(o.GetManagedFields()) <= maxMistakes {
+		return nil
+	}
+	anyName := func(string, bool) []string { return nil }
+	errs := apivalidation.ValidateObjectMetaAccessor(o, o.GetNamespace() != "", anyName, field.NewPath("metadata"))
+	if len(errs) <= maxMistakes {
+		return nil
+	}
+	return apierrors.NewInvalid(kind, o.GetName(), few(errs))
+}
+
+// checkedMeta does so for an update.
+func checkedMeta(kind schema.GroupKind, info rest.UpdatedObjectInfo) rest.UpdatedObjectInfo {
+	return rest.WrapUpdatedObjectInfo(info, func(_ context.Context, obj, _ runtime.Object) (runtime.Object, error) {
+		return obj, checkMeta(kind, obj)
+	})
+}
