@@ -392,6 +392,8 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 		// agent's connection always carries its stream, so others are idle.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: 5 * time.Minute}),
 		grpc.ConnectionTimeout(10*time.Second), // for the TLS handshake
+		// An agent has a stream for its view and one for reports.
+		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	views.Register(server, view.Service, view.Method)
