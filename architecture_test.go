@@ -36,6 +36,7 @@ var layers = map[string]layer{
 	"internal/atomicfile":      base,
 	"internal/backoff":         base,
 	"internal/payload":         base,
+	"internal/audit":           base,
 	"internal/resource":        base,
 	"internal/store":           base,
 	"internal/store/memory":    adapter,
