@@ -4,12 +4,9 @@ import (
 	"context"
 	"net/http"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	auditinternal "k8s.io/apiserver/pkg/apis/audit"
-	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -121,74 +118,3 @@ func (w writeCheck) Validate(_ context.Context, a admission.Attributes, _ admiss
 	}
 	return nil
 }
-
-// AuditEvent is one write over HTTP that was tried, and how it ended.
-type AuditEvent struct {
-	Time time.Time
-	// User who wrote; Actor is who acted in that name, if somebody did.
-	User, Actor string
-	// Source addresses, the client's own last. All but the last are the
-	// client's claim.
-	Source []string
-	Verb   string
-	// Group, Resource, Subresource, Namespace and Name of what was written. A
-	// request that is not for a resource has its Path only.
-	Group, Resource, Subresource, Namespace, Name, Path string
-	// Code is the HTTP status; Reason is set on failures.
-	Code   int32
-	Reason string
-}
-
-// auditor hands writes to a sink. It is policy and backend in one.
-type auditor struct{ sink func(AuditEvent) }
-
-var (
-	_ audit.Backend             = auditor{}
-	_ audit.PolicyRuleEvaluator = auditor{}
-)
-
-// EvaluatePolicyRule asks for an event of every write, once it has ended.
-func (a auditor) EvaluatePolicyRule(attrs authorizer.Attributes) audit.RequestAuditConfig {
-	level := auditinternal.LevelMetadata
-	switch attrs.GetVerb() {
-	case "get", "list", "watch", "head", "options":
-		level = auditinternal.LevelNone
-	}
-	return audit.RequestAuditConfig{
-		Level:      level,
-		OmitStages: []auditinternal.Stage{auditinternal.StageRequestReceived, auditinternal.StageResponseStarted},
-	}
-}
-
-// ProcessEvents implements audit.Sink.
-func (a auditor) ProcessEvents(events ...*auditinternal.Event) bool {
-	for _, e := range events {
-		out := AuditEvent{
-			Time:   e.StageTimestamp.Time,
-			User:   e.User.Username,
-			Source: append([]string(nil), e.SourceIPs...),
-			Verb:   e.Verb,
-			Path:   e.RequestURI,
-		}
-		if e.ImpersonatedUser != nil {
-			out.Actor, out.User = out.User, e.ImpersonatedUser.Username
-		}
-		if ref := e.ObjectRef; ref != nil {
-			out.Group, out.Resource, out.Subresource = ref.APIGroup, ref.Resource, ref.Subresource
-			out.Namespace, out.Name = ref.Namespace, ref.Name
-		}
-		if e.ResponseStatus != nil {
-			out.Code, out.Reason = e.ResponseStatus.Code, string(e.ResponseStatus.Reason)
-		}
-		a.sink(out)
-	}
-	return true
-}
-
-// Run, Shutdown and String implement audit.Backend; events are never held back.
-func (a auditor) Run(<-chan struct{}) error { return nil }
-
-// Shutdown has nothing to flush.
-func (a auditor) Shutdown() {}
-
-func (a auditor) String() string { return "proxima" }

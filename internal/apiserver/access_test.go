@@ -5,7 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apiserver/pkg/audit"
+
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/store/memory"
 )
 
 func TestAccess(t *testing.T) {
@@ -52,8 +55,75 @@ func TestAudit(t *testing.T) {
 	if e.Resource != "configmaps" || e.Namespace != "default" || e.Code != 403 || len(e.Source) == 0 || e.Time.IsZero() {
 		t.Errorf("audit event %+v", e)
 	}
-	if e, ok := shared.audits.find(func(e apiserver.AuditEvent) bool { return e.Verb == "list" || strings.HasPrefix(e.Verb, "get") }); ok {
-		t.Errorf("a read was audited: %+v", e)
+	if !e.Refused {
+		t.Error("it is not said that it was refused")
+	}
+}
+
+// TestAuditedRequests: writes and refusals are recorded, and little else.
+func TestAuditedRequests(t *testing.T) {
+	s := memory.New(memory.Options{})
+	srv, err := start(s, func(c *apiserver.Config) {
+		c.AuditReads = []string{"/extra"}
+		c.ExtraHandlers["/other"] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			audit.AddAuditAnnotation(r.Context(), "mesh.proxima.dev/token-kind", "admin")
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := srv.stop(); err != nil {
+			t.Error(err)
+		}
+		s.Close()
+	}()
+	const maps, leases = "/api/v1/namespaces/default/configmaps", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+	const review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+	as := http.Header{"Content-Type": {"application/json"}, "Impersonate-User": {"rob"}, "Impersonate-Group": {"readers"}}
+	for _, tc := range []struct {
+		name, method, path, token string
+		header                    http.Header
+		body                      string
+		// want: empty, written or refused
+		want  string
+		check func(apiserver.AuditEvent) bool
+	}{
+		{"create", "POST", maps, "writer", jsonType, `{"metadata":{"name":"a"}}`, "written", nil},
+		{"create twice", "POST", maps, "writer", jsonType, `{"metadata":{"name":"a"}}`, "written", func(e apiserver.AuditEvent) bool { return e.Code == 409 }},
+		{"read", "GET", maps, "reader", nil, "", "", nil},
+		{"read that is recorded", "GET", "/extra?x=y", "reader", nil, "", "written", nil},
+		{"read by nobody", "GET", maps, "", nil, "", "refused", func(e apiserver.AuditEvent) bool { return e.Code == 401 }},
+		{"read with a wrong token", "GET", maps, "wrong", nil, "", "refused", nil},
+		{"write that is not allowed", "POST", maps, "reader", jsonType, `{}`, "refused", func(e apiserver.AuditEvent) bool { return e.User == "rob" }},
+		{"too large", "POST", maps, "writer", jsonType, strings.Repeat("[", 200), "refused", func(e apiserver.AuditEvent) bool { return e.Code == 413 }},
+		{"in another's name", "POST", maps, "admin", as, `{"metadata":{"name":"b"}}`, "refused",
+			func(e apiserver.AuditEvent) bool { return e.User == "rob" && e.Actor == "ann" }},
+		{"review", "POST", review, "reader", jsonType, `{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`, "", nil},
+		{"first lease", "POST", leases, "node", jsonType, `{"metadata":{"name":"n1"}}`, "written", nil},
+		{"renewal", "PATCH", leases + "/n1", "node", http.Header{"Content-Type": {"application/merge-patch+json"}}, `{"spec":{"leaseTransitions":1}}`, "", nil},
+		{"renewal by another", "PATCH", leases + "/n1", "writer", http.Header{"Content-Type": {"application/merge-patch+json"}}, `{"spec":{"leaseTransitions":2}}`, "written", nil},
+		{"detail", "POST", "/other", "writer", jsonType, `{}`, "written", func(e apiserver.AuditEvent) bool { return e.Details["token-kind"] == "admin" }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			srv.audits.reset()
+			code, out := srv.do(t, tc.method, tc.path, tc.token, tc.header, tc.body)
+			any := func(apiserver.AuditEvent) bool { return true }
+			if tc.want == "" {
+				if e, ok := srv.audits.find(any); ok || code >= 400 {
+					t.Errorf("recorded: %+v; answer %d %s", e, code, out)
+				}
+				return
+			}
+			var e apiserver.AuditEvent
+			eventually(t, "it is recorded", func() (ok bool) {
+				e, ok = srv.audits.find(any)
+				return ok
+			})
+			if e.Refused != (tc.want == "refused") || int(e.Code) != code || tc.check != nil && !tc.check(e) {
+				t.Errorf("recorded %+v; answer %d %s", e, code, out)
+			}
+		})
 	}
 }
 

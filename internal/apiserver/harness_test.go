@@ -233,6 +233,12 @@ func (l *auditLog) add(e apiserver.AuditEvent) {
 	l.events = append(l.events, e)
 }
 
+func (l *auditLog) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = nil
+}
+
 func (l *auditLog) find(match func(apiserver.AuditEvent) bool) (apiserver.AuditEvent, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

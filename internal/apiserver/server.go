@@ -89,9 +89,10 @@ type Config struct {
 	// deletes it: a key of the store beside those of objects, and its value. who may
 	// be nil. Optional.
 	NodeDeletion func(n *corev1.Node, who user.Info) (key string, value []byte, err error)
-	// Audit hears of every write over HTTP, when it has ended. It must not block.
-	// Optional.
-	Audit func(AuditEvent)
+	// Audit hears of every write over HTTP, of reads of the paths AuditReads, and of
+	// whatever was refused, when it has ended. It must not block. Optional.
+	Audit      func(AuditEvent)
+	AuditReads []string
 }
 
 // ShutdownGrace is how long Run waits for open watches when it ends.
@@ -184,7 +185,8 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 		c.AdmissionControl = writeCheck{s.cfg.AllowWrite}
 	}
 	if s.cfg.Audit != nil {
-		c.AuditBackend, c.AuditPolicyRuleEvaluator = auditor{s.cfg.Audit}, auditor{s.cfg.Audit}
+		to := auditor{sink: s.cfg.Audit, reads: s.cfg.AuditReads}
+		c.AuditBackend, c.AuditPolicyRuleEvaluator = to, to
 	}
 	namer := apiopenapi.NewDefinitionNamer(schemes.external)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)

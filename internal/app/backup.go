@@ -13,9 +13,11 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
@@ -54,6 +56,7 @@ func (h backupHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	audit.AddAuditAnnotation(r.Context(), "mesh.proxima.dev/keys", strconv.FormatBool(h.withKeys))
 	user := ""
 	if u, ok := request.UserFrom(r.Context()); ok {
 		user = u.GetName()

@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,7 +23,6 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
-	"gopkg.in/natefinch/lumberjack.v2"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
@@ -108,7 +105,7 @@ type controlPlane struct {
 	metrics *prometheus.Registry
 	ca      *identity.Authority
 	tokens  *identity.Tokens
-	audit   *audit
+	audit   *auditLogs
 	api     *apiserver.Server
 	apiAddr net.Addr
 	grpc    net.Listener
@@ -181,7 +178,8 @@ func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPl
 	if err = cp.openRevocations(ctx); err != nil {
 		return nil, err
 	}
-	cp.audit = newAudit(filepath.Join(cfg.DataDir, "audit.log"))
+	cp.audit = newAuditLogs(cfg.DataDir, cp.log.With("part", "audit"))
+	cp.metrics.MustRegister(cp.audit)
 
 	apiListener, err := listen("API", "--api-address", cfg.APIAddress, listener.DescriptorShare(maxAPIConnections, apiShare), cp.log)
 	if err != nil {
@@ -234,7 +232,8 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 			keyring.StatusPath + "/":  secrets,
 		},
 		LongRunning: []string{BackupPath, BackupKeysPath}, Transformer: cp.keys.Transformers(sealedGroups()...), Metrics: cp.metrics,
-		Audit: cp.audit.write, Guard: cp.sessions.Guard, NodeDeletion: nodeDeletion,
+		Guard: cp.sessions.Guard, NodeDeletion: nodeDeletion,
+		Audit: cp.audit.write, AuditReads: []string{BackupPath, BackupKeysPath},
 	})
 	return err
 }
@@ -451,40 +450,11 @@ func (cp *controlPlane) close() {
 		cp.grpc.Close()
 	}
 	if cp.audit != nil {
-		_ = cp.audit.out.Close() // every line was written when it was logged
+		cp.audit.close()
 	}
 	if cp.store != nil {
 		if err := cp.store.Close(); err != nil {
 			cp.log.Error("the store did not close cleanly; what was acknowledged is on disk", "error", err)
 		}
 	}
-}
-
-// auditSize (MiB) and auditKeep bound the audit log on disk.
-const (
-	auditSize = 64
-	auditKeep = 4
-)
-
-// newAudit writes one JSON line for every write: who, what, from where, with
-// what outcome. The file is private and rotated.
-func newAudit(file string) *audit {
-	out := &lumberjack.Logger{Filename: file, MaxSize: auditSize, MaxBackups: auditKeep}
-	return &audit{out: out, log: slog.New(slog.NewJSONHandler(out, nil))}
-}
-
-type audit struct {
-	out *lumberjack.Logger
-	log *slog.Logger
-}
-
-func (a *audit) write(e apiserver.AuditEvent) {
-	a.log.Info("write", "user", e.User, "verb", e.Verb, "object", auditedObject(e), "from", e.Source, "code", e.Code, "reason", e.Reason)
-}
-
-func auditedObject(e apiserver.AuditEvent) string {
-	if e.Resource == "" {
-		return e.Path
-	}
-	return strings.Trim(path.Join(e.Group, e.Resource, e.Namespace, e.Name, e.Subresource), "/")
 }

@@ -44,6 +44,8 @@ type Status struct {
 	Unreachable []string `json:"unreachable,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
+	// Audit logs: whether they can be written.
+	Audit AuditStatus `json:"audit"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
 }
@@ -141,7 +143,7 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (cp *controlPlane) status(r *http.Request) Status {
 	s := Status{
 		Version: version.Get(), Role: "standalone", Started: cp.started,
-		Agents: []AgentStatus{}, Store: StoreStatus{Name: storeName(cp.cfg.Store), Epoch: cp.store.Epoch(), Compacted: cp.store.Compacted()},
+		Agents: []AgentStatus{}, Audit: cp.audit.status(), Store: StoreStatus{Name: storeName(cp.cfg.Store), Epoch: cp.store.Epoch(), Compacted: cp.store.Compacted()},
 	}
 	var err error
 	if s.Store.Revision, err = cp.store.Revision(r.Context()); err == nil {

@@ -160,7 +160,7 @@ func storeState(ctx context.Context, cfg *rest.Config) []finding {
 		f.Note, f.Problem = "", status.Store.Problem
 		f.Fix = fixDisk + "; reads go on, and writes are refused until then"
 	}
-	return []finding{f}
+	return []finding{f, auditState(status.Audit)}
 }
 
 // unsavedState is about the files that the agent needs for its next start.

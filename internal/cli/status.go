@@ -166,6 +166,7 @@ func (o *overview) findProblems() {
 		if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
+		o.Problems = append(o.Problems, auditProblems(cp.Audit)...)
 		o.Problems = append(o.Problems, goneProblems(cp, time.Now())...)
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -175,6 +176,7 @@ func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
 		case err != nil:
 			failInternal(w, log, err)
 		default:
+			auditToken(r, info)
 			log.Info("token revoked", "token", info.ID, "kind", info.Kind, "name", info.Name)
 			answer(w, http.StatusOK, info)
 		}
@@ -208,8 +210,15 @@ func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens
 		failInternal(w, log, err)
 		return
 	}
+	auditToken(r, info)
 	log.Info("token created", "token", info.ID, "kind", info.Kind, "name", info.Name, "by", by)
 	answer(w, http.StatusCreated, TokenAnswer{TokenInfo: info, Token: token.Reveal()})
+}
+
+// auditToken puts what a token is into the audit record of a request.
+func auditToken(r *http.Request, info identity.TokenInfo) {
+	audit.AddAuditAnnotations(r.Context(),
+		"mesh.proxima.dev/token-id", info.ID, "mesh.proxima.dev/token-kind", string(info.Kind), "mesh.proxima.dev/token-name", info.Name)
 }
 
 func answer(w http.ResponseWriter, code int, body any) {

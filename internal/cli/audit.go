@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/audit"
+)
+
+func newAudit(s *settings) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "audit",
+		GroupID: "operate",
+		Short:   "Check the control plane's audit logs",
+	}
+	cmd.AddCommand(newAuditVerify(s))
+	return cmd
+}
+
+func newAuditVerify(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify [FILE…]",
+		Short: "Check that no record of the audit logs was changed or removed",
+		Long: `Verify reads the audit logs in the data directory, audit.log and refused.log with
+all older files, and checks that every record names the SHA-256 of the one before
+it. With files, which are parts of one log in their order, it checks those only.
+It needs no control plane, and one may run. It exits with 1 at the first break,
+and prints where it is.
+
+The chain has no secret. Who can write all files of a log can also make another
+chain: keep the hash that verify prints elsewhere, and compare it later.`,
+		Example: "  proxima audit verify --data-dir /var/lib/proxima",
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveDefault
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				r, err := audit.VerifyFiles(args...)
+				return s.printVerified("files", r, err)
+			}
+			var errs []error
+			for _, name := range []string{app.AuditLog, app.RefusedLog} {
+				r, err := audit.Verify(s.dataDir, name)
+				if errors.Is(err, fs.ErrNotExist) {
+					err = &hintError{err: fmt.Errorf("%s: there is no such log: %w", name, err), hint: "name the control plane's data directory: --data-dir DIR"}
+				}
+				errs = append(errs, s.printVerified(name, r, err))
+			}
+			return errors.Join(errs...)
+		},
+	}
+}
+
+func (s *settings) printVerified(name string, r audit.Report, err error) error {
+	for _, note := range r.Notes {
+		fmt.Fprintln(s.io.Err, "note: "+note)
+	}
+	var broken *audit.Break
+	switch {
+	case errors.As(err, &broken):
+		return fmt.Errorf("%s: the chain is broken: %w", name, err)
+	case err != nil:
+		return err
+	case r.Records == 0:
+		fmt.Fprintf(s.io.Out, "%s: no records\n", name)
+		return nil
+	}
+	fmt.Fprintf(s.io.Out, "%s: %d records in %d files, number %d to %d, are unchanged; the hash of the last is %s\n",
+		name, r.Records, r.Files, r.First, r.Last, r.Hash)
+	return nil
+}
+
+// auditProblems are what is wrong with audit logs, and what to do.
+func auditProblems(logs app.AuditStatus) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(logs)) {
+		log := logs[name]
+		if log.Problem == "" {
+			continue
+		}
+		since := ""
+		if log.Since != nil {
+			since = " for " + duration.HumanDuration(time.Since(*log.Since))
+		}
+		out = append(out, fmt.Sprintf("audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: is there room in the data directory, and may it be written?",
+			name, since, log.Problem, log.Lost))
+	}
+	return out
+}
+
+// auditState is whether the control plane can write its audit logs.
+func auditState(logs app.AuditStatus) finding {
+	f := finding{Check: "audit logs of the control plane", Note: "can be written"}
+	if problems := auditProblems(logs); len(problems) > 0 {
+		f.Note, f.Problem = "", strings.Join(problems, "; ")
+		f.Fix = fixDisk + "; the log then goes on by itself, and says what was lost"
+	}
+	return f
+}
