@@ -64,18 +64,19 @@ type transferKey struct{}
 // body is being read: the server ends the connection's context when a read of the
 // body fails, as it does when its time is over, and that is still to be answered.
 func (t *transfer) context(connection context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(connection), transferKey{}, t))
+	ctx, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(connection), transferKey{}, t))
 	stop := context.AfterFunc(connection, func() {
+		end := func() { cancel(context.Cause(connection)) }
 		if !t.unread.Load() {
-			cancel()
+			end()
 			return
 		}
-		late := time.AfterFunc(drainTime, cancel)
+		late := time.AfterFunc(drainTime, end)
 		context.AfterFunc(ctx, func() { late.Stop() })
 	})
 	return ctx, func() {
 		stop()
-		cancel()
+		cancel(context.Canceled)
 	}
 }
 
