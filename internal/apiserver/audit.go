@@ -115,7 +115,8 @@ func isRefused(e *auditinternal.Event) bool {
 		return false
 	}
 	switch e.ResponseStatus.Code {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusTooManyRequests:
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge,
+		http.StatusTooManyRequests:
 		return true
 	}
 	return false

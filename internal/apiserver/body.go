@@ -98,7 +98,8 @@ type reservation struct {
 func (r *reservation) grow(n int64) error {
 	switch r.pool.Take(r.user, n, r.beyond) {
 	case quota.ShareUsed:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("the requests of %s that are in progress take as much memory as one user may have: send fewer or smaller ones at a time", r.user), retryAfterSeconds)
+		why := "the requests of %s that are in progress take as much memory as one user may have: send fewer or smaller ones at a time"
+		return apierrors.NewTooManyRequests(fmt.Sprintf(why, r.user), retryAfterSeconds)
 	case quota.TotalUsed:
 		return apierrors.NewTooManyRequests("the requests in progress take all memory that there is for them: try again", retryAfterSeconds)
 	}
@@ -150,7 +151,8 @@ func (l *limiter) readBody(r *http.Request, resource bool, limit int64, mem *res
 }
 
 func tooLarge(limit int64) error {
-	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d bytes: send a smaller object, or raise --max-request-bytes of the control plane", limit))
+	return apierrors.NewRequestEntityTooLargeError(
+		fmt.Sprintf("limit is %d bytes: send a smaller object, or raise --max-request-bytes of the control plane", limit))
 }
 
 func slowBody(limit time.Duration) error {

@@ -125,7 +125,8 @@ func (l *lane) full(name string, why quota.Result) string {
 		raise = ", or raise " + l.flag + " of the control plane"
 	}
 	if why == quota.ShareUsed {
-		return fmt.Sprintf("%s has %d %s requests in progress, as many as one user may have: wait for one to end%s", name, l.slots.Share(), l.name, raise)
+		return fmt.Sprintf("%s has %d %s requests in progress, as many as one user may have: wait for one to end%s",
+			name, l.slots.Share(), l.name, raise)
 	}
 	return fmt.Sprintf("too many %s requests are in progress: try again%s", l.name, raise)
 }
@@ -144,8 +145,8 @@ func (q *arrival) serveWatch(w http.ResponseWriter, r *http.Request, next http.H
 	}
 	if !l.begin(name) {
 		l.refused.WithLabelValues(limitWatches).Inc()
-		err := apierrors.NewTooManyRequests(fmt.Sprintf("%s has %d watches open already: end some, or raise --max-watches-per-client of the control plane",
-			name, l.WatchesPerClient), watchRetryAfterSeconds)
+		err := apierrors.NewTooManyRequests(fmt.Sprintf(
+			"%s has %d watches open already: end some, or raise --max-watches-per-client of the control plane", name, l.WatchesPerClient), watchRetryAfterSeconds)
 		l.refuse(w, r, q.info, err)
 		return
 	}

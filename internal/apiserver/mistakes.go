@@ -25,14 +25,19 @@ func few(errs field.ErrorList) field.ErrorList {
 		return errs
 	}
 	last := errs[maxMistakes]
-	return append(errs[:maxMistakes:maxMistakes], field.Invalid(field.NewPath(last.Field), field.OmitValueType{}, fmt.Sprintf("and %d more mistakes", more)))
+	rest := field.Invalid(field.NewPath(last.Field), field.OmitValueType{}, fmt.Sprintf("and %d more mistakes", more))
+	return append(errs[:maxMistakes:maxMistakes], rest)
 }
 
 // checkMeta reports few mistakes in an object's metadata if there are many; if there
 // are few, upstream reports them itself.
 func checkMeta(kind schema.GroupKind, obj runtime.Object) error {
 	o, ok := obj.(resource.Object)
-	if !ok || len(o.GetLabels())+len(o.GetAnnotations())+len(o.GetFinalizers())+len(o.GetOwnerReferences())+len(o.GetManagedFields()) <= maxMistakes {
+	if !ok {
+		return nil
+	}
+	parts := len(o.GetLabels()) + len(o.GetAnnotations()) + len(o.GetFinalizers()) + len(o.GetOwnerReferences()) + len(o.GetManagedFields())
+	if parts <= maxMistakes {
 		return nil
 	}
 	anyName := func(string, bool) []string { return nil }

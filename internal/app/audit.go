@@ -110,7 +110,8 @@ func (a *auditLogs) status() AuditStatus {
 
 var (
 	auditRecords = prometheus.NewDesc("proxima_audit_records_total", "Records that were written to an audit log.", []string{"log"}, nil)
-	auditLost    = prometheus.NewDesc("proxima_audit_records_lost_total", "Records that could not be written to an audit log.", []string{"log"}, nil)
+	auditLost    = prometheus.NewDesc("proxima_audit_records_lost_total",
+		"Records that could not be written to an audit log.", []string{"log"}, nil)
 	auditFailing = prometheus.NewDesc("proxima_audit_failing", "1 while an audit log cannot be written.", []string{"log"}, nil)
 )
 

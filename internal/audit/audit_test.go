@@ -195,7 +195,8 @@ func TestTruncationIsNoticedAtStart(t *testing.T) {
 	}
 	wantBreak(t, dir, "the log ends with record 3, but record 6 had been on the disk")
 	filled(t, dir, 1)
-	wantBreak(t, dir, "audit.log:4: records are missing before it: the log ended with record 3 when it was opened, but record 6 had been on the disk")
+	wantBreak(t, dir, "audit.log:4: records are missing before it: the log ended with record 3 when it was opened, "+
+		"but record 6 had been on the disk")
 }
 
 func TestRemovedWithoutAWord(t *testing.T) {

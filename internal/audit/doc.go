@@ -12,6 +12,7 @@
 package audit
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -126,7 +127,10 @@ var errNoRecord = errors.New("it is no record")
 // decode a line, without its end.
 func decode(line []byte) (Record, error) {
 	var r Record
-	if err := json.Unmarshal(line, &r); err != nil || r.Seq == 0 || !strings.HasPrefix(string(line[:min(len(line), len(recordStart))]), recordStart) {
+	if !bytes.HasPrefix(line, []byte(recordStart)) {
+		return Record{}, errNoRecord
+	}
+	if err := json.Unmarshal(line, &r); err != nil || r.Seq == 0 {
 		return Record{}, errNoRecord
 	}
 	return r, nil

@@ -154,7 +154,8 @@ func (l *Log) resume(at position, t tail) error {
 			return err
 		}
 	case headErr != nil && at.Seq > 0:
-		if err := l.put(Record{Event: EventMissing, Details: map[string]string{"head": headErr.Error(), "last": strconv.FormatUint(at.Seq, 10)}}); err != nil {
+		details := map[string]string{"head": headErr.Error(), "last": strconv.FormatUint(at.Seq, 10)}
+		if err := l.put(Record{Event: EventMissing, Details: details}); err != nil {
 			return err
 		}
 	}
@@ -181,7 +182,7 @@ type tail struct {
 	foreign bool
 }
 
-// firstLook at the end of a file; it is doubled until there is a record in it.
+// firstLook at the end of a file; it grows until there is a record in what is read.
 const firstLook = 64 << 10
 
 func tailOf(f file) (t tail, err error) {

@@ -221,7 +221,8 @@ func (v *verifier) follows(r Record, where Break) error {
 		where.Reason = "it is the first record, but names one before it"
 		return &where
 	case v.report.Records > 0 && r.Prev != v.at.Hash:
-		return &Break{v.path, v.line, fmt.Sprintf("it was changed, or what follows it: record %d at %s:%d has another hash", r.Seq, filepath.Base(where.File), where.Line)}
+		return &Break{v.path, v.line, fmt.Sprintf("it was changed, or what follows it: record %d at %s:%d has another hash",
+			r.Seq, filepath.Base(where.File), where.Line)}
 	case v.report.Records > 0 && r.Seq != v.at.Seq+1 && r.Event != EventMissing:
 		where.Reason = fmt.Sprintf("record %d follows record %d", r.Seq, v.at.Seq)
 		return &where
@@ -254,7 +255,8 @@ func (v *verifier) event(r Record, where Break) error {
 			v.note("%s:%d: the head was %s when the log was opened: whether records were missing then is not known", where.File, where.Line, why)
 			return nil
 		}
-		where.Reason = fmt.Sprintf("records are missing before it: the log ended with record %s when it was opened, but record %s had been on the disk", r.Details["last"], r.Details["known"])
+		where.Reason = fmt.Sprintf("records are missing before it: the log ended with record %s when it was opened, but record %s had been on the disk",
+			r.Details["last"], r.Details["known"])
 		return &where
 	case EventRemoved:
 		if n, err := strconv.ParseUint(r.Details["through"], 10, 64); err == nil {

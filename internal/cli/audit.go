@@ -51,7 +51,10 @@ chain: keep the hash that verify prints elsewhere, and compare it later.`,
 			for _, name := range []string{app.AuditLog, app.RefusedLog} {
 				r, err := audit.Verify(s.dataDir, name)
 				if errors.Is(err, fs.ErrNotExist) {
-					err = &hintError{err: fmt.Errorf("%s: there is no such log: %w", name, err), hint: "name the control plane's data directory: --data-dir DIR"}
+					err = &hintError{
+						err:  fmt.Errorf("%s: there is no such log: %w", name, err),
+						hint: "name the control plane's data directory: --data-dir DIR",
+					}
 				}
 				errs = append(errs, s.printVerified(name, r, err))
 			}
@@ -91,7 +94,8 @@ func auditProblems(logs app.AuditStatus) []string {
 		if log.Since != nil {
 			since = " for " + duration.HumanDuration(time.Since(*log.Since))
 		}
-		out = append(out, fmt.Sprintf("audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: is there room in the data directory, and may it be written?",
+		out = append(out, fmt.Sprintf(
+			"audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: is there room in the data directory, and may it be written?",
 			name, since, log.Problem, log.Lost))
 	}
 	return out
