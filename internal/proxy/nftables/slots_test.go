@@ -44,6 +44,23 @@ func TestSlotCount(t *testing.T) {
 	}
 }
 
+// TestSlotIsKeptWhenAnEndpointGoes: of two endpoints the first goes and another comes;
+// the second keeps its slot.
+func TestSlotIsKeptWhenAnEndpointGoes(t *testing.T) {
+	all := weights(1, 1, 1)
+	before := assign(nil, all[:2])
+	after := assign(before, all[1:])
+	kept := 0
+	for i := range after {
+		if after[i] == before[i] {
+			kept++
+		}
+	}
+	if kept != 1 {
+		t.Errorf("%v became %v: %d slots kept, want 1", before, after, kept)
+	}
+}
+
 // TestSlots: every endpoint has a slot, shares are right within one slot or the
 // minimum of one, and no slot changes without need.
 func TestSlots(t *testing.T) {
