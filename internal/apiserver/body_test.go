@@ -86,7 +86,7 @@ func TestBodiesThatGrow(t *testing.T) {
 			if code != tc.want || !strings.Contains(out, tc.say) {
 				t.Errorf("%d %.300s; want %d, %q", code, out, tc.want, tc.say)
 			}
-			if used := after.TotalAlloc - before.TotalAlloc; used > 150<<20 {
+			if used := after.TotalAlloc - before.TotalAlloc; used > 400<<20 { // garbage counts; unchecked it is gigabytes
 				t.Errorf("%d MB were allocated for a body of %d kB", used>>20, len(tc.body)>>10)
 			}
 		})
