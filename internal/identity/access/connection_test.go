@@ -1,6 +1,7 @@
 package access
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"testing"
@@ -23,7 +24,10 @@ func TestStreamsEnd(t *testing.T) {
 	open := make(chan struct{})
 	server := grpc.NewServer(grpc.Creds(s.sessions.Credentials(credentials.NewTLS(config))),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-			open <- struct{}{}
+			select {
+			case open <- struct{}{}:
+			case <-stream.Context().Done():
+			}
 			<-stream.Context().Done()
 			return nil
 		}))
@@ -77,7 +81,9 @@ func TestStreamsEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test/Watch")
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test/Watch")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,7 +96,7 @@ func TestStreamsEnd(t *testing.T) {
 			if took := time.Since(start); took > 5*time.Second {
 				t.Errorf("it ended after %s", took)
 			}
-			if stream, err = conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/test/Watch"); err == nil {
+			if stream, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/test/Watch"); err == nil {
 				err = stream.RecvMsg(new([]byte))
 			}
 			if err == nil {

@@ -268,8 +268,12 @@ func TestRecordLivesAsLongAsCertificates(t *testing.T) {
 		if code := m.get(t, "/version"); code != http.StatusOK {
 			t.Fatalf("after 33 days: %d", code)
 		}
-		if _, err := s.tokens.Revoke(t.Context(), m.Credentials().Subject.TokenID); err != nil {
+		info, err := s.tokens.Revoke(t.Context(), m.Credentials().Subject.TokenID)
+		if err != nil {
 			t.Fatal(err)
+		}
+		if info.CreatedBy != "test" {
+			t.Errorf("the record is not the one of the token: %+v", info)
 		}
 		synctest.Wait()
 		if code := m.get(t, "/version"); code != http.StatusUnauthorized {
