@@ -11,7 +11,6 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/listener"
-	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -60,18 +59,22 @@ func (a *agent) serveLocal(parts *parts) error {
 	return nil
 }
 
+// api is the address (URL) of the API that the agent uses.
+func (a *agent) api() string {
+	if a.cfg.Cluster != nil {
+		return a.cfg.Cluster.REST.Host
+	}
+	return "https://" + a.cfg.Server
+}
+
 // workloads lets `proxima run` register workloads with this node's credential.
 func (a *agent) workloads() (http.Handler, error) {
 	client, err := kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.Dataplane(), kind.Service()})
 	if err != nil {
 		return nil, err
 	}
-	id, err := machine.ID()
-	if err != nil {
-		return nil, err
-	}
 	return local.Workloads(local.WorkloadsConfig{
-		Client: client, Node: a.cfg.Name, MachineID: id, Logger: a.log.With("part", "local programs"),
+		Client: client, Node: a.cfg.Name, MachineID: a.cfg.MachineID, Logger: a.log.With("part", "local programs"),
 	}), nil
 }
 

@@ -405,7 +405,7 @@ func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	status := NodeStatus{
 		Version: version.Get(), Agent: a.agent.Status(), DNS: a.dns.address(),
-		PID: os.Getpid(), API: a.restConfig().Host, Unsaved: a.unsavedFiles(),
+		PID: os.Getpid(), API: a.api(), Unsaved: a.unsavedFiles(),
 	}
 	if a.cluster != nil {
 		followed := a.cluster.Status()
