@@ -440,7 +440,9 @@ func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
 		}
 		return 0
 	})
-	metric("streams_total", "Streams to the control plane that were admitted.", func(s view.FeedStatus) float64 { return float64(s.Streams) })
+	reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "proxima", Subsystem: "view", Name: "streams_total", Help: "Streams to the control plane that were admitted.",
+	}, func() float64 { return float64(feed.Status().Streams) }))
 	metric("received_bytes", "Payload received on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesReceived) })
 	metric("sent_bytes", "Payload sent on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesSent) })
 	metric("rejected_resources", "Resources of the view that this agent could not read.", func(s view.FeedStatus) float64 { return float64(len(s.Rejected)) })
