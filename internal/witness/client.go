@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	witnessv1 "github.com/proxima-mesh/proxima/api/witness/v1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 )
 
@@ -64,14 +64,15 @@ func NewClient(c ClientConfig) *Client {
 // control plane has been told by that time that the agent leaves, if it could be told
 // within a second. Call it once.
 func (c *Client) Run(ctx context.Context) error {
-	pause, last := firstRetry, error(nil)
+	retry := backoff.Backoff{Policy: backoff.Policy{First: firstRetry, Last: maxRetry, Jitter: 0.5}}
+	var last error
 	for {
 		attended, err := c.attend(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if attended {
-			pause = firstRetry
+			retry.Reset()
 		}
 		if last == nil || attended || status.Code(err) != status.Code(last) {
 			level := slog.LevelInfo
@@ -81,12 +82,9 @@ func (c *Client) Run(ctx context.Context) error {
 			c.config.Log.Log(ctx, level, "heartbeat stream ended, connecting again", "error", err)
 		}
 		last = err
-		select {
-		case <-ctx.Done():
+		if !backoff.Sleep(ctx, retry.Next()) {
 			return nil
-		case <-time.After(pause/2 + rand.N(pause/2)):
 		}
-		pause = min(2*pause, maxRetry)
 	}
 }
 

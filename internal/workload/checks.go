@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -142,7 +143,7 @@ func (c *Checks) keep(ctx context.Context, running *check, dp *v1alpha1.Dataplan
 	verdicts := c.verdicts(ctx, dp)
 	var want *condition
 	var retry <-chan time.Time
-	pause := time.Duration(0)
+	pauses := backoff.Backoff{Policy: backoff.Policy{First: checkRetry, Last: checkRetryMax}}
 	for {
 		select {
 		case <-ctx.Done():
@@ -160,10 +161,11 @@ func (c *Checks) keep(ctx context.Context, running *check, dp *v1alpha1.Dataplan
 			return
 		}
 		if err == nil {
-			pause, retry = 0, nil
+			retry = nil
+			pauses.Reset()
 			continue
 		}
-		pause = min(max(2*pause, checkRetry), checkRetryMax)
+		pause := pauses.Next()
 		retry = c.cfg.Clock.After(pause)
 		c.cfg.Logger.Warn("readiness not written; it is tried again", "dataplane", resource.KeyOf(dp).String(),
 			"ready", want.ready, "error", err, "retry_in", pause.String())

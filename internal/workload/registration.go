@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -82,7 +83,7 @@ func (r *registration) announce(ctx context.Context) error {
 func (r *registration) keep(ctx context.Context, readiness <-chan condition) {
 	ticker := r.cfg.Clock.NewTicker(r.cfg.Lease / renewals)
 	defer ticker.Stop()
-	pause := time.Duration(0)
+	pauses := backoff.Backoff{Policy: backoff.Policy{First: 100 * time.Millisecond, Last: r.cfg.Lease / renewals}}
 	var retry <-chan time.Time
 	for {
 		select {
@@ -103,13 +104,14 @@ func (r *registration) keep(ctx context.Context, readiness <-chan condition) {
 		err := r.write(ctx)
 		r.mu.Unlock()
 		if err == nil {
-			pause, retry = 0, nil
+			retry = nil
+			pauses.Reset()
 			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		pause = min(max(2*pause, 100*time.Millisecond), r.cfg.Lease/renewals)
+		pause := pauses.Next()
 		retry = r.cfg.Clock.After(pause)
 		r.cfg.Logger.Warn("catalogue not up to date", "error", err, "retry_in", pause.String())
 	}

@@ -11,6 +11,9 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/listener"
 )
 
 const (
@@ -49,7 +52,7 @@ type loop struct {
 	// which case they wait until resume.
 	paused []*loopFront
 	resume time.Time
-	pause  time.Duration
+	retry  backoff.Backoff
 
 	peer unix.RawSockaddrAny // of the latest accept
 }
@@ -71,7 +74,7 @@ func newLoop(s *loops) (*loop, error) {
 		_ = unix.Close(epoll)
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	l := &loop{loops: s, mode: s.mode, epoll: epoll, event: event, buf: make([]byte, bufferSize)}
+	l := &loop{loops: s, mode: s.mode, epoll: epoll, event: event, buf: make([]byte, bufferSize), retry: listener.Retry()}
 	if err := l.control(unix.EPOLL_CTL_ADD, event, unix.EPOLLIN, wakeTag, 0); err != nil {
 		l.release()
 		return nil, err
@@ -205,7 +208,7 @@ func (l *loop) accept(f *loopFront) {
 	}
 	fd, err := l.accept4(f)
 	if err == nil {
-		l.pause = 0
+		l.retry.Reset()
 		l.begin(f, fd, addrOfRaw(&l.peer).Addr())
 		return
 	}
@@ -215,11 +218,11 @@ func (l *loop) accept(f *loopFront) {
 	case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EINTR):
 	default:
 		// Mostly too many open files: wait until some are closed.
-		l.pause = min(max(2*l.pause, 5*time.Millisecond), time.Second)
-		l.resume = time.Now().Add(l.pause)
+		pause := l.retry.Next()
+		l.resume = time.Now().Add(pause)
 		l.stopWatching(f)
 		m.log.Warn("accepting failed, trying again",
-			"service", f.port.name.String(), "address", f.key.String(), "pause", l.pause, "error", err)
+			"service", f.port.name.String(), "address", f.key.String(), "pause", pause, "error", err)
 	}
 }
 
