@@ -22,12 +22,12 @@ func newLab(s *settings) *cobra.Command {
 		Short:   "Run a mesh of zones and nodes on this machine, and break it",
 		Long: `Lab runs a whole mesh on this machine: a control plane, zones with nodes, and in
 each node an agent and a sample workload, each in a network namespace of its
-own. Cables can be cut and agents killed, to see what happens. It is of IPv4 and
+own. Cables can be cut, agents killed and machines switched off, to see what happens. It is of IPv4 and
 IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	}
 	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
-		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name))
+		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name), newLabStop(s, &name))
 	return cmd
 }
 
@@ -44,6 +44,11 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 				return err
 			}
 			spec.Name, spec.Executable = *name, exe
+			if spec.Lease != 0 {
+				if err := checkLease(spec.Lease); err != nil {
+					return err
+				}
+			}
 			spec.Progress = func(line string) { fmt.Fprintln(s.io.Err, line) }
 			if err := spec.Check(); err != nil {
 				return &usageError{err: err}
@@ -60,6 +65,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	f.IntVar(&spec.Zones, "zones", 3, "number of zones, 1 to 9")
 	f.IntVar(&spec.Nodes, "nodes", 2, "number of nodes in each zone, 1 to 9")
 	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
+	f.DurationVar(&spec.Lease, "lease-duration", 0, "lease of nodes and workloads, as for \"proxima node\" (default: as there)")
 	return cmd
 }
 
@@ -141,8 +147,8 @@ func newLabHeal(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "heal [ZONE|NODE]",
 		Short: "Plug cables in again, and start what died",
-		Long: `Heal plugs in the cables of a zone and its nodes, or of a node, and starts their
-agents and workloads that died. Without an argument it heals the whole lab.`,
+		Long: `Heal plugs in the cables of a zone and its nodes, or of a node, lets what was
+stopped go on, and starts agents and workloads that died. Without an argument it heals the whole lab.`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: completeLab(name, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -162,17 +168,45 @@ agents and workloads that died. Without an argument it heals the whole lab.`,
 }
 
 func newLabKill(s *settings, name *string) *cobra.Command {
-	return &cobra.Command{
-		Use:               "kill NODE",
-		Short:             "Kill a node's agent, as a crash does",
+	var power bool
+	cmd := &cobra.Command{
+		Use:               "kill NODE | kill --power NODE|ZONE",
+		Short:             "Kill a node's agent, as a crash does, or switch machines off",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeLab(name, false),
+		ValidArgsFunction: completeLab(name, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
+				if power {
+					if err := l.PowerOff(cmd.Context(), args[0]); err != nil {
+						return err
+					}
+					fmt.Fprintf(s.io.Err, "%s has no power\n", args[0])
+					return nil
+				}
 				if err := l.Kill(cmd.Context(), args[0]); err != nil {
 					return err
 				}
 				fmt.Fprintf(s.io.Err, "the agent of %s is dead\n", args[0])
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&power, "power", false, "everything on the machine, or on all of a zone, with its cable first: nothing says goodbye")
+	return cmd
+}
+
+func newLabStop(s *settings, name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:               "stop NODE|ZONE",
+		Short:             "Stop everything on a node, or on all of a zone, as SIGSTOP does, until it is healed",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeLab(name, true),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return withLab(*name, func(l *lab.Lab) error {
+				if err := l.Stop(args[0]); err != nil {
+					return err
+				}
+				fmt.Fprintf(s.io.Err, "%s is stopped\n", args[0])
 				return nil
 			})
 		},

@@ -6,8 +6,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Open a lab that is up, whoever started it.
@@ -138,8 +145,37 @@ func (l *Lab) setLink(name string, up bool) error {
 	return hub.SetLinkUp(p.port(), up)
 }
 
-// Heal plugs the cable of a zone or node in again and starts its agents and
-// workloads that died. An empty name heals the whole lab, its control plane
+// PowerOff a node, or all of a zone: its cable goes first, so that nothing of it says
+// goodbye, and then every process.
+func (l *Lab) PowerOff(ctx context.Context, name string) error {
+	if err := l.Cut(name); err != nil {
+		return err
+	}
+	return l.eachMachine(name, func(ns *netns.NS) error { return ns.Kill(ctx) })
+}
+
+// Stop every process of a node, or of all nodes of a zone, as SIGSTOP does: the kernel of the
+// machine goes on, nothing else does. Heal lets them go on.
+func (l *Lab) Stop(name string) error {
+	return l.eachMachine(name, func(ns *netns.NS) error { return ns.Signal(syscall.SIGSTOP) })
+}
+
+func (l *Lab) eachMachine(name string, do func(*netns.NS) error) error {
+	p, err := l.spec.find(name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range l.spec.nodesAt(p) {
+		if ns := l.ns.open[n.name()]; ns != nil {
+			errs = append(errs, do(ns))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Heal plugs the cable of a zone or node in again, lets what was stopped go on, and starts
+// its agents and workloads that died. An empty name heals the whole lab, its control plane
 // included. It returns when agents that it started serve.
 func (l *Lab) Heal(ctx context.Context, name string) error {
 	names := []string{name}
@@ -168,12 +204,14 @@ func (l *Lab) healOne(ctx context.Context, name string) error {
 	if err := l.setLink(name, true); err != nil {
 		return err
 	}
-	for _, n := range l.spec.nodes() {
-		if n.zone != p.zone || (p.node != nil && *p.node != n) {
-			continue
-		}
+	for _, n := range l.spec.nodesAt(p) {
 		if err := l.setLink(n.name(), true); err != nil {
 			return err
+		}
+		if ns := l.ns.open[n.name()]; ns != nil {
+			if err := ns.Signal(syscall.SIGCONT); err != nil {
+				return err
+			}
 		}
 		if err := l.revive(n.name()+"-agent", l.ns.open[n.name()], func() error {
 			agent, err := l.startAgent(ctx, n)
@@ -184,11 +222,32 @@ func (l *Lab) healOne(ctx context.Context, name string) error {
 		}); err != nil {
 			return err
 		}
-		if err := l.revive(n.name()+"-workload", l.ns.open[n.name()], func() error { return l.startWorkload(n) }); err != nil {
+		if err := l.revive(n.name()+"-workload", l.ns.open[n.name()], func() error { return l.restartWorkload(ctx, n) }); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// restartWorkload that died without deregistering: its name is taken until its lease runs
+// out, but here it is known to be dead.
+func (l *Lab) restartWorkload(ctx context.Context, n node) error {
+	if l.client == nil {
+		if err := l.connect(); err != nil {
+			return err
+		}
+	}
+	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: n.workload()}
+	obj, err := l.client.Get(ctx, kind.Dataplane(), key)
+	if err == nil {
+		dp := obj.(*meshv1alpha1.Dataplane)
+		dp.Status.Lease = nil
+		_, err = l.client.UpdateStatus(ctx, dp)
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("end the lease of the old workload of node %s: %w", n.name(), err)
+	}
+	return l.startWorkload(n)
 }
 
 // revive starts what does not run.

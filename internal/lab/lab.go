@@ -40,6 +40,8 @@ type Spec struct {
 	// IPv4Only leaves IPv6 out. So it is where the kernel has none, whatever is said
 	// here.
 	IPv4Only bool
+	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
+	Lease time.Duration
 	// Executable is Proxima's.
 	Executable string
 	// Temporary: the lab belongs to this process. If that dies without taking it
@@ -90,6 +92,8 @@ func (s Spec) withDefaults() (Spec, error) {
 		return s, fmt.Errorf("%d zones: want 1 to 9", s.Zones)
 	case s.Nodes < 1 || s.Nodes > 9:
 		return s, fmt.Errorf("%d nodes a zone: want 1 to 9", s.Nodes)
+	case s.Lease < 0 || s.Lease%time.Second != 0:
+		return s, fmt.Errorf("a lease of %s: want whole seconds", s.Lease)
 	case s.Executable == "":
 		return s, errors.New("the lab needs an executable of Proxima")
 	}
@@ -231,6 +235,17 @@ func (l *Lab) Places(zones bool) []string {
 	}
 	for _, n := range l.spec.nodes() {
 		out = append(out, n.name())
+	}
+	return out
+}
+
+// nodesAt a place.
+func (s Spec) nodesAt(p place) []node {
+	var out []node
+	for _, n := range s.nodes() {
+		if n.zone == p.zone && (p.node == nil || *p.node == n) {
+			out = append(out, n)
+		}
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,7 +84,10 @@ func claim(spec Spec) (*Lab, error) {
 	}
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
-		*s = state{Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, IPv4Only: spec.IPv4Only, Executable: spec.Executable, Processes: map[string]int{}}
+		*s = state{
+			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, IPv4Only: spec.IPv4Only, Executable: spec.Executable,
+			LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
+		}
 		if spec.Temporary {
 			s.Owner, s.OwnerSince = os.Getpid(), since(os.Getpid())
 		}
@@ -194,12 +198,23 @@ func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
 			return nil, err
 		}
 	}
-	p, err := l.start(n.name()+"-agent", l.ns.open[n.name()], "node", "--server", apiAddress, "--token-file", tokenFile,
-		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", dir, "--mode", l.spec.Mode)
+	args := []string{
+		"node", "--server", apiAddress, "--token-file", tokenFile,
+		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", dir, "--mode", l.spec.Mode,
+	}
+	p, err := l.start(n.name()+"-agent", l.ns.open[n.name()], append(args, l.spec.leaseFlag()...)...)
 	if err == nil {
 		l.started = append(l.started, p)
 	}
 	return p, err
+}
+
+// leaseFlag of nodes and workloads.
+func (s Spec) leaseFlag() []string {
+	if s.Lease == 0 {
+		return nil
+	}
+	return []string{"--lease-duration", s.Lease.String()}
 }
 
 // createService with an address of every family, and return these with the port.
@@ -244,11 +259,14 @@ func (l *Lab) startWorkload(n node) error {
 	for _, a := range l.spec.addrs(n.addr()) {
 		addresses, listen = append(addresses, a.Addr().String()), append(listen, net.JoinHostPort(a.Addr().String(), port))
 	}
-	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], "run", "--name", n.workload(), "--labels", "app="+serviceName,
-		"--port", "http:"+port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
+	args := append([]string{
+		"run", "--name", n.workload(), "--labels", "app=" + serviceName,
+		"--port", "http:" + port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
 		"--kubeconfig", l.Kubeconfig(), "--data-dir", l.DataDir(n.name()),
-		"--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
+	}, l.spec.leaseFlag()...)
+	args = append(args, "--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
 		"--listen", strings.Join(listen, ","))
+	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], args...)
 	if err == nil {
 		l.started = append(l.started, p)
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 )
@@ -22,6 +23,8 @@ type state struct {
 	Mode       string `json:"mode"`
 	IPv4Only   bool   `json:"ipv4Only,omitempty"`
 	Executable string `json:"executable"`
+	// LeaseSeconds of nodes and workloads; 0: the default.
+	LeaseSeconds int `json:"leaseSeconds,omitempty"`
 	// Owner of a temporary lab, and when that process started: numbers of
 	// processes are used again.
 	Owner      int    `json:"owner,omitempty"`
@@ -34,7 +37,10 @@ type state struct {
 }
 
 func (s *state) spec() Spec {
-	return Spec{Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, IPv4Only: s.IPv4Only, Executable: s.Executable, Progress: func(string) {}}
+	return Spec{
+		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, IPv4Only: s.IPv4Only, Executable: s.Executable,
+		Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
+	}
 }
 
 // kept is a state that is written with every change.

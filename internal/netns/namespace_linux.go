@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -318,6 +319,46 @@ func (n *NS) KillProcess(ctx context.Context, pid int) error {
 	}
 	if err != nil {
 		return fmt.Errorf("end process %d in network namespace %s: %w", pid, n.name, err)
+	}
+	return nil
+}
+
+// Signal sends a signal to every process in the namespace. It does not wait for what
+// follows.
+func (n *NS) Signal(sig syscall.Signal) error {
+	var mine unix.Stat_t
+	if err := unix.Fstat(n.Fd(), &mine); err != nil {
+		return err
+	}
+	pids, err := n.Processes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pid := range pids {
+		errs = append(errs, signalInside(pid, sig, &mine))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("signal the processes in network namespace %s: %w", n.name, err)
+	}
+	return nil
+}
+
+// signalInside holds the process by a descriptor before it looks where it is.
+func signalInside(pid int, sig syscall.Signal, ns *unix.Stat_t) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if !inside(pid, ns) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"syscall"
 )
 
 // errSystem is what everything returns here.
@@ -81,6 +82,9 @@ func (*NS) Kill(context.Context) error { return errSystem }
 
 // KillProcess fails.
 func (*NS) KillProcess(context.Context, int) error { return errSystem }
+
+// Signal fails.
+func (*NS) Signal(syscall.Signal) error { return errSystem }
 
 // Holds is false.
 func (*NS) Holds(int) bool { return false }

@@ -70,13 +70,14 @@ func await(conn net.Conn, p packet, b []byte) (o health.Outcome, known bool) {
 	}
 }
 
-// outcomeOf an error of a connected UDP socket. That no neighbour has the address
-// (EHOSTUNREACH) is silence, too; that there is no way at all tells nothing of the machine.
+// outcomeOf an error of a connected UDP socket. What routers say of the way (EHOSTUNREACH,
+// ENETUNREACH) is silence, too: a zone without power has no way to it. Where this machine
+// itself has no way, the socket could not be connected.
 func outcomeOf(err error) (o health.Outcome, known bool) {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), runtime.GOOS == "windows" && errors.Is(err, wsaConnReset):
 		return health.Refused, true
-	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES): // a firewall here
 		return health.Failed, true
 	}
 	return health.Silent, false

@@ -4,8 +4,10 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +85,18 @@ func TestAsk(t *testing.T) {
 	end()
 	if got := Ask(ended, "n1", loopback(port(stopped))); got != health.Failed {
 		t.Errorf("asked in vain: %s", got)
+	}
+}
+
+func TestOutcomeOf(t *testing.T) {
+	for err, want := range map[error]string{
+		syscall.ECONNREFUSED: "refused", syscall.EPERM: "failed", syscall.EACCES: "failed",
+		syscall.EHOSTUNREACH: "", syscall.ENETUNREACH: "", os.ErrDeadlineExceeded: "",
+	} {
+		o, known := outcomeOf(&net.OpError{Op: "read", Err: err})
+		if known != (want != "") || known && o.String() != want {
+			t.Errorf("%v: %s, %v; want %q", err, o, known, want)
+		}
 	}
 }
 

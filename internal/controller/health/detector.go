@@ -29,7 +29,9 @@ const (
 	// was not heard meanwhile says nothing.
 	stepGap = time.Second
 
-	// A stalled machine is probed again: after retryFirst, then at growing intervals.
+	// A stalled machine is probed again: after retryFailed where the witnesses could not,
+	// after retryFirst where they could, then at growing intervals.
+	retryFailed    = 500 * time.Millisecond
 	retryFirst     = 2 * time.Second
 	retryAnswering = 10 * time.Second
 	retrySilent    = time.Minute
@@ -476,7 +478,7 @@ func (d *Detector) judgeStall(m *member, r *round, now time.Time) {
 	case r.waiting > 0:
 		return
 	case len(r.silent) == 0 || len(r.silent) < min(witnesses, len(d.choose(m, witnesses, false, now))):
-		m.stall = nil // a witness could not probe: others do, at once
+		m.stall, m.nextStall = nil, now.Add(retryFailed) // a witness could not probe: others do
 		return
 	default:
 		longest = retrySilent
