@@ -115,12 +115,12 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 	findings := []finding{s.dataDirectory(), s.privateFiles(), openFiles(), lowPorts()}
 	cfg, _, configErr := s.restConfig()
 	var server finding
-	var store []finding
+	var plane []finding
 	var ranges []netip.Prefix
 	answer := s.meanwhile(ctx, func(ctx context.Context) {
 		if server = s.server(ctx, cfg, configErr); server.Problem == "" {
 			ranges = s.serviceRanges(ctx)
-			store = storeState(ctx, cfg)
+			plane = planeState(ctx, cfg)
 		}
 	})
 	if isNoKubeconfig(configErr) && answer.api() != "" {
@@ -130,7 +130,7 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 		ranges, _ = app.KeptRanges(s.dataDir) // none, or another user's
 	}
 	agent := answer.status
-	findings = append(append(findings, server), append(store, s.agentState(answer))...)
+	findings = append(append(findings, server), append(plane, s.agentState(answer))...)
 	if agent != nil {
 		findings = append(findings, unsavedState(agent))
 	}
@@ -148,9 +148,9 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 	return append(findings, otherProxies(ctx, d.root), kernelModes(d.root))
 }
 
-// storeState is about the store of a control plane; none for an API that is not
-// Proxima's, or that does not let this user ask.
-func storeState(ctx context.Context, cfg *rest.Config) []finding {
+// planeState is about the store of a control plane, and about machines that are gone, or
+// may be; none for an API that is not Proxima's, or that does not let this user ask.
+func planeState(ctx context.Context, cfg *rest.Config) []finding {
 	var status app.Status
 	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
 		return nil
@@ -160,7 +160,7 @@ func storeState(ctx context.Context, cfg *rest.Config) []finding {
 		f.Note, f.Problem = "", status.Store.Problem
 		f.Fix = fixDisk + "; reads go on, and writes are refused until then"
 	}
-	return []finding{f, auditState(status.Audit)}
+	return []finding{f, auditState(status.Audit), machineFinding(finding{Check: "machines"}, &status, time.Now())}
 }
 
 // unsavedState is about the files that the agent needs for its next start.

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -51,21 +49,7 @@ func inZone(zone string) string {
 	return " in zone " + zone
 }
 
-// machines is what the control plane knows of machines that are gone, or may be.
-func (s *settings) machines(ctx context.Context) finding {
-	f := finding{Check: "machines"}
-	cfg, _, err := s.restConfig()
-	if err != nil {
-		return finding{Check: f.Check, Note: "no control plane to ask"}
-	}
-	var status app.Status
-	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
-		f.Note = "the control plane does not tell: " + explainAPI(cfg, err).Error()
-		return f
-	}
-	return machineFinding(f, &status, time.Now())
-}
-
+// machineFinding is what doctor says of machines that are gone, or may be.
 func machineFinding(f finding, status *app.Status, now time.Time) finding {
 	problems := goneProblems(status, now)
 	switch {

@@ -44,10 +44,8 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 				return err
 			}
 			spec.Name, spec.Executable = *name, exe
-			if spec.Lease != 0 {
-				if err := checkLease(spec.Lease); err != nil {
-					return err
-				}
+			if err := checkLease(spec.Lease); err != nil {
+				return err
 			}
 			spec.Progress = func(line string) { fmt.Fprintln(s.io.Err, line) }
 			if err := spec.Check(); err != nil {
@@ -65,7 +63,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	f.IntVar(&spec.Zones, "zones", 3, "number of zones, 1 to 9")
 	f.IntVar(&spec.Nodes, "nodes", 2, "number of nodes in each zone, 1 to 9")
 	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
-	f.DurationVar(&spec.Lease, "lease-duration", 0, "lease of nodes and workloads, as for \"proxima node\" (default: as there)")
+	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }
 
