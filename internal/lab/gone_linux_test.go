@@ -119,7 +119,7 @@ type overview struct {
 func (m *mesh) status() (o overview) {
 	ns := inNamespace(m.t, "control")
 	defer ns.Close()
-	out, err := ns.Output(m.t.Context(), testkit.Binary(m.t), "status", "-o", "json", "--metrics-port", "0", "--kubeconfig", kubeconfig())
+	out, err := ns.Output(m.t.Context(), testkit.Binary(m.t), "status", "-o", "json", "--data-dir", filepath.Dir(kubeconfig()), "--kubeconfig", kubeconfig())
 	if err == nil {
 		err = json.Unmarshal(out, &o)
 	}
