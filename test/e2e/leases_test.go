@@ -52,7 +52,7 @@ func TestLeases(t *testing.T) {
 	if n := f.ready(nodes); n != nodes-1 {
 		t.Errorf("%d of %d nodes are ready; three died together and should not have been marked yet", n, nodes)
 	}
-	if out := p.proxima("status", "--metrics-port", "0"); !strings.Contains(out, "at most: no agent of another machine has been able to probe it") {
+	if out := p.proxima("status"); !strings.Contains(out, "at most: no agent of another machine has been able to probe it") {
 		t.Errorf("status does not say why and until when:\n%s", out)
 	}
 	testkit.Eventually(t, "without witnesses they are marked after twice their leases", func() bool { return f.ready(nodes) == nodes-4 })
