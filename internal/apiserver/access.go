@@ -5,13 +5,9 @@ import (
 	"net/http"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // isPublic tells the paths that anybody may read: health and version.
@@ -97,24 +93,4 @@ func (g gate) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attribu
 // EvaluateConditions refuses: there are none to evaluate.
 func (g gate) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
-}
-
-// writeCheck is the admission plugin that asks Config.AllowWrite.
-type writeCheck struct {
-	allow func(who user.Info, kind schema.GroupKind, obj, old resource.Object) error
-}
-
-var _ admission.ValidationInterface = writeCheck{}
-
-// Handles implements admission.Interface.
-func (writeCheck) Handles(op admission.Operation) bool { return op != admission.Connect }
-
-// Validate implements admission.ValidationInterface.
-func (w writeCheck) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	obj, _ := a.GetObject().(resource.Object)
-	old, _ := a.GetOldObject().(resource.Object)
-	if err := w.allow(a.GetUserInfo(), a.GetKind().GroupKind(), obj, old); err != nil {
-		return admission.NewForbidden(a, err)
-	}
-	return nil
 }

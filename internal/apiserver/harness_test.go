@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -33,7 +32,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
-	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
@@ -104,8 +103,8 @@ func start(s store.Store, change ...func(*apiserver.Config)) (*server, error) {
 		ExtraHandlers: map[string]http.Handler{"/extra": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, "extra")
 		})},
-		AllowWrite: allowWrite,
-		Audit:      out.audits.add,
+		Writes: byName{},
+		Audit:  out.audits.add,
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -211,8 +210,13 @@ func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision,
 	return authorizer.DecisionNoOpinion, "readers may not write", nil
 }
 
-// allowWrite refuses by the names of objects.
-func allowWrite(_ user.Info, _ schema.GroupKind, obj, old resource.Object) error {
+// byName refuses by the names of objects.
+type byName struct{}
+
+func (byName) Prepare(access.Write) {}
+
+func (byName) Allow(_ context.Context, w access.Write) error {
+	obj, old := w.Object, w.Old
 	switch {
 	case obj != nil && obj.GetName() == "forbidden":
 		return errors.New("nobody may write this")

@@ -78,10 +78,6 @@ type Config struct {
 	Advertise netip.AddrPort
 	// Limits of what clients may ask for. Optional: the defaults.
 	Limits Limits
-	// AllowWrite judges a write over HTTP by what is written, after authorization:
-	// obj is nil for a deletion, old for a creation. Its error is the reason of a
-	// 403. Optional.
-	AllowWrite func(who user.Info, kind schema.GroupKind, obj, old resource.Object) error
 	// Guard goes around the handler of every request, before it is recognised.
 	// Optional.
 	Guard func(http.Handler) http.Handler
@@ -89,6 +85,9 @@ type Config struct {
 	// deletes it: a key of the store beside those of objects, and its value. who may
 	// be nil. Optional.
 	NodeDeletion func(n *corev1.Node, who user.Info) (key string, value []byte, err error)
+	// Writes prepares and judges writes over HTTP by what is written, after
+	// authorization. Optional.
+	Writes WritePolicy
 	// Audit hears of every write over HTTP, of reads of the paths AuditReads, and of
 	// whatever was refused, when it has ended. It must not block. Optional.
 	Audit      func(AuditEvent)
@@ -181,8 +180,9 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.HealthzChecks = []healthz.HealthChecker{healthz.PingHealthz, storeCheck}
 	c.ReadyzChecks = []healthz.HealthChecker{healthz.PingHealthz, storeCheck}
 	c.ShutdownWatchTerminationGracePeriod = ShutdownGrace
-	if s.cfg.AllowWrite != nil {
-		c.AdmissionControl = writeCheck{s.cfg.AllowWrite}
+	if s.cfg.Writes != nil {
+		c.AdmissionControl = writeCheck{s.cfg.Writes}
+		rememberPeers(c)
 	}
 	if s.cfg.Audit != nil {
 		to := auditor{sink: s.cfg.Audit, reads: s.cfg.AuditReads}

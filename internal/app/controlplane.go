@@ -80,7 +80,9 @@ type ControlPlaneConfig struct {
 	// RenewExpired is how long after its end a node's or zone's certificate can be
 	// renewed by proof of its key; 0: not at all.
 	RenewExpired time.Duration
-	Logger       *slog.Logger
+	// MachineID of this machine; empty: machine.ID.
+	MachineID string
+	Logger    *slog.Logger
 }
 
 // Serving tells where a role serves.
@@ -157,6 +159,9 @@ func newControlPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *controlPl
 			opened.close()
 		}
 	}()
+	if cp.cfg.MachineID, err = machineID(cfg.MachineID); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -217,7 +222,7 @@ func (cp *controlPlane) newAPI(listener net.Listener) error {
 		Authenticator: access.NewAuthenticator(cp.tokens, cp.ca.Pool(), cp.policy(), cp.log.With("part", "authentication")),
 		Authorizer:    access.NewAuthorizer(),
 		Logger:        cp.log.With("part", "api"), Version: version.Get().Version,
-		ServiceCIDRs: cp.cfg.ServiceCIDRs, AllowWrite: cp.allowWrite, Limits: cp.cfg.Limits,
+		ServiceCIDRs: cp.cfg.ServiceCIDRs, Writes: cp.writePolicy(), Limits: cp.cfg.Limits,
 		ExtraHandlers: map[string]http.Handler{
 			identity.CertificatesPath: access.NewCertificates(cp.ca, cp.tokens, cp.policy(), cp.grpcPort(), cp.log.With("part", "certificates")),
 			access.TokensPath:         tokens,

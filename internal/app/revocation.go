@@ -5,12 +5,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // openRevocations reads which credentials were withdrawn, before anybody is
@@ -28,14 +26,6 @@ func (cp *controlPlane) openRevocations(ctx context.Context) error {
 
 func (cp *controlPlane) policy() access.Policy {
 	return access.Policy{Revocations: cp.revocations, RenewExpired: cp.cfg.RenewExpired}
-}
-
-// allowWrite judges a write over HTTP by what is written.
-func (cp *controlPlane) allowWrite(who user.Info, kind schema.GroupKind, obj, old resource.Object) error {
-	if err := access.AllowWrite(who, kind, obj, old); err != nil {
-		return err
-	}
-	return cp.holders.AllowWrite(kind, obj, old)
 }
 
 // nodeDeletion is what remains of a Node: its credentials are refused.

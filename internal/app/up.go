@@ -59,13 +59,19 @@ func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 }
 
 // joinToken makes a token for this process's own agent, if what it has will not be
-// taken.
+// taken. It registers everywhere: who runs this process has the administrator's
+// kubeconfig.
 func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string, error) {
-	c, err := identity.LoadCredentials(filepath.Join(node.DataDir, "node"))
+	dir := filepath.Join(node.DataDir, "node")
+	c, err := identity.LoadCredentials(dir)
 	if err == nil && c.Server == node.Server && c.Trusts(cp.ca.Pin()) && time.Until(c.NotAfter) > time.Minute {
 		name, _ := identity.NodeName(c.Subject.User, c.Subject.Groups)
-		if name == node.Name && cp.revocations.Check(ctx, c.Subject) == nil {
+		if name == node.Name && cp.revocations.Check(ctx, c.Subject) == nil && c.Subject.Bounds.Everywhere() {
 			return "", nil
+		}
+		// The agent would go on with what it has, whatever token it is given.
+		if err := identity.RemoveCredentials(dir); err != nil {
+			return "", err
 		}
 	}
 	return cp.ownToken(ctx, node.Name)
@@ -73,7 +79,8 @@ func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string,
 
 // ownToken makes a token that lives for the moment of joining.
 func (cp *controlPlane) ownToken(ctx context.Context, name string) (string, error) {
-	token, _, err := cp.tokens.Create(ctx, identity.Node, name, time.Minute, "system:proxima:up")
+	bounds := identity.Bounds{Namespaces: []string{identity.EveryNamespace}}
+	token, _, err := cp.tokens.CreateBounded(ctx, identity.Node, name, bounds, time.Minute, "system:proxima:up")
 	if err != nil {
 		return "", fmt.Errorf("token for the agent: %w", err)
 	}

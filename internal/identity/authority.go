@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -244,9 +243,7 @@ func (a *Authority) signClient(s Subject, life time.Duration, public crypto.Publ
 		Subject:     pkix.Name{CommonName: s.User, Organization: s.Groups},
 		NotAfter:    time.Now().Add(life),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if s.TokenID != "" {
-		template.URIs = []*url.URL{{Scheme: "proxima", Opaque: "token:" + s.TokenID}}
+		URIs:        s.uris(),
 	}
 	der, err := a.sign(template, public)
 	if err != nil {

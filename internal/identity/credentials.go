@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -75,6 +76,15 @@ func LoadCredentials(dir string) (*Credentials, error) {
 		return nil, fmt.Errorf("load credentials %s: %w: remove it and join again with a token", path, err)
 	}
 	return c, nil
+}
+
+// RemoveCredentials removes what Enroll and Renewer left in a directory. That
+// there is nothing is no error.
+func RemoveCredentials(dir string) error {
+	if err := os.Remove(filepath.Join(dir, credentialsFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove credentials: %w", err)
+	}
+	return nil
 }
 
 // newCredentials checks that key, certificate and authority belong together.

@@ -64,12 +64,14 @@ type TokenInfo struct {
 	// there is none.
 	CertificateNotAfter time.Time `json:"certificateNotAfter,omitzero"`
 	RenewableUntil      time.Time `json:"renewableUntil,omitzero"`
+	// Bounds of what a node or a workload registers with it.
+	Bounds
 }
 
 // Subject that the token stands for.
 func (t TokenInfo) Subject() (Subject, error) {
 	s, err := SubjectFor(t.Kind, t.Name)
-	s.TokenID = t.ID
+	s.TokenID, s.Bounds = t.ID, t.Bounds
 	return s, err
 }
 
@@ -93,7 +95,15 @@ func NewTokens(s store.Store, pin Pin) *Tokens { return &Tokens{store: s, pin: p
 // Create makes a token and keeps its hash. ttl 0: it never expires. The token is
 // returned this once.
 func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.Duration, by string) (Token, TokenInfo, error) {
+	return ts.CreateBounded(ctx, kind, name, Bounds{}, ttl, by)
+}
+
+// CreateBounded is Create with bounds, which CheckBounds must find good.
+func (ts *Tokens) CreateBounded(ctx context.Context, kind Kind, name string, bounds Bounds, ttl time.Duration, by string) (Token, TokenInfo, error) {
 	if _, err := SubjectFor(kind, name); err != nil {
+		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
+	}
+	if err := CheckBounds(kind, bounds); err != nil {
 		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
 	}
 	if ttl < 0 || ttl > MaxTokenLife {
@@ -102,7 +112,7 @@ func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.D
 	token := newToken(ts.pin)
 	sum := sha256.Sum256(token.secret[:])
 	r := tokenRecord{
-		TokenInfo:    TokenInfo{ID: token.ID, Kind: kind, Name: name, Created: time.Now().UTC(), CreatedBy: by},
+		TokenInfo:    TokenInfo{ID: token.ID, Kind: kind, Name: name, Created: time.Now().UTC(), CreatedBy: by, Bounds: bounds},
 		SecretSHA256: sum[:],
 	}
 	if ttl > 0 {

@@ -4,11 +4,16 @@ package v1alpha1
 const (
 	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to.
 	LabelMesh = GroupName + "/mesh"
-	// AnnotationMachineID on a Dataplane identifies the machine that registered it
-	// (package machine): a loopback address of it is of use there only.
-	AnnotationMachineID = GroupName + "/machine-id"
 	// DefaultMesh is the mesh of what names no other.
 	DefaultMesh = "default"
+
+	// AnnotationMachineID on a Dataplane with a loopback address is the machine
+	// whose loopback interface has it (package machine). The server sets it.
+	AnnotationMachineID = GroupName + "/machine-id"
+	// AnnotationServiceAccount on a Dataplane is the account, in its namespace, of
+	// the workload that registered it. The server sets it for credentials of
+	// workloads; administrators may; credentials of nodes may not.
+	AnnotationServiceAccount = GroupName + "/service-account"
 )
 
 // Values that the API fills in where a Dataplane leaves them out.

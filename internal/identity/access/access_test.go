@@ -31,6 +31,7 @@ var anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.Al
 func TestAuthorize(t *testing.T) {
 	admin, reader := userOf(t, identity.Admin, "ada"), userOf(t, identity.ReadOnly, "rob")
 	node, zone := userOf(t, identity.Node, "n1"), userOf(t, identity.Zone, "east")
+	workload := userOf(t, identity.Workload, "shop/web")
 	impostor := &user.DefaultInfo{Name: "mallory", Groups: []string{identity.GroupNodes, user.AllAuthenticated}}
 	res := func(verb, group, resource, namespace, name string) authorizer.AttributesRecord {
 		resource, sub, _ := strings.Cut(resource, "/")
@@ -90,6 +91,16 @@ func TestAuthorize(t *testing.T) {
 		{node, path("post", identity.CertificatesPath), ""},
 		{node, path("post", TokensPath), no},
 
+		{workload, res("create", meshGroup, "dataplanes", "shop", ""), ""},
+		{workload, res("update", meshGroup, "dataplanes/status", "shop", "web-1"), ""},
+		{workload, res("create", meshGroup, "dataplanes", "prod", ""), "of namespace shop"},
+		{workload, res("list", "", "services", "shop", ""), ""},
+		{workload, res("list", "", "services", "", ""), "of namespace shop"},
+		{workload, res("get", "", "nodes", "", "n1"), ""},
+		{workload, res("list", "", "nodes", "", ""), "of namespace shop"},
+		{workload, res("get", "", "secrets", "shop", "b"), no},
+		{workload, path("post", TokensPath), no},
+
 		{zone, path("post", identity.CertificatesPath), ""},
 		{zone, res("get", "", "services", "a", "b"), "federation"},
 
@@ -128,7 +139,7 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-func TestAllowWrite(t *testing.T) {
+func TestAllow(t *testing.T) {
 	node := userOf(t, identity.Node, "n1")
 	nodeKind := schema.GroupKind{Kind: "Node"}
 	leaseKind := schema.GroupKind{Group: coordinationGroup, Kind: "Lease"}
@@ -139,7 +150,7 @@ func TestAllowWrite(t *testing.T) {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
 	}
 	dp := func(node string) resource.Object {
-		return &meshv1alpha1.Dataplane{Spec: meshv1alpha1.DataplaneSpec{NodeName: node}}
+		return &meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Spec: meshv1alpha1.DataplaneSpec{NodeName: node}}
 	}
 	for _, tc := range []struct {
 		who      user.Info
@@ -174,7 +185,8 @@ func TestAllowWrite(t *testing.T) {
 		{userOf(t, identity.Admin, "ada"), planKind, nil, plan, false},
 		{node, planKind, plan, nil, false},
 	} {
-		if err := AllowWrite(tc.who, tc.kind, tc.obj, tc.old); (err == nil) != tc.ok {
+		w := Write{User: tc.who, Kind: tc.kind, Object: tc.obj, Old: tc.old}
+		if err := new(WritePolicy).Allow(t.Context(), w); (err == nil) != tc.ok {
 			t.Errorf("%v %v %v <- %v: %v", tc.who, tc.kind, tc.obj, tc.old, err)
 		}
 	}

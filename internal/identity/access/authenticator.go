@@ -147,15 +147,16 @@ func (a *Authenticator) admit(req *http.Request, subject identity.Subject, notAf
 
 func respond(s identity.Subject) *authenticator.Response {
 	info := &user.DefaultInfo{Name: s.User, Groups: append(slices.Clone(s.Groups), user.AllAuthenticated)}
+	info.Extra = s.Bounds.Extra()
 	if s.TokenID != "" {
-		info.Extra = map[string][]string{TokenIDKey: {s.TokenID}}
+		info.Extra[TokenIDKey] = []string{s.TokenID}
 	}
 	return &authenticator.Response{User: info}
 }
 
 // subjectOf is the way back, for handlers behind the authenticator.
 func subjectOf(u user.Info) identity.Subject {
-	s := identity.Subject{User: u.GetName()}
+	s := identity.Subject{User: u.GetName(), Bounds: identity.BoundsOf(u.GetExtra())}
 	for _, g := range u.GetGroups() {
 		if g != user.AllAuthenticated {
 			s.Groups = append(s.Groups, g)

@@ -42,10 +42,11 @@ func (a *Authorizer) Authorize(_ context.Context, attrs authorizer.Attributes) (
 		namespace: attrs.GetNamespace(), name: attrs.GetName(), path: attrs.GetPath(), isResource: attrs.IsResourceRequest(),
 	}
 	node, isNode := identity.NodeName(u.GetName(), u.GetGroups())
-	q.node = node
+	workload, _, isWorkload := identity.WorkloadName(u.GetName(), u.GetGroups())
+	q.node, q.workload = node, workload
 	for _, g := range u.GetGroups() {
-		if g == identity.GroupNodes && !isNode {
-			continue // the group alone is not a node
+		if g == identity.GroupNodes && !isNode || g == identity.GroupWorkloads && !isWorkload {
+			continue // the group alone is not a node, and not a workload
 		}
 		for i := range a.byGroup[g] {
 			if a.byGroup[g][i].allows(q) {
@@ -81,6 +82,8 @@ func (a *Authorizer) explain(u user.Info, q *query) string {
 		return "a read-only token reads only: " + byAdmin
 	case slices.Contains(groups, identity.GroupNodes):
 		return a.explainNode(q) + ": " + byAdmin
+	case slices.Contains(groups, identity.GroupWorkloads):
+		return fmt.Sprintf("a workload's identity registers workloads of namespace %s, and reads the Services there: %s", q.workload, byAdmin)
 	case slices.Contains(groups, identity.GroupZones):
 		return "a zone's identity serves for federation and its own certificate only: " + byAdmin
 	}
@@ -106,8 +109,9 @@ func (a *Authorizer) RulesFor(_ context.Context, u user.Info, namespace string) 
 	var paths []authorizer.NonResourceRuleInfo
 	incomplete := false
 	node, isNode := identity.NodeName(u.GetName(), u.GetGroups())
+	workload, _, isWorkload := identity.WorkloadName(u.GetName(), u.GetGroups())
 	for _, g := range u.GetGroups() {
-		if g == identity.GroupNodes && !isNode {
+		if g == identity.GroupNodes && !isNode || g == identity.GroupWorkloads && !isWorkload {
 			continue
 		}
 		for _, r := range a.byGroup[g] {
@@ -115,7 +119,7 @@ func (a *Authorizer) RulesFor(_ context.Context, u user.Info, namespace string) 
 				paths = append(paths, &authorizer.DefaultNonResourceRuleInfo{Verbs: r.Verbs, NonResourceURLs: r.Paths})
 				continue
 			}
-			if r.Namespace != "" && r.Namespace != namespace {
+			if r.Namespace != "" && r.Namespace != namespace || r.OwnNamespace && workload != namespace {
 				continue
 			}
 			info := &authorizer.DefaultResourceRuleInfo{Verbs: r.Verbs, APIGroups: r.APIGroups, Resources: r.Resources}

@@ -142,6 +142,8 @@ type TokenRequest struct {
 	Name string        `json:"name"`
 	// TTLSeconds after which it expires; 0: never.
 	TTLSeconds int64 `json:"ttlSeconds,omitempty"`
+	// Bounds of what a node or a workload registers with it.
+	identity.Bounds
 }
 
 // TokenAnswer is a new token; the secret is shown this once.
@@ -185,7 +187,7 @@ func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
 }
 
 func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens, log *slog.Logger) {
-	const maxBody = 4 << 10
+	const maxBody = 32 << 10 // as many bounds as there may be, with long names
 	var req TokenRequest
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	dec.DisallowUnknownFields()
@@ -197,6 +199,10 @@ func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
 		return
 	}
+	if err := identity.CheckBounds(req.Kind, req.Bounds); err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
 	if req.TTLSeconds < 0 || req.TTLSeconds > int64(identity.MaxTokenLife/time.Second) {
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Sprintf("ttlSeconds is not between 0 (for ever) and %d", int64(identity.MaxTokenLife/time.Second)))
 		return
@@ -205,7 +211,7 @@ func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens
 	if u, ok := request.UserFrom(r.Context()); ok {
 		by = u.GetName()
 	}
-	token, info, err := tokens.Create(r.Context(), req.Kind, req.Name, time.Duration(req.TTLSeconds)*time.Second, by)
+	token, info, err := tokens.CreateBounded(r.Context(), req.Kind, req.Name, req.Bounds, time.Duration(req.TTLSeconds)*time.Second, by)
 	if err != nil {
 		failInternal(w, log, err)
 		return

@@ -21,8 +21,10 @@ type Rule struct {
 	Except    []string
 	// Namespace that it is limited to; empty: all.
 	Namespace string
+	// OwnNamespace limits it to the namespace of the workload that asks.
+	OwnNamespace bool
 	// OwnName: only objects named like the node. Creation is let through where the
-	// name is not known yet; AllowWrite decides then.
+	// name is not known yet; WritePolicy decides then.
 	OwnName bool
 	// Paths of requests that are not for resources; a trailing * is any rest.
 	Paths []string
@@ -88,15 +90,25 @@ func Rules() []Rule {
 		{Group: identity.GroupNodes, Verbs: heartbeat, APIGroups: []string{coordinationGroup}, Resources: []string{"leases"},
 			Namespace: LeaseNamespace, OwnName: true, Why: "the agent's heartbeat"},
 		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{meshGroup}, Resources: []string{"dataplanes"},
-			Why: "workloads of its own; AllowWrite compares spec.nodeName"},
+			Why: "workloads of its own, within the bounds of its token; WritePolicy compares spec.nodeName, namespace, labels and addresses"},
 		{Group: identity.GroupNodes, Verbs: []string{"update", "patch"}, APIGroups: []string{meshGroup}, Resources: []string{"dataplanes/status"},
-			Why: "health of its own workloads; AllowWrite compares spec.nodeName"},
+			Why: "health of its own workloads, within the same bounds"},
 		{Group: identity.GroupNodes, Verbs: []string{"create", "update", "patch"}, APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"},
 			Why: "what the agent has to tell"},
 		{Group: identity.GroupNodes, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath}, Why: "its own certificate"},
 
 		{Group: identity.GroupZones, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath},
 			Why: "its own certificate; all else goes over the federation stream"},
+
+		{Group: identity.GroupWorkloads, Verbs: []string{"get", "create", "update", "patch", "delete"}, APIGroups: []string{meshGroup},
+			Resources: []string{"dataplanes"}, OwnNamespace: true,
+			Why: "its own registration; WritePolicy compares service account, labels and addresses"},
+		{Group: identity.GroupWorkloads, Verbs: []string{"get", "update", "patch"}, APIGroups: []string{meshGroup},
+			Resources: []string{"dataplanes/status"}, OwnNamespace: true, Why: "its own health"},
+		{Group: identity.GroupWorkloads, Verbs: []string{"get", "list"}, APIGroups: []string{""}, Resources: []string{"services"},
+			OwnNamespace: true, Why: "the Services of its namespace, for environment variables"},
+		{Group: identity.GroupWorkloads, Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"nodes"},
+			Why: "whether the machine that it runs on has a Node"},
 	}
 }
 
@@ -106,6 +118,8 @@ type query struct {
 	path                                                   string
 	isResource                                             bool
 	node                                                   string
+	// workload is the namespace of the workload that asks; empty: it is none.
+	workload string
 }
 
 func (r *Rule) allows(q *query) bool {
@@ -117,6 +131,7 @@ func (r *Rule) allows(q *query) bool {
 	}
 	return r.covers(q) &&
 		(r.Namespace == "" || r.Namespace == q.namespace) &&
+		(!r.OwnNamespace || q.workload != "" && q.namespace == q.workload) &&
 		(!r.OwnName || q.name == q.node || q.name == "" && q.verb == "create")
 }
 
@@ -161,6 +176,9 @@ func Document() string {
 		}
 		if r.Namespace != "" {
 			where += " in namespace `" + r.Namespace + "`"
+		}
+		if r.OwnNamespace {
+			where += " in its own namespace"
 		}
 		if r.OwnName {
 			where += ", its own only"

@@ -1,78 +1,133 @@
 package access
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// AllowWrite decides what the authorizer cannot, for want of the object: whether
-// a node writes what is its own. It is to run for every create (old is nil),
-// update, patch and delete (obj is nil), after mutation and before the store;
-// the error is the reason of a 403. Kinds of the planner are refused to every user,
-// as the planner does not write over HTTP. For all else it has no objection to users
-// that are not nodes: the authorizer has decided.
-func AllowWrite(u user.Info, kind schema.GroupKind, obj, old resource.Object) error {
-	if u == nil {
-		return fmt.Errorf("a write of %s without a user", kind)
+// Write is one create, update, patch or delete of an object over HTTP.
+type Write struct {
+	User        user.Info
+	Kind        schema.GroupKind
+	Subresource string
+	// Object as it is to be; nil for a deletion. Old as it is; nil for a creation.
+	Object, Old resource.Object
+	// From is the address that the request comes from. The zero Addr: it is not
+	// known, as behind a proxy.
+	From netip.Addr
+}
+
+// Cluster is what a WritePolicy asks of the cluster's state.
+type Cluster interface {
+	// Node of a name, in its newest state; nil: there is none. It may block for a
+	// read of the store.
+	Node(ctx context.Context, name string) (*corev1.Node, error)
+	// Holder is a Node other than the named one that has an address, or in whose
+	// podCIDRs it lies; "": there is none. It does not block. An error means that
+	// the Nodes are not known yet.
+	Holder(address netip.Addr, other string) (string, error)
+}
+
+// WritePolicy decides about writes what the authorizer cannot, for want of the
+// object: whether a node or a workload writes what is its own, within the bounds
+// of its credential. Safe for concurrent use.
+type WritePolicy struct {
+	// Cluster is asked about addresses. Nil: no Node is known.
+	Cluster Cluster
+	// MachineID of the machine that the control plane runs on.
+	MachineID string
+	// Local reports whether an address is one of that machine's. Nil: loopback
+	// addresses alone are.
+	Local func(netip.Addr) bool
+}
+
+// Prepare sets what the server alone decides, before Allow: the annotations of a
+// Dataplane that name its machine and its service account.
+func (p *WritePolicy) Prepare(w Write) {
+	dp, ok := w.Object.(*meshv1alpha1.Dataplane)
+	if !ok || w.Subresource != "" {
+		return
 	}
-	if kind.Group == plannerGroup {
-		return fmt.Errorf("%s is written by the planner alone: change the annotations of its Service instead", kind.Kind)
+	old, _ := w.Old.(*meshv1alpha1.Dataplane)
+	p.setMachine(dp, old, w.From)
+	if w.User == nil {
+		return
 	}
-	groups := u.GetGroups()
-	if !slices.Contains(groups, identity.GroupNodes) || slices.Contains(groups, identity.GroupAdmins) {
+	if _, account, ok := identity.WorkloadName(w.User.GetName(), w.User.GetGroups()); ok {
+		annotate(dp, meshv1alpha1.AnnotationServiceAccount, account)
+	}
+}
+
+// Allow is to be asked about every write, after mutation and before the store. A
+// plain error is the reason of a 403; one that has a status of the API is the
+// answer. It reads the store for Dataplanes of nodes and workloads that have a
+// new address.
+func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
+	if w.User == nil {
+		return fmt.Errorf("a write of %s without a user", w.Kind)
+	}
+	if w.Kind.Group == plannerGroup {
+		return fmt.Errorf("%s is written by the planner alone: change the annotations of its Service instead", w.Kind.Kind)
+	}
+	if err := p.allowLoopback(w); err != nil {
+		return err
+	}
+	name, groups := w.User.GetName(), w.User.GetGroups()
+	switch {
+	case slices.Contains(groups, identity.GroupAdmins):
 		return nil
+	case slices.Contains(groups, identity.GroupNodes):
+		node, ok := identity.NodeName(name, groups)
+		if !ok {
+			return fmt.Errorf("user %s is in group %s but names no node", name, identity.GroupNodes)
+		}
+		return p.allowNode(ctx, w, node)
+	case slices.Contains(groups, identity.GroupWorkloads):
+		namespace, account, ok := identity.WorkloadName(name, groups)
+		if !ok {
+			return fmt.Errorf("user %s is in group %s but names no service account", name, identity.GroupWorkloads)
+		}
+		return p.allowWorkload(ctx, w, namespace, account)
 	}
-	node, ok := identity.NodeName(u.GetName(), groups)
-	if !ok {
-		return fmt.Errorf("user %s is in group %s but names no node", u.GetName(), identity.GroupNodes)
-	}
-	switch kind {
+	return nil // the authorizer has decided
+}
+
+func (p *WritePolicy) allowNode(ctx context.Context, w Write, node string) error {
+	switch w.Kind {
 	case schema.GroupKind{Kind: "Node"}:
-		return ownName(node, kind, obj, old)
+		if err := ownName(node, w.Kind, w.Object, w.Old); err != nil {
+			return err
+		}
+		return p.allowClaims(w, node)
 	case schema.GroupKind{Group: coordinationGroup, Kind: "Lease"}:
-		for _, o := range []resource.Object{obj, old} {
+		for _, o := range []resource.Object{w.Object, w.Old} {
 			if o != nil && o.GetNamespace() != LeaseNamespace {
 				return fmt.Errorf("node %s may write Leases in namespace %s only, not %s", node, LeaseNamespace, o.GetNamespace())
 			}
 		}
-		return ownName(node, kind, obj, old)
+		return ownName(node, w.Kind, w.Object, w.Old)
 	case schema.GroupKind{Group: meshGroup, Kind: "Dataplane"}:
-		return ownDataplane(node, obj, old)
+		return p.allowNodesDataplane(ctx, w, node)
 	case schema.GroupKind{Kind: "Event"}, schema.GroupKind{Group: "events.k8s.io", Kind: "Event"}:
 		return nil
 	}
-	return fmt.Errorf("node %s may not write %s: a node writes its own Node, Lease, Dataplanes and events", node, kind)
+	return fmt.Errorf("node %s may not write %s: a node writes its own Node, Lease, Dataplanes and events", node, w.Kind)
 }
 
 func ownName(node string, kind schema.GroupKind, obj, old resource.Object) error {
 	for _, o := range []resource.Object{obj, old} {
 		if o != nil && o.GetName() != node {
 			return fmt.Errorf("node %s may write the %s of its own name only, not %q", node, kind.Kind, o.GetName())
-		}
-	}
-	return nil
-}
-
-// ownDataplane looks at both sides: a node neither takes a workload from another
-// nor gives it one.
-func ownDataplane(node string, obj, old resource.Object) error {
-	for _, o := range []resource.Object{obj, old} {
-		if o == nil {
-			continue
-		}
-		dp, ok := o.(*meshv1alpha1.Dataplane)
-		if !ok {
-			return fmt.Errorf("node %s may not write a Dataplane as %T", node, o)
-		}
-		if dp.Spec.NodeName != node {
-			return fmt.Errorf("node %s may write Dataplanes with spec.nodeName %s only; %s/%s has %q",
-				node, node, dp.Namespace, dp.Name, dp.Spec.NodeName)
 		}
 	}
 	return nil
