@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -102,4 +104,46 @@ func (i *interfaces) has(a netip.Addr) bool {
 	}
 	_, ok := i.known[a.Unmap().WithZone("")]
 	return ok
+}
+
+// Addresses for documentation stand for "anywhere else": the kernel is asked for
+// the way there, and nothing is sent (RFC 5737, RFC 3849).
+var elsewhere = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:9"), netip.MustParseAddrPort("[2001:db8::1]:9")}
+
+// machineAddresses are the addresses of this machine by which others reach it, at
+// most one per family: the one on the way to the server (HOST:PORT), else the one
+// on the default route. Loopback and link-local addresses are left out.
+func machineAddresses(server string) []netip.Addr {
+	targets := elsewhere
+	if at, err := netip.ParseAddrPort(server); err == nil {
+		targets = append([]netip.AddrPort{at}, elsewhere...)
+	}
+	var out []netip.Addr
+	for _, to := range targets {
+		a := towards(to)
+		has := slices.ContainsFunc(out, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
+		if !has && a.IsGlobalUnicast() {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// nodesEverywhere are the nodes that have a token which registers workloads in
+// every namespace, as long as its record is kept: certificates may descend from it
+// after it has expired. Nil also if the store can't be read, which status says.
+func (cp *controlPlane) nodesEverywhere(ctx context.Context) []string {
+	tokens, err := cp.tokens.List(ctx)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, t := range tokens {
+		if t.Kind == identity.Node && t.Everywhere() && t.Revoked.IsZero() {
+			out = append(out, t.Name)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -59,7 +59,7 @@ func startInstance(t *testing.T, s store.Store, ca *identity.Authority) *instanc
 		Store: s, Kinds: kind.All(), Listener: listener, CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: ca.PEM(),
 		Authenticator: access.NewAuthenticator(identity.NewTokens(s, ca.Pin()), ca.Pool(), access.Policy{}, orDiscard(nil)),
 		Authorizer:    access.NewAuthorizer(),
-		Logger:        orDiscard(nil), Version: "0.0.0", AllowWrite: access.AllowWrite,
+		Logger:        orDiscard(nil), Version: "0.0.0", Writes: &access.WritePolicy{},
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
 	})
 	if err != nil {

@@ -270,7 +270,8 @@ func (a *agent) followPlane(parts *parts) error {
 	a.member = membership.New(membership.Config{
 		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
 		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
-		Logger: a.log.With("part", "membership"), Clock: clock.RealClock{},
+		Addresses: func() []netip.Addr { return machineAddresses(a.cfg.Server) },
+		Logger:    a.log.With("part", "membership"), Clock: clock.RealClock{},
 	})
 	parts.run("membership", a.member.Run)
 	watching, err := kubeclient.New(a.watchConfig(), kind.All())

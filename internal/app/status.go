@@ -42,6 +42,9 @@ type Status struct {
 	Suspects []SuspectNode `json:"suspects,omitempty"`
 	// Unreachable are nodes whose agent is there, but does not get the probes of others.
 	Unreachable []string `json:"unreachable,omitempty"`
+	// Everywhere are the nodes whose credentials register workloads in every
+	// namespace.
+	Everywhere []string `json:"nodesInEveryNamespace,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
 	// Audit logs: whether they can be written.
@@ -155,6 +158,7 @@ func (cp *controlPlane) status(r *http.Request) Status {
 	if err != nil {
 		s.Store.Problem = err.Error()
 	}
+	s.Everywhere = cp.nodesEverywhere(r.Context())
 	running := cp.running.Load()
 	if running == nil {
 		return s // still starting

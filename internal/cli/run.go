@@ -43,6 +43,7 @@ type runFlags struct {
 	envServices     bool
 	drain           time.Duration
 	lease           time.Duration
+	credential      runCredential
 }
 
 func newRun(s *settings) *cobra.Command {
@@ -64,9 +65,14 @@ node; the namespaces and labels are those that the node's token allows.
 The command finds the Services of its namespace, and that of the API, in its
 environment by the names that Kubernetes gives them: WEB_SERVICE_HOST,
 WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on, as they are when it starts.
-Variables that are set already are left as they are.`,
-		Example: "  proxima run --name web-1 --labels app=web --port http:8080 --ready-http /healthz -- ./server",
-		Args:    cobra.MinimumNArgs(1),
+Variables that are set already are left as they are.
+
+With --server and --token-file it registers with a token of kind workload, or
+node, in place of the kubeconfig's user: the least that it needs on a machine
+that has no kubeconfig.`,
+		Example: "  proxima run --name web-1 --labels app=web --port http:8080 --ready-http /healthz -- ./server\n" +
+			"  proxima run --server cp.example:6443 --token-file web.token --name web-2 --labels app=web --port http:8080 -- ./server",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.run(cmd.Context(), r, args)
 		},
@@ -81,6 +87,7 @@ Variables that are set already are left as they are.`,
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case; without a kubeconfig: the agent's node)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
+	r.credential.add(f)
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
 	addLeaseFlag(f, &r.lease)
 	return cmd
@@ -158,10 +165,10 @@ type registerWay struct {
 // errNoWorkloads: an agent in kube-proxy's place has no control plane of ours.
 var errNoWorkloads = errors.New("this machine's agent follows a Kubernetes API, and cannot register workloads")
 
-// wayToRegister is the kubeconfig's API or, if there is no kubeconfig, this machine's
-// agent. It fills in the namespace and the node that follow from it.
+// wayToRegister is the API as the token's or the kubeconfig's user or, if there is
+// neither, this machine's agent. It fills in the namespace and the node that follow from it.
 func (s *settings) wayToRegister(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane) (registerWay, error) {
-	cfg, namespace, err := s.restConfig()
+	cfg, namespace, err := r.credential.restConfig(ctx, s, dp.Namespace)
 	if err == nil {
 		dp.Namespace = cmp.Or(dp.Namespace, namespace)
 		return registerWay{cfg: cfg, api: cfg.Host}, nil

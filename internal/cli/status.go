@@ -235,6 +235,9 @@ func (o *overview) print(out io.Writer) error {
 	if cp := o.ControlPlane; cp != nil {
 		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
 	}
+	if cp := o.ControlPlane; cp != nil && len(cp.Everywhere) > 0 {
+		fmt.Fprintf(w, "register anywhere\tnodes %s: their credentials register workloads in every namespace\n", strings.Join(cp.Everywhere, ", "))
+	}
 	if a := o.Agent; a != nil {
 		view := "connected"
 		switch {

@@ -35,24 +35,44 @@ func newToken(s *settings) *cobra.Command {
 func newTokenCreate(s *settings) *cobra.Command {
 	var kindName, name string
 	var ttl time.Duration
+	var b boundFlags
 	cmd := &cobra.Command{
-		Use:     "create --kind KIND --name NAME",
-		Short:   "Make a token and print it, this once",
-		Example: "  proxima token create --kind node --name host-7 --ttl 1h > token",
-		Args:    cobra.NoArgs,
+		Use:   "create --kind KIND --name NAME",
+		Short: "Make a token and print it, this once",
+		Long: `Create makes a token and prints it. What it is for depends on its kind:
+
+  admin      everything
+  read-only  reads everything but Secrets
+  node       joins a machine's agent as Node NAME, which registers workloads
+             within the bounds that --namespaces, --labels and --addresses set
+  zone       joins a control plane of zone NAME
+  workload   registers workloads as the service account NAME, which is
+             NAMESPACE/SERVICEACCOUNT, for "proxima run --token-file"
+
+A stolen node token receives traffic of any Service whose selector it can match
+within its bounds. --labels restricts the keys that it names, and no others: a
+Service that selects by another key is protected by --namespaces alone.`,
+		Example: "  proxima token create --kind node --name host-7 --ttl 1h > token\n" +
+			"  proxima token create --kind node --name edge-1 --namespaces shop --labels app=web,app=api --ttl 1h > token\n" +
+			"  proxima token create --kind workload --name shop/web --labels app=web > token",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			k, err := identity.ParseKind(kindName)
 			if err != nil {
 				return &usageError{err: fmt.Errorf("--kind: %w", err)}
 			}
 			if name == "" {
-				return usagef("--name is needed: the node, zone or person that the token is for")
+				return usagef("--name is needed: the node, zone, workload or person that the token is for")
+			}
+			bounds, err := b.bounds(k)
+			if err != nil {
+				return err
 			}
 			if ttl < 0 {
 				return usagef("--ttl %s: must not be negative", ttl)
 			}
 			var answer access.TokenAnswer
-			body := access.TokenRequest{Kind: k, Name: name, TTLSeconds: int64(ttl / time.Second)}
+			body := access.TokenRequest{Kind: k, Name: name, TTLSeconds: int64(ttl / time.Second), Bounds: bounds}
 			if err := s.call(cmd.Context(), http.MethodPost, access.TokensPath, body, &answer); err != nil {
 				return err
 			}
@@ -62,9 +82,10 @@ func newTokenCreate(s *settings) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&kindName, "kind", "", "admin, read-only, node or zone (needed)")
-	f.StringVar(&name, "name", "", "the node, zone or person that the token is for (needed)")
+	f.StringVar(&kindName, "kind", "", "admin, read-only, node, zone or workload (needed)")
+	f.StringVar(&name, "name", "", "the node, zone or person that the token is for; of a workload NAMESPACE/SERVICEACCOUNT (needed)")
 	f.DurationVar(&ttl, "ttl", 0, "time after which it expires; 0: never")
+	b.add(f)
 	return cmd
 }
 
@@ -79,9 +100,9 @@ func newTokenList(s *settings) *cobra.Command {
 				return err
 			}
 			w := tabwriter.NewWriter(s.io.Out, 6, 4, 3, ' ', 0)
-			fmt.Fprintln(w, "ID\tKIND\tNAME\tSTATE\tAGE")
+			fmt.Fprintln(w, "ID\tKIND\tNAME\tSTATE\tAGE\tREGISTERS")
 			for _, t := range list.Items {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.ID, t.Kind, t.Name, expiry(t), duration.HumanDuration(time.Since(t.Created)))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", t.ID, t.Kind, t.Name, expiry(t), duration.HumanDuration(time.Since(t.Created)), registers(t))
 			}
 			return w.Flush()
 		},

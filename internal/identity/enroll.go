@@ -59,13 +59,7 @@ func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("join %s: make a key: %w", address, err)
 	}
-	config := &tls.Config{
-		MinVersion: tls.VersionTLS12, Time: j.now,
-		// The usual verification needs an authority, and there is only its pin yet.
-		InsecureSkipVerify: true,
-		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, t.Pin, host, j.now()) },
-	}
-	answer, err := j.exchange(ctx, config, address, t.Reveal(), request)
+	answer, err := j.exchange(ctx, pinnedTLS(t.Pin, host, j.now), address, t.Reveal(), request)
 	if err != nil {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}
@@ -74,6 +68,22 @@ func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}
 	return c, nil
+}
+
+// PinnedTLS is for connections to a host (name or IP address) of a control plane
+// of which only the pin of its authority is known, as from a token. The caller
+// owns it, and must not use it for another host.
+func PinnedTLS(pin Pin, host string) *tls.Config { return pinnedTLS(pin, host, time.Now) }
+
+func pinnedTLS(pin Pin, host string, now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		ServerName: host,
+		Time:       now,
+		// The usual verification needs an authority, and there is only its pin yet.
+		InsecureSkipVerify: true,
+		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, pin, host, now()) },
+	}
 }
 
 // verifyPinned accepts a server whose chain leads to the pinned authority and

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -19,7 +20,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,6 +58,9 @@ type Config struct {
 	// Lease is how long the Node is taken to live after a renewal, in whole seconds; 0:
 	// LeaseDuration. It is renewed four times as often.
 	Lease time.Duration
+	// Addresses of the machine, for the Node's status, at most one per family. Nil:
+	// those that others set are kept.
+	Addresses func() []netip.Addr
 	// OnNode hears of the Node's own zone label and of its taints, first with
 	// what is known from Zone. It must not block.
 	OnNode func(*corev1.Node)
@@ -71,6 +74,8 @@ type Member struct {
 	// holder in the Lease, NODE/MACHINE.
 	holder string
 	status atomic.Pointer[Status]
+	// refused are addresses that the server does not take, of which the log says so.
+	refused []corev1.NodeAddress
 }
 
 // Status is how a Member keeps its Node and Lease.
@@ -225,13 +230,7 @@ func (m *Member) keepNode(ctx context.Context) (*corev1.Node, error) {
 	}
 	want = node.DeepCopy()
 	m.fillStatus(&want.Status)
-	if !apiequality.Semantic.DeepEqual(want.Status, node.Status) {
-		if obj, err = m.cfg.Client.UpdateStatus(ctx, want); err != nil {
-			return nil, err
-		}
-		node = obj.(*corev1.Node)
-	}
-	return node, nil
+	return m.writeStatus(ctx, want, node)
 }
 
 func (m *Member) labels() map[string]string {
@@ -265,6 +264,7 @@ func (m *Member) fillStatus(s *corev1.NodeStatus) {
 	s.NodeInfo.KubeletVersion = version.Kubernetes + "+proxima-" + version.Get().Version
 	s.NodeInfo.MachineID = m.cfg.MachineID
 	s.NodeInfo.OperatingSystem, s.NodeInfo.Architecture = runtime.GOOS, runtime.GOARCH
+	s.Addresses = m.addresses(s.Addresses)
 	for i := range s.Conditions {
 		if c := &s.Conditions[i]; c.Type == corev1.NodeReady {
 			if c.Status == corev1.ConditionTrue {

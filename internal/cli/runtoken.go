@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+)
+
+// runCredential is what run registers with where that is not the kubeconfig.
+type runCredential struct{ server, tokenFile string }
+
+func (c *runCredential) add(f *pflag.FlagSet) {
+	f.StringVar(&c.server, "server", "", "control plane's API, HOST:PORT; goes with --token-file")
+	f.StringVar(&c.tokenFile, "token-file", "", "file with a token of kind workload or node to register with (default: the kubeconfig's user)")
+}
+
+// restConfig is the API as the token's user, and the namespace of a workload's
+// token; without a token it is that of the kubeconfig. Unless the namespace is
+// given it asks the server who the user is.
+func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace string) (*rest.Config, string, error) {
+	if c.tokenFile == "" {
+		if c.server != "" {
+			return nil, "", usagef("--server goes with --token-file")
+		}
+		return s.restConfig()
+	}
+	if c.server == "" {
+		return nil, "", usagef("--token-file needs --server, the HOST:PORT of the control plane's API")
+	}
+	cfg, err := tokenConfig(c.server, c.tokenFile)
+	if err != nil || namespace != "" {
+		return cfg, namespace, err
+	}
+	review := authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
+	err = callJSON(ctx, cfg, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", review, &review)
+	if err != nil {
+		return nil, "", &hintError{err: explainAPI(cfg, err), hint: "with --namespace the command starts while no control plane answers"}
+	}
+	user := review.Status.UserInfo
+	namespace, _, _ = identity.WorkloadName(user.Username, user.Groups)
+	return cfg, cmp.Or(namespace, metav1.NamespaceDefault), nil
+}
+
+// tokenConfig reaches a server that is recognised by the pin in the token. The
+// file is read again while requests are made, so a token can be replaced in it.
+func tokenConfig(server, tokenFile string) (*rest.Config, error) {
+	data, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("--token-file: %w", err)
+	}
+	text := strings.TrimSpace(string(data))
+	token, err := identity.ParseToken(text)
+	if err != nil {
+		return nil, usagef("--token-file %s: %w", tokenFile, err)
+	}
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return nil, usagef("--server %q: want HOST:PORT", server)
+	}
+	return &rest.Config{
+		Host: "https://" + server, BearerToken: text, BearerTokenFile: tokenFile, QPS: -1,
+		Transport: &http.Transport{
+			TLSClientConfig: identity.PinnedTLS(token.Pin, host), ForceAttemptHTTP2: true, Proxy: http.ProxyFromEnvironment,
+			TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
+		},
+	}, nil
+}
