@@ -31,10 +31,7 @@ func (c *runCredential) add(f *pflag.FlagSet) {
 // given it asks the server who the user is.
 func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace string) (*rest.Config, string, error) {
 	if c.tokenFile == "" {
-		if c.server != "" {
-			return nil, "", usagef("--server goes with --token-file")
-		}
-		return s.restConfig()
+		return s.restConfig() // --server may be there for "proxima node", in a configuration file
 	}
 	if c.server == "" {
 		return nil, "", usagef("--token-file needs --server, the HOST:PORT of the control plane's API")

@@ -11,12 +11,13 @@ import (
 
 // boundFlags limit what a new token registers.
 type boundFlags struct {
-	namespaces, labels, addresses []string
+	namespaces, addresses []string
+	labels                string
 }
 
 func (b *boundFlags) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&b.namespaces, "namespaces", nil, "namespaces in which a node registers workloads; '*': all (default: default)")
-	f.StringSliceVar(&b.labels, "labels", nil, "labels, as in app=web,app=api, that registered workloads must have; several values of a key are alternatives (default: any)")
+	f.StringVar(&b.labels, "labels", "", "labels, as in app=web,app=api, that registered workloads must have; several values of a key are alternatives (default: any)")
 	f.StringSliceVar(&b.addresses, "addresses", nil, "ranges that addresses of the node and its workloads must lie in (default: the machine's own addresses)")
 }
 
@@ -24,8 +25,10 @@ func (b *boundFlags) add(f *pflag.FlagSet) {
 func (b *boundFlags) bounds(kind identity.Kind) (identity.Bounds, error) {
 	out := identity.Bounds{Namespaces: b.namespaces}
 	var err error
-	if out.Labels, err = identity.ParseLabels(b.labels); err != nil {
-		return out, usagef("--labels: %w", err)
+	if b.labels != "" {
+		if out.Labels, err = identity.ParseLabels(strings.Split(b.labels, ",")); err != nil {
+			return out, usagef("--labels: %w", err)
+		}
 	}
 	for _, text := range b.addresses {
 		p, err := netip.ParsePrefix(text)
