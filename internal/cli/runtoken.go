@@ -62,6 +62,7 @@ func tokenConfig(server, tokenFile string) (*rest.Config, error) {
 	if err != nil {
 		return nil, usagef("--token-file %s: %w", tokenFile, err)
 	}
+	server = strings.TrimPrefix(server, "https://")
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
 		return nil, usagef("--server %q: want HOST:PORT", server)
