@@ -337,7 +337,7 @@ func (cp *controlPlane) startViews(
 	parts *parts, builder *view.Builder, plans *trafficplan.Table, world *catalog.Catalog, measured *demand.Aggregator, living *detection,
 ) (*stream.Server, error) {
 	log := cp.log.With("part", "views")
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans)
 	parts.run("views", func(ctx context.Context) error {
 		defer sub.Close()
 		return view.Follow(ctx, sub, builder, plans)

@@ -179,7 +179,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.agent, err = node.New(node.Options{
-		Mode: a.mode, Facts: node.Facts{Name: cfg.Name, Zone: cfg.Zone},
+		Mode: a.mode, Facts: node.Facts{Name: cfg.Name, Zone: cfg.Zone, Machine: a.cfg.MachineID},
 		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
 		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
 	})
@@ -304,6 +304,7 @@ func (a *agent) reportDemand(parts *parts) {
 // apply hands what the view says to those who carry traffic, and to those who
 // resolve names.
 func (a *agent) apply(u view.Update) {
+	u.KeepLoopback(a.cfg.MachineID)
 	a.names.Apply(u.Zone())
 	if u.Carried() {
 		a.agent.Apply(u.Update)
@@ -313,7 +314,7 @@ func (a *agent) apply(u view.Update) {
 // learn takes what the Node object says of this machine. Its zone label counts
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
-	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone}
+	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone, Machine: a.cfg.MachineID}
 	if facts.Zone == "" {
 		facts.Zone = n.Labels[corev1.LabelTopologyZone]
 	}

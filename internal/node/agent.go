@@ -26,6 +26,8 @@ import (
 type Facts struct {
 	Name string `json:"name"`
 	Zone string `json:"zone,omitempty"`
+	// Machine that the node runs on (package machine); empty: not known.
+	Machine string `json:"machine,omitempty"`
 	// Leaving: the node is being deleted, or tainted by the cluster autoscaler to
 	// be. Load balancers are told to stay away, traffic is carried as ever.
 	Leaving bool `json:"leaving,omitempty"`
@@ -190,7 +192,7 @@ func (a *Agent) SetFacts(f Facts) {
 	defer a.mu.Unlock()
 	old := a.facts
 	a.facts = f
-	if old.Name == f.Name && old.Zone == f.Zone {
+	if old.Name == f.Name && old.Zone == f.Zone && old.Machine == f.Machine {
 		return
 	}
 	a.model.eachPort(func(name proxy.PortName) { a.mark(name, now) })
@@ -332,8 +334,12 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 	if first || (!a.retryAt.IsZero() && !now.Before(a.retryAt)) {
 		a.dueFailures(now, first)
 	}
+	if first {
+		a.model.touched = nil // all ports are looked at
+	}
+	a.model.markTouched(func(name proxy.PortName) { a.mark(name, now) })
 	due = make([]work, 0, len(a.dirty))
-	node := choose.Node{Name: a.facts.Name, Zone: a.facts.Zone, Suspects: a.model.suspects}
+	node := a.node()
 	for name, since := range a.dirty {
 		w := work{name: name, since: since, node: node, actual: a.actual[name]}
 		if f := a.failed[name]; f != nil {
@@ -348,6 +354,13 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 	// A new map, as the time to walk or clear one grows with the most it ever held.
 	a.inHand, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
 	return due, first
+}
+
+// node is this node as the choice knows it.
+func (a *Agent) node() choose.Node {
+	return choose.Node{
+		Name: a.facts.Name, Zone: a.facts.Zone, Machine: a.facts.Machine, Fronts: a.model.fronts, Suspects: a.model.suspects,
+	}
 }
 
 // dueFailures puts failures that are due among the dirty, and finds out when

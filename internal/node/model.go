@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
 
 // model is the desired state, indexed so that a change finds the service ports
@@ -16,10 +17,15 @@ type model struct {
 	slicesOf map[proxy.ServiceName][]*proxy.Slice
 	// suspects is replaced, never changed, so that it can be handed out.
 	suspects map[string]bool
+	// fronts are where the services answer; touched is what of that changed since
+	// markTouched was called.
+	fronts  *choose.Fronts
+	touched choose.Touched
 }
 
 func newModel() model {
 	return model{
+		fronts:   choose.NewFronts(),
 		services: map[proxy.ServiceName]*proxy.Service{},
 		slices:   map[proxy.SliceName]*proxy.Slice{},
 		slicesOf: map[proxy.ServiceName][]*proxy.Slice{},
@@ -87,8 +93,11 @@ func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
 }
 
 func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func(proxy.PortName)) {
-	markPorts(m.services[name], mark)
+	old := m.services[name]
+	markPorts(old, mark)
 	markPorts(svc, mark)
+	m.fronts.Set(old, svc)
+	m.touched.Touch(old, svc)
 	if svc == nil {
 		delete(m.services, name)
 	} else {
@@ -161,4 +170,22 @@ func markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
 	for _, p := range s.Ports {
 		mark(proxy.PortName{ServiceName: s.Service, Port: p.Name})
 	}
+}
+
+// markTouched marks the ports of slices with an endpoint where services answer
+// since the last call, or do no more: such an endpoint is not used, whichever
+// Service it is of. It looks at all endpoints, if there is something to look for.
+func (m *model) markTouched(mark func(proxy.PortName)) {
+	if len(m.touched) == 0 {
+		return
+	}
+	for _, s := range m.slices {
+		for i := range s.Endpoints {
+			if _, ok := m.touched[s.Endpoints[i].Addr]; ok {
+				markSlice(s, mark)
+				break
+			}
+		}
+	}
+	m.touched = nil
 }

@@ -87,6 +87,8 @@ type Endpoint struct {
 	// Weight is the endpoint's share relative to the others of the same list, as
 	// planned for this node's zone. 0 means 1: no plan.
 	Weight uint32
+	// Machine (package machine) that a loopback address is on; empty: not known.
+	Machine string
 }
 
 // SliceName names an EndpointSlice.
@@ -99,6 +101,9 @@ type Slice struct {
 	Service   ServiceName
 	Ports     []SlicePort
 	Endpoints []SliceEndpoint
+	// Machines that loopback addresses are on, in the order of Endpoints. Nil: no
+	// endpoint has such an address, or none is known.
+	Machines []string
 	// Trigger is when that happened what this version of the slice tells of, such as
 	// a workload's becoming ready; zero: not known. It concerns no traffic.
 	Trigger time.Time
@@ -119,6 +124,26 @@ type SliceEndpoint struct {
 	Hints                       *Hints // nil: none
 	Weight                      uint32
 	Ready, Serving, Terminating bool
+}
+
+// Machine of the endpoint at an index; empty: not known.
+func (s *Slice) Machine(i int) string {
+	if i >= len(s.Machines) {
+		return ""
+	}
+	return s.Machines[i]
+}
+
+// SetMachine notes the machine of the endpoint at an index, while a slice of n
+// endpoints is being made.
+func (s *Slice) SetMachine(i int, machine string, n int) {
+	if machine == "" {
+		return
+	}
+	if s.Machines == nil {
+		s.Machines = make([]string, n)
+	}
+	s.Machines[i] = machine
 }
 
 // Hints are which zones and nodes should use an endpoint. Never changed, as

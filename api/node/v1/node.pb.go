@@ -402,7 +402,7 @@ type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 4 or 16 bytes.
 	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Node, zone and hints are indexes into EndpointSlice.names, plus one; 0: none.
+	// Node, zone, hints and machine are indexes into EndpointSlice.names, plus one; 0: none.
 	Node        uint32   `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
 	Zone        uint32   `protobuf:"varint,3,opt,name=zone,proto3" json:"zone,omitempty"`
 	NotReady    bool     `protobuf:"varint,4,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`
@@ -411,7 +411,9 @@ type Endpoint struct {
 	HintZones   []uint32 `protobuf:"varint,7,rep,packed,name=hint_zones,json=hintZones,proto3" json:"hint_zones,omitempty"`
 	HintNodes   []uint32 `protobuf:"varint,8,rep,packed,name=hint_nodes,json=hintNodes,proto3" json:"hint_nodes,omitempty"`
 	// The share planned for the zone this view is made for; 0: no plan.
-	Weight        uint32 `protobuf:"varint,9,opt,name=weight,proto3" json:"weight,omitempty"`
+	Weight uint32 `protobuf:"varint,9,opt,name=weight,proto3" json:"weight,omitempty"`
+	// The machine that a loopback address is on; 0: not known, or another address.
+	Machine       uint32 `protobuf:"varint,10,opt,name=machine,proto3" json:"machine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -509,6 +511,13 @@ func (x *Endpoint) GetWeight() uint32 {
 	return 0
 }
 
+func (x *Endpoint) GetMachine() uint32 {
+	if x != nil {
+		return x.Machine
+	}
+	return 0
+}
+
 // Endpoints of one Service that share their ports.
 type EndpointSlice struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -517,7 +526,7 @@ type EndpointSlice struct {
 	// The Service, in the same namespace.
 	Service string       `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
 	Ports   []*SlicePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Names of nodes and zones, each once.
+	// Names of nodes, zones and machines, each once.
 	Names     []string    `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
 	Endpoints []*Endpoint `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// When that happened what this version tells of, in nanoseconds since 1970; 0:
@@ -690,9 +699,12 @@ func (x *Name) GetPorts() []*ServicePort {
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 4 or 16 bytes, or a domain name instead.
-	Address       []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Domain        string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
-	Hostname      string `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Address  []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Domain   string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
+	Hostname string `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// The machine that a loopback address is on; empty: not known, or another
+	// address.
+	Machine       string `protobuf:"bytes,4,opt,name=machine,proto3" json:"machine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -744,6 +756,13 @@ func (x *Target) GetDomain() string {
 func (x *Target) GetHostname() string {
 	if x != nil {
 		return x.Hostname
+	}
+	return ""
+}
+
+func (x *Target) GetMachine() string {
+	if x != nil {
+		return x.Machine
 	}
 	return ""
 }
@@ -1087,7 +1106,7 @@ const file_node_proto_rawDesc = "" +
 	"\tSlicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\x82\x02\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\x9c\x02\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -1100,7 +1119,9 @@ const file_node_proto_rawDesc = "" +
 	"hint_zones\x18\a \x03(\rR\thintZones\x12\x1d\n" +
 	"\n" +
 	"hint_nodes\x18\b \x03(\rR\thintNodes\x12\x16\n" +
-	"\x06weight\x18\t \x01(\rR\x06weight\"\x8a\x02\n" +
+	"\x06weight\x18\t \x01(\rR\x06weight\x12\x18\n" +
+	"\amachine\x18\n" +
+	" \x01(\rR\amachine\"\x8a\x02\n" +
 	"\rEndpointSlice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1115,11 +1136,12 @@ const file_node_proto_rawDesc = "" +
 	"\rexternal_name\x18\x03 \x01(\tR\fexternalName\x12\x1f\n" +
 	"\vcluster_ips\x18\x04 \x03(\fR\n" +
 	"clusterIps\x122\n" +
-	"\x05ports\x18\x05 \x03(\v2\x1c.proxima.node.v1.ServicePortR\x05ports\"V\n" +
+	"\x05ports\x18\x05 \x03(\v2\x1c.proxima.node.v1.ServicePortR\x05ports\"p\n" +
 	"\x06Target\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1a\n" +
-	"\bhostname\x18\x03 \x01(\tR\bhostname\"\xbc\x01\n" +
+	"\bhostname\x18\x03 \x01(\tR\bhostname\x12\x18\n" +
+	"\amachine\x18\x04 \x01(\tR\amachine\"\xbc\x01\n" +
 	"\tNameSlice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -26,7 +27,7 @@ import (
 
 // format changes whenever the same objects are written differently into a view,
 // so that positions of an older program are not taken for ours.
-const format = "proxima.node.v1/3"
+const format = "proxima.node.v1/4"
 
 // maxZones bounds the views that agents without a Node object can bring about.
 const maxZones = 1024
@@ -43,6 +44,8 @@ type Delta struct {
 	Services map[proxy.ServiceName]*corev1.Service
 	Slices   map[proxy.SliceName]*discoveryv1.EndpointSlice
 	Nodes    map[string]*corev1.Node
+	// Machines that Dataplanes with loopback addresses are on; empty: none any more.
+	Machines map[catalog.Key]string
 }
 
 // BuilderConfig configures a Builder.
@@ -76,6 +79,9 @@ type Builder struct {
 	slicesOf map[string]map[string]struct{}
 	nodes    map[string]string // zone by node
 	suspects map[string][]byte // by node
+	// machines of Dataplanes, and the slices with loopback addresses.
+	machines map[catalog.Key]string
+	loopback map[string]struct{}
 	zones    map[string]*delta.Scope
 	seats    map[string]*seat
 }
@@ -108,6 +114,7 @@ func NewBuilder(c BuilderConfig) *Builder {
 		config: c, zones: map[string]*delta.Scope{}, seats: map[string]*seat{},
 		services: map[string][]byte{}, names: map[string]*heldName{}, nodes: map[string]string{},
 		slices: map[string]*heldSlice{}, slicesOf: map[string]map[string]struct{}{},
+		machines: map[catalog.Key]string{}, loopback: map[string]struct{}{},
 	}
 }
 
@@ -123,6 +130,7 @@ func (b *Builder) Apply(d Delta) error {
 	if d.Reset {
 		b.services, b.names, b.nodes = map[string][]byte{}, map[string]*heldName{}, map[string]string{}
 		b.slices, b.slicesOf = map[string]*heldSlice{}, map[string]map[string]struct{}{}
+		b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
 	}
 	b.seatNodes(d)
 	changes := b.hold(d)
@@ -157,6 +165,9 @@ type change struct{ typ, name string }
 func (b *Builder) hold(d Delta) []change {
 	var out []change
 	slice := func(key string) { out = append(out, change{SliceType, key}, change{NameSliceType, key}) }
+	for _, s := range b.holdMachines(d) {
+		slice(s)
+	}
 	for name, object := range d.Services {
 		key, turned := b.holdService(name, object)
 		out = append(out, change{ServiceType, key}, change{NameType, key})
@@ -174,7 +185,7 @@ func (b *Builder) hold(d Delta) []change {
 	slices.SortFunc(out, func(x, y change) int {
 		return cmp.Or(cmp.Compare(x.typ, y.typ), cmp.Compare(x.name, y.name))
 	})
-	return out
+	return slices.Compact(out)
 }
 
 // holdService also says whether the Service became headless, or is it no more.
@@ -214,6 +225,7 @@ func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSl
 		}
 		delete(b.slices, key)
 	}
+	b.noteLoopback(key, nil)
 	if object == nil || object.Labels[discoveryv1.LabelServiceName] == "" {
 		return key
 	}
@@ -223,6 +235,7 @@ func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSl
 	}
 	b.slicesOf[service][key] = struct{}{}
 	b.slices[key] = &heldSlice{object: object}
+	b.noteLoopback(key, object)
 	b.encodeHeld(key, b.slices[key])
 	return key
 }
@@ -238,8 +251,9 @@ func (b *Builder) encodeHeld(key string, held *heldSlice) {
 	held.body, held.name = nil, nil
 	var err error
 	if b.headless(serviceKey(held.object)) {
-		held.name, err = encodeNameSlice(NameSliceOf(held.object))
+		held.name, err = encodeNameSlice(nameSliceOf(held.object, b.machineOf))
 	} else if s, ok := SliceOf(held.object); ok {
+		SetMachines(s, held.object, b.machineOf)
 		held.body, err = encodeSlice(s)
 	}
 	if err != nil {
@@ -273,7 +287,7 @@ func (b *Builder) body(zone string, c change) []byte {
 	if len(weights) == 0 {
 		return held.body
 	}
-	body, err := encodePlanned(zone, held.object, weights)
+	body, err := b.encodePlanned(zone, held.object, weights)
 	if err != nil { // without weights it could be encoded
 		b.config.Log.Error("endpoint slice goes without its plan", "zone", zone, "error", err)
 		return held.body
@@ -284,8 +298,9 @@ func (b *Builder) body(zone string, c change) []byte {
 // nowhere is a zone hint that no zone answers to: a label's value cannot be that.
 const nowhere = "-"
 
-func encodePlanned(zone string, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
+func (b *Builder) encodePlanned(zone string, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
 	s, _ := PlannedSliceOf(zone, object, weights)
+	SetMachines(s, object, b.machineOf)
 	return encodeSlice(s)
 }
 

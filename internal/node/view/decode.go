@@ -119,6 +119,11 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 			endpoint.Hints = s.Endpoints[i-1].Hints // one in memory
 		}
 		s.Endpoints = append(s.Endpoints, endpoint)
+		machine, err := nameAt(m.GetNames(), e.GetMachine())
+		if err != nil {
+			return nil, fmt.Errorf("endpoint %d: machine: %w", i, err)
+		}
+		s.SetMachine(i, machine, len(m.GetEndpoints()))
 	}
 	return s, nil
 }

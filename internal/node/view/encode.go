@@ -75,11 +75,11 @@ func encodeSlice(s *proxy.Slice) ([]byte, error) {
 		m.TriggerUnixNanos = s.Trigger.UnixNano()
 	}
 	names := nameTable{index: map[string]uint32{"": 0}}
-	for _, e := range s.Endpoints {
+	for i, e := range s.Endpoints {
 		endpoint := &nodev1.Endpoint{
 			Address: e.Addr.AsSlice(), Node: names.of(e.Node), Zone: names.of(e.Zone),
 			NotReady: !e.Ready, NotServing: !e.Serving, Terminating: e.Terminating,
-			Weight: e.Weight,
+			Weight: e.Weight, Machine: names.of(s.Machine(i)),
 		}
 		if e.Hints != nil {
 			endpoint.HintZones, endpoint.HintNodes = names.all(e.Hints.Zones), names.all(e.Hints.Nodes)

@@ -12,7 +12,7 @@ import (
 )
 
 // Source delivers what changed. A *catalog.Subscription of Services,
-// EndpointSlices, Nodes and Plans is one.
+// EndpointSlices, Nodes, Dataplanes and Plans is one.
 type Source interface {
 	// Next blocks until something changed since the last call, and returns it;
 	// the first call returns everything. Errors end the source.
@@ -61,6 +61,14 @@ func fromCatalog(d catalog.Delta, first bool) Delta {
 	}
 	for _, c := range d.Nodes {
 		out.Nodes[c.Key.Name] = c.New
+	}
+	for _, c := range d.Dataplanes {
+		if machine := machineOf(c.New); machine != machineOf(c.Old) {
+			if out.Machines == nil {
+				out.Machines = map[catalog.Key]string{}
+			}
+			out.Machines[c.Key] = machine
+		}
 	}
 	return out
 }

@@ -42,7 +42,9 @@ func NameOf(s *corev1.Service) (name *zone.Name, ok bool) {
 
 // NameSliceOf translates an EndpointSlice of a headless Service. Only ready
 // endpoints have names.
-func NameSliceOf(s *discoveryv1.EndpointSlice) *zone.Slice {
+func NameSliceOf(s *discoveryv1.EndpointSlice) *zone.Slice { return nameSliceOf(s, nil) }
+
+func nameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *zone.Slice {
 	out := &zone.Slice{
 		Name:    proxy.SliceName{Namespace: s.Namespace, Name: s.Name},
 		Service: proxy.ServiceName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]},
@@ -62,6 +64,7 @@ func NameSliceOf(s *discoveryv1.EndpointSlice) *zone.Slice {
 			t.Domain = domain(e.Addresses[0])
 		} else {
 			t.Addr, _ = address(e.Addresses[0])
+			t.Machine = machines.of(t.Addr, s.Namespace, e.TargetRef)
 		}
 		if t.Domain != "" || t.Addr.IsValid() {
 			out.Targets = append(out.Targets, t)
@@ -87,7 +90,7 @@ func encodeName(n *zone.Name) ([]byte, error) {
 func encodeNameSlice(s *zone.Slice) ([]byte, error) {
 	m := &nodev1.NameSlice{Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name, Ports: encodeSlicePorts(s.Ports)}
 	for _, t := range s.Targets {
-		target := &nodev1.Target{Domain: t.Domain, Hostname: t.Hostname}
+		target := &nodev1.Target{Domain: t.Domain, Hostname: t.Hostname, Machine: t.Machine}
 		if t.Domain == "" {
 			target.Address = t.Addr.AsSlice()
 		}
@@ -148,7 +151,7 @@ func decodeNameSlice(name string, body []byte) (*zone.Slice, error) {
 		return nil, err
 	}
 	for i, t := range m.GetTargets() {
-		target := zone.Target{Domain: t.GetDomain(), Hostname: t.GetHostname()}
+		target := zone.Target{Domain: t.GetDomain(), Hostname: t.GetHostname(), Machine: t.GetMachine()}
 		if target.Domain == "" {
 			if target.Addr, err = decodeAddress(t.GetAddress()); err != nil {
 				return nil, fmt.Errorf("target %d: %w", i, err)

@@ -29,6 +29,12 @@ type Node struct {
 	// last: where no endpoint of another node can serve. A node never suspects itself.
 	// Nil: none.
 	Suspects map[string]bool
+	// Machine that the node runs on (package machine): endpoints with loopback
+	// addresses of others are not used. Empty: they are not judged.
+	Machine string
+	// Fronts are the cluster addresses that the node carries: an endpoint at one of
+	// them is not used. Nil: none is known.
+	Fronts *Fronts
 }
 
 // suspects tells whether an endpoint is used last.
@@ -70,7 +76,7 @@ func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
 					Addr: netip.AddrPortFrom(e.Addr.Unmap(), p.Port),
 					Node: e.Node, Zone: e.Zone,
 					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-					Weight: e.Weight,
+					Weight: e.Weight, Machine: s.Machine(i),
 				}
 				if e.Hints != nil {
 					flat.HintZones, flat.HintNodes = e.Hints.Zones, e.Hints.Nodes
@@ -84,7 +90,7 @@ func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
 
 // choose owns all and reorders it.
 func choose(svc *proxy.Service, port proxy.Port, all []proxy.Endpoint, node Node) *proxy.PortState {
-	all = aggregate(all, node)
+	all = aggregate(usable(all, port.Protocol, node), node)
 	split, _ := slices.BinarySearchFunc(all, netip.AddrPortFrom(netip.IPv6Unspecified(), 0),
 		func(e proxy.Endpoint, first6 netip.AddrPort) int { return e.Addr.Compare(first6) })
 

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // The sides of a connection, and its directions by the side they come from.
@@ -99,6 +101,9 @@ func (c *conn) connect(now time.Time) {
 // open makes the endpoint's socket. EALREADY: the answer is still to come. From
 // endpoints on this machine the answer is there already.
 func (c *conn) open(to netip.AddrPort) error {
+	if err := c.loop.mode.mayDial(to, proxy.TCP); err != nil {
+		return err
+	}
 	family := unix.AF_INET6
 	if to.Addr().Unmap().Is4() {
 		family = unix.AF_INET

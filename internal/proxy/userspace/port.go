@@ -81,6 +81,7 @@ func (p *servicePort) release(state *proxy.PortState) {
 			f.close()
 			delete(p.fronts, key)
 			delete(p.mode.owners, key.socketKey)
+			p.mode.sockets.remove(key.socketKey)
 		} else {
 			f.prune(v)
 		}
@@ -120,6 +121,7 @@ func (p *servicePort) open() error {
 		}
 		p.fronts[key] = f
 		p.mode.owners[key.socketKey] = p.name
+		p.mode.sockets.add(key.socketKey, p.name)
 	}
 	return errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // tcpFront accepts the connections of one virtual address.
@@ -131,7 +132,11 @@ func (p *servicePort) connect(v *view, from *pool, client netip.Addr) (*net.TCPC
 		if len(tried)+1 >= len(from.targets) {
 			timeout *= 5
 		}
-		c, err := dialTCP(m.life, to, timeout)
+		var c *net.TCPConn
+		err := m.mayDial(to, proxy.TCP)
+		if err == nil {
+			c, err = dialTCP(m.life, to, timeout)
+		}
 		if err == nil {
 			m.penalties.answered(to)
 			if t := v.state.Service.AffinityTimeout; t > 0 {

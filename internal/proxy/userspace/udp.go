@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // udpFront carries the datagrams of one virtual address. A client's address and
@@ -163,6 +164,11 @@ func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	}
 	now := time.Now()
 	to, ok := p.choose(v, from, client.Addr(), tried, now)
+	for ok && m.mayDial(to, proxy.UDP) != nil {
+		m.penalties.failed(to, now)
+		tried = append(slices.Clip(tried), to)
+		to, ok = p.choose(v, from, client.Addr(), tried, now)
+	}
 	if !ok || !f.makeRoom() {
 		p.counters.failures.Add(1)
 		return nil

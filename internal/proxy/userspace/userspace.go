@@ -99,6 +99,7 @@ type Mode struct {
 	routes    routes
 	metrics   *metrics
 	streams   streams
+	sockets   sockets
 
 	// life ends when Close gives up waiting; it bounds dials in flight.
 	life context.Context

@@ -44,6 +44,8 @@ type Target struct {
 	Addr     netip.Addr
 	Domain   string
 	Hostname string // empty: none was given
+	// Machine that a loopback address is on; empty: not known.
+	Machine string
 }
 
 // Update is a change of what names there are. A nil value is a removal. With

@@ -1,0 +1,133 @@
+package choose
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// UnknownMachine is a Node.Machine that has no loopback endpoints: for questions
+// about a node whose machine is not known.
+const UnknownMachine = "-"
+
+// Fronts are the cluster addresses at which Services answer on every node. An
+// endpoint at one of them would lead back to the node. Safe for concurrent use.
+//
+// Other addresses of Services (external, of load balancers, node ports) are not
+// among them: programs of a machine may well listen there, as an ingress on the
+// host's network does, and kernel modes translate a connection once only. Where
+// the userspace mode has a socket, it does not dial.
+type Fronts struct {
+	mu       sync.RWMutex
+	services map[netip.Addr]*proxy.Service
+}
+
+// NewFronts makes an empty set.
+func NewFronts() *Fronts { return &Fronts{services: map[netip.Addr]*proxy.Service{}} }
+
+// Set replaces a Service by another of the same name; nil: there is none.
+func (f *Fronts) Set(old, now *proxy.Service) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if old != nil {
+		for _, a := range old.ClusterIPs {
+			if has := f.services[a]; has != nil && has.Name == old.Name {
+				delete(f.services, a)
+			}
+		}
+	}
+	if now != nil {
+		for _, a := range now.ClusterIPs {
+			f.services[a] = now
+		}
+	}
+}
+
+// At is the Service that answers at an address and port; ok is false if none
+// does. A nil Fronts has none.
+func (f *Fronts) At(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
+	if f == nil {
+		return proxy.ServiceName{}, false
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.at(to, protocol)
+}
+
+func (f *Fronts) at(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
+	s := f.services[to.Addr()]
+	if s == nil || !slices.ContainsFunc(s.Ports, func(p proxy.Port) bool { return p.Port == to.Port() && p.Protocol == protocol }) {
+		return proxy.ServiceName{}, false
+	}
+	return s.Name, true
+}
+
+// Touched are addresses at which Services answer since a moment, or do no more.
+// The zero value is empty.
+type Touched map[netip.Addr]struct{}
+
+// Touch notes what the replacement of a Service concerns; nil: there is none. An
+// address that stays counts if the ports are others.
+func (t *Touched) Touch(old, now *proxy.Service) {
+	if old != nil && now != nil && slices.Equal(old.Ports, now.Ports) && slices.Equal(old.ClusterIPs, now.ClusterIPs) {
+		return
+	}
+	if *t == nil {
+		*t = Touched{}
+	}
+	for _, s := range []*proxy.Service{old, now} {
+		if s == nil {
+			continue
+		}
+		for _, a := range s.ClusterIPs {
+			(*t)[a] = struct{}{}
+		}
+	}
+}
+
+// usable leaves out the endpoints that Unusable has a reason for. It reuses all.
+func usable(all []proxy.Endpoint, protocol proxy.Protocol, node Node) []proxy.Endpoint {
+	if node.Fronts != nil {
+		node.Fronts.mu.RLock()
+		defer node.Fronts.mu.RUnlock()
+	}
+	return slices.DeleteFunc(all, func(e proxy.Endpoint) bool {
+		if elsewhere(&e, node) {
+			return true
+		}
+		if node.Fronts == nil {
+			return false
+		}
+		_, front := node.Fronts.at(unmapped(e.Addr), protocol)
+		return front
+	})
+}
+
+// elsewhere: a loopback address that is another machine's. Where the machine is
+// not known, it is that of the endpoint's node.
+func elsewhere(e *proxy.Endpoint, node Node) bool {
+	if node.Machine == "" || !e.Addr.Addr().Unmap().IsLoopback() {
+		return false
+	}
+	if e.Machine == "" {
+		return e.Node == "" || e.Node != node.Name
+	}
+	return e.Machine != node.Machine
+}
+
+// Unusable is why a node never uses an endpoint, whatever its conditions; empty:
+// nothing is against it.
+func Unusable(e proxy.Endpoint, protocol proxy.Protocol, node Node) string {
+	if elsewhere(&e, node) {
+		return "a loopback address of another machine: only agents of the machine that registered it use it"
+	}
+	if service, ok := node.Fronts.At(unmapped(e.Addr), protocol); ok {
+		return fmt.Sprintf("the virtual IP of service %s: a connection to it would lead back here", service)
+	}
+	return ""
+}
+
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
