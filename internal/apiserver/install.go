@@ -74,6 +74,7 @@ func (s *Server) build(schemes *schemes) error {
 	if err := s.specialize(options); err != nil {
 		return err
 	}
+	s.specializeRanged(schemes)
 	// Sub-resources share what their registry has become, so they come last.
 	for _, k := range s.kinds {
 		strategy := newStrategy(schemes.serving, k.kind)

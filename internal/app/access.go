@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/machine"
@@ -146,4 +147,23 @@ func (cp *controlPlane) nodesEverywhere(ctx context.Context) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// inServiceRanges are the first Dataplanes with an address in a service range: the
+// range may be younger than they are.
+func (cp *controlPlane) inServiceRanges(s *catalog.Snapshot) []string {
+	const most = 5
+	var out []string
+	for key, d := range s.Dataplanes.All() {
+		if slices.ContainsFunc(d.Spec.Addresses, func(text string) bool {
+			a, err := netip.ParseAddr(text)
+			return err == nil && cp.api.InServiceRange(a)
+		}) {
+			out = append(out, key.String())
+		}
+		if len(out) == most {
+			break
+		}
+	}
+	return out
 }

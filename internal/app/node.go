@@ -37,6 +37,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -179,7 +180,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.agent, err = node.New(node.Options{
-		Mode: a.mode, Facts: node.Facts{Name: cfg.Name, Zone: cfg.Zone, Machine: a.cfg.MachineID},
+		Mode: a.mode, Facts: node.Facts{Name: cfg.Name, Zone: cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
 		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
 		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
 	})
@@ -314,7 +315,7 @@ func (a *agent) apply(u view.Update) {
 // learn takes what the Node object says of this machine. Its zone label counts
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
-	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone, Machine: a.cfg.MachineID}
+	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	if facts.Zone == "" {
 		facts.Zone = n.Labels[corev1.LabelTopologyZone]
 	}

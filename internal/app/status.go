@@ -45,6 +45,9 @@ type Status struct {
 	// Everywhere are the nodes whose credentials register workloads in every
 	// namespace.
 	Everywhere []string `json:"nodesInEveryNamespace,omitempty"`
+	// InServiceRanges are workloads whose address is one that Services have or get,
+	// the first of them.
+	InServiceRanges []string `json:"inServiceRanges,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
 	// Audit logs: whether they can be written.
@@ -170,6 +173,7 @@ func (cp *controlPlane) status(r *http.Request) Status {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
+	s.InServiceRanges = cp.inServiceRanges(snapshot)
 	running.detection.addTo(&s)
 	s.Demand = running.demand.Coverage()
 	for _, a := range running.views.Status() {

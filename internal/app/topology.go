@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node/view"
@@ -92,6 +94,7 @@ func explainService(now *running, q url.Values) (any, error) {
 		}
 		from.Zone = node.Labels[corev1.LabelTopologyZone]
 	}
+	from.Machine, from.Fronts = machineOf(snapshot, from), frontsOf(snapshot)
 	svc, ok := view.ServiceOf(service)
 	if !ok {
 		return nil, &badQuery{fmt.Errorf("service %s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", key)}
@@ -105,6 +108,7 @@ func explainService(now *running, q url.Values) (any, error) {
 			planned = true
 		}
 		if ok {
+			view.SetMachines(slice, object, view.MachinesOf(snapshot))
 			slices = append(slices, slice)
 		}
 	}
@@ -113,6 +117,32 @@ func explainService(now *running, q url.Values) (any, error) {
 		e.Plan(report, planned)
 	}
 	return e, nil
+}
+
+// machineOf a node, or of a zone whose nodes are all on one machine.
+func machineOf(s *catalog.Snapshot, from choose.Node) string {
+	machine := ""
+	for _, n := range s.Nodes.All() {
+		if from.Name != "" && n.Name != from.Name || from.Zone != "" && n.Labels[corev1.LabelTopologyZone] != from.Zone {
+			continue
+		}
+		if id := n.Status.NodeInfo.MachineID; id == "" || machine != "" && machine != id {
+			return choose.UnknownMachine
+		}
+		machine = n.Status.NodeInfo.MachineID
+	}
+	return cmp.Or(machine, choose.UnknownMachine)
+}
+
+// frontsOf all Services that agents carry.
+func frontsOf(s *catalog.Snapshot) *choose.Fronts {
+	out := choose.NewFronts()
+	for _, object := range s.Services.All() {
+		if svc, ok := view.ServiceOf(object); ok {
+			out.Set(nil, svc)
+		}
+	}
+	return out
 }
 
 func simulate(now *running, q url.Values) (any, error) {

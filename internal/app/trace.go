@@ -78,7 +78,9 @@ func (a *agent) trace(c diag.Connection) *diag.Trace {
 	states := a.agent.AllStates()
 	state := t.Trace(c, states, vantage)
 	a.mode.Trace(t, c, state, states)
-	t.Locate(a.agent.Slices(), vantage)
+	known := a.agent.Slices()
+	t.Locate(known, vantage)
+	t.FindUnused(state, c.To.Addr(), known, a.agent.Node())
 	for _, p := range status.Pending {
 		if p.Port == t.Service {
 			t.Pending = cmp.Or(strings.TrimSpace(p.Error+" "+p.Hint), "the newest change is on its way")

@@ -168,6 +168,9 @@ func (o *overview) findProblems() {
 		}
 		o.Problems = append(o.Problems, auditProblems(cp.Audit)...)
 		o.Problems = append(o.Problems, goneProblems(cp, time.Now())...)
+		for _, d := range cp.InServiceRanges {
+			o.problem("dataplane %s has an address in a service range, which agents do not use as an endpoint: give it another", d)
+		}
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
 		}

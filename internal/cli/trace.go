@@ -100,6 +100,12 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 			fmt.Fprintf(w, "%s\t%s\t%s\n", e.Address, nodeText(e), orNone(e.Zone))
 		}
 	}
+	if len(t.Unused) > 0 {
+		fmt.Fprintln(w, "\nNEVER USED HERE\tWHY")
+		for _, e := range t.Unused {
+			fmt.Fprintf(w, "%s\t%s\n", e.Address, e.Why)
+		}
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}

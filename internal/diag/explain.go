@@ -64,6 +64,8 @@ const (
 	ZoneHints   Reason = "ZoneHints"
 	NotInPlan   Reason = "NotInPlan"
 	NotChosen   Reason = "NotChosen"
+	// Unusable: a connection to it would not reach it from this node.
+	Unusable Reason = "Unusable"
 )
 
 // Port of a Service.
@@ -115,14 +117,14 @@ func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) S
 			if is4 {
 				choice = &state.IPv4
 			}
-			p.Families = append(p.Families, explain(svc, choice, all, is4, node))
+			p.Families = append(p.Families, explain(svc, port.Protocol, choice, all, is4, node))
 		}
 		out.Ports = append(out.Ports, p)
 	}
 	return out
 }
 
-func explain(svc *proxy.Service, choice *proxy.Choice, all []proxy.Endpoint, is4 bool, node choose.Node) Family {
+func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, all []proxy.Endpoint, is4 bool, node choose.Node) Family {
 	f := Family{Family: "IPv6", Rule: choice.Why.String(), Endpoints: []Endpoint{}}
 	if is4 {
 		f.Family = "IPv4"
@@ -146,6 +148,8 @@ func explain(svc *proxy.Service, choice *proxy.Choice, all []proxy.Endpoint, is4
 		if i := slices.IndexFunc(targets, func(t proxy.Target) bool { return t.Addr == e.Addr }); i >= 0 {
 			line.Share = float64(targets[i].Weight) / float64(total)
 			line.Reason, line.Why = Used, "used"
+		} else if why := choose.Unusable(e, protocol, node); why != "" {
+			line.Reason, line.Why = Unusable, why
 		} else {
 			line.Reason, line.Why = unused(svc, choice, e, node)
 		}

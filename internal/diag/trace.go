@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
 
 // Trace is the way of a new connection on one node: which service port has the
@@ -43,6 +44,8 @@ type Trace struct {
 	// Spare endpoints are tried when none of the others answers; the userspace mode
 	// alone can.
 	Spare []TraceEndpoint `json:"spare,omitempty"`
+	// Unused are endpoints of the Service that this node never uses, and why.
+	Unused []TraceUnused `json:"unused,omitempty"`
 	// Steps of the first packet, in order, where the mode knows them.
 	Steps []TraceStep `json:"steps,omitempty"`
 	// Kernel is what the mode wants the kernel to have for the service port.
@@ -62,6 +65,30 @@ type TraceEndpoint struct {
 	// Node and Zone that it is on and in; empty: not known.
 	Node string `json:"node,omitempty"`
 	Zone string `json:"zone,omitempty"`
+}
+
+// TraceUnused is an endpoint that never gets a connection from the node.
+type TraceUnused struct {
+	Address string `json:"address"`
+	Why     string `json:"why"`
+}
+
+// FindUnused adds to Unused for a service port, in the family of an address, by
+// the slices that the node knows.
+func (t *Trace) FindUnused(s *proxy.PortState, to netip.Addr, known []*proxy.Slice, node choose.Node) {
+	if s == nil {
+		return
+	}
+	of := slices.DeleteFunc(slices.Clone(known), func(k *proxy.Slice) bool { return k.Service != s.Service.Name })
+	for _, e := range choose.Flatten(s.Port, of) {
+		if e.Addr.Addr().Is4() != to.Unmap().Is4() {
+			continue
+		}
+		unused := TraceUnused{Address: e.Addr.String(), Why: choose.Unusable(e, s.Port.Protocol, node)}
+		if unused.Why != "" && !slices.Contains(t.Unused, unused) {
+			t.Unused = append(t.Unused, unused)
+		}
+	}
 }
 
 // Source is where a client is, by its address.

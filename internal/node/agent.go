@@ -356,6 +356,13 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 	return due, first
 }
 
+// Node is this node as the choice of endpoints knows it.
+func (a *Agent) Node() choose.Node {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.node()
+}
+
 // node is this node as the choice knows it.
 func (a *Agent) node() choose.Node {
 	return choose.Node{

@@ -3,6 +3,8 @@ package modes
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -44,6 +46,20 @@ func (m userspaceMode) Trace(t *diag.Trace, c diag.Connection, state *proxy.Port
 		step.Does = "the agent accepts, and connects to one of the endpoints; to another one if that does not answer"
 	}
 	t.Steps = append(t.Steps, step)
+	for _, e := range slices.Concat(t.Endpoints, t.Spare) {
+		if to, err := netip.ParseAddrPort(e.Address); err == nil {
+			m.noteOwnSocket(t, to, c.Protocol)
+		}
+	}
+}
+
+// noteOwnSocket notes an endpoint where the mode itself listens.
+func (m userspaceMode) noteOwnSocket(t *diag.Trace, to netip.AddrPort, protocol proxy.Protocol) {
+	if name, own := m.AnswersAt(to, protocol); own {
+		t.Unused = append(t.Unused, diag.TraceUnused{
+			Address: to.String(), Why: "the agent itself answers there, for " + name.String() + ": it is not dialed",
+		})
+	}
 }
 
 // excludedBySocket is what the mode does with a client that the source ranges do

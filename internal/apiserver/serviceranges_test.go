@@ -1,0 +1,104 @@
+package apiserver_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/store/memory"
+)
+
+// An address in a service range is a Service's: no workload may have it, slices
+// that people write are answered with a warning, and a new range names what it
+// covers.
+func TestAddressesInServiceRanges(t *testing.T) {
+	kept := memory.New(memory.Options{})
+	defer kept.Close()
+	s, err := start(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	header := http.Header{"Content-Type": {"application/json"}}
+	dataplanes := "/apis/mesh.proxima.dev/v1alpha1/namespaces/default/dataplanes"
+	dataplane := func(name, address string) string {
+		return fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"addresses":[%q]}}`, name, address)
+	}
+	refused := func(method, path, body string) {
+		t.Helper()
+		if code, answer := s.do(t, method, path, "admin", header, body); code != http.StatusUnprocessableEntity || !strings.Contains(answer, "service range") {
+			t.Errorf("%s %s: %d %s", method, path, code, answer)
+		}
+	}
+	accepted := func(method, path, body string) {
+		t.Helper()
+		if code, answer := s.do(t, method, path, "admin", header, body); code > 299 {
+			t.Errorf("%s %s: %d %s", method, path, code, answer)
+		}
+	}
+	refused("POST", dataplanes, dataplane("vip", "10.96.0.9"))
+	accepted("POST", dataplanes, dataplane("early", "10.97.0.9"))
+	refused("PUT", dataplanes+"/early", dataplane("early", "10.96.0.9"))
+
+	slices := "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+	slice := `{"metadata":{"name":"manual","labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","endpoints":[{"addresses":["10.96.0.9"]},{"addresses":["10.0.0.9"]}]}`
+	if w := s.warnings(t, "POST", slices, slice); !strings.Contains(w, "endpoints in a service range: 10.96.0.9;") {
+		t.Errorf("slice: warnings %q", w)
+	}
+
+	cidrs := "/apis/networking.k8s.io/v1/servicecidrs"
+	if w := s.warnings(t, "POST", cidrs, `{"metadata":{"name":"more"},"spec":{"cidrs":["10.97.0.0/24"]}}`); !strings.Contains(w, "dataplane default/early") {
+		t.Errorf("range: warnings %q", w)
+	}
+	// The range takes effect in a moment; what it covers may stay, nothing comes in.
+	awaitRefusal(t, s, dataplanes, dataplane("late", "10.97.0.10"))
+	accepted("PUT", dataplanes+"/early", `{"metadata":{"name":"early","labels":{"a":"b"}},"spec":{"addresses":["10.97.0.9"]}}`)
+	refused("PUT", dataplanes+"/early", dataplane("early", "10.97.0.11"))
+}
+
+// awaitRefusal creates an object, dry, until that is refused.
+func awaitRefusal(t *testing.T, s *server, path, body string) {
+	t.Helper()
+	for t.Context().Err() == nil {
+		code, answer := s.do(t, "POST", path+"?dryRun=All", "admin", http.Header{"Content-Type": {"application/json"}}, body)
+		if code == http.StatusUnprocessableEntity {
+			return
+		}
+		if code != http.StatusCreated {
+			t.Fatalf("%d %s", code, answer)
+		}
+	}
+}
+
+// warnings of a write that must succeed.
+func (s *server) warnings(t *testing.T, method, path, body string) string {
+	t.Helper()
+	client, err := rest.HTTPClientFor(s.config("admin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var status any
+	_ = json.NewDecoder(resp.Body).Decode(&status)
+	if resp.StatusCode > 299 {
+		t.Fatalf("%s %s: %d %v", method, path, resp.StatusCode, status)
+	}
+	return strings.Join(resp.Header.Values("Warning"), " ")
+}
