@@ -14,8 +14,8 @@ import (
 
 const module = "github.com/proxima-mesh/proxima/"
 
-// layer of a package, by the longest prefix that matches. A package may import
-// packages of its own layer's lower neighbours only; see docs/ARCHITECTURE.md.
+// layer of a package. A package imports its own layer and those below it; adapters do
+// not import each other. See docs/ARCHITECTURE.md.
 type layer int
 
 const (
@@ -29,73 +29,134 @@ const (
 )
 
 var layers = map[string]layer{
-	"api/":                     api,
-	"internal/version":         base,
-	"internal/machine":         base,
-	"internal/listener":        base,
-	"internal/atomicfile":      base,
-	"internal/backoff":         base,
-	"internal/payload":         base,
-	"internal/audit":           base,
-	"internal/resource":        base,
-	"internal/store":           base,
-	"internal/store/memory":    adapter,
-	"internal/store/sqlite":    adapter,
-	"internal/store/postgres":  adapter,
-	"internal/store/backup":    core,
-	"internal/planner":         core,
-	"internal/demand":          core,
-	"internal/trafficplan":     core,
-	"internal/demand/report":   adapter,
-	"internal/diag":            core,
-	"internal/proxy":           base,
-	"internal/identity":        core,
-	"internal/catalog":         catalog,
-	"internal/controller":      core,
-	"internal/delta":           core,
-	"internal/proxy/choose":    core,
-	"internal/node":            core,
-	"internal/workload":        core,
-	"internal/node/cluster":    adapter,
-	"internal/node/view":       adapter,
-	"internal/delta/stream":    adapter,
-	"internal/apiserver":       adapter,
-	"internal/keyring":         adapter,
-	"internal/witness":         adapter,
-	"internal/kubeclient":      adapter,
-	"internal/proxy/userspace": adapter,
-	"internal/proxy/nftables":  adapter,
-	"internal/proxy/proxytest": adapter,
-	"internal/proxy/conntrack": adapter,
-	"internal/proxy/iptables":  adapter,
-	"internal/proxy/modes":     app,
-	"internal/testkit":         adapter,
-	"internal/netns":           base,
-	"internal/lab":             app,
-	"internal/demo":            app,
-	"internal/app":             app,
-	"internal/cli":             command,
-	"cmd/":                     command,
-	"tools/":                   command,
-	"test/":                    command,
-	"bench/":                   command,
+	"api/":   api,
+	"cmd/":   command,
+	"tools/": command,
+	"test/":  command,
+	"bench/": command,
 
-	// The language of rules, which admission checks, too.
-	"internal/planner/heuristic": base,
+	// types, contracts and helpers that every layer uses
+	"internal/atomicfile":            base,
+	"internal/backoff":               base,
+	"internal/kernel/netns":          base,
+	"internal/listener":              base,
+	"internal/machine":               base,
+	"internal/payload":               base,
+	"internal/planner/rule":          base,
+	"internal/proxy":                 base,
+	"internal/resource":              base,
+	"internal/resource/cached":       base,
+	"internal/resource/faulty":       base,
+	"internal/resource/follow":       base,
+	"internal/resource/kind":         base,
+	"internal/resource/metered":      base,
+	"internal/resource/resourcetest": base,
+	"internal/store":                 base,
+	"internal/store/expiry":          base,
+	"internal/store/faulty":          base,
+	"internal/store/group":           base,
+	"internal/store/metered":         base,
+	"internal/store/storetest":       base,
+	"internal/store/watch":           base,
+	"internal/version":               base,
+
+	// the state, as tables
+	"internal/catalog": catalog,
+
+	// decisions, and controllers that act by the interfaces that they declare
+	"internal/controller/backend":       core,
+	"internal/controller/endpoints":     core,
+	"internal/controller/endpointslice": core,
+	"internal/controller/event":         core,
+	"internal/controller/garbage":       core,
+	"internal/controller/health":        core,
+	"internal/controller/ipam":          core,
+	"internal/controller/loop":          core,
+	"internal/controller/mirroring":     core,
+	"internal/controller/namespace":     core,
+	"internal/controller/nodename":      core,
+	"internal/controller/sliceset":      core,
+	"internal/delta":                    core,
+	"internal/demand":                   core,
+	"internal/diag":                     core,
+	"internal/dns/records":              core,
+	"internal/node":                     core,
+	"internal/node/membership":          core,
+	"internal/planner":                  core,
+	"internal/planner/auto":             core,
+	"internal/planner/estimate":         core,
+	"internal/planner/explain":          core,
+	"internal/planner/hint":             core,
+	"internal/proxy/choose":             core,
+	"internal/store/backup":             core,
+	"internal/topology":                 core,
+	"internal/topology/ruleset":         core,
+	"internal/topology/trafficplan":     core,
+
+	// one technology each: a protocol, a database, a kernel interface, files
+	"internal/apiserver":              adapter,
+	"internal/apiserver/kvstorage":    adapter,
+	"internal/apiserver/openapi":      adapter,
+	"internal/apiserver/quota":        adapter,
+	"internal/audit":                  adapter,
+	"internal/delta/stream":           adapter,
+	"internal/demand/wire":            adapter,
+	"internal/dns":                    adapter,
+	"internal/dns/resolvconf":         adapter,
+	"internal/identity":               adapter,
+	"internal/identity/access":        adapter,
+	"internal/kernel/conntrack":       adapter,
+	"internal/kernel/nfnl":            adapter,
+	"internal/keyring":                adapter,
+	"internal/kubeclient":             adapter,
+	"internal/kubeclient/remote":      adapter,
+	"internal/node/fromkube":          adapter,
+	"internal/node/healthcheck":       adapter,
+	"internal/node/local":             adapter,
+	"internal/node/view":              adapter,
+	"internal/proxy/iptables":         adapter,
+	"internal/proxy/nftables":         adapter,
+	"internal/proxy/proxytest":        adapter,
+	"internal/proxy/userspace":        adapter,
+	"internal/store/memory":           adapter,
+	"internal/store/postgres":         adapter,
+	"internal/store/sqlite":           adapter,
+	"internal/store/sqlite/faultdisk": adapter,
+	"internal/testkit":                adapter,
+	"internal/testkit/netns":          adapter,
+	"internal/witness":                adapter,
+	"internal/workload":               adapter,
+
+	// wiring of roles
+	"internal/app":         app,
+	"internal/demo":        app,
+	"internal/lab":         app,
+	"internal/proxy/modes": app,
+
+	// commands
+	"internal/cli":          command,
+	"internal/cli/describe": command,
+	"internal/cli/manifest": command,
 }
 
-// siblings lists the adapters that one adapter may import all the same: parts
-// of one room.
+// siblings lists the adapters that an adapter may import all the same.
 var siblings = map[string][]string{
-	"internal/node/view":    {"internal/delta/stream"},
-	"internal/node/cluster": {"internal/node/view"},
+	"internal/apiserver": {
+		"internal/apiserver/kvstorage", "internal/apiserver/openapi", "internal/apiserver/quota",
+		"internal/identity/access", // what is written, as the policy of writes sees it
+	},
+	"internal/identity/access":   {"internal/identity"},
+	"internal/kubeclient/remote": {"internal/kubeclient"},
+	"internal/node/view":         {"internal/delta/stream"},
+	"internal/node/fromkube":     {"internal/node/view"},
+	"internal/proxy/nftables":    {"internal/kernel/nfnl"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
-	"internal/proxy/iptables": {"internal/proxy/conntrack", "internal/proxy/nftables"},
-	// The kernel suite lays its network with the test kit.
-	"internal/proxy/proxytest": {"internal/testkit"},
+	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
+	// The kernel suite makes its network with the test kit.
+	"internal/proxy/proxytest": {"internal/testkit/netns"},
 }
 
-// onlyImporters names heavy or peculiar libraries and the one room that may
+// onlyImporters names heavy or peculiar libraries and the packages that may
 // import them.
 var onlyImporters = map[string][]string{
 	"k8s.io/apiserver/pkg/server":   {"internal/apiserver"},
@@ -104,9 +165,9 @@ var onlyImporters = map[string][]string{
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 	"github.com/jackc/pgx":          {"internal/store/postgres"},
 	"github.com/spf13/cobra":        {"internal/cli"},
-	"github.com/google/cel-go":      {"internal/planner/heuristic"},
+	"github.com/google/cel-go":      {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
-		"internal/proxy", "internal/testkit", "internal/netns",
+		"internal/kernel", "internal/proxy", "internal/testkit",
 	},
 }
 
@@ -136,7 +197,7 @@ func TestImportDirection(t *testing.T) {
 			switch {
 			case theirs > own:
 				t.Errorf("%s imports %s: dependencies point from cmd to app to adapters to core to catalog to api", name, imported)
-			case own == adapter && theirs == adapter && room(name) != room(imported) && !slices.Contains(siblings[room(name)], room(imported)):
+			case own == adapter && theirs == adapter && !slices.Contains(siblings[name], imported):
 				t.Errorf("%s imports %s: adapters never import each other, app wires them", name, imported)
 			}
 		}
@@ -194,19 +255,12 @@ func TestEveryPackageIsOnTheMap(t *testing.T) {
 	}
 }
 
-// room is the prefix of the layer table that a package falls under.
-func room(name string) string {
-	best := ""
-	for prefix := range layers {
-		if (name == prefix || strings.HasPrefix(name, strings.TrimSuffix(prefix, "/")+"/")) && len(prefix) > len(best) {
-			best = prefix
-		}
-	}
-	return best
-}
-
 func layerOf(name string) (layer, bool) {
-	l, ok := layers[room(name)]
+	if l, ok := layers[name]; ok {
+		return l, true
+	}
+	top, _, _ := strings.Cut(name, "/")
+	l, ok := layers[top+"/"]
 	return l, ok
 }
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // sizes of a run.

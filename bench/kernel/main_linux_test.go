@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 

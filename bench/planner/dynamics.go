@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/planner"
-	"github.com/proxima-mesh/proxima/internal/planner/demand"
+	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 )
 
 const (
@@ -180,7 +180,7 @@ func follow(r *rand.Rand, s scenario, t *planner.Topology) []course {
 // control is the loop from counts to the published plan.
 type control struct {
 	topology    *planner.Topology
-	estimator   *demand.Estimator
+	estimator   *estimate.Estimator
 	solver      planner.Solver
 	republisher planner.Republisher
 	published   *planner.Plan
@@ -196,7 +196,7 @@ func newLoop(t *planner.Topology) *control {
 	for i := range names {
 		names[i] = t.Zone(i).Name
 	}
-	return &control{topology: t, estimator: demand.New(names), now: time.Unix(0, 0)}
+	return &control{topology: t, estimator: estimate.New(names), now: time.Unix(0, 0)}
 }
 
 // step is one report. changed: endpoints did; moved is the share of the traffic that a
@@ -208,7 +208,7 @@ func (l *control) step(r *rand.Rand, rate float64, truth []float64, weight []int
 		missing[z] = z == failed
 	}
 	noNodes := missing
-	must(l.estimator.Observe(demand.Report{Elapsed: report, Counts: counts, Missing: missing}))
+	must(l.estimator.Observe(estimate.Report{Elapsed: report, Counts: counts, Missing: missing}))
 	l.now = l.now.Add(report)
 	estimated := planner.DefaultParams(true)
 	problem := &planner.Problem{Demand: l.estimator.Shares(nil, noNodes), Weight: weight, NoNodes: noNodes, Params: estimated}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
-	"github.com/proxima-mesh/proxima/internal/node/cluster"
+	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -142,7 +142,7 @@ func primaryAddresses(n *corev1.Node) []netip.Prefix {
 // followCluster runs what follows a Kubernetes API.
 func (a *agent) followCluster(parts *parts) error {
 	var err error
-	a.cluster, err = cluster.New(cluster.Config{
+	a.cluster, err = fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0,
 		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("part", "cluster"),
 	})

@@ -30,15 +30,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
-	"github.com/proxima-mesh/proxima/internal/controller/heuristic"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
-	"github.com/proxima-mesh/proxima/internal/demand/report"
+	"github.com/proxima-mesh/proxima/internal/demand/wire"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -48,7 +46,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/metered"
-	"github.com/proxima-mesh/proxima/internal/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -268,7 +268,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	parts.run("demand", measured.Run)
 	var slices *endpointslice.Controller
 	var plans *topology.Controller
-	rules := heuristic.New(heuristic.Config{
+	rules := ruleset.New(ruleset.Config{
 		Catalog: world, Demand: measured, Recheck: func(mode string) { plans.Recheck(mode) },
 	})
 	plans = topology.New(topology.Config{
@@ -401,7 +401,7 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
 	views.Register(server, view.Service, view.Method)
-	report.NewServer(measured, func(ctx context.Context, node string) error {
+	wire.NewServer(measured, func(ctx context.Context, node string) error {
 		return isNode(ctx, node, "report the demand")
 	}).Register(server)
 	living.streams.Register(server)

@@ -23,7 +23,6 @@ import (
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
@@ -33,7 +32,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/testkit"
-	"github.com/proxima-mesh/proxima/internal/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // instance is an API server with a catalog and the views of zones, on a store that it

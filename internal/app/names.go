@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/node/dns"
-	"github.com/proxima-mesh/proxima/internal/node/dns/host"
+	"github.com/proxima-mesh/proxima/internal/dns"
+	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 )
 
 // DNSPortAuto is DefaultDNSPort if that is free, and no DNS if it is not.
@@ -98,7 +98,7 @@ const resolverPatience = 5 * time.Second
 // undoResolver takes the machine's resolver back, if it points at this server.
 // Nobody else can be serving there: this agent holds the address.
 func (a *agent) undoResolver(self netip.AddrPort, whose string) {
-	if server, ok := a.cfg.Resolver.Current(); !ok || server != host.Reachable(self) {
+	if server, ok := a.cfg.Resolver.Current(); !ok || server != resolvconf.Reachable(self) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), resolverPatience)

@@ -23,15 +23,15 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/proxima-mesh/proxima/internal/demand/report"
+	"github.com/proxima-mesh/proxima/internal/demand/wire"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
-	"github.com/proxima-mesh/proxima/internal/node/cluster"
-	"github.com/proxima-mesh/proxima/internal/node/dns/host"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
@@ -89,7 +89,7 @@ type NodeConfig struct {
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
-	Resolver host.System
+	Resolver resolvconf.System
 	// MachineID tells this machine from others of the same node name; empty: that of
 	// package machine.
 	MachineID string
@@ -107,13 +107,13 @@ type agent struct {
 	mode     modes.Mode
 	agent    *node.Agent
 	conn     *grpc.ClientConn
-	feed     *view.Feed    // of a control plane, or …
-	cluster  *cluster.Feed // … of a Kubernetes API
+	feed     *view.Feed     // of a control plane, or …
+	cluster  *fromkube.Feed // … of a Kubernetes API
 	checks   *healthcheck.Servers
 	member   *membership.Member
-	demand   *report.Client // nil: the mode cannot count
+	demand   *wire.Client // nil: the mode cannot count
 	probes   *witness.Responder
-	names    *zone.Zone
+	names    *records.Zone
 	dns      nameServer
 	health   net.Listener
 	metrics  net.Listener
@@ -146,7 +146,7 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 }
 
 func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
-	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry(), names: zone.New()}
+	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry(), names: records.New()}
 	if a.cfg.MachineID == "" && cfg.Cluster == nil {
 		if a.cfg.MachineID, err = machine.ID(); err != nil {
 			return nil, err
@@ -294,7 +294,7 @@ func (a *agent) reportDemand(parts *parts) {
 		a.log.Info("demand is not measured here: the mode cannot count", "mode", a.mode.Name())
 		return
 	}
-	a.demand = report.NewClient(report.ClientConfig{
+	a.demand = wire.NewClient(wire.ClientConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return a.feed.Status().Zone },
 		Counter: counter, Start: a.agent.Ready(), Log: a.log.With("part", "demand"),
 	})
@@ -391,8 +391,8 @@ type NodeStatus struct {
 	Unsaved []UnsavedFile `json:"unsaved,omitempty"`
 	// View of a control plane, or the Kubernetes API, that the agent follows: one of
 	// the two.
-	View    *ViewStatus     `json:"view,omitempty"`
-	Cluster *cluster.Status `json:"cluster,omitempty"`
+	View    *ViewStatus      `json:"view,omitempty"`
+	Cluster *fromkube.Status `json:"cluster,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.

@@ -12,14 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 const (

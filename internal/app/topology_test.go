@@ -15,11 +15,11 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
-	"github.com/proxima-mesh/proxima/internal/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // plannedWorld is a control plane that has planned one Service: two zones, and

@@ -11,8 +11,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
-	"github.com/proxima-mesh/proxima/internal/node/dns/host"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -24,7 +24,7 @@ const resolverCheck = "names through this machine's resolver"
 const resolverPatience = 6 * time.Second
 
 func (s *settings) undoResolver(ctx context.Context, d doctorFlags) error {
-	undone, err := host.System{Root: d.root}.Undo(ctx)
+	undone, err := resolvconf.System{Root: d.root}.Undo(ctx)
 	if err != nil {
 		return asRoot(err)
 	}
@@ -47,7 +47,7 @@ func asRoot(err error) error {
 // with --fix sees to it.
 func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeStatus, ranges []netip.Prefix) finding {
 	f := finding{Check: resolverCheck}
-	system := host.System{Root: d.root}
+	system := resolvconf.System{Root: d.root}
 	address := d.dnsAddress
 	if address == "" && agent != nil {
 		address = agent.DNS
@@ -56,7 +56,7 @@ func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeS
 	if err != nil {
 		return withoutNames(ctx, f, system, agent, d.dnsAddress)
 	}
-	server = host.Reachable(server)
+	server = resolvconf.Reachable(server)
 	f.Check += " (" + string(system.Manner()) + ")"
 	if _, err := askServer(ctx, server); err != nil {
 		f.Problem = fmt.Sprintf("the agent's own DNS server does not tell them: %v", err)
@@ -81,15 +81,15 @@ func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeS
 	}
 	f.Problem = fmt.Sprintf("programs do not find names in %s: %v", app.ClusterDomain, err)
 	f.Fix = "run \"proxima doctor --fix\" as root"
-	if system.Manner() == host.ResolvConf && server.Port() != 53 {
-		f.Fix = (&host.PortError{Server: server}).Hint() + "; then \"proxima doctor --fix\""
+	if system.Manner() == resolvconf.ResolvConf && server.Port() != 53 {
+		f.Fix = (&resolvconf.PortError{Server: server}).Hint() + "; then \"proxima doctor --fix\""
 	}
 	return f
 }
 
 // withoutNames is the finding where no agent tells names: then the resolver must
 // not point at one.
-func withoutNames(ctx context.Context, f finding, system host.System, agent *app.NodeStatus, given string) finding {
+func withoutNames(ctx context.Context, f finding, system resolvconf.System, agent *app.NodeStatus, given string) finding {
 	if given != "" {
 		f.Problem, f.Fix = fmt.Sprintf("--dns-address %q is not ADDRESS:PORT", given), "give it as in 127.0.0.1:53"
 		return f
@@ -113,11 +113,11 @@ func withoutNames(ctx context.Context, f finding, system host.System, agent *app
 func askServer(ctx context.Context, server netip.AddrPort) (answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	return host.Ask(ctx, server, app.ClusterDomain)
+	return resolvconf.Ask(ctx, server, app.ClusterDomain)
 }
 
-func (s *settings) fixResolver(ctx context.Context, system host.System, server netip.AddrPort, ranges []netip.Prefix) error {
-	manner, err := system.Set(ctx, host.Setting{Server: server, Domain: app.ClusterDomain, Ranges: ranges})
+func (s *settings) fixResolver(ctx context.Context, system resolvconf.System, server netip.AddrPort, ranges []netip.Prefix) error {
+	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domain: app.ClusterDomain, Ranges: ranges})
 	if err != nil {
 		return err
 	}

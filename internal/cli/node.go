@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/proxima-mesh/proxima/internal/app"
-	"github.com/proxima-mesh/proxima/internal/node/cluster"
+	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 )
 
 // nodeFlags are those of the command node alone.
@@ -107,7 +107,7 @@ func (n *nodeFlags) followCluster(cmd *cobra.Command, s *settings, cfg *app.Node
 		if err != nil {
 			return fmt.Errorf("--kube-proxy-config: %w", err)
 		}
-		given, err := cluster.ReadKubeProxyConfiguration(data)
+		given, err := fromkube.ReadKubeProxyConfiguration(data)
 		if err != nil {
 			return usagef("--kube-proxy-config %s: %w", n.kubeProxyConfig, err)
 		}
@@ -127,7 +127,7 @@ func (n *nodeFlags) followCluster(cmd *cobra.Command, s *settings, cfg *app.Node
 }
 
 // adopt takes over settings that no flag gave.
-func (n *nodeFlags) adopt(cmd *cobra.Command, given *cluster.Settings, cfg *app.NodeConfig) error {
+func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app.NodeConfig) error {
 	changed := cmd.Flags().Changed
 	if !changed("mode") {
 		cfg.Mode = given.Mode

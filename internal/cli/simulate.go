@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/proxima-mesh/proxima/internal/app"
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
+	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 func newSimulate(s *settings) *cobra.Command {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/planner"
-	estimate "github.com/proxima-mesh/proxima/internal/planner/demand"
+	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 

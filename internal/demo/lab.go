@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
-	"github.com/proxima-mesh/proxima/internal/netns"
 )
 
 // inKernel decides between the two demos.

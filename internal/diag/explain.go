@@ -10,9 +10,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/proxima-mesh/proxima/internal/controller/topology"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 // Service explains where connections to a Service go from one place.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
-	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 

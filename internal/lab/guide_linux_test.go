@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
-	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 

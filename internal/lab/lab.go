@@ -24,7 +24,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // Spec is what a lab is to be.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // process of a lab, as its starter sees it.

@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
-	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"

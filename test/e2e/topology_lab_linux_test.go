@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
-	"github.com/proxima-mesh/proxima/internal/netns"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )

@@ -1,7 +1,7 @@
 // Package demandv1 holds the protobuf messages in which agents report the traffic
 // that they carried, and the gRPC service that takes the reports.
 //
-// It owns the wire format alone: package internal/demand/report translates to and
+// It owns the wire format alone: package internal/demand/wire translates to and
 // from the model, and checks what it reads.
 package demandv1
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // Source delivers what changed. A *catalog.Subscription of Services,

@@ -9,7 +9,7 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -142,8 +142,8 @@ func newUpdate() Update {
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
 			Suspects: map[string]bool{},
 		},
-		Names:      map[proxy.ServiceName]*zone.Name{},
-		NameSlices: map[proxy.SliceName]*zone.Slice{},
+		Names:      map[proxy.ServiceName]*records.Name{},
+		NameSlices: map[proxy.SliceName]*records.Slice{},
 	}
 }
 
@@ -153,8 +153,8 @@ func whole(u Update) Update {
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
 	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
-	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *zone.Name) bool { return n == nil })
-	maps.DeleteFunc(u.NameSlices, func(_ proxy.SliceName, s *zone.Slice) bool { return s == nil })
+	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *records.Name) bool { return n == nil })
+	maps.DeleteFunc(u.NameSlices, func(_ proxy.SliceName, s *records.Slice) bool { return s == nil })
 	return u
 }
 
@@ -206,9 +206,9 @@ func (h *held) makeRoom(n int, u *Update) {
 	case SliceType:
 		u.Slices = make(map[proxy.SliceName]*proxy.Slice, n)
 	case NameType:
-		u.Names = make(map[proxy.ServiceName]*zone.Name, n)
+		u.Names = make(map[proxy.ServiceName]*records.Name, n)
 	case NameSliceType:
-		u.NameSlices = make(map[proxy.SliceName]*zone.Slice, n)
+		u.NameSlices = make(map[proxy.SliceName]*records.Slice, n)
 	}
 }
 

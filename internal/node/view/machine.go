@@ -9,7 +9,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -109,7 +109,7 @@ func (u Update) KeepLoopback(machine string) {
 		if s == nil {
 			continue
 		}
-		other := func(t zone.Target) bool { return t.Addr.IsLoopback() && t.Machine != machine }
+		other := func(t records.Target) bool { return t.Addr.IsLoopback() && t.Machine != machine }
 		if slices.ContainsFunc(s.Targets, other) {
 			kept := *s
 			kept.Targets = slices.DeleteFunc(slices.Clone(s.Targets), other)

@@ -13,7 +13,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -96,7 +96,7 @@ func TestNamesOfLoopbackAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for machine, want := range map[string][]string{"m1": {"10.0.0.2", "127.0.0.1"}, "m2": {"10.0.0.2"}} {
-		u := Update{NameSlices: map[proxy.SliceName]*zone.Slice{s.Name: s, {Namespace: "ns", Name: "gone"}: nil}}
+		u := Update{NameSlices: map[proxy.SliceName]*records.Slice{s.Name: s, {Namespace: "ns", Name: "gone"}: nil}}
 		u.KeepLoopback(machine)
 		var got []string
 		for _, target := range u.NameSlices[s.Name].Targets {

@@ -10,18 +10,18 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // NameOf translates a Service that ServiceOf leaves out, for those who resolve
 // its name. ok is false for those that are carried, and for those that have no
 // address yet.
-func NameOf(s *corev1.Service) (name *zone.Name, ok bool) {
+func NameOf(s *corev1.Service) (name *records.Name, ok bool) {
 	if _, carried := ServiceOf(s); carried {
 		return nil, false
 	}
-	out := &zone.Name{Name: proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}}
+	out := &records.Name{Name: proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}}
 	switch {
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
 		out.ExternalName = domain(s.Spec.ExternalName)
@@ -42,10 +42,10 @@ func NameOf(s *corev1.Service) (name *zone.Name, ok bool) {
 
 // NameSliceOf translates an EndpointSlice of a headless Service. Only ready
 // endpoints have names.
-func NameSliceOf(s *discoveryv1.EndpointSlice) *zone.Slice { return nameSliceOf(s, nil) }
+func NameSliceOf(s *discoveryv1.EndpointSlice) *records.Slice { return nameSliceOf(s, nil) }
 
-func nameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *zone.Slice {
-	out := &zone.Slice{
+func nameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *records.Slice {
+	out := &records.Slice{
 		Name:    proxy.SliceName{Namespace: s.Namespace, Name: s.Name},
 		Service: proxy.ServiceName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]},
 	}
@@ -59,7 +59,7 @@ func nameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *zone.Slice {
 		if !value(e.Conditions.Ready, true) || len(e.Addresses) == 0 {
 			continue
 		}
-		t := zone.Target{Hostname: strings.ToLower(value(e.Hostname, ""))}
+		t := records.Target{Hostname: strings.ToLower(value(e.Hostname, ""))}
 		if s.AddressType == discoveryv1.AddressTypeFQDN {
 			t.Domain = domain(e.Addresses[0])
 		} else {
@@ -76,7 +76,7 @@ func nameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *zone.Slice {
 // domain is a name in the one form in which names are compared.
 func domain(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-func encodeName(n *zone.Name) ([]byte, error) {
+func encodeName(n *records.Name) ([]byte, error) {
 	b, err := marshal(&nodev1.Name{
 		Namespace: n.Name.Namespace, Name: n.Name.Name, ExternalName: n.ExternalName,
 		ClusterIps: rawAddresses(n.ClusterIPs), Ports: encodePorts(n.Ports),
@@ -87,7 +87,7 @@ func encodeName(n *zone.Name) ([]byte, error) {
 	return b, nil
 }
 
-func encodeNameSlice(s *zone.Slice) ([]byte, error) {
+func encodeNameSlice(s *records.Slice) ([]byte, error) {
 	m := &nodev1.NameSlice{Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name, Ports: encodeSlicePorts(s.Ports)}
 	for _, t := range s.Targets {
 		target := &nodev1.Target{Domain: t.Domain, Hostname: t.Hostname, Machine: t.Machine}
@@ -104,7 +104,7 @@ func encodeNameSlice(s *zone.Slice) ([]byte, error) {
 }
 
 // decodeNameOf reads a Name that travelled under a name.
-func decodeNameOf(name string, body []byte) (*zone.Name, error) {
+func decodeNameOf(name string, body []byte) (*records.Name, error) {
 	var m nodev1.Name
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func decodeNameOf(name string, body []byte) (*zone.Name, error) {
 	if err := checkName(name, m.GetNamespace(), m.GetName()); err != nil {
 		return nil, err
 	}
-	n := &zone.Name{
+	n := &records.Name{
 		Name:         proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		ExternalName: m.GetExternalName(),
 	}
@@ -131,7 +131,7 @@ func decodeNameOf(name string, body []byte) (*zone.Name, error) {
 }
 
 // decodeNameSlice reads a NameSlice that travelled under a name.
-func decodeNameSlice(name string, body []byte) (*zone.Slice, error) {
+func decodeNameSlice(name string, body []byte) (*records.Slice, error) {
 	var m nodev1.NameSlice
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func decodeNameSlice(name string, body []byte) (*zone.Slice, error) {
 	if m.GetService() == "" {
 		return nil, errors.New("no service")
 	}
-	s := &zone.Slice{
+	s := &records.Slice{
 		Name:    proxy.SliceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		Service: proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetService()},
 	}
@@ -151,7 +151,7 @@ func decodeNameSlice(name string, body []byte) (*zone.Slice, error) {
 		return nil, err
 	}
 	for i, t := range m.GetTargets() {
-		target := zone.Target{Domain: t.GetDomain(), Hostname: t.GetHostname(), Machine: t.GetMachine()}
+		target := records.Target{Domain: t.GetDomain(), Hostname: t.GetHostname(), Machine: t.GetMachine()}
 		if target.Domain == "" {
 			if target.Addr, err = decodeAddress(t.GetAddress()); err != nil {
 				return nil, fmt.Errorf("target %d: %w", i, err)
@@ -166,13 +166,13 @@ func decodeNameSlice(name string, body []byte) (*zone.Slice, error) {
 // NameSlices are for those who resolve names, beside Services.
 type Update struct {
 	proxy.Update
-	Names      map[proxy.ServiceName]*zone.Name
-	NameSlices map[proxy.SliceName]*zone.Slice
+	Names      map[proxy.ServiceName]*records.Name
+	NameSlices map[proxy.SliceName]*records.Slice
 }
 
 // Zone is the update as DNS needs it.
-func (u Update) Zone() zone.Update {
-	return zone.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices}
+func (u Update) Zone() records.Update {
+	return records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices}
 }
 
 // Carried reports whether the update says anything to the proxy.

@@ -11,7 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/delta"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -23,13 +23,13 @@ func TestNameOf(t *testing.T) {
 	theirs.Labels = map[string]string{labelProxyName: "other"}
 	for what, tt := range map[string]struct {
 		in   *corev1.Service
-		want *zone.Name
+		want *records.Name
 	}{
 		"carried":         {service("web", "10.0.0.1"), nil},
 		"without address": {service("web", ""), nil},
-		"headless":        {service("web", "None"), &zone.Name{Name: name}},
-		"external":        {external, &zone.Name{Name: name, ExternalName: "www.example.com"}},
-		"another proxy's": {theirs, &zone.Name{Name: name, ClusterIPs: addrs("10.0.0.1"), Ports: []proxy.Port{{Port: 80, Protocol: proxy.TCP}}}},
+		"headless":        {service("web", "None"), &records.Name{Name: name}},
+		"external":        {external, &records.Name{Name: name, ExternalName: "www.example.com"}},
+		"another proxy's": {theirs, &records.Name{Name: name, ClusterIPs: addrs("10.0.0.1"), Ports: []proxy.Port{{Port: 80, Protocol: proxy.TCP}}}},
 	} {
 		got, ok := NameOf(tt.in)
 		if diff := cmp.Diff(tt.want, got, compareModel); diff != "" || ok != (tt.want != nil) {

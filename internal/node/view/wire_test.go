@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
-	"github.com/proxima-mesh/proxima/internal/node/dns/zone"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -284,10 +284,10 @@ func FuzzDecode(f *testing.F) {
 	body, _ = encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
 		Ports: []proxy.Port{{Port: 1, Protocol: proxy.SCTP}}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
 	f.Add("ns/web", body)
-	body, _ = encodeName(&zone.Name{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ExternalName: "x.test"})
+	body, _ = encodeName(&records.Name{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ExternalName: "x.test"})
 	f.Add("ns/web", body)
-	body, _ = encodeNameSlice(&zone.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
-		Targets: []zone.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
+	body, _ = encodeNameSlice(&records.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
+		Targets: []records.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
 	f.Add("ns/web", body)
 	f.Add("n1", []byte("\x0a\x02n1"))
 	f.Fuzz(func(t *testing.T, name string, body []byte) {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 )
 
 // fakeKernel keeps tables as the kernel and the commands do, as far as this mode

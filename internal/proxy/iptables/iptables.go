@@ -22,8 +22,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
 )
 
 // ErrClosed is what Apply returns after Close.

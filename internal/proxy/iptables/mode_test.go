@@ -14,8 +14,8 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

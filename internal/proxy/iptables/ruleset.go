@@ -12,8 +12,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/conntrack"
 )
 
 // ruleset is everything of one family: the service ports' parts, the tries that

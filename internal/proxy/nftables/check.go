@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // CheckError is why the mode cannot work here, and what to do about it.

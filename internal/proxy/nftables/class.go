@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // marking says whose connections are masqueraded.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	core "github.com/proxima-mesh/proxima/internal/netns"
+	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/proxytest"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // Dump reads the kernel's state and compares. Affinity is left out: packets

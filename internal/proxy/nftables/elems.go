@@ -2,7 +2,7 @@
 
 package nftables
 
-import "github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+import "github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 
 // set is one set or map. A value is one string, see pack, and "" is no element.
 //

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 // flows is conntrack as the mode uses it.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // keepSuffix makes the name of the tables that KeepFlows adds.

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 // Names of maps and sets. None is a keyword of nft, else its own output could

@@ -19,8 +19,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

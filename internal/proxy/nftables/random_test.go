@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 // faulty fails one operation in ten: a transaction before it began or, worse,

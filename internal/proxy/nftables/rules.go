@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // The service's number and class travel in meta priority: a looked-up value used

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
 )
 
 // port is one service port.

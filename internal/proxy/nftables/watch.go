@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
-	"github.com/proxima-mesh/proxima/internal/proxy/nftables/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	core "github.com/proxima-mesh/proxima/internal/netns"
+	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	core "github.com/proxima-mesh/proxima/internal/netns"
+	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/planner/heuristic"
+	"github.com/proxima-mesh/proxima/internal/planner/rule"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -48,10 +48,10 @@ func TopologyHeuristic() *resource.Descriptor {
 func oneLine(expression string) string { return strings.Join(strings.Fields(expression), " ") }
 
 // HeuristicSpec is what a TopologyHeuristic says, as those who compile it want it.
-func HeuristicSpec(h *mesh.TopologyHeuristic) heuristic.Spec {
-	spec := heuristic.Spec{Zones: h.Spec.Zones, Weight: h.Spec.Weight, Fallback: heuristic.Fallback(h.Spec.Fallback)}
+func HeuristicSpec(h *mesh.TopologyHeuristic) rule.Spec {
+	spec := rule.Spec{Zones: h.Spec.Zones, Weight: h.Spec.Weight, Fallback: rule.Fallback(h.Spec.Fallback)}
 	for _, v := range h.Spec.Variables {
-		spec.Variables = append(spec.Variables, heuristic.Variable{Name: v.Name, Expression: v.Expression})
+		spec.Variables = append(spec.Variables, rule.Variable{Name: v.Name, Expression: v.Expression})
 	}
 	return spec
 }
@@ -66,8 +66,8 @@ func validateTopologyHeuristic(h, old *mesh.TopologyHeuristic) field.ErrorList {
 		}
 	}
 	errs := checkMeta(h, was, false, validation.NameIsDNSSubdomain)
-	_, err := heuristic.Compile(HeuristicSpec(h))
-	var problems heuristic.Errors
+	_, err := rule.Compile(HeuristicSpec(h))
+	var problems rule.Errors
 	switch {
 	case errors.As(err, &problems):
 		for _, p := range problems {

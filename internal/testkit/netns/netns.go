@@ -1,5 +1,5 @@
 // Package netns gives tests network namespaces that go with them. It is
-// internal/netns, where everything else of a namespace is found, with tests'
+// internal/kernel/netns, where everything else of a namespace is found, with tests'
 // manners: it skips, fails and cleans up.
 //
 // Enter at [New]. Nothing outlives the test's process, even if that is killed:
@@ -16,11 +16,11 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/proxima-mesh/proxima/internal/netns"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // NS is a namespace of a test. Do, DialContext, Listen, SetSysctl and the rest
-// come from internal/netns; they return errors, and may be used in goroutines.
+// come from internal/kernel/netns; they return errors, and may be used in goroutines.
 type NS struct {
 	*netns.NS
 	t testing.TB

@@ -1,0 +1,97 @@
+// Package wire carries reports of demand over gRPC.
+//
+// It owns both ends: Client, in an agent, reads a mode's counters and reports them
+// every 10 seconds; Server, in a control plane, hands them to the aggregator. Between
+// them lie the messages of api/demand/v1, which decode checks. It listens to no port
+// and dials nobody: servers and connections come from the caller. What is counted, and
+// how often, is decided by package demand.
+package wire
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Receiver takes reports. A *demand.Aggregator is one.
+type Receiver interface {
+	// Receive takes a report, or says that it was taken before. A *demand.FieldError is
+	// final, with any other error the report will be repeated. The report is the receiver's.
+	Receive(r *demand.Report) (fresh bool, err error)
+}
+
+// Server takes reports over gRPC.
+type Server struct {
+	demandv1.UnimplementedDemandServer
+	receiver Receiver
+	admit    func(ctx context.Context, node string) error
+}
+
+// NewServer makes a server. admit decides from the credentials in ctx whether the
+// caller may report for a node; its errors should be gRPC statuses.
+func NewServer(to Receiver, admit func(ctx context.Context, node string) error) *Server {
+	return &Server{receiver: to, admit: admit}
+}
+
+// Register adds the service to a gRPC server.
+func (s *Server) Register(r grpc.ServiceRegistrar) { demandv1.RegisterDemandServer(r, s) }
+
+// Report implements the service.
+func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*demandv1.ReportResponse, error) {
+	if err := s.admit(ctx, in.GetNode()); err != nil {
+		return nil, err
+	}
+	_, err := s.receiver.Receive(decode(in))
+	switch field := (*demand.FieldError)(nil); {
+	case errors.As(err, &field):
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	case err != nil:
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &demandv1.ReportResponse{Sequence: in.GetSequence()}, nil
+}
+
+// decode translates a message; Report.Check judges the outcome, so what does not fit
+// becomes something that it refuses.
+func decode(in *demandv1.ReportRequest) *demand.Report {
+	r := &demand.Report{
+		Node: in.GetNode(), Zone: in.GetZone(), Run: string(in.GetRun()), Sequence: in.GetSequence(),
+		Traffic: make([]demand.Traffic, len(in.GetTraffic())),
+	}
+	if ms := in.GetElapsedMilliseconds(); ms <= uint64(demand.MaxElapsed/time.Millisecond) {
+		r.Elapsed = time.Duration(ms) * time.Millisecond
+	}
+	for i, t := range in.GetTraffic() {
+		r.Traffic[i] = demand.Traffic{
+			Port: proxy.PortName{
+				ServiceName: proxy.ServiceName{Namespace: t.GetNamespace(), Name: t.GetService()}, Port: t.GetPort(),
+			},
+			Connections: t.GetConnections(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
+		}
+	}
+	return r
+}
+
+// encode is the inverse of decode, but for fractions of a millisecond.
+func encode(r *demand.Report) *demandv1.ReportRequest {
+	out := &demandv1.ReportRequest{
+		Node: r.Node, Zone: r.Zone, Run: []byte(r.Run), Sequence: r.Sequence,
+		ElapsedMilliseconds: uint64(max(1, r.Elapsed.Milliseconds())),
+		Traffic:             make([]*demandv1.Traffic, len(r.Traffic)),
+	}
+	for i, t := range r.Traffic {
+		out.Traffic[i] = &demandv1.Traffic{
+			Namespace: t.Port.Namespace, Service: t.Port.Name, Port: t.Port.Port,
+			Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut,
+		}
+	}
+	return out
+}

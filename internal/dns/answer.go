@@ -1,0 +1,326 @@
+package dns
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// schemaVersion of the records (Kubernetes DNS-based service discovery).
+const schemaVersion = "1.1.0"
+
+// Seconds that others may keep our answers, yes and no alike. Endpoints of a
+// headless Service come and go, and CoreDNS has taught clients to expect 5.
+const ttl = 5
+
+// answer is what the local state says to a question.
+type answer struct {
+	rcode  int
+	answer []dns.RR
+	extra  []dns.RR
+	// alias is a name outside of the zone that the answer ends at.
+	alias string
+	// varies: the order is drawn anew for every answer.
+	varies bool
+}
+
+// local answers a question from the local state. ok is false for names of
+// others. name is the question's in lower case.
+func (s *Server) local(q dns.Question, name string) (a answer, ok bool) {
+	if name == s.origin {
+		return s.apex(q), true
+	}
+	if rest, below := strings.CutSuffix(name, "."+s.origin); below {
+		a := s.below(q, strings.Split(rest, "."))
+		return a, true
+	}
+	if strings.HasSuffix(name, ".arpa.") {
+		return s.reverse(q, name)
+	}
+	return answer{}, false
+}
+
+func (s *Server) apex(q dns.Question) (a answer) {
+	switch q.Qtype {
+	case dns.TypeSOA:
+		soa := s.soa()
+		soa.Hdr.Name = q.Name
+		a.answer = []dns.RR{soa}
+	case dns.TypeNS:
+		a.answer = []dns.RR{&dns.NS{Hdr: header(q.Name, dns.TypeNS), Ns: "ns.dns." + s.origin}}
+	}
+	return a
+}
+
+// below answers for a name under the cluster domain; labels are its own.
+func (s *Server) below(q dns.Question, labels []string) answer {
+	n := len(labels)
+	switch {
+	case n == 1 && labels[0] == "dns-version":
+		if q.Qtype != dns.TypeTXT {
+			return answer{}
+		}
+		return answer{answer: []dns.RR{&dns.TXT{Hdr: header(q.Name, dns.TypeTXT), Txt: []string{schemaVersion}}}}
+	case labels[n-1] == "svc":
+		return s.services(q, labels[:n-1])
+	case labels[n-1] == "pod":
+		return s.pods(q, labels[:n-1])
+	case labels[n-1] == "dns":
+		return s.nameserver(q, labels[:n-1])
+	}
+	return answer{rcode: dns.RcodeNameError}
+}
+
+// nameserver answers for the name that SOA and NS records tell.
+func (s *Server) nameserver(q dns.Question, labels []string) answer {
+	switch {
+	case len(labels) == 0:
+		return answer{}
+	case len(labels) > 1 || labels[0] != "ns":
+		return answer{rcode: dns.RcodeNameError}
+	}
+	var h records.Host
+	for _, a := range s.config.Addresses {
+		if a.Is4() {
+			h.V4 = append(h.V4, a)
+		} else {
+			h.V6 = append(h.V6, a)
+		}
+	}
+	return addresses(q, &h)
+}
+
+// pods answers for "a-b-c-d.namespace.pod", which is an address in disguise. The
+// specification wants it of any address.
+func (s *Server) pods(q dns.Question, labels []string) answer {
+	switch len(labels) {
+	case 0, 1:
+		return answer{}
+	case 2:
+		if a, ok := undash(labels[0]); ok {
+			var h records.Host
+			if a.Is4() {
+				h.V4 = []netip.Addr{a}
+			} else {
+				h.V6 = []netip.Addr{a}
+			}
+			return addresses(q, &h)
+		}
+	}
+	return answer{rcode: dns.RcodeNameError}
+}
+
+func undash(label string) (netip.Addr, bool) {
+	if a, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil {
+		return a, true
+	}
+	a, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":"))
+	return a, err == nil
+}
+
+// services answers for [_port._protocol. | hostname.] service.namespace, or for
+// the names above it, which exist without saying anything.
+func (s *Server) services(q dns.Question, labels []string) answer {
+	n := len(labels)
+	if n == 0 || n == 1 && s.config.Zone.HasNamespace(labels[0]) {
+		return answer{}
+	}
+	if n == 1 || n > 4 {
+		return answer{rcode: dns.RcodeNameError}
+	}
+	e := s.config.Zone.Service(proxy.ServiceName{Namespace: labels[n-1], Name: labels[n-2]})
+	if e == nil || e.Empty() {
+		// A headless Service without ready endpoints does not exist, says the
+		// specification.
+		return answer{rcode: dns.RcodeNameError}
+	}
+	switch n {
+	case 2:
+		return s.service(q, e)
+	case 3:
+		if h := e.Hosts[labels[0]]; h != nil {
+			return addresses(q, h)
+		}
+		for label := range e.Ports { // "_tcp", where "_http._tcp" is
+			if strings.HasSuffix(label, "."+labels[0]) {
+				return answer{}
+			}
+		}
+	case 4:
+		if ports := e.Ports[labels[0]+"."+labels[1]]; len(ports) > 0 {
+			return s.ports(q, e, ports)
+		}
+	}
+	return answer{rcode: dns.RcodeNameError}
+}
+
+func (s *Server) service(q dns.Question, e *records.Entry) answer {
+	if e.Alias != "" {
+		return s.alias(q, e.Alias)
+	}
+	if q.Qtype != dns.TypeSRV {
+		return addresses(q, &e.Host)
+	}
+	// Not in the specification, but known of CoreDNS: all ports at once.
+	var a answer
+	for _, ports := range e.Ports {
+		one := s.ports(q, e, ports)
+		a.answer, a.extra = append(a.answer, one.answer...), append(a.extra, one.extra...)
+	}
+	a.varies = true
+	return a
+}
+
+// maxAliases bounds how many names may lead to each other.
+const maxAliases = 8
+
+// alias answers that the name is another one for target, and with what that
+// stands for if it is known here.
+func (s *Server) alias(q dns.Question, target string) answer {
+	a := answer{answer: []dns.RR{&dns.CNAME{Hdr: header(q.Name, dns.TypeCNAME), Target: dns.Fqdn(target)}}}
+	if q.Qtype == dns.TypeCNAME || q.Qtype == dns.TypeANY {
+		return a
+	}
+	for range maxAliases {
+		name := dns.Fqdn(strings.ToLower(target))
+		rest, ours := strings.CutSuffix(name, "."+s.origin)
+		if !ours {
+			a.alias = name
+			return a
+		}
+		labels := strings.Split(rest, ".")
+		var e *records.Entry
+		if len(labels) == 3 && labels[2] == "svc" {
+			e = s.config.Zone.Service(proxy.ServiceName{Namespace: labels[1], Name: labels[0]})
+		}
+		if e == nil || e.Alias == "" {
+			end := s.below(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, labels)
+			end.answer = append(a.answer, end.answer...)
+			return end
+		}
+		a.answer = append(a.answer, &dns.CNAME{Hdr: header(name, dns.TypeCNAME), Target: dns.Fqdn(e.Alias)})
+		target = e.Alias
+	}
+	return answer{rcode: dns.RcodeServerFailure} // they lead in a circle
+}
+
+// addresses answers with those of the family that is asked for.
+func addresses(q dns.Question, h *records.Host) (a answer) {
+	a.answer = addressRecords(q.Name, q.Qtype, h)
+	if len(a.answer) > 1 {
+		a.varies = true
+		rand.Shuffle(len(a.answer), func(i, j int) { a.answer[i], a.answer[j] = a.answer[j], a.answer[i] })
+	}
+	return a
+}
+
+func addressRecords(name string, qtype uint16, h *records.Host) (out []dns.RR) {
+	if qtype == dns.TypeA || qtype == dns.TypeANY {
+		for _, ip := range h.V4 {
+			out = append(out, &dns.A{Hdr: header(name, dns.TypeA), A: ip.AsSlice()})
+		}
+	}
+	if qtype == dns.TypeAAAA || qtype == dns.TypeANY {
+		for _, ip := range h.V6 {
+			out = append(out, &dns.AAAA{Hdr: header(name, dns.TypeAAAA), AAAA: ip.AsSlice()})
+		}
+	}
+	return out
+}
+
+// ports answers where a named port is served, with the addresses of there.
+func (s *Server) ports(q dns.Question, e *records.Entry, ports []records.Port) (a answer) {
+	if q.Qtype != dns.TypeSRV {
+		return a
+	}
+	base := e.Name.Name + "." + e.Name.Namespace + ".svc." + s.origin
+	told := make(map[string]struct{}, len(ports))
+	for _, p := range ports {
+		target, h := base, &e.Host
+		if p.Hostname != "" {
+			target, h = p.Hostname+"."+base, e.Hosts[p.Hostname]
+		}
+		a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Weight: 100, Port: p.Number, Target: target})
+		if _, twice := told[target]; twice || h == nil {
+			continue
+		}
+		told[target] = struct{}{}
+		a.extra = append(a.extra, addressRecords(target, dns.TypeA, h)...)
+		a.extra = append(a.extra, addressRecords(target, dns.TypeAAAA, h)...)
+	}
+	return a
+}
+
+// reverse answers for addresses that are known here. Those that are not are
+// others' business, unless they lie in a range that is ours alone.
+func (s *Server) reverse(q dns.Question, name string) (a answer, ok bool) {
+	addr, whole := arpa(name)
+	if !whole {
+		return a, false
+	}
+	names := s.config.Zone.Reverse(addr)
+	if len(names) == 0 {
+		for _, p := range s.ranges.Load().prefixes {
+			if p.Contains(addr) {
+				return answer{rcode: dns.RcodeNameError}, true
+			}
+		}
+		return a, false
+	}
+	if q.Qtype == dns.TypePTR {
+		for _, n := range names {
+			a.answer = append(a.answer, &dns.PTR{Hdr: header(q.Name, dns.TypePTR), Ptr: n + "." + s.origin})
+		}
+	}
+	return a, true
+}
+
+// arpa reads the address out of a reverse name (RFC 1035, 3.5; RFC 3596, 2.5).
+func arpa(name string) (netip.Addr, bool) {
+	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
+		labels := strings.Split(rest, ".")
+		if len(labels) != 4 {
+			return netip.Addr{}, false
+		}
+		var b [4]byte
+		for i, l := range labels {
+			n, err := strconv.ParseUint(l, 10, 8)
+			if err != nil || len(l) > 1 && l[0] == '0' {
+				return netip.Addr{}, false
+			}
+			b[3-i] = byte(n)
+		}
+		return netip.AddrFrom4(b), true
+	}
+	rest, ok := strings.CutSuffix(name, ".ip6.arpa.")
+	if !ok || len(rest) != 63 {
+		return netip.Addr{}, false
+	}
+	var b [16]byte
+	for i := range 32 {
+		n, err := strconv.ParseUint(rest[2*i:2*i+1], 16, 8)
+		if err != nil || i < 31 && rest[2*i+1] != '.' {
+			return netip.Addr{}, false
+		}
+		b[15-i/2] |= byte(n) << (4 * (i % 2))
+	}
+	return netip.AddrFrom16(b), true
+}
+
+func header(name string, rrtype uint16) dns.RR_Header {
+	return dns.RR_Header{Name: name, Rrtype: rrtype, Class: dns.ClassINET, Ttl: ttl}
+}
+
+// soa says in negative answers how long they may be kept (RFC 2308).
+func (s *Server) soa() *dns.SOA {
+	return &dns.SOA{
+		Hdr: header(s.origin, dns.TypeSOA), Ns: "ns.dns." + s.origin, Mbox: "hostmaster." + s.origin,
+		Serial: uint32(s.config.Zone.Generation()), Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,
+	}
+}

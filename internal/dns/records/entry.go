@@ -1,0 +1,188 @@
+package records
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Entry is what a Service's name and the names below it stand for. It is never
+// changed.
+type Entry struct {
+	Name proxy.ServiceName
+	// Alias is the domain name that the Service is another name for; everything
+	// else is empty then.
+	Alias    string
+	Headless bool
+	Host                      // of the Service itself
+	Hosts    map[string]*Host // of a headless Service, by hostname
+	// Ports by "_port._protocol"; unnamed ones have no name.
+	Ports map[string][]Port
+}
+
+// Host is the addresses of a name.
+type Host struct{ V4, V6 []netip.Addr }
+
+// Port is where a named port is served.
+type Port struct {
+	Number uint16
+	// Hostname below the Service; empty: the Service itself.
+	Hostname string
+}
+
+// Empty reports whether a headless Service has no ready endpoint.
+func (e *Entry) Empty() bool { return e.Headless && len(e.V4)+len(e.V6) == 0 }
+
+func (h *Host) add(a netip.Addr) {
+	list := &h.V4
+	if a.Is6() {
+		list = &h.V6
+	}
+	if !slices.Contains(*list, a) {
+		*list = append(*list, a)
+	}
+}
+
+func (h *Host) sort() {
+	slices.SortFunc(h.V4, netip.Addr.Compare)
+	slices.SortFunc(h.V6, netip.Addr.Compare)
+}
+
+func virtual(name proxy.ServiceName, ips []netip.Addr, ports []proxy.Port) *Entry {
+	e := &Entry{Name: name, Ports: map[string][]Port{}}
+	for _, ip := range ips {
+		e.add(ip)
+	}
+	for _, p := range ports {
+		if p.Name != "" {
+			label := portLabel(p.Name, p.Protocol)
+			e.Ports[label] = append(e.Ports[label], Port{Number: p.Port})
+		}
+	}
+	return e
+}
+
+func headless(name proxy.ServiceName, parts map[proxy.SliceName]*Slice) *Entry {
+	e := &Entry{Name: name, Headless: true, Hosts: map[string]*Host{}, Ports: map[string][]Port{}}
+	all := make(map[netip.Addr]struct{})
+	for _, s := range parts {
+		for i := range s.Targets {
+			t := &s.Targets[i]
+			if t.Domain != "" {
+				// A name can be another name for one only: the first, so that all
+				// nodes say the same.
+				if e.Alias == "" || t.Domain < e.Alias {
+					e.Alias = t.Domain
+				}
+				continue
+			}
+			hostname := t.Hostname
+			if hostname == "" {
+				hostname = GeneratedHostname(t.Addr)
+			}
+			all[t.Addr] = struct{}{}
+			if e.Hosts[hostname] == nil {
+				e.Hosts[hostname] = &Host{}
+			}
+			e.Hosts[hostname].add(t.Addr)
+			e.addPorts(s.Ports, hostname)
+		}
+	}
+	if len(all) == 0 && e.Alias != "" {
+		return &Entry{Name: name, Alias: e.Alias}
+	}
+	e.Alias = ""
+	for a := range all {
+		if a.Is4() {
+			e.V4 = append(e.V4, a)
+		} else {
+			e.V6 = append(e.V6, a)
+		}
+	}
+	e.finish()
+	return e
+}
+
+func (e *Entry) addPorts(ports []proxy.SlicePort, hostname string) {
+	for _, p := range ports {
+		if p.Name == "" {
+			continue
+		}
+		label := portLabel(p.Name, p.Protocol)
+		e.Ports[label] = append(e.Ports[label], Port{Number: p.Port, Hostname: hostname})
+	}
+}
+
+// finish puts everything in order. One host may have come by several endpoints
+// (IPv4 and IPv6, or one that moves between slices).
+func (e *Entry) finish() {
+	e.sort()
+	for _, h := range e.Hosts {
+		h.sort()
+	}
+	for label, ports := range e.Ports {
+		slices.SortFunc(ports, func(a, b Port) int {
+			return cmp.Or(strings.Compare(a.Hostname, b.Hostname), cmp.Compare(a.Number, b.Number))
+		})
+		e.Ports[label] = slices.Compact(ports)
+	}
+}
+
+// GeneratedHostname names an endpoint that has no hostname: its address with
+// dashes, as CoreDNS does it.
+func GeneratedHostname(a netip.Addr) string {
+	s := a.WithZone("").String()
+	if a.Is4() {
+		return strings.ReplaceAll(s, ".", "-")
+	}
+	s = strings.ReplaceAll(s, ":", "-")
+	// A label must begin and end with a letter or a digit (RFC 1123).
+	if strings.HasPrefix(s, "-") {
+		s = "0" + s
+	}
+	if strings.HasSuffix(s, "-") {
+		s += "0"
+	}
+	return s
+}
+
+func portLabel(name string, protocol proxy.Protocol) string {
+	return "_" + strings.ToLower(name) + "._" + strings.ToLower(string(protocol))
+}
+
+// Service finds a Service; nil: there is none. Names are in lower case.
+func (z *Zone) Service(name proxy.ServiceName) *Entry {
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	if s := z.services[name]; s != nil {
+		return virtual(name, s.ClusterIPs, s.Ports)
+	}
+	return z.entries[name]
+}
+
+// HasNamespace reports whether any Service is in a namespace.
+func (z *Zone) HasNamespace(namespace string) bool {
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	return z.namespaces[namespace] > 0
+}
+
+// Reverse are the names of an address, as labels before the cluster domain:
+// "web.default.svc", or "web-0.web.default.svc" for an endpoint. Sorted.
+func (z *Zone) Reverse(a netip.Addr) []string {
+	z.mu.RLock()
+	defer z.mu.RUnlock()
+	var out []string
+	for _, p := range z.reverse[a] {
+		name := p.service.Name + "." + p.service.Namespace + ".svc"
+		if p.hostname != "" {
+			name = p.hostname + "." + name
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}

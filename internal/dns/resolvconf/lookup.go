@@ -1,0 +1,59 @@
+package resolvconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/miekg/dns"
+)
+
+// maxServers of a resolv.conf are asked (resolv.conf(5), MAXNS).
+const maxServers = 3
+
+// probeName exists in every cluster domain (Kubernetes DNS specification, 2.2).
+const probeName = "dns-version."
+
+// ErrNotFound: the resolver that was asked does not know the names of Services.
+var ErrNotFound = errors.New("it does not know the names of Services")
+
+// Lookup asks for a name of the cluster domain as the machine's programs do: of
+// the servers of /etc/resolv.conf in their order, the next only if one does not
+// answer. nil: names of Services are found.
+func (s System) Lookup(ctx context.Context, domain string) error {
+	data, err := os.ReadFile(s.path(resolvConf))
+	if err != nil {
+		return fmt.Errorf("resolvers of this machine: %w", err)
+	}
+	servers := nameservers(string(data))
+	if len(servers) == 0 {
+		servers = []netip.Addr{loopback(netip.IPv4Unspecified())} // resolv.conf(5)
+	}
+	var last error
+	for _, a := range servers[:min(len(servers), maxServers)] {
+		var answered bool
+		if answered, last = Ask(ctx, netip.AddrPortFrom(a, s.port()), domain); answered {
+			return last
+		}
+	}
+	return last
+}
+
+// Ask one server for a name of the cluster domain. answered: it said yes (nil) or
+// no (ErrNotFound); else the error tells why there was no answer.
+func Ask(ctx context.Context, server netip.AddrPort, domain string) (answered bool, err error) {
+	q := new(dns.Msg)
+	q.SetQuestion(dns.Fqdn(probeName+domain), dns.TypeTXT)
+	r, _, err := new(dns.Client).ExchangeContext(ctx, q, server.String())
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("resolver %s: %w", server, err)
+	case r.Rcode == dns.RcodeServerFailure || r.Rcode == dns.RcodeRefused || r.Rcode == dns.RcodeNotImplemented:
+		return false, fmt.Errorf("resolver %s: %s", server, dns.RcodeToString[r.Rcode])
+	case r.Rcode != dns.RcodeSuccess || len(r.Answer) == 0:
+		return true, fmt.Errorf("resolver %s: %w", server, ErrNotFound)
+	}
+	return true, nil
+}

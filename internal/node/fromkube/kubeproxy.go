@@ -1,0 +1,198 @@
+package fromkube
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// Settings are what an agent takes from a KubeProxyConfiguration.
+type Settings struct {
+	// Kubeconfig to reach the API with; empty: the service account of the pod.
+	Kubeconfig string
+	// NodeName; empty: the host's.
+	NodeName string
+	// Mode as --mode names it.
+	Mode string
+	// WorkloadCIDRs: traffic to virtual IPs from elsewhere is masqueraded. Empty:
+	// none is, unless MasqueradeAll.
+	WorkloadCIDRs []netip.Prefix
+	// NodeCIDR: the workload ranges are those of the Node object.
+	NodeCIDR bool
+	// MasqueradeAll: all traffic to cluster IPs is.
+	MasqueradeAll bool
+	// MasqueradeMark is the firewall mark to use; 0: the default.
+	MasqueradeMark uint32
+	// NodePortAddresses limit node ports; empty: the mode's default. Primary: the
+	// addresses of the Node object.
+	NodePortAddresses []netip.Prefix
+	Primary           bool
+	// Health and Metrics are HOST:PORT; empty: off.
+	Health, Metrics string
+	// Ignored are settings of the file that do nothing here, with the reason.
+	Ignored []string
+}
+
+// Defaults of kube-proxy.
+const (
+	defaultHealth  = "0.0.0.0:10256"
+	defaultMetrics = "127.0.0.1:10249"
+)
+
+// ReadKubeProxyConfiguration reads kube-proxy's configuration file. Fields that
+// are unknown, or name what is not to be had, are errors that say which; those
+// that make no difference here are listed.
+func ReadKubeProxyConfiguration(data []byte) (*Settings, error) {
+	var c kubeproxyv1alpha1.KubeProxyConfiguration
+	if err := yaml.UnmarshalStrict(bytes.TrimSpace(data), &c); err != nil {
+		return nil, fmt.Errorf("kube-proxy configuration: %w", err)
+	}
+	if c.Kind != "KubeProxyConfiguration" || c.APIVersion != "kubeproxy.config.k8s.io/v1alpha1" {
+		return nil, fmt.Errorf("kube-proxy configuration: apiVersion %q, kind %q: want kubeproxy.config.k8s.io/v1alpha1, KubeProxyConfiguration", c.APIVersion, c.Kind)
+	}
+	s := &Settings{Kubeconfig: c.ClientConnection.Kubeconfig, NodeName: strings.ToLower(c.HostnameOverride)}
+	var errs []error
+	note := func(field string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field, err))
+		}
+	}
+	note("mode", s.readMode(&c))
+	note("detectLocalMode", s.readLocal(&c))
+	note("nodePortAddresses", s.readNodePorts(c.NodePortAddresses))
+	var err error
+	s.Health, err = bind(c.HealthzBindAddress, defaultHealth, c.BindAddress)
+	note("healthzBindAddress", err)
+	s.Metrics, err = bind(c.MetricsBindAddress, defaultMetrics, c.BindAddress)
+	note("metricsBindAddress", err)
+	s.noteIgnored(&c)
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("kube-proxy configuration: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Settings) readMode(c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
+	bit := (*int32)(nil)
+	switch c.Mode {
+	case "":
+		s.Mode = "auto"
+	case "iptables":
+		s.Mode, bit, s.MasqueradeAll = "iptables", c.IPTables.MasqueradeBit, c.IPTables.MasqueradeAll
+	case "nftables":
+		s.Mode, bit, s.MasqueradeAll = "nftables", c.NFTables.MasqueradeBit, c.NFTables.MasqueradeAll
+	case "ipvs", "kernelspace":
+		return fmt.Errorf("%q is not in this version; use nftables or iptables", c.Mode)
+	default:
+		return fmt.Errorf("%q: want nftables, iptables, or nothing for the best that works", c.Mode)
+	}
+	if bit != nil {
+		if *bit < 0 || *bit > 31 {
+			return fmt.Errorf("masqueradeBit %d: 0 to 31", *bit)
+		}
+		s.MasqueradeMark = 1 << *bit
+	}
+	return nil
+}
+
+func (s *Settings) readLocal(c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
+	switch c.DetectLocalMode {
+	case "", "ClusterCIDR":
+		if c.ClusterCIDR == "" {
+			return nil
+		}
+		for text := range strings.SplitSeq(c.ClusterCIDR, ",") {
+			p, err := netip.ParsePrefix(strings.TrimSpace(text))
+			if err != nil {
+				return fmt.Errorf("clusterCIDR %q: not a CIDR such as 10.244.0.0/16", text)
+			}
+			s.WorkloadCIDRs = append(s.WorkloadCIDRs, p.Masked())
+		}
+		return nil
+	case "NodeCIDR":
+		s.NodeCIDR = true
+		return nil
+	}
+	return fmt.Errorf("%q is not to be had here; use ClusterCIDR with clusterCIDR, or NodeCIDR", c.DetectLocalMode)
+}
+
+func (s *Settings) readNodePorts(list []string) error {
+	for _, text := range list {
+		switch text {
+		case "all":
+			s.NodePortAddresses = append(s.NodePortAddresses, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
+		case "primary":
+			s.Primary = true
+		case "localhost":
+			s.NodePortAddresses = append(s.NodePortAddresses, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		default:
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				return fmt.Errorf("%q: want a CIDR, or one of all, primary, localhost", text)
+			}
+			s.NodePortAddresses = append(s.NodePortAddresses, p.Masked())
+		}
+	}
+	if s.Primary && len(list) > 1 {
+		return errors.New("\"primary\" can't be combined with others here")
+	}
+	return nil
+}
+
+// bind reads HOST:PORT or HOST. As in kube-proxy, the default's host follows the
+// family of bindAddress, and port 0 is off.
+func bind(text, def, bindAddress string) (string, error) {
+	host, port, _ := net.SplitHostPort(def)
+	if a, err := netip.ParseAddr(bindAddress); err == nil && a.Is6() {
+		host = map[string]string{"0.0.0.0": "::", "127.0.0.1": "::1"}[host]
+	}
+	if text != "" {
+		h, p, err := net.SplitHostPort(text)
+		if err != nil {
+			h, p = text, port
+		}
+		if _, err := netip.ParseAddr(h); err != nil {
+			return "", fmt.Errorf("%q: want IP:PORT such as %s", text, def)
+		}
+		if _, err := strconv.ParseUint(p, 10, 16); err != nil {
+			return "", fmt.Errorf("%q: port %q is not a number up to 65535", text, p)
+		}
+		host, port = h, p
+	}
+	if port == "0" {
+		return "", nil
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// noteIgnored lists what is set and makes no difference.
+func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
+	note := func(set bool, text string) {
+		if set {
+			s.Ignored = append(s.Ignored, text)
+		}
+	}
+	kernel := c.Conntrack
+	note(kernel.MaxPerCore != nil || kernel.Min != nil || kernel.TCPEstablishedTimeout != nil || kernel.TCPCloseWaitTimeout != nil ||
+		kernel.UDPTimeout.Duration != 0 || kernel.UDPStreamTimeout.Duration != 0 || kernel.TCPBeLiberal,
+		"conntrack: the host's sysctls are left to whoever runs the host")
+	note(c.IPTables.SyncPeriod.Duration != 0 || c.NFTables.SyncPeriod.Duration != 0, "syncPeriod: drift is noticed by event, not by period")
+	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
+	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")
+	note(c.IPTables.LocalhostNodePorts != nil && *c.IPTables.LocalhostNodePorts, "iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones")
+	note(c.OOMScoreAdj != nil, "oomScoreAdj: set it in the unit or the pod")
+	note(c.EnableProfiling, "enableProfiling: there is no profiling port")
+	note(len(c.FeatureGates) > 0, "featureGates: kube-proxy's own")
+	note(c.BindAddressHardFail, "bindAddressHardFail: a port that can't be opened is always fatal")
+	note(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion: kube-proxy's own")
+	note(c.ClientConnection.QPS != 0 || c.ClientConnection.Burst != 0, "clientConnection.qps, burst: the agent only watches")
+	slices.Sort(s.Ignored)
+}

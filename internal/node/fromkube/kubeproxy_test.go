@@ -1,0 +1,107 @@
+package fromkube
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+func TestReadKubeProxyConfiguration(t *testing.T) {
+	prefix := netip.MustParsePrefix
+	defaults := func(change func(*Settings)) *Settings {
+		s := &Settings{Mode: "auto", Health: "0.0.0.0:10256", Metrics: "127.0.0.1:10249"}
+		change(s)
+		return s
+	}
+	for _, c := range []struct {
+		name, text string
+		want       *Settings
+		err        string
+	}{
+		{name: "nothing set", text: head, want: defaults(func(*Settings) {})},
+		{name: "as kubeadm writes it", text: head + `
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: "Node-1"
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: 14, minSyncPeriod: 1s, syncPeriod: 0s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+metricsBindAddress: 0.0.0.0:10249
+mode: iptables
+nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+`, want: defaults(func(s *Settings) {
+			s.Mode, s.MasqueradeMark, s.NodeName = "iptables", 1<<14, "node-1"
+			s.Kubeconfig, s.Metrics = "/var/lib/kube-proxy/kubeconfig.conf", "0.0.0.0:10249"
+			s.WorkloadCIDRs = []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00:10:244::/56")}
+			s.Ignored = []string{"minSyncPeriod: the first change is applied at once, and bursts are joined by themselves"}
+		})},
+		{name: "node addresses", text: head + "nodePortAddresses: [10.0.0.0/8, localhost]\nbindAddress: '::'\nmetricsBindAddress: '127.0.0.1:0'\ndetectLocalMode: NodeCIDR", want: defaults(func(s *Settings) {
+			s.NodePortAddresses = []netip.Prefix{prefix("10.0.0.0/8"), prefix("127.0.0.0/8"), prefix("::1/128")}
+			s.Health, s.Metrics, s.NodeCIDR = "[::]:10256", "", true
+		})},
+		{name: "primary", text: head + "mode: nftables\nnftables: {masqueradeAll: true}\nnodePortAddresses: [primary]", want: defaults(func(s *Settings) {
+			s.Mode, s.MasqueradeAll, s.Primary = "nftables", true, true
+		})},
+		{name: "no kind", text: "mode: iptables", err: "want kubeproxy.config.k8s.io/v1alpha1"},
+		{name: "unknown field", text: head + "modus: iptables", err: `unknown field "modus"`},
+		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
+		{name: "bad mode", text: head + "mode: fast", err: `mode: "fast": want nftables, iptables`},
+		{name: "bad bit", text: head + "mode: iptables\niptables: {masqueradeBit: 32}", err: "masqueradeBit 32: 0 to 31"},
+		{name: "bridge", text: head + "detectLocalMode: BridgeInterface", err: "use ClusterCIDR with clusterCIDR, or NodeCIDR"},
+		{name: "bad cidr", text: head + "clusterCIDR: 10.244.0.0", err: `clusterCIDR "10.244.0.0": not a CIDR`},
+		{name: "bad address", text: head + "nodePortAddresses: [eth0]", err: `nodePortAddresses: "eth0": want a CIDR`},
+		{name: "bad bind", text: head + "healthzBindAddress: localhost:1", err: `healthzBindAddress: "localhost:1": want IP:PORT`},
+		{name: "bad port", text: head + "healthzBindAddress: 127.0.0.1:99999", err: "not a number up to 65535"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := ReadKubeProxyConfiguration([]byte(c.text))
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("error %v, want one with %q", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func FuzzReadKubeProxyConfiguration(f *testing.F) {
+	f.Add([]byte(head + "mode: iptables"))
+	f.Add([]byte(head + "nodePortAddresses: [primary, 10.0.0.0/8]"))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := ReadKubeProxyConfiguration(data)
+		if (s == nil) == (err == nil) {
+			t.Errorf("settings %v and error %v", s, err)
+		}
+	})
+}

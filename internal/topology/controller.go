@@ -1,0 +1,229 @@
+package topology
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/planner/estimate"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+)
+
+// Demand estimates where the traffic of a service port starts. It must not block. A
+// *demand.Aggregator is one.
+type Demand interface {
+	// Shares of zones in ascending order. prior is what to believe as long as nothing is
+	// measured; zones with noNodes have no demand.
+	Shares(port proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate
+}
+
+// Unmeasured is the Demand of those who measure nothing: the prior.
+type Unmeasured struct{}
+
+// Shares implements Demand.
+func (Unmeasured) Shares(_ proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate {
+	return demand.Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
+}
+
+// Config of a Controller.
+type Config struct {
+	// Client to write plans, conditions and events with.
+	Client resource.Client
+	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts and Plans.
+	Catalog *catalog.Catalog
+	// Demand; nil: Unmeasured.
+	Demand Demand
+	// Warm says whether Demand has heard of enough nodes to be believed; until then the
+	// demand that plans record holds. It must not block; nil: it has.
+	Warm func() bool
+	// Heuristics that Services may name; nil: none.
+	Heuristics Heuristics
+	// Requeue has the EndpointSlice controller look at a Service again; nil: nobody
+	// writes hints.
+	Requeue func(service resource.Key)
+	Clock   clock.WithTicker // nil: the real one
+	Logger  *slog.Logger     // nil: silence
+}
+
+// Controller plans Services. Make it with New. Its methods are safe for concurrent
+// use. Of several instances on one store only the leader runs it; on the others it
+// answers Explain and Simulate from the catalog.
+type Controller struct {
+	config Config
+	clock  clock.WithTicker
+	log    *slog.Logger
+	demand Demand
+	model  *model
+	// plans writes TrafficPlans, status conditions.
+	plans, status *loop.Loop
+	scratch       sync.Pool // of *scratch
+
+	// mu guards what follows. Nothing is called while it is held.
+	mu      sync.Mutex
+	entries map[resource.Key]*entry
+	hints   map[resource.Key]*hinting
+	// changed are Services whose heuristic is another than when it was evaluated.
+	changed map[resource.Key]struct{}
+}
+
+var _ endpointslice.Advisor = (*Controller)(nil)
+
+// New makes a controller; Run starts it.
+func New(config Config) *Controller {
+	c := &Controller{
+		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand, model: newModel(),
+		entries: map[resource.Key]*entry{}, hints: map[resource.Key]*hinting{}, changed: map[resource.Key]struct{}{},
+	}
+	c.scratch.New = func() any { return &scratch{} }
+	if c.clock == nil {
+		c.clock = clock.RealClock{}
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.demand == nil {
+		c.demand = Unmeasured{}
+	}
+	// Endpoints change in windows of the EndpointSlice controller: plans follow at once.
+	c.plans = loop.New(loop.Config{What: "service", Sync: c.plan, Window: -1, Clock: c.clock, Logger: c.log})
+	c.status = loop.New(loop.Config{What: "service", Sync: c.writeConditions, Window: statusWindow, Clock: c.clock, Logger: c.log})
+	return c
+}
+
+// Run writes plans and conditions until ctx ends, and returns nil then. It must be
+// called once.
+func (c *Controller) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() {
+		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
+			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Plans)
+	})
+	running.Go(func() {
+		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
+	})
+	ticker := c.clock.NewTicker(demand.Interval)
+	defer ticker.Stop()
+	cold := c.cold()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			was := cold
+			cold = c.cold()
+			c.step(cold != was)
+		}
+	}
+}
+
+// step has every plan compared with the demand as it is now. basis says that conditions
+// name another source of the demand than before.
+func (c *Controller) step(basis bool) {
+	c.mu.Lock()
+	keys := make([]resource.Key, 0, len(c.entries))
+	for key, e := range c.entries {
+		if e.mode.Kind == Planned {
+			keys = append(keys, key)
+		}
+	}
+	c.mu.Unlock()
+	for _, key := range keys {
+		c.plans.Add(key)
+		if basis {
+			c.status.Add(key)
+		}
+	}
+}
+
+// dispatch queues the Services whose plan may be another after a delta.
+func (c *Controller) dispatch(d catalog.Delta) {
+	plans, ratios := c.model.apply(&d)
+	for _, change := range d.Services {
+		if !sameForPlans(change.Old, change.New) {
+			c.replan(change.Key)
+		}
+	}
+	for _, change := range d.Slices {
+		for _, slice := range []*discoveryv1.EndpointSlice{change.Old, change.New} {
+			if slice == nil {
+				continue
+			}
+			key := trafficplan.ServiceOf(slice)
+			if service, ok := d.After.Services.Get(key); ok && ModeOf(service).planned() {
+				c.replan(key)
+			}
+		}
+	}
+	for _, change := range d.Plans {
+		plan := change.New
+		if plan == nil {
+			plan = change.Old
+		}
+		c.replan(resource.Key{Namespace: plan.Namespace, Name: plan.Spec.Service})
+	}
+	if plans || ratios {
+		c.dispatchAll(d.After, plans)
+	}
+}
+
+// sameForPlans: of a Service, annotations matter to plans, its ports by its slices, and
+// whether it has a selector.
+func sameForPlans(a, b *corev1.Service) bool {
+	return a != nil && b != nil && maps.Equal(a.Annotations, b.Annotations) && selects(a) == selects(b) && a.UID == b.UID
+}
+
+// dispatchAll queues every Service with a mode, as Nodes or ZoneCosts changed.
+func (c *Controller) dispatchAll(snapshot *catalog.Snapshot, plans bool) {
+	for key, service := range snapshot.Services.All() {
+		switch mode := ModeOf(service); {
+		case mode.Kind == Distribution:
+		case mode.Kind == Planned && !plans:
+		default:
+			if mode.planned() {
+				c.replan(key)
+			}
+			c.requeue(key)
+			c.status.Add(key)
+		}
+	}
+}
+
+// replan has the plan of a Service evaluated, as something else than demand has changed.
+func (c *Controller) replan(key resource.Key) {
+	c.setClean(key, false)
+	c.plans.Add(key)
+}
+
+func (c *Controller) requeue(key resource.Key) {
+	if c.config.Requeue != nil {
+		c.config.Requeue(key)
+	}
+}
+
+// Recheck has the Services that name a heuristic looked at again, as it is new, gone
+// or different.
+func (c *Controller) Recheck(name string) {
+	for key, service := range c.config.Catalog.Snapshot().Services.All() {
+		if mode := ModeOf(service); mode.Kind != Custom || mode.Name != name {
+			continue
+		}
+		c.mu.Lock()
+		c.changed[key] = struct{}{}
+		c.mu.Unlock()
+		c.replan(key)
+		c.requeue(key)
+		c.status.Add(key)
+	}
+}

@@ -1,0 +1,545 @@
+package topology
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/planner"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+)
+
+// entry is what the planner remembers of a planned Service besides the plan itself. Only
+// the worker of its key changes it, under the controller's lock; others read it there.
+type entry struct {
+	mode  Mode
+	units []*unit
+	rule  evaluations
+	// clean: nothing that the plan depends on has changed since it was evaluated, but
+	// demand.
+	clean bool
+}
+
+// unit is what the planner remembers of a group of ports.
+type unit struct {
+	name trafficplan.Name
+	// in and group for which the plan was found to be what its inputs give; group nil: for
+	// none yet.
+	in    input
+	group *plannerv1alpha1.PortGroup
+
+	republisher planner.Republisher
+	// now is what the plan gives for the present demand, gap how much worse that is than
+	// the best plan, in points; limit is that of the best plan.
+	now       planner.Metrics
+	gap       float64
+	limit     float64
+	rate      float64 // connections per second; 0: not measured
+	published time.Time
+	replans   [planner.LastingGap + 1]uint64
+}
+
+// plan brings the plan of a Service in the catalog up to its inputs, if it is to be
+// published again.
+func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
+	// Noted before the snapshot is read, so a change after it is not missed.
+	clean := c.setClean(key, true)
+	defer func() {
+		if err != nil {
+			c.setClean(key, false)
+		}
+	}()
+	snapshot := c.config.Catalog.Snapshot()
+	parts := partsOf(snapshot, key)
+	ledger := c.plans.Ledger(key)
+	if !loop.Shows(ledger, snapshot.Plans.Revision(), parts...) {
+		return loop.ErrStale
+	}
+	service, ok := snapshot.Services.Get(key)
+	if !ok || !ModeOf(service).planned() {
+		c.forget(key)
+		if err := c.write(ctx, key, nil, parts, nil); err != nil || ok {
+			return err
+		}
+		c.plans.Forget(key)
+		return nil
+	}
+	if clean && c.stands(key, service) {
+		return nil
+	}
+	next, publish := c.evaluate(snapshot, service, parts)
+	if err := c.write(ctx, key, service, parts, next); err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed[key] = struct{}{} // a rule that was evaluated is evaluated again
+		return err
+	}
+	c.mu.Lock()
+	publish()
+	c.mu.Unlock()
+	if ModeOf(service).Kind == Custom {
+		c.status.Add(key) // the condition says whether the rule could be evaluated
+	}
+	return nil
+}
+
+// setClean notes whether the plan of a Service is evaluated for all but demand, and
+// returns what was noted before; an unknown Service is not.
+func (c *Controller) setClean(key resource.Key, clean bool) (was bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.entries[key]; e != nil {
+		was, e.clean = e.clean, clean
+	}
+	return was
+}
+
+// partsOf the plan of a Service.
+func partsOf(snapshot *catalog.Snapshot, key resource.Key) []*plannerv1alpha1.TrafficPlan {
+	var parts []*plannerv1alpha1.TrafficPlan
+	for _, part := range snapshot.PlansOf(key) {
+		parts = append(parts, part)
+	}
+	return parts
+}
+
+func (c *Controller) forget(key resource.Key) {
+	c.mu.Lock()
+	_, known := c.entries[key]
+	delete(c.entries, key)
+	delete(c.changed, key)
+	c.mu.Unlock()
+	if known {
+		c.status.Add(key)
+	}
+}
+
+// stands says whether the plan of a Service is still the one to have where only demand
+// has changed; false: it is to be evaluated.
+func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
+	c.mu.Lock()
+	e := c.entries[key]
+	c.mu.Unlock()
+	if e == nil || e.mode.Kind != Planned {
+		return false
+	}
+	scratch := c.scratch.Get().(*scratch)
+	defer c.scratch.Put(scratch)
+	now := c.clock.Now()
+	for _, u := range e.units {
+		if u.group == nil {
+			return false // it was published by the last evaluation
+		}
+		demand := c.estimate(serviceName(service), u.group.Ports, &u.in, u.group)
+		problem := u.in.problem(demand.shares)
+		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
+			return false
+		}
+		metrics, gap, limit := compare(u.group, &u.in, demand, &scratch.plan)
+		republisher := u.republisher
+		if republisher.Step(now, false, gap) != planner.Keep {
+			return false
+		}
+		c.mu.Lock()
+		u.republisher, u.now, u.gap, u.limit, u.rate = republisher, metrics, gap, limit, demand.rate
+		c.mu.Unlock()
+		if demand.measured {
+			c.reconsider(key, u.name, u.in.topology, demand.shares)
+		}
+	}
+	return true
+}
+
+// scratch is memory for solving.
+type scratch struct {
+	solver planner.Solver
+	plan   planner.Plan
+}
+
+// compare what a plan gives for a demand with the best plan: its metrics, how much worse
+// they are in points, and the limit.
+func compare(g *plannerv1alpha1.PortGroup, in *input, demand estimated, best *planner.Plan) (metrics planner.Metrics, gap, limit float64) {
+	factor, _ := best.Factor()
+	metrics, limit = best.Metrics(), factor.Float()
+	if demand.of(g) {
+		return metrics, 0, limit
+	}
+	now := under(g, in, demand.shares)
+	return now, planner.Gap(in.topology, now, metrics, limit), limit
+}
+
+// evaluate says which plan a Service should have: the one that it has, unless the rules
+// of planner.Republisher want another. Nil: none. publish is to be called, with the
+// controller's lock, once the plan is written.
+func (c *Controller) evaluate(
+	snapshot *catalog.Snapshot, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan,
+) (next *plannerv1alpha1.TrafficPlanSpec, publish func()) {
+	mode := ModeOf(service)
+	c.mu.Lock()
+	key := resource.KeyOf(service)
+	e := c.entries[key]
+	if e == nil || e.mode.Kind != mode.Kind {
+		e = &entry{}
+		c.entries[key] = e
+	}
+	e.mode = mode
+	c.mu.Unlock()
+
+	var was *plannerv1alpha1.TrafficPlanSpec
+	groups := map[trafficplan.Name]*plannerv1alpha1.PortGroup{}
+	for i, part := range parts {
+		if part.Spec.Mode != mode.Name {
+			continue
+		}
+		if i == 0 {
+			was = &part.Spec
+		}
+		for k := range part.Spec.Groups {
+			groups[trafficplan.NameOf(&part.Spec.Groups[k])] = &part.Spec.Groups[k]
+		}
+	}
+	spec := &plannerv1alpha1.TrafficPlanSpec{Service: service.Name, Version: 1, Mode: mode.Name}
+	for _, part := range parts {
+		spec.Version = max(spec.Version, part.Spec.Version+1)
+	}
+	params := paramsFor(service, parts)
+	spec.Parameters = params.api()
+	if mode.Kind == Custom {
+		spec.Groups, publish = c.evaluateRule(e, snapshot, service, groups)
+		if spec.Groups == nil {
+			return nil, publish
+		}
+		return spec, publish
+	}
+	changed := was == nil || was.Parameters != spec.Parameters
+	var publishUnits []func()
+	var units []*unit
+	for _, g := range groupsOf(snapshot, key) {
+		group, u, publishUnit := c.evaluateGroup(e, service, g, groups[g.Name], params, changed)
+		spec.Groups = append(spec.Groups, *group)
+		units, publishUnits = append(units, u), append(publishUnits, publishUnit)
+	}
+	return spec, func() {
+		e.units = units
+		for _, publish := range publishUnits {
+			publish()
+		}
+	}
+}
+
+func groupsOf(snapshot *catalog.Snapshot, key resource.Key) []*trafficplan.Group {
+	var parts []trafficplan.Part
+	for _, slice := range snapshot.SlicesOf(key) {
+		parts = append(parts, trafficplan.PartOf(slice))
+	}
+	return trafficplan.Groups(parts)
+}
+
+// evaluateGroup does so for one group; was is its present plan or nil, changed says that
+// its parameters are others.
+func (c *Controller) evaluateGroup(
+	e *entry, service *corev1.Service, g *trafficplan.Group, was *plannerv1alpha1.PortGroup, params Params, changed bool,
+) (*plannerv1alpha1.PortGroup, *unit, func()) {
+	now := c.clock.Now()
+	u := &unit{name: g.Name}
+	if i := slices.IndexFunc(e.units, func(u *unit) bool { return u.name == g.Name }); i >= 0 {
+		u = e.units[i]
+	} else if was != nil {
+		u.published = was.Published.Time
+		u.republisher = planner.Resume(now, u.published, reasonOf(was.Reason))
+	}
+	in, err := c.model.input(params, g.Endpoints)
+	if err != nil {
+		// Without a plan traffic goes by hints, or to all endpoints.
+		is := unplanned(g, plannerv1alpha1.OutcomeTooManyZones)
+		is.Published = metav1.NewTime(now)
+		return is, u, func() { *u = unit{name: g.Name} }
+	}
+	s, err := c.solve(serviceName(service), g, &in, was)
+	if err != nil {
+		// Inputs are checked where they come in, so this is a fault of the planner. The old
+		// plan stays.
+		c.log.Error("service is not planned", "service", resource.KeyOf(service), "ports", g.Name.Ports, "error", err)
+		if was == nil {
+			was = unplanned(g, plannerv1alpha1.OutcomeNoEndpoints)
+		}
+		return was, u, func() {}
+	}
+	checked := was != nil && u.in.frame == in.frame && u.group == was && sameCounts(was, g)
+	different := changed || was == nil || !checked && !c.follows(was, g, &in, s.demand)
+	metrics, gap := s.plan.Metrics(), 0.0
+	factor, _ := s.plan.Factor()
+	limit := factor.Float()
+	if !different {
+		metrics, gap, limit = compare(was, &in, s.demand, s.plan)
+	}
+	if s.demand.measured {
+		c.reconsider(resource.KeyOf(service), g.Name, in.topology, s.demand.shares)
+	}
+	republisher := u.republisher
+	reason := republisher.Step(now, different, gap)
+	is := was
+	if reason != planner.Keep {
+		is = s.group(g, &in)
+		is.Reason, is.Published = plannerv1alpha1.PublishReason(reason.String()), metav1.NewTime(now)
+		metrics, gap = s.plan.Metrics(), 0
+	}
+	return is, u, func() {
+		u.in, u.group, u.republisher = in, is, republisher
+		u.now, u.gap, u.limit, u.rate = metrics, gap, limit, s.demand.rate
+		if reason != planner.Keep {
+			u.published = now
+			u.replans[reason]++
+			u.group = nil // the one in the table is a copy
+		}
+	}
+}
+
+// unplanned is a group without a plan.
+func unplanned(g *trafficplan.Group, outcome plannerv1alpha1.Outcome) *plannerv1alpha1.PortGroup {
+	return &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: outcome}
+}
+
+func serviceName(service *corev1.Service) proxy.ServiceName {
+	return proxy.ServiceName{Namespace: service.Namespace, Name: service.Name}
+}
+
+// solution is the best plan of a group for a demand.
+type solution struct {
+	plan    *planner.Plan
+	problem planner.Problem
+	demand  estimated
+}
+
+// solve a group for the demand as it is now.
+func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *input, was *plannerv1alpha1.PortGroup) (*solution, error) {
+	return solveFor(in, c.estimate(service, g.Ports, in, was))
+}
+
+func solveFor(in *input, demand estimated) (*solution, error) {
+	s := &solution{plan: &planner.Plan{}, problem: in.problem(demand.shares), demand: demand}
+	var solver planner.Solver
+	if err := solver.Solve(in.topology, &s.problem, s.plan); err != nil {
+		return nil, fmt.Errorf("solve: %w", err)
+	}
+	return s, nil
+}
+
+// follows says whether a plan is what its inputs give, for the demand that it was made
+// for. If that was guessed and still is, the guess is an input like any other.
+func (c *Controller) follows(was *plannerv1alpha1.PortGroup, g *trafficplan.Group, in *input, now estimated) bool {
+	demand := estimated{shares: recorded(was, in), measured: was.DemandSource == plannerv1alpha1.DemandMeasured}
+	if !demand.measured && !now.measured {
+		demand = now
+	}
+	s, err := solveFor(in, demand)
+	if err != nil {
+		return false
+	}
+	is := s.group(g, in)
+	return is.Outcome == was.Outcome && slices.Equal(is.Ports, was.Ports) && equality.Semantic.DeepEqual(is.Zones, was.Zones)
+}
+
+func sameCounts(was *plannerv1alpha1.PortGroup, g *trafficplan.Group) bool {
+	zones := 0
+	for i := range was.Zones {
+		z := &was.Zones[i]
+		if z.Endpoints > 0 {
+			zones++
+		}
+		if g.Endpoints[z.Name] != z.Endpoints {
+			return false
+		}
+	}
+	return zones == len(g.Endpoints)
+}
+
+// group is the solution as it is published.
+func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortGroup {
+	t := in.topology
+	limit, _ := s.plan.Factor()
+	m := s.plan.Metrics()
+	out := &plannerv1alpha1.PortGroup{
+		AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: plannerv1alpha1.OutcomePlanned, DemandSource: s.demand.source(),
+		Expected: &plannerv1alpha1.Expectation{
+			InZone: rounded(m.InZone), Cost: rounded(m.Cost), Busiest: rounded(m.Worst), Limit: rounded(limit.Float()),
+		},
+		Zones: make([]plannerv1alpha1.SourceZone, t.Len()),
+	}
+	if !s.plan.HasEndpoints() {
+		out.Outcome, out.Expected = plannerv1alpha1.OutcomeNoEndpoints, nil
+	}
+	for from := range t.Len() {
+		z := &out.Zones[from]
+		z.Name, z.Endpoints, z.Demand = t.Zone(from).Name, in.weight[from], s.problem.Demand[from]
+		z.Reason = plannerv1alpha1.ZoneReason(s.plan.Rule(from).String())
+		n := 0
+		for to := range t.Len() {
+			if s.plan.Share(from, to) > 0 {
+				n++
+			}
+		}
+		z.To = make([]plannerv1alpha1.ZoneShare, 0, n)
+		for to := range t.Len() {
+			if share := s.plan.Share(from, to); share > 0 {
+				z.To = append(z.To, plannerv1alpha1.ZoneShare{Zone: t.Zone(to).Name, Share: max(resolution, rounded(share))})
+			}
+		}
+		if n == 0 {
+			z.To = nil
+		}
+	}
+	return out
+}
+
+// resolution of shares in a plan. Views carry 1/8192.
+const (
+	resolution = 1e-6
+	perUnit    = 1e6
+)
+
+func rounded(x float64) float64 { return math.Round(x*perUnit) / perUnit }
+
+// under is what a plan gives for another demand.
+func under(g *plannerv1alpha1.PortGroup, in *input, demand []float64) planner.Metrics {
+	t := in.topology
+	m := planner.Metrics{InZone: 1}
+	total, home, cost, endpoints := 0.0, 0.0, 0.0, int64(0)
+	load := make([]float64, t.Len())
+	for _, z := range g.Zones {
+		from, ok := t.Index(z.Name)
+		if !ok || !(demand[from] > 0) {
+			continue
+		}
+		total += demand[from]
+		for _, share := range z.To {
+			to, ok := t.Index(share.Zone)
+			if !ok {
+				continue
+			}
+			x := demand[from] * share.Share
+			load[to] += x
+			cost += x * t.Cost(from, to)
+			if to == from {
+				home += x
+			}
+		}
+	}
+	for _, w := range in.weight {
+		endpoints += w
+	}
+	if total == 0 || endpoints == 0 {
+		return m
+	}
+	m.InZone, m.Cost = home/total, cost/total
+	for to, w := range in.weight {
+		if w > 0 {
+			m.Worst = max(m.Worst, load[to]/total*float64(endpoints)/float64(w))
+		}
+	}
+	return m
+}
+
+func reasonOf(reason plannerv1alpha1.PublishReason) planner.Reason {
+	for r := planner.EndpointsChanged; r <= planner.LastingGap; r++ {
+		if r.String() == string(reason) {
+			return r
+		}
+	}
+	return planner.EndpointsChanged
+}
+
+// estimated demand of a group.
+type estimated struct {
+	// shares of zones, in the order of the topology.
+	shares []float64
+	rate   float64 // connections per second; 0: not measured
+	// measured: else it is guessed from the CPU of nodes.
+	measured bool
+	// held: it is that of the present plan, as too few agents have reported since this
+	// process began.
+	held bool
+}
+
+func (e *estimated) source() plannerv1alpha1.DemandSource {
+	if e.measured || e.held {
+		return plannerv1alpha1.DemandMeasured
+	}
+	return plannerv1alpha1.DemandGuessed
+}
+
+// of a plan: it was made for this demand.
+func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
+	return slices.EqualFunc(g.Zones, e.shares, func(z plannerv1alpha1.SourceZone, share float64) bool { return z.Demand == share })
+}
+
+// estimate the demand of ports that are planned together; it adds up. was is their
+// present plan, or nil.
+func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
+	if was != nil && was.DemandSource == plannerv1alpha1.DemandMeasured && c.cold() {
+		e.shares = recorded(was, in)
+		for i, share := range e.shares {
+			e.held = e.held || share > 0 && !in.noNodes[i]
+		}
+		if e.held {
+			return e
+		}
+	}
+	cluster := in.cluster
+	e.shares = make([]float64, in.topology.Len())
+	for k, port := range ports {
+		d := c.demand.Shares(proxy.PortName{ServiceName: service, Port: port}, cluster.names, cluster.prior, cluster.noNodes)
+		weigh := d.Rate
+		if !d.Measured || d.Rate <= 0 {
+			if k > 0 {
+				continue // known is more than believed
+			}
+			weigh = minRate
+		} else {
+			e.measured = true
+			e.rate += d.Rate
+		}
+		for i, share := range d.Shares {
+			e.shares[in.at[i]] += share * weigh
+		}
+	}
+	total := 0.0
+	for _, x := range e.shares {
+		total += x
+	}
+	for i, x := range e.shares {
+		if total > 0 {
+			e.shares[i] = x / total
+		}
+	}
+	return e
+}
+
+// minRate, in connections per second, weighs a belief beside what is measured at
+// another port: next to nothing.
+const minRate = 1e-6
+
+// recorded is the demand that a plan was made for, in the order of a topology.
+func recorded(g *plannerv1alpha1.PortGroup, in *input) []float64 {
+	shares := make([]float64, in.topology.Len())
+	for i := range g.Zones {
+		if at, ok := in.topology.Index(g.Zones[i].Name); ok {
+			shares[at] = g.Zones[i].Demand
+		}
+	}
+	return shares
+}
+
+// cold: estimates are of too few agents to replace what plans record.
+func (c *Controller) cold() bool { return c.config.Warm != nil && !c.config.Warm() }

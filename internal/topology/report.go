@@ -1,0 +1,293 @@
+package topology
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/planner"
+	"github.com/proxima-mesh/proxima/internal/planner/auto"
+	"github.com/proxima-mesh/proxima/internal/planner/explain"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+)
+
+// Report says how a Service is routed among zones, why, what that costs, and what
+// would change it.
+type Report struct {
+	// Mode is the value that chose it; empty: traffic goes to all endpoints alike.
+	Mode string `json:"mode,omitempty"`
+	// Planned: agents follow Plans. Else they are what Adaptive would do.
+	Planned bool `json:"planned"`
+	// Decision is what came of the mode, as in the Service's condition.
+	Decision string `json:"decision"`
+	// Params that hold, and Problems with those that are asked for.
+	Params   Params       `json:"params"`
+	Problems []string     `json:"problems,omitempty"`
+	Plans    []PlanReport `json:"plans"`
+	// Rulings are the weights that a heuristic gave, which agents follow then.
+	Rulings []RulingReport `json:"rulings,omitempty"`
+}
+
+// PlanReport is the plan of ports that are planned together.
+type PlanReport struct {
+	Ports  []string `json:"ports"`
+	Family string   `json:"family"`
+	// Age of the plan in seconds, and why it was published: EndpointsChanged, LargeGap or
+	// LastingGap. Reason is empty if it is not in effect.
+	Age    float64 `json:"ageSeconds"`
+	Reason string  `json:"reason,omitempty"`
+	// Measured demand, in connections per second; else it is guessed from CPU.
+	Measured bool `json:"measured"`
+	// Held: after a restart, the demand that was planned for before, until agents have reported.
+	Held bool    `json:"held,omitempty"`
+	Rate float64 `json:"connectionsPerSecond"`
+	// Plan as it was made. Now is what it makes of the present demand, Gap how much worse
+	// than the best plan that is, in points; above 3 it is replaced at the next report.
+	Plan *explain.Explanation `json:"plan"`
+	Now  planner.Metrics      `json:"now"`
+	Gap  float64              `json:"gapPoints"`
+	// Hints that other proxies get.
+	Hints *HintReport `json:"hints,omitempty"`
+}
+
+// HintReport says what readers of hints get.
+type HintReport struct {
+	Mode  HintMode `json:"mode"`
+	Given bool     `json:"given"`
+	// Reason is Found, or why hints were not planned; Why says the latter in words.
+	Reason  HintReason      `json:"reason"`
+	Why     string          `json:"why,omitempty"`
+	Metrics planner.Metrics `json:"metrics"`
+}
+
+// Explain reports on a Service from what the catalog holds; ok is false if there is none
+// of that name, or the catalog is not filled yet. Hints are reported on by the instance
+// that writes them.
+func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
+	snapshot := c.config.Catalog.Snapshot()
+	service, ok := snapshot.Services.Get(key)
+	if !ok || !c.config.Catalog.Synced() {
+		return nil, false
+	}
+	mode, parts, m := ModeOf(service), partsOf(snapshot, key), c.modelFor(snapshot)
+	r = &Report{Mode: mode.Name, Planned: mode.Kind == Planned, Params: paramsFor(service, parts), Plans: []PlanReport{}}
+	candidates := c.candidates(snapshot, m, service, parts)
+	if mode.Kind == Distribution {
+		r.Params = DefaultParams()
+	} else {
+		_, r.Problems = ParamsOf(service.Annotations)
+		r.Problems = append(r.Problems, warnings(m, parts)...)
+	}
+	r.Decision = decision(mode, service)
+	if mode.Kind == Custom {
+		r.Rulings = rulingReports(snapshot, key, groupsIn(parts), candidates)
+	}
+	_, hints := c.hinted(key)
+	for _, u := range candidates {
+		if p, ok := c.reportOn(u, r.Planned, hints[u.group.Name]); ok {
+			r.Plans = append(r.Plans, p)
+		}
+	}
+	return r, true
+}
+
+// modelFor a question: the one that is kept up to date, or one of the snapshot where
+// plans are made elsewhere.
+func (c *Controller) modelFor(snapshot *catalog.Snapshot) *model {
+	if _, ready := c.model.current(); ready {
+		return c.model
+	}
+	return modelOf(snapshot)
+}
+
+// candidate is a group of ports that can be planned, and the best plan for the demand as
+// it is now.
+type candidate struct {
+	group *trafficplan.Group
+	in    input
+	best  *solution
+	// plan that is in effect; nil: none.
+	plan *plannerv1alpha1.PortGroup
+}
+
+func (c *Controller) candidates(snapshot *catalog.Snapshot, m *model, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan) []*candidate {
+	params := paramsFor(service, parts)
+	var out []*candidate
+	for _, g := range groupsOf(snapshot, resource.KeyOf(service)) {
+		u := &candidate{group: g}
+		for _, group := range groupsIn(parts) {
+			if trafficplan.NameOf(group) == g.Name && ModeOf(service).Kind == Planned {
+				u.plan = group
+			}
+		}
+		var err error
+		if u.in, err = m.input(params, g.Endpoints); err != nil {
+			continue
+		}
+		if u.best, err = c.solve(serviceName(service), g, &u.in, u.plan); err == nil {
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// decision is the message of the Service's condition, or what holds without a mode.
+func decision(mode Mode, service *corev1.Service) string {
+	if mode.Kind == Distribution {
+		if mode.Name == "" {
+			return "all ready endpoints alike, wherever they are"
+		}
+		return fmt.Sprintf("spec.trafficDistribution %s: endpoints are hinted to their own zone, however they are loaded", mode.Name)
+	}
+	if cond := meta.FindStatusCondition(service.Status.Conditions, ConditionPlan); cond != nil {
+		return cond.Message
+	}
+	return "its EndpointSlices have not been looked at yet"
+}
+
+func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p PlanReport, ok bool) {
+	made := u.best
+	p = PlanReport{
+		Ports: u.group.Ports, Family: string(u.group.Name.Family),
+		Measured: u.best.demand.measured, Held: u.best.demand.held, Rate: u.best.demand.rate, Now: u.best.plan.Metrics(),
+	}
+	if planned {
+		if u.plan == nil || u.plan.Zones == nil {
+			return p, false
+		}
+		var err error
+		if made, err = solveFor(&u.in, estimated{shares: recorded(u.plan, &u.in)}); err != nil {
+			return p, false
+		}
+		p.Now, p.Gap, _ = compare(u.plan, &u.in, u.best.demand, u.best.plan)
+		p.Reason, p.Age = string(u.plan.Reason), c.clock.Since(u.plan.Published.Time).Seconds()
+	}
+	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.weight))
+	if planned {
+		asPublished(p.Plan, u.plan)
+	}
+	if hints != nil {
+		p.Hints = &HintReport{Mode: hints.mode, Given: hints.hints != nil, Reason: hints.reason, Metrics: hints.metrics}
+		if hints.reason != HintsFound {
+			p.Hints.Why = hints.reason.text()
+		}
+	}
+	return p, true
+}
+
+// asPublished has an explanation name the shares and reasons of the plan in effect, should
+// they be others for a moment.
+func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
+	for i := range e.Zones {
+		z := &e.Zones[i]
+		for _, published := range plan.Zones {
+			if published.Name != z.Name {
+				continue
+			}
+			z.Rule, z.To = string(published.Reason), nil
+			for _, to := range published.To {
+				z.To = append(z.To, explain.Share{Zone: to.Zone, Share: to.Share})
+			}
+		}
+	}
+}
+
+// compared is what the comparison with Kubernetes' heuristic needs.
+func compared(ratios auto.Ratios, weight []int64) *explain.Cluster {
+	k := &explain.Cluster{Ratios: ratios, NoZone: noZone}
+	for zone, n := range weight {
+		for range n {
+			k.Endpoints = append(k.Endpoints, zone)
+		}
+	}
+	return k
+}
+
+// whyReplanned puts reasons into words.
+func whyReplanned(reason string) string {
+	switch reason {
+	case planner.LargeGap.String():
+		return "demand had moved far"
+	case planner.LastingGap.String():
+		return "demand had moved for long"
+	}
+	return "endpoints, nodes or parameters changed"
+}
+
+// Text answers in words; from is the zone that the reader asks about, or empty.
+func (r *Report) Text(from string) string {
+	var b strings.Builder
+	mode := r.Mode
+	if mode == "" {
+		mode = "none"
+	}
+	fmt.Fprintf(&b, "topology mode: %s\n", mode)
+	for _, line := range strings.Split(r.Decision, "\n") {
+		fmt.Fprintf(&b, "decision: %s\n", line)
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintf(&b, "problem: %s\n", p)
+	}
+	for i := range r.Rulings {
+		b.WriteByte('\n')
+		r.Rulings[i].text(&b, from)
+	}
+	for i := range r.Plans {
+		b.WriteByte('\n')
+		r.Plans[i].text(&b, r.Planned, from)
+	}
+	return b.String()
+}
+
+func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
+	ports := portsText(p.Ports)
+	demand := "demand is guessed from the CPU of nodes"
+	switch {
+	case p.Held:
+		demand = "demand is what it was before the restart, until all nodes have reported"
+	case p.Measured:
+		demand = fmt.Sprintf("demand is measured, %.3g connections/s", p.Rate)
+	}
+	if planned {
+		fmt.Fprintf(b, "plan of %s %s, %s old: %s; %s\n", ports, p.Family, age(p.Age), whyReplanned(p.Reason), demand)
+	} else {
+		fmt.Fprintf(b, "%s would plan %s %s so; %s\n", Adaptive, ports, p.Family, demand)
+	}
+	for _, line := range strings.Split(strings.TrimSuffix(p.Plan.String(), "\n"), "\n") {
+		mark := "  "
+		if from != "" && strings.HasPrefix(line, from+": ") {
+			mark = "> "
+		}
+		fmt.Fprintf(b, "%s%s\n", mark, line)
+	}
+	if planned && p.moved() {
+		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n", measures(p.Now), p.Gap)
+	}
+	if h := p.Hints; h != nil {
+		hints := hintPlan{mode: h.Mode, reason: h.Reason, metrics: h.Metrics}
+		if h.Given {
+			hints.hints = map[string][]string{}
+		}
+		fmt.Fprintf(b, "  other proxies: %s\n", hints.summary())
+	}
+}
+
+// moved says whether the plan does something else now than when it was made, as far as
+// is printed.
+func (p *PlanReport) moved() bool {
+	far := func(a, b, by float64) bool { return math.Abs(a-b) > by }
+	was := p.Plan.Metrics
+	return far(p.Now.InZone, was.InZone, 0.0005) || far(p.Now.Cost, was.Cost, 0.005) ||
+		far(p.Now.Worst, was.Worst, 0.005) || p.Gap >= 0.05
+}
+
+func age(seconds float64) string {
+	return (time.Duration(seconds) * time.Second).String()
+}
