@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +19,10 @@ import (
 // TestAnonymousCannotRotateTheAuditLog: a flood of refused requests with long paths
 // leaves the log of writes alone, and is bounded in its own.
 func TestAnonymousCannotRotateTheAuditLog(t *testing.T) {
+	synctest.Test(t, anonymousCannotRotateTheAuditLog) // the rate is by the clock
+}
+
+func anonymousCannotRotateTheAuditLog(t *testing.T) {
 	dir := t.TempDir()
 	logs := newAuditLogs(dir, slog.New(slog.DiscardHandler))
 	long := "/" + strings.Repeat("x", 1<<20)

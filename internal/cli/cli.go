@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,9 @@ import (
 
 // IO is where a command reads and writes, and its environment.
 type IO struct {
-	In       io.Reader
+	In io.Reader
+	// Out and Err. The log, and a command that run starts, may write to Err at the same
+	// time: a writer that is not a file gets one write at a time.
 	Out, Err io.Writer
 	// Env looks up an environment variable, as os.LookupEnv does.
 	Env func(name string) (value string, ok bool)
@@ -41,8 +44,23 @@ func Main(args []string, stdio IO) int {
 	return execute(ctx, &settings{io: stdio, onLogger: adoptKlog}, args)
 }
 
+// serialWriter lets one writer at a time through.
+type serialWriter struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+func (w *serialWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
+}
+
 // execute one command line, and return its exit code.
 func execute(ctx context.Context, s *settings, args []string) int {
+	if _, ok := s.io.Err.(*os.File); !ok {
+		s.io.Err = &serialWriter{to: s.io.Err}
+	}
 	root := newRoot(s)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)

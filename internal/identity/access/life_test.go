@@ -27,8 +27,10 @@ type pipes struct {
 	accept chan net.Conn
 	closed chan struct{}
 	once   sync.Once
-	// cut: nobody gets through.
+	// cut: no connection gets through.
 	cut atomic.Bool
+	// moved is the server that answers instead, if there is one.
+	moved atomic.Pointer[pipes]
 }
 
 var errCut = errors.New("no route to host")
@@ -48,6 +50,9 @@ func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)
 func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if p.cut.Load() {
 		return nil, errCut
+	}
+	if to := p.moved.Load(); to != nil {
+		p = to
 	}
 	here, there := net.Pipe()
 	select {
@@ -538,9 +543,8 @@ func TestReinstalledWhileRunning(t *testing.T) {
 		s, again := newServer(t, 0), newServer(t, 0)
 		m := newMachine(t, s.serve(t), t.TempDir())
 		m.join(t, s.token(t, identity.Node, "n1"))
-		old := m.pipes
 		follow(t, func(ctx context.Context) error { return m.Run(ctx) })
-		*m.pipes = pipes{accept: again.serve(t).accept, closed: old.closed}
+		m.pipes.moved.Store(again.serve(t))
 		time.Sleep(20 * time.Hour)
 		m.give(t, again.token(t, identity.Node, "n1"))
 		time.Sleep(10 * time.Minute)
