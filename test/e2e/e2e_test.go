@@ -29,6 +29,7 @@ type plane struct {
 	api, grpc  int
 	cidr       string
 	kubeconfig string
+	flags      []string // further ones
 	process    *testkit.Process
 }
 
@@ -48,9 +49,9 @@ func startPlaneWith(t testing.TB, cidr string) *plane {
 // start or restart on the same data.
 func (p *plane) start() {
 	p.t.Helper()
-	p.process = testkit.Start(p.t, nil, testkit.Binary(p.t), "control-plane", "--role", "standalone",
-		"--data-dir", p.dir, "--store", "sqlite:"+filepath.Join(p.dir, "store.db"),
-		"--api-address", p.apiAddress(), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", p.cidr)
+	p.process = testkit.Start(p.t, nil, testkit.Binary(p.t), append([]string{"control-plane", "--role", "standalone",
+		"--data-dir", p.dir, "--store", "sqlite:" + filepath.Join(p.dir, "store.db"),
+		"--api-address", p.apiAddress(), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", p.cidr}, p.flags...)...)
 	p.process.FirstLine()
 }
 

@@ -197,7 +197,7 @@ func mount(t *testing.T, source, target string, flags uintptr) {
 	}
 }
 
-func readFile(t *testing.T, name string) string {
+func readFile(t testing.TB, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(name)
 	if err != nil {
