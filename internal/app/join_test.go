@@ -116,8 +116,13 @@ func TestTokenFileIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := agentOf(t, "n1", cp.address, dir)
+	var log strings.Builder
+	again.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := again.join(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("a token file that is gone is nothing to warn of: %s", &log)
 	}
 	if address, err := again.viewAddress(); err != nil || address != "127.0.0.1:6444" {
 		t.Errorf("views at %s, %v", address, err)
@@ -137,7 +142,12 @@ func TestTokenOfAnotherNode(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "node n2") || !strings.Contains(err.Error(), "node n1") {
 			t.Errorf("error %v", err)
 		}
+		if hint := new(HintError); !errors.As(err, &hint) || !strings.Contains(hint.Text, "--node-name") {
+			t.Errorf("error %#v does not say what to do", err)
+		}
 	}
+	check()
+	put(t, a.viewFile(), "state") // which it must not serve by
 	check()
 	if exists(file) {
 		t.Error("the credentials of another node were kept")
