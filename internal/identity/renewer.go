@@ -19,6 +19,9 @@ const (
 	// are 8 hours for it, and the server may have many nodes to answer.
 	retryFirst = 10 * time.Second
 	retryMax   = 5 * time.Minute
+	// retryExpired bounds it once the certificate ran out and the server did not
+	// answer: until the renewal the machine is cut off.
+	retryExpired = 20 * time.Second
 	// tokenCheck is how often a new token is looked for in such a pause.
 	tokenCheck = 5 * time.Second
 	// clockCheck bounds how long a renewal can be late because the machine slept:
@@ -291,6 +294,9 @@ func (r *Renewer) Run(ctx context.Context) error {
 			continue
 		}
 		pause := retry.Next()
+		if !errors.Is(err, ErrRefused) && r.cfg.Now().After(r.end()) {
+			pause = min(pause, backoff.Policy{First: retryExpired, Last: retryExpired, Jitter: 0.2}.After(1))
+		}
 		r.cfg.Log.Warn("certificate was not renewed; will try again", "error", err, "retryIn", pause, "runsOut", r.end())
 		r.rest(ctx, pause)
 		at = r.cfg.Now()
