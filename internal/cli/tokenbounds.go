@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"net/netip"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -30,15 +29,8 @@ func (b *boundFlags) bounds(kind identity.Kind) (identity.Bounds, error) {
 			return out, usagef("--labels: %w", err)
 		}
 	}
-	for _, text := range b.addresses {
-		p, err := netip.ParsePrefix(text)
-		if a, one := netip.ParseAddr(text); one == nil {
-			p, err = a.Prefix(a.BitLen())
-		}
-		if err != nil {
-			return out, usagef("--addresses %q: not a range such as 10.0.3.0/24", text)
-		}
-		out.Addresses = append(out.Addresses, p.Masked())
+	if out.Addresses, err = identity.ParseAddresses(b.addresses); err != nil {
+		return out, usagef("--addresses %w", err)
 	}
 	if err := identity.CheckBounds(kind, out); err != nil {
 		return out, usagef("%w", err)

@@ -55,9 +55,13 @@ func (b Bounds) AllowsNamespace(namespace string) bool {
 // CheckLabels returns what is wrong with a workload's labels; nil: nothing.
 func (b Bounds) CheckLabels(labels map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(b.Labels)) {
-		if value, ok := labels[key]; !ok || !slices.Contains(b.Labels[key], value) {
-			return fmt.Errorf("label %s must be %s", key, strings.Join(b.Labels[key], " or "))
+		if value, ok := labels[key]; ok && slices.Contains(b.Labels[key], value) {
+			continue
 		}
+		if len(b.Labels[key]) == 0 {
+			return fmt.Errorf("label %s is bound to no value: make a new token", key)
+		}
+		return fmt.Errorf("label %s must be %s", key, strings.Join(b.Labels[key], " or "))
 	}
 	return nil
 }
@@ -89,10 +93,37 @@ func ParseLabels(texts []string) (map[string][]string, error) {
 	return out, nil
 }
 
-// LabelTexts is the way back from ParseLabels, sorted.
+// ParseAddresses reads ranges, and single addresses, which are ranges of one.
+func ParseAddresses(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if a, one := netip.ParseAddr(text); one == nil && a.Zone() == "" {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil || p.Addr().Is4In6() && p.Bits() < mappedBits {
+			return nil, fmt.Errorf("%q is not a range such as 10.0.3.0/24", text)
+		}
+		if p.Addr().Is4In6() {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mappedBits)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// mappedBits is the length of ::ffff:0:0/96, where IPv6 has IPv4 addresses (RFC
+// 4291 section 2.5.5.2).
+const mappedBits = 96
+
+// LabelTexts is the way back from ParseLabels, sorted by key. A key without a
+// value, which allows no workload, stands alone.
 func (b Bounds) LabelTexts() []string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(b.Labels)) {
+		if len(b.Labels[key]) == 0 {
+			out = append(out, key)
+		}
 		for _, value := range b.Labels[key] {
 			out = append(out, key+"="+value)
 		}
@@ -122,6 +153,9 @@ func CheckBounds(kind Kind, b Bounds) error {
 		}
 	}
 	for key, values := range b.Labels {
+		if len(values) == 0 {
+			return fmt.Errorf("label %q: no value is named", key)
+		}
 		for _, value := range values {
 			if errs := metav1validation.ValidateLabels(map[string]string{key: value}, field.NewPath("labels")); len(errs) > 0 {
 				return errs.ToAggregate()
@@ -129,7 +163,7 @@ func CheckBounds(kind Kind, b Bounds) error {
 		}
 	}
 	for _, p := range b.Addresses {
-		if !p.IsValid() || p.Masked() != p {
+		if !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() {
 			return fmt.Errorf("addresses: %q is not a range such as 10.0.3.0/24", p)
 		}
 	}
@@ -189,12 +223,18 @@ func (s *Subject) readURIs(uris []*url.URL) {
 	}
 }
 
+// addLabel adds a value to its key; the key alone, which allows no workload, if
+// there is no value.
 func (b *Bounds) addLabel(text string) {
-	key, value, _ := strings.Cut(text, "=")
+	key, value, ok := strings.Cut(text, "=")
 	if b.Labels == nil {
 		b.Labels = map[string][]string{}
 	}
-	b.Labels[key] = append(b.Labels[key], value)
+	values := b.Labels[key]
+	if ok {
+		values = append(values, value)
+	}
+	b.Labels[key] = values
 }
 
 // addAddresses adds a range; the zero prefix, which contains nothing, if it can't

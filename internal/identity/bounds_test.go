@@ -81,8 +81,13 @@ func TestDamagedBoundsAllowNothing(t *testing.T) {
 	if len(b.Addresses) == 0 || b.AllowsAddress(netip.MustParseAddr("10.0.0.0")) {
 		t.Error("a damaged range must allow no address")
 	}
-	if b.CheckLabels(map[string]string{"app": "web"}) == nil {
-		t.Error("a damaged label must allow no workload")
+	for _, value := range []string{"web", ""} {
+		if b.CheckLabels(map[string]string{"app": value}) == nil {
+			t.Errorf("a damaged label must allow no workload, not even with value %q", value)
+		}
+	}
+	if BoundsOf(b.Extra()).CheckLabels(map[string]string{"app": "web"}) == nil {
+		t.Error("a damaged label must not get lost on its way")
 	}
 }
 
@@ -105,12 +110,30 @@ func TestCheckBounds(t *testing.T) {
 		"namespace":             {Node, Bounds{Namespaces: []string{"A b"}}, `namespace "A b"`},
 		"label key":             {Node, Bounds{Labels: map[string][]string{"a b": {"x"}}}, "labels"},
 		"label value":           {Node, Bounds{Labels: map[string][]string{"a": {"x/y"}}}, "labels"},
+		"label without values":  {Node, Bounds{Labels: map[string][]string{"app": {}}}, "no value"},
+		"IPv4 in IPv6":          {Node, Bounds{Addresses: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}}, "not a range"},
 		"host bits":             {Node, Bounds{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}}, "not a range"},
 		"too many":              {Node, Bounds{Namespaces: many}, "at most"},
 	} {
 		err := CheckBounds(tc.kind, tc.bounds)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+func TestParseAddresses(t *testing.T) {
+	got, err := ParseAddresses([]string{"10.0.3.7/24", "10.0.0.1", "fd00::1", "::ffff:10.0.0.2", "::ffff:10.1.2.3/112"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Bounds{Addresses: got}.Extra()[ExtraAddresses]
+	if diff := cmp.Diff([]string{"10.0.3.0/24", "10.0.0.1/32", "fd00::1/128", "10.0.0.2/32", "10.1.0.0/16"}, want); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for _, bad := range []string{"", "web", "10.0.0.0/33", "fe80::1%eth0", "::ffff:10.0.0.0/64"} {
+		if _, err := ParseAddresses([]string{bad}); err == nil {
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }
