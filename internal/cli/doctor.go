@@ -134,7 +134,7 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 	if agent != nil {
 		findings = append(findings, unsavedState(agent))
 	}
-	findings = append(findings, credentialFindings(agent)...)
+	findings = append(findings, credentialFindings(ctx, agent)...)
 	if !answer.hung() { // it has ports, which its process may share with a control plane
 		findings = append(findings, portsFree(server.Problem != "", answer.absent())...)
 	}

@@ -1,6 +1,12 @@
 package cli
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -10,7 +16,7 @@ import (
 
 // credentialFindings are about how the control plane recognises this machine: the
 // agent's certificate, and the node name that no other machine may have.
-func credentialFindings(agent *app.NodeStatus) []finding {
+func credentialFindings(ctx context.Context, agent *app.NodeStatus) []finding {
 	if agent == nil || agent.Certificate == nil {
 		return nil
 	}
@@ -36,5 +42,44 @@ func credentialFindings(agent *app.NodeStatus) []finding {
 			name.Note = "machine " + m.MachineID
 		}
 	}
-	return []finding{certificate, name}
+	return append([]finding{certificate, name}, everywhereNote(ctx, agent)...)
+}
+
+// everywhereNote names a credential that registers workloads in every namespace on
+// a machine that does not run its control plane; nothing else is said. The control
+// plane's own machine has the administrator's kubeconfig besides.
+func everywhereNote(ctx context.Context, agent *app.NodeStatus) []finding {
+	if !agent.Certificate.Everywhere || isHere(ctx, agent.API) {
+		return nil
+	}
+	return []finding{{Check: "bounds of the credential", Note: fmt.Sprintf("%s may register workloads in every namespace, from a machine that is not "+
+		"the control plane's: a token with --namespaces limits it (proxima token create --kind node --name %s --namespaces a,b)",
+		agent.Certificate.User, agent.Agent.Node.Name)}}
+}
+
+// lookupTimeout of the control plane's name, which may need a server that does not
+// answer.
+const lookupTimeout = 2 * time.Second
+
+// isHere reports whether the host of a URL is this machine: by a loopback address,
+// or by one of its interfaces. It blocks for a look-up of a name; false if that fails.
+func isHere(ctx context.Context, api string) bool {
+	u, err := url.Parse(api)
+	if err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	hosts, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	own, ownErr := net.InterfaceAddrs()
+	if err != nil || ownErr != nil {
+		return false
+	}
+	return slices.ContainsFunc(hosts, func(h netip.Addr) bool {
+		h = h.Unmap().WithZone("")
+		return h.IsLoopback() || slices.ContainsFunc(own, func(a net.Addr) bool {
+			p, err := netip.ParsePrefix(a.String())
+			return err == nil && p.Addr().Unmap() == h
+		})
+	})
 }

@@ -20,10 +20,12 @@ type CertificateStatus struct {
 	// State is one of the constants.
 	State string `json:"state"`
 	// User that it stands for, and the token that it descends from.
-	User      string    `json:"user,omitempty"`
-	TokenID   string    `json:"tokenID,omitempty"`
-	NotBefore time.Time `json:"notBefore,omitzero"`
-	NotAfter  time.Time `json:"notAfter,omitzero"`
+	User    string `json:"user,omitempty"`
+	TokenID string `json:"tokenID,omitempty"`
+	// Everywhere: it registers workloads in every namespace.
+	Everywhere bool      `json:"everyNamespace,omitempty"`
+	NotBefore  time.Time `json:"notBefore,omitzero"`
+	NotAfter   time.Time `json:"notAfter,omitzero"`
 	// RenewalError is why the last attempt to renew it failed; empty: it did not.
 	RenewalError string `json:"renewalError,omitempty"`
 	// FailingSince is the first of the attempts that failed since the last success.
@@ -42,7 +44,8 @@ func (r *Renewer) Status() CertificateStatus {
 	s := CertificateStatus{State: CertificateMissing}
 	if c != nil {
 		s = CertificateStatus{
-			State: CertificateValid, User: c.Subject.User, TokenID: c.Subject.TokenID, NotBefore: c.NotBefore, NotAfter: c.NotAfter,
+			State: CertificateValid, User: c.Subject.User, TokenID: c.Subject.TokenID, Everywhere: c.Subject.Bounds.Everywhere(),
+			NotBefore: c.NotBefore, NotAfter: c.NotAfter,
 		}
 	}
 	if failure != nil {
