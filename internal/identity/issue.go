@@ -71,14 +71,18 @@ func recovered(s Subject, issue Issue) (tokenRecord, error) {
 	}
 	now := time.Now().UTC()
 	return tokenRecord{TokenInfo: TokenInfo{
-		ID: s.TokenID, Kind: kind, Name: name, Created: now, CreatedBy: recoveredBy, Expires: now,
+		ID: s.TokenID, Kind: kind, Name: name, Created: now, CreatedBy: recoveredBy, Expires: now, Bounds: s.Bounds,
 	}}, nil
 }
 
-// kindAndName of the token that a node or zone joined with.
+// kindAndName of the token that a subject of a certificate descends from: of a node,
+// a zone or a workload.
 func (s Subject) kindAndName() (Kind, string, bool) {
 	if name, ok := NodeName(s.User, s.Groups); ok {
 		return Node, name, true
+	}
+	if namespace, account, ok := WorkloadName(s.User, s.Groups); ok {
+		return Workload, namespace + "/" + account, true
 	}
 	name, ok := ZoneName(s.User, s.Groups)
 	return Zone, name, ok

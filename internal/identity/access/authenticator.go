@@ -114,25 +114,26 @@ func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Respons
 	return respond(subject), true, nil
 }
 
-// asksCertificate tells the one request that the handler of certificates judges
-// by itself, so that it can answer with the reason.
-func asksCertificate(req *http.Request) bool {
-	return req.Method == http.MethodPost && req.URL.Path == identity.CertificatesPath
+// asksCertificate tells the one request of nodes and zones that the handler of
+// certificates judges by itself, so that it can answer with the reason. Others, and
+// workloads, get no certificate there.
+func asksCertificate(req *http.Request, subject identity.Subject) bool {
+	_, isNode := identity.NodeName(subject.User, subject.Groups)
+	_, isZone := identity.ZoneName(subject.User, subject.Groups)
+	return (isNode || isZone) && req.Method == http.MethodPost && req.URL.Path == identity.CertificatesPath
 }
 
 // mayRenewExpired tells whether a certificate that ran out is taken all the same.
 // TLS has proven by then that the client has its key.
 func (a *Authenticator) mayRenewExpired(req *http.Request, subject identity.Subject, leaf *x509.Certificate) bool {
-	_, isNode := identity.NodeName(subject.User, subject.Groups)
-	_, isZone := identity.ZoneName(subject.User, subject.Groups)
 	late := time.Since(leaf.NotAfter)
-	return asksCertificate(req) && (isNode || isZone) && late > 0 && late <= a.policy.RenewExpired
+	return asksCertificate(req, subject) && late > 0 && late <= a.policy.RenewExpired
 }
 
 // admit refuses credentials that were withdrawn, and makes the request end when
 // this one is.
 func (a *Authenticator) admit(req *http.Request, subject identity.Subject, notAfter time.Time) error {
-	if asksCertificate(req) {
+	if asksCertificate(req, subject) {
 		return nil
 	}
 	err := a.policy.Revocations.Check(req.Context(), subject)

@@ -198,6 +198,7 @@ func TestNodeClaims(t *testing.T) {
 	}}
 	plain := bounded(t, identity.Node, "n1", identity.Bounds{})
 	ranged := bounded(t, identity.Node, "n1", identity.Bounds{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")}})
+	low := bounded(t, identity.Node, "n1", identity.Bounds{Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/24")}})
 	for name, tc := range map[string]struct {
 		who      user.Info
 		from     string
@@ -214,6 +215,12 @@ func TestNodeClaims(t *testing.T) {
 		"a pod range":            {plain, "10.0.0.1", nodeAt("n1", []string{"10.244.1.0/24"}), nil, "may not set spec.podCIDRs"},
 		"a pod range of the token": {
 			ranged, "10.0.0.1", nodeAt("n1", []string{"10.0.3.0/25"}), nil, "",
+		},
+		"a pod range wider than the token's": {
+			ranged, "10.0.0.1", nodeAt("n1", []string{"10.0.0.0/16"}), nil, "may not set spec.podCIDRs",
+		},
+		"a pod range that begins like the token's": {
+			low, "10.0.0.1", nodeAt("n1", []string{"10.4.0.0/16"}), nil, "may not set spec.podCIDRs",
 		},
 		"a pod range as before": {plain, "10.0.0.1", nodeAt("n1", []string{"10.244.1.0/24"}), nodeAt("n1", []string{"10.244.1.0/24"}), ""},
 	} {
