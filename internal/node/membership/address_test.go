@@ -74,4 +74,14 @@ func TestRefusedAddresses(t *testing.T) {
 	if refusals != 1 {
 		t.Errorf("asked %d times, want once", refusals)
 	}
+	// What an administrator wrote stays while the machine has no network.
+	n := getNode(t, client)
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.9"}}
+	if got := m.addresses(n.Status.Addresses); !slices.Equal(got, n.Status.Addresses) {
+		t.Errorf("addresses are %v after a refusal", got)
+	}
+	m.cfg.Addresses = func() []netip.Addr { return nil }
+	if got := m.addresses(n.Status.Addresses); !slices.Equal(got, n.Status.Addresses) {
+		t.Errorf("addresses are %v after a refusal, without a network", got)
+	}
 }

@@ -53,6 +53,9 @@ func TestUnusableEndpoints(t *testing.T) {
 			}
 		})
 	}
+	if _, ok := fronts.At(netip.MustParseAddrPort("10.96.0.7:80"), proxy.UDP); ok {
+		t.Error("a Service answers by a protocol that it has no port of")
+	}
 	fronts.Set(other, nil)
 	if _, ok := fronts.At(netip.MustParseAddrPort("10.96.0.7:80"), proxy.TCP); ok {
 		t.Error("a Service that is gone still has its address")
