@@ -260,6 +260,7 @@ func TestPrepareSetsAnnotations(t *testing.T) {
 		"loopback with a claim":  {admin, local, of("m9", "", "127.0.0.1"), nil, "m0", ""},
 		"a claim alone":          {admin, local, of("m9", "", "10.0.0.1"), nil, "", ""},
 		"kept from elsewhere":    {admin, remote, of("m9", "", "127.0.0.1"), of("m0", "", "127.0.0.1"), "m0", ""},
+		"kept, of another":       {admin, remote, of("", "", "127.0.0.1"), of("m8", "", "127.0.0.1"), "m8", ""},
 		"taken over by a write":  {admin, local, of("m9", "", "127.0.0.1"), of("m9", "", "127.0.0.1"), "m0", ""},
 		"no more loopback":       {admin, remote, of("m0", "", "10.0.0.1"), of("m0", "", "127.0.0.1"), "", ""},
 		"account":                {app, remote, of("", "pay", "10.0.0.1"), nil, "", "web"},
