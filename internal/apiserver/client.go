@@ -121,7 +121,7 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	if err != nil {
 		return nil, err
 	}
-	return watch.Filter(w, func(in watch.Event) (watch.Event, bool) {
+	return resource.MapWatch(w, func(in watch.Event) (watch.Event, bool) {
 		// The cache wraps what it sends to several watchers.
 		if shared, ok := in.Object.(runtime.CacheableObject); ok {
 			in.Object = shared.GetObject()

@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,6 +107,26 @@ func TestClientWatch(t *testing.T) {
 	}
 	if gone := next(watch.Deleted); gone.GetName() != obj.GetName() {
 		t.Errorf("deleted %v", gone)
+	}
+}
+
+// TestClientWatchStoppedUnread: a watch that is stopped while events wait leaves no
+// goroutine. TestMain looks for those that are left.
+func TestClientWatchStoppedUnread(t *testing.T) {
+	client := shared.Client("system:test")
+	k := descriptor(t, "ConfigMap")
+	for i := range 3 {
+		if _, err := client.Create(t.Context(), object(t, k, fmt.Sprintf("never-read-%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		w, err := client.Watch(t.Context(), k, resource.WatchOptions{ListOptions: resource.ListOptions{Namespace: "default"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-w.ResultChan() // the next one waits
+		w.Stop()
 	}
 }
 
