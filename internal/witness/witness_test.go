@@ -267,6 +267,68 @@ func TestStream(t *testing.T) {
 	})
 }
 
+// cuttable is a listener whose connections a test can close.
+type cuttable struct {
+	*bufconn.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (c *cuttable) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		c.conns = append(c.conns, conn)
+	}
+	return conn, err
+}
+
+func (c *cuttable) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.conns {
+		conn.Close()
+	}
+	c.conns = nil
+}
+
+// TestReconnect: an agent whose connection is closed, as at the end of its certificate, is
+// back long before its machine counts as stalled, each time.
+func TestReconnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &events{addrs: map[string]netip.AddrPort{}, heard: map[string]int{}}
+		server := NewServer(ServerConfig{Admit: func(context.Context, string) error { return nil }}, e)
+		listener := &cuttable{Listener: bufconn.Listen(1 << 20)}
+		running := grpc.NewServer()
+		server.Register(running)
+		go func() { _ = running.Serve(listener) }()
+		defer running.Stop()
+		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- NewClient(ClientConfig{Conn: conn, Node: "n1", ProbePort: 10256}).Run(ctx) }()
+		e.expect(t, "started", "attend n1")
+		for range 6 {
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			listener.cut()
+			time.Sleep((health.StallAfter - health.HeartbeatInterval) / 4)
+			e.expect(t, "the connection is closed", "lost n1", "attend n1")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		e.expect(t, "the agent ends", "goodbye n1")
+	})
+}
+
 // TestLimits: an agent makes no more probes than it should, whoever asks.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

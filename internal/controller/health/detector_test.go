@@ -229,6 +229,51 @@ func TestDetector(t *testing.T) {
 			t.Errorf("%d stalls", s.Stalls)
 		}
 	})
+	t.Run("all streams are closed and come back", func(t *testing.T) { // as at the end of certificates
+		n := six()
+		n.run(10*time.Second + 900*time.Millisecond) // since the last heartbeats
+		for name := range n.zones {
+			n.mute[name] = true
+			n.d.Detach(name, false)
+		}
+		n.run(StallAfter - HeartbeatInterval)
+		n.orders = nil
+		for name := range n.zones {
+			delete(n.mute, name)
+			n.d.Attend(name, n.d.members[name].addr, n.now)
+		}
+		n.run(time.Minute)
+		if s := n.d.Stats(); s.Stalls+s.Suspicions != 0 || len(n.orders) > len(n.zones) {
+			t.Errorf("%+v, and the probes %v", s, n.orders)
+		}
+	})
+	t.Run("the control plane restarts", func(t *testing.T) {
+		n := six()
+		n.run(10 * time.Second)
+		addrs := map[string]netip.AddrPort{}
+		for name, m := range n.d.members {
+			addrs[name], n.mute[name] = m.addr, true
+		}
+		n.d = Detector{}
+		for name, zone := range n.zones {
+			n.d.SetNode(name, zone)
+		}
+		n.down["b-1"] = true // meanwhile: only its lease tells
+		// The others come back one after the other, and one does not.
+		for _, name := range []string{"a-1", "c-1", "a-2", "b-2"} {
+			n.run(2 * time.Second)
+			delete(n.mute, name)
+			n.d.Attend(name, addrs[name], n.now)
+		}
+		n.run(time.Minute)
+		n.want(t, "restarted", "")
+		if s := n.d.Stats(); s.Stalls != 0 {
+			t.Errorf("%d stalls of streams that never were", s.Stalls)
+		}
+		n.down["a-1"] = true
+		n.run(5 * time.Second)
+		n.want(t, "one that came back dies", "a-1")
+	})
 	t.Run("loopback", func(t *testing.T) {
 		n := six()
 		local := netip.MustParseAddrPort("127.0.0.1:10256")
