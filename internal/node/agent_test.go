@@ -234,8 +234,37 @@ func TestFollowsTheModel(t *testing.T) {
 	})
 }
 
-// A suspect node's endpoints leave the lists at once, and come back; only service ports
-// that have any are looked at.
+// TestSuspectsMark: only service ports that have endpoints on a node of which something
+// changed are looked at.
+func TestSuspectsMark(t *testing.T) {
+	m := newModel()
+	ignore := func(proxy.PortName) {}
+	u := whole(2)
+	for i, node := range []string{"n1", "n2"} {
+		s := slice(i, 1)
+		s.Endpoints = s.Endpoints[:1]
+		s.Endpoints[0].Node = node
+		u.Slices[s.Name] = s
+	}
+	m.apply(u, ignore)
+	for _, step := range []struct {
+		suspects map[string]bool
+		want     []proxy.PortName
+	}{
+		{map[string]bool{"n2": true}, []proxy.PortName{portName(1)}},
+		{map[string]bool{"n2": true, "n9": true}, nil},
+		{map[string]bool{"n1": true}, []proxy.PortName{portName(0)}},
+		{map[string]bool{"n2": false, "n9": false}, []proxy.PortName{portName(1)}},
+	} {
+		var got []proxy.PortName
+		m.apply(proxy.Update{Suspects: step.suspects}, func(p proxy.PortName) { got = append(got, p) })
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%v: %v are looked at, want %v", step.suspects, got, step.want)
+		}
+	}
+}
+
+// A suspect node's endpoints leave the lists at once, and come back.
 func TestSuspects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mode := newFake()

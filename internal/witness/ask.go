@@ -46,12 +46,15 @@ func Ask(ctx context.Context, node string, addr netip.AddrPort) health.Outcome {
 			return o
 		}
 		if ctx.Err() != nil {
-			return health.Failed
+			break
 		}
 		// The kernel may have reported an error at once: no faster for that.
 		if wait := time.Until(until); wait > 0 {
 			time.Sleep(wait)
 		}
+	}
+	if ctx.Err() != nil {
+		return health.Failed
 	}
 	return health.Silent
 }

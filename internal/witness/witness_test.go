@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -85,6 +86,47 @@ func TestAsk(t *testing.T) {
 	end()
 	if got := Ask(ended, "n1", loopback(port(stopped))); got != health.Failed {
 		t.Errorf("asked in vain: %s", got)
+	}
+	ended, end = context.WithTimeout(t.Context(), askEvery/2)
+	defer end()
+	if got := Ask(ended, "n1", loopback(port(stopped))); got != health.Failed {
+		t.Errorf("ended while it waits: %s", got)
+	}
+}
+
+// TestAskForged: nothing counts as an answer but the one to the question.
+func TestAskForged(t *testing.T) {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for name, forge := range map[string]func(p packet) []byte{
+		"another nonce": func(p packet) []byte { p.kind, p.nonce[3] = answer, p.nonce[3]+1; return p.encode() },
+		"another name":  func(p packet) []byte { p.kind, p.name = answer, nameOf("n9"); return p.encode() },
+		"an echo":       func(p packet) []byte { return p.encode() },
+		"shorter":       func(p packet) []byte { p.kind = answer; return p.encode()[:packetSize-1] },
+		"longer":        func(p packet) []byte { p.kind = answer; return append(p.encode(), 0) },
+	} {
+		conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		asking.Go(func() { // until it is closed
+			b := make([]byte, packetSize)
+			for {
+				_, from, err := conn.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				if p, err := decodePacket(b); err == nil {
+					_, _ = conn.WriteTo(forge(p), from)
+				}
+			}
+		})
+		asking.Go(func() {
+			defer conn.Close()
+			if got := Ask(t.Context(), "n1", loopback(conn.LocalAddr().(*net.UDPAddr).Port)); got != health.Silent {
+				t.Errorf("%s: %s", name, got)
+			}
+		})
 	}
 }
 
@@ -185,6 +227,7 @@ func TestStream(t *testing.T) {
 		running := serve()
 		dial := func() *grpc.ClientConn {
 			conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: firstRetry, Multiplier: 2, MaxDelay: time.Second}}),
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 			if err != nil {
 				t.Fatal(err)
@@ -240,10 +283,11 @@ func TestStream(t *testing.T) {
 		stop = start("n1", health.Answered)
 		e.expect(t, "started again", "attend n1")
 		running.Stop()
+		time.Sleep(2 * time.Minute)
 		e.expect(t, "the control plane ends", "lost n1")
 		listener = bufconn.Listen(1 << 20)
 		running = serve()
-		time.Sleep(maxRetry)
+		time.Sleep(maxRetry + time.Second)
 		e.expect(t, "and comes back", "attend n1")
 		stop()
 		e.expect(t, "the agent ends", "goodbye n1")
@@ -262,9 +306,42 @@ func TestStream(t *testing.T) {
 		if status.Code(err) != codes.InvalidArgument {
 			t.Errorf("a stream without a name: %v", err)
 		}
+		testNewerStream(t, server, e, conn)
 		running.Stop()
 		conn.Close()
 	})
+}
+
+// testNewerStream: it ends an older one of its node, of which nothing counts any more.
+func testNewerStream(t *testing.T, server *Server, e *events, conn *grpc.ClientConn) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	open := func() grpc.BidiStreamingClient[witnessv1.AgentMessage, witnessv1.PlaneMessage] {
+		stream, err := witnessv1.NewWitnessClient(conn).Attend(ctx)
+		if err == nil {
+			err = stream.Send(&witnessv1.AgentMessage{Message: &witnessv1.AgentMessage_Hello{Hello: &witnessv1.Hello{Node: "n5", ProbePort: 1}}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	older := open()
+	e.expect(t, "the older stream", "attend n5")
+	server.mu.Lock()
+	replaced := server.streams["n5"]
+	server.mu.Unlock()
+	newer := open()
+	e.expect(t, "the newer stream", "attend n5")
+	if _, err := older.Recv(); status.Code(err) != codes.Aborted {
+		t.Errorf("the older stream: %v", err)
+	}
+	server.heard(replaced)
+	if got := e.heard["n5"]; got != 0 {
+		t.Errorf("%d signs of life of the older stream", got)
+	}
+	_ = newer.CloseSend()
+	e.expect(t, "the newer stream ends", "goodbye n5")
 }
 
 // cuttable is a listener whose connections a test can close.

@@ -108,6 +108,20 @@ func (n *network) want(t *testing.T, when, suspects string) {
 	}
 }
 
+// wantProbes: some, and no more, were of a machine since orders was cleared.
+func (n *network) wantProbes(t *testing.T, of string, most int) {
+	t.Helper()
+	got := 0
+	for _, p := range n.orders {
+		if p.Node == of {
+			got++
+		}
+	}
+	if got == 0 || got > most {
+		t.Errorf("%d probes of %s, want 1 to %d", got, of, most)
+	}
+}
+
 func six() *network { return newNetwork("a-1", "a-2", "b-1", "b-2", "c-1", "c-2") }
 
 func TestDetector(t *testing.T) {
@@ -139,8 +153,10 @@ func TestDetector(t *testing.T) {
 		n := six()
 		n.run(10 * time.Second)
 		n.mute["b-1"] = true
+		n.orders = nil
 		n.run(time.Minute)
 		n.want(t, "mute", "")
+		n.wantProbes(t, "b-1", 20)
 		n.down["b-1"] = true // now it dies
 		n.run(retryAnswering + 2*time.Second)
 		n.want(t, "dead", "b-1")
@@ -150,14 +166,19 @@ func TestDetector(t *testing.T) {
 		n.want(t, "within the grace", "")
 		n.run(3 * time.Second)
 		n.want(t, "no renewal more", "b-1")
+		delete(n.down, "b-1")
+		n.run(retrySilent + 2*time.Second)
+		n.want(t, "its stream is broken still, and it answers", "")
 	})
 	t.Run("the agent is gone, the machine is not", func(t *testing.T) {
 		n := six()
 		n.run(10 * time.Second)
 		n.gone["b-1"] = true
 		n.d.Detach("b-1", false)
+		n.orders = nil
 		n.run(time.Minute)
 		n.want(t, "gone", "")
+		n.wantProbes(t, "b-1", 20)
 	})
 	t.Run("goodbye", func(t *testing.T) {
 		n := six()

@@ -22,6 +22,7 @@ func TestWave(t *testing.T) {
 		lease   = DefaultDuration
 		silent  = "silent"
 		answers = "answers"
+		before  = "before" // silent, before it was late
 	)
 	type fate struct {
 		at time.Duration // since the last renewal
@@ -43,6 +44,11 @@ func TestWave(t *testing.T) {
 		},
 		{
 			"no witnesses", zoneB, nil,
+			map[string]fate{"b-1": {2 * lease, "twice"}, "b-2": {2 * lease, "twice"}, "web-b-1": {2 * lease, "twice"}, "web-b-2": {2 * lease, "twice"}},
+			"no agent of another machine has been able to probe it",
+		},
+		{
+			"evidence is old", zoneB, map[string]string{"b-1": before, "b-2": before},
 			map[string]fate{"b-1": {2 * lease, "twice"}, "b-2": {2 * lease, "twice"}, "web-b-1": {2 * lease, "twice"}, "web-b-2": {2 * lease, "twice"}},
 			"no agent of another machine has been able to probe it",
 		},
@@ -95,11 +101,14 @@ func TestWave(t *testing.T) {
 				}
 				v := tr.Advance(now, w)
 				for _, name := range v.Probe {
-					if !slices.Contains(tc.stop, name) && !slices.Contains(tc.stop, "web-"+name) {
+					if !slices.Contains(tc.stop, name) { // it renews, though a workload may not
 						t.Errorf("%s: %s is to be probed", at, name)
 					}
 					if what := tc.saw[name]; what != "" {
 						w.evidence[name] = Evidence{At: now, Alive: what == answers, Witnesses: []string{"w"}}
+					}
+					if tc.saw[name] == before {
+						w.evidence[name] = Evidence{At: start.Add(time.Minute), Witnesses: []string{"w"}}
 					}
 				}
 				for _, h := range v.Held {
@@ -130,40 +139,126 @@ func TestWave(t *testing.T) {
 	}
 }
 
-// TestWaveSample: of a large zone three machines are probed, and one that answers is
-// enough to go on asking.
+// TestWaveSample: of a large zone three machines are probed. Their silence is that of the
+// zone, unless one answers: then each machine is judged by what is found out about itself.
 func TestWaveSample(t *testing.T) {
-	var tr Tracker
-	w := around{zones: map[string]string{}, evidence: map[string]Evidence{}}
-	stop := func(name string) bool { return strings.HasPrefix(name, "b-") }
-	asked := map[string]bool{}
-	var dead []string
-	for at := time.Duration(0); at < 72*time.Second; at += time.Second {
-		now := start.Add(at)
-		for i := range 40 {
-			name := fmt.Sprintf("%c-%02d", "ab"[i%2], i)
-			w.zones[name] = name[:1]
-			if at == 0 || !stop(name) || at < 30*time.Second {
-				tr.Observe(nodeKey(name), Lease{Renewed: now, Machine: name, Down: slices.Contains(dead, name)}, now)
-			} else {
-				tr.Observe(nodeKey(name), Lease{Renewed: start.Add(29 * time.Second), Machine: name, Down: slices.Contains(dead, name)}, now)
+	const (
+		stopped = 29 * time.Second // the last renewal
+		own     = "no answer to a-00"
+		zones   = "no answer of b-01, b-03, b-05 to a-00"
+		nothing = "not renewed for twice its duration"
+	)
+	for _, tc := range []struct {
+		name string
+		// saw is what witnesses find out about a machine: "silent", "answers" or nothing.
+		saw func(name string) string
+		// by confirms each expiry.
+		by func(name string) string
+		// probed is how many machines are probed.
+		probed int
+	}{
+		{"all silent", func(string) string { return "silent" }, func(string) string { return own }, 20},
+		{
+			"one answers", func(name string) string {
+				if name == "b-01" {
+					return "answers"
+				}
+				return "silent"
+			},
+			func(name string) string {
+				if name == "b-01" {
+					return nothing
+				}
+				return own
+			}, 20,
+		},
+		{
+			"three silent", func(name string) string {
+				if name <= "b-05" {
+					return "silent"
+				}
+				return ""
+			},
+			func(name string) string {
+				if name <= "b-05" {
+					return own
+				}
+				return zones
+			}, 6,
+		},
+		{
+			"three silent, one answers", func(name string) string {
+				switch {
+				case name <= "b-05":
+					return "silent"
+				case name == "b-07":
+					return "answers"
+				}
+				return ""
+			},
+			func(name string) string {
+				if name <= "b-05" {
+					return own
+				}
+				return nothing
+			}, 7,
+		},
+		{
+			"two silent", func(name string) string {
+				if name <= "b-03" {
+					return "silent"
+				}
+				return ""
+			},
+			func(name string) string {
+				if name <= "b-03" {
+					return own
+				}
+				return nothing
+			}, 5,
+		},
+		{"no witness", func(string) string { return "" }, func(string) string { return nothing }, 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var tr Tracker
+			w := around{zones: map[string]string{}, evidence: map[string]Evidence{}}
+			asked := map[string]bool{}
+			dead := map[string]string{}
+			for at := time.Duration(0); at < stopped+2*DefaultDuration+2*time.Second; at += time.Second {
+				now := start.Add(at)
+				for i := range 40 {
+					name := fmt.Sprintf("%c-%02d", "ab"[i%2], i)
+					w.zones[name] = name[:1]
+					renewed := now
+					if name[0] == 'b' {
+						renewed = start.Add(min(at, stopped))
+					}
+					tr.Observe(nodeKey(name), Lease{Renewed: renewed, Machine: name, Down: dead[name] != ""}, now)
+				}
+				v := tr.Advance(now, w)
+				if len(v.Probe) > sampleSize {
+					t.Fatalf("%d machines are to be probed", len(v.Probe))
+				}
+				for _, name := range v.Probe {
+					asked[name] = true
+					if saw := tc.saw(name); saw != "" {
+						w.evidence[name] = Evidence{At: now, Alive: saw == "answers", Witnesses: []string{"a-00"}}
+					}
+				}
+				for _, d := range v.Dead {
+					dead[d.Name] = d.By
+					due := stopped + DefaultDuration
+					if d.By == nothing {
+						due += DefaultDuration
+					}
+					if want := tc.by(d.Name); d.By != want || at < due || at > due+2*time.Second {
+						t.Errorf("%s is marked at %s by %q, want %s by %q", d.Name, at, d.By, due, want)
+					}
+				}
 			}
-		}
-		v := tr.Advance(now, w)
-		if len(v.Probe) > sampleSize {
-			t.Fatalf("%d machines are to be probed", len(v.Probe))
-		}
-		for _, name := range v.Probe {
-			asked[name] = true
-			w.evidence[name] = Evidence{At: now, Alive: name == "b-01", Witnesses: []string{"a-00"}}
-		}
-		for _, d := range v.Dead {
-			dead = append(dead, d.Name)
-		}
-	}
-	// One answered, so the zone is not gone: each machine is judged by what was found out
-	// about itself.
-	if len(asked) != 20 || len(dead) != 19 || slices.Contains(dead, "b-01") {
-		t.Errorf("%d machines probed, %d marked: %v", len(asked), len(dead), dead)
+			if len(asked) != tc.probed || len(dead) != 20 {
+				t.Errorf("%d machines probed, want %d; %d marked: %v", len(asked), tc.probed, len(dead), dead)
+			}
+		})
 	}
 }
