@@ -147,12 +147,17 @@ func (a *agent) expect(updates int, want map[string]string) {
 
 func filledBuilder(t *testing.T, run string) *Builder {
 	b := NewBuilder(BuilderConfig{Run: run})
+	fill(t, b)
+	return b
+}
+
+func fill(t *testing.T, b *Builder) {
+	t.Helper()
 	objects := []any{slice("web-1", "10.1.0.1")}
 	for i := range 250 {
 		objects = append(objects, service("s"+string(rune('a'+i%25))+strings.Repeat("x", i/25), "10.0.0.9"))
 	}
 	apply(t, b, reset(deltaOf(1, objects...)))
-	return b
 }
 
 // lastMile is what a model of filledBuilder must come to.

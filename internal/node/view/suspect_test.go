@@ -30,10 +30,11 @@ func TestSuspectsTravel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{}
 		defer p.kill()
-		b := filledBuilder(t, "one")
-		if err := b.SetSuspects([]string{"n8"}); err != nil {
+		b := NewBuilder(BuilderConfig{Run: "one"})
+		if err := b.SetSuspects([]string{"n8"}); err != nil { // before there is a view
 			t.Fatal(err)
 		}
+		fill(t, b)
 		p.start(b.Admit)
 		file := filepath.Join(t.TempDir(), "view")
 		a := startAgent(t, p, file)
