@@ -336,6 +336,19 @@ func TestConfirm(t *testing.T) {
 	if e, ok := n.d.Evidence("b-1", n.now); ok {
 		t.Errorf("old evidence: %+v", e)
 	}
+
+	n = six()
+	n.run(10 * time.Second)
+	n.down["b-1"] = true
+	n.run(5 * time.Second)
+	for range 4 { // the choice rotates
+		orders := n.d.Confirm([]string{"b-1"}, n.now)
+		if len(orders) != witnesses || slices.ContainsFunc(orders, func(p Probe) bool { return p.Witness == "b-2" }) {
+			t.Errorf("b-2 lives and is of the same zone: %v", orders)
+		}
+		n.carry(orders)
+		n.run(ProbeTimeout + 2*stepEvery)
+	}
 }
 
 // TestLossyDay: 24 hours (30 days with PROXIMA_SOAK) of six machines on a network that
