@@ -112,6 +112,8 @@ type Server struct {
 	services *services
 	limiter  *limiter
 	ready    chan struct{}
+	// connections that clients have open.
+	connections *connections
 }
 
 // New makes a server. It starts the watch caches, which read the store, so a
@@ -129,6 +131,8 @@ func New(cfg Config) (*Server, error) {
 		kinds: map[schema.GroupVersionKind]*served{},
 		types: map[reflect.Type]*served{},
 		ready: make(chan struct{}),
+
+		connections: newConnections(cfg.Listener),
 	}
 	generic, err := s.genericConfig(schemes)
 	if err != nil {
@@ -157,7 +161,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	}
 	c := genericapiserver.NewConfig(schemes.codecs)
 	c.SecureServing = &genericapiserver.SecureServingInfo{
-		Listener: s.cfg.Listener, Cert: cert, ClientCA: clientCA, HTTP2MaxStreamsPerConnection: streamsPerConnection,
+		Listener: s.connections, Cert: cert, ClientCA: clientCA, HTTP2MaxStreamsPerConnection: streamsPerConnection,
 	}
 	c.Authentication.Authenticator = door{s.cfg.Authenticator}
 	c.Authorization.Authorizer = gate{s.cfg.Authorizer}
@@ -212,7 +216,9 @@ func (s *Server) Run(ctx context.Context) error {
 		s.Close()
 		return fmt.Errorf("run API server: %w", err)
 	}
+	s.generic.ShutdownTimeout = shutdownTimeout
 	prepared := s.generic.PrepareRun()
+	defer s.connections.closeAll()
 	follow, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
 	defer followers.Wait()
