@@ -87,7 +87,7 @@ func (l *Log) open() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			opened.Close()
+			_ = opened.Close() // the error before it counts
 			l.file = nil
 		}
 	}()
@@ -101,7 +101,7 @@ func (l *Log) open() (err error) {
 		if err := l.cfg.fs.Rename(l.cfg.path(".log"), aside); err != nil {
 			return fmt.Errorf("put an audit log without a chain aside: %w", err)
 		}
-		opened.Close()
+		_ = opened.Close() // nothing was written to it
 		if opened, err = l.cfg.fs.Open(l.cfg.path(".log")); err != nil {
 			return fmt.Errorf("open audit log: %w", err)
 		}

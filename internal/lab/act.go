@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -157,7 +156,7 @@ func (l *Lab) PowerOff(ctx context.Context, name string) error {
 // Stop every process of a node, or of all nodes of a zone, as SIGSTOP does: the kernel of the
 // machine goes on, nothing else does. Heal lets them go on.
 func (l *Lab) Stop(name string) error {
-	return l.eachMachine(name, func(ns *netns.NS) error { return ns.Signal(syscall.SIGSTOP) })
+	return l.eachMachine(name, func(ns *netns.NS) error { return ns.Signal(suspend) })
 }
 
 func (l *Lab) eachMachine(name string, do func(*netns.NS) error) error {
@@ -209,7 +208,7 @@ func (l *Lab) healOne(ctx context.Context, name string) error {
 			return err
 		}
 		if ns := l.ns.open[n.name()]; ns != nil {
-			if err := ns.Signal(syscall.SIGCONT); err != nil {
+			if err := ns.Signal(resume); err != nil {
 				return err
 			}
 		}

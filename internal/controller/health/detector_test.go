@@ -415,7 +415,8 @@ func lossyDay(t *testing.T, stalls bool) {
 		for _, p := range n.d.Step(n.now) {
 			o, took := Silent, ProbeTimeout
 			for i := range 4 { // packets of one probe
-				if !lost() && !lost() {
+				there := !lost()
+				if there && !lost() { // and back
 					o, took = Answered, time.Duration(i)*150*time.Millisecond
 					break
 				}

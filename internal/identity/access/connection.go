@@ -40,7 +40,7 @@ func (s sessionCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	leaf := state.State.VerifiedChains[0][0]
 	ctx, cancel := context.WithTimeout(context.Background(), admitTimeout)
 	defer cancel()
-	closed, err := s.sessions.Open(ctx, identity.SubjectOf(leaf), leaf.NotAfter, func(error) { conn.Close() })
+	closed, err := s.sessions.Open(ctx, identity.SubjectOf(leaf), leaf.NotAfter, func(error) { _ = conn.Close() })
 	if err != nil {
 		s.sessions.log.Info("connection refused", "user", leaf.Subject.CommonName, "reason", err, "from", raw.RemoteAddr())
 		conn.Close()

@@ -132,7 +132,7 @@ func get(ctx context.Context, conn net.Conn, path string, query url.Values) (*ht
 	u := &url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	return transport.RoundTrip(req)

@@ -75,7 +75,7 @@ func checkShared(path string) error {
 func answers(path string) bool {
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
-		conn.Close()
+		_ = conn.Close()
 		return true
 	}
 	// EAGAIN: the queue of a process that does not accept is full.
@@ -110,7 +110,7 @@ func bind(path string) (net.Listener, error) {
 	}
 	info, statErr := os.Lstat(path)
 	if err = errors.Join(err, statErr); err != nil {
-		l.Close()
+		_ = l.Close()
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return &socketListener{UnixListener: l, path: path, info: info}, nil

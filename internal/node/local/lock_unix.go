@@ -22,12 +22,12 @@ func Lock(dir string) (release func(), err error) {
 	}
 	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		f.Close()
+		_ = f.Close()
 		return nil, &InUseError{Path: dir}
 	case err != nil:
 		// NFS locks files that are open for writing only. The socket is then what
 		// shows that there is another agent.
-		f.Close()
+		_ = f.Close()
 		return func() {}, nil
 	}
 	return func() { _ = f.Close() }, nil

@@ -20,6 +20,11 @@ type Mode struct{}
 // kernel is nf_tables, which is not here.
 type kernel interface{}
 
+// system is what a mode works on, which is not here.
+type system struct{}
+
+func openSystem(int) (*system, error) { return nil, errLinux }
+
 // New fails on this system.
 func New(Options) (*Mode, error) { return nil, errLinux }
 
