@@ -43,7 +43,7 @@ func (s sessionCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	closed, err := s.sessions.Open(ctx, identity.SubjectOf(leaf), leaf.NotAfter, func(error) { _ = conn.Close() })
 	if err != nil {
 		s.sessions.log.Info("connection refused", "user", leaf.Subject.CommonName, "reason", err, "from", raw.RemoteAddr())
-		conn.Close()
+		_ = conn.Close() // the error before it counts
 		return nil, nil, err
 	}
 	return &sessionConn{Conn: conn, closed: closed}, info, nil
