@@ -59,7 +59,7 @@ proxima_topology_services{mode="proxima.dev/Adaptive"} 1
 
 // TestDashboard: it is valid, and shows metrics and labels that there are; all of them.
 func TestDashboard(t *testing.T) {
-	body, err := os.ReadFile("../../../deploy/grafana/topology.json")
+	body, err := os.ReadFile("../../deploy/grafana/topology.json")
 	if err != nil {
 		t.Fatal(err)
 	}

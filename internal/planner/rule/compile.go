@@ -31,9 +31,9 @@ const (
 var environment = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(
 		ext.NativeTypes(reflect.TypeFor[Service](), reflect.TypeFor[Zone](), reflect.TypeFor[Endpoint](), ext.ParseStructTags(true)),
-		cel.Variable(nameService, cel.ObjectType("heuristic.Service")),
-		cel.Variable(nameZones, cel.ListType(cel.ObjectType("heuristic.Zone"))),
-		cel.Variable(nameEndpoints, cel.ListType(cel.ObjectType("heuristic.Endpoint"))),
+		cel.Variable(nameService, cel.ObjectType("rule.Service")),
+		cel.Variable(nameZones, cel.ListType(cel.ObjectType("rule.Zone"))),
+		cel.Variable(nameEndpoints, cel.ListType(cel.ObjectType("rule.Endpoint"))),
 		cel.CrossTypeNumericComparisons(true),
 		cel.DefaultUTCTimeZone(true),
 		cel.ParserExpressionSizeLimit(MaxExpression),
@@ -116,7 +116,7 @@ func Compile(spec Spec) (*Program, error) {
 	if len(p.variables) < len(spec.Variables) {
 		return nil, errs // what uses the broken ones would fail for want of them
 	}
-	env, err = env.Extend(cel.Variable(nameEndpoint, cel.ObjectType("heuristic.Endpoint")))
+	env, err = env.Extend(cel.Variable(nameEndpoint, cel.ObjectType("rule.Endpoint")))
 	if err != nil {
 		errs.add("zones", "%v", err)
 		return nil, errs
@@ -125,7 +125,7 @@ func Compile(spec Spec) (*Program, error) {
 		p.zones, _ = compile(env, spec.Zones, "zones", oneOf{cel.ListType(cel.StringType)}, &errs)
 	}
 	if spec.Weight != "" {
-		env, err = env.Extend(cel.Variable(nameZone, cel.ObjectType("heuristic.Zone")))
+		env, err = env.Extend(cel.Variable(nameZone, cel.ObjectType("rule.Zone")))
 		if err != nil {
 			errs.add("weight", "%v", err)
 			return nil, errs

@@ -134,7 +134,7 @@ func TestCompileRefuses(t *testing.T) {
 		"unknown name":      {Spec{Zones: "[\n node.zone]"}, []string{"zones: line 2, column 2: undeclared reference to 'node'"}},
 		"unknown field":     {Spec{Zones: "[endpoint.zoen]"}, []string{"zones: line 1, column 10: undefined field 'zoen'"}},
 		"type":              {Spec{Zones: "endpoint.zone"}, []string{"zones: is of type string, not list(string)"}},
-		"element type":      {Spec{Zones: "zones"}, []string{"zones: is of type list(heuristic.Zone), not list(string)"}},
+		"element type":      {Spec{Zones: "zones"}, []string{"zones: is of type list(rule.Zone), not list(string)"}},
 		"comparison":        {Spec{Zones: "[endpoint.zone == 1 ? 'a' : 'b']"}, []string{"zones: line 1, column 16: found no matching overload for '_==_'"}},
 		"endpoint too soon": {Spec{Variables: []Variable{{"v", "endpoint.zone"}}, Zones: ownZone}, []string{"variables[0].expression: line 1, column 1: undeclared reference to 'endpoint'"}},
 		"several": {Spec{Variables: []Variable{{"1", "1"}, {"zones", "1"}, {"in", "1"}, {"a", "1"}, {"a", "1"}, {"b", ""}, {"c", "d"}}, Fallback: "Some"}, []string{
@@ -277,7 +277,7 @@ func FuzzCompile(f *testing.F) {
 	f.Add(`[v]`, `"a"`)
 	f.Add(`v.map(z, z.name)`, `zones.filter(z, z.live)`)
 	f.Add(`[endpoint.zone.matches("(a*)*b") ? "a" : "b"]`, `[1, 2, 3].map(x, x * 2)`)
-	f.Add(`sets.contains(["a"], [endpoint.zone]) ? ["a"] : ["b"]`, `heuristic.Zone{name: "x"}`)
+	f.Add(`sets.contains(["a"], [endpoint.zone]) ? ["a"] : ["b"]`, `rule.Zone{name: "x"}`)
 	f.Add(`zone.demand * 2.0`, `1 / 0`)
 	f.Fuzz(func(t *testing.T, zones, variable string) {
 		if p, err := Compile(Spec{Variables: []Variable{{"v", variable}}, Weight: zones}); err == nil {
