@@ -275,7 +275,7 @@ type Estimate struct {
 
 // Shares returns the estimate for a service port, for zones in ascending order. prior
 // is what to believe as long as nothing is measured, noNodes marks zones without live
-// nodes; both are as in planner/demand and may be nil. Demand of other zones does
+// nodes; both are as in planner/estimate and may be nil. Demand of other zones does
 // not count.
 func (a *Aggregator) Shares(name proxy.PortName, zones []string, prior []float64, noNodes []bool) Estimate {
 	a.mu.Lock()

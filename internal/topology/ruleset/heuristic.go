@@ -3,7 +3,7 @@
 //
 // It owns the way from an object to a program, and from what the topology controller
 // asks to what an expression sees. Enter at New: a Controller is that one's Heuristics,
-// and Run tells it when a rule has changed. The language is package planner/heuristic's;
+// and Run tells it when a rule has changed. The language is package planner/rule's;
 // who asks, and what becomes of an answer or a failure, is package topology's.
 package ruleset
 
