@@ -9,16 +9,18 @@ MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout 2>/dev/nu
 GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
 
 export GOTOOLCHAIN := local
+# One set of build flags everywhere, as compiled packages are then shared.
+export GOFLAGS := -trimpath
 
 .PHONY: build help demo check test soak lint gen bench cross clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
 $(BIN)/proxima: $(GOSOURCES)
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima
 
 $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
-	cd test/kubectl && CGO_ENABLED=0 $(GO) build -trimpath -o $@ .
+	cd test/kubectl && CGO_ENABLED=0 $(GO) build -o $@ .
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -67,14 +66,24 @@ func binary(t testing.TB, name, env, dir, pkg string) string {
 	return path
 }
 
-// Root is the top of the source tree.
+// Root is the top of the source tree. Tests run in the folder of their package, which is
+// below it, also if they belong to a module of their own.
 func Root(t testing.TB) string {
 	t.Helper()
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		t.Fatal("the source tree can't be found: the tests were built with -trimpath")
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	for {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && strings.HasPrefix(string(mod), "module github.com/proxima-mesh/proxima\n") {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no folder above this test holds Proxima's go.mod")
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // userspaceOnly keeps agents under test out of the kernel of the machine that
