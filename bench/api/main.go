@@ -1,7 +1,7 @@
 // Command api measures a control plane through its API: a real process, real
 // clients over TLS, each on a connection of its own.
 //
-//	go run ./bench/api [-smoke] [-only writes,watch,endpoints,crowd,up] [-binary bin/proxima]
+//	go run ./bench/api [-smoke] [-only writes,watch,endpoints,crowd,plans,up] [-binary bin/proxima]
 //
 // Each line has the goal beside the figure. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
@@ -28,13 +28,14 @@ type sizes struct {
 	slices    int // of 100 endpoints
 	idle      int // watchers that get nothing
 	slow      int // watchers that never read what they get
+	services  int // planned Services
 	starts    int // of the process
 	idleAfter time.Duration
 }
 
 var (
-	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, starts: 7, idleAfter: 15 * time.Second}
-	smoke = sizes{creates: 40, changes: 20, slices: 10, idle: 20, slow: 2, starts: 1, idleAfter: time.Second}
+	full  = sizes{creates: 4000, changes: 2000, slices: 1000, idle: 1000, slow: 100, services: 2000, starts: 7, idleAfter: 15 * time.Second}
+	smoke = sizes{creates: 40, changes: 20, slices: 10, idle: 20, slow: 2, services: 20, starts: 1, idleAfter: time.Second}
 )
 
 // bench is one run of the program.
@@ -56,12 +57,13 @@ var sections = []section{
 	{"watch", (*bench).watch},
 	{"endpoints", (*bench).endpoints},
 	{"crowd", (*bench).crowd},
+	{"plans", (*bench).plans},
 	{"up", (*bench).up},
 }
 
 func main() {
 	quick := flag.Bool("smoke", false, "a quick look, whose figures mean nothing")
-	only := flag.String("only", "", "sections to run, comma-separated: writes, watch, endpoints, crowd, up; empty: all")
+	only := flag.String("only", "", "sections to run, comma-separated: writes, watch, endpoints, crowd, plans, up; empty: all")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does")
 	postgres := flag.String("postgres", "", "URL of a PostgreSQL server; empty: one is started on this machine if it can be")
 	flag.Parse()

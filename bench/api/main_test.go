@@ -15,7 +15,7 @@ func TestSmoke(t *testing.T) {
 	if err := b.run(t.Context(), &out, ""); err != nil {
 		t.Error(err)
 	}
-	for _, want := range []string{"sqlite, 8 clients: creates", "write sent", "informer", "slow readers", "start to ready", "size of the program"} {
+	for _, want := range []string{"sqlite, 8 clients: creates", "write sent", "informer", "slow readers", "memory of a plan", "start to ready", "size of the program"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no line about %q:\n%s", want, out.String())
 		}
