@@ -18,7 +18,7 @@ import (
 // TestApplyEveryKind applies every kind with two managers.
 func TestApplyEveryKind(t *testing.T) {
 	for i, k := range kind.All() {
-		t.Run(k.Kind.Group+"/"+k.Kind.Kind, func(t *testing.T) {
+		t.Run(k.GVK.Group+"/"+k.GVK.Kind, func(t *testing.T) {
 			name := nameFor(k, "applied-"+k.Singular+fmt.Sprint(i), fmt.Sprintf("10.78.0.%d", i+1))
 			c := crud{client: shared.rest(t, k, runtime.ContentTypeJSON), kind: k, name: name}
 			apply := func(manager, label string, force bool) error {
@@ -51,7 +51,7 @@ func TestApplyEveryKind(t *testing.T) {
 			got := c.get(t)
 			var managers []string
 			for _, f := range got.GetManagedFields() {
-				if f.Operation != metav1.ManagedFieldsOperationApply || f.APIVersion != k.Kind.GroupVersion().String() || f.FieldsV1 == nil {
+				if f.Operation != metav1.ManagedFieldsOperationApply || f.APIVersion != k.GVK.GroupVersion().String() || f.FieldsV1 == nil {
 					t.Errorf("managed fields entry %+v", f)
 				}
 				managers = append(managers, f.Manager)
@@ -83,8 +83,8 @@ func TestOpenAPI(t *testing.T) {
 		t.Fatalf("openapi v2: %d", code)
 	}
 	for _, k := range kind.All() {
-		path := "apis/" + k.Kind.GroupVersion().String()
-		if k.Kind.Group == "" {
+		path := "apis/" + k.GVK.GroupVersion().String()
+		if k.GVK.Group == "" {
 			path = "api/v1"
 		}
 		code, v3 := shared.do(t, "GET", "/openapi/v3/"+path, "admin", http.Header{"Accept": {"application/json"}}, "")
@@ -109,13 +109,13 @@ func TestOpenAPI(t *testing.T) {
 					if gvk.Version == "__internal" {
 						t.Errorf("openapi %s: internal version of %s is shown", version, name)
 					}
-					if gvk == (metav1.GroupVersionKind{Group: k.Kind.Group, Version: k.Kind.Version, Kind: k.Kind.Kind}) {
+					if gvk == (metav1.GroupVersionKind{Group: k.GVK.Group, Version: k.GVK.Version, Kind: k.GVK.Kind}) {
 						found++
 					}
 				}
 			}
 			if found != 1 {
-				t.Errorf("openapi %s: %d schemas of %s", version, found, k.Kind)
+				t.Errorf("openapi %s: %d schemas of %s", version, found, k.GVK)
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func TestDiscoveryAndVersion(t *testing.T) {
 		}
 	}
 	for _, k := range kind.All() {
-		at := k.Kind.GroupVersion().String() + "/" + k.Resource
+		at := k.GVK.GroupVersion().String() + "/" + k.Resource
 		r, ok := served[at]
 		if !ok || r.Namespaced != k.Namespaced || r.SingularName != k.Singular || !slices.Equal(r.ShortNames, k.ShortNames) {
 			t.Errorf("%s is discovered as %+v", at, r)

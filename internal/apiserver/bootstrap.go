@@ -16,6 +16,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Names that Kubernetes gives to what every cluster has.
@@ -32,11 +33,11 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	client := s.Client("system:apiserver")
 	// The namespace of node leases is made as well, as in Kubernetes; it may go.
 	for _, name := range slices.Concat(immortal, []string{corev1.NamespaceNodeLease}) {
-		if err := s.ensure(ctx, client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+		if err := s.ensure(ctx, client, kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return err
 		}
 	}
-	if err := s.ensure(ctx, client, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}); err != nil {
+	if err := s.ensure(ctx, client, kind.Mesh, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}); err != nil {
 		return err
 	}
 	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
@@ -53,13 +54,13 @@ func (s *Server) bootstrap(ctx context.Context) error {
 }
 
 // ensure creates an object unless it is there or its kind is not served.
-func (s *Server) ensure(ctx context.Context, client *Client, obj resource.Object) error {
-	if _, err := client.servedFor(obj); err != nil {
+func (s *Server) ensure(ctx context.Context, client *Client, kind *resource.Descriptor, obj resource.Object) error {
+	if _, err := client.servedOf(kind); err != nil {
 		return nil
 	}
-	_, err := client.Create(ctx, obj)
+	_, err := client.Create(ctx, kind, obj)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create %T %s: %w", obj, resource.KeyOf(obj), err)
+		return fmt.Errorf("create %s %s: %w", kind.Singular, resource.KeyOf(obj), err)
 	}
 	return nil
 }
@@ -71,11 +72,11 @@ func (s *Server) ensureRanges(ctx context.Context, client *Client) error {
 	for _, prefix := range s.cfg.ServiceCIDRs {
 		cidr.Spec.CIDRs = append(cidr.Spec.CIDRs, prefix.Masked().String())
 	}
-	k, err := client.servedFor(cidr)
+	k, err := client.servedOf(kind.ServiceCIDR)
 	if err != nil {
 		return s.services.addresses.SetRanges(s.cfg.ServiceCIDRs)
 	}
-	created, err := client.Create(ctx, cidr)
+	created, err := client.Create(ctx, kind.ServiceCIDR, cidr)
 	if apierrors.IsAlreadyExists(err) {
 		if len(s.services.addresses.Families()) > 0 {
 			return nil
@@ -94,7 +95,7 @@ func (s *Server) ensureRanges(ctx context.Context, client *Client) error {
 			LastTransitionTime: metav1.Now(),
 			Message:            "Kubernetes default Service CIDR is ready",
 		}}
-		if _, err := client.UpdateStatus(ctx, cidr); err != nil && !apierrors.IsConflict(err) {
+		if _, err := client.UpdateStatus(ctx, kind.ServiceCIDR, cidr); err != nil && !apierrors.IsConflict(err) {
 			return fmt.Errorf("mark default ServiceCIDR ready: %w", err)
 		}
 	}
@@ -111,7 +112,7 @@ func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.
 		service := got.(*corev1.Service)
 		if len(service.Spec.Ports) == 1 && service.Spec.Ports[0].TargetPort != target {
 			service.Spec.Ports[0].TargetPort = target
-			if got, err = client.Update(ctx, service); err != nil {
+			if got, err = client.Update(ctx, kind.Service, service); err != nil {
 				return nil, fmt.Errorf("update service %s: %w", key, err)
 			}
 		}
@@ -137,11 +138,11 @@ func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.
 			}},
 		},
 	}
-	got, err = client.Create(ctx, service)
+	got, err = client.Create(ctx, kind.Service, service)
 	if apierrors.IsInvalid(err) {
 		s.cfg.Logger.Warn("the first address of the service range is not free for default/kubernetes, taking another", "error", err)
 		service.Spec.ClusterIP = ""
-		got, err = client.Create(ctx, service)
+		got, err = client.Create(ctx, kind.Service, service)
 	}
 	if apierrors.IsAlreadyExists(err) {
 		got, err = client.Get(ctx, k.kind, key)
@@ -179,14 +180,14 @@ func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *co
 	} else {
 		s.cfg.Logger.Info("service default/kubernetes has no endpoint: no address to advertise", "listening", at.String())
 	}
-	k, err := client.servedFor(want)
+	k, err := client.servedOf(kind.EndpointSlice)
 	if err != nil {
 		return nil
 	}
 	key := resource.KeyOf(want)
 	got, err := client.Get(ctx, k.kind, key)
 	if apierrors.IsNotFound(err) {
-		return s.ensure(ctx, client, want)
+		return s.ensure(ctx, client, k.kind, want)
 	}
 	if err != nil {
 		return fmt.Errorf("read endpoint slice %s: %w", key, err)
@@ -201,10 +202,10 @@ func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *co
 		if err := client.Delete(ctx, k.kind, key, resource.Preconditions{UID: have.UID}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("replace endpoint slice %s: %w", key, err)
 		}
-		return s.ensure(ctx, client, want)
+		return s.ensure(ctx, client, k.kind, want)
 	}
 	have.Endpoints, have.Ports = want.Endpoints, want.Ports
-	if _, err := client.Update(ctx, have); err != nil {
+	if _, err := client.Update(ctx, kind.EndpointSlice, have); err != nil {
 		return fmt.Errorf("update endpoint slice %s: %w", key, err)
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Client reads and writes in process, through the same registries as HTTP
@@ -43,7 +44,7 @@ func (c *Client) context(ctx context.Context, s *served, namespace string) conte
 	ctx = request.WithNamespace(request.WithUser(ctx, c.user), namespace)
 	if s.alias { // tell the registry which face is meant
 		ctx = request.WithRequestInfo(ctx, &request.RequestInfo{
-			IsResourceRequest: true, APIGroup: s.kind.Kind.Group, APIVersion: s.kind.Kind.Version, Resource: s.kind.Resource,
+			IsResourceRequest: true, APIGroup: s.kind.GVK.Group, APIVersion: s.kind.GVK.Version, Resource: s.kind.Resource,
 		})
 	}
 	return ctx
@@ -51,18 +52,23 @@ func (c *Client) context(ctx context.Context, s *served, namespace string) conte
 
 // servedOf finds the registry for a kind.
 func (c *Client) servedOf(kind *resource.Descriptor) (*served, error) {
-	if s, ok := c.server.kinds[kind.Kind]; ok {
+	if s, ok := c.server.kinds[kind.GVK]; ok {
 		return s, nil
 	}
-	return nil, fmt.Errorf("kind %s is not served", kind.Kind)
+	return nil, fmt.Errorf("kind %s is not served", kind.GVK)
 }
 
-// servedFor finds the registry for an object by its Go type.
-func (c *Client) servedFor(obj resource.Object) (*served, error) {
-	if s, ok := c.server.types[reflect.TypeOf(obj)]; ok {
-		return s, nil
+// writable finds the registry for a kind, and checks that an object is of its Go
+// type: registries panic at others.
+func (c *Client) writable(kind *resource.Descriptor, obj resource.Object) (*served, error) {
+	s, err := c.servedOf(kind)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("type %T is not served", obj)
+	if reflect.TypeOf(obj) != s.goType {
+		return nil, fmt.Errorf("%s %s: the object is a %T", kind.Singular, resource.KeyOf(obj), obj)
+	}
+	return s, nil
 }
 
 // Get implements resource.Client.
@@ -138,8 +144,8 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 }
 
 // Create implements resource.Client.
-func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	s, err := c.servedFor(obj)
+func (c *Client) Create(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	s, err := c.writable(kind, obj)
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +158,8 @@ func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Obje
 }
 
 // Update implements resource.Client.
-func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	s, err := c.servedFor(obj)
+func (c *Client) Update(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	s, err := c.writable(kind, obj)
 	if err != nil {
 		return nil, err
 	}
@@ -161,13 +167,13 @@ func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Obje
 }
 
 // UpdateStatus implements resource.Client.
-func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	s, err := c.servedFor(obj)
+func (c *Client) UpdateStatus(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	s, err := c.writable(kind, obj)
 	if err != nil {
 		return nil, err
 	}
 	if s.status == nil {
-		return nil, fmt.Errorf("kind %s has no status", s.kind.Kind)
+		return nil, fmt.Errorf("kind %s has no status", s.kind.GVK)
 	}
 	return c.update(ctx, s, s.status, obj)
 }
@@ -175,10 +181,10 @@ func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resourc
 // FinalizeNamespace replaces spec.finalizers of a Namespace; with the last one
 // gone, a namespace that is being deleted goes too.
 func (c *Client) FinalizeNamespace(ctx context.Context, namespace *corev1.Namespace) error {
-	if c.server.finalize == nil {
-		return fmt.Errorf("kind %s is not served", corev1.SchemeGroupVersion.WithKind("Namespace"))
+	s, err := c.servedOf(kind.Namespace)
+	if err == nil && c.server.finalize == nil {
+		err = fmt.Errorf("kind %s is served without finalizers", kind.Namespace.GVK)
 	}
-	s, err := c.servedFor(namespace)
 	if err != nil {
 		return err
 	}
@@ -264,7 +270,7 @@ func (s *served) own(obj runtime.Object, err error) (resource.Object, error) {
 	}
 	out, ok := obj.(resource.Object)
 	if !ok {
-		return nil, fmt.Errorf("%T is no object of kind %s", obj, s.kind.Kind)
+		return nil, fmt.Errorf("%T is no object of kind %s", obj, s.kind.GVK)
 	}
 	return out, nil
 }

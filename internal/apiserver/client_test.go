@@ -20,18 +20,18 @@ import (
 func TestClientEveryKind(t *testing.T) {
 	client := shared.Client("system:test")
 	for i, k := range kind.All() {
-		t.Run(k.Kind.Group+"/"+k.Kind.Kind, func(t *testing.T) {
+		t.Run(k.GVK.Group+"/"+k.GVK.Kind, func(t *testing.T) {
 			ctx := t.Context()
 			in := object(t, k, nameFor(k, "inproc-"+k.Singular+"-"+string(rune('a'+i)), "10.79.0."+string(rune('1'+i%9))))
 			key := resource.KeyOf(in)
-			created, err := client.Create(ctx, in)
+			created, err := client.Create(ctx, k, in)
 			if err != nil {
 				t.Fatalf("create: %v", err)
 			}
 			if in.GetUID() != "" {
 				t.Error("create changed what it was given")
 			}
-			if _, err := client.Create(ctx, in); !apierrors.IsAlreadyExists(err) {
+			if _, err := client.Create(ctx, k, in); !apierrors.IsAlreadyExists(err) {
 				t.Errorf("create twice: %v", err)
 			}
 			selector := labels.SelectorFromSet(labels.Set{"test": in.GetName()})
@@ -46,15 +46,15 @@ func TestClientEveryKind(t *testing.T) {
 			}
 			stale := got.DeepCopyObject().(resource.Object)
 			got.SetAnnotations(map[string]string{"step": "update"})
-			if _, err := client.Update(ctx, got); err != nil {
+			if _, err := client.Update(ctx, k, got); err != nil {
 				t.Fatalf("update: %v", err)
 			}
 			stale.SetAnnotations(map[string]string{"step": "stale"})
-			if _, err := client.Update(ctx, stale); !apierrors.IsConflict(err) {
+			if _, err := client.Update(ctx, k, stale); !apierrors.IsConflict(err) {
 				t.Errorf("update of an old version: %v", err)
 			}
 			stale.SetResourceVersion("")
-			if _, err := client.Update(ctx, stale); err != nil {
+			if _, err := client.Update(ctx, k, stale); err != nil {
 				t.Errorf("update of any version: %v", err)
 			}
 			err = client.Delete(ctx, k, key, resource.Preconditions{UID: "other"})
@@ -74,7 +74,7 @@ func TestClientWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	obj := object(t, k, "watched-in-process")
-	if _, err := client.Create(ctx, obj); err != nil {
+	if _, err := client.Create(ctx, k, obj); err != nil {
 		t.Fatal(err)
 	}
 	w, err := client.Watch(ctx, k, resource.WatchOptions{ListOptions: resource.ListOptions{
@@ -116,7 +116,7 @@ func TestClientWatchStoppedUnread(t *testing.T) {
 	client := shared.Client("system:test")
 	k := descriptor(t, "ConfigMap")
 	for i := range 3 {
-		if _, err := client.Create(t.Context(), object(t, k, fmt.Sprintf("never-read-%d", i))); err != nil {
+		if _, err := client.Create(t.Context(), k, object(t, k, fmt.Sprintf("never-read-%d", i))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,12 +135,12 @@ func TestClientValidatesAndDefaults(t *testing.T) {
 	bad := service("bad")
 	bad.Namespace = "default"
 	bad.Spec.Ports[0].Port = 0
-	if _, err := client.Create(t.Context(), bad); !apierrors.IsInvalid(err) {
+	if _, err := client.Create(t.Context(), kind.Service, bad); !apierrors.IsInvalid(err) {
 		t.Errorf("an invalid service: %v", err)
 	}
 	good := service("inproc-good")
 	good.Namespace = "default"
-	out, err := client.Create(t.Context(), good)
+	out, err := client.Create(t.Context(), kind.Service, good)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestClientValidatesAndDefaults(t *testing.T) {
 	}
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
-	if out, err = client.Update(t.Context(), svc); err != nil {
+	if out, err = client.Update(t.Context(), kind.Service, svc); err != nil {
 		t.Fatal(err)
 	}
 	if len(out.(*corev1.Service).Status.LoadBalancer.Ingress) != 0 {
@@ -158,7 +158,7 @@ func TestClientValidatesAndDefaults(t *testing.T) {
 	}
 	svc = out.(*corev1.Service)
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
-	if out, err = client.UpdateStatus(t.Context(), svc); err != nil {
+	if out, err = client.UpdateStatus(t.Context(), kind.Service, svc); err != nil {
 		t.Fatal(err)
 	}
 	if len(out.(*corev1.Service).Status.LoadBalancer.Ingress) != 1 {
@@ -183,7 +183,7 @@ func TestClientKeepsManagedFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "managed"}, Data: map[string]string{"a": "1", "b": "2"}}
-	out, err := shared.Client("system:test").Update(t.Context(), cm)
+	out, err := shared.Client("system:test").Update(t.Context(), kind.ConfigMap, cm)
 	if err != nil {
 		t.Fatal(err)
 	}

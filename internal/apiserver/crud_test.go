@@ -36,7 +36,7 @@ func TestEveryKindInEveryEncoding(t *testing.T) {
 			}
 			ip++
 			name := nameFor(k, fmt.Sprintf("crud-%s%d-%s", k.Singular, ip, encoding), fmt.Sprintf("10.77.0.%d", ip))
-			t.Run(k.Kind.Group+"/"+k.Kind.Kind+"/"+encoding, func(t *testing.T) {
+			t.Run(k.GVK.Group+"/"+k.GVK.Kind+"/"+encoding, func(t *testing.T) {
 				c := crud{client: shared.rest(t, k, contentType), kind: k, name: name, yaml: encoding == "yaml"}
 				c.run(t)
 			})
@@ -156,7 +156,7 @@ func (c crud) delete(t *testing.T, old resource.Object) {
 	if err := c.request(c.client.Delete()).Name(c.name).Body(options).Do(t.Context()).Error(); err != nil {
 		t.Fatalf("delete: %v", err)
 	}
-	if c.kind.Kind.Kind == "Namespace" {
+	if c.kind.GVK.Kind == "Namespace" {
 		return // goes when its controller has emptied it
 	}
 	err = c.request(c.client.Get()).Name(c.name).Do(t.Context()).Error()
@@ -173,7 +173,7 @@ func (c crud) watched(t *testing.T, w watch.Interface) {
 		if !ok {
 			t.Fatalf("watch: %v", event.Object)
 		}
-		if event.Type == watch.Modified && obj.GetDeletionTimestamp() != nil && c.kind.Kind.Kind != "Namespace" {
+		if event.Type == watch.Modified && obj.GetDeletionTimestamp() != nil && c.kind.GVK.Kind != "Namespace" {
 			continue // where a grace period is possible, a deletion has two steps
 		}
 		steps = append(steps, string(event.Type)+" "+obj.GetAnnotations()["step"])
@@ -182,7 +182,7 @@ func (c crud) watched(t *testing.T, w watch.Interface) {
 		}
 	}
 	want := "MODIFIED update, MODIFIED patch, DELETED patch"
-	if c.kind.Kind.Kind == "Namespace" {
+	if c.kind.GVK.Kind == "Namespace" {
 		want = "MODIFIED update, MODIFIED patch, MODIFIED patch"
 	}
 	if got := strings.Join(steps, ", "); got != want {
@@ -226,19 +226,19 @@ func TestFieldSelectors(t *testing.T) {
 				labels = append(labels, label)
 			}
 		}
-		path := "/apis/" + k.Kind.GroupVersion().String()
-		if k.Kind.Group == "" {
+		path := "/apis/" + k.GVK.GroupVersion().String()
+		if k.GVK.Group == "" {
 			path = "/api/v1"
 		}
 		for _, label := range labels {
 			code, body := shared.do(t, "GET", path+"/"+k.Resource+"?fieldSelector="+label+"%3Dx", "admin", nil, "")
 			if code != http.StatusOK {
-				t.Errorf("%s by %s: %d: %s", k.Kind, label, code, body)
+				t.Errorf("%s by %s: %d: %s", k.GVK, label, code, body)
 			}
 		}
 		code, body := shared.do(t, "GET", path+"/"+k.Resource+"?fieldSelector=no.such%3Dx", "admin", nil, "")
 		if code != http.StatusBadRequest || !strings.Contains(body, "field label not supported: no.such") {
-			t.Errorf("%s by an unknown field: %d: %s", k.Kind, code, body)
+			t.Errorf("%s by an unknown field: %d: %s", k.GVK, code, body)
 		}
 	}
 }
@@ -246,22 +246,22 @@ func TestFieldSelectors(t *testing.T) {
 func TestTables(t *testing.T) {
 	header := http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}}
 	for _, k := range kind.All() {
-		path := "/apis/" + k.Kind.GroupVersion().String() + "/" + k.Resource
-		if k.Kind.Group == "" {
+		path := "/apis/" + k.GVK.GroupVersion().String() + "/" + k.Resource
+		if k.GVK.Group == "" {
 			path = "/api/v1/" + k.Resource
 		}
 		code, body := shared.do(t, "GET", path, "admin", header, "")
 		var table metav1.Table
 		if err := json.Unmarshal([]byte(body), &table); code != 200 || err != nil || table.Kind != "Table" {
-			t.Errorf("%s: %d: %v: %s", k.Kind, code, err, body)
+			t.Errorf("%s: %d: %v: %s", k.GVK, code, err, body)
 			continue
 		}
-		if len(table.ColumnDefinitions) < 2 || table.ColumnDefinitions[0].Name != "Name" && k.Kind.Kind != "Event" {
-			t.Errorf("%s: columns %+v", k.Kind, table.ColumnDefinitions)
+		if len(table.ColumnDefinitions) < 2 || table.ColumnDefinitions[0].Name != "Name" && k.GVK.Kind != "Event" {
+			t.Errorf("%s: columns %+v", k.GVK, table.ColumnDefinitions)
 		}
 		for _, row := range table.Rows {
 			if len(row.Cells) != len(table.ColumnDefinitions) {
-				t.Errorf("%s: %d cells under %d columns", k.Kind, len(row.Cells), len(table.ColumnDefinitions))
+				t.Errorf("%s: %d cells under %d columns", k.GVK, len(row.Cells), len(table.ColumnDefinitions))
 			}
 		}
 	}

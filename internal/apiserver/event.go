@@ -22,7 +22,7 @@ import (
 
 // isEventAlias tells the kind that is only another face of core Events.
 func isEventAlias(k *resource.Descriptor) bool {
-	return k.Kind == eventsv1.SchemeGroupVersion.WithKind("Event")
+	return k.GVK == eventsv1.SchemeGroupVersion.WithKind("Event")
 }
 
 // eventStrategy validates by the face that the client wrote.
@@ -47,7 +47,7 @@ func (s eventStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Obje
 
 func (s eventStrategy) isAlias(ctx context.Context) bool {
 	info, ok := request.RequestInfoFrom(ctx)
-	return ok && info.APIGroup == s.alias.Kind.Group && s.alias.Validate != nil
+	return ok && info.APIGroup == s.alias.GVK.Group && s.alias.Validate != nil
 }
 
 // eventFieldLabels maps the fields of the alias to those of what is stored.

@@ -43,14 +43,14 @@ func FuzzObject(f *testing.F) {
 	s := fuzzSchemes(f)
 	decoder := s.codecs.UniversalDeserializer()
 	for i, k := range kind.All() {
-		head := `{"apiVersion":"` + k.Kind.GroupVersion().String() + `","kind":"` + k.Kind.Kind + `","metadata":{"name":"a","namespace":"b"}`
+		head := `{"apiVersion":"` + k.GVK.GroupVersion().String() + `","kind":"` + k.GVK.Kind + `","metadata":{"name":"a","namespace":"b"}`
 		f.Add(uint8(i), []byte(head+`}`))
 		f.Add(uint8(i), []byte(head+`,"spec":{"ports":[{"port":80,"name":"x"}],"addresses":[],"mtls":{"backends":[{}]},"tls":{},"cidrs":["x"]},"status":{},"data":{"a":"Yg=="}}`))
 		if isProtobuf(k) {
 			obj := k.New()
 			obj.SetName("a")
 			if info, ok := runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf); ok {
-				obj.GetObjectKind().SetGroupVersionKind(k.Kind)
+				obj.GetObjectKind().SetGroupVersionKind(k.GVK)
 				if raw, err := runtime.Encode(info.Serializer, obj); err == nil {
 					f.Add(uint8(i), raw)
 				}
@@ -59,7 +59,7 @@ func FuzzObject(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		k := kindAt(which)
-		decoded, _, err := decoder.Decode(body, &k.Kind, k.New())
+		decoded, _, err := decoder.Decode(body, &k.GVK, k.New())
 		if err != nil {
 			return
 		}
@@ -136,7 +136,7 @@ func FuzzListOptions(f *testing.F) {
 		k := kindAt(which)
 		query := map[string][]string{"labelSelector": {labels}, "fieldSelector": {fields}, "limit": {limit}, "resourceVersion": {version}, "resourceVersionMatch": {match}}
 		var opts metainternalversion.ListOptions
-		if err := codec.DecodeParameters(query, k.Kind.GroupVersion(), &opts); err != nil {
+		if err := codec.DecodeParameters(query, k.GVK.GroupVersion(), &opts); err != nil {
 			return
 		}
 		if opts.FieldSelector != nil {

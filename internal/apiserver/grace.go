@@ -32,12 +32,12 @@ func (s *Server) reap(ctx context.Context, kind *resource.Descriptor) {
 		kind:   kind,
 		timers: map[types.UID]*time.Timer{},
 		fail: func(key resource.Key, err error) {
-			s.cfg.Logger.Warn("could not end a deletion, will try again", "kind", kind.Kind.Kind, "object", key.String(), "error", err)
+			s.cfg.Logger.Warn("could not end a deletion, will try again", "kind", kind.GVK.Kind, "object", key.String(), "error", err)
 		},
 	}
 	defer r.end()
 	s.keepFollowing(ctx, "deletions", func(ctx context.Context) error {
-		return s.followKind(ctx, kind.Kind, func() {}, func(c follow.Change) error {
+		return s.followKind(ctx, kind.GVK, func() {}, func(c follow.Change) error {
 			for _, obj := range c.Set {
 				r.see(ctx, obj)
 			}

@@ -38,6 +38,8 @@ type served struct {
 	status *subresource
 	// alias: stored as another type.
 	alias bool
+	// goType of the kind's objects.
+	goType reflect.Type
 }
 
 // build makes the registries and puts them where their URLs are.
@@ -81,7 +83,7 @@ func (s *Server) build(schemes *schemes) error {
 		if k.kind.Status {
 			k.status = newSubresource(k.registry, statusStrategy{strategy})
 		}
-		if k.kind.Kind == corev1.SchemeGroupVersion.WithKind("Namespace") {
+		if k.kind.GVK == corev1.SchemeGroupVersion.WithKind("Namespace") {
 			s.finalize = newSubresource(k.registry, finalizeStrategy{strategy})
 		}
 	}
@@ -89,8 +91,8 @@ func (s *Server) build(schemes *schemes) error {
 }
 
 func (s *Server) add(k *served) {
-	s.kinds[k.kind.Kind] = k
-	s.types[reflect.TypeOf(k.kind.New())] = k
+	s.kinds[k.kind.GVK] = k
+	k.goType = reflect.TypeOf(k.kind.New())
 }
 
 // specialize gives the kinds that need it their own behaviour.
@@ -153,7 +155,7 @@ func (s *Server) specializeMeshes(options *kvstorage.RESTOptions, namespaces *na
 func (s *Server) specializeEvents(alias *resource.Descriptor) error {
 	core := s.kinds[corev1.SchemeGroupVersion.WithKind("Event")]
 	if core == nil {
-		return fmt.Errorf("kind %s is served only beside %s", alias.Kind, corev1.SchemeGroupVersion.WithKind("Event"))
+		return fmt.Errorf("kind %s is served only beside %s", alias.GVK, corev1.SchemeGroupVersion.WithKind("Event"))
 	}
 	strategy := eventStrategy{newStrategy(core.schemes.serving, core.kind), alias}
 	core.registry.CreateStrategy, core.registry.UpdateStrategy = strategy, strategy
@@ -217,13 +219,13 @@ func (g *groups) add(gv schema.GroupVersion, resource string, storage rest.Stora
 func (s *Server) install(schemes *schemes) error {
 	g := groups{byName: map[string]map[string]map[string]rest.Storage{}, kinds: map[string][]*resource.Descriptor{}}
 	for _, kind := range s.cfg.Kinds {
-		k, gv := s.kinds[kind.Kind], kind.Kind.GroupVersion()
+		k, gv := s.kinds[kind.GVK], kind.GVK.GroupVersion()
 		g.kinds[gv.Group] = append(g.kinds[gv.Group], kind)
 		g.add(gv, kind.Resource, k.rest)
 		if k.status != nil {
 			g.add(gv, kind.Resource+"/status", k.status)
 		}
-		if kind.Kind == corev1.SchemeGroupVersion.WithKind("Namespace") {
+		if kind.GVK == corev1.SchemeGroupVersion.WithKind("Namespace") {
 			g.add(gv, kind.Resource+"/finalize", s.finalize)
 		}
 	}

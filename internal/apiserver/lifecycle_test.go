@@ -99,9 +99,9 @@ func TestNamespaceCascade(t *testing.T) {
 	for _, k := range kind.All() {
 		if k.Namespaced {
 			c := crud{client: shared.rest(t, k, runtime.ContentTypeJSON), kind: k}
-			obj := object(t, k, "in-"+k.Singular+"-"+strings.ReplaceAll(k.Kind.Group, ".", "-")+"x")
+			obj := object(t, k, "in-"+k.Singular+"-"+strings.ReplaceAll(k.GVK.Group, ".", "-")+"x")
 			obj.SetNamespace("doomed")
-			if k.Kind.Kind == "Event" {
+			if k.GVK.Kind == "Event" {
 				setEventNamespace(obj)
 			}
 			if d, ok := obj.(*meshv1alpha1.Dataplane); ok {
@@ -109,7 +109,7 @@ func TestNamespaceCascade(t *testing.T) {
 				d.Spec.DrainSeconds = &now
 			}
 			if err := c.client.Post().Namespace("doomed").Resource(k.Resource).Body(obj).Do(ctx).Error(); err != nil {
-				t.Fatalf("create %s: %v", k.Kind, err)
+				t.Fatalf("create %s: %v", k.GVK, err)
 			}
 		}
 	}
@@ -154,7 +154,7 @@ func TestNamespaceCascade(t *testing.T) {
 		if k.Namespaced {
 			objects, _, err := client.List(ctx, k, resource.ListOptions{Namespace: "doomed"})
 			if err != nil || len(objects) > 0 {
-				t.Errorf("%s: %v, left over %v", k.Kind, err, objects)
+				t.Errorf("%s: %v, left over %v", k.GVK, err, objects)
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func TestGracePeriod(t *testing.T) {
 	obj := object(t, k, "graceful").(*meshv1alpha1.Dataplane)
 	second := int32(1)
 	obj.Spec.DrainSeconds = &second
-	if _, err := client.Create(t.Context(), obj); err != nil {
+	if _, err := client.Create(t.Context(), kind.Dataplane, obj); err != nil {
 		t.Fatal(err)
 	}
 	key := resource.KeyOf(obj)

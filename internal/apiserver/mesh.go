@@ -90,14 +90,14 @@ func (m *meshes) ask(r *registry, path *field.Path, meshOf func(runtime.Object) 
 func (m *meshes) join(ctx context.Context, r *registry, obj resource.Object, path *field.Path, name, before string) error {
 	set := kvstorage.CompanionsFrom(ctx)
 	if set == nil {
-		return apierrors.NewInternalError(fmt.Errorf("write of %s %s past its registry", r.kind.Kind.Kind, obj.GetName()))
+		return apierrors.NewInternalError(fmt.Errorf("write of %s %s past its registry", r.kind.GVK.Kind, obj.GetName()))
 	}
 	set.Reset()
 	if name == "" || name == meshv1alpha1.DefaultMesh || name == before {
 		return nil
 	}
 	refuse := func(mistake *field.Error) error {
-		return apierrors.NewInvalid(r.kind.Kind.GroupKind(), obj.GetName(), field.ErrorList{mistake})
+		return apierrors.NewInvalid(r.kind.GVK.GroupKind(), obj.GetName(), field.ErrorList{mistake})
 	}
 	key, err := m.KeyFunc(ctx, name)
 	if err != nil {

@@ -112,7 +112,7 @@ func TestNodeDeletionIsRecorded(t *testing.T) {
 	recorded("c1", true)
 
 	make("d1")
-	if err := inProcess.Delete(t.Context(), kind.Node(), resource.Key{Name: "d1"}, resource.Preconditions{}); err != nil {
+	if err := inProcess.Delete(t.Context(), kind.Node, resource.Key{Name: "d1"}, resource.Preconditions{}); err != nil {
 		t.Fatal(err)
 	}
 	recorded("d1", true)

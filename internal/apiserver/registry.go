@@ -85,7 +85,7 @@ type guard struct {
 
 // Create implements rest.Creater.
 func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
-	if err := checkMeta(r.kind.Kind.GroupKind(), obj); err != nil {
+	if err := checkMeta(r.kind.GVK.GroupKind(), obj); err != nil {
 		return nil, err
 	}
 	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil { // who brings companions sees to their conflicts
@@ -101,7 +101,7 @@ func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest
 // Update implements rest.Updater.
 func (r *registry) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, allowCreate bool, options *metav1.UpdateOptions) (out runtime.Object, created bool, err error) {
-	info = checkedMeta(r.kind.Kind.GroupKind(), info)
+	info = checkedMeta(r.kind.GVK.GroupKind(), info)
 	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil {
 		return r.Store.Update(ctx, name, info, create, update, allowCreate, options)
 	}
@@ -156,17 +156,17 @@ func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, k
 	}
 	err := made.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes(kind)})
 	if err != nil {
-		return nil, fmt.Errorf("registry of %s: %w", kind.Kind, err)
+		return nil, fmt.Errorf("registry of %s: %w", kind.GVK, err)
 	}
 	// Events belong to nobody, as in Kubernetes.
-	made.EnableGarbageCollection = kind.Kind.Kind != "Event"
+	made.EnableGarbageCollection = kind.GVK.Kind != "Event"
 	return &registry{Store: made, kind: kind}, nil
 }
 
 // isGraceful tells the kinds whose deletion leaves the workload time to end.
 func isGraceful(kind *resource.Descriptor) bool {
-	return kind.Kind == corev1.SchemeGroupVersion.WithKind("Pod") ||
-		kind.Kind == meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane")
+	return kind.GVK == corev1.SchemeGroupVersion.WithKind("Pod") ||
+		kind.GVK == meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane")
 }
 
 // attributes are what selectors see of an object.
@@ -174,7 +174,7 @@ func attributes(kind *resource.Descriptor) storage.AttrFunc {
 	return func(obj runtime.Object) (labels.Set, fields.Set, error) {
 		o, ok := obj.(resource.Object)
 		if !ok {
-			return nil, nil, fmt.Errorf("attributes of %s: %T is no object", kind.Kind.Kind, obj)
+			return nil, nil, fmt.Errorf("attributes of %s: %T is no object", kind.GVK.Kind, obj)
 		}
 		set := fields.Set{"metadata.name": o.GetName()}
 		if kind.Namespaced {
@@ -213,7 +213,7 @@ func newSubresource(r *registry, strategy rest.UpdateResetFieldsStrategy) *subre
 	store.ResetFieldsStrategy = strategy
 	// What Begin hooks allot depends on the spec, which a sub-resource leaves alone.
 	store.BeginCreate, store.BeginUpdate = nil, nil
-	return &subresource{store: &store, strategy: strategy, kind: r.kind.Kind.GroupKind()}
+	return &subresource{store: &store, strategy: strategy, kind: r.kind.GVK.GroupKind()}
 }
 
 // New implements rest.Storage.

@@ -47,13 +47,13 @@ var manifests = map[string]string{
 // object makes an object of a kind from its manifest.
 func object(t *testing.T, k *resource.Descriptor, name string) resource.Object {
 	t.Helper()
-	key := k.Kind.Kind
-	if k.Kind.Group == "events.k8s.io" {
+	key := k.GVK.Kind
+	if k.GVK.Group == "events.k8s.io" {
 		key = "events." + key
 	}
 	text, ok := manifests[key]
 	if !ok {
-		t.Fatalf("no manifest for kind %s", k.Kind)
+		t.Fatalf("no manifest for kind %s", k.GVK)
 	}
 	obj := k.New()
 	if err := yaml.UnmarshalStrict([]byte(text), obj); err != nil {
@@ -64,13 +64,13 @@ func object(t *testing.T, k *resource.Descriptor, name string) resource.Object {
 		obj.SetNamespace(metav1.NamespaceDefault)
 	}
 	obj.SetLabels(map[string]string{"test": name})
-	obj.GetObjectKind().SetGroupVersionKind(k.Kind)
+	obj.GetObjectKind().SetGroupVersionKind(k.GVK)
 	return obj
 }
 
 // nameFor gives a valid name; IPAddresses are named by an address.
 func nameFor(k *resource.Descriptor, name, ip string) string {
-	if k.Kind.Kind == "IPAddress" {
+	if k.GVK.Kind == "IPAddress" {
 		return ip
 	}
 	return name
@@ -95,7 +95,7 @@ func scheme(t *testing.T) *runtime.Scheme {
 func (s *server) rest(t *testing.T, k *resource.Descriptor, contentType string) rest.Interface {
 	t.Helper()
 	cfg := s.config("admin")
-	gv := k.Kind.GroupVersion()
+	gv := k.GVK.GroupVersion()
 	cfg.GroupVersion = &gv
 	cfg.APIPath = "/apis"
 	if gv.Group == "" {
@@ -130,7 +130,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func descriptor(t *testing.T, name string) *resource.Descriptor {
 	t.Helper()
 	for _, k := range kind.All() {
-		if k.Kind.Kind == name && k.Kind.Group != "events.k8s.io" {
+		if k.GVK.Kind == name && k.GVK.Group != "events.k8s.io" {
 			return k
 		}
 	}

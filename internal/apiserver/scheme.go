@@ -38,8 +38,8 @@ func newSchemes(kinds []*resource.Descriptor) (*schemes, error) {
 	registerReviewsInternal(s.serving)
 	for _, kind := range kinds {
 		s.registerInternal(kind)
-		if err := s.serving.AddFieldLabelConversionFunc(kind.Kind, fieldLabels(kind)); err != nil {
-			return nil, fmt.Errorf("register field labels of %s: %w", kind.Kind, err)
+		if err := s.serving.AddFieldLabelConversionFunc(kind.GVK, fieldLabels(kind)); err != nil {
+			return nil, fmt.Errorf("register field labels of %s: %w", kind.GVK, err)
 		}
 		if kind.Default != nil {
 			s.serving.AddTypeDefaultingFunc(kind.New(), func(obj any) { kind.Default(obj.(resource.Object)) })
@@ -71,22 +71,22 @@ func (s *schemes) groupVersions() map[schema.GroupVersion]bool {
 }
 
 func registerKind(scheme *runtime.Scheme, kind *resource.Descriptor) {
-	gv := kind.Kind.GroupVersion()
-	scheme.AddKnownTypeWithName(kind.Kind, kind.New())
-	scheme.AddKnownTypeWithName(gv.WithKind(kind.Kind.Kind+"List"), kind.NewList())
+	gv := kind.GVK.GroupVersion()
+	scheme.AddKnownTypeWithName(kind.GVK, kind.New())
+	scheme.AddKnownTypeWithName(gv.WithKind(kind.GVK.Kind+"List"), kind.NewList())
 	metav1.AddToGroupVersion(scheme, gv)
 }
 
 // registerInternal makes the external type the internal one. An Event of
 // events.k8s.io is the exception: within the server it is a core Event.
 func (s *schemes) registerInternal(kind *resource.Descriptor) {
-	internal := schema.GroupVersion{Group: kind.Kind.Group, Version: runtime.APIVersionInternal}
+	internal := schema.GroupVersion{Group: kind.GVK.Group, Version: runtime.APIVersionInternal}
 	obj, list := runtime.Object(kind.New()), kind.NewList()
 	if isEventAlias(kind) {
 		obj, list = &corev1.Event{}, &corev1.EventList{}
 	}
-	s.serving.AddKnownTypeWithName(internal.WithKind(kind.Kind.Kind), obj)
-	s.serving.AddKnownTypeWithName(internal.WithKind(kind.Kind.Kind+"List"), list)
+	s.serving.AddKnownTypeWithName(internal.WithKind(kind.GVK.Kind), obj)
+	s.serving.AddKnownTypeWithName(internal.WithKind(kind.GVK.Kind+"List"), list)
 }
 
 // storageCodec encodes a kind for the store: protobuf where the type can, else
@@ -98,10 +98,10 @@ func (s *schemes) storageCodec(kind *resource.Descriptor) (runtime.Codec, error)
 	}
 	info, ok := runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), mediaType)
 	if !ok {
-		return nil, fmt.Errorf("storage codec of %s: no serializer for %s", kind.Kind, mediaType)
+		return nil, fmt.Errorf("storage codec of %s: no serializer for %s", kind.GVK, mediaType)
 	}
-	internal := schema.GroupVersion{Group: kind.Kind.Group, Version: runtime.APIVersionInternal}
-	return s.codecs.CodecForVersions(info.Serializer, s.codecs.UniversalDeserializer(), kind.Kind.GroupVersion(), internal), nil
+	internal := schema.GroupVersion{Group: kind.GVK.Group, Version: runtime.APIVersionInternal}
+	return s.codecs.CodecForVersions(info.Serializer, s.codecs.UniversalDeserializer(), kind.GVK.GroupVersion(), internal), nil
 }
 
 // isProtobuf tells whether a kind can be encoded as protobuf.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -105,7 +104,6 @@ type Server struct {
 	cfg     Config
 	generic *genericapiserver.GenericAPIServer
 	kinds   map[schema.GroupVersionKind]*served
-	types   map[reflect.Type]*served
 	// finalize is namespaces/finalize; nil without Namespaces.
 	finalize *subresource
 	// services is nil without Services and IPAddresses.
@@ -129,7 +127,6 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg:   cfg,
 		kinds: map[schema.GroupVersionKind]*served{},
-		types: map[reflect.Type]*served{},
 		ready: make(chan struct{}),
 
 		connections: newConnections(cfg.Listener),

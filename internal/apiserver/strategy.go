@@ -82,7 +82,7 @@ func (s strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 func (s strategy) reset(part string) map[fieldpath.APIVersion]*fieldpath.Set {
-	version := fieldpath.APIVersion(s.kind.Kind.GroupVersion().String())
+	version := fieldpath.APIVersion(s.kind.GVK.GroupVersion().String())
 	return map[fieldpath.APIVersion]*fieldpath.Set{version: fieldpath.NewSet(fieldpath.MakePathOrDie(part))}
 }
 

@@ -25,7 +25,7 @@ func (t tables) ConvertToTable(_ context.Context, object, options runtime.Object
 	row := func(obj runtime.Object) error {
 		typed, ok := obj.(resource.Object)
 		if !ok {
-			return fmt.Errorf("print %s: %T is no object", t.kind.Kind.Kind, obj)
+			return fmt.Errorf("print %s: %T is no object", t.kind.GVK.Kind, obj)
 		}
 		table.Rows = append(table.Rows, metav1.TableRow{
 			Cells:  t.cells(typed),

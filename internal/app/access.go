@@ -53,7 +53,7 @@ type nodesOf struct{ cp *controlPlane }
 
 // Node implements access.Cluster.
 func (n nodesOf) Node(ctx context.Context, name string) (*corev1.Node, error) {
-	obj, err := n.cp.api.Client("system:apiserver").Get(ctx, kind.Node(), resource.Key{Name: name})
+	obj, err := n.cp.api.Client("system:apiserver").Get(ctx, kind.Node, resource.Key{Name: name})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -89,7 +89,7 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		return nil, err
 	}
 	for said := false; ; said = true {
-		obj, err := client.Get(ctx, kind.Node(), resource.Key{Name: a.cfg.Name})
+		obj, err := client.Get(ctx, kind.Node, resource.Key{Name: a.cfg.Name})
 		var why string
 		switch {
 		case err == nil && a.cfg.Cluster.NodeCIDR && len(obj.(*corev1.Node).Spec.PodCIDRs) == 0:

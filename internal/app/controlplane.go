@@ -277,7 +277,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	})
 	cp.metrics.MustRegister(plans)
 	slices = endpointslice.New(endpointslice.Config{
-		Client: client, Catalog: world, Slices: kind.EndpointSlice(), Advisor: plans,
+		Client: client, Catalog: world, Slices: kind.EndpointSlice, Advisor: plans,
 		Options: endpointslice.Options{MaxEndpoints: cp.cfg.MaxEndpointsPerSlice},
 		Logger:  cp.log.With("part", "endpointslice"),
 	})
@@ -285,11 +285,11 @@ func (cp *controlPlane) start(parts *parts) error {
 	parts.run("topology", plans.Run)
 	parts.run("topology heuristics", rules.Run)
 	objects := endpoints.New(endpoints.Config{
-		Client: client, Catalog: world, Endpoints: kind.Endpoints(), Logger: cp.log.With("part", "endpoints"),
+		Client: client, Catalog: world, Endpoints: kind.Endpoints, Logger: cp.log.With("part", "endpoints"),
 	})
 	parts.run("endpoints controller", objects.Run)
 	mirror := mirroring.New(mirroring.Config{
-		Client: client, Catalog: world, Slices: kind.EndpointSlice(), MaxAddresses: cp.cfg.MaxMirroredPerSubset,
+		Client: client, Catalog: world, Slices: kind.EndpointSlice, MaxAddresses: cp.cfg.MaxMirroredPerSubset,
 		Logger: cp.log.With("part", "mirroring"),
 	})
 	parts.run("mirroring controller", mirror.Run)
@@ -301,7 +301,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	owners := garbage.NewOwners(garbage.OwnersConfig{Client: client, Kinds: kinds, Logger: cp.log.With("part", "garbage")})
 	parts.run("garbage collector", owners.Run)
 	pods := garbage.NewPods(garbage.PodsConfig{
-		Client: client, PodKind: kind.Pod(), NodeKind: kind.Node(), TerminatedThreshold: cp.cfg.MaxTerminatedPods,
+		Client: client, PodKind: kind.Pod, NodeKind: kind.Node, TerminatedThreshold: cp.cfg.MaxTerminatedPods,
 		Logger: cp.log.With("part", "garbage"),
 	})
 	parts.run("pod garbage collector", pods.Run)
@@ -310,7 +310,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	})
 	parts.run("node names", names.Run)
 	repair := ipam.NewRepair(ipam.RepairConfig{
-		Client: client, Services: kind.Service(), IPAddresses: kind.IPAddress(), ServiceCIDRs: kind.ServiceCIDR(),
+		Client: client, Services: kind.Service, IPAddresses: kind.IPAddress, ServiceCIDRs: kind.ServiceCIDR,
 		Logger: cp.log.With("part", "addresses"),
 	})
 	parts.run("address repair", repair.Run)

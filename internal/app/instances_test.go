@@ -142,7 +142,7 @@ func (i *instance) weights(zone string) string {
 }
 
 func (i *instance) plan() *plannerv1alpha1.TrafficPlan {
-	object, err := i.client.Get(i.t.Context(), kind.TrafficPlan(), resource.Key{Namespace: "default", Name: "web"})
+	object, err := i.client.Get(i.t.Context(), kind.TrafficPlan, resource.Key{Namespace: "default", Name: "web"})
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -185,7 +185,14 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	})
 	for _, o := range objects {
-		if _, err := first.client.Create(t.Context(), o); err != nil {
+		k := kind.Node
+		switch o.(type) {
+		case *discoveryv1.EndpointSlice:
+			k = kind.EndpointSlice
+		case *corev1.Service:
+			k = kind.Service
+		}
+		if _, err := first.client.Create(t.Context(), k, o); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -204,20 +211,20 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 	end()
 
 	// Without a leader, a new endpoint gets its part of the share of its zone.
-	object, err := first.client.Get(t.Context(), kind.EndpointSlice(), resource.KeyOf(slice))
+	object, err := first.client.Get(t.Context(), kind.EndpointSlice, resource.KeyOf(slice))
 	if err != nil {
 		t.Fatal(err)
 	}
 	grown := object.DeepCopyObject().(*discoveryv1.EndpointSlice)
 	grown.Endpoints = append(grown.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.4"}, Zone: new("b")})
-	object, err = first.client.Update(t.Context(), grown)
+	object, err = first.client.Update(t.Context(), kind.EndpointSlice, grown)
 	if err != nil {
 		t.Fatal(err)
 	}
 	everywhere("one more", "b", "10.0.0.1*0 10.0.0.2*1 10.0.0.3*1 10.0.0.4*1")
 	back := object.DeepCopyObject().(*discoveryv1.EndpointSlice)
 	back.Endpoints = slice.Endpoints
-	if _, err = first.client.Update(t.Context(), back); err != nil {
+	if _, err = first.client.Update(t.Context(), kind.EndpointSlice, back); err != nil {
 		t.Fatal(err)
 	}
 	everywhere("back", "b", "10.0.0.1*0 10.0.0.2*1 10.0.0.3*1")
@@ -228,11 +235,11 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "zoo", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive}},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}
-	if _, err := second.client.Create(t.Context(), other); err != nil {
+	if _, err := second.client.Create(t.Context(), kind.Service, other); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "the next leader plans", func() bool {
-		_, err := second.client.Get(t.Context(), kind.TrafficPlan(), resource.KeyOf(other))
+		_, err := second.client.Get(t.Context(), kind.TrafficPlan, resource.KeyOf(other))
 		return err == nil
 	})
 	if diff := cmp.Diff(made, second.plan()); diff != "" {

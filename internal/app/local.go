@@ -69,7 +69,7 @@ func (a *agent) api() string {
 
 // workloads lets `proxima run` register workloads with this node's credential.
 func (a *agent) workloads() (http.Handler, error) {
-	client, err := kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.Dataplane(), kind.Service()})
+	client, err := kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.Dataplane, kind.Service})
 	if err != nil {
 		return nil, err
 	}

@@ -31,13 +31,13 @@ func (cp *controlPlane) newManagers(parts *parts) (*managers, error) {
 		m.all = resource.Wrap(m.all, cp.cfg.Wrap)
 	}
 	// Few objects, and looked at for each heartbeat or deletion.
-	kinds := []*resource.Descriptor{kind.Namespace(), kind.Node(), kind.Dataplane()}
+	kinds := []*resource.Descriptor{kind.Namespace, kind.Node, kind.Dataplane}
 	memory := cached.New(cached.Config{Client: m.all, Kinds: kinds, Logger: cp.log.With("part", "cached reads")})
 	var overrides []resource.Override
 	for _, k := range kinds {
 		overrides = append(overrides, resource.Override{Kind: k, Client: memory})
 	}
-	remembered, err := resource.NewManagers(m.all, overrides...)
+	remembered, err := resource.NewRouter(m.all, overrides...)
 	if err != nil {
 		return nil, fmt.Errorf("managers: %w", err)
 	}

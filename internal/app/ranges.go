@@ -110,11 +110,11 @@ func (a *agent) keepRanges(ranges []netip.Prefix) error {
 func (a *agent) fetchRanges(ctx context.Context) ([]netip.Prefix, error) {
 	ctx, cancel := context.WithTimeout(ctx, rangesPatience)
 	defer cancel()
-	client, err := kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.ServiceCIDR()})
+	client, err := kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.ServiceCIDR})
 	if err != nil {
 		return nil, err
 	}
-	list, _, err := client.List(ctx, kind.ServiceCIDR(), resource.ListOptions{})
+	list, _, err := client.List(ctx, kind.ServiceCIDR, resource.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (a *agent) followRanges(client resource.Client) func(context.Context) error
 	return func(ctx context.Context) error {
 		known := map[string]resource.Object{}
 		return follow.Run(ctx, follow.Config{
-			Client: client, Kind: kind.ServiceCIDR(), Logger: a.log, Level: slog.LevelDebug,
+			Client: client, Kind: kind.ServiceCIDR, Logger: a.log, Level: slog.LevelDebug,
 			Pause: follow.Pause{First: rangesRetry, Last: rangesRetryMax},
 		}, func(c follow.Change) error {
 			if c.Lost != nil {

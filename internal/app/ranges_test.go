@@ -67,7 +67,7 @@ func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 // the mode refused them.
 func TestRangesAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.ServiceCIDR())
+		client := resourcetest.New(kind.ServiceCIDR)
 		mode := &rangedMode{}
 		a := &agent{cfg: NodeConfig{DataDir: t.TempDir()}, log: slog.New(slog.DiscardHandler), mode: mode}
 		if err := os.Mkdir(a.dir(), 0o700); err != nil {
@@ -97,7 +97,7 @@ func TestRangesAreFollowed(t *testing.T) {
 		}
 		remove := func(name string) {
 			t.Helper()
-			if err := client.Delete(t.Context(), kind.ServiceCIDR(), resource.Key{Name: name}, resource.Preconditions{}); err != nil {
+			if err := client.Delete(t.Context(), kind.ServiceCIDR, resource.Key{Name: name}, resource.Preconditions{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -20,8 +20,8 @@ import (
 // keys there.
 func sealed() map[string]*resource.Descriptor {
 	return map[string]*resource.Descriptor{
-		"/registry/secrets/":                        kind.Secret(),
-		"/registry/mesh.proxima.dev/globalsecrets/": kind.GlobalSecret(),
+		"/registry/secrets/":                        kind.Secret,
+		"/registry/mesh.proxima.dev/globalsecrets/": kind.GlobalSecret,
 	}
 }
 
@@ -81,7 +81,7 @@ func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
 		client := cp.api.Client("system:proxima:secrets")
 		obj, err := client.Get(ctx, d, object)
 		if err == nil {
-			_, err = client.Update(ctx, obj)
+			_, err = client.Update(ctx, d, obj)
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 			return nil // it is gone, or was written meanwhile and so encrypted anew

@@ -30,7 +30,7 @@ func (cp *controlPlane) newDetection(client resource.Client, world *catalog.Cata
 		Admit: func(ctx context.Context, node string) error { return isNode(ctx, node, "show the heartbeat") }, Log: log,
 	}, d.monitor)
 	d.leases = health.New(health.Config{
-		Client: client, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(), Logger: log,
+		Client: client, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane, Logger: log,
 		Monitor: d.monitor,
 		Keep: func(dead []resource.Key) map[resource.Key]string {
 			return health.LastEndpoints(world.Snapshot(), dead)

@@ -82,7 +82,7 @@ func New(config Config) *Catalog {
 	}
 	for _, descriptor := range config.Descriptors {
 		for kind, ops := range tables {
-			if ops.groupKind() == descriptor.Kind.GroupKind() {
+			if ops.groupKind() == descriptor.GVK.GroupKind() {
 				c.feeds = append(c.feeds, feed{kind: Kind(kind), descriptor: descriptor})
 			}
 		}

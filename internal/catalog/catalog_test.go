@@ -17,6 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
@@ -274,7 +275,7 @@ func TestSlowSubscriberIsBounded(t *testing.T) {
 		for range 3 * compareAfter {
 			s := service("", nil)
 			s.GenerateName = "brief-"
-			made, err := client.Create(t.Context(), s)
+			made, err := client.Create(t.Context(), kind.Service, s)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -142,15 +142,15 @@ func kindOf(u *unstructured.Unstructured) (*resource.Descriptor, error) {
 	gvk := u.GroupVersionKind()
 	for _, d := range kind.All() {
 		switch {
-		case d.Kind == gvk:
+		case d.GVK == gvk:
 			return d, nil
-		case d.Kind.Group == gvk.Group && d.Kind.Kind == gvk.Kind:
-			return nil, fmt.Errorf("%s has the apiVersion %s here, not %s", gvk.Kind, d.Kind.GroupVersion(), u.GetAPIVersion())
+		case d.GVK.Group == gvk.Group && d.GVK.Kind == gvk.Kind:
+			return nil, fmt.Errorf("%s has the apiVersion %s here, not %s", gvk.Kind, d.GVK.GroupVersion(), u.GetAPIVersion())
 		}
 	}
 	for _, d := range kind.All() {
-		if strings.EqualFold(d.Kind.Kind, gvk.Kind) {
-			return nil, fmt.Errorf("there is no kind %s in %s: write kind: %s and apiVersion: %s", gvk.Kind, u.GetAPIVersion(), d.Kind.Kind, d.Kind.GroupVersion())
+		if strings.EqualFold(d.GVK.Kind, gvk.Kind) {
+			return nil, fmt.Errorf("there is no kind %s in %s: write kind: %s and apiVersion: %s", gvk.Kind, u.GetAPIVersion(), d.GVK.Kind, d.GVK.GroupVersion())
 		}
 	}
 	return nil, fmt.Errorf("the kind %s of %s is not served; known kinds: %s", gvk.Kind, u.GetAPIVersion(), strings.Join(kindNames(), ", "))

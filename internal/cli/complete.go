@@ -71,8 +71,8 @@ func (s *settings) completeFlags(root *cobra.Command) {
 	}
 	byName := map[string]cobra.CompletionFunc{
 		"output":     fixed(formats...),
-		"namespace":  s.live(namesOf(kind.Namespace())),
-		"node-name":  s.live(namesOf(kind.Node())),
+		"namespace":  s.live(namesOf(kind.Namespace)),
+		"node-name":  s.live(namesOf(kind.Node)),
 		"dry-run":    fixed("none", "server"),
 		"kind":       fixed("admin", "read-only", "node", "zone"),
 		"log-format": fixed("text", "json"),

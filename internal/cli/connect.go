@@ -126,7 +126,7 @@ func (s *settings) connect(namespace string) (*connection, error) {
 // request to the kind's part of the API, in a namespace if the kind has them;
 // an empty one is all. Bodies are read and written as they are.
 func (c *connection) request(verb string, d *resource.Descriptor, namespace string) (*rest.Request, error) {
-	gv := d.Kind.GroupVersion()
+	gv := d.GVK.GroupVersion()
 	client := c.clients[gv]
 	if client == nil {
 		var err error

@@ -245,7 +245,7 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 
 // explainDeletion says what goes with an object where that is not plain.
 func (s *settings) explainDeletion(o placed) {
-	if o.kind.Kind == corev1.SchemeGroupVersion.WithKind("Node") {
+	if o.kind.GVK == corev1.SchemeGroupVersion.WithKind("Node") {
 		fmt.Fprintf(s.io.Err, "the credentials of node %s are refused from now on, and its streams end within 5 seconds; "+
 			"to let the machine back in: proxima token create --kind node --name %s\n", o.GetName(), o.GetName())
 	}

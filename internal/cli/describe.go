@@ -137,7 +137,7 @@ func (s *settings) describeEach(ctx context.Context, c *connection, client resou
 
 // eventsAbout an object.
 func (c *connection) eventsAbout(ctx context.Context, about resource.Object, kindName string) ([]corev1.Event, error) {
-	d := kind.Event()
+	d := kind.Event
 	req, err := c.request(http.MethodGet, d, about.GetNamespace())
 	if err != nil {
 		return nil, err

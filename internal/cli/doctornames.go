@@ -132,11 +132,11 @@ func (s *settings) serviceRanges(ctx context.Context) []netip.Prefix {
 		return nil
 	}
 	cfg.Timeout = 5 * time.Second
-	client, err := kubeclient.New(cfg, []*resource.Descriptor{kind.ServiceCIDR()})
+	client, err := kubeclient.New(cfg, []*resource.Descriptor{kind.ServiceCIDR})
 	if err != nil {
 		return nil
 	}
-	list, _, err := client.List(ctx, kind.ServiceCIDR(), resource.ListOptions{})
+	list, _, err := client.List(ctx, kind.ServiceCIDR, resource.ListOptions{})
 	if err != nil {
 		return nil
 	}

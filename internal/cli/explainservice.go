@@ -101,13 +101,13 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 		return nil, err
 	}
 	if from.Name != "" {
-		obj, err := client.Get(ctx, kind.Node(), resource.Key{Name: from.Name})
+		obj, err := client.Get(ctx, kind.Node, resource.Key{Name: from.Name})
 		if err != nil {
 			return nil, explainAPI(cfg, err)
 		}
 		from.Zone = obj.(*corev1.Node).Labels[corev1.LabelTopologyZone]
 	}
-	obj, err := client.Get(ctx, kind.Service(), resource.Key{Namespace: namespace, Name: name})
+	obj, err := client.Get(ctx, kind.Service, resource.Key{Namespace: namespace, Name: name})
 	if err != nil {
 		return nil, explainAPI(cfg, err)
 	}
@@ -115,7 +115,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 	if !ok {
 		return nil, fmt.Errorf("service %s/%s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", namespace, name)
 	}
-	list, _, err := client.List(ctx, kind.EndpointSlice(), resource.ListOptions{
+	list, _, err := client.List(ctx, kind.EndpointSlice, resource.ListOptions{
 		Namespace: namespace, Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name}),
 	})
 	if err != nil {

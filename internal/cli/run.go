@@ -309,7 +309,7 @@ func addressTowards(ctx context.Context, server string) (netip.Addr, error) {
 func servicesFor(ctx context.Context, client resource.Client, namespace string) ([]*corev1.Service, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	list, _, err := client.List(ctx, kind.Service(), resource.ListOptions{Namespace: namespace})
+	list, _, err := client.List(ctx, kind.Service, resource.ListOptions{Namespace: namespace})
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +320,7 @@ func servicesFor(ctx context.Context, client resource.Client, namespace string) 
 	if namespace == corev1.NamespaceDefault {
 		return services, nil
 	}
-	obj, err := client.Get(ctx, kind.Service(), resource.Key{Namespace: corev1.NamespaceDefault, Name: "kubernetes"})
+	obj, err := client.Get(ctx, kind.Service, resource.Key{Namespace: corev1.NamespaceDefault, Name: "kubernetes"})
 	switch {
 	case err == nil:
 		services = append(services, obj.(*corev1.Service))
@@ -334,7 +334,7 @@ func servicesFor(ctx context.Context, client resource.Client, namespace string) 
 func nodeExists(ctx context.Context, client resource.Client, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	_, err := client.Get(ctx, kind.Node(), resource.Key{Name: name})
+	_, err := client.Get(ctx, kind.Node, resource.Key{Name: name})
 	return !apierrors.IsNotFound(err)
 }
 

@@ -139,7 +139,7 @@ func setUp(env *testscript.Env, kubeconfig string) error {
 	env.Setenv("KUBECONFIG", "")
 	env.Setenv("NAMESPACE", name)
 	env.Setenv("SERVER", restCfg.Host)
-	_, err = client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	_, err = client.Create(context.Background(), kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	return err
 }
 
@@ -286,14 +286,14 @@ func envOf(ts *testscript.TestScript) func(string) (string, bool) {
 func report(ts *testscript.TestScript, _ bool, args []string) {
 	client := ts.Value(clientKey{}).(resource.Client)
 	ctx := context.Background()
-	obj, err := client.Get(ctx, kind.Dataplane(), resource.Key{Namespace: ts.Getenv("NAMESPACE"), Name: args[0]})
+	obj, err := client.Get(ctx, kind.Dataplane, resource.Key{Namespace: ts.Getenv("NAMESPACE"), Name: args[0]})
 	ts.Check(err)
 	dp := obj.(*v1alpha1.Dataplane)
 	dp.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.DataplaneReady, Status: metav1.ConditionStatus(args[1]), Reason: args[2], Message: args[3],
 		LastTransitionTime: metav1.Now(),
 	}}
-	_, err = client.UpdateStatus(ctx, dp)
+	_, err = client.UpdateStatus(ctx, kind.Dataplane, dp)
 	ts.Check(err)
 }
 
@@ -301,11 +301,11 @@ func report(ts *testscript.TestScript, _ bool, args []string) {
 func edit(ts *testscript.TestScript, _ bool, args []string) {
 	client := ts.Value(clientKey{}).(resource.Client)
 	ctx := context.Background()
-	obj, err := client.Get(ctx, kind.ConfigMap(), resource.Key{Namespace: ts.Getenv("NAMESPACE"), Name: args[0]})
+	obj, err := client.Get(ctx, kind.ConfigMap, resource.Key{Namespace: ts.Getenv("NAMESPACE"), Name: args[0]})
 	ts.Check(err)
 	cm := obj.(*corev1.ConfigMap)
 	cm.Data[args[1]] = args[2]
-	_, err = client.Update(ctx, cm)
+	_, err = client.Update(ctx, kind.ConfigMap, cm)
 	ts.Check(err)
 }
 

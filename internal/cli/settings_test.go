@@ -206,7 +206,7 @@ func TestFindKind(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if got := d.Kind.GroupVersion().String() + "/" + d.Kind.Kind; got != want {
+		if got := d.GVK.GroupVersion().String() + "/" + d.GVK.Kind; got != want {
 			t.Errorf("%s: got %s, want %s", word, got, want)
 		}
 	}

@@ -129,11 +129,11 @@ func (o *overview) addAgent(agent agentAnswer) {
 }
 
 func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
-	client, err := kubeclient.New(cfg, []*resource.Descriptor{kind.Node()})
+	client, err := kubeclient.New(cfg, []*resource.Descriptor{kind.Node})
 	if err != nil {
 		return err
 	}
-	nodes, _, err := client.List(ctx, kind.Node(), resource.ListOptions{})
+	nodes, _, err := client.List(ctx, kind.Node, resource.ListOptions{})
 	if err != nil {
 		return explainAPI(cfg, err)
 	}

@@ -32,7 +32,7 @@ func parseTargets(args []string) ([]target, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(targets, func(t target) bool { return t.kind.Kind == d.Kind }) {
+		if !slices.ContainsFunc(targets, func(t target) bool { return t.kind.GVK == d.GVK }) {
 			targets = append(targets, target{kind: d, names: args[1:]})
 		}
 	}
@@ -58,7 +58,7 @@ func parseJoined(args []string, forms string) ([]target, error) {
 		if name == "" || strings.Contains(name, "/") {
 			return nil, usagef("%q is not a name: %s", name, forms)
 		}
-		i := slices.IndexFunc(targets, func(t target) bool { return t.kind.Kind == d.Kind })
+		i := slices.IndexFunc(targets, func(t target) bool { return t.kind.GVK == d.GVK })
 		if i < 0 {
 			i = len(targets)
 			targets = append(targets, target{kind: d})
@@ -78,7 +78,7 @@ func named(targets []target) bool {
 func findKind(word string) (*resource.Descriptor, error) {
 	name, group, _ := strings.Cut(strings.ToLower(word), ".")
 	for _, d := range kind.All() {
-		if group != "" && group != d.Kind.Group {
+		if group != "" && group != d.GVK.Group {
 			continue
 		}
 		if name == d.Resource || name == d.Singular || slices.Contains(d.ShortNames, name) {

@@ -49,7 +49,7 @@ func TestFollowGoesOn(t *testing.T) {
 		c = c.unhurried()
 		var seen []string
 		began := time.Now()
-		err := follow(t.Context(), func() (*rest.Request, error) { return c.request("GET", kind.Service(), "ns") }, target{kind: kind.Service()}, "",
+		err := follow(t.Context(), func() (*rest.Request, error) { return c.request("GET", kind.Service, "ns") }, target{kind: kind.Service}, "",
 			func(typ apiwatch.EventType, raw []byte) (bool, error) {
 				seen = append(seen, string(typ)+" "+versionOf(raw))
 				return typ != apiwatch.Deleted, nil
@@ -76,7 +76,7 @@ func TestFollowTellsWhatBreaksIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := (&connection{cfg: &rest.Config{Host: "http://server", Transport: &streams{bodies: []string{body}}}}).unhurried()
-			err := follow(t.Context(), func() (*rest.Request, error) { return c.request("GET", kind.Service(), "") }, target{}, "",
+			err := follow(t.Context(), func() (*rest.Request, error) { return c.request("GET", kind.Service, "") }, target{}, "",
 				func(apiwatch.EventType, []byte) (bool, error) { return true, nil })
 			if err == nil {
 				t.Error("no error")

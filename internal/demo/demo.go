@@ -204,7 +204,7 @@ func (d *demo) createService(ctx context.Context) error {
 	// Named target ports let each backend listen where it likes.
 	svc.Spec.Ports[0].TargetPort.Type = 1
 	svc.Spec.Ports[0].TargetPort.StrVal = "http"
-	created, err := d.client.Create(ctx, svc)
+	created, err := d.client.Create(ctx, kind.Service, svc)
 	if err != nil {
 		return fmt.Errorf("create service web: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,6 @@ import (
 type Client struct {
 	scheme *runtime.Scheme
 	params runtime.ParameterCodec
-	kinds  map[schema.GroupVersionKind]*resource.Descriptor
 	rests  map[schema.GroupVersion]*rest.RESTClient
 }
 
@@ -44,13 +44,11 @@ func New(cfg *rest.Config, kinds []*resource.Descriptor) (*Client, error) {
 	c := &Client{
 		scheme: scheme,
 		params: runtime.NewParameterCodec(scheme),
-		kinds:  make(map[schema.GroupVersionKind]*resource.Descriptor, len(kinds)),
 		rests:  map[schema.GroupVersion]*rest.RESTClient{},
 	}
 	codecs := serializer.NewCodecFactory(scheme)
 	for _, d := range kinds {
-		c.kinds[d.Kind] = d
-		gv := d.Kind.GroupVersion()
+		gv := d.GVK.GroupVersion()
 		if c.rests[gv] != nil {
 			continue
 		}
@@ -79,32 +77,31 @@ func NewScheme(kinds []*resource.Descriptor) *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	for _, d := range kinds {
-		gv := d.Kind.GroupVersion()
-		scheme.AddKnownTypeWithName(d.Kind, d.New())
-		scheme.AddKnownTypeWithName(gv.WithKind(d.Kind.Kind+"List"), d.NewList())
+		gv := d.GVK.GroupVersion()
+		scheme.AddKnownTypeWithName(d.GVK, d.New())
+		scheme.AddKnownTypeWithName(gv.WithKind(d.GVK.Kind+"List"), d.NewList())
 		metav1.AddToGroupVersion(scheme, gv)
 	}
 	return scheme
 }
 
-// descriptor of a Go object, by its registered type.
-func (c *Client) descriptor(obj resource.Object) (*resource.Descriptor, error) {
+// check that an object is one of a kind, by its registered type: the encoder goes by
+// the type alone.
+func (c *Client) check(d *resource.Descriptor, obj resource.Object) error {
 	gvks, _, err := c.scheme.ObjectKinds(obj)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for _, gvk := range gvks {
-		if d := c.kinds[gvk]; d != nil {
-			return d, nil
-		}
+	if !slices.Contains(gvks, d.GVK) {
+		return fmt.Errorf("%s %q: the object is a %T", d.Singular, obj.GetName(), obj)
 	}
-	return nil, fmt.Errorf("kind %v is not one that this client was made for", gvks)
+	return nil
 }
 
 func (c *Client) request(verb string, d *resource.Descriptor, namespace string) (*rest.Request, error) {
-	client := c.rests[d.Kind.GroupVersion()]
+	client := c.rests[d.GVK.GroupVersion()]
 	if client == nil {
-		return nil, fmt.Errorf("kind %s is not one that this client was made for", d.Kind)
+		return nil, fmt.Errorf("kind %s is not one that this client was made for", d.GVK)
 	}
 	return client.Verb(verb).Resource(d.Resource).NamespaceIfScoped(namespace, d.Namespaced && namespace != ""), nil
 }
@@ -212,7 +209,7 @@ func (c *Client) Page(ctx context.Context, d *resource.Descriptor, opts PageOpti
 // REST is the client for the group and version of a kind, for requests that are
 // not about objects; nil for a kind that the client was not made for.
 func (c *Client) REST(d *resource.Descriptor) rest.Interface {
-	if r := c.rests[d.Kind.GroupVersion()]; r != nil {
+	if r := c.rests[d.GVK.GroupVersion()]; r != nil {
 		return r
 	}
 	return nil
@@ -240,9 +237,8 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 }
 
 // Create implements resource.Client.
-func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	d, err := c.descriptor(obj)
-	if err != nil {
+func (c *Client) Create(ctx context.Context, d *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	if err := c.check(d, obj); err != nil {
 		return nil, err
 	}
 	if d.Namespaced && obj.GetNamespace() == "" {
@@ -257,18 +253,17 @@ func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Obje
 }
 
 // Update implements resource.Client.
-func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	return c.put(ctx, obj)
+func (c *Client) Update(ctx context.Context, d *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	return c.put(ctx, d, obj)
 }
 
 // UpdateStatus implements resource.Client.
-func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	return c.put(ctx, obj, "status")
+func (c *Client) UpdateStatus(ctx context.Context, d *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	return c.put(ctx, d, obj, "status")
 }
 
-func (c *Client) put(ctx context.Context, obj resource.Object, sub ...string) (resource.Object, error) {
-	d, err := c.descriptor(obj)
-	if err != nil {
+func (c *Client) put(ctx context.Context, d *resource.Descriptor, obj resource.Object, sub ...string) (resource.Object, error) {
+	if err := c.check(d, obj); err != nil {
 		return nil, err
 	}
 	req, err := c.named("PUT", d, resource.KeyOf(obj))

@@ -237,11 +237,11 @@ func (l *Lab) restartWorkload(ctx context.Context, n node) error {
 		}
 	}
 	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: n.workload()}
-	obj, err := l.client.Get(ctx, kind.Dataplane(), key)
+	obj, err := l.client.Get(ctx, kind.Dataplane, key)
 	if err == nil {
 		dp := obj.(*meshv1alpha1.Dataplane)
 		dp.Status.Lease = nil
-		_, err = l.client.UpdateStatus(ctx, dp)
+		_, err = l.client.UpdateStatus(ctx, kind.Dataplane, dp)
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("end the lease of the old workload of node %s: %w", n.name(), err)

@@ -20,7 +20,7 @@ import (
 func AwaitEndpoints(ctx context.Context, client resource.Client, service string, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	w, err := client.Watch(ctx, kind.EndpointSlice(), resource.WatchOptions{ListOptions: resource.ListOptions{
+	w, err := client.Watch(ctx, kind.EndpointSlice, resource.WatchOptions{ListOptions: resource.ListOptions{
 		Namespace: metav1.NamespaceDefault, Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service}),
 	}})
 	if err != nil {

@@ -228,7 +228,7 @@ func (l *Lab) createService(ctx context.Context) (vips []string, err error) {
 			Ports: []corev1.ServicePort{{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")}},
 		},
 	}
-	created, err := l.client.Create(ctx, svc)
+	created, err := l.client.Create(ctx, kind.Service, svc)
 	if err != nil {
 		return nil, fmt.Errorf("create service %s: %w", serviceName, err)
 	}

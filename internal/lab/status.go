@@ -162,7 +162,7 @@ func (l *Lab) readiness(ctx context.Context) map[string]string {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	nodes, _, err := l.client.List(ctx, kind.Node(), resource.ListOptions{})
+	nodes, _, err := l.client.List(ctx, kind.Node, resource.ListOptions{})
 	if err != nil {
 		return out
 	}

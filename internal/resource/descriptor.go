@@ -23,10 +23,11 @@ const (
 	ZoneToZones
 )
 
-// Descriptor is everything that Proxima knows about a kind, once. The functions
-// are pure and may be nil. Descriptors are immutable after start.
+// Descriptor describes a kind: there is one value for each, in package kind. The
+// functions are pure and may be nil. A Descriptor is never changed. Those who keep
+// something by kind use GVK as the key, as tests have descriptors of their own.
 type Descriptor struct {
-	Kind       schema.GroupVersionKind
+	GVK        schema.GroupVersionKind
 	Resource   string // plural, as in URLs
 	Singular   string
 	ShortNames []string
@@ -66,5 +67,5 @@ type Descriptor struct {
 
 // GroupResource of the kind.
 func (d *Descriptor) GroupResource() schema.GroupResource {
-	return schema.GroupResource{Group: d.Kind.Group, Resource: d.Resource}
+	return schema.GroupResource{Group: d.GVK.Group, Resource: d.Resource}
 }

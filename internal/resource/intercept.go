@@ -25,7 +25,7 @@ func Verbs() []Verb {
 	return []Verb{VerbGet, VerbList, VerbWatch, VerbCreate, VerbUpdate, VerbUpdateStatus, VerbDelete}
 }
 
-// Writes tells whether the verb changes something.
+// Writes reports whether the verb changes objects.
 func (v Verb) Writes() bool {
 	return v == VerbCreate || v == VerbUpdate || v == VerbUpdateStatus || v == VerbDelete
 }
@@ -33,7 +33,6 @@ func (v Verb) Writes() bool {
 // Call is one call of a Client, as an interceptor sees it.
 type Call struct {
 	Verb Verb
-	// Kind is nil where the call writes an object: its type tells.
 	Kind *Descriptor
 	// Object that is written, not to be changed; nil for reads and deletions.
 	Object Object
@@ -41,24 +40,24 @@ type Call struct {
 	Key Key
 }
 
-// Around surrounds a call: it calls next once, or not at all and returns why. Its
+// Interceptor surrounds a call: it calls next once, or not at all and returns why. Its
 // error is the outcome.
-type Around func(ctx context.Context, call Call, next func(context.Context) error) error
+type Interceptor func(ctx context.Context, call Call, next func(context.Context) error) error
 
-// Intercept is the wrapper that puts around everything. Of a watch it surrounds
-// the beginning.
-func Intercept(around Around) Wrapper {
-	return func(c Client) Client { return &intercepted{inner: c, around: around} }
+// Intercept is the wrapper that calls an interceptor for every call. Of a watch it
+// surrounds the beginning.
+func Intercept(interceptor Interceptor) Wrapper {
+	return func(c Client) Client { return &intercepted{inner: c, intercept: interceptor} }
 }
 
 type intercepted struct {
-	inner  Client
-	around Around
+	inner     Client
+	intercept Interceptor
 }
 
 // Get implements Client.
 func (c *intercepted) Get(ctx context.Context, kind *Descriptor, key Key) (obj Object, err error) {
-	err = c.around(ctx, Call{Verb: VerbGet, Kind: kind, Key: key}, func(ctx context.Context) (err error) {
+	err = c.intercept(ctx, Call{Verb: VerbGet, Kind: kind, Key: key}, func(ctx context.Context) (err error) {
 		obj, err = c.inner.Get(ctx, kind, key)
 		return err
 	})
@@ -67,7 +66,7 @@ func (c *intercepted) Get(ctx context.Context, kind *Descriptor, key Key) (obj O
 
 // List implements Client.
 func (c *intercepted) List(ctx context.Context, kind *Descriptor, opts ListOptions) (objects []Object, version string, err error) {
-	err = c.around(ctx, Call{Verb: VerbList, Kind: kind, Key: Key{Namespace: opts.Namespace}}, func(ctx context.Context) (err error) {
+	err = c.intercept(ctx, Call{Verb: VerbList, Kind: kind, Key: Key{Namespace: opts.Namespace}}, func(ctx context.Context) (err error) {
 		objects, version, err = c.inner.List(ctx, kind, opts)
 		return err
 	})
@@ -79,11 +78,11 @@ func (c *intercepted) List(ctx context.Context, kind *Descriptor, opts ListOptio
 
 // Watch implements Client.
 func (c *intercepted) Watch(ctx context.Context, kind *Descriptor, opts WatchOptions) (w watch.Interface, err error) {
-	err = c.around(ctx, Call{Verb: VerbWatch, Kind: kind, Key: Key{Namespace: opts.Namespace}}, func(ctx context.Context) (err error) {
+	err = c.intercept(ctx, Call{Verb: VerbWatch, Kind: kind, Key: Key{Namespace: opts.Namespace}}, func(ctx context.Context) (err error) {
 		w, err = c.inner.Watch(ctx, kind, opts)
 		return err
 	})
-	if err != nil && w != nil { // it began, and somebody thinks better of it
+	if err != nil && w != nil { // the interceptor refused a watch that had begun
 		w.Stop()
 		return nil, err
 	}
@@ -91,23 +90,25 @@ func (c *intercepted) Watch(ctx context.Context, kind *Descriptor, opts WatchOpt
 }
 
 // Create implements Client.
-func (c *intercepted) Create(ctx context.Context, obj Object) (Object, error) {
-	return c.write(ctx, VerbCreate, obj, c.inner.Create)
+func (c *intercepted) Create(ctx context.Context, kind *Descriptor, obj Object) (Object, error) {
+	return c.write(ctx, VerbCreate, kind, obj, c.inner.Create)
 }
 
 // Update implements Client.
-func (c *intercepted) Update(ctx context.Context, obj Object) (Object, error) {
-	return c.write(ctx, VerbUpdate, obj, c.inner.Update)
+func (c *intercepted) Update(ctx context.Context, kind *Descriptor, obj Object) (Object, error) {
+	return c.write(ctx, VerbUpdate, kind, obj, c.inner.Update)
 }
 
 // UpdateStatus implements Client.
-func (c *intercepted) UpdateStatus(ctx context.Context, obj Object) (Object, error) {
-	return c.write(ctx, VerbUpdateStatus, obj, c.inner.UpdateStatus)
+func (c *intercepted) UpdateStatus(ctx context.Context, kind *Descriptor, obj Object) (Object, error) {
+	return c.write(ctx, VerbUpdateStatus, kind, obj, c.inner.UpdateStatus)
 }
 
-func (c *intercepted) write(ctx context.Context, verb Verb, obj Object, f func(context.Context, Object) (Object, error)) (out Object, err error) {
-	err = c.around(ctx, Call{Verb: verb, Object: obj, Key: KeyOf(obj)}, func(ctx context.Context) (err error) {
-		out, err = f(ctx, obj)
+func (c *intercepted) write(ctx context.Context, verb Verb, kind *Descriptor, obj Object,
+	f func(context.Context, *Descriptor, Object) (Object, error),
+) (out Object, err error) {
+	err = c.intercept(ctx, Call{Verb: verb, Kind: kind, Object: obj, Key: KeyOf(obj)}, func(ctx context.Context) (err error) {
+		out, err = f(ctx, kind, obj)
 		return err
 	})
 	return only(out, err)
@@ -115,7 +116,7 @@ func (c *intercepted) write(ctx context.Context, verb Verb, obj Object, f func(c
 
 // Delete implements Client.
 func (c *intercepted) Delete(ctx context.Context, kind *Descriptor, key Key, pre Preconditions) error {
-	return c.around(ctx, Call{Verb: VerbDelete, Kind: kind, Key: key}, func(ctx context.Context) error {
+	return c.intercept(ctx, Call{Verb: VerbDelete, Kind: kind, Key: key}, func(ctx context.Context) error {
 		return c.inner.Delete(ctx, kind, key, pre)
 	})
 }

@@ -1,10 +1,11 @@
-// Package resource describes the kinds of object that Proxima knows and gives
-// the one way to read and write them.
+// Package resource describes the kinds of objects that Proxima serves, and
+// is the one way to read and write them.
 //
-// It owns the Descriptor of every kind (scope, sync direction, defaulting,
-// validation, columns) and the Client interface that controllers use. Enter at
-// Client and at Kinds. It never does I/O: the API server implements Client in
-// process, client-go implements it where Kubernetes holds the state.
+// It owns the type Descriptor (scope, sync direction, defaulting, validation,
+// columns; package kind has the one of each kind), the Client interface that
+// controllers use, and the Router that gives kinds clients of their own. Enter at
+// Client. It never does I/O: the API server implements Client in process, package
+// kubeclient over HTTP.
 package resource
 
 import (
@@ -55,7 +56,8 @@ type WatchOptions struct {
 // path: defaulting, validation, preparation, one transaction. Errors are those
 // of k8s.io/apimachinery/pkg/api/errors (IsNotFound, IsConflict, …). Objects
 // passed in are not changed and may be reused; objects returned belong to the
-// caller. All methods block until the write is durable.
+// caller. An object that is written has the Go type of its kind. All methods block
+// until the write is durable.
 type Client interface {
 	// Get reads the newest state.
 	Get(ctx context.Context, kind *Descriptor, key Key) (Object, error)
@@ -63,12 +65,12 @@ type Client interface {
 	List(ctx context.Context, kind *Descriptor, opts ListOptions) (objects []Object, resourceVersion string, err error)
 	Watch(ctx context.Context, kind *Descriptor, opts WatchOptions) (watch.Interface, error)
 	// Create makes an object; metadata.generateName is honoured.
-	Create(ctx context.Context, obj Object) (Object, error)
+	Create(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
 	// Update replaces everything but the status. A resourceVersion in obj is a
 	// precondition.
-	Update(ctx context.Context, obj Object) (Object, error)
+	Update(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
 	// UpdateStatus replaces the status alone.
-	UpdateStatus(ctx context.Context, obj Object) (Object, error)
+	UpdateStatus(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
 	// Delete removes an object; zero preconditions: whatever it is now. Pods and
 	// Dataplanes go on as terminating for their grace period, unless pre.Now.
 	Delete(ctx context.Context, kind *Descriptor, key Key, pre Preconditions) error

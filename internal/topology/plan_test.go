@@ -254,7 +254,7 @@ func TestBadParametersKeepTheOldPlan(t *testing.T) {
 
 func costs(name string, edit func(*meshv1alpha1.ZoneCostsSpec)) *meshv1alpha1.ZoneCosts {
 	c := &meshv1alpha1.ZoneCosts{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	kind.ZoneCosts().Default(c)
+	kind.ZoneCosts.Default(c)
 	edit(&c.Spec)
 	return c
 }

@@ -61,7 +61,7 @@ func TestConditionsOfOthersStay(t *testing.T) {
 		s := r.service()
 		meta.FindStatusCondition(s.Status.Conditions, ConditionPlan).Message = "nonsense"
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
-		if _, err := r.client.UpdateStatus(t.Context(), s); err != nil {
+		if _, err := r.client.UpdateStatus(t.Context(), kind.Service, s); err != nil {
 			t.Fatal(err)
 		}
 		r.settle()

@@ -35,6 +35,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
@@ -141,7 +142,7 @@ func (r *rig) settle() {
 
 func kindOf(name string) *resource.Descriptor {
 	for _, d := range resourcetest.Descriptors() {
-		if d.Kind.Kind == name {
+		if d.GVK.Kind == name {
 			return d
 		}
 	}
@@ -197,7 +198,7 @@ func (r *rig) annotateNamed(name string, pairs ...string) {
 			s.Annotations[pairs[i]] = pairs[i+1]
 		}
 	}
-	if _, err := r.client.Update(r.t.Context(), s); err != nil {
+	if _, err := r.client.Update(r.t.Context(), kind.Service, s); err != nil {
 		r.t.Fatal(err)
 	}
 	r.settle()

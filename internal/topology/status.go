@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
@@ -87,7 +88,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 		return nil
 	}
 	c.status.Writes(key)
-	made, err := c.config.Client.UpdateStatus(ctx, next)
+	made, err := c.config.Client.UpdateStatus(ctx, kind.Service, next)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -453,7 +454,7 @@ func (c *Controller) event(ctx context.Context, service *corev1.Service, e event
 		typ = corev1.EventTypeWarning
 	}
 	now := metav1.NewTime(c.clock.Now())
-	_, err := c.config.Client.Create(ctx, &corev1.Event{
+	_, err := c.config.Client.Create(ctx, kind.Event, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: service.Namespace, GenerateName: service.Name + "-"},
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name,

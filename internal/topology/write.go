@@ -47,7 +47,7 @@ func (c *Controller) write(
 		delete(there, part.Name)
 	}
 	for _, part := range there {
-		err := c.config.Client.Delete(ctx, kind.TrafficPlan(), resource.KeyOf(part), resource.Preconditions{UID: part.UID})
+		err := c.config.Client.Delete(ctx, kind.TrafficPlan, resource.KeyOf(part), resource.Preconditions{UID: part.UID})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete plan of service %s: %w", key, err)
 		}
@@ -59,10 +59,10 @@ func (c *Controller) write(
 // writePart creates a part of a plan, or updates the one there is.
 func (c *Controller) writePart(ctx context.Context, part, was *plannerv1alpha1.TrafficPlan) (made resource.Object, err error) {
 	if was == nil {
-		made, err = c.config.Client.Create(ctx, part)
+		made, err = c.config.Client.Create(ctx, kind.TrafficPlan, part)
 	} else {
 		part.ObjectMeta.ResourceVersion, part.ObjectMeta.UID = was.ResourceVersion, was.UID
-		made, err = c.config.Client.Update(ctx, part)
+		made, err = c.config.Client.Update(ctx, kind.TrafficPlan, part)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
 		return nil, loop.ErrStale

@@ -73,7 +73,7 @@ func (c *Checks) Run(ctx context.Context) error {
 	defer c.wg.Wait()
 	defer c.keepOnly(nil)
 	return follow.Run(ctx, follow.Config{
-		Client: c.cfg.Client, Kind: kind.Dataplane(), Logger: c.cfg.Logger, Level: slog.LevelDebug,
+		Client: c.cfg.Client, Kind: kind.Dataplane, Logger: c.cfg.Logger, Level: slog.LevelDebug,
 		Select: resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node)},
 		Pause:  follow.Pause{First: checkRetry, Last: checkRetryMax, Clock: c.cfg.Clock},
 	}, func(change follow.Change) error {
@@ -201,7 +201,7 @@ func says(dp *v1alpha1.Dataplane, want condition) bool {
 func (c *Checks) write(ctx context.Context, key resource.Key, running *check, want condition) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	obj, err := c.cfg.Client.Get(ctx, kind.Dataplane(), key)
+	obj, err := c.cfg.Client.Get(ctx, kind.Dataplane, key)
 	if apierrors.IsNotFound(err) {
 		return nil // the watch will tell
 	}
@@ -216,7 +216,7 @@ func (c *Checks) write(ctx context.Context, key resource.Key, running *check, wa
 	if !changed {
 		return nil
 	}
-	if _, err := c.cfg.Client.UpdateStatus(ctx, dp); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := c.cfg.Client.UpdateStatus(ctx, kind.Dataplane, dp); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	c.cfg.Logger.Info("readiness", "dataplane", key.String(), "ready", want.ready, "reason", want.reason, "message", want.message)

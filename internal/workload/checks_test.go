@@ -93,7 +93,7 @@ func (c *checked) askedAt(name string) []time.Duration {
 // ready is the Ready condition: "reason status", or "-".
 func (c *checked) ready(name string) string {
 	c.t.Helper()
-	obj, err := c.client.Get(context.Background(), kind.Dataplane(), resource.Key{Namespace: "default", Name: name})
+	obj, err := c.client.Get(context.Background(), kind.Dataplane, resource.Key{Namespace: "default", Name: name})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func TestChecksFollow(t *testing.T) {
 				c.run()
 				after(20 * time.Second)
 				c.expect("web", "ProbeSucceeded True")
-				obj, err := c.client.Get(t.Context(), kind.Dataplane(), resource.Key{Namespace: "default", Name: "web"})
+				obj, err := c.client.Get(t.Context(), kind.Dataplane, resource.Key{Namespace: "default", Name: "web"})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -291,7 +291,7 @@ func TestChecksOutage(t *testing.T) {
 		after(checkRetryMax)
 		c.expect("web", "ProbeFailed False")
 
-		obj, _ := c.client.Get(t.Context(), kind.Dataplane(), resource.Key{Namespace: "default", Name: "web"})
+		obj, _ := c.client.Get(t.Context(), kind.Dataplane, resource.Key{Namespace: "default", Name: "web"})
 		dp := obj.(*v1alpha1.Dataplane)
 		dp.Status.Conditions = nil // restored from a backup
 		c.client.Seed(dp)
@@ -324,7 +324,7 @@ func TestChecksForReal(t *testing.T) {
 		dp.Spec.Addresses = []string{"127.0.0.1"}
 		client.Seed(dp)
 	}
-	w, err := client.Watch(ctx, kind.Dataplane(), resource.WatchOptions{})
+	w, err := client.Watch(ctx, kind.Dataplane, resource.WatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,7 +145,7 @@ func (r *registration) delete(timeout time.Duration, now bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	key := resource.KeyOf(r.current)
-	err := r.cfg.Client.Delete(ctx, kind.Dataplane(), key, resource.Preconditions{UID: r.current.UID, Now: now})
+	err := r.cfg.Client.Delete(ctx, kind.Dataplane, key, resource.Preconditions{UID: r.current.UID, Now: now})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		r.cfg.Logger.Warn("the catalogue was not told of the end; the dataplane is not ready once its lease has run out",
 			"dataplane", key.String(), "error", err, "lease", r.cfg.Lease)
@@ -167,7 +167,7 @@ func (r *registration) write(ctx context.Context) error {
 	}
 	next := r.current.DeepCopy()
 	r.fillStatus(&next.Status)
-	out, err := r.cfg.Client.UpdateStatus(ctx, next)
+	out, err := r.cfg.Client.UpdateStatus(ctx, kind.Dataplane, next)
 	switch {
 	case err == nil:
 		r.current = out.(*v1alpha1.Dataplane)
@@ -180,7 +180,7 @@ func (r *registration) write(ctx context.Context) error {
 		}
 		next := r.current.DeepCopy()
 		r.fillStatus(&next.Status)
-		if out, err = r.cfg.Client.UpdateStatus(ctx, next); err != nil {
+		if out, err = r.cfg.Client.UpdateStatus(ctx, kind.Dataplane, next); err != nil {
 			return err
 		}
 		r.current = out.(*v1alpha1.Dataplane)
@@ -193,7 +193,7 @@ func (r *registration) write(ctx context.Context) error {
 // holder is gone. Its spec and labels become this run's.
 func (r *registration) register(ctx context.Context) error {
 	want := r.cfg.Dataplane
-	out, err := r.cfg.Client.Create(ctx, want)
+	out, err := r.cfg.Client.Create(ctx, kind.Dataplane, want)
 	if err == nil {
 		r.current = out.(*v1alpha1.Dataplane)
 		return nil
@@ -201,7 +201,7 @@ func (r *registration) register(ctx context.Context) error {
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	got, err := r.cfg.Client.Get(ctx, kind.Dataplane(), resource.KeyOf(want))
+	got, err := r.cfg.Client.Get(ctx, kind.Dataplane, resource.KeyOf(want))
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func (r *registration) register(ctx context.Context) error {
 	have = have.DeepCopy()
 	have.Labels = want.Labels
 	have.Spec = *want.Spec.DeepCopy()
-	if out, err = r.cfg.Client.Update(ctx, have); err != nil {
+	if out, err = r.cfg.Client.Update(ctx, kind.Dataplane, have); err != nil {
 		return err
 	}
 	r.current = out.(*v1alpha1.Dataplane)

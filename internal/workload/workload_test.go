@@ -75,7 +75,7 @@ func config(t *testing.T, name, listen string) (Config, *resourcetest.Client) {
 }
 
 func get(client resource.Client) (*v1alpha1.Dataplane, error) {
-	obj, err := client.Get(context.Background(), kind.Dataplane(), resource.Key{Namespace: "default", Name: "web-1"})
+	obj, err := client.Get(context.Background(), kind.Dataplane, resource.Key{Namespace: "default", Name: "web-1"})
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func awaitCondition(t *testing.T, client resource.Client, reason string) *v1alph
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	w, err := client.Watch(ctx, kind.Dataplane(), resource.WatchOptions{})
+	w, err := client.Watch(ctx, kind.Dataplane, resource.WatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestRegistersAgainIfSomebodyDeletesIt(t *testing.T) {
 	if err := reg.announce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Delete(t.Context(), kind.Dataplane(), resource.KeyOf(cfg.Dataplane), resource.Preconditions{}); err != nil {
+	if err := client.Delete(t.Context(), kind.Dataplane, resource.KeyOf(cfg.Dataplane), resource.Preconditions{}); err != nil {
 		t.Fatal(err)
 	}
 	reg.ready = condition{ready: true, reason: "ProbeSucceeded"}

@@ -159,7 +159,7 @@ func checkOwners(t *testing.T, s store.Store, client resource.Client) {
 		return out
 	}
 	owner, ports := map[string]string{}, map[string]string{}
-	for _, obj := range list(kind.Service()) {
+	for _, obj := range list(kind.Service) {
 		svc := obj.(*corev1.Service)
 		name := svc.Namespace + "/" + svc.Name
 		for _, addr := range svc.Spec.ClusterIPs {
@@ -177,7 +177,7 @@ func checkOwners(t *testing.T, s store.Store, client resource.Client) {
 			}
 		}
 	}
-	for _, obj := range list(kind.IPAddress()) {
+	for _, obj := range list(kind.IPAddress) {
 		ip := obj.(*networkingv1.IPAddress)
 		parent := ip.Spec.ParentRef.Namespace + "/" + ip.Spec.ParentRef.Name
 		if owner[ip.Name] != parent {
@@ -222,7 +222,7 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 	witness := startAPI(t, inner, "10.96.0.0/24")
 
 	get := func(name string) *corev1.Service {
-		obj, err := witness.Get(t.Context(), kind.Service(), resource.Key{Namespace: "default", Name: name})
+		obj, err := witness.Get(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,24 +234,24 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 		write   func(name string) error
 	}{
 		{"create", false, func(name string) error {
-			_, err := writer.Create(t.Context(), portService(name))
+			_, err := writer.Create(t.Context(), kind.Service, portService(name))
 			return err
 		}},
 		{"give up address and ports", true, func(name string) error {
 			svc := get(name)
 			svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
-			_, err := writer.Update(t.Context(), svc)
+			_, err := writer.Update(t.Context(), kind.Service, svc)
 			return err
 		}},
 		{"take another port", true, func(name string) error {
 			svc := get(name)
 			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "b", Port: 81})
 			svc.Spec.Ports[0].Name = "a"
-			_, err := writer.Update(t.Context(), svc)
+			_, err := writer.Update(t.Context(), kind.Service, svc)
 			return err
 		}},
 		{"delete", true, func(name string) error {
-			return writer.Delete(t.Context(), kind.Service(), resource.Key{Namespace: "default", Name: name}, resource.Preconditions{})
+			return writer.Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{})
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 				for step := 0; ; step++ {
 					name := fmt.Sprintf("s-%d-%t", step, applied)
 					if tc.prepare {
-						if _, err := witness.Create(t.Context(), portService(name)); err != nil {
+						if _, err := witness.Create(t.Context(), kind.Service, portService(name)); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -268,7 +268,7 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 					err := tc.write(name)
 					died := dead.heal()
 					checkOwners(t, inner, witness)
-					if delErr := witness.Delete(t.Context(), kind.Service(), resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); delErr != nil && !apierrors.IsNotFound(delErr) {
+					if delErr := witness.Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); delErr != nil && !apierrors.IsNotFound(delErr) {
 						t.Fatal(delErr)
 					}
 					checkOwners(t, inner, witness)
@@ -308,7 +308,7 @@ func TestAddressesHaveOneOwner(t *testing.T) {
 				for i := range 10 {
 					svc := portService(fmt.Sprintf("r%d-w%d-%d", round, worker, i))
 					svc.Spec.Type = corev1.ServiceTypeClusterIP
-					_, err := instances[worker%2].Create(t.Context(), svc)
+					_, err := instances[worker%2].Create(t.Context(), kind.Service, svc)
 					mu.Lock()
 					if err == nil {
 						names = append(names, svc.Name)
@@ -325,7 +325,7 @@ func TestAddressesHaveOneOwner(t *testing.T) {
 			t.Errorf("round %d: %d Services have an address, want %d; refusals: %v", round, len(names), usable, refusals)
 		}
 		for i, name := range names {
-			if err := instances[i%2].Delete(t.Context(), kind.Service(), resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); err != nil {
+			if err := instances[i%2].Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -335,15 +335,15 @@ func TestAddressesHaveOneOwner(t *testing.T) {
 			testkit.Eventually(t, "all addresses are free again", func() bool {
 				svc := portService("probe-" + strconv.Itoa(i))
 				svc.Spec.ClusterIP = "10.96.0.62"
-				_, err := instance.Create(t.Context(), svc)
+				_, err := instance.Create(t.Context(), kind.Service, svc)
 				if err == nil {
-					err = instance.Delete(t.Context(), kind.Service(), resource.Key{Namespace: "default", Name: svc.Name}, resource.Preconditions{})
+					err = instance.Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: svc.Name}, resource.Preconditions{})
 				}
 				return err == nil
 			})
 		}
 	}
-	list, _, err := instances[0].List(t.Context(), kind.IPAddress(), resource.ListOptions{})
+	list, _, err := instances[0].List(t.Context(), kind.IPAddress, resource.ListOptions{})
 	if err != nil || len(list) != 1 || !slices.ContainsFunc(list, func(o resource.Object) bool { return o.GetName() == "10.96.0.1" }) {
 		t.Errorf("left at the end: %v, %v; want default/kubernetes' alone", list, err)
 	}

@@ -355,13 +355,13 @@ func TestInformers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := client.Watch(t.Context(), kind.Dataplane(), resource.WatchOptions{})
+		w, err := client.Watch(t.Context(), kind.Dataplane, resource.WatchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer w.Stop()
 		dp := &v1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "d"}, Spec: v1alpha1.DataplaneSpec{Addresses: []string{"192.0.2.1"}}}
-		if _, err := client.Create(t.Context(), dp); err != nil {
+		if _, err := client.Create(t.Context(), kind.Dataplane, dp); err != nil {
 			t.Fatal(err)
 		}
 		for event := range w.ResultChan() {
@@ -398,7 +398,7 @@ func BenchmarkReadiness(b *testing.B) {
 			conn.Close()
 		}
 	}()
-	created, err := client.Create(b.Context(), &v1alpha1.Dataplane{
+	created, err := client.Create(b.Context(), kind.Dataplane, &v1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{"app": "web"}},
 		Spec: v1alpha1.DataplaneSpec{Addresses: []string{"127.0.0.1"}, Ports: []v1alpha1.DataplanePort{
 			{Name: "http", Port: int32(backend.Addr().(*net.TCPAddr).Port)},
@@ -434,7 +434,7 @@ func toggle(b *testing.B, client resource.Client, dp **v1alpha1.Dataplane, vip s
 	next := (*dp).DeepCopy()
 	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{Type: v1alpha1.DataplaneReady, Status: status, Reason: "Toggled"})
 	start := time.Now()
-	out, err := client.UpdateStatus(b.Context(), next)
+	out, err := client.UpdateStatus(b.Context(), kind.Dataplane, next)
 	if err != nil {
 		b.Fatal(err)
 	}

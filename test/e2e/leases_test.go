@@ -97,13 +97,13 @@ func fleetNode(i int) string { return fmt.Sprintf("node-%d", i) }
 
 func (f *fleet) register(i int) {
 	f.t.Helper()
-	_, err := f.client.Create(f.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fleetNode(i)}})
+	_, err := f.client.Create(f.t.Context(), kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fleetNode(i)}})
 	if err == nil {
 		err = f.tellReady(f.t.Context(), i)
 	}
 	if err == nil {
 		now, seconds := metav1.NowMicro(), int32(leaseOfTest/time.Second)
-		_, err = f.client.Create(f.t.Context(), &coordinationv1.Lease{
+		_, err = f.client.Create(f.t.Context(), kind.Lease, &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: fleetNode(i)},
 			Spec:       coordinationv1.LeaseSpec{RenewTime: &now, LeaseDurationSeconds: &seconds},
 		})
@@ -115,7 +115,7 @@ func (f *fleet) register(i int) {
 
 // tellReady does what an agent does with every heartbeat: its node is ready.
 func (f *fleet) tellReady(ctx context.Context, i int) error {
-	obj, err := f.client.Get(ctx, kind.Node(), resource.Key{Name: fleetNode(i)})
+	obj, err := f.client.Get(ctx, kind.Node, resource.Key{Name: fleetNode(i)})
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (f *fleet) tellReady(ctx context.Context, i int) error {
 		return nil
 	}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "AgentReady"}}
-	_, err = f.client.UpdateStatus(ctx, node)
+	_, err = f.client.UpdateStatus(ctx, kind.Node, node)
 	return err
 }
 
@@ -145,11 +145,11 @@ func (f *fleet) renew(ctx context.Context, nodes int) {
 				continue
 			}
 			key := resource.Key{Namespace: corev1.NamespaceNodeLease, Name: fleetNode(i)}
-			obj, err := f.client.Get(ctx, kind.Lease(), key)
+			obj, err := f.client.Get(ctx, kind.Lease, key)
 			if err == nil {
 				lease, now := obj.(*coordinationv1.Lease), metav1.NowMicro()
 				lease.Spec.RenewTime = &now
-				_, err = f.client.Update(ctx, lease)
+				_, err = f.client.Update(ctx, kind.Lease, lease)
 			}
 			if err == nil {
 				err = f.tellReady(ctx, i)
@@ -169,7 +169,7 @@ func (f *fleet) ready(nodes int) int {
 	f.t.Helper()
 	n := 0
 	for i := range nodes {
-		obj, err := f.client.Get(f.t.Context(), kind.Node(), resource.Key{Name: fleetNode(i)})
+		obj, err := f.client.Get(f.t.Context(), kind.Node, resource.Key{Name: fleetNode(i)})
 		if err != nil {
 			f.t.Fatal(err)
 		}

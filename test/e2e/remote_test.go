@@ -26,7 +26,7 @@ import (
 )
 
 func remoteKinds() []*resource.Descriptor {
-	return []*resource.Descriptor{kind.ConfigMap(), kind.Node()}
+	return []*resource.Descriptor{kind.ConfigMap, kind.Node}
 }
 
 func openRemote(t *testing.T, cfg *rest.Config) *remote.Store {
@@ -55,7 +55,7 @@ func configMap(name, value string) *corev1.ConfigMap {
 // TestRemote uses another process's API as a store of resources.
 func TestRemote(t *testing.T) {
 	p := startPlane(t)
-	options := resourcetest.ContractOptions{Plain: kind.ConfigMap(), WithStatus: kind.Node(), Namespace: "default"}
+	options := resourcetest.ContractOptions{Plain: kind.ConfigMap, WithStatus: kind.Node, Namespace: "default"}
 	t.Run("contract", func(t *testing.T) {
 		resourcetest.Contract(t, func(t *testing.T) resource.Client { return openRemote(t, p.config()) }, options)
 	})
@@ -88,10 +88,10 @@ func remoteRevisions(t *testing.T, s *remote.Store) {
 		t.Fatal(err)
 	}
 	// Each node names the count that was stored before it.
-	if _, err := s.Create(ctx, configMap("count", "0")); err != nil {
+	if _, err := s.Create(ctx, kind.ConfigMap, configMap("count", "0")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": "0"}}}); err != nil {
+	if _, err := s.Create(ctx, kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": "0"}}}); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})
@@ -103,9 +103,9 @@ func remoteRevisions(t *testing.T, s *remote.Store) {
 				return
 			default:
 			}
-			_, err := s.Update(context.Background(), configMap("count", fmt.Sprint(i)))
+			_, err := s.Update(context.Background(), kind.ConfigMap, configMap("count", fmt.Sprint(i)))
 			if err == nil {
-				_, err = s.Update(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": fmt.Sprint(i)}}})
+				_, err = s.Update(context.Background(), kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": fmt.Sprint(i)}}})
 			}
 			if err != nil {
 				t.Error(err)
@@ -117,7 +117,7 @@ func remoteRevisions(t *testing.T, s *remote.Store) {
 	began := time.Now()
 	for range 20 {
 		// Nodes are read after ConfigMaps, and yet never show a later count.
-		objects, at, err := s.Snapshot(ctx, kind.ConfigMap(), kind.Node())
+		objects, at, err := s.Snapshot(ctx, kind.ConfigMap, kind.Node)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func remoteRevisions(t *testing.T, s *remote.Store) {
 	t.Logf("a snapshot of two kinds takes %s while both change", time.Since(began)/20)
 	close(stop)
 	writing.Wait()
-	list, at, err := s.ListAt(ctx, kind.ConfigMap(), resource.ListOptions{Namespace: "default"}, last)
+	list, at, err := s.ListAt(ctx, kind.ConfigMap, resource.ListOptions{Namespace: "default"}, last)
 	if err != nil || at != last || len(list) == 0 {
 		t.Errorf("list at %d: %d objects at %d, %v", last, len(list), at, err)
 	}
@@ -177,7 +177,7 @@ func remoteCuts(t *testing.T, p *plane) {
 	cfg.Timeout = 0
 	s := openRemote(t, cfg)
 	c := remember(t, s)
-	if _, err := c.Create(t.Context(), configMap("cut", "0")); err != nil {
+	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("cut", "0")); err != nil {
 		t.Fatal(err)
 	}
 	key := resource.Key{Namespace: "default", Name: "cut"}
@@ -189,7 +189,7 @@ func remoteCuts(t *testing.T, p *plane) {
 		}
 		wire.cut()
 		testkit.Eventually(t, "a write goes through", func() bool {
-			got, err := c.Get(t.Context(), kind.ConfigMap(), key)
+			got, err := c.Get(t.Context(), kind.ConfigMap, key)
 			if err == nil {
 				next := got.(*corev1.ConfigMap)
 				var n int
@@ -200,7 +200,7 @@ func remoteCuts(t *testing.T, p *plane) {
 					t.Fatalf("read %d after %d was acknowledged", n, acknowledged)
 				}
 				next.Data["value"] = fmt.Sprint(n + 1)
-				if _, err = c.Update(t.Context(), next); err == nil {
+				if _, err = c.Update(t.Context(), kind.ConfigMap, next); err == nil {
 					acknowledged = n + 1
 					return true
 				}
@@ -209,14 +209,14 @@ func remoteCuts(t *testing.T, p *plane) {
 			return false
 		})
 	}
-	hits, misses := c.Reads(kind.ConfigMap())
+	hits, misses := c.Reads(kind.ConfigMap)
 	t.Logf("%d acknowledged, %d tries failed; %d reads from memory, %d from the server", acknowledged, retried, hits, misses)
 	direct := openRemote(t, p.config())
 	testkit.Eventually(t, "memory is where the state is", func() bool {
-		before, _ := c.Reads(kind.ConfigMap())
-		mine, err := c.Get(t.Context(), kind.ConfigMap(), key)
-		after, _ := c.Reads(kind.ConfigMap())
-		theirs, err2 := direct.Get(t.Context(), kind.ConfigMap(), key)
+		before, _ := c.Reads(kind.ConfigMap)
+		mine, err := c.Get(t.Context(), kind.ConfigMap, key)
+		after, _ := c.Reads(kind.ConfigMap)
+		theirs, err2 := direct.Get(t.Context(), kind.ConfigMap, key)
 		return err == nil && err2 == nil && after > before && mine.GetResourceVersion() == theirs.GetResourceVersion()
 	})
 	if err := s.Check(t.Context()); err != nil {

@@ -50,12 +50,12 @@ func settle(t testing.TB, services, endpointsEach int) (took, cpu time.Duration,
 	defer cancel()
 	start, spent := time.Now(), cpuTime(t)
 	world := catalog.New(catalog.Config{Client: client, Descriptors: kind.All(), Epoch: s.Epoch()})
-	slices := endpointslice.New(endpointslice.Config{Client: client, Catalog: world, Slices: kind.EndpointSlice()})
-	objects := endpoints.New(endpoints.Config{Client: client, Catalog: world, Endpoints: kind.Endpoints()})
+	slices := endpointslice.New(endpointslice.Config{Client: client, Catalog: world, Slices: kind.EndpointSlice})
+	objects := endpoints.New(endpoints.Config{Client: client, Catalog: world, Endpoints: kind.Endpoints})
 	for _, run := range []func(context.Context) error{world.Run, slices.Run, objects.Run} {
 		controllers.Go(func() { _ = run(ctx) })
 	}
-	w, err := client.Watch(ctx, kind.EndpointSlice(), resource.WatchOptions{})
+	w, err := client.Watch(ctx, kind.EndpointSlice, resource.WatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,12 +98,12 @@ func fill(t testing.TB, client resource.Client, services, endpointsEach int) {
 		wg.Go(func() {
 			for i := worker; i < services; i += workers {
 				name := fmt.Sprintf("svc-%05d", i)
-				_, err := client.Create(t.Context(), &corev1.Service{
+				_, err := client.Create(t.Context(), kind.Service, &corev1.Service{
 					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 					Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": name}, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 				})
 				for j := 0; err == nil && j < endpointsEach; j++ {
-					_, err = client.Create(t.Context(), &v1alpha1.Dataplane{
+					_, err = client.Create(t.Context(), kind.Dataplane, &v1alpha1.Dataplane{
 						ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("%s-%d", name, j), Labels: map[string]string{"app": name}},
 						Spec:       v1alpha1.DataplaneSpec{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 128+i/250, i%250, j+1)}},
 					})

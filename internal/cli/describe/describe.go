@@ -70,7 +70,7 @@ func (d *Describer) Describe(ctx context.Context, out io.Writer, kind *resource.
 		err = contents(p, obj)
 	}
 	if err == nil {
-		err = d.events(ctx, p, obj, kind.Kind.Kind)
+		err = d.events(ctx, p, obj, kind.GVK.Kind)
 	}
 	if err != nil {
 		return err

@@ -153,7 +153,7 @@ func TestServiceTellsWhy(t *testing.T) {
 			endpointOf("Pod", "starting", "10.1.0.7", false, false, false),
 		}},
 	}}
-	got := describe(t, w, kind.Service(), resource.Key{Namespace: "ns", Name: "web"})
+	got := describe(t, w, kind.Service, resource.Key{Namespace: "ns", Name: "web"})
 	mustContain(t, got,
 		"Policies: internal Local", "Affinity: ClientIP for 60s",
 		"10.1.0.1 ready - n1 dataplane/up",
@@ -173,7 +173,7 @@ func TestServiceTellsWhy(t *testing.T) {
 	}
 
 	w.forbidden = map[string]bool{"pods": true}
-	mustContain(t, describe(t, w, kind.Service(), resource.Key{Namespace: "ns", Name: "web"}),
+	mustContain(t, describe(t, w, kind.Service, resource.Key{Namespace: "ns", Name: "web"}),
 		"pods can't be read: pods is forbidden: not yours", "pod/starting the Pod is gone; the slice follows")
 }
 
@@ -187,17 +187,17 @@ func TestNodeAndLeases(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Namespace: corev1.NamespaceNodeLease},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("n1"), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-5 * time.Second))), LeaseDurationSeconds: ptr.To(int32(40))},
 	}}}
-	mustContain(t, describe(t, w, kind.Node(), resource.Key{Name: "n1"}),
+	mustContain(t, describe(t, w, kind.Node, resource.Key{Name: "n1"}),
 		"Lease: renewed 5s ago by n1, lasts 40s Conditions", "Ready Unknown 60s LeaseExpired", "ns dataplane/a 10.1.0.1 not ready nobody has reported it ready yet")
-	mustContain(t, describe(t, w, kind.Dataplane(), resource.Key{Namespace: "ns", Name: "a"}),
+	mustContain(t, describe(t, w, kind.Dataplane, resource.Key{Namespace: "ns", Name: "a"}),
 		"Lease: renewed 50s ago by host/1, lasts 40s: it has run out",
 		"no Service in namespace ns selects it", "its node n1 is not ready: LeaseExpired")
 
 	w.forbidden = map[string]bool{"leases": true}
-	mustContain(t, describe(t, w, kind.Node(), resource.Key{Name: "n1"}), "Lease: none")
+	mustContain(t, describe(t, w, kind.Node, resource.Key{Name: "n1"}), "Lease: none")
 	w.forbidden, w.fails = nil, errors.New("store is away")
 	d := Describer{Reader: w, Now: now}
-	if err := d.Describe(t.Context(), new(bytes.Buffer), kind.Node(), resource.Key{Name: "n1"}); err == nil {
+	if err := d.Describe(t.Context(), new(bytes.Buffer), kind.Node, resource.Key{Name: "n1"}); err == nil {
 		t.Error("a failure to read is told as if nothing were there")
 	}
 }

@@ -38,11 +38,11 @@ func (d *Describer) node(ctx context.Context, p *page, n *corev1.Node) error {
 	}
 	p.table("Conditions", []string{"TYPE", "STATUS", "SINCE", "WHY"}, rows)
 
-	dataplanes, err := list[*mesh.Dataplane](ctx, d, p, kind.Dataplane(), resource.ListOptions{})
+	dataplanes, err := list[*mesh.Dataplane](ctx, d, p, kind.Dataplane, resource.ListOptions{})
 	if err != nil {
 		return err
 	}
-	pods, err := list[*corev1.Pod](ctx, d, p, kind.Pod(), resource.ListOptions{})
+	pods, err := list[*corev1.Pod](ctx, d, p, kind.Pod, resource.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (d *Describer) node(ctx context.Context, p *page, n *corev1.Node) error {
 
 // nodeLease is what keeps a Node alive.
 func (d *Describer) nodeLease(ctx context.Context, p *page, name string) error {
-	obj, err := d.Reader.Get(ctx, kind.Lease(), resource.Key{Namespace: corev1.NamespaceNodeLease, Name: name})
+	obj, err := d.Reader.Get(ctx, kind.Lease, resource.Key{Namespace: corev1.NamespaceNodeLease, Name: name})
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		p.field("Lease", "none: no agent has run on it")
 		return nil
@@ -93,7 +93,7 @@ func (d *Describer) dataplane(ctx context.Context, p *page, dp *mesh.Dataplane) 
 			return err
 		}
 	}
-	services, err := list[*corev1.Service](ctx, d, p, kind.Service(), resource.ListOptions{Namespace: dp.Namespace})
+	services, err := list[*corev1.Service](ctx, d, p, kind.Service, resource.ListOptions{Namespace: dp.Namespace})
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (d *Describer) dataplane(ctx context.Context, p *page, dp *mesh.Dataplane) 
 
 // dataplaneNode notes what keeps a Node from serving a workload.
 func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) error {
-	obj, err := d.Reader.Get(ctx, kind.Node(), resource.Key{Name: name})
+	obj, err := d.Reader.Get(ctx, kind.Node, resource.Key{Name: name})
 	switch {
 	case apierrors.IsNotFound(err):
 		p.note("its Node %q does not exist, so it gets no endpoint: remove spec.nodeName, or run an agent of that name", name)

@@ -28,19 +28,19 @@ func (d *Describer) service(ctx context.Context, p *page, s *corev1.Service) err
 	own := here
 	own.Labels = labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: s.Name})
 	var err error
-	if in.slices, err = list[*discoveryv1.EndpointSlice](ctx, d, p, kind.EndpointSlice(), own); err != nil {
+	if in.slices, err = list[*discoveryv1.EndpointSlice](ctx, d, p, kind.EndpointSlice, own); err != nil {
 		return err
 	}
-	dataplanes, err := list[*mesh.Dataplane](ctx, d, p, kind.Dataplane(), here)
+	dataplanes, err := list[*mesh.Dataplane](ctx, d, p, kind.Dataplane, here)
 	if err != nil {
 		return err
 	}
-	pods, err := list[*corev1.Pod](ctx, d, p, kind.Pod(), here)
+	pods, err := list[*corev1.Pod](ctx, d, p, kind.Pod, here)
 	if err != nil {
 		return err
 	}
 	in.workloads = workloads(dataplanes, pods)
-	nodes, err := list[*corev1.Node](ctx, d, p, kind.Node(), resource.ListOptions{})
+	nodes, err := list[*corev1.Node](ctx, d, p, kind.Node, resource.ListOptions{})
 	if err != nil {
 		return err
 	}

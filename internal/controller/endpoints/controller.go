@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Config of a Controller.
@@ -142,9 +143,9 @@ func (c *Controller) write(ctx context.Context, key resource.Key, object *corev1
 	verb := "update"
 	if object.ResourceVersion == "" {
 		verb = "create"
-		made, err = c.Client.Create(ctx, object)
+		made, err = c.Client.Create(ctx, kind.Endpoints, object)
 	} else {
-		made, err = c.Client.Update(ctx, object)
+		made, err = c.Client.Update(ctx, kind.Endpoints, object)
 	}
 	switch {
 	case err == nil:
@@ -201,7 +202,7 @@ func (c *Controller) report(ctx context.Context, key resource.Key, cause error) 
 		return
 	}
 	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), service)
-	_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-controller", c.Clock.Now(), "FailedToUpdateEndpoint",
+	_, err := c.Client.Create(ctx, kind.Event, event.Warning(about, "endpoint-controller", c.Clock.Now(), "FailedToUpdateEndpoint",
 		fmt.Sprintf("Failed to update endpoint %s: %v", key, cause)))
 	if err != nil {
 		c.Logger.Warn("event could not be written", "service", key, "error", err)

@@ -32,7 +32,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, objects ...resource.Object) *rig {
-	descriptors := append(resourcetest.Descriptors(), kind.Endpoints())
+	descriptors := append(resourcetest.Descriptors(), kind.Endpoints)
 	r := &rig{t: t, client: resourcetest.New(descriptors...)}
 	r.client.Seed(objects...)
 	r.client.Intercept(func(call resourcetest.Call) error {
@@ -45,7 +45,7 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 		return nil
 	})
 	cat := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
-	controller := New(Config{Client: r.client, Catalog: cat, Endpoints: kind.Endpoints()})
+	controller := New(Config{Client: r.client, Catalog: cat, Endpoints: kind.Endpoints})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
 	go func() { _ = cat.Run(ctx); done <- struct{}{} }()
@@ -60,7 +60,7 @@ func (r *rig) fail(f func(resourcetest.Call) error) { r.failure.Store(&f) }
 func (r *rig) get() *corev1.Endpoints {
 	r.t.Helper()
 	synctest.Wait()
-	object, err := r.client.Get(r.t.Context(), kind.Endpoints(), web)
+	object, err := r.client.Get(r.t.Context(), kind.Endpoints, web)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -84,7 +84,7 @@ func (r *rig) want(lines ...string) {
 func (r *rig) delete(kindName string, key resource.Key) {
 	r.t.Helper()
 	for _, d := range resourcetest.Descriptors() {
-		if d.Kind.Kind == kindName {
+		if d.GVK.Kind == kindName {
 			if err := r.client.Delete(r.t.Context(), d, key, resource.Preconditions{}); err != nil {
 				r.t.Fatal(err)
 			}
@@ -271,7 +271,7 @@ func TestFailureIsRetriedAndReported(t *testing.T) {
 		if n := r.writes.Load(); n != 16 {
 			t.Errorf("%d attempts, want 16", n)
 		}
-		events, _, err := r.client.List(t.Context(), kind.Event(), resource.ListOptions{})
+		events, _, err := r.client.List(t.Context(), kind.Event, resource.ListOptions{})
 		if err != nil || len(events) != 1 || events[0].(*corev1.Event).Reason != "FailedToUpdateEndpoint" {
 			t.Errorf("events %v, %v", events, err)
 		}

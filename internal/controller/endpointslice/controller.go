@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/controller/sliceset"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Config of a Controller.
@@ -193,7 +194,7 @@ func (c *Controller) report(ctx context.Context, key resource.Key, cause error) 
 		return
 	}
 	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), service)
-	_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-slice-controller", c.Clock.Now(), "FailedToUpdateEndpointSlices",
+	_, err := c.Client.Create(ctx, kind.Event, event.Warning(about, "endpoint-slice-controller", c.Clock.Now(), "FailedToUpdateEndpointSlices",
 		fmt.Sprintf("Error updating Endpoint Slices for Service %s: %v", key, cause)))
 	if err != nil {
 		c.Logger.Warn("event could not be written", "service", key, "error", err)

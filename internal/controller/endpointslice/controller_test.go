@@ -34,7 +34,7 @@ func (r *rig) fail(f func(resourcetest.Call) error) { r.failure.Store(&f) }
 
 func kindOf(name string) *resource.Descriptor {
 	for _, d := range resourcetest.Descriptors() {
-		if d.Kind.Kind == name {
+		if d.GVK.Kind == name {
 			return d
 		}
 	}
@@ -232,7 +232,7 @@ type gated struct {
 
 func (g *gated) Watch(ctx context.Context, d *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
 	w, err := g.Client.Watch(ctx, d, opts)
-	if err != nil || d.Kind.Kind != "EndpointSlice" {
+	if err != nil || d.GVK.Kind != "EndpointSlice" {
 		return w, err
 	}
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {

@@ -191,7 +191,7 @@ func TestReconcileEndpoints(t *testing.T) {
 				t.Errorf("a second plan is not empty: %+v", again)
 			}
 			for _, slice := range w.list() {
-				if errs := kind.EndpointSlice().Validate(slice, nil); len(errs) > 0 {
+				if errs := kind.EndpointSlice.Validate(slice, nil); len(errs) > 0 {
 					t.Errorf("the API refuses the slice: %v", errs)
 				}
 			}

@@ -36,7 +36,7 @@ func nodeOf(kind *resource.Descriptor, obj resource.Object) *node {
 // name are what people read.
 func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
 	group, err := schema.ParseGroupVersion(ref.APIVersion)
-	return err == nil && group.Group == n.kind.Kind.Group && ref.Kind == n.kind.Kind.Kind && ref.Name == n.key.Name &&
+	return err == nil && group.Group == n.kind.GVK.Group && ref.Kind == n.kind.GVK.Kind && ref.Name == n.key.Name &&
 		(n.key.Namespace == "" || n.key.Namespace == namespace)
 }
 
@@ -161,7 +161,7 @@ func (g *graph) unlink(owner, dependent types.UID) {
 // ofKind are the uids of all nodes of a kind.
 func (g *graph) ofKind(kind schema.GroupVersionKind) (uids []types.UID) {
 	for uid, n := range g.nodes {
-		if n.kind.Kind == kind {
+		if n.kind.GVK == kind {
 			uids = append(uids, uid)
 		}
 	}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 const (
@@ -92,11 +93,11 @@ func NewOwners(cfg OwnersConfig) *Owners {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	for _, k := range cfg.Kinds {
-		if k.Kind.Kind == "Event" {
+		if k.GVK.Kind == "Event" {
 			continue
 		}
-		o.byKind[k.Kind.GroupKind()] = k
-		o.pending[k.Kind] = true
+		o.byKind[k.GVK.GroupKind()] = k
+		o.pending[k.GVK] = true
 	}
 	return o
 }
@@ -120,14 +121,14 @@ func (o *Owners) Run(ctx context.Context) error {
 func (o *Owners) replace(kind *resource.Descriptor, all []resource.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.down, kind.Kind)
+	delete(o.down, kind.GVK)
 	present := make(map[types.UID]bool, len(all))
 	var look []types.UID
 	for _, obj := range all {
 		present[obj.GetUID()] = true
 		look = append(look, o.graph.set(nodeOf(kind, obj))...)
 	}
-	for _, uid := range o.ofKind(kind.Kind) {
+	for _, uid := range o.ofKind(kind.GVK) {
 		if !present[uid] {
 			look = append(look, o.graph.remove(uid)...)
 		}
@@ -153,17 +154,17 @@ func (o *Owners) remove(_ *resource.Descriptor, obj resource.Object) {
 func (o *Owners) broke(kind *resource.Descriptor) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.down[kind.Kind] = true
+	o.down[kind.GVK] = true
 	o.add(o.listed(kind, nil))
 }
 
 // listed notes that a kind has had its turn. With the last one everything that
 // was left for later is looked at.
 func (o *Owners) listed(kind *resource.Descriptor, look []types.UID) []types.UID {
-	if !o.pending[kind.Kind] {
+	if !o.pending[kind.GVK] {
 		return look
 	}
-	delete(o.pending, kind.Kind)
+	delete(o.pending, kind.GVK)
 	if len(o.pending) == 0 {
 		return o.allDoubtful()
 	}
@@ -204,7 +205,7 @@ func (o *Owners) handle(ctx context.Context, uid types.UID) {
 	case apierrors.IsConflict(err):
 		o.queue.AddRateLimited(uid) // it was changed meanwhile
 	case err != nil:
-		o.Logger.Warn("could not collect, will try again", "kind", n.kind.Kind.Kind, "object", n.key.String(), "error", err)
+		o.Logger.Warn("could not collect, will try again", "kind", n.kind.GVK.Kind, "object", n.key.String(), "error", err)
 		o.queue.AddRateLimited(uid)
 	default:
 		o.queue.Forget(uid)
@@ -247,7 +248,7 @@ func (o *Owners) orphan(ctx context.Context, n *node, obj resource.Object) (time
 			continue
 		}
 		if err == nil {
-			err = o.update(ctx, dependent, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
+			err = o.update(ctx, d.kind, dependent, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
 				return slices.DeleteFunc(refs, func(r metav1.OwnerReference) bool { return r.UID == n.uid })
 			})
 		}
@@ -265,7 +266,7 @@ func (o *Owners) orphan(ctx context.Context, n *node, obj resource.Object) (time
 	if wait := o.settling(obj); wait > 0 {
 		return wait, nil
 	}
-	return 0, o.release(ctx, obj, metav1.FinalizerOrphanDependents)
+	return 0, o.release(ctx, n.kind, obj, metav1.FinalizerOrphanDependents)
 }
 
 // finish lets an owner go that waits for its dependents, if none blocks it.
@@ -285,7 +286,7 @@ func (o *Owners) finish(ctx context.Context, n *node, obj resource.Object) (time
 	if wait := o.settling(obj); wait > 0 {
 		return wait, nil
 	}
-	return 0, o.release(ctx, obj, metav1.FinalizerDeleteDependents)
+	return 0, o.release(ctx, n.kind, obj, metav1.FinalizerDeleteDependents)
 }
 
 // settling is how long an owner must be held yet.
@@ -299,23 +300,25 @@ func (o *Owners) settling(obj resource.Object) time.Duration {
 }
 
 // release takes a finalizer off.
-func (o *Owners) release(ctx context.Context, obj resource.Object, finalizer string) error {
+func (o *Owners) release(ctx context.Context, kind *resource.Descriptor, obj resource.Object, finalizer string) error {
 	obj.SetFinalizers(slices.DeleteFunc(obj.GetFinalizers(), func(f string) bool { return f == finalizer }))
-	if _, err := o.Client.Update(ctx, obj); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := o.Client.Update(ctx, kind, obj); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("take off finalizer %s: %w", finalizer, err)
 	}
 	return nil
 }
 
 // update changes the owner references of an object, if there is a change.
-func (o *Owners) update(ctx context.Context, obj resource.Object, change func([]metav1.OwnerReference) []metav1.OwnerReference) error {
+func (o *Owners) update(ctx context.Context, kind *resource.Descriptor, obj resource.Object,
+	change func([]metav1.OwnerReference) []metav1.OwnerReference,
+) error {
 	was := obj.GetOwnerReferences()
 	is := change(slices.Clone(was))
 	if slices.EqualFunc(was, is, equalRefs) {
 		return nil
 	}
 	obj.SetOwnerReferences(is)
-	_, err := o.Client.Update(ctx, obj)
+	_, err := o.Client.Update(ctx, kind, obj)
 	return err
 }
 
@@ -334,7 +337,7 @@ func (o *Owners) collect(ctx context.Context, n *node, obj resource.Object) erro
 		return err
 	}
 	if of.solid > 0 {
-		err := o.update(ctx, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
+		err := o.update(ctx, n.kind, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
 			return slices.DeleteFunc(refs, func(r metav1.OwnerReference) bool { return of.absent[r.UID] || of.waiting[r.UID] })
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -361,7 +364,7 @@ func (o *Owners) collect(ctx context.Context, n *node, obj resource.Object) erro
 
 // unblock breaks a circle: the object goes on holding nobody, and is deleted.
 func (o *Owners) unblock(ctx context.Context, n *node, obj resource.Object) error {
-	err := o.update(ctx, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
+	err := o.update(ctx, n.kind, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
 		for i := range refs {
 			refs[i].BlockOwnerDeletion = nil
 		}
@@ -378,7 +381,7 @@ func (o *Owners) delete(ctx context.Context, n *node, pre resource.Preconditions
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete it: %w", err)
 	}
-	o.Logger.Debug("collected", "kind", n.kind.Kind.Kind, "object", n.key.String(), "propagation", pre.Propagation)
+	o.Logger.Debug("collected", "kind", n.kind.GVK.Kind, "object", n.key.String(), "propagation", pre.Propagation)
 	return nil
 }
 
@@ -479,7 +482,7 @@ func (o *Owners) report(ctx context.Context, n *node, obj resource.Object, ref m
 	if told {
 		return
 	}
-	_, err := o.Client.Create(ctx, event.Warning(event.About(n.kind.Kind, obj), "garbage-collector-controller", o.Now(), "OwnerRefInvalidNamespace",
+	_, err := o.Client.Create(ctx, kind.Event, event.Warning(event.About(n.kind.GVK, obj), "garbage-collector-controller", o.Now(), "OwnerRefInvalidNamespace",
 		fmt.Sprintf("ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q", ref.APIVersion, ref.Kind, ref.Name, ref.UID, n.key.Namespace)))
 	if err != nil && ctx.Err() == nil {
 		o.Logger.Warn("event could not be written", "object", n.key.String(), "error", err)

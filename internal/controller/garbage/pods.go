@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // As in Kubernetes: pkg/controller/podgc (quarantineTime), and the flag
@@ -262,6 +263,6 @@ func (p *Pods) fail(ctx context.Context, d reason) error {
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC",
 		Message: "PodGC: node no longer exists", LastTransitionTime: metav1.Now(),
 	})
-	_, err = p.Client.UpdateStatus(ctx, pod)
+	_, err = p.Client.UpdateStatus(ctx, kind.Pod, pod)
 	return err
 }

@@ -27,7 +27,7 @@ func podOn(name, node string, phase corev1.PodPhase, age time.Duration) *corev1.
 
 func podNames(t *testing.T, client *resourcetest.Client) []string {
 	t.Helper()
-	all, _, err := client.List(t.Context(), kind.Pod(), resource.ListOptions{})
+	all, _, err := client.List(t.Context(), kind.Pod, resource.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func podNames(t *testing.T, client *resourcetest.Client) []string {
 
 func runPods(t *testing.T, client *resourcetest.Client, threshold int) (stop func()) {
 	t.Helper()
-	p := NewPods(PodsConfig{Client: client, PodKind: kind.Pod(), NodeKind: kind.Node(), TerminatedThreshold: threshold})
+	p := NewPods(PodsConfig{Client: client, PodKind: kind.Pod, NodeKind: kind.Node, TerminatedThreshold: threshold})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -55,7 +55,7 @@ func runPods(t *testing.T, client *resourcetest.Client, threshold int) (stop fun
 
 func TestPodsOfANodeThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.Pod(), kind.Node())
+		client := resourcetest.New(kind.Pod, kind.Node)
 		node := func(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
 		client.Seed(node("here"), node("gone"), podOn("stays", "here", corev1.PodRunning, 0),
 			podOn("lost", "gone", corev1.PodRunning, 0), podOn("unscheduled", "", corev1.PodPending, 0))
@@ -72,7 +72,7 @@ func TestPodsOfANodeThatIsGone(t *testing.T) {
 		stop := runPods(t, client, 0)
 		defer stop()
 		synctest.Wait()
-		if err := client.Delete(t.Context(), kind.Node(), resource.Key{Name: "gone"}, resource.Preconditions{Now: true}); err != nil {
+		if err := client.Delete(t.Context(), kind.Node, resource.Key{Name: "gone"}, resource.Preconditions{Now: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(DefaultQuarantine - time.Second)
@@ -94,7 +94,7 @@ func TestPodsOfANodeThatIsGone(t *testing.T) {
 // TestANodeThatComesBack keeps its pods, also when its event is late.
 func TestANodeThatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.Pod(), kind.Node())
+		client := resourcetest.New(kind.Pod, kind.Node)
 		client.Seed(podOn("a", "flaky", corev1.PodRunning, 0))
 		stop := runPods(t, client, 0)
 		defer stop()
@@ -110,7 +110,7 @@ func TestANodeThatComesBack(t *testing.T) {
 
 func TestEndedPodsAreKeptUpToAThreshold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.Pod(), kind.Node())
+		client := resourcetest.New(kind.Pod, kind.Node)
 		for i := range 6 {
 			client.Seed(podOn(fmt.Sprintf("done-%d", i), "", corev1.PodSucceeded, time.Duration(i)*time.Hour))
 		}
@@ -127,7 +127,7 @@ func TestEndedPodsAreKeptUpToAThreshold(t *testing.T) {
 // TestFailedDeletionsComeAgain: an error puts a pod off, it does not lose it.
 func TestFailedDeletionsComeAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.Pod(), kind.Node())
+		client := resourcetest.New(kind.Pod, kind.Node)
 		client.Seed(podOn("a", "", corev1.PodFailed, time.Hour), podOn("b", "", corev1.PodFailed, 0))
 		failures := 3
 		client.Intercept(func(c resourcetest.Call) error {

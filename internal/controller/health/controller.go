@@ -13,6 +13,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -386,7 +387,7 @@ func (h *Controller) markNode(ctx context.Context, key Key, renewed time.Time) (
 	if !found {
 		node.Status.Conditions = append(node.Status.Conditions, condition)
 	}
-	_, err = h.client.UpdateStatus(ctx, node)
+	_, err = h.client.UpdateStatus(ctx, kind.Node, node)
 	return err == nil, err
 }
 
@@ -404,6 +405,6 @@ func (h *Controller) markDataplane(ctx context.Context, key Key, renewed time.Ti
 	}
 	meta.SetStatusCondition(&dp.Status.Conditions, metav1.Condition{Type: meshv1alpha1.DataplaneReady,
 		Status: metav1.ConditionFalse, Reason: ReasonLeaseExpired, Message: messageExpired, ObservedGeneration: dp.Generation})
-	_, err = h.client.UpdateStatus(ctx, dp)
+	_, err = h.client.UpdateStatus(ctx, kind.Dataplane, dp)
 	return err == nil, err
 }

@@ -197,7 +197,7 @@ func newNode(name string) *corev1.Node {
 func TestController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		nodes, leases, dataplanes := kind.Node(), kind.Lease(), kind.Dataplane()
+		nodes, leases, dataplanes := kind.Node, kind.Lease, kind.Dataplane
 		client := resourcetest.New(nodes, leases, dataplanes)
 		now := time.Now()
 		for i := range 10 {
@@ -226,7 +226,7 @@ func TestController(t *testing.T) {
 					}
 					l := obj.(*coordinationv1.Lease)
 					l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
-					if _, err := client.Update(ctx, l); err != nil {
+					if _, err := client.Update(ctx, kind.Lease, l); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -329,7 +329,7 @@ func TestDurations(t *testing.T) {
 
 // The watch is behind: the store knows of a renewal that the controller does not.
 func TestMarkReadsNewest(t *testing.T) {
-	nodes, leases, dataplanes := kind.Node(), kind.Lease(), kind.Dataplane()
+	nodes, leases, dataplanes := kind.Node, kind.Lease, kind.Dataplane
 	client := resourcetest.New(nodes, leases, dataplanes)
 	client.Seed(newNode("n1"), newLease("n1", start.Add(time.Minute)), newDataplane("web", "n1", start.Add(time.Minute)))
 	h := New(Config{Client: client, Nodes: nodes, Leases: leases, Dataplanes: dataplanes})

@@ -27,7 +27,7 @@ import (
 func TestZoneLosesPower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		client := resourcetest.New(kind.Node(), kind.Lease(), kind.Dataplane())
+		client := resourcetest.New(kind.Node, kind.Lease, kind.Dataplane)
 		machines := []string{"a-1", "a-2", "b-1", "b-2", "c-1", "c-2"}
 		var mu sync.Mutex
 		dead := map[string]bool{}
@@ -61,7 +61,7 @@ func TestZoneLosesPower(t *testing.T) {
 			monitor.Attend(name, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 10256))
 		}
 		h := New(Config{
-			Client: client, Nodes: kind.Node(), Leases: kind.Lease(), Dataplanes: kind.Dataplane(), Monitor: monitor,
+			Client: client, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane, Monitor: monitor,
 			Keep: func(keys []resource.Key) map[resource.Key]string {
 				out := map[resource.Key]string{}
 				if key := (resource.Key{Namespace: "shop", Name: "web-b-2"}); slices.Contains(keys, key) {
@@ -84,7 +84,7 @@ func TestZoneLosesPower(t *testing.T) {
 			for _, o := range []struct {
 				d   *resource.Descriptor
 				key resource.Key
-			}{{kind.Lease(), resource.Key{Namespace: LeaseNamespace, Name: name}}, {kind.Dataplane(), resource.Key{Namespace: "shop", Name: "web-" + name}}} {
+			}{{kind.Lease, resource.Key{Namespace: LeaseNamespace, Name: name}}, {kind.Dataplane, resource.Key{Namespace: "shop", Name: "web-" + name}}} {
 				obj, err := client.Get(ctx, o.d, o.key)
 				if err != nil {
 					t.Fatal(err)
@@ -93,9 +93,9 @@ func TestZoneLosesPower(t *testing.T) {
 					dp.Status.Lease.RenewTime = metav1.NewMicroTime(now)
 					c := &dp.Status.Conditions[0]
 					c.Status, c.Reason, c.LastTransitionTime = metav1.ConditionTrue, "Probed", metav1.NewTime(now)
-					_, err = client.UpdateStatus(ctx, dp)
+					_, err = client.UpdateStatus(ctx, kind.Dataplane, dp)
 				} else {
-					_, err = client.Update(ctx, newLeaseOf(obj, now))
+					_, err = client.Update(ctx, kind.Lease, newLeaseOf(obj, now))
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -121,14 +121,14 @@ func TestZoneLosesPower(t *testing.T) {
 		down := func() string {
 			var out []string
 			for _, name := range machines {
-				obj, err := client.Get(ctx, kind.Node(), resource.Key{Name: name})
+				obj, err := client.Get(ctx, kind.Node, resource.Key{Name: name})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if nodeIsMarked(obj.(*corev1.Node)) {
 					out = append(out, name)
 				}
-				if obj, err = client.Get(ctx, kind.Dataplane(), resource.Key{Namespace: "shop", Name: "web-" + name}); err != nil {
+				if obj, err = client.Get(ctx, kind.Dataplane, resource.Key{Namespace: "shop", Name: "web-" + name}); err != nil {
 					t.Fatal(err)
 				}
 				if !meta.IsStatusConditionTrue(obj.(*meshv1alpha1.Dataplane).Status.Conditions, meshv1alpha1.DataplaneReady) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -149,7 +150,7 @@ func (r *Repair) keepRange(ctx context.Context, cidr *networkingv1.ServiceCIDR) 
 	if !slices.Contains(cidr.Finalizers, RangeFinalizer) {
 		next := cidr.DeepCopy()
 		next.Finalizers = append(next.Finalizers, RangeFinalizer)
-		obj, err := r.client.Update(ctx, next)
+		obj, err := r.client.Update(ctx, kind.ServiceCIDR, next)
 		if err != nil {
 			return superseded(err)
 		}
@@ -169,7 +170,7 @@ func (r *Repair) setReady(ctx context.Context, cidr *networkingv1.ServiceCIDR, s
 	if !changed {
 		return nil
 	}
-	_, err := r.client.UpdateStatus(ctx, next)
+	_, err := r.client.UpdateStatus(ctx, kind.ServiceCIDR, next)
 	if err == nil {
 		r.log.Info("service range", "servicecidr", cidr.Name, "ready", status, "message", message)
 	}
@@ -193,7 +194,7 @@ func (r *Repair) letGo(ctx context.Context, k *keptRange) error {
 	}
 	next := k.cidr.DeepCopy()
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == RangeFinalizer })
-	if _, err := r.client.Update(ctx, next); err != nil {
+	if _, err := r.client.Update(ctx, kind.ServiceCIDR, next); err != nil {
 		return superseded(err)
 	}
 	r.log.Info("service range released", "servicecidr", k.cidr.Name)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -78,9 +79,9 @@ const (
 	rangeIsBlocked = "kept Ready=False Terminating: There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
 )
 
-func (w *world) mustCreate(obj resource.Object) {
+func (w *world) mustCreate(obj *networkingv1.ServiceCIDR) {
 	w.t.Helper()
-	if _, err := w.client.Create(w.t.Context(), obj); err != nil {
+	if _, err := w.client.Create(w.t.Context(), kind.ServiceCIDR, obj); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -277,7 +278,7 @@ func (r *Repair) recreate(ctx context.Context, addr netip.Addr, svc *corev1.Serv
 		return nil
 	}
 	r.tell(ctx, newest, addr, ReasonNotAllocated, what)
-	if _, err := r.client.Create(ctx, IPAddressFor(addr, newest)); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := r.client.Create(ctx, kind.IPAddress, IPAddressFor(addr, newest)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	r.log.Info("missing address recreated", "address", addr, "service", resource.KeyOf(svc))
@@ -329,7 +330,7 @@ func (r *Repair) tell(ctx context.Context, svc *corev1.Service, addr netip.Addr,
 	}
 	message := fmt.Sprintf("Cluster IP [%s]: %s %s", familyOf(addr), addr, what)
 	about := event.About(corev1.SchemeGroupVersion.WithKind("Service"), svc)
-	_, err := r.client.Create(ctx, event.Warning(about, "ipallocator-repair-controller", time.Now(), reason, message))
+	_, err := r.client.Create(ctx, kind.Event, event.Warning(about, "ipallocator-repair-controller", time.Now(), reason, message))
 	if err != nil {
 		r.log.Warn("event not sent", "service", c.service, "reason", reason, "message", message, "error", err)
 		return

@@ -30,8 +30,8 @@ type world struct {
 }
 
 func newWorld(t *testing.T, objects ...resource.Object) *world {
-	w := &world{t: t, config: RepairConfig{Services: kind.Service(), IPAddresses: kind.IPAddress(), ServiceCIDRs: kind.ServiceCIDR()}}
-	w.client = resourcetest.New(w.config.Services, w.config.IPAddresses, w.config.ServiceCIDRs, kind.Event())
+	w := &world{t: t, config: RepairConfig{Services: kind.Service, IPAddresses: kind.IPAddress, ServiceCIDRs: kind.ServiceCIDR}}
+	w.client = resourcetest.New(w.config.Services, w.config.IPAddresses, w.config.ServiceCIDRs, kind.Event)
 	w.config.Client = w.client
 	w.client.Seed(settledRange("kubernetes", "10.0.0.0/24"))
 	w.client.Seed(objects...)
@@ -73,7 +73,7 @@ func (w *world) parent(addr string) string {
 // events as "name reason", sorted.
 func (w *world) events() []string {
 	w.t.Helper()
-	list, _, err := w.client.List(w.t.Context(), kind.Event(), resource.ListOptions{})
+	list, _, err := w.client.List(w.t.Context(), kind.Event, resource.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestRepairOutOfRange(t *testing.T) {
 		}
 		w.expectEvents("web ClusterIPOutOfRange")
 		// A range that is added heals it.
-		if _, err := w.client.Create(t.Context(), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}}); err != nil {
+		if _, err := w.client.Create(t.Context(), kind.ServiceCIDR, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}}); err != nil {
 			t.Fatal(err)
 		}
 		w.settle(0)
@@ -200,7 +200,7 @@ func TestRepairOrphans(t *testing.T) {
 			t.Fatal("deleted before its time")
 		}
 		// One that is claimed within the grace stays.
-		if _, err := w.client.Create(t.Context(), object("10.0.0.8", "late")); err != nil {
+		if _, err := w.client.Create(t.Context(), kind.IPAddress, object("10.0.0.8", "late")); err != nil {
 			t.Fatal(err)
 		}
 		w.settle(time.Second)

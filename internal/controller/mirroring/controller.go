@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/controller/sliceset"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Config of a Controller.
@@ -166,7 +167,7 @@ func (c *Controller) warn(ctx context.Context, key resource.Key, e *corev1.Endpo
 			continue
 		}
 		about := event.About(corev1.SchemeGroupVersion.WithKind("Endpoints"), e)
-		_, err := c.Client.Create(ctx, event.Warning(about, "endpoint-slice-mirroring-controller", c.Clock.Now(), w.Reason, w.Message))
+		_, err := c.Client.Create(ctx, kind.Event, event.Warning(about, "endpoint-slice-mirroring-controller", c.Clock.Now(), w.Reason, w.Message))
 		if err != nil {
 			c.Logger.Warn("event could not be written", "endpoints", key, "error", err)
 		}

@@ -29,7 +29,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, objects ...resource.Object) *rig {
-	r := &rig{t: t, client: resourcetest.New(append(resourcetest.Descriptors(), kind.EndpointSlice(), kind.Event())...)}
+	r := &rig{t: t, client: resourcetest.New(append(resourcetest.Descriptors(), kind.EndpointSlice, kind.Event)...)}
 	r.client.Seed(objects...)
 	r.client.Intercept(func(call resourcetest.Call) error {
 		if call.Kind.Kind == "EndpointSlice" && call.Verb != resourcetest.List && call.Verb != resourcetest.Watch {
@@ -38,7 +38,7 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 		return nil
 	})
 	cat := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
-	controller := New(Config{Client: r.client, Catalog: cat, Slices: kind.EndpointSlice(), MaxAddresses: 100})
+	controller := New(Config{Client: r.client, Catalog: cat, Slices: kind.EndpointSlice, MaxAddresses: 100})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
 	go func() { _ = cat.Run(ctx); done <- struct{}{} }()
@@ -63,7 +63,7 @@ func list[T resource.Object](r *rig, d *resource.Descriptor) []T {
 }
 
 func (r *rig) slices() []*discoveryv1.EndpointSlice {
-	return byName(list[*discoveryv1.EndpointSlice](r, kind.EndpointSlice()))
+	return byName(list[*discoveryv1.EndpointSlice](r, kind.EndpointSlice))
 }
 
 func (r *rig) delete(d *resource.Descriptor, key resource.Key) {
@@ -95,15 +95,15 @@ func TestControllerFollowsEveryChangeAtOnce(t *testing.T) {
 		{"and no more", func(r *rig) { r.client.Seed(dbEndpoints()) }, one},
 		{"a selector comes", func(r *rig) { r.client.Seed(dbService(selects)) }, nil},
 		{"and goes", func(r *rig) { r.client.Seed(dbService()) }, one},
-		{"a slice is deleted", func(r *rig) { r.delete(kind.EndpointSlice(), resource.KeyOf(r.slices()[0])) }, one},
+		{"a slice is deleted", func(r *rig) { r.delete(kind.EndpointSlice, resource.KeyOf(r.slices()[0])) }, one},
 		{"a slice is edited", func(r *rig) {
 			s := r.slices()[0]
 			s.Endpoints = nil
 			r.client.Seed(s)
 		}, one},
-		{"the Service goes", func(r *rig) { r.delete(kind.Service(), db) }, nil},
+		{"the Service goes", func(r *rig) { r.delete(kind.Service, db) }, nil},
 		{"and comes", func(r *rig) { r.client.Seed(dbService()) }, one},
-		{"the Endpoints go", func(r *rig) { r.delete(kind.Endpoints(), db) }, nil},
+		{"the Endpoints go", func(r *rig) { r.delete(kind.Endpoints, db) }, nil},
 		{"and come as others", func(r *rig) { r.client.Seed(dbEndpoints(func(e *corev1.Endpoints) { e.UID = "ep-2" })) }, one},
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestControllerLeavesOthersAlone(t *testing.T) {
 			t.Errorf("%d slices, want theirs and ours", n)
 		}
 		settle()
-		r.delete(kind.Endpoints(), db)
+		r.delete(kind.Endpoints, db)
 		if all := r.slices(); len(all) != 1 || all[0].Name != "db-other" {
 			t.Errorf("left: %v", show(all))
 		}
@@ -188,7 +188,7 @@ func TestControllerWarnsOnce(t *testing.T) {
 		r := newRig(t, dbService(), tooMany(101))
 		messages := func() []string {
 			var out []string
-			for _, e := range list[*corev1.Event](r, kind.Event()) {
+			for _, e := range list[*corev1.Event](r, kind.Event) {
 				out = append(out, e.Type+" "+e.Reason+" "+e.InvolvedObject.Kind+"/"+e.InvolvedObject.Name+" "+e.Message)
 			}
 			return out

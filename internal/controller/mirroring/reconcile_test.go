@@ -207,7 +207,7 @@ func TestDefaultLimit(t *testing.T) {
 	if diff := cmp.Diff(want, plan.Warnings); diff != "" {
 		t.Error(diff)
 	}
-	if errs := kind.EndpointSlice().Validate(plan.Create[0], nil); len(errs) != 1 { // the name is made by the server
+	if errs := kind.EndpointSlice.Validate(plan.Create[0], nil); len(errs) != 1 { // the name is made by the server
 		t.Error(errs)
 	}
 }

@@ -56,7 +56,7 @@ func New(client resource.Client, finalizer Finalizer, kinds []*resource.Descript
 		switch {
 		case kind.Namespaced:
 			c.contents = append(c.contents, kind)
-		case kind.Kind == corev1.SchemeGroupVersion.WithKind("Namespace"):
+		case kind.GVK == corev1.SchemeGroupVersion.WithKind("Namespace"):
 			c.namespaces = kind
 		}
 	}

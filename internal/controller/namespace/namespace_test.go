@@ -48,7 +48,7 @@ func (c *cluster) Get(_ context.Context, _ *resource.Descriptor, key resource.Ke
 
 func (c *cluster) List(_ context.Context, k *resource.Descriptor, _ resource.ListOptions) (out []resource.Object, _ string, _ error) {
 	for _, obj := range c.contents {
-		if obj.GetObjectKind().GroupVersionKind() == k.Kind {
+		if obj.GetObjectKind().GroupVersionKind() == k.GVK {
 			out = append(out, obj)
 		}
 	}

@@ -58,7 +58,7 @@ func New(cfg Config) *Controller { return &Controller{cfg: cfg, last: map[string
 // Run reports attempts until ctx ends, and returns nil then. A condition that was
 // left by an earlier run is cleared as well.
 func (c *Controller) Run(ctx context.Context) error {
-	nodes, _, err := c.cfg.Client.List(ctx, kind.Node(), resource.ListOptions{})
+	nodes, _, err := c.cfg.Client.List(ctx, kind.Node, resource.ListOptions{})
 	if err != nil && ctx.Err() == nil {
 		c.cfg.Logger.Warn("conditions of node names not read; those of an earlier run may stay", "error", err)
 	}
@@ -102,7 +102,7 @@ func (c *Controller) settle(ctx context.Context) {
 
 // set writes the condition; false: it is to be tried again.
 func (c *Controller) set(ctx context.Context, name string, status corev1.ConditionStatus, reason, message string) bool {
-	obj, err := c.cfg.Client.Get(ctx, kind.Node(), resource.Key{Name: name})
+	obj, err := c.cfg.Client.Get(ctx, kind.Node, resource.Key{Name: name})
 	if apierrors.IsNotFound(err) {
 		return true
 	}
@@ -111,7 +111,7 @@ func (c *Controller) set(ctx context.Context, name string, status corev1.Conditi
 		if !setCondition(node, status, reason, message, metav1.NewTime(c.cfg.Clock.Now())) {
 			return true
 		}
-		_, err = c.cfg.Client.UpdateStatus(ctx, node)
+		_, err = c.cfg.Client.UpdateStatus(ctx, kind.Node, node)
 	}
 	if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
 		c.cfg.Logger.Warn("condition of a node not written; it is tried again", "node", name, "error", err)

@@ -39,7 +39,7 @@ func TestConflictOnTheNode(t *testing.T) {
 		get := func(name string) *corev1.Node {
 			t.Helper()
 			synctest.Wait()
-			obj, err := client.Get(t.Context(), kind.Node(), resource.Key{Name: name})
+			obj, err := client.Get(t.Context(), kind.Node, resource.Key{Name: name})
 			if err != nil {
 				t.Fatal(err)
 			}

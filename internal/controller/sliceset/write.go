@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Writer writes the slices of one object.
@@ -31,7 +32,7 @@ type Writer struct {
 // can be created any more and all will be deleted: that is no error.
 func (w Writer) Write(ctx context.Context, create, update, remove []*discoveryv1.EndpointSlice) error {
 	for _, slice := range create {
-		made, err := w.Client.Create(ctx, slice)
+		made, err := w.Client.Create(ctx, kind.EndpointSlice, slice)
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
@@ -41,7 +42,7 @@ func (w Writer) Write(ctx context.Context, create, update, remove []*discoveryv1
 		w.Ledger.Wrote(made)
 	}
 	for _, slice := range update {
-		made, err := w.Client.Update(ctx, slice)
+		made, err := w.Client.Update(ctx, kind.EndpointSlice, slice)
 		if err != nil {
 			return fmt.Errorf("update %s, %s: %w", slice.Name, w.What, err)
 		}

@@ -101,7 +101,7 @@ func statusOf(err error) *metav1.Status {
 }
 
 func (w *workloads) listServices(r *http.Request, key resource.Key) (any, error) {
-	objects, version, err := w.Client.List(r.Context(), kind.Service(), resource.ListOptions{Namespace: key.Namespace})
+	objects, version, err := w.Client.List(r.Context(), kind.Service, resource.ListOptions{Namespace: key.Namespace})
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (w *workloads) listServices(r *http.Request, key resource.Key) (any, error)
 }
 
 func (w *workloads) getService(r *http.Request, key resource.Key) (any, error) {
-	obj, err := w.Client.Get(r.Context(), kind.Service(), key)
+	obj, err := w.Client.Get(r.Context(), kind.Service, key)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (w *workloads) create(r *http.Request, key resource.Key) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return typed(w.Client.Create(r.Context(), dp))
+	return typed(w.Client.Create(r.Context(), kind.Dataplane, dp))
 }
 
 func (w *workloads) get(r *http.Request, key resource.Key) (any, error) {
@@ -143,7 +143,7 @@ func (w *workloads) update(r *http.Request, key resource.Key) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return typed(w.Client.Update(r.Context(), dp))
+	return typed(w.Client.Update(r.Context(), kind.Dataplane, dp))
 }
 
 func (w *workloads) updateStatus(r *http.Request, key resource.Key) (any, error) {
@@ -151,7 +151,7 @@ func (w *workloads) updateStatus(r *http.Request, key resource.Key) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	return typed(w.Client.UpdateStatus(r.Context(), dp))
+	return typed(w.Client.UpdateStatus(r.Context(), kind.Dataplane, dp))
 }
 
 func (w *workloads) delete(r *http.Request, key resource.Key) (any, error) {
@@ -171,7 +171,7 @@ func (w *workloads) delete(r *http.Request, key resource.Key) (any, error) {
 			pre.ResourceVersion = *p.ResourceVersion
 		}
 	}
-	if err := w.Client.Delete(r.Context(), kind.Dataplane(), key, pre); err != nil {
+	if err := w.Client.Delete(r.Context(), kind.Dataplane, key, pre); err != nil {
 		return nil, err
 	}
 	return &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess}, nil
@@ -211,7 +211,7 @@ func (w *workloads) body(r *http.Request, key resource.Key) (*v1alpha1.Dataplane
 
 // own reads a Dataplane that must be this node's.
 func (w *workloads) own(ctx context.Context, key resource.Key) (*v1alpha1.Dataplane, error) {
-	obj, err := w.Client.Get(ctx, kind.Dataplane(), key)
+	obj, err := w.Client.Get(ctx, kind.Dataplane, key)
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +232,7 @@ func typed[T resource.Object](obj T, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	obj.GetObjectKind().SetGroupVersionKind(kind.Dataplane().Kind)
+	obj.GetObjectKind().SetGroupVersionKind(kind.Dataplane.GVK)
 	return obj, nil
 }
 

@@ -48,7 +48,7 @@ func TestWorkloadOverTheSocket(t *testing.T) {
 	ctx := t.Context()
 	given := dataplane("web-1", "node-a")
 	given.Annotations = map[string]string{v1alpha1.AnnotationMachineID: "forged"}
-	out, err := client.Create(ctx, given)
+	out, err := client.Create(ctx, kind.Dataplane, given)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,20 +56,20 @@ func TestWorkloadOverTheSocket(t *testing.T) {
 	if got := dp.Annotations[v1alpha1.AnnotationMachineID]; got != "machine-1" {
 		t.Errorf("the machine is %q, want the agent's", got)
 	}
-	if _, err := client.Create(ctx, given); !apierrors.IsAlreadyExists(err) {
+	if _, err := client.Create(ctx, kind.Dataplane, given); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("a second create: %v", err)
 	}
 	dp.Labels["app"] = "api"
 	delete(dp.Annotations, v1alpha1.AnnotationMachineID)
-	if out, err = client.Update(ctx, dp); err != nil {
+	if out, err = client.Update(ctx, kind.Dataplane, dp); err != nil {
 		t.Fatal(err)
 	}
 	dp = out.(*v1alpha1.Dataplane)
 	dp.Status.Conditions = []metav1.Condition{{Type: v1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Probe"}}
-	if _, err = client.UpdateStatus(ctx, dp); err != nil {
+	if _, err = client.UpdateStatus(ctx, kind.Dataplane, dp); err != nil {
 		t.Fatal(err)
 	}
-	got, err := client.Get(ctx, kind.Dataplane(), resource.KeyOf(dp))
+	got, err := client.Get(ctx, kind.Dataplane, resource.KeyOf(dp))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,13 +77,13 @@ func TestWorkloadOverTheSocket(t *testing.T) {
 	if dp.Labels["app"] != "api" || len(dp.Status.Conditions) != 1 || dp.Annotations[v1alpha1.AnnotationMachineID] != "machine-1" {
 		t.Errorf("got %+v", dp)
 	}
-	if err := client.Delete(ctx, kind.Dataplane(), resource.KeyOf(dp), resource.Preconditions{UID: "other", Now: true}); !apierrors.IsConflict(err) {
+	if err := client.Delete(ctx, kind.Dataplane, resource.KeyOf(dp), resource.Preconditions{UID: "other", Now: true}); !apierrors.IsConflict(err) {
 		t.Errorf("delete of another UID: %v", err)
 	}
-	if err := client.Delete(ctx, kind.Dataplane(), resource.KeyOf(dp), resource.Preconditions{UID: dp.UID, Now: true}); err != nil {
+	if err := client.Delete(ctx, kind.Dataplane, resource.KeyOf(dp), resource.Preconditions{UID: dp.UID, Now: true}); err != nil {
 		t.Error(err)
 	}
-	if _, err := plane.Get(ctx, kind.Dataplane(), resource.KeyOf(dp)); !apierrors.IsNotFound(err) {
+	if _, err := plane.Get(ctx, kind.Dataplane, resource.KeyOf(dp)); !apierrors.IsNotFound(err) {
 		t.Errorf("after the delete: %v", err)
 	}
 }
@@ -98,15 +98,15 @@ func TestWorkloadsOfOtherNodesAreForbidden(t *testing.T) {
 	stolen := dataplane("theirs", "node-a")
 	given := dataplane("ours", "node-b")
 	for name, try := range map[string]func() error{
-		"create for another node":  func() error { _, err := client.Create(ctx, dataplane("new", "node-b")); return err },
-		"create for no node":       func() error { _, err := client.Create(ctx, dataplane("new", "")); return err },
-		"get":                      func() error { _, err := client.Get(ctx, kind.Dataplane(), resource.KeyOf(theirs)); return err },
-		"update":                   func() error { _, err := client.Update(ctx, theirs); return err },
-		"take from another node":   func() error { _, err := client.Update(ctx, stolen); return err },
-		"give to another node":     func() error { _, err := client.Update(ctx, given); return err },
-		"status of another node's": func() error { _, err := client.UpdateStatus(ctx, stolen); return err },
+		"create for another node":  func() error { _, err := client.Create(ctx, kind.Dataplane, dataplane("new", "node-b")); return err },
+		"create for no node":       func() error { _, err := client.Create(ctx, kind.Dataplane, dataplane("new", "")); return err },
+		"get":                      func() error { _, err := client.Get(ctx, kind.Dataplane, resource.KeyOf(theirs)); return err },
+		"update":                   func() error { _, err := client.Update(ctx, kind.Dataplane, theirs); return err },
+		"take from another node":   func() error { _, err := client.Update(ctx, kind.Dataplane, stolen); return err },
+		"give to another node":     func() error { _, err := client.Update(ctx, kind.Dataplane, given); return err },
+		"status of another node's": func() error { _, err := client.UpdateStatus(ctx, kind.Dataplane, stolen); return err },
 		"delete": func() error {
-			return client.Delete(ctx, kind.Dataplane(), resource.KeyOf(theirs), resource.Preconditions{})
+			return client.Delete(ctx, kind.Dataplane, resource.KeyOf(theirs), resource.Preconditions{})
 		},
 	} {
 		if err := try(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "node-a") {
@@ -119,27 +119,27 @@ func TestNothingElseIsServed(t *testing.T) {
 	client, plane := overSocket(t)
 	ctx := t.Context()
 	plane.Seed(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}})
-	if list, _, err := client.List(ctx, kind.Service(), resource.ListOptions{Namespace: "shop"}); err != nil || len(list) != 1 {
+	if list, _, err := client.List(ctx, kind.Service, resource.ListOptions{Namespace: "shop"}); err != nil || len(list) != 1 {
 		t.Errorf("services for the environment: %v, %v", list, err)
 	}
-	if _, err := client.Get(ctx, kind.Service(), resource.Key{Namespace: "shop", Name: "web"}); err != nil {
+	if _, err := client.Get(ctx, kind.Service, resource.Key{Namespace: "shop", Name: "web"}); err != nil {
 		t.Error(err)
 	}
 	for name, try := range map[string]func() error{
 		"list dataplanes": func() error {
-			_, _, err := client.List(ctx, kind.Dataplane(), resource.ListOptions{Namespace: "shop"})
+			_, _, err := client.List(ctx, kind.Dataplane, resource.ListOptions{Namespace: "shop"})
 			return err
 		},
-		"all services": func() error { _, _, err := client.List(ctx, kind.Service(), resource.ListOptions{}); return err },
+		"all services": func() error { _, _, err := client.List(ctx, kind.Service, resource.ListOptions{}); return err },
 		"secrets": func() error {
-			_, _, err := client.List(ctx, kind.Secret(), resource.ListOptions{Namespace: "shop"})
+			_, _, err := client.List(ctx, kind.Secret, resource.ListOptions{Namespace: "shop"})
 			return err
 		},
 		"write a service": func() error {
-			_, err := client.Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}})
+			_, err := client.Create(ctx, kind.Service, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}})
 			return err
 		},
-		"node": func() error { _, err := client.Get(ctx, kind.Node(), resource.Key{Name: "node-a"}); return err },
+		"node": func() error { _, err := client.Get(ctx, kind.Node, resource.Key{Name: "node-a"}); return err },
 	} {
 		if err := try(); err == nil {
 			t.Errorf("%s: it is served", name)
@@ -152,13 +152,13 @@ func TestNothingElseIsServed(t *testing.T) {
 func TestErrorsOfTheControlPlane(t *testing.T) {
 	client, plane := overSocket(t)
 	plane.Intercept(func(resourcetest.Call) error { return errors.New("connection refused") })
-	if _, err := client.Create(t.Context(), dataplane("web-1", "node-a")); !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "connection refused") {
+	if _, err := client.Create(t.Context(), kind.Dataplane, dataplane("web-1", "node-a")); !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("away: %v", err)
 	}
 	plane.Intercept(func(resourcetest.Call) error {
 		return apierrors.NewForbidden(dataplaneResource, "web-1", errors.New("namespace shop is not in the token's"))
 	})
-	if _, err := client.Create(t.Context(), dataplane("web-1", "node-a")); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "not in the token's") {
+	if _, err := client.Create(t.Context(), kind.Dataplane, dataplane("web-1", "node-a")); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "not in the token's") {
 		t.Errorf("a refusal: %v", err)
 	}
 }
@@ -202,11 +202,11 @@ func FuzzWorkloads(f *testing.F) {
 			return
 		}
 		h.ServeHTTP(httptest.NewRecorder(), req)
-		got, err := plane.Get(t.Context(), kind.Dataplane(), resource.KeyOf(theirs))
+		got, err := plane.Get(t.Context(), kind.Dataplane, resource.KeyOf(theirs))
 		if err != nil || got.(*v1alpha1.Dataplane).Spec.NodeName != "node-b" {
 			t.Fatalf("another node's workload is %v, %v", got, err)
 		}
-		list, _, err := plane.List(t.Context(), kind.Dataplane(), resource.ListOptions{})
+		list, _, err := plane.List(t.Context(), kind.Dataplane, resource.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

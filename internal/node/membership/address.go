@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // addresses of the Node: its own in place of the internal ones, and what others
@@ -36,13 +38,13 @@ func (m *Member) writeStatus(ctx context.Context, want, have *corev1.Node) (*cor
 	if apiequality.Semantic.DeepEqual(want.Status, have.Status) {
 		return have, nil
 	}
-	obj, err := m.cfg.Client.UpdateStatus(ctx, want)
+	obj, err := m.cfg.Client.UpdateStatus(ctx, kind.Node, want)
 	if apierrors.IsForbidden(err) && !slices.Equal(want.Status.Addresses, have.Status.Addresses) {
 		m.refused = slices.DeleteFunc(slices.Clone(want.Status.Addresses), func(a corev1.NodeAddress) bool { return a.Type != corev1.NodeInternalIP })
 		m.cfg.Logger.Warn("the addresses of this machine are not taken; its Node keeps those that it has", "node", m.cfg.Name, "error", err)
 		want = want.DeepCopy()
 		want.Status.Addresses = have.Status.Addresses
-		obj, err = m.cfg.Client.UpdateStatus(ctx, want)
+		obj, err = m.cfg.Client.UpdateStatus(ctx, kind.Node, want)
 	}
 	if err != nil {
 		return nil, err

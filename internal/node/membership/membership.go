@@ -206,10 +206,10 @@ func (m *Member) beat(ctx context.Context) error {
 
 // keepNode creates the Node, or mends what is not as it should be.
 func (m *Member) keepNode(ctx context.Context) (*corev1.Node, error) {
-	obj, err := m.cfg.Client.Get(ctx, kind.Node(), objects.Key{Name: m.cfg.Name})
+	obj, err := m.cfg.Client.Get(ctx, kind.Node, objects.Key{Name: m.cfg.Name})
 	switch {
 	case apierrors.IsNotFound(err):
-		obj, err = m.cfg.Client.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.cfg.Name, Labels: m.labels()}})
+		obj, err = m.cfg.Client.Create(ctx, kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.cfg.Name, Labels: m.labels()}})
 		if err != nil {
 			return nil, err
 		}
@@ -223,7 +223,7 @@ func (m *Member) keepNode(ctx context.Context) (*corev1.Node, error) {
 	}
 	maps.Copy(want.Labels, m.labels())
 	if !maps.Equal(want.Labels, node.Labels) {
-		if obj, err = m.cfg.Client.Update(ctx, want); err != nil {
+		if obj, err = m.cfg.Client.Update(ctx, kind.Node, want); err != nil {
 			return nil, err
 		}
 		node = obj.(*corev1.Node)
@@ -293,7 +293,7 @@ func (m *Member) leaseKey() objects.Key {
 // renewLease says that the node lives, if there is a Lease; held is false if there
 // is none. The control plane refuses it while another machine holds the Lease.
 func (m *Member) renewLease(ctx context.Context) (held bool, err error) {
-	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), m.leaseKey())
+	obj, err := m.cfg.Client.Get(ctx, kind.Lease, m.leaseKey())
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
@@ -302,7 +302,7 @@ func (m *Member) renewLease(ctx context.Context) (held bool, err error) {
 	}
 	lease := obj.(*coordinationv1.Lease).DeepCopy()
 	m.fillLease(&lease.Spec)
-	_, err = m.cfg.Client.Update(ctx, lease)
+	_, err = m.cfg.Client.Update(ctx, kind.Lease, lease)
 	return err == nil, err
 }
 
@@ -313,7 +313,7 @@ func (m *Member) createLease(ctx context.Context, node *corev1.Node) error {
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 	}}
 	m.fillLease(&lease.Spec)
-	_, err := m.cfg.Client.Create(ctx, lease)
+	_, err := m.cfg.Client.Create(ctx, kind.Lease, lease)
 	return err
 }
 
@@ -334,14 +334,14 @@ func (m *Member) release(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	obj, err := m.cfg.Client.Get(ctx, kind.Lease(), m.leaseKey())
+	obj, err := m.cfg.Client.Get(ctx, kind.Lease, m.leaseKey())
 	if err == nil {
 		lease := obj.(*coordinationv1.Lease).DeepCopy()
 		if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != m.holder {
 			return
 		}
 		lease.Spec.HolderIdentity = new(string)
-		_, err = m.cfg.Client.Update(ctx, lease)
+		_, err = m.cfg.Client.Update(ctx, kind.Lease, lease)
 	}
 	if err != nil {
 		m.cfg.Logger.Info("lease not released; another machine has to wait until it runs out", "node", m.cfg.Name, "error", err)

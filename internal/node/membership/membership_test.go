@@ -35,7 +35,7 @@ func newMember(client objects.Client, change func(*Config)) *Member {
 
 func getNode(t *testing.T, c objects.Client) *corev1.Node {
 	t.Helper()
-	obj, err := c.Get(context.Background(), kind.Node(), objects.Key{Name: "n1"})
+	obj, err := c.Get(context.Background(), kind.Node, objects.Key{Name: "n1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func getNode(t *testing.T, c objects.Client) *corev1.Node {
 
 func getLease(t *testing.T, c objects.Client) *coordinationv1.Lease {
 	t.Helper()
-	obj, err := c.Get(context.Background(), kind.Lease(), objects.Key{Namespace: "kube-node-lease", Name: "n1"})
+	obj, err := c.Get(context.Background(), kind.Lease, objects.Key{Namespace: "kube-node-lease", Name: "n1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,8 +177,8 @@ func guarded() objects.Client {
 		if !ok {
 			return nil
 		}
-		if err := holders.AllowWrite(kind.Lease().Kind.GroupKind(), lease, orNil(before)); err != nil {
-			return apierrors.NewForbidden(kind.Lease().GroupResource(), lease.Name, err)
+		if err := holders.AllowWrite(kind.Lease.GVK.GroupKind(), lease, orNil(before)); err != nil {
+			return apierrors.NewForbidden(kind.Lease.GroupResource(), lease.Name, err)
 		}
 		before = lease.DeepCopy()
 		return nil
@@ -257,7 +257,7 @@ func TestForbiddenNodeEnds(t *testing.T) {
 	client := resourcetest.New(kind.All()...)
 	client.Intercept(func(c resourcetest.Call) error {
 		if _, ok := c.Object.(*corev1.Node); ok {
-			return apierrors.NewForbidden(kind.Node().GroupResource(), "n1", errors.New("node other may write the Node of its own name only"))
+			return apierrors.NewForbidden(kind.Node.GroupResource(), "n1", errors.New("node other may write the Node of its own name only"))
 		}
 		return nil
 	})

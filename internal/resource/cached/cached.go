@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -52,7 +52,7 @@ type Config struct {
 type Client struct {
 	inner resource.Client
 	log   *slog.Logger
-	types map[reflect.Type]*index
+	kinds map[schema.GroupVersionKind]*index
 	reads *prometheus.Desc
 }
 
@@ -64,7 +64,7 @@ var (
 // New makes a client, which reads through until Run is on its way.
 func New(cfg Config) *Client {
 	c := &Client{
-		inner: cfg.Client, log: cfg.Logger, types: map[reflect.Type]*index{},
+		inner: cfg.Client, log: cfg.Logger, kinds: map[schema.GroupVersionKind]*index{},
 		reads: prometheus.NewDesc("proxima_resource_cached_reads_total",
 			"Reads of kinds that are kept in memory, by whether memory (hit) or the server (miss) answered.", []string{"resource", "answer"}, nil),
 	}
@@ -72,7 +72,7 @@ func New(cfg Config) *Client {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	for _, d := range cfg.Kinds {
-		c.types[reflect.TypeOf(d.New())] = newIndex(d)
+		c.kinds[d.GVK] = newIndex(d)
 	}
 	return c
 }
@@ -92,7 +92,7 @@ func (c *Client) Describe(to chan<- *prometheus.Desc) { to <- c.reads }
 
 // Collect implements prometheus.Collector.
 func (c *Client) Collect(to chan<- prometheus.Metric) {
-	for _, ix := range c.types {
+	for _, ix := range c.kinds {
 		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.hits.Load()), ix.kind.Resource, "hit")
 		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.misses.Load()), ix.kind.Resource, "miss")
 	}
@@ -101,7 +101,7 @@ func (c *Client) Collect(to chan<- prometheus.Metric) {
 // Run follows the kinds until ctx ends.
 func (c *Client) Run(ctx context.Context) error {
 	var following sync.WaitGroup
-	for _, ix := range c.types {
+	for _, ix := range c.kinds {
 		following.Go(func() { c.follow(ctx, ix) })
 	}
 	following.Wait()
@@ -231,25 +231,28 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 }
 
 // Create implements resource.Client.
-func (c *Client) Create(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	return c.wrote(c.inner.Create(ctx, obj))
+func (c *Client) Create(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	out, err := c.inner.Create(ctx, kind, obj)
+	return c.wrote(kind, out, err)
 }
 
 // Update implements resource.Client.
-func (c *Client) Update(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	return c.wrote(c.inner.Update(ctx, obj))
+func (c *Client) Update(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	out, err := c.inner.Update(ctx, kind, obj)
+	return c.wrote(kind, out, err)
 }
 
 // UpdateStatus implements resource.Client.
-func (c *Client) UpdateStatus(ctx context.Context, obj resource.Object) (resource.Object, error) {
-	return c.wrote(c.inner.UpdateStatus(ctx, obj))
+func (c *Client) UpdateStatus(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	out, err := c.inner.UpdateStatus(ctx, kind, obj)
+	return c.wrote(kind, out, err)
 }
 
-func (c *Client) wrote(obj resource.Object, err error) (resource.Object, error) {
+func (c *Client) wrote(kind *resource.Descriptor, obj resource.Object, err error) (resource.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ix := c.types[reflect.TypeOf(obj)]; ix != nil {
+	if ix := c.indexOf(kind); ix != nil {
 		ix.told(watch.Modified, obj)
 	}
 	return obj, nil
@@ -306,7 +309,7 @@ func (c *Client) deleted(ctx context.Context, ix *index, key resource.Key, befor
 }
 
 func (c *Client) indexOf(kind *resource.Descriptor) *index {
-	return c.types[reflect.TypeOf(kind.New())]
+	return c.kinds[kind.GVK]
 }
 
 func clone(obj resource.Object) resource.Object { return obj.DeepCopyObject().(resource.Object) }

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // run makes a client over another, which runs until the test ends.
 func run(t *testing.T, inner resource.Client) *cached.Client {
-	c := cached.New(cached.Config{Client: inner, Kinds: []*resource.Descriptor{kind.ConfigMap(), kind.Node()}})
+	c := cached.New(cached.Config{Client: inner, Kinds: []*resource.Descriptor{kind.ConfigMap, kind.Node}})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -38,16 +38,16 @@ func run(t *testing.T, inner resource.Client) *cached.Client {
 	return c
 }
 
-func fake() *resourcetest.Client { return resourcetest.New(kind.ConfigMap(), kind.Node()) }
+func fake() *resourcetest.Client { return resourcetest.New(kind.ConfigMap, kind.Node) }
 
 func options() resourcetest.ContractOptions {
-	return resourcetest.ContractOptions{Plain: kind.ConfigMap(), WithStatus: kind.Node(), Namespace: "default"}
+	return resourcetest.ContractOptions{Plain: kind.ConfigMap, WithStatus: kind.Node, Namespace: "default"}
 }
 
 func TestContract(t *testing.T) {
 	t.Run("not running", func(t *testing.T) {
 		resourcetest.Contract(t, func(*testing.T) resource.Client {
-			return cached.New(cached.Config{Client: fake(), Kinds: []*resource.Descriptor{kind.ConfigMap(), kind.Node()}})
+			return cached.New(cached.Config{Client: fake(), Kinds: []*resource.Descriptor{kind.ConfigMap, kind.Node}})
 		}, options())
 	})
 	t.Run("running", func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestContract(t *testing.T) {
 }
 
 func hits(c *cached.Client) uint64 {
-	hits, _ := c.Reads(kind.ConfigMap())
+	hits, _ := c.Reads(kind.ConfigMap)
 	return hits
 }
 
@@ -125,7 +125,7 @@ func followed(t *testing.T, c *cached.Client) *cached.Client {
 		if time.Now().After(deadline) {
 			t.Fatal("the index never answered")
 		}
-		if _, _, err := c.List(t.Context(), kind.ConfigMap(), resource.ListOptions{}); err != nil {
+		if _, _, err := c.List(t.Context(), kind.ConfigMap, resource.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,7 +141,7 @@ func configMap(name string, n int) *corev1.ConfigMap {
 func TestReadsFromMemory(t *testing.T) {
 	inner := fake()
 	c := followed(t, run(t, inner))
-	if _, err := c.Create(t.Context(), configMap("a", 1)); err != nil {
+	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("a", 1)); err != nil {
 		t.Fatal(err)
 	}
 	inner.Intercept(func(call resourcetest.Call) error {
@@ -151,11 +151,11 @@ func TestReadsFromMemory(t *testing.T) {
 		return nil
 	})
 	for range 100 {
-		if _, err := c.Get(t.Context(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: "a"}); err != nil {
+		if _, err := c.Get(t.Context(), kind.ConfigMap, resource.Key{Namespace: "default", Name: "a"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := c.Get(t.Context(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: "none"}); !apierrors.IsNotFound(err) {
+	if _, err := c.Get(t.Context(), kind.ConfigMap, resource.Key{Namespace: "default", Name: "none"}); !apierrors.IsNotFound(err) {
 		t.Errorf("absent: %v", err)
 	}
 	if got := hits(c); got < 101 {
@@ -163,11 +163,11 @@ func TestReadsFromMemory(t *testing.T) {
 	}
 	// Another's change arrives by itself.
 	inner.Intercept(nil)
-	if _, err := inner.Update(t.Context(), configMap("a", 2)); err != nil {
+	if _, err := inner.Update(t.Context(), kind.ConfigMap, configMap("a", 2)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "another's change", func() bool {
-		got, err := c.Get(t.Context(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: "a"})
+		got, err := c.Get(t.Context(), kind.ConfigMap, resource.Key{Namespace: "default", Name: "a"})
 		return err == nil && got.(*corev1.ConfigMap).Data["n"] == "2"
 	})
 }
@@ -184,7 +184,7 @@ func TestAway(t *testing.T) {
 
 func away(t *testing.T, inner *resourcetest.Client, c *cached.Client) {
 	key := resource.Key{Namespace: "default", Name: "a"}
-	if _, err := c.Create(t.Context(), configMap("a", 0)); err != nil {
+	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("a", 0)); err != nil {
 		t.Fatal(err)
 	}
 	for n := 1; n <= 5; n++ {
@@ -199,20 +199,20 @@ func away(t *testing.T, inner *resourcetest.Client, c *cached.Client) {
 		} else {
 			inner.Disconnect()
 		}
-		if err := inner.Delete(t.Context(), kind.ConfigMap(), key, resource.Preconditions{}); err != nil {
+		if err := inner.Delete(t.Context(), kind.ConfigMap, key, resource.Preconditions{}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := inner.Create(t.Context(), configMap("a", n)); err != nil {
+		if _, err := inner.Create(t.Context(), kind.ConfigMap, configMap("a", n)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "reads of the server", func() bool {
-			got, err := c.Get(t.Context(), kind.ConfigMap(), key)
+			got, err := c.Get(t.Context(), kind.ConfigMap, key)
 			return err == nil && got.(*corev1.ConfigMap).Data["n"] == strconv.Itoa(n)
 		})
 		inner.Intercept(nil)
 		before := hits(c)
 		eventually(t, "the index is back", func() bool {
-			got, err := c.Get(t.Context(), kind.ConfigMap(), key)
+			got, err := c.Get(t.Context(), kind.ConfigMap, key)
 			if err != nil || got.(*corev1.ConfigMap).Data["n"] != strconv.Itoa(n) {
 				t.Fatalf("%v, %v", got, err)
 			}
@@ -238,11 +238,11 @@ func TestEndsEqual(t *testing.T) {
 				name := fmt.Sprint("o", (i*7+w)%9)
 				switch i % 3 {
 				case 0:
-					_, _ = via.Create(context.Background(), configMap(name, i))
+					_, _ = via.Create(context.Background(), kind.ConfigMap, configMap(name, i))
 				case 1:
-					_, _ = via.Update(context.Background(), configMap(name, i))
+					_, _ = via.Update(context.Background(), kind.ConfigMap, configMap(name, i))
 				case 2:
-					_ = via.Delete(context.Background(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: name}, resource.Preconditions{})
+					_ = via.Delete(context.Background(), kind.ConfigMap, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{})
 				}
 				if i%50 == 49 {
 					inner.Expire()
@@ -257,11 +257,11 @@ func TestEndsEqual(t *testing.T) {
 	faults.Set(faulty.Shares{})
 	before := hits(c)
 	eventually(t, "memory and server agree", func() bool {
-		mine, _, err := c.List(t.Context(), kind.ConfigMap(), resource.ListOptions{})
+		mine, _, err := c.List(t.Context(), kind.ConfigMap, resource.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		theirs, _, err := inner.List(t.Context(), kind.ConfigMap(), resource.ListOptions{})
+		theirs, _, err := inner.List(t.Context(), kind.ConfigMap, resource.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

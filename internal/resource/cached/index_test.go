@@ -95,7 +95,7 @@ func TestOrders(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ix := newIndex(kind.ConfigMap())
+			ix := newIndex(kind.ConfigMap)
 			ix.collect()
 			if err := ix.fed(watch.Bookmark, mark(1)); err != nil {
 				t.Fatal(err)
@@ -122,7 +122,7 @@ func TestOrders(t *testing.T) {
 
 // TestNoNumbers: versions that can't be compared leave reads to the server.
 func TestNoNumbers(t *testing.T) {
-	ix := newIndex(kind.ConfigMap())
+	ix := newIndex(kind.ConfigMap)
 	ix.collect()
 	odd := object("x", 1)
 	odd.ResourceVersion = "odd"

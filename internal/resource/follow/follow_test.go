@@ -80,12 +80,12 @@ func (l *listener) hears(t *testing.T, want ...string) {
 
 func followed(t *testing.T, selection resource.ListOptions, test func(*resourcetest.Client, *listener)) {
 	synctest.Test(t, func(t *testing.T) {
-		client, l := resourcetest.New(kind.ConfigMap()), &listener{}
+		client, l := resourcetest.New(kind.ConfigMap), &listener{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() {
 			if err := follow.Run(ctx, follow.Config{
-				Client: client, Kind: kind.ConfigMap(), Select: selection, Logger: slog.New(slog.DiscardHandler),
+				Client: client, Kind: kind.ConfigMap, Select: selection, Logger: slog.New(slog.DiscardHandler),
 				Pause: follow.Pause{First: time.Second, Last: 4 * time.Second},
 			}, l.tell); err != nil {
 				t.Error(err)
@@ -107,7 +107,7 @@ func TestRun(t *testing.T) {
 		l.hears(t, "set a", "set b", "set a")
 		remove := func(name string) {
 			t.Helper()
-			if err := client.Delete(t.Context(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); err != nil {
+			if err := client.Delete(t.Context(), kind.ConfigMap, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -173,9 +173,9 @@ func TestAway(t *testing.T) {
 // TestSeveral: each kind has a watch of its own, and all are told in one place.
 func TestSeveral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := resourcetest.New(kind.ConfigMap(), kind.Node())
+		client := resourcetest.New(kind.ConfigMap, kind.Node)
 		client.Seed(configMap("a"), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
-		kinds := []*resource.Descriptor{kind.ConfigMap(), kind.Node()}
+		kinds := []*resource.Descriptor{kind.ConfigMap, kind.Node}
 		changes := make(chan follow.Change)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup

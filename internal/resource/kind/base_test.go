@@ -127,8 +127,8 @@ stringData: {tls.key: "1"}`,
 func descriptors() map[string]*resource.Descriptor {
 	out := map[string]*resource.Descriptor{}
 	for _, d := range kind.All() {
-		name := d.Kind.Kind
-		if d.Kind.GroupKind() == (schema.GroupKind{Group: "events.k8s.io", Kind: "Event"}) {
+		name := d.GVK.Kind
+		if d.GVK.GroupKind() == (schema.GroupKind{Group: "events.k8s.io", Kind: "Event"}) {
 			name = "EventsV1Event"
 		}
 		out[name] = d
@@ -141,7 +141,7 @@ func decode(t testing.TB, d *resource.Descriptor, text string) resource.Object {
 	t.Helper()
 	obj := d.New()
 	if err := yaml.UnmarshalStrict([]byte(text), obj); err != nil {
-		t.Fatalf("decode %s: %v", d.Kind, err)
+		t.Fatalf("decode %s: %v", d.GVK, err)
 	}
 	if d.Default != nil {
 		d.Default(obj)
@@ -163,7 +163,7 @@ func clone[T resource.Object](obj T) T { return obj.DeepCopyObject().(T) }
 
 // service is a stored Service as the registry leaves it.
 func service(t testing.TB, addresses ...string) *corev1.Service {
-	s := create(t, kind.Service(), base["Service"]).(*corev1.Service)
+	s := create(t, kind.Service, base["Service"]).(*corev1.Service)
 	s.ResourceVersion = "1"
 	if len(addresses) == 0 {
 		return s

@@ -16,31 +16,29 @@ import (
 )
 
 // ConfigMap describes v1 ConfigMap.
-func ConfigMap() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("ConfigMap"),
-		Resource:   "configmaps",
-		Singular:   "configmap",
-		ShortNames: []string{"cm"},
-		Namespaced: true,
+var ConfigMap = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+	Resource:   "configmaps",
+	Singular:   "configmap",
+	ShortNames: []string{"cm"},
+	Namespaced: true,
 
-		New:     func() resource.Object { return &corev1.ConfigMap{} },
-		NewList: func() runtime.Object { return &corev1.ConfigMapList{} },
+	New:     func() resource.Object { return &corev1.ConfigMap{} },
+	NewList: func() runtime.Object { return &corev1.ConfigMapList{} },
 
-		Default: on(func(c *corev1.ConfigMap) {
-			if c.Data == nil {
-				c.Data = map[string]string{}
-			}
-		}),
-		Validate: compare(validateConfigMap),
+	Default: on(func(c *corev1.ConfigMap) {
+		if c.Data == nil {
+			c.Data = map[string]string{}
+		}
+	}),
+	Validate: compare(validateConfigMap),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(), column("Data", corev1.ConfigMap{}.SwaggerDoc()["data"]), ageColumn(),
-		},
-		Cells: of(func(c *corev1.ConfigMap) []any {
-			return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), age(c)}
-		}),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(), column("Data", corev1.ConfigMap{}.SwaggerDoc()["data"]), ageColumn(),
+	},
+	Cells: of(func(c *corev1.ConfigMap) []any {
+		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), age(c)}
+	}),
 }
 
 func validateConfigMap(c, old *corev1.ConfigMap) field.ErrorList {

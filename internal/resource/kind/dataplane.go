@@ -18,32 +18,30 @@ import (
 )
 
 // Dataplane describes mesh.proxima.dev/v1alpha1 Dataplane.
-func Dataplane() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       mesh.SchemeGroupVersion.WithKind("Dataplane"),
-		Resource:   "dataplanes",
-		Singular:   "dataplane",
-		ShortNames: []string{"dp"},
-		Categories: []string{"all", "proxima"},
-		Namespaced: true,
-		Direction:  resource.ZoneToGlobal,
-		Status:     true,
+var Dataplane = &resource.Descriptor{
+	GVK:        mesh.SchemeGroupVersion.WithKind("Dataplane"),
+	Resource:   "dataplanes",
+	Singular:   "dataplane",
+	ShortNames: []string{"dp"},
+	Categories: []string{"all", "proxima"},
+	Namespaced: true,
+	Direction:  resource.ZoneToGlobal,
+	Status:     true,
 
-		New:     func() resource.Object { return &mesh.Dataplane{} },
-		NewList: func() runtime.Object { return &mesh.DataplaneList{} },
+	New:     func() resource.Object { return &mesh.Dataplane{} },
+	NewList: func() runtime.Object { return &mesh.DataplaneList{} },
 
-		Default:        on(defaultDataplane),
-		Prepare:        change(prepareDataplane),
-		PrepareStatus:  change(prepareDataplaneStatus),
-		Validate:       compare(validateDataplane),
-		ValidateStatus: compare(validateDataplaneStatus),
+	Default:        on(defaultDataplane),
+	Prepare:        change(prepareDataplane),
+	PrepareStatus:  change(prepareDataplaneStatus),
+	Validate:       compare(validateDataplane),
+	ValidateStatus: compare(validateDataplaneStatus),
 
-		Fields: of(func(d *mesh.Dataplane) fields.Set {
-			return fields.Set{"spec.mesh": d.Spec.Mesh, "spec.nodeName": d.Spec.NodeName}
-		}),
-		Columns: dataplaneColumns(),
-		Cells:   of(dataplaneCells),
-	}
+	Fields: of(func(d *mesh.Dataplane) fields.Set {
+		return fields.Set{"spec.mesh": d.Spec.Mesh, "spec.nodeName": d.Spec.NodeName}
+	}),
+	Columns: dataplaneColumns(),
+	Cells:   of(dataplaneCells),
 }
 
 // DataplaneMesh is the mesh that a Dataplane belongs to: the one it names, else

@@ -99,7 +99,7 @@ status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}]}`},
 }
 
 func TestPrepareNamespace(t *testing.T) {
-	d := kind.Namespace()
+	d := kind.Namespace
 	n := decode(t, d, `{metadata: {name: a}, status: {phase: Terminating}}`).(*corev1.Namespace)
 	d.Prepare(n, nil)
 	if n.Status.Phase != corev1.NamespaceActive {
@@ -127,7 +127,7 @@ func TestPrepareNamespace(t *testing.T) {
 }
 
 func TestGenerations(t *testing.T) {
-	slice := kind.EndpointSlice()
+	slice := kind.EndpointSlice
 	s := create(t, slice, base["EndpointSlice"]).(*discoveryv1.EndpointSlice)
 	for _, tt := range []struct {
 		name   string
@@ -148,7 +148,7 @@ func TestGenerations(t *testing.T) {
 		}
 	}
 
-	pods := kind.Pod()
+	pods := kind.Pod
 	pod := create(t, pods, base["Pod"]).(*corev1.Pod)
 	newer := clone(pod)
 	newer.Spec.Containers[0].Image = "web:2"
@@ -157,7 +157,7 @@ func TestGenerations(t *testing.T) {
 		t.Errorf("pod: generations %d, %d", pod.Generation, newer.Generation)
 	}
 
-	dataplane := kind.Dataplane()
+	dataplane := kind.Dataplane
 	old := create(t, dataplane, base["Dataplane"]).(*mesh.Dataplane)
 	obj := clone(old)
 	obj.Labels["a"] = "b"
@@ -173,7 +173,7 @@ func TestGenerations(t *testing.T) {
 }
 
 func TestStatusWriteKeepsTheRest(t *testing.T) {
-	d := kind.Dataplane()
+	d := kind.Dataplane
 	old := create(t, d, base["Dataplane"]).(*mesh.Dataplane)
 	obj := clone(old)
 	obj.Spec.NodeName, obj.Labels["app"], obj.Generation = "other", "other", 7
@@ -187,7 +187,7 @@ func TestStatusWriteKeepsTheRest(t *testing.T) {
 }
 
 func TestPodStatusWriteKeepsTheRest(t *testing.T) {
-	d := kind.Pod()
+	d := kind.Pod
 	old := create(t, d, base["Pod"]).(*corev1.Pod)
 	old.OwnerReferences = []metav1.OwnerReference{{Name: "owner"}}
 	obj := clone(old)
@@ -204,12 +204,12 @@ func TestPodStatusWriteKeepsTheRest(t *testing.T) {
 
 // TestDropped covers fields that nobody can write.
 func TestDropped(t *testing.T) {
-	slice := create(t, kind.EndpointSlice(), overlay(t, base["EndpointSlice"],
+	slice := create(t, kind.EndpointSlice, overlay(t, base["EndpointSlice"],
 		`{endpoints: [{addresses: [10.1.0.1], deprecatedTopology: {a: b}}]}`)).(*discoveryv1.EndpointSlice)
 	if slice.Endpoints[0].DeprecatedTopology != nil {
 		t.Error("deprecatedTopology was kept")
 	}
-	lease := create(t, kind.Lease(), overlay(t, base["Lease"],
+	lease := create(t, kind.Lease, overlay(t, base["Lease"],
 		`{spec: {strategy: OldestEmulationVersion, preferredHolder: other}}`)).(*coordinationv1.Lease)
 	if lease.Spec.Strategy != nil || lease.Spec.PreferredHolder != nil {
 		t.Error("fields of coordinated leader election were kept")
@@ -224,7 +224,7 @@ func TestPodQOS(t *testing.T) {
 		`{limits: {cpu: "1", memory: 1Gi}, requests: {memory: 1Mi}}`: corev1.PodQOSBurstable,
 		`{requests: {example.com/gpu: "1"}}`:                         corev1.PodQOSBestEffort,
 	} {
-		p := create(t, kind.Pod(), `{spec: {containers: [{name: a, image: a, resources: `+resources+`}]}}`).(*corev1.Pod)
+		p := create(t, kind.Pod, `{spec: {containers: [{name: a, image: a, resources: `+resources+`}]}}`).(*corev1.Pod)
 		if p.Status.QOSClass != want {
 			t.Errorf("%s: %s, want %s", resources, p.Status.QOSClass, want)
 		}

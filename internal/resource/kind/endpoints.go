@@ -15,28 +15,26 @@ import (
 
 // Endpoints describes v1 Endpoints. Unlike Kubernetes it takes loopback
 // addresses for endpoints that stand for a Dataplane.
-func Endpoints() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Endpoints"),
-		Resource:   "endpoints",
-		Singular:   "endpoints",
-		ShortNames: []string{"ep"},
-		Namespaced: true,
+var Endpoints = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Endpoints"),
+	Resource:   "endpoints",
+	Singular:   "endpoints",
+	ShortNames: []string{"ep"},
+	Namespaced: true,
 
-		New:     func() resource.Object { return &corev1.Endpoints{} },
-		NewList: func() runtime.Object { return &corev1.EndpointsList{} },
+	New:     func() resource.Object { return &corev1.Endpoints{} },
+	NewList: func() runtime.Object { return &corev1.EndpointsList{} },
 
-		Default:  on(defaultEndpoints),
-		Validate: compare(validateEndpoints),
-		Warnings: compare(endpointsWarnings),
+	Default:  on(defaultEndpoints),
+	Validate: compare(validateEndpoints),
+	Warnings: compare(endpointsWarnings),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Endpoints", corev1.Endpoints{}.SwaggerDoc()["subsets"]),
-			ageColumn(),
-		},
-		Cells: of(func(e *corev1.Endpoints) []any { return []any{e.Name, endpointsCell(e), age(e)} }),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Endpoints", corev1.Endpoints{}.SwaggerDoc()["subsets"]),
+		ageColumn(),
+	},
+	Cells: of(func(e *corev1.Endpoints) []any { return []any{e.Name, endpointsCell(e), age(e)} }),
 }
 
 func defaultEndpoints(e *corev1.Endpoints) {

@@ -26,24 +26,22 @@ const (
 
 // EndpointSlice describes discovery.k8s.io/v1 EndpointSlice. Unlike Kubernetes
 // it takes loopback addresses for endpoints that stand for a Dataplane.
-func EndpointSlice() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
-		Resource:   "endpointslices",
-		Singular:   "endpointslice",
-		Namespaced: true,
+var EndpointSlice = &resource.Descriptor{
+	GVK:        discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
+	Resource:   "endpointslices",
+	Singular:   "endpointslice",
+	Namespaced: true,
 
-		New:     func() resource.Object { return &discoveryv1.EndpointSlice{} },
-		NewList: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+	New:     func() resource.Object { return &discoveryv1.EndpointSlice{} },
+	NewList: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
 
-		Default:  on(defaultEndpointSlice),
-		Prepare:  change(prepareEndpointSlice),
-		Validate: compare(validateEndpointSlice),
-		Warnings: compare(endpointSliceWarnings),
+	Default:  on(defaultEndpointSlice),
+	Prepare:  change(prepareEndpointSlice),
+	Validate: compare(validateEndpointSlice),
+	Warnings: compare(endpointSliceWarnings),
 
-		Columns: endpointSliceColumns(),
-		Cells:   of(endpointSliceCells),
-	}
+	Columns: endpointSliceColumns(),
+	Cells:   of(endpointSliceCells),
 }
 
 func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {

@@ -17,61 +17,57 @@ const eventTTL = 3600
 
 // Event describes v1 Event. It and EventsV1Event are two faces of the same
 // rows, stored as v1.
-func Event() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Event"),
-		Resource:   "events",
-		Singular:   "event",
-		ShortNames: []string{"ev"},
-		Namespaced: true,
-		TTL:        eventTTL,
+var Event = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Event"),
+	Resource:   "events",
+	Singular:   "event",
+	ShortNames: []string{"ev"},
+	Namespaced: true,
+	TTL:        eventTTL,
 
-		New:     func() resource.Object { return &corev1.Event{} },
-		NewList: func() runtime.Object { return &corev1.EventList{} },
+	New:     func() resource.Object { return &corev1.Event{} },
+	NewList: func() runtime.Object { return &corev1.EventList{} },
 
-		Validate: compare(validateEvent),
+	Validate: compare(validateEvent),
 
-		Fields: of(func(e *corev1.Event) fields.Set {
-			set := fields.Set{
-				"reason":             e.Reason,
-				"reportingComponent": e.ReportingController,
-				"source":             orElse(e.Source.Component, e.ReportingController),
-				"type":               e.Type,
-			}
-			return withReference(set, "involvedObject", e.InvolvedObject)
-		}),
-		Columns: eventColumns(),
-		Cells:   of(eventCells),
-	}
+	Fields: of(func(e *corev1.Event) fields.Set {
+		set := fields.Set{
+			"reason":             e.Reason,
+			"reportingComponent": e.ReportingController,
+			"source":             orElse(e.Source.Component, e.ReportingController),
+			"type":               e.Type,
+		}
+		return withReference(set, "involvedObject", e.InvolvedObject)
+	}),
+	Columns: eventColumns(),
+	Cells:   of(eventCells),
 }
 
 // EventsV1Event describes events.k8s.io/v1 Event. Rows are those of Event:
 // EventFromV1 and EventToV1 convert.
-func EventsV1Event() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       eventsv1.SchemeGroupVersion.WithKind("Event"),
-		Resource:   "events",
-		Singular:   "event",
-		ShortNames: []string{"ev"},
-		Namespaced: true,
-		TTL:        eventTTL,
+var EventsV1Event = &resource.Descriptor{
+	GVK:        eventsv1.SchemeGroupVersion.WithKind("Event"),
+	Resource:   "events",
+	Singular:   "event",
+	ShortNames: []string{"ev"},
+	Namespaced: true,
+	TTL:        eventTTL,
 
-		New:     func() resource.Object { return &eventsv1.Event{} },
-		NewList: func() runtime.Object { return &eventsv1.EventList{} },
+	New:     func() resource.Object { return &eventsv1.Event{} },
+	NewList: func() runtime.Object { return &eventsv1.EventList{} },
 
-		Validate: compare(validateEventsV1Event),
+	Validate: compare(validateEventsV1Event),
 
-		Fields: of(func(e *eventsv1.Event) fields.Set {
-			set := fields.Set{
-				"reason":              e.Reason,
-				"reportingController": e.ReportingController,
-				"type":                e.Type,
-			}
-			return withReference(set, "regarding", e.Regarding)
-		}),
-		Columns: eventColumns(),
-		Cells:   of(func(e *eventsv1.Event) []any { return eventCells(EventFromV1(e)) }),
-	}
+	Fields: of(func(e *eventsv1.Event) fields.Set {
+		set := fields.Set{
+			"reason":              e.Reason,
+			"reportingController": e.ReportingController,
+			"type":                e.Type,
+		}
+		return withReference(set, "regarding", e.Regarding)
+	}),
+	Columns: eventColumns(),
+	Cells:   of(func(e *eventsv1.Event) []any { return eventCells(EventFromV1(e)) }),
 }
 
 func withReference(set fields.Set, prefix string, r corev1.ObjectReference) fields.Set {

@@ -24,37 +24,35 @@ const (
 )
 
 // ExternalService describes mesh.proxima.dev/v1alpha1 ExternalService.
-func ExternalService() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       mesh.SchemeGroupVersion.WithKind("ExternalService"),
-		Resource:   "externalservices",
-		Singular:   "externalservice",
-		ShortNames: []string{"es"},
-		Categories: []string{"proxima"},
-		Namespaced: true,
-		Direction:  resource.GlobalToZone,
+var ExternalService = &resource.Descriptor{
+	GVK:        mesh.SchemeGroupVersion.WithKind("ExternalService"),
+	Resource:   "externalservices",
+	Singular:   "externalservice",
+	ShortNames: []string{"es"},
+	Categories: []string{"proxima"},
+	Namespaced: true,
+	Direction:  resource.GlobalToZone,
 
-		New:     func() resource.Object { return &mesh.ExternalService{} },
-		NewList: func() runtime.Object { return &mesh.ExternalServiceList{} },
+	New:     func() resource.Object { return &mesh.ExternalService{} },
+	NewList: func() runtime.Object { return &mesh.ExternalServiceList{} },
 
-		Default:  on(defaultExternalService),
-		Prepare:  counted(func(e *mesh.ExternalService) any { return e.Spec }),
-		Validate: compare(validateExternalService),
-		Warnings: compare(warnExternalService),
+	Default:  on(defaultExternalService),
+	Prepare:  counted(func(e *mesh.ExternalService) any { return e.Spec }),
+	Validate: compare(validateExternalService),
+	Warnings: compare(warnExternalService),
 
-		Fields: of(func(e *mesh.ExternalService) fields.Set { return fields.Set{"spec.mesh": e.Spec.Mesh} }),
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Hosts", "The names by which workloads call the service."),
-			column("Ports", "The ports by which workloads call the service."),
-			column("TLS", "How the service's certificate is verified; none: TLS is not begun for the workloads."),
-			ageColumn(),
-			wide("Mesh", "The mesh that the service names; empty: that of its namespace."),
-			wide("Addresses", "Where the service is; none: its hosts are resolved."),
-			wide("Zones", "The zones that the service is reached from; none: all."),
-		},
-		Cells: of(externalServiceCells),
-	}
+	Fields: of(func(e *mesh.ExternalService) fields.Set { return fields.Set{"spec.mesh": e.Spec.Mesh} }),
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Hosts", "The names by which workloads call the service."),
+		column("Ports", "The ports by which workloads call the service."),
+		column("TLS", "How the service's certificate is verified; none: TLS is not begun for the workloads."),
+		ageColumn(),
+		wide("Mesh", "The mesh that the service names; empty: that of its namespace."),
+		wide("Addresses", "Where the service is; none: its hosts are resolved."),
+		wide("Zones", "The zones that the service is reached from; none: all."),
+	},
+	Cells: of(externalServiceCells),
 }
 
 // defaultExternalService leaves lists alone, as defaultMesh does.

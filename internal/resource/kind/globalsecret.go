@@ -12,27 +12,25 @@ import (
 
 // GlobalSecret describes mesh.proxima.dev/v1alpha1 GlobalSecret: a Secret of no
 // namespace, by the same rules.
-func GlobalSecret() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:      mesh.SchemeGroupVersion.WithKind("GlobalSecret"),
-		Resource:  "globalsecrets",
-		Singular:  "globalsecret",
-		Direction: resource.GlobalToZone,
+var GlobalSecret = &resource.Descriptor{
+	GVK:       mesh.SchemeGroupVersion.WithKind("GlobalSecret"),
+	Resource:  "globalsecrets",
+	Singular:  "globalsecret",
+	Direction: resource.GlobalToZone,
 
-		New:     func() resource.Object { return &mesh.GlobalSecret{} },
-		NewList: func() runtime.Object { return &mesh.GlobalSecretList{} },
+	New:     func() resource.Object { return &mesh.GlobalSecret{} },
+	NewList: func() runtime.Object { return &mesh.GlobalSecretList{} },
 
-		Default:  on(defaultGlobalSecret),
-		Validate: compare(validateGlobalSecret),
+	Default:  on(defaultGlobalSecret),
+	Validate: compare(validateGlobalSecret),
 
-		Fields: of(func(s *mesh.GlobalSecret) fields.Set { return fields.Set{"type": s.Type} }),
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(), column("Type", "What the secret is for."), column("Data", "How many values it has."), ageColumn(),
-		},
-		Cells: of(func(s *mesh.GlobalSecret) []any {
-			return []any{s.Name, s.Type, int64(len(s.Data)), age(s)}
-		}),
-	}
+	Fields: of(func(s *mesh.GlobalSecret) fields.Set { return fields.Set{"type": s.Type} }),
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(), column("Type", "What the secret is for."), column("Data", "How many values it has."), ageColumn(),
+	},
+	Cells: of(func(s *mesh.GlobalSecret) []any {
+		return []any{s.Name, s.Type, int64(len(s.Data)), age(s)}
+	}),
 }
 
 func defaultGlobalSecret(s *mesh.GlobalSecret) {

@@ -17,24 +17,22 @@ import (
 
 // IPAddress describes networking.k8s.io/v1 IPAddress. Its columns are
 // Kubernetes', which prints no age.
-func IPAddress() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       networkingv1.SchemeGroupVersion.WithKind("IPAddress"),
-		Resource:   "ipaddresses",
-		Singular:   "ipaddress",
-		ShortNames: []string{"ip"},
+var IPAddress = &resource.Descriptor{
+	GVK:        networkingv1.SchemeGroupVersion.WithKind("IPAddress"),
+	Resource:   "ipaddresses",
+	Singular:   "ipaddress",
+	ShortNames: []string{"ip"},
 
-		New:     func() resource.Object { return &networkingv1.IPAddress{} },
-		NewList: func() runtime.Object { return &networkingv1.IPAddressList{} },
+	New:     func() resource.Object { return &networkingv1.IPAddress{} },
+	NewList: func() runtime.Object { return &networkingv1.IPAddressList{} },
 
-		Validate: compare(validateIPAddress),
+	Validate: compare(validateIPAddress),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("ParentRef", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),
-		},
-		Cells: of(func(a *networkingv1.IPAddress) []any { return []any{a.Name, parentCell(a.Spec.ParentRef)} }),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("ParentRef", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),
+	},
+	Cells: of(func(a *networkingv1.IPAddress) []any { return []any{a.Name, parentCell(a.Spec.ParentRef)} }),
 }
 
 func validateIPAddress(a, old *networkingv1.IPAddress) field.ErrorList {

@@ -6,7 +6,7 @@
 // (except to print an age) and allocate no addresses; those are given out by the
 // registry that calls Prepare. The rules, field paths and messages for kinds of
 // Kubernetes are those of Kubernetes 1.37, so that its users and tools see no
-// difference. Enter at All, or at the function named as the kind.
+// difference. Enter at All, or at the variable named as the kind.
 //
 // The types are k8s.io/api's external ones, used as internal types too.
 // Functions never keep or share parts of the objects they are given, and never
@@ -19,30 +19,31 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// All returns a new descriptor of every kind, in the order in which a server
-// should install them. Compare descriptors by Kind, not by pointer.
+// All returns the descriptor of every kind, in the order in which a server should
+// install them. The slice is the caller's, the descriptors are shared and never
+// changed.
 func All() []*resource.Descriptor {
 	return []*resource.Descriptor{
-		Namespace(),
-		Service(),
-		Endpoints(),
-		Node(),
-		Pod(),
-		ConfigMap(),
-		Secret(),
-		Event(),
-		EventsV1Event(),
-		EndpointSlice(),
-		Lease(),
-		IPAddress(),
-		ServiceCIDR(),
-		Dataplane(),
-		ZoneCosts(),
-		TopologyHeuristic(),
-		TrafficPlan(),
-		Mesh(),
-		ExternalService(),
-		GlobalSecret(),
+		Namespace,
+		Service,
+		Endpoints,
+		Node,
+		Pod,
+		ConfigMap,
+		Secret,
+		Event,
+		EventsV1Event,
+		EndpointSlice,
+		Lease,
+		IPAddress,
+		ServiceCIDR,
+		Dataplane,
+		ZoneCosts,
+		TopologyHeuristic,
+		TrafficPlan,
+		Mesh,
+		ExternalService,
+		GlobalSecret,
 	}
 }
 

@@ -24,8 +24,8 @@ func TestDescriptorsAreComplete(t *testing.T) {
 				t.Errorf("%s described twice", d.GroupResource())
 			}
 			seen[d.GroupResource()] = true
-			if d.Kind.Empty() || d.Resource == "" || d.Singular == "" {
-				t.Errorf("names missing: %+v", d.Kind)
+			if d.GVK.Empty() || d.Resource == "" || d.Singular == "" {
+				t.Errorf("names missing: %+v", d.GVK)
 			}
 			if d.Validate == nil || d.Cells == nil || len(d.Columns) == 0 {
 				t.Error("Validate, Columns or Cells missing")
@@ -59,20 +59,20 @@ func TestDescriptorsAreComplete(t *testing.T) {
 func TestNamesAreClear(t *testing.T) {
 	words := map[string]string{}
 	for _, d := range kind.All() {
-		if d.Kind.Group == "events.k8s.io" {
+		if d.GVK.Group == "events.k8s.io" {
 			continue // the same kind as core's
 		}
 		for _, word := range append([]string{d.Resource, d.Singular}, d.ShortNames...) {
-			if other, ok := words[word]; ok && other != d.Kind.Kind {
-				t.Errorf("%q means %s and %s", word, other, d.Kind.Kind)
+			if other, ok := words[word]; ok && other != d.GVK.Kind {
+				t.Errorf("%q means %s and %s", word, other, d.GVK.Kind)
 			}
-			words[word] = d.Kind.Kind
+			words[word] = d.GVK.Kind
 		}
 	}
 	for _, d := range kind.All() {
 		for _, category := range d.Categories {
 			if other, ok := words[category]; ok {
-				t.Errorf("category %q of %s is a name of %s", category, d.Kind.Kind, other)
+				t.Errorf("category %q of %s is a name of %s", category, d.GVK.Kind, other)
 			}
 		}
 	}

@@ -12,34 +12,32 @@ import (
 
 // Lease describes coordination.k8s.io/v1 Lease. Coordinated leader election is
 // off, as in Kubernetes by default, and its fields are dropped.
-func Lease() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       coordinationv1.SchemeGroupVersion.WithKind("Lease"),
-		Resource:   "leases",
-		Singular:   "lease",
-		Namespaced: true,
+var Lease = &resource.Descriptor{
+	GVK:        coordinationv1.SchemeGroupVersion.WithKind("Lease"),
+	Resource:   "leases",
+	Singular:   "lease",
+	Namespaced: true,
 
-		New:     func() resource.Object { return &coordinationv1.Lease{} },
-		NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
+	New:     func() resource.Object { return &coordinationv1.Lease{} },
+	NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
 
-		Prepare: change(func(l, _ *coordinationv1.Lease) {
-			l.Spec.Strategy, l.Spec.PreferredHolder = nil, nil
-		}),
-		Validate: compare(validateLease),
+	Prepare: change(func(l, _ *coordinationv1.Lease) {
+		l.Spec.Strategy, l.Spec.PreferredHolder = nil, nil
+	}),
+	Validate: compare(validateLease),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Holder", coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"]),
-			ageColumn(),
-		},
-		Cells: of(func(l *coordinationv1.Lease) []any {
-			holder := ""
-			if l.Spec.HolderIdentity != nil {
-				holder = *l.Spec.HolderIdentity
-			}
-			return []any{l.Name, holder, age(l)}
-		}),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Holder", coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"]),
+		ageColumn(),
+	},
+	Cells: of(func(l *coordinationv1.Lease) []any {
+		holder := ""
+		if l.Spec.HolderIdentity != nil {
+			holder = *l.Spec.HolderIdentity
+		}
+		return []any{l.Name, holder, age(l)}
+	}),
 }
 
 func validateLease(l, old *coordinationv1.Lease) field.ErrorList {

@@ -22,33 +22,31 @@ const (
 )
 
 // Mesh describes mesh.proxima.dev/v1alpha1 Mesh.
-func Mesh() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       mesh.SchemeGroupVersion.WithKind("Mesh"),
-		Resource:   "meshes",
-		Singular:   "mesh",
-		Categories: []string{"proxima"},
-		Direction:  resource.GlobalToZone,
+var Mesh = &resource.Descriptor{
+	GVK:        mesh.SchemeGroupVersion.WithKind("Mesh"),
+	Resource:   "meshes",
+	Singular:   "mesh",
+	Categories: []string{"proxima"},
+	Direction:  resource.GlobalToZone,
 
-		New:     func() resource.Object { return &mesh.Mesh{} },
-		NewList: func() runtime.Object { return &mesh.MeshList{} },
+	New:     func() resource.Object { return &mesh.Mesh{} },
+	NewList: func() runtime.Object { return &mesh.MeshList{} },
 
-		Default:  on(defaultMesh),
-		Prepare:  counted(func(m *mesh.Mesh) any { return m.Spec }),
-		Validate: compare(validateMesh),
-		Warnings: compare(warnMesh),
+	Default:  on(defaultMesh),
+	Prepare:  counted(func(m *mesh.Mesh) any { return m.Spec }),
+	Validate: compare(validateMesh),
+	Warnings: compare(warnMesh),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("mTLS", "The backend that signs certificates and its mode."),
-			column("Passthrough", "Whether workloads may call what the mesh does not know."),
-			column("Egress", "Whether traffic out of a zone goes through its egress."),
-			ageColumn(),
-			wide("Locality", "Whether traffic keeps to its zone."),
-			wide("Backends", "All backends that can be enabled."),
-		},
-		Cells: of(meshCells),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("mTLS", "The backend that signs certificates and its mode."),
+		column("Passthrough", "Whether workloads may call what the mesh does not know."),
+		column("Egress", "Whether traffic out of a zone goes through its egress."),
+		ageColumn(),
+		wide("Locality", "Whether traffic keeps to its zone."),
+		wide("Backends", "All backends that can be enabled."),
+	},
+	Cells: of(meshCells),
 }
 
 // MeshOf is the mesh that a namespace's labels say it belongs to.

@@ -16,31 +16,29 @@ import (
 
 // Namespace describes v1 Namespace. Its finalize sub-resource has functions of
 // its own: PrepareNamespaceFinalize and ValidateNamespaceFinalize.
-func Namespace() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Namespace"),
-		Resource:   "namespaces",
-		Singular:   "namespace",
-		ShortNames: []string{"ns"},
-		Status:     true,
+var Namespace = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Namespace"),
+	Resource:   "namespaces",
+	Singular:   "namespace",
+	ShortNames: []string{"ns"},
+	Status:     true,
 
-		New:     func() resource.Object { return &corev1.Namespace{} },
-		NewList: func() runtime.Object { return &corev1.NamespaceList{} },
+	New:     func() resource.Object { return &corev1.Namespace{} },
+	NewList: func() runtime.Object { return &corev1.NamespaceList{} },
 
-		Default:        on(defaultNamespace),
-		Prepare:        change(prepareNamespace),
-		PrepareStatus:  change(prepareNamespaceStatus),
-		Validate:       compare(validateNamespace),
-		ValidateStatus: compare(validateNamespaceStatus),
+	Default:        on(defaultNamespace),
+	Prepare:        change(prepareNamespace),
+	PrepareStatus:  change(prepareNamespaceStatus),
+	Validate:       compare(validateNamespace),
+	ValidateStatus: compare(validateNamespaceStatus),
 
-		Fields: of(func(n *corev1.Namespace) fields.Set {
-			return fields.Set{"status.phase": string(n.Status.Phase)}
-		}),
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(), column("Status", "The status of the namespace"), ageColumn(),
-		},
-		Cells: of(func(n *corev1.Namespace) []any { return []any{n.Name, string(n.Status.Phase), age(n)} }),
-	}
+	Fields: of(func(n *corev1.Namespace) fields.Set {
+		return fields.Set{"status.phase": string(n.Status.Phase)}
+	}),
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(), column("Status", "The status of the namespace"), ageColumn(),
+	},
+	Cells: of(func(n *corev1.Namespace) []any { return []any{n.Name, string(n.Status.Phase), age(n)} }),
 }
 
 func defaultNamespace(n *corev1.Namespace) {

@@ -22,33 +22,31 @@ import (
 )
 
 // Node describes v1 Node. A node may bring its status when it registers.
-func Node() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Node"),
-		Resource:   "nodes",
-		Singular:   "node",
-		ShortNames: []string{"no"},
-		Status:     true,
+var Node = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Node"),
+	Resource:   "nodes",
+	Singular:   "node",
+	ShortNames: []string{"no"},
+	Status:     true,
 
-		New:     func() resource.Object { return &corev1.Node{} },
-		NewList: func() runtime.Object { return &corev1.NodeList{} },
+	New:     func() resource.Object { return &corev1.Node{} },
+	NewList: func() runtime.Object { return &corev1.NodeList{} },
 
-		Default: on(defaultNode),
-		Prepare: change(func(obj, old *corev1.Node) {
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		}),
-		PrepareStatus:  change(func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() }),
-		Validate:       compare(validateNode),
-		ValidateStatus: compare(validateNodeStatus),
+	Default: on(defaultNode),
+	Prepare: change(func(obj, old *corev1.Node) {
+		if old != nil {
+			obj.Status = *old.Status.DeepCopy()
+		}
+	}),
+	PrepareStatus:  change(func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() }),
+	Validate:       compare(validateNode),
+	ValidateStatus: compare(validateNodeStatus),
 
-		Fields: of(func(n *corev1.Node) fields.Set {
-			return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
-		}),
-		Columns: nodeColumns(),
-		Cells:   of(nodeCells),
-	}
+	Fields: of(func(n *corev1.Node) fields.Set {
+		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
+	}),
+	Columns: nodeColumns(),
+	Cells:   of(nodeCells),
 }
 
 // defaultNode keeps podCIDR and podCIDRs in step, the list being the truth.

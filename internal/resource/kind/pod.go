@@ -15,29 +15,27 @@ import (
 // Pod describes v1 Pod: all of its metadata and status, and of its spec what a
 // mesh needs to trust (containers, ports, probes, names). Rules for the rest,
 // such as volumes and security contexts, are a kubelet's concern.
-func Pod() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Pod"),
-		Resource:   "pods",
-		Singular:   "pod",
-		ShortNames: []string{"po"},
-		Categories: []string{"all"},
-		Namespaced: true,
-		Status:     true,
+var Pod = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Pod"),
+	Resource:   "pods",
+	Singular:   "pod",
+	ShortNames: []string{"po"},
+	Categories: []string{"all"},
+	Namespaced: true,
+	Status:     true,
 
-		New:     func() resource.Object { return &corev1.Pod{} },
-		NewList: func() runtime.Object { return &corev1.PodList{} },
+	New:     func() resource.Object { return &corev1.Pod{} },
+	NewList: func() runtime.Object { return &corev1.PodList{} },
 
-		Default:        on(defaultPod),
-		Prepare:        change(preparePod),
-		PrepareStatus:  change(preparePodStatus),
-		Validate:       compare(validatePod),
-		ValidateStatus: compare(validatePodStatus),
+	Default:        on(defaultPod),
+	Prepare:        change(preparePod),
+	PrepareStatus:  change(preparePodStatus),
+	Validate:       compare(validatePod),
+	ValidateStatus: compare(validatePodStatus),
 
-		Fields:  of(podFields),
-		Columns: podColumns(),
-		Cells:   of(podCells),
-	}
+	Fields:  of(podFields),
+	Columns: podColumns(),
+	Cells:   of(podCells),
 }
 
 func preparePod(p, old *corev1.Pod) {

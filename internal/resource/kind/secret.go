@@ -18,29 +18,28 @@ import (
 )
 
 // Secret describes v1 Secret.
-func Secret() *resource.Descriptor {
-	doc := corev1.Secret{}.SwaggerDoc()
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Secret"),
-		Resource:   "secrets",
-		Singular:   "secret",
-		Namespaced: true,
+var Secret = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Secret"),
+	Resource:   "secrets",
+	Singular:   "secret",
+	Namespaced: true,
 
-		New:     func() resource.Object { return &corev1.Secret{} },
-		NewList: func() runtime.Object { return &corev1.SecretList{} },
+	New:     func() resource.Object { return &corev1.Secret{} },
+	NewList: func() runtime.Object { return &corev1.SecretList{} },
 
-		Default:  on(defaultSecret),
-		Validate: compare(validateSecret),
+	Default:  on(defaultSecret),
+	Validate: compare(validateSecret),
 
-		Fields: of(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} }),
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(), column("Type", doc["type"]), column("Data", doc["data"]), ageColumn(),
-		},
-		Cells: of(func(s *corev1.Secret) []any {
-			return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s)}
-		}),
-	}
+	Fields: of(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} }),
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(), column("Type", secretDoc["type"]), column("Data", secretDoc["data"]), ageColumn(),
+	},
+	Cells: of(func(s *corev1.Secret) []any {
+		return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s)}
+	}),
 }
+
+var secretDoc = corev1.Secret{}.SwaggerDoc()
 
 // defaultSecret also folds the write-only stringData into data, so that it is
 // never stored or read back.

@@ -20,32 +20,30 @@ import (
 // Service describes v1 Service. Addresses, families and node ports are given
 // out by the registry between Default and Validate; Prepare keeps those that an
 // update left out.
-func Service() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       corev1.SchemeGroupVersion.WithKind("Service"),
-		Resource:   "services",
-		Singular:   "service",
-		ShortNames: []string{"svc"},
-		Categories: []string{"all"},
-		Namespaced: true,
-		Status:     true,
+var Service = &resource.Descriptor{
+	GVK:        corev1.SchemeGroupVersion.WithKind("Service"),
+	Resource:   "services",
+	Singular:   "service",
+	ShortNames: []string{"svc"},
+	Categories: []string{"all"},
+	Namespaced: true,
+	Status:     true,
 
-		New:     func() resource.Object { return &corev1.Service{} },
-		NewList: func() runtime.Object { return &corev1.ServiceList{} },
+	New:     func() resource.Object { return &corev1.Service{} },
+	NewList: func() runtime.Object { return &corev1.ServiceList{} },
 
-		Default:        on(defaultService),
-		Prepare:        change(prepareService),
-		PrepareStatus:  change(func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() }),
-		Validate:       compare(validateService),
-		ValidateStatus: compare(validateServiceStatus),
-		Warnings:       compare(serviceWarnings),
+	Default:        on(defaultService),
+	Prepare:        change(prepareService),
+	PrepareStatus:  change(func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() }),
+	Validate:       compare(validateService),
+	ValidateStatus: compare(validateServiceStatus),
+	Warnings:       compare(serviceWarnings),
 
-		Fields: of(func(s *corev1.Service) fields.Set {
-			return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
-		}),
-		Columns: serviceColumns(),
-		Cells:   of(serviceCells),
-	}
+	Fields: of(func(s *corev1.Service) fields.Set {
+		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
+	}),
+	Columns: serviceColumns(),
+	Cells:   of(serviceCells),
 }
 
 func defaultService(s *corev1.Service) {

@@ -146,7 +146,7 @@ func TestServiceUpdate(t *testing.T) {
 			err:    "spec.healthCheckNodePort: Forbidden: field is immutable",
 		},
 	}
-	d := kind.Service()
+	d := kind.Service
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			old := tt.stored(t)
@@ -199,7 +199,7 @@ spec: {type: ExternalName, sessionAffinity: None, externalName: a.b}`},
 }
 
 func TestServiceStatus(t *testing.T) {
-	d := kind.Service()
+	d := kind.Service
 	old := service(t, "10.96.0.10")
 	obj := clone(old)
 	obj.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "a.example.com"}}

@@ -15,30 +15,28 @@ import (
 )
 
 // ServiceCIDR describes networking.k8s.io/v1 ServiceCIDR.
-func ServiceCIDR() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:     networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"),
-		Resource: "servicecidrs",
-		Singular: "servicecidr",
-		Status:   true,
+var ServiceCIDR = &resource.Descriptor{
+	GVK:      networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"),
+	Resource: "servicecidrs",
+	Singular: "servicecidr",
+	Status:   true,
 
-		New:     func() resource.Object { return &networkingv1.ServiceCIDR{} },
-		NewList: func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
+	New:     func() resource.Object { return &networkingv1.ServiceCIDR{} },
+	NewList: func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
 
-		Prepare:       change(prepareServiceCIDR),
-		PrepareStatus: change(func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() }),
-		Validate:      compare(validateServiceCIDR),
-		ValidateStatus: compare(func(obj, old *networkingv1.ServiceCIDR) field.ErrorList {
-			return checkMeta(obj, old, false, validation.NameIsDNSSubdomain)
-		}),
+	Prepare:       change(prepareServiceCIDR),
+	PrepareStatus: change(func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() }),
+	Validate:      compare(validateServiceCIDR),
+	ValidateStatus: compare(func(obj, old *networkingv1.ServiceCIDR) field.ErrorList {
+		return checkMeta(obj, old, false, validation.NameIsDNSSubdomain)
+	}),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(), column("CIDRs", networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]), ageColumn(),
-		},
-		Cells: of(func(c *networkingv1.ServiceCIDR) []any {
-			return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), age(c)}
-		}),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(), column("CIDRs", networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]), ageColumn(),
+	},
+	Cells: of(func(c *networkingv1.ServiceCIDR) []any {
+		return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), age(c)}
+	}),
 }
 
 func prepareServiceCIDR(c, old *networkingv1.ServiceCIDR) {

@@ -16,33 +16,31 @@ import (
 )
 
 // TopologyHeuristic describes mesh.proxima.dev/v1alpha1 TopologyHeuristic.
-func TopologyHeuristic() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       mesh.SchemeGroupVersion.WithKind("TopologyHeuristic"),
-		Resource:   "topologyheuristics",
-		Singular:   "topologyheuristic",
-		Categories: []string{"proxima"},
-		Direction:  resource.GlobalToZone,
+var TopologyHeuristic = &resource.Descriptor{
+	GVK:        mesh.SchemeGroupVersion.WithKind("TopologyHeuristic"),
+	Resource:   "topologyheuristics",
+	Singular:   "topologyheuristic",
+	Categories: []string{"proxima"},
+	Direction:  resource.GlobalToZone,
 
-		New:     func() resource.Object { return &mesh.TopologyHeuristic{} },
-		NewList: func() runtime.Object { return &mesh.TopologyHeuristicList{} },
+	New:     func() resource.Object { return &mesh.TopologyHeuristic{} },
+	NewList: func() runtime.Object { return &mesh.TopologyHeuristicList{} },
 
-		Default:  on(func(h *mesh.TopologyHeuristic) { fill(&h.Spec.Fallback, mesh.HeuristicFallbackAll) }),
-		Prepare:  counted(func(h *mesh.TopologyHeuristic) any { return h.Spec }),
-		Validate: compare(validateTopologyHeuristic),
+	Default:  on(func(h *mesh.TopologyHeuristic) { fill(&h.Spec.Fallback, mesh.HeuristicFallbackAll) }),
+	Prepare:  counted(func(h *mesh.TopologyHeuristic) any { return h.Spec }),
+	Validate: compare(validateTopologyHeuristic),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Mode", "The value of the annotation service.kubernetes.io/topology-mode by which a Service chooses it."),
-			column("Fallback", "What becomes of a zone that may use no endpoint."),
-			ageColumn(),
-			wide("Zones", "The expression for the zones that should use an endpoint."),
-			wide("Weight", "The expression for the weight of an endpoint in a zone."),
-		},
-		Cells: of(func(h *mesh.TopologyHeuristic) []any {
-			return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), oneLine(h.Spec.Zones), oneLine(h.Spec.Weight)}
-		}),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Mode", "The value of the annotation service.kubernetes.io/topology-mode by which a Service chooses it."),
+		column("Fallback", "What becomes of a zone that may use no endpoint."),
+		ageColumn(),
+		wide("Zones", "The expression for the zones that should use an endpoint."),
+		wide("Weight", "The expression for the weight of an endpoint in a zone."),
+	},
+	Cells: of(func(h *mesh.TopologyHeuristic) []any {
+		return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), oneLine(h.Spec.Zones), oneLine(h.Spec.Weight)}
+	}),
 }
 
 func oneLine(expression string) string { return strings.Join(strings.Fields(expression), " ") }

@@ -15,36 +15,34 @@ import (
 )
 
 // TrafficPlan describes planner.mesh.proxima.dev/v1alpha1 TrafficPlan.
-func TrafficPlan() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       planner.SchemeGroupVersion.WithKind("TrafficPlan"),
-		Resource:   "trafficplans",
-		Singular:   "trafficplan",
-		ShortNames: []string{"tp"},
-		Categories: []string{"proxima"},
-		Namespaced: true,
+var TrafficPlan = &resource.Descriptor{
+	GVK:        planner.SchemeGroupVersion.WithKind("TrafficPlan"),
+	Resource:   "trafficplans",
+	Singular:   "trafficplan",
+	ShortNames: []string{"tp"},
+	Categories: []string{"proxima"},
+	Namespaced: true,
 
-		New:     func() resource.Object { return &planner.TrafficPlan{} },
-		NewList: func() runtime.Object { return &planner.TrafficPlanList{} },
+	New:     func() resource.Object { return &planner.TrafficPlan{} },
+	NewList: func() runtime.Object { return &planner.TrafficPlanList{} },
 
-		Prepare:  counted(func(p *planner.TrafficPlan) any { return p.Spec }),
-		Validate: compare(validateTrafficPlan),
+	Prepare:  counted(func(p *planner.TrafficPlan) any { return p.Spec }),
+	Validate: compare(validateTrafficPlan),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Mode", "The topology mode of the Service."),
-			column("Ports", "The ports that are planned together, by address family."),
-			column("In-Zone", "The share of connections that stay in their zone; of several groups of ports, the least."),
-			column("Cost", "The mean cost of a connection; of several groups of ports, the highest."),
-			column("Busiest", "The load of the busiest endpoint as a multiple of the mean; of several groups of ports, the highest."),
-			column("Demand", "Where the demand comes from that the plan was made for."),
-			column("Version", "How often a plan of the Service was published."),
-			ageColumn(),
-			wide("Outcome", "The outcome of planning, for each group of ports."),
-			wide("Reason", "Why the plan was published, for each group of ports."),
-		},
-		Cells: of(trafficPlanCells),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Mode", "The topology mode of the Service."),
+		column("Ports", "The ports that are planned together, by address family."),
+		column("In-Zone", "The share of connections that stay in their zone; of several groups of ports, the least."),
+		column("Cost", "The mean cost of a connection; of several groups of ports, the highest."),
+		column("Busiest", "The load of the busiest endpoint as a multiple of the mean; of several groups of ports, the highest."),
+		column("Demand", "Where the demand comes from that the plan was made for."),
+		column("Version", "How often a plan of the Service was published."),
+		ageColumn(),
+		wide("Outcome", "The outcome of planning, for each group of ports."),
+		wide("Reason", "Why the plan was published, for each group of ports."),
+	},
+	Cells: of(trafficPlanCells),
 }
 
 func trafficPlanCells(p *planner.TrafficPlan) []any {

@@ -25,32 +25,30 @@ const (
 )
 
 // ZoneCosts describes mesh.proxima.dev/v1alpha1 ZoneCosts.
-func ZoneCosts() *resource.Descriptor {
-	return &resource.Descriptor{
-		Kind:       mesh.SchemeGroupVersion.WithKind("ZoneCosts"),
-		Resource:   "zonecosts",
-		Singular:   "zonecosts",
-		Categories: []string{"proxima"},
-		Direction:  resource.GlobalToZone,
+var ZoneCosts = &resource.Descriptor{
+	GVK:        mesh.SchemeGroupVersion.WithKind("ZoneCosts"),
+	Resource:   "zonecosts",
+	Singular:   "zonecosts",
+	Categories: []string{"proxima"},
+	Direction:  resource.GlobalToZone,
 
-		New:     func() resource.Object { return &mesh.ZoneCosts{} },
-		NewList: func() runtime.Object { return &mesh.ZoneCostsList{} },
+	New:     func() resource.Object { return &mesh.ZoneCosts{} },
+	NewList: func() runtime.Object { return &mesh.ZoneCostsList{} },
 
-		Default:  on(defaultZoneCosts),
-		Prepare:  counted(func(c *mesh.ZoneCosts) any { return c.Spec }),
-		Validate: compare(validateZoneCosts),
+	Default:  on(defaultZoneCosts),
+	Prepare:  counted(func(c *mesh.ZoneCosts) any { return c.Spec }),
+	Validate: compare(validateZoneCosts),
 
-		Columns: []metav1.TableColumnDefinition{
-			nameColumn(),
-			column("Region", "The cost between two zones of one region."),
-			column("World", "The cost between zones of different regions."),
-			column("Pairs", "The number of pairs of zones with costs of their own."),
-			ageColumn(),
-		},
-		Cells: of(func(c *mesh.ZoneCosts) []any {
-			return []any{c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), len(c.Spec.Pairs), age(c)}
-		}),
-	}
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Region", "The cost between two zones of one region."),
+		column("World", "The cost between zones of different regions."),
+		column("Pairs", "The number of pairs of zones with costs of their own."),
+		ageColumn(),
+	},
+	Cells: of(func(c *mesh.ZoneCosts) []any {
+		return []any{c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), len(c.Spec.Pairs), age(c)}
+	}),
 }
 
 func costCell(c *float64) string {

@@ -38,6 +38,7 @@ func Contract(t *testing.T, open func(t *testing.T) resource.Client, opts Contra
 	}{
 		{"life of an object", (*contract).life},
 		{"status", (*contract).status},
+		{"an object of another kind", (*contract).otherKind},
 		{"preconditions", (*contract).preconditions},
 		{"objects are the caller's", (*contract).ownership},
 		{"lists", (*contract).lists},
@@ -78,7 +79,11 @@ func (c *contract) object(value string) *corev1.ConfigMap {
 
 func (c *contract) create(obj resource.Object) resource.Object {
 	c.Helper()
-	out, err := c.client.Create(c.Context(), obj)
+	kind := c.Plain
+	if _, isNode := obj.(*corev1.Node); isNode {
+		kind = c.WithStatus
+	}
+	out, err := c.client.Create(c.Context(), kind, obj)
 	if err != nil {
 		c.Fatalf("create: %v", err)
 	}
@@ -167,22 +172,22 @@ func (c *contract) life() {
 	if in.UID != "" || in.ResourceVersion != "" {
 		c.Error("create changed what it was given")
 	}
-	if _, err := c.client.Create(c.Context(), in); !apierrors.IsAlreadyExists(err) {
+	if _, err := c.client.Create(c.Context(), c.Plain, in); !apierrors.IsAlreadyExists(err) {
 		c.Errorf("create twice: %v", err)
 	}
 	stale := c.get(in.Name)
 	next := stale.DeepCopy()
 	next.Data["value"] = "two"
-	updated, err := c.client.Update(c.Context(), next)
+	updated, err := c.client.Update(c.Context(), c.Plain, next)
 	if err != nil || updated.GetResourceVersion() == created.GetResourceVersion() || updated.GetUID() != created.GetUID() {
 		c.Fatalf("update: %+v, %v", updated, err)
 	}
-	if _, err := c.client.Update(c.Context(), stale); !apierrors.IsConflict(err) {
+	if _, err := c.client.Update(c.Context(), c.Plain, stale); !apierrors.IsConflict(err) {
 		c.Errorf("update of an old version: %v", err)
 	}
 	stale.ResourceVersion = ""
 	stale.Data["value"] = "three"
-	if _, err := c.client.Update(c.Context(), stale); err != nil {
+	if _, err := c.client.Update(c.Context(), c.Plain, stale); err != nil {
 		c.Errorf("update of any version: %v", err)
 	}
 	if got := c.get(in.Name); got.Data["value"] != "three" {
@@ -192,7 +197,7 @@ func (c *contract) life() {
 	if err := c.client.Delete(c.Context(), c.Plain, c.key(in.Name), resource.Preconditions{}); !apierrors.IsNotFound(err) {
 		c.Errorf("delete twice: %v", err)
 	}
-	if _, err := c.client.Update(c.Context(), stale); !apierrors.IsNotFound(err) {
+	if _, err := c.client.Update(c.Context(), c.Plain, stale); !apierrors.IsNotFound(err) {
 		c.Errorf("update of nothing: %v", err)
 	}
 	generated := c.object("")
@@ -208,7 +213,7 @@ func (c *contract) status() {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	created := c.create(node).(*corev1.Node)
 	created.Status.Phase, created.Spec.PodCIDR = corev1.NodeTerminated, "10.9.0.0/24"
-	out, err := c.client.UpdateStatus(c.Context(), created)
+	out, err := c.client.UpdateStatus(c.Context(), c.WithStatus, created)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -217,7 +222,7 @@ func (c *contract) status() {
 		c.Errorf("status write: %+v", after)
 	}
 	after.Status.Phase, after.Labels = corev1.NodeRunning, map[string]string{"a": "b"}
-	if out, err = c.client.Update(c.Context(), after); err != nil {
+	if out, err = c.client.Update(c.Context(), c.WithStatus, after); err != nil {
 		c.Fatal(err)
 	}
 	if got := out.(*corev1.Node); got.Status.Phase != corev1.NodeTerminated || got.Labels["a"] != "b" {
@@ -228,11 +233,23 @@ func (c *contract) status() {
 	}
 }
 
+// otherKind: an object whose Go type is not that of the kind is refused.
+func (c *contract) otherKind() {
+	obj := c.object("one")
+	if _, err := c.client.Create(c.Context(), c.WithStatus, obj); err == nil {
+		c.Errorf("a %T was created as one of %s", obj, c.WithStatus.Resource)
+	}
+	created := c.create(obj)
+	if _, err := c.client.Update(c.Context(), c.WithStatus, created); err == nil {
+		c.Errorf("a %T was updated as one of %s", obj, c.WithStatus.Resource)
+	}
+}
+
 func (c *contract) preconditions() {
 	old := c.create(c.object("one")).(*corev1.ConfigMap)
 	next := old.DeepCopy()
 	next.Data["value"] = "two"
-	created, err := c.client.Update(c.Context(), next)
+	created, err := c.client.Update(c.Context(), c.Plain, next)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -297,7 +314,7 @@ func (c *contract) watchFromList() {
 	}
 	next := c.get(obj.Name)
 	next.Data["value"] = "two"
-	if _, err := c.client.Update(c.Context(), next); err != nil {
+	if _, err := c.client.Update(c.Context(), c.Plain, next); err != nil {
 		c.Fatal(err)
 	}
 	if got := c.want(w, watch.Modified, obj.Name).(*corev1.ConfigMap); got.Data["value"] != "two" {
@@ -333,7 +350,7 @@ func (c *contract) watchSelected() {
 	}{{obj.Name, watch.Added}, {"none", watch.Deleted}, {obj.Name, watch.Added}} {
 		next := c.get(obj.Name)
 		next.Labels["color"] = step.color
-		if _, err := c.client.Update(c.Context(), next); err != nil {
+		if _, err := c.client.Update(c.Context(), c.Plain, next); err != nil {
 			c.Fatal(err)
 		}
 		c.want(w, step.event, obj.Name)
@@ -357,7 +374,7 @@ func (c *contract) readYourWrites() {
 		}
 		next := created.(*corev1.ConfigMap)
 		next.Data["value"] = "updated " + strconv.Itoa(i)
-		updated, err := c.client.Update(c.Context(), next)
+		updated, err := c.client.Update(c.Context(), c.Plain, next)
 		if err != nil {
 			c.Fatalf("round %d: %v", i, err)
 		}
@@ -412,7 +429,7 @@ func (c *contract) increment(name string) error {
 		obj := got.(*corev1.ConfigMap)
 		n, _ := strconv.Atoi(obj.Data["value"])
 		obj.Data["value"] = strconv.Itoa(n + 1)
-		if _, err := c.client.Update(ctx, obj); !apierrors.IsConflict(err) {
+		if _, err := c.client.Update(ctx, c.Plain, obj); !apierrors.IsConflict(err) {
 			return errors.Join(err, ctx.Err())
 		}
 	}

@@ -16,62 +16,62 @@ import (
 func Descriptors() []*resource.Descriptor {
 	return []*resource.Descriptor{
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), Resource: "namespaces", Status: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Resource: "namespaces", Status: true,
 			New:     func() resource.Object { return &corev1.Namespace{} },
 			NewList: func() runtime.Object { return &corev1.NamespaceList{} },
 		},
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Service"), Resource: "services", Namespaced: true, Status: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Service"), Resource: "services", Namespaced: true, Status: true,
 			New:     func() resource.Object { return &corev1.Service{} },
 			NewList: func() runtime.Object { return &corev1.ServiceList{} },
 		},
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Node"), Resource: "nodes", Status: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Node"), Resource: "nodes", Status: true,
 			New:     func() resource.Object { return &corev1.Node{} },
 			NewList: func() runtime.Object { return &corev1.NodeList{} },
 		},
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: "pods", Namespaced: true, Status: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: "pods", Namespaced: true, Status: true,
 			New:     func() resource.Object { return &corev1.Pod{} },
 			NewList: func() runtime.Object { return &corev1.PodList{} },
 		},
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Event"), Resource: "events", Namespaced: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Event"), Resource: "events", Namespaced: true,
 			New:     func() resource.Object { return &corev1.Event{} },
 			NewList: func() runtime.Object { return &corev1.EventList{} },
 		},
 		{
-			Kind: corev1.SchemeGroupVersion.WithKind("Endpoints"), Resource: "endpoints", Namespaced: true,
+			GVK: corev1.SchemeGroupVersion.WithKind("Endpoints"), Resource: "endpoints", Namespaced: true,
 			New:     func() resource.Object { return &corev1.Endpoints{} },
 			NewList: func() runtime.Object { return &corev1.EndpointsList{} },
 		},
 		{
-			Kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), Resource: "endpointslices", Namespaced: true,
+			GVK: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), Resource: "endpointslices", Namespaced: true,
 			New:     func() resource.Object { return &discoveryv1.EndpointSlice{} },
 			NewList: func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
 		},
 		{
-			Kind: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Resource: "leases", Namespaced: true,
+			GVK: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Resource: "leases", Namespaced: true,
 			New:     func() resource.Object { return &coordinationv1.Lease{} },
 			NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
 		},
 		{
-			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane"), Resource: "dataplanes", Namespaced: true, Status: true,
+			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane"), Resource: "dataplanes", Namespaced: true, Status: true,
 			New:     func() resource.Object { return &meshv1alpha1.Dataplane{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.DataplaneList{} },
 		},
 		{
-			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("ZoneCosts"), Resource: "zonecosts",
+			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("ZoneCosts"), Resource: "zonecosts",
 			New:     func() resource.Object { return &meshv1alpha1.ZoneCosts{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.ZoneCostsList{} },
 		},
 		{
-			Kind: meshv1alpha1.SchemeGroupVersion.WithKind("TopologyHeuristic"), Resource: "topologyheuristics",
+			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("TopologyHeuristic"), Resource: "topologyheuristics",
 			New:     func() resource.Object { return &meshv1alpha1.TopologyHeuristic{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.TopologyHeuristicList{} },
 		},
 		{
-			Kind: plannerv1alpha1.SchemeGroupVersion.WithKind("TrafficPlan"), Resource: "trafficplans", Namespaced: true,
+			GVK: plannerv1alpha1.SchemeGroupVersion.WithKind("TrafficPlan"), Resource: "trafficplans", Namespaced: true,
 			New:     func() resource.Object { return &plannerv1alpha1.TrafficPlan{} },
 			NewList: func() runtime.Object { return &plannerv1alpha1.TrafficPlanList{} },
 		},

@@ -92,7 +92,7 @@ func New(descriptors ...*resource.Descriptor) *Client {
 	}
 	for _, d := range descriptors {
 		c.byType[reflect.TypeOf(d.New())] = d
-		c.objects[d.Kind.GroupKind()] = make(map[resource.Key]resource.Object)
+		c.objects[d.GVK.GroupKind()] = make(map[resource.Key]resource.Object)
 	}
 	return c
 }
@@ -117,7 +117,7 @@ func (c *Client) Seed(objects ...resource.Object) {
 			panic(fmt.Sprintf("resourcetest: unknown type %T", obj))
 		}
 		stored := clone(obj)
-		old := c.objects[d.Kind.GroupKind()][resource.KeyOf(obj)]
+		old := c.objects[d.GVK.GroupKind()][resource.KeyOf(obj)]
 		switch {
 		case stored.GetUID() != "":
 		case old != nil:
@@ -153,12 +153,12 @@ func (c *Client) Disconnect() {
 
 // Get implements resource.Client.
 func (c *Client) Get(_ context.Context, d *resource.Descriptor, key resource.Key) (resource.Object, error) {
-	if err := c.ask(Call{Verb: Get, Kind: d.Kind, Key: key}); err != nil {
+	if err := c.ask(Call{Verb: Get, Kind: d.GVK, Key: key}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	obj, ok := c.objects[d.Kind.GroupKind()][key]
+	obj, ok := c.objects[d.GVK.GroupKind()][key]
 	if !ok {
 		return nil, apierrors.NewNotFound(d.GroupResource(), key.Name)
 	}
@@ -167,13 +167,13 @@ func (c *Client) Get(_ context.Context, d *resource.Descriptor, key resource.Key
 
 // List implements resource.Client.
 func (c *Client) List(_ context.Context, d *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
-	if err := c.ask(Call{Verb: List, Kind: d.Kind}); err != nil {
+	if err := c.ask(Call{Verb: List, Kind: d.GVK}); err != nil {
 		return nil, "", err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []resource.Object
-	for _, obj := range c.objects[d.Kind.GroupKind()] {
+	for _, obj := range c.objects[d.GVK.GroupKind()] {
 		if selected(d, opts, obj) {
 			out = append(out, clone(obj))
 		}
@@ -182,8 +182,8 @@ func (c *Client) List(_ context.Context, d *resource.Descriptor, opts resource.L
 }
 
 // Create implements resource.Client.
-func (c *Client) Create(_ context.Context, obj resource.Object) (resource.Object, error) {
-	d, err := c.begin(Create, obj)
+func (c *Client) Create(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	d, err := c.begin(Create, kind, obj)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (c *Client) Create(_ context.Context, obj resource.Object) (resource.Object
 		return nil, apierrors.NewBadRequest("name or generateName is required")
 	case stored.GetResourceVersion() != "":
 		return nil, apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
-	case c.objects[d.Kind.GroupKind()][key] != nil:
+	case c.objects[d.GVK.GroupKind()][key] != nil:
 		return nil, apierrors.NewAlreadyExists(d.GroupResource(), key.Name)
 	}
 	stored.SetUID(c.nextUID())
@@ -216,24 +216,24 @@ func (c *Client) Create(_ context.Context, obj resource.Object) (resource.Object
 }
 
 // Update implements resource.Client.
-func (c *Client) Update(_ context.Context, obj resource.Object) (resource.Object, error) {
-	return c.update(Update, obj)
+func (c *Client) Update(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	return c.update(Update, kind, obj)
 }
 
 // UpdateStatus implements resource.Client.
-func (c *Client) UpdateStatus(_ context.Context, obj resource.Object) (resource.Object, error) {
-	return c.update(UpdateStatus, obj)
+func (c *Client) UpdateStatus(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	return c.update(UpdateStatus, kind, obj)
 }
 
-func (c *Client) update(verb Verb, obj resource.Object) (resource.Object, error) {
-	d, err := c.begin(verb, obj)
+func (c *Client) update(verb Verb, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	d, err := c.begin(verb, kind, obj)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := resource.KeyOf(obj)
-	old := c.objects[d.Kind.GroupKind()][key]
+	old := c.objects[d.GVK.GroupKind()][key]
 	switch {
 	case old == nil:
 		return nil, apierrors.NewNotFound(d.GroupResource(), key.Name)
@@ -263,12 +263,12 @@ func (c *Client) update(verb Verb, obj resource.Object) (resource.Object, error)
 
 // Delete implements resource.Client. The object is gone at once.
 func (c *Client) Delete(_ context.Context, d *resource.Descriptor, key resource.Key, pre resource.Preconditions) error {
-	if err := c.ask(Call{Verb: Delete, Kind: d.Kind, Key: key, Now: pre.Now}); err != nil {
+	if err := c.ask(Call{Verb: Delete, Kind: d.GVK, Key: key, Now: pre.Now}); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	gk := d.Kind.GroupKind()
+	gk := d.GVK.GroupKind()
 	old := c.objects[gk][key]
 	switch {
 	case old == nil:
@@ -285,13 +285,14 @@ func (c *Client) Delete(_ context.Context, d *resource.Descriptor, key resource.
 	return nil
 }
 
-// begin finds the kind of an object and asks the interceptor.
-func (c *Client) begin(verb Verb, obj resource.Object) (*resource.Descriptor, error) {
+// begin finds the descriptor that the client has of a kind, whose rules count, and
+// calls the interceptor.
+func (c *Client) begin(verb Verb, kind *resource.Descriptor, obj resource.Object) (*resource.Descriptor, error) {
 	d := c.byType[reflect.TypeOf(obj)]
-	if d == nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("unknown type %T", obj))
+	if d == nil || d.GVK.GroupKind() != kind.GVK.GroupKind() {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("%s %T: no such kind, or an object of another one", kind.Resource, obj))
 	}
-	return d, c.ask(Call{Verb: verb, Kind: d.Kind, Key: resource.KeyOf(obj), Object: obj})
+	return d, c.ask(Call{Verb: verb, Kind: d.GVK, Key: resource.KeyOf(obj), Object: obj})
 }
 
 func (c *Client) ask(call Call) error {
@@ -306,7 +307,7 @@ func (c *Client) ask(call Call) error {
 
 // store gives the object the next revision and tells the watches. Callers hold mu.
 func (c *Client) store(d *resource.Descriptor, obj, old resource.Object) {
-	gk := d.Kind.GroupKind()
+	gk := d.GVK.GroupKind()
 	c.revision++
 	obj.SetResourceVersion(format(c.revision))
 	c.objects[gk][resource.KeyOf(obj)] = obj
@@ -346,7 +347,7 @@ func admit(d *resource.Descriptor, obj, old resource.Object, status bool) error 
 	}
 	if validate != nil {
 		if errs := validate(obj, old); len(errs) > 0 {
-			return apierrors.NewInvalid(d.Kind.GroupKind(), obj.GetName(), errs)
+			return apierrors.NewInvalid(d.GVK.GroupKind(), obj.GetName(), errs)
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
@@ -35,7 +36,7 @@ func TestWrites(t *testing.T) {
 	c, ctx := resourcetest.New(), t.Context()
 	in := pod("", nil)
 	in.GenerateName, in.Status.Phase = "p-", corev1.PodRunning
-	made, err := c.Create(ctx, in)
+	made, err := c.Create(ctx, kind.Pod, in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,18 +49,18 @@ func TestWrites(t *testing.T) {
 
 	status := made.DeepCopyObject().(*corev1.Pod)
 	status.Status.Phase, status.Spec.NodeName = corev1.PodRunning, "n"
-	got, err := c.UpdateStatus(ctx, status)
+	got, err := c.UpdateStatus(ctx, kind.Pod, status)
 	if err != nil || got.(*corev1.Pod).Status.Phase != corev1.PodRunning || got.(*corev1.Pod).Spec.NodeName != "" {
 		t.Errorf("status update: %v, %v", got, err)
 	}
-	if _, err := c.Update(ctx, made); !apierrors.IsConflict(err) {
+	if _, err := c.Update(ctx, kind.Pod, made); !apierrors.IsConflict(err) {
 		t.Errorf("update of an old version: %v, want a conflict", err)
 	}
-	same, err := c.Update(ctx, got)
+	same, err := c.Update(ctx, kind.Pod, got)
 	if err != nil || same.GetResourceVersion() != got.GetResourceVersion() {
 		t.Errorf("update without a change: %v, %v", same, err)
 	}
-	if _, err := c.Create(ctx, pod(made.GetName(), nil)); !apierrors.IsAlreadyExists(err) {
+	if _, err := c.Create(ctx, kind.Pod, pod(made.GetName(), nil)); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("second create: %v", err)
 	}
 	key := resource.KeyOf(made)

@@ -14,7 +14,7 @@ import (
 
 // Watch implements resource.Client.
 func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
-	if err := c.ask(Call{Verb: Watch, Kind: d.Kind}); err != nil {
+	if err := c.ask(Call{Verb: Watch, Kind: d.GVK}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -40,7 +40,7 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 // initialEvents are the objects that exist, and the mark that ends them.
 func (c *Client) initialEvents(d *resource.Descriptor, opts resource.WatchOptions) []watch.Event {
 	var events []watch.Event
-	for _, obj := range c.objects[d.Kind.GroupKind()] {
+	for _, obj := range c.objects[d.GVK.GroupKind()] {
 		if selected(d, opts.ListOptions, obj) {
 			events = append(events, watch.Event{Type: watch.Added, Object: clone(obj)})
 		}
@@ -120,7 +120,7 @@ func (w *watcher) read() (records []record, changed <-chan struct{}, end *watch.
 
 // translate turns a change into what a watch with a selector sees of it.
 func (w *watcher) translate(r record) (watch.Event, bool) {
-	if r.kind != w.kind.Kind.GroupKind() {
+	if r.kind != w.kind.GVK.GroupKind() {
 		return watch.Event{}, false
 	}
 	was := r.prev != nil && selected(w.kind, w.opts.ListOptions, r.prev)

@@ -27,7 +27,7 @@ func TestDocumentedRules(t *testing.T) {
 		if err := yaml.UnmarshalStrict(block[1], h); err != nil {
 			t.Fatalf("%v\n%s", err, block[1])
 		}
-		kind.TopologyHeuristic().Default(h)
+		kind.TopologyHeuristic.Default(h)
 		p, err := rule.Compile(kind.HeuristicSpec(h))
 		if err != nil {
 			t.Fatalf("%s: %v", h.Name, err)

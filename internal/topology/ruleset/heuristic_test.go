@@ -106,7 +106,7 @@ func (r *rig) run() {
 		Client: r.client, Catalog: world, Demand: r.demand, Heuristics: rules,
 		Requeue: func(key resource.Key) { slicesController.Requeue(key) },
 	})
-	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice(), Advisor: plans})
+	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice, Advisor: plans})
 	r.plans, r.world = plans, world
 	ctx, cancel := context.WithCancel(r.t.Context())
 	var running sync.WaitGroup
@@ -138,14 +138,14 @@ func ruled(zones string) *meshv1alpha1.TopologyHeuristic {
 // change the rule.
 func (r *rig) change(zones string) {
 	r.t.Helper()
-	object, err := r.client.Get(r.t.Context(), kind.TopologyHeuristic(), resource.Key{Name: "mine"})
+	object, err := r.client.Get(r.t.Context(), kind.TopologyHeuristic, resource.Key{Name: "mine"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	h := object.(*meshv1alpha1.TopologyHeuristic)
 	h.Spec.Zones = zones
 	h.Generation++
-	if _, err := r.client.Update(r.t.Context(), h); err != nil {
+	if _, err := r.client.Update(r.t.Context(), kind.TopologyHeuristic, h); err != nil {
 		r.t.Fatal(err)
 	}
 	r.settle()
@@ -153,7 +153,7 @@ func (r *rig) change(zones string) {
 
 func (r *rig) want(what, hints, condition string) {
 	r.t.Helper()
-	objects, _, err := r.client.List(r.t.Context(), kind.EndpointSlice(), resource.ListOptions{})
+	objects, _, err := r.client.List(r.t.Context(), kind.EndpointSlice, resource.ListOptions{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func (r *rig) want(what, hints, condition string) {
 	if text := strings.Join(got, " "); text != hints {
 		r.t.Errorf("%s: hints %s, want %s", what, text, hints)
 	}
-	object, err := r.client.Get(r.t.Context(), kind.Service(), resource.Key{Namespace: "shop", Name: "web"})
+	object, err := r.client.Get(r.t.Context(), kind.Service, resource.Key{Namespace: "shop", Name: "web"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func TestRulesBecomeHints(t *testing.T) {
 		r.want("it fails: hints stay", "a0:a b1:bc b2:bc", "False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: zones of endpoint 10.0.0.1: index out of bounds: 9")
 		r.change(`[`)
 		r.want("one that an older version took", "a0:a b1:bc b2:bc", "failed, hints are left as they are: topologyheuristic mine: zones: line 1, column 2: Syntax error")
-		if err := r.client.Delete(t.Context(), kind.TopologyHeuristic(), resource.Key{Name: "mine"}, resource.Preconditions{}); err != nil {
+		if err := r.client.Delete(t.Context(), kind.TopologyHeuristic, resource.Key{Name: "mine"}, resource.Preconditions{}); err != nil {
 			t.Fatal(err)
 		}
 		r.settle()
@@ -217,14 +217,14 @@ func weigh(weight string) *meshv1alpha1.TopologyHeuristic {
 // reweigh changes the rule's weights.
 func (r *rig) reweigh(weight string) {
 	r.t.Helper()
-	object, err := r.client.Get(r.t.Context(), kind.TopologyHeuristic(), resource.Key{Name: "mine"})
+	object, err := r.client.Get(r.t.Context(), kind.TopologyHeuristic, resource.Key{Name: "mine"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	h := object.(*meshv1alpha1.TopologyHeuristic)
 	h.Spec.Weight = weight
 	h.Generation++
-	if _, err := r.client.Update(r.t.Context(), h); err != nil {
+	if _, err := r.client.Update(r.t.Context(), kind.TopologyHeuristic, h); err != nil {
 		r.t.Fatal(err)
 	}
 	r.settle()
@@ -233,7 +233,7 @@ func (r *rig) reweigh(weight string) {
 // wantWeights of a0, b1 and b2 in the view of a zone.
 func (r *rig) wantWeights(what, zone, want string) {
 	r.t.Helper()
-	objects, _, err := r.client.List(r.t.Context(), kind.EndpointSlice(), resource.ListOptions{})
+	objects, _, err := r.client.List(r.t.Context(), kind.EndpointSlice, resource.ListOptions{})
 	if err != nil || len(objects) != 1 {
 		r.t.Fatal(len(objects), err)
 	}

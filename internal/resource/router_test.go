@@ -19,26 +19,26 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
-func fake() *resourcetest.Client { return resourcetest.New(kind.ConfigMap(), kind.Node()) }
+func fake() *resourcetest.Client { return resourcetest.New(kind.ConfigMap, kind.Node) }
 
 func options() resourcetest.ContractOptions {
-	return resourcetest.ContractOptions{Plain: kind.ConfigMap(), WithStatus: kind.Node(), Namespace: "default"}
+	return resourcetest.ContractOptions{Plain: kind.ConfigMap, WithStatus: kind.Node, Namespace: "default"}
 }
 
 // TestContract: the fake, and what is put around a client, are clients.
 func TestContract(t *testing.T) {
-	managers := func(t *testing.T) resource.Client {
-		m, err := resource.NewManagers(fake(), resource.Override{Kind: kind.Node(), Client: fake()})
+	router := func(t *testing.T) resource.Client {
+		m, err := resource.NewRouter(fake(), resource.Override{Kind: kind.Node, Client: fake()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return m
 	}
 	for name, open := range map[string]func(*testing.T) resource.Client{
-		"fake":     func(*testing.T) resource.Client { return fake() },
-		"managers": managers,
+		"fake":   func(*testing.T) resource.Client { return fake() },
+		"router": router,
 		"wrapped": func(t *testing.T) resource.Client {
-			return resource.Wrap(managers(t), metered.New().Wrap, faulty.New(1, faulty.Shares{}).Wrap)
+			return resource.Wrap(router(t), metered.New().Wrap, faulty.New(1, faulty.Shares{}).Wrap)
 		},
 	} {
 		t.Run(name, func(t *testing.T) { resourcetest.Contract(t, open, options()) })
@@ -49,34 +49,34 @@ func configMap(namespace, name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
 
-// TestManagers: each kind goes to its own client, whichever descriptor names it.
-func TestManagers(t *testing.T) {
+// TestRouter: each kind goes to its own client, whichever descriptor names it.
+func TestRouter(t *testing.T) {
 	nodes, others := fake(), fake()
-	m, err := resource.NewManagers(others, resource.Override{Kind: kind.Node(), Client: nodes})
+	m, err := resource.NewRouter(others, resource.Override{Kind: kind.Node, Client: nodes})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
+	if _, err := m.Create(t.Context(), kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Create(t.Context(), configMap("default", "c")); err != nil {
+	if _, err := m.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := nodes.Get(t.Context(), kind.Node(), resource.Key{Name: "n"}); err != nil {
+	if _, err := nodes.Get(t.Context(), kind.Node, resource.Key{Name: "n"}); err != nil {
 		t.Errorf("the node is not where it should be: %v", err)
 	}
-	if _, err := others.Get(t.Context(), kind.ConfigMap(), resource.Key{Namespace: "default", Name: "c"}); err != nil {
+	if _, err := others.Get(t.Context(), kind.ConfigMap, resource.Key{Namespace: "default", Name: "c"}); err != nil {
 		t.Errorf("the other is not where it should be: %v", err)
 	}
-	if got, err := m.Get(t.Context(), kind.Node(), resource.Key{Name: "n"}); err != nil || got.GetName() != "n" {
+	if got, err := m.Get(t.Context(), kind.Node, resource.Key{Name: "n"}); err != nil || got.GetName() != "n" {
 		t.Errorf("get: %v, %v", got, err)
 	}
 	for what, overrides := range map[string][]resource.Override{
-		"no client": {{Kind: kind.Node()}},
+		"no client": {{Kind: kind.Node}},
 		"no kind":   {{Client: nodes}},
-		"apart":     {{Kind: kind.Node(), Client: nodes}, {Kind: kind.Node(), Client: others}},
+		"twice":     {{Kind: kind.Node, Client: nodes}, {Kind: kind.Node, Client: others}},
 	} {
-		if _, err := resource.NewManagers(others, overrides...); err == nil {
+		if _, err := resource.NewRouter(others, overrides...); err == nil {
 			t.Errorf("%s: it was made", what)
 		}
 	}
@@ -85,14 +85,14 @@ func TestManagers(t *testing.T) {
 func TestFaultsAndMetrics(t *testing.T) {
 	faults, meter := faulty.New(1, faulty.Shares{Calls: 1}), metered.New()
 	c := resource.Wrap(fake(), meter.Wrap, faults.Wrap)
-	if _, err := c.Create(t.Context(), configMap("default", "c")); !apierrors.IsServiceUnavailable(err) {
+	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("create: %v", err)
 	}
-	if _, err := c.Watch(t.Context(), kind.ConfigMap(), resource.WatchOptions{}); !apierrors.IsServiceUnavailable(err) {
+	if _, err := c.Watch(t.Context(), kind.ConfigMap, resource.WatchOptions{}); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("watch: %v", err)
 	}
 	faults.Set(faulty.Shares{})
-	if _, err := c.Create(t.Context(), configMap("default", "c")); err != nil {
+	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); err != nil {
 		t.Error(err)
 	}
 	if faults.Injected() != 2 {
@@ -122,7 +122,7 @@ func ExampleIntercept() {
 	})
 	c := resource.Wrap(fake(), tenant)
 	for _, key := range []resource.Key{{Namespace: "mine", Name: "a"}, {Namespace: "yours", Name: "a"}, {Namespace: "mine", Name: "b"}, {Namespace: "mine", Name: "c"}} {
-		_, err := c.Create(context.Background(), configMap(key.Namespace, key.Name))
+		_, err := c.Create(context.Background(), kind.ConfigMap, configMap(key.Namespace, key.Name))
 		fmt.Println(key, err)
 	}
 	// Output:
