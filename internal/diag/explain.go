@@ -124,7 +124,7 @@ func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) S
 	return out
 }
 
-func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, all []proxy.Endpoint, is4 bool, node choose.Node) Family {
+func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, all []choose.Endpoint, is4 bool, node choose.Node) Family {
 	f := Family{Family: "IPv6", Rule: choice.Why.String(), Endpoints: []Endpoint{}}
 	if is4 {
 		f.Family = "IPv4"
@@ -174,7 +174,7 @@ func outcome(targets, spare int, verdict proxy.Verdict) string {
 }
 
 // unused names the reason that keeps an endpoint out.
-func unused(svc *proxy.Service, choice *proxy.Choice, e proxy.Endpoint, node choose.Node) (Reason, string) {
+func unused(svc *proxy.Service, choice *proxy.Choice, e choose.Endpoint, node choose.Node) (Reason, string) {
 	switch {
 	case !e.Ready && e.Terminating && e.Serving:
 		return Terminating, "terminating: used only when nobody is ready"

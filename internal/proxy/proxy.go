@@ -73,24 +73,6 @@ type Port struct {
 	AppProtocol string
 }
 
-// Endpoint is one address and port that serves a service port, as published,
-// before any choice. Conditions have their defaults applied already.
-type Endpoint struct {
-	Addr netip.AddrPort
-	Node string
-	Zone string
-	// Conditions as in discovery.k8s.io/v1.
-	Ready, Serving, Terminating bool
-	// HintZones and HintNodes: which zones and nodes should use the endpoint;
-	// empty: no hint.
-	HintZones, HintNodes []string
-	// Weight is the endpoint's share relative to the others of the same list, as
-	// planned for this node's zone. 0 means 1: no plan.
-	Weight uint32
-	// Machine (package machine) that a loopback address is on; empty: not known.
-	Machine string
-}
-
 // SliceName names an EndpointSlice.
 type SliceName struct{ Namespace, Name string }
 
@@ -116,13 +98,16 @@ type SlicePort struct {
 	Protocol Protocol
 }
 
-// SliceEndpoint is an endpoint of a Slice, without its ports. Fields as in
-// Endpoint. An agent keeps as many as the cluster has, so it is small.
+// SliceEndpoint is an endpoint of a Slice, without its ports. An agent keeps as many
+// as the cluster has, so it is small.
 type SliceEndpoint struct {
-	Addr                        netip.Addr
-	Node, Zone                  string
-	Hints                       *Hints // nil: none
-	Weight                      uint32
+	Addr       netip.Addr
+	Node, Zone string
+	Hints      *Hints // nil: none
+	// Weight is the endpoint's share relative to the others of the Service, as planned
+	// for this node's zone. 0 means 1: no plan.
+	Weight uint32
+	// Conditions as in discovery.k8s.io/v1, with their defaults applied.
 	Ready, Serving, Terminating bool
 }
 

@@ -2,7 +2,7 @@
 // the one place for that decision: every mode, and everything that explains a
 // mode, asks here.
 //
-// Enter at [Slices], or at [Endpoints] where the endpoints are flat already. The
+// Enter at [Slices]. The
 // functions are pure: they depend on their arguments alone, never on the order
 // of slices or endpoints nor on an earlier result, change no argument, and do
 // no I/O.
@@ -38,7 +38,7 @@ type Node struct {
 }
 
 // suspects tells whether an endpoint is used last.
-func (n Node) suspects(e *proxy.Endpoint) bool {
+func (n Node) suspects(e *Endpoint) bool {
 	return e.Node != "" && e.Node != n.Name && n.Suspects[e.Node]
 }
 
@@ -47,21 +47,33 @@ func Slices(svc *proxy.Service, port proxy.Port, from []*proxy.Slice, node Node)
 	return choose(svc, port, Flatten(port, from), node)
 }
 
-// Endpoints chooses for one port of a Service among its endpoints, in whatever
-// order and with whatever duplicates.
-func Endpoints(svc *proxy.Service, port proxy.Port, from []proxy.Endpoint, node Node) *proxy.PortState {
-	return choose(svc, port, slices.Clone(from), node)
+// Endpoint is one address and port that serves a service port, as published,
+// before any choice.
+type Endpoint struct {
+	Addr netip.AddrPort
+	Node string
+	Zone string
+	// Conditions as in discovery.k8s.io/v1, with their defaults applied.
+	Ready, Serving, Terminating bool
+	// HintZones and HintNodes: which zones and nodes should use the endpoint;
+	// empty: no hint.
+	HintZones, HintNodes []string
+	// Weight is the endpoint's share relative to the others of the same list, as
+	// planned for this node's zone. 0 means 1: no plan.
+	Weight uint32
+	// Machine (package machine) that a loopback address is on; empty: not known.
+	Machine string
 }
 
 // Flatten lists the endpoints that slices give a service port: those of every
 // slice port with its name and protocol. Duplicates are kept. Hint lists are
 // shared with the slices.
-func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
+func Flatten(port proxy.Port, from []*proxy.Slice) []Endpoint {
 	n := 0
 	for _, s := range from {
 		n += len(s.Endpoints)
 	}
-	out := make([]proxy.Endpoint, 0, n)
+	out := make([]Endpoint, 0, n)
 	for _, s := range from {
 		for _, p := range s.Ports {
 			if p.Name != port.Name || p.Protocol != port.Protocol || p.Port == 0 {
@@ -72,7 +84,7 @@ func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
 				if !e.Addr.IsValid() {
 					continue
 				}
-				flat := proxy.Endpoint{
+				flat := Endpoint{
 					Addr: netip.AddrPortFrom(e.Addr.Unmap(), p.Port),
 					Node: e.Node, Zone: e.Zone,
 					Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
@@ -89,10 +101,10 @@ func Flatten(port proxy.Port, from []*proxy.Slice) []proxy.Endpoint {
 }
 
 // choose owns all and reorders it.
-func choose(svc *proxy.Service, port proxy.Port, all []proxy.Endpoint, node Node) *proxy.PortState {
+func choose(svc *proxy.Service, port proxy.Port, all []Endpoint, node Node) *proxy.PortState {
 	all = aggregate(usable(all, port.Protocol, node), node)
 	split, _ := slices.BinarySearchFunc(all, netip.AddrPortFrom(netip.IPv6Unspecified(), 0),
-		func(e proxy.Endpoint, first6 netip.AddrPort) int { return e.Addr.Compare(first6) })
+		func(e Endpoint, first6 netip.AddrPort) int { return e.Addr.Compare(first6) })
 
 	use := lists(svc, port)
 	state := &proxy.PortState{
@@ -122,7 +134,7 @@ func lists(svc *proxy.Service, port proxy.Port) used {
 
 // family chooses among the endpoints of one address family, sorted and unique.
 // It also counts the local ready ones.
-func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localReady int) {
+func family(all []Endpoint, node Node, use used) (c proxy.Choice, localReady int) {
 	var anyReady, anyDraining, localDraining bool
 	for i := range all {
 		e := &all[i]
@@ -146,12 +158,12 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 		cluster(&c, all, node)
 	}
 	if use.local {
-		here := func(e *proxy.Endpoint) bool { return e.Node == node.Name }
+		here := func(e *Endpoint) bool { return e.Node == node.Name }
 		switch {
 		case localReady > 0:
-			c.Local = keep(all, node, func(e *proxy.Endpoint) bool { return e.Ready && here(e) })
+			c.Local = keep(all, node, func(e *Endpoint) bool { return e.Ready && here(e) })
 		case localDraining:
-			c.Local = keep(all, node, func(e *proxy.Endpoint) bool { return draining(e) && here(e) })
+			c.Local = keep(all, node, func(e *Endpoint) bool { return draining(e) && here(e) })
 		default:
 			c.NoLocal = verdict
 		}
@@ -160,20 +172,20 @@ func family(all []proxy.Endpoint, node Node, use used) (c proxy.Choice, localRea
 }
 
 // cluster fills the list for cluster-wide traffic.
-func cluster(c *proxy.Choice, all []proxy.Endpoint, node Node) {
-	trusted, suspect := all, []proxy.Endpoint(nil)
+func cluster(c *proxy.Choice, all []Endpoint, node Node) {
+	trusted, suspect := all, []Endpoint(nil)
 	if len(node.Suspects) > 0 {
 		trusted, suspect = partition(all, node)
 	}
 	t := topology(trusted, node)
-	anyReady := slices.ContainsFunc(trusted, func(e proxy.Endpoint) bool { return e.Ready })
-	anyDraining := slices.ContainsFunc(trusted, func(e proxy.Endpoint) bool { return draining(&e) })
+	anyReady := slices.ContainsFunc(trusted, func(e Endpoint) bool { return e.Ready })
+	anyDraining := slices.ContainsFunc(trusted, func(e Endpoint) bool { return draining(&e) })
 	switch {
 	case anyReady: // topology never hides the last ready endpoint
 		c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
-		c.Cluster = keep(trusted, node, func(e *proxy.Endpoint) bool { return e.Ready && t.allows(e, node) })
+		c.Cluster = keep(trusted, node, func(e *Endpoint) bool { return e.Ready && t.allows(e, node) })
 		if t != ignored {
-			c.Spare = keep(trusted, node, func(e *proxy.Endpoint) bool { return e.Ready && !t.allows(e, node) })
+			c.Spare = keep(trusted, node, func(e *Endpoint) bool { return e.Ready && !t.allows(e, node) })
 		}
 	case anyDraining:
 		c.Why = proxy.Draining
@@ -189,12 +201,12 @@ func cluster(c *proxy.Choice, all []proxy.Endpoint, node Node) {
 		c.Why = proxy.Nobody
 		c.NoCluster = proxy.Reject
 	}
-	c.Spare = append(c.Spare, keep(suspect, node, func(e *proxy.Endpoint) bool { return e.Ready })...)
+	c.Spare = append(c.Spare, keep(suspect, node, func(e *Endpoint) bool { return e.Ready })...)
 }
 
 // partition divides endpoints into those of trusted nodes and those of suspects, and
 // keeps their order. The argument is not changed.
-func partition(all []proxy.Endpoint, node Node) (trusted, suspect []proxy.Endpoint) {
+func partition(all []Endpoint, node Node) (trusted, suspect []Endpoint) {
 	for i := range all {
 		if node.suspects(&all[i]) {
 			suspect = append(suspect, all[i])
@@ -206,7 +218,7 @@ func partition(all []proxy.Endpoint, node Node) (trusted, suspect []proxy.Endpoi
 }
 
 // draining endpoints still serve, though they are going: the last resort.
-func draining(e *proxy.Endpoint) bool { return e.Serving && e.Terminating }
+func draining(e *Endpoint) bool { return e.Serving && e.Terminating }
 
 // hints is what narrows the cluster list: nothing, zone hints or node hints.
 type hints uint8
@@ -220,7 +232,7 @@ const (
 // topology looks at ready endpoints only. Hints count if every one of them has
 // some, and one names this node or zone; a service that is only partly hinted,
 // as while a controller is at work, is served without. Node hints go first.
-func topology(all []proxy.Endpoint, node Node) hints {
+func topology(all []Endpoint, node Node) hints {
 	ready := false
 	allNode, hereNode, allZone, hereZone := true, false, true, false
 	for i := range all {
@@ -243,7 +255,7 @@ func topology(all []proxy.Endpoint, node Node) hints {
 	return ignored
 }
 
-func (h hints) allows(e *proxy.Endpoint, node Node) bool {
+func (h hints) allows(e *Endpoint, node Node) bool {
 	switch h {
 	case byNode:
 		return node.Name != "" && slices.Contains(e.HintNodes, node.Name)
@@ -253,7 +265,7 @@ func (h hints) allows(e *proxy.Endpoint, node Node) bool {
 	return true
 }
 
-func keep(all []proxy.Endpoint, node Node, wanted func(*proxy.Endpoint) bool) []proxy.Target {
+func keep(all []Endpoint, node Node, wanted func(*Endpoint) bool) []proxy.Target {
 	n := 0
 	for i := range all {
 		if wanted(&all[i]) {
@@ -279,14 +291,14 @@ func keep(all []proxy.Endpoint, node Node, wanted func(*proxy.Endpoint) bool) []
 // aggregate sorts by address and keeps the best of every run of one address:
 // while an endpoint moves from slice to slice, consumers see it in both. What
 // is no address is left out.
-func aggregate(all []proxy.Endpoint, node Node) []proxy.Endpoint {
+func aggregate(all []Endpoint, node Node) []Endpoint {
 	for i := range all {
 		if a := all[i].Addr; a.Addr().Is4In6() {
 			all[i].Addr = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 		}
 	}
-	all = slices.DeleteFunc(all, func(e proxy.Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
-	order := func(a, b proxy.Endpoint) int {
+	all = slices.DeleteFunc(all, func(e Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
+	order := func(a, b Endpoint) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c
 		}
@@ -295,13 +307,13 @@ func aggregate(all []proxy.Endpoint, node Node) []proxy.Endpoint {
 	if !slices.IsSortedFunc(all, order) {
 		slices.SortFunc(all, order)
 	}
-	return slices.CompactFunc(all, func(a, b proxy.Endpoint) bool { return a.Addr == b.Addr })
+	return slices.CompactFunc(all, func(a, b Endpoint) bool { return a.Addr == b.Addr })
 }
 
 // better orders duplicates, the one to keep first. Non-terminating wins; the
 // rest only makes the order total, so that the choice does not depend on that
 // of the slices.
-func better(a, b *proxy.Endpoint, node Node) int {
+func better(a, b *Endpoint, node Node) int {
 	return cmp.Or(
 		first(!a.Terminating, !b.Terminating),
 		first(a.Ready, b.Ready),

@@ -20,11 +20,11 @@ var web = proxy.Port{Name: "web", Protocol: proxy.TCP, Port: 80}
 
 // ep parses "ADDR[@NODE] CONDITION… [zones=a,b] [nodes=x,y] [weight=N]" with
 // conditions ready, serving and terminating; ready implies serving.
-func ep(text string) proxy.Endpoint {
+func ep(text string) choose.Endpoint {
 	fields := strings.Fields(text)
 	addr, node, _ := strings.Cut(fields[0], "@")
 	ip := netip.MustParseAddr(addr)
-	e := proxy.Endpoint{Addr: netip.AddrPortFrom(ip, 8080), Node: node}
+	e := choose.Endpoint{Addr: netip.AddrPortFrom(ip, 8080), Node: node}
 	for _, f := range fields[1:] {
 		key, value, _ := strings.Cut(f, "=")
 		switch key {
@@ -150,7 +150,7 @@ func TestRules(t *testing.T) {
 			if tc.node != nil {
 				node = *tc.node
 			}
-			var all []proxy.Endpoint
+			var all []choose.Endpoint
 			for _, e := range tc.endpoints {
 				all = append(all, ep(e))
 			}
@@ -187,7 +187,7 @@ func TestWhatMakesAServiceReachable(t *testing.T) {
 		"load balancer":        {proxy.Service{LoadBalancerIPs: ip}, web, "10.0.0.2"},
 	} {
 		tc.svc.InternalLocal = true
-		got := choose.Endpoints(&tc.svc, tc.port, []proxy.Endpoint{ep("10.0.0.2@there ready")}, here)
+		got := choose.Endpoints(&tc.svc, tc.port, []choose.Endpoint{ep("10.0.0.2@there ready")}, here)
 		if is := render(got.IPv4.Cluster, got.IPv4.NoCluster); is != tc.want {
 			t.Errorf("%s: cluster list under internal policy Local is %q, want %q", name, is, tc.want)
 		}
@@ -198,7 +198,7 @@ func TestFamiliesAreApart(t *testing.T) {
 	svc := &proxy.Service{InternalLocal: true, ExternalLocal: true}
 	port := web
 	port.NodePort = 30080
-	got := choose.Endpoints(svc, port, []proxy.Endpoint{
+	got := choose.Endpoints(svc, port, []choose.Endpoint{
 		ep("10.0.0.1@here ready zones=a"), ep("10.0.0.2@there ready zones=b"), // complete hints
 		ep("fd00::1@there ready zones=a"), ep("fd00::2@there ready"), // incomplete hints
 	}, here)
@@ -280,7 +280,7 @@ func TestSpare(t *testing.T) {
 		{"terminating fallback", []string{"10.0.0.1 serving terminating zones=a", "10.0.0.2 serving terminating zones=b"}, "none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var endpoints []proxy.Endpoint
+			var endpoints []choose.Endpoint
 			for _, e := range tc.endpoints {
 				endpoints = append(endpoints, ep(e))
 			}
@@ -334,7 +334,7 @@ func TestSuspects(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var all []proxy.Endpoint
+			var all []choose.Endpoint
 			for _, e := range tc.endpoints {
 				all = append(all, ep(e))
 			}

@@ -89,12 +89,12 @@ func (t *Touched) Touch(old, now *proxy.Service) {
 }
 
 // usable leaves out the endpoints that Unusable has a reason for. It reuses all.
-func usable(all []proxy.Endpoint, protocol proxy.Protocol, node Node) []proxy.Endpoint {
+func usable(all []Endpoint, protocol proxy.Protocol, node Node) []Endpoint {
 	if node.Fronts != nil {
 		node.Fronts.mu.RLock()
 		defer node.Fronts.mu.RUnlock()
 	}
-	return slices.DeleteFunc(all, func(e proxy.Endpoint) bool {
+	return slices.DeleteFunc(all, func(e Endpoint) bool {
 		if elsewhere(&e, node) {
 			return true
 		}
@@ -108,7 +108,7 @@ func usable(all []proxy.Endpoint, protocol proxy.Protocol, node Node) []proxy.En
 
 // elsewhere: a loopback address that is another machine's. Where the machine is
 // not known, it is that of the endpoint's node.
-func elsewhere(e *proxy.Endpoint, node Node) bool {
+func elsewhere(e *Endpoint, node Node) bool {
 	if node.Machine == "" || !e.Addr.Addr().Unmap().IsLoopback() {
 		return false
 	}
@@ -120,7 +120,7 @@ func elsewhere(e *proxy.Endpoint, node Node) bool {
 
 // Unusable is why a node never uses an endpoint, whatever its conditions; empty:
 // nothing is against it.
-func Unusable(e proxy.Endpoint, protocol proxy.Protocol, node Node) string {
+func Unusable(e Endpoint, protocol proxy.Protocol, node Node) string {
 	if elsewhere(&e, node) {
 		return "a loopback address of another machine: only agents of the machine that registered it use it"
 	}

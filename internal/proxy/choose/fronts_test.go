@@ -41,12 +41,12 @@ func TestUnusableEndpoints(t *testing.T) {
 		"loopback for a question elsewhere": {"127.0.0.1:80", "n2", "m2", choose.Node{Machine: choose.UnknownMachine}, "loopback address of another machine"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := proxy.Endpoint{Addr: netip.MustParseAddrPort(tc.address), Node: tc.node, Machine: tc.machine, Ready: true, Serving: true}
+			e := choose.Endpoint{Addr: netip.MustParseAddrPort(tc.address), Node: tc.node, Machine: tc.machine, Ready: true, Serving: true}
 			why := choose.Unusable(e, proxy.TCP, tc.at)
 			if (why == "") != (tc.why == "") || !strings.Contains(why, tc.why) {
 				t.Errorf("it says %q, want %q", why, tc.why)
 			}
-			state := choose.Endpoints(svc, port, []proxy.Endpoint{e}, tc.at)
+			state := choose.Endpoints(svc, port, []choose.Endpoint{e}, tc.at)
 			used := len(state.IPv4.Cluster)+len(state.IPv6.Cluster) == 1
 			if used != (tc.why == "") {
 				t.Errorf("used: %t", used)

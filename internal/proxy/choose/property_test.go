@@ -26,8 +26,8 @@ var (
 	})
 	genHints    = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"here", "x", "y"}), 0, 2, rapid.ID[string])
 	genZones    = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c"}), 0, 2, rapid.ID[string])
-	genEndpoint = rapid.Custom(func(t *rapid.T) proxy.Endpoint {
-		return proxy.Endpoint{
+	genEndpoint = rapid.Custom(func(t *rapid.T) choose.Endpoint {
+		return choose.Endpoint{
 			Addr:    genAddr.Draw(t, "addr"),
 			Node:    rapid.SampledFrom([]string{"here", "x", ""}).Draw(t, "node"),
 			Ready:   rapid.Bool().Draw(t, "ready"),
@@ -74,7 +74,7 @@ func TestProperties(t *testing.T) {
 }
 
 // invalid says what is wrong with any choice among these endpoints.
-func invalid(s *proxy.PortState, all []proxy.Endpoint, node choose.Node) string {
+func invalid(s *proxy.PortState, all []choose.Endpoint, node choose.Node) string {
 	reachable := s.Port.NodePort != 0
 	for _, is4 := range []bool{true, false} {
 		c := &s.IPv6
@@ -82,7 +82,7 @@ func invalid(s *proxy.PortState, all []proxy.Endpoint, node choose.Node) string 
 			c = &s.IPv4
 		}
 		// What is left of each address once non-terminating has won.
-		winners := map[netip.AddrPort][]proxy.Endpoint{}
+		winners := map[netip.AddrPort][]choose.Endpoint{}
 		for _, e := range all {
 			if e.Addr.Addr().Is4() == is4 {
 				winners[e.Addr] = append(winners[e.Addr], e)
@@ -90,13 +90,13 @@ func invalid(s *proxy.PortState, all []proxy.Endpoint, node choose.Node) string 
 		}
 		ready, draining := 0, 0
 		for _, same := range winners {
-			if slices.ContainsFunc(same, func(e proxy.Endpoint) bool { return !e.Terminating }) {
-				same = slices.DeleteFunc(slices.Clone(same), func(e proxy.Endpoint) bool { return e.Terminating })
+			if slices.ContainsFunc(same, func(e choose.Endpoint) bool { return !e.Terminating }) {
+				same = slices.DeleteFunc(slices.Clone(same), func(e choose.Endpoint) bool { return e.Terminating })
 			}
 			switch {
-			case slices.ContainsFunc(same, func(e proxy.Endpoint) bool { return e.Ready }):
+			case slices.ContainsFunc(same, func(e choose.Endpoint) bool { return e.Ready }):
 				ready++
-			case slices.ContainsFunc(same, func(e proxy.Endpoint) bool { return e.Serving && e.Terminating }):
+			case slices.ContainsFunc(same, func(e choose.Endpoint) bool { return e.Serving && e.Terminating }):
 				draining++
 			}
 		}
@@ -147,10 +147,10 @@ func FuzzEndpoints(f *testing.F) {
 	f.Add([]byte{}, byte(0))
 	f.Fuzz(func(t *testing.T, data []byte, flags byte) {
 		names := []string{"here", "a", "", "x"}
-		var all []proxy.Endpoint
+		var all []choose.Endpoint
 		for ; len(data) >= 6 && len(all) < 64; data = data[6:] {
 			b := data[1]
-			e := proxy.Endpoint{
+			e := choose.Endpoint{
 				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, data[0]}), 1+uint16(data[5]&1)),
 				Node: names[b&3], Ready: b&4 != 0, Serving: b&8 != 0, Terminating: b&16 != 0,
 				Weight: binary.BigEndian.Uint32([]byte{data[2], 0, 0, data[3]}),
