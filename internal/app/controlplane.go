@@ -41,7 +41,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/listener"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -50,6 +49,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/version"
+	"github.com/proxima-mesh/proxima/internal/view"
+	viewwire "github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 // ClusterDomain of the names of Services.
@@ -318,7 +319,7 @@ func (cp *controlPlane) start(parts *parts) error {
 	parts.run("memory", giveBack(planeWorth))
 
 	weights := &trafficplan.Table{}
-	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: weights.Weights, Log: cp.log.With("part", "views")})
+	builder := view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: weights.Weights, Logger: cp.log.With("part", "views")})
 	living := cp.newDetection(through.remembered, world, cp.publishTo(builder))
 	living.start(parts)
 	views, err := cp.startViews(parts, builder, weights, world, measured, living)
@@ -342,7 +343,7 @@ func (cp *controlPlane) startViews(
 		defer sub.Close()
 		return view.Follow(ctx, sub, builder, plans)
 	})
-	views := stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(builder.Admit), Log: log})
+	views := stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(builder.Assign), Log: log})
 	if cp.grpc == nil {
 		return views, nil
 	}
@@ -400,7 +401,7 @@ func (cp *controlPlane) serveViews(parts *parts, views *stream.Server, measured 
 		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
-	views.Register(server, view.Service, view.Method)
+	views.Register(server, viewwire.GRPCService, viewwire.Method)
 	wire.NewServer(measured, func(ctx context.Context, node string) error {
 		return isNode(ctx, node, "report the demand")
 	}).Register(server)

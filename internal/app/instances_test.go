@@ -26,7 +26,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -34,6 +33,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/view"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 // instance is an API server with a catalog and the views of zones, on a store that it
@@ -108,7 +109,7 @@ func (i *instance) weights(zone string) string {
 		i.t.Fatal(err)
 	}
 	session := delta.NewSession(scope)
-	if err := session.Step(delta.Request{Type: view.SliceType}); err != nil {
+	if err := session.Step(delta.Request{Type: wire.SliceType}); err != nil {
 		i.t.Fatal(err)
 	}
 	out := map[string]uint32{}

@@ -32,10 +32,10 @@ import (
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
+	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
@@ -107,7 +107,7 @@ type agent struct {
 	mode     modes.Mode
 	agent    *node.Agent
 	conn     *grpc.ClientConn
-	feed     *view.Feed     // of a control plane, or …
+	feed     *fromview.Feed // of a control plane, or …
 	cluster  *fromkube.Feed // … of a Kubernetes API
 	checks   *healthcheck.Servers
 	member   *membership.Member
@@ -254,9 +254,9 @@ func (a *agent) start(parts *parts) error {
 // demand, membership and the probes of workloads.
 func (a *agent) followPlane(parts *parts) error {
 	parts.run("certificate renewal", a.renewer.Run)
-	a.feed = view.NewFeed(view.FeedConfig{
+	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: a.viewFile(),
-		Update: a.apply, Log: a.log.With("part", "view"),
+		Update: a.apply, Logger: a.log.With("part", "view"),
 	})
 	registerFeed(a.registry, a.feed)
 	parts.run("view", a.feed.Run)
@@ -304,10 +304,10 @@ func (a *agent) reportDemand(parts *parts) {
 
 // apply hands what the view says to those who carry traffic, and to those who
 // resolve names.
-func (a *agent) apply(u view.Update) {
+func (a *agent) apply(u node.Update) {
 	u.KeepLoopback(a.cfg.MachineID)
-	a.names.Apply(u.Zone())
-	if u.Carried() {
+	a.names.Apply(u.Records())
+	if u.Proxied() {
 		a.agent.Apply(u.Update)
 	}
 }
@@ -426,18 +426,18 @@ func (a *agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
 }
 
 // registerFeed publishes how the view is followed.
-func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
-	metric := func(name, help string, value func(view.FeedStatus) float64) {
+func registerFeed(reg prometheus.Registerer, feed *fromview.Feed) {
+	metric := func(name, help string, value func(fromview.FeedStatus) float64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "proxima", Subsystem: "view", Name: name, Help: help},
 			func() float64 { return value(feed.Status()) }))
 	}
-	metric("connected", "1 while a stream to the control plane is open.", func(s view.FeedStatus) float64 {
+	metric("connected", "1 while a stream to the control plane is open.", func(s fromview.FeedStatus) float64 {
 		if s.Connected {
 			return 1
 		}
 		return 0
 	})
-	metric("unsaved", "1 while the state on disk lacks the newest changes.", func(s view.FeedStatus) float64 {
+	metric("unsaved", "1 while the state on disk lacks the newest changes.", func(s fromview.FeedStatus) float64 {
 		if s.Unsaved {
 			return 1
 		}
@@ -446,9 +446,9 @@ func registerFeed(reg prometheus.Registerer, feed *view.Feed) {
 	reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "proxima", Subsystem: "view", Name: "streams_total", Help: "Streams to the control plane that were admitted.",
 	}, func() float64 { return float64(feed.Status().Streams) }))
-	metric("received_bytes", "Payload received on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesReceived) })
-	metric("sent_bytes", "Payload sent on the present stream, or on the last one.", func(s view.FeedStatus) float64 { return float64(s.BytesSent) })
-	metric("rejected_resources", "Resources of the view that this agent could not read.", func(s view.FeedStatus) float64 { return float64(len(s.Rejected)) })
+	metric("received_bytes", "Payload received on the present stream, or on the last one.", func(s fromview.FeedStatus) float64 { return float64(s.BytesReceived) })
+	metric("sent_bytes", "Payload sent on the present stream, or on the last one.", func(s fromview.FeedStatus) float64 { return float64(s.BytesSent) })
+	metric("rejected_resources", "Resources of the view that this agent could not read.", func(s fromview.FeedStatus) float64 { return float64(len(s.Rejected)) })
 }
 
 func (a *agent) close() {

@@ -8,7 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
-	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -112,7 +112,7 @@ func agentStatus(s stream.StreamStatus) AgentStatus {
 	return out
 }
 
-func viewStatus(s view.FeedStatus) ViewStatus {
+func viewStatus(s fromview.FeedStatus) ViewStatus {
 	out := ViewStatus{
 		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: s.Zone,
 		Streams: s.Streams, BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Rejected: s.Rejected,

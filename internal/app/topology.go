@@ -13,13 +13,14 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/diag"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/view"
 )
 
 const (
@@ -95,20 +96,20 @@ func explainService(now *running, q url.Values) (any, error) {
 		from.Zone = node.Labels[corev1.LabelTopologyZone]
 	}
 	from.Machine, from.Fronts = machineOf(snapshot, from), frontsOf(snapshot)
-	svc, ok := view.ServiceOf(service)
+	svc, ok := kube.ServiceOf(service)
 	if !ok {
 		return nil, &badQuery{fmt.Errorf("service %s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", key)}
 	}
 	var slices []*proxy.Slice
 	plan, planned := trafficplan.Of(snapshot, key), false
 	for _, object := range snapshot.SlicesOf(key) {
-		slice, ok := view.SliceOf(object)
+		slice, ok := kube.SliceOf(object)
 		if weights := plan.Weights(from.Zone, object); weights != nil {
-			slice, ok = view.PlannedSliceOf(from.Zone, object, weights)
+			slice, ok = kube.PlannedSliceOf(from.Zone, object, weights)
 			planned = true
 		}
 		if ok {
-			view.SetMachines(slice, object, view.MachinesOf(snapshot))
+			kube.SetMachines(slice, object, view.MachinesOf(snapshot))
 			slices = append(slices, slice)
 		}
 	}
@@ -138,7 +139,7 @@ func machineOf(s *catalog.Snapshot, from choose.Node) string {
 func frontsOf(s *catalog.Snapshot) *choose.Fronts {
 	out := choose.NewFronts()
 	for _, object := range s.Services.All() {
-		if svc, ok := view.ServiceOf(object); ok {
+		if svc, ok := kube.ServiceOf(object); ok {
 			out.Set(nil, svc)
 		}
 	}

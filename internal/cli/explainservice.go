@@ -20,9 +20,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -111,7 +111,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 	if err != nil {
 		return nil, explainAPI(cfg, err)
 	}
-	svc, ok := view.ServiceOf(obj.(*corev1.Service))
+	svc, ok := kube.ServiceOf(obj.(*corev1.Service))
 	if !ok {
 		return nil, fmt.Errorf("service %s/%s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", namespace, name)
 	}
@@ -123,7 +123,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 	}
 	var slices []*proxy.Slice
 	for _, obj := range list {
-		if slice, ok := view.SliceOf(obj.(*discoveryv1.EndpointSlice)); ok {
+		if slice, ok := kube.SliceOf(obj.(*discoveryv1.EndpointSlice)); ok {
 			slices = append(slices, slice)
 		}
 	}

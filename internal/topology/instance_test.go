@@ -19,10 +19,10 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/view"
 )
 
 // follower serves views from the store of a rig, as an instance that does not lead.

@@ -31,13 +31,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/demand"
-	"github.com/proxima-mesh/proxima/internal/node/view"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/view"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -284,7 +285,7 @@ func read(t fataler, b *view.Builder, zone string) []*proxy.Slice {
 		t.Fatal(err)
 	}
 	session := delta.NewSession(scope)
-	if err := session.Step(delta.Request{Type: view.SliceType}); err != nil {
+	if err := session.Step(delta.Request{Type: wire.SliceType}); err != nil {
 		t.Fatal(err)
 	}
 	var out []*proxy.Slice
@@ -538,11 +539,11 @@ func delivered(t *rapid.T, zone string, snapshot *catalog.Snapshot) []*proxy.Sli
 	b := view.NewBuilder(view.BuilderConfig{Run: "test", Weights: func(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
 		return trafficplan.Of(snapshot, trafficplan.ServiceOf(slice)).Weights(zone, slice)
 	}})
-	sliceMap := map[proxy.SliceName]*discoveryv1.EndpointSlice{}
+	var all []catalog.Change[*discoveryv1.EndpointSlice]
 	for key, slice := range snapshot.Slices.All() {
-		sliceMap[proxy.SliceName(key)] = slice
+		all = append(all, catalog.Change[*discoveryv1.EndpointSlice]{Key: key, New: slice})
 	}
-	if err := b.Apply(view.Delta{Reset: true, Epoch: "e", Sequence: 1, Slices: sliceMap}); err != nil {
+	if err := b.Replace(&catalog.Delta{After: snapshot, Slices: all}); err != nil {
 		t.Fatal(err)
 	}
 	return read(t, b, zone)

@@ -22,48 +22,33 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
-	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
-// format changes whenever the same objects are written differently into a view,
-// so that positions of an older program are not taken for ours.
+// format changes whenever the content of a view changes for the same objects,
+// so that positions of another version of the program are not valid.
 const format = "proxima.node.v1/4"
 
-// maxZones bounds the views that agents without a Node object can bring about.
+// maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
-
-// Delta is what the builder is told: objects that are new or different, and
-// those that are gone (nil). With Reset it is all there is. Objects are shared
-// and never changed.
-type Delta struct {
-	Reset bool
-	// Sequence never falls from one Delta to the next. Epoch names the history that
-	// sequences belong to; it may change with Reset.
-	Epoch    string
-	Sequence uint64
-	Services map[proxy.ServiceName]*corev1.Service
-	Slices   map[proxy.SliceName]*discoveryv1.EndpointSlice
-	Nodes    map[string]*corev1.Node
-	// Machines that Dataplanes with loopback addresses are on; empty: none any more.
-	Machines map[catalog.Key]string
-}
 
 // BuilderConfig configures a Builder.
 type BuilderConfig struct {
-	// Run is part of every position. A catalog's sequence is proof of content in
-	// one run of it only, so whoever makes the builder gives it something that no
-	// other run has; a random number will do.
+	// Run is part of every position, and must differ from that of every other run of a
+	// control plane, as a catalog's sequence identifies content within one run only. A
+	// random text will do.
 	Run string
-	// Weights plans a zone's share of the endpoints of a slice: a weight for each,
-	// in their order, relative to all slices of the Service. An endpoint whose weight
-	// is 0, or missing, gets none of the zone's traffic. Nil: no plan, the slice goes
-	// as it is. Where the answer changes though the slice does not, the slice has to
-	// be in a Delta again. Nil: no plan at all.
+	// Weights returns the plan of a zone for a slice: a weight for each endpoint, in
+	// their order, relative to all slices of the Service. An endpoint whose weight is 0,
+	// or missing, gets none of the zone's traffic. An empty result: no plan, the view has
+	// the slice as it is. When the result changes though the slice does not, the Service
+	// has to be in the replanned argument of Apply. A nil func: there are no plans.
 	Weights func(zone string, slice *discoveryv1.EndpointSlice) []uint32
-	Log     *slog.Logger // nil: silence
+	Logger  *slog.Logger // nil: discard
 }
 
-// Builder keeps one view per zone. A view comes into being with its first
+// Builder keeps one view per zone. A view is built for its first
 // subscriber. Safe for concurrent use; nothing blocks for long.
 type Builder struct {
 	config BuilderConfig
@@ -73,114 +58,127 @@ type Builder struct {
 	epoch    string
 	sequence uint64
 	services map[string][]byte
-	names    map[string]*heldName
-	slices   map[string]*heldSlice
-	// slicesOf are the slices of each Service: who is headless can turn out later.
+	names    map[string]*nameEntry
+	slices   map[string]*sliceEntry
+	// slicesOf has the slices of each Service, as a Service can become headless later.
 	slicesOf map[string]map[string]struct{}
 	nodes    map[string]string // zone by node
 	suspects map[string][]byte // by node
-	// machines of Dataplanes, and the slices with loopback addresses.
+	// machines by Dataplane, and the slices with loopback addresses.
 	machines map[catalog.Key]string
 	loopback map[string]struct{}
 	zones    map[string]*delta.Scope
-	seats    map[string]*seat
+	streams  map[string]*assignment // by node
 }
 
-// heldSlice is a slice and its encodings, which all zones share: without a plan
-// for the proxy, and for names. One or both are nil.
-type heldSlice struct {
+// sliceEntry is a slice and its encodings, which all zones share: without a plan
+// for the proxy, and for DNS. One or both are nil.
+type sliceEntry struct {
 	object     *discoveryv1.EndpointSlice
 	body, name []byte
 }
 
-// heldName is the encoding of a Service that no proxy carries.
-type heldName struct {
+// nameEntry is the encoding of a Service that is resolved but not proxied.
+type nameEntry struct {
 	body     []byte
 	headless bool
 }
 
-// seat is where a node's streams sit.
-type seat struct {
+// assignment of a node's streams to a zone's view. end is closed when it is no longer
+// valid.
+type assignment struct {
 	zone string
 	end  chan struct{}
 }
 
-// NewBuilder makes a builder; its views wait for the first Apply.
+// NewBuilder makes a builder; its views are empty until the first Replace.
 func NewBuilder(c BuilderConfig) *Builder {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Builder{
-		config: c, zones: map[string]*delta.Scope{}, seats: map[string]*seat{},
-		services: map[string][]byte{}, names: map[string]*heldName{}, nodes: map[string]string{},
-		slices: map[string]*heldSlice{}, slicesOf: map[string]map[string]struct{}{},
-		machines: map[catalog.Key]string{}, loopback: map[string]struct{}{},
+	b := &Builder{
+		config:  c,
+		zones:   map[string]*delta.Scope{},
+		streams: map[string]*assignment{},
 	}
+	b.clear()
+	return b
 }
 
-// Apply brings every view up to date. Objects that cannot be encoded are logged
-// and left as they were. The first Delta must have Reset. A sequence may be
-// repeated: by a Delta that changes nothing, or nothing but a plan.
-func (b *Builder) Apply(d Delta) error {
+func (b *Builder) clear() {
+	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]string{}
+	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
+	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
+}
+
+// Replace sets the content of every view. d is the whole state: the first delta of a
+// subscription. Objects are shared, never changed; those that cannot be encoded are
+// logged and left out.
+func (b *Builder) Replace(d *catalog.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !d.Reset && (!b.filled || d.Epoch != b.epoch) {
-		return fmt.Errorf("apply to views: delta at %s:%d does not follow %s:%d", d.Epoch, d.Sequence, b.epoch, b.sequence)
-	}
-	if d.Reset {
-		b.services, b.names, b.nodes = map[string][]byte{}, map[string]*heldName{}, map[string]string{}
-		b.slices, b.slicesOf = map[string]*heldSlice{}, map[string]map[string]struct{}{}
-		b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
-	}
-	b.seatNodes(d)
-	changes := b.hold(d)
-	if !d.Reset && len(changes) == 0 {
-		return nil
-	}
-	b.advance(d)
-	var failed []error
-	for zone, scope := range b.zones {
-		if err := b.write(zone, scope, d.Reset, changes); err != nil {
-			failed = append(failed, fmt.Errorf("write view of zone %q: %w", zone, err))
-		}
-	}
-	return errors.Join(failed...)
+	b.clear()
+	b.store(d, nil)
+	b.advance(d.After.Position)
+	return b.writeAll(true, nil)
 }
 
-// advance moves to the delta's sequence, or to the next one if that has been used:
-// a plan can change what a view holds while the catalog stands still.
-func (b *Builder) advance(d Delta) {
-	if b.filled && d.Epoch == b.epoch && d.Sequence <= b.sequence {
+// Apply brings every view up to date with the next delta of the subscription, of which
+// Replace got the first. replanned are the Services for which Weights has new results.
+// A sequence may repeat, if nothing but plans changed.
+func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if at := d.After.Position; !b.filled || at.Epoch != b.epoch {
+		return fmt.Errorf("apply to views: delta at %s:%d does not follow %s:%d", at.Epoch, at.Sequence, b.epoch, b.sequence)
+	}
+	changes := b.store(d, replanned)
+	if len(changes) == 0 {
+		return nil
+	}
+	b.advance(d.After.Position)
+	return b.writeAll(false, changes)
+}
+
+// advance moves to the catalog's sequence, or to the next one if that has been used:
+// a plan can change the content of a view while the catalog does not change.
+func (b *Builder) advance(at catalog.Position) {
+	if b.filled && at.Epoch == b.epoch && at.Sequence <= b.sequence {
 		b.sequence++
 		return
 	}
-	b.filled, b.epoch, b.sequence = true, d.Epoch, d.Sequence
+	b.filled, b.epoch, b.sequence = true, at.Epoch, at.Sequence
 }
 
-// change names a resource that may be different now.
+// change names a resource that may have changed.
 type change struct{ typ, name string }
 
-// hold takes the objects of a delta in and returns their names, in a fixed
-// order.
-func (b *Builder) hold(d Delta) []change {
+// store the objects of a delta. It returns the resources that may have changed, sorted.
+func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []change {
 	var out []change
-	slice := func(key string) { out = append(out, change{SliceType, key}, change{NameSliceType, key}) }
-	for _, s := range b.holdMachines(d) {
+	slice := func(key string) { out = append(out, change{wire.SliceType, key}, change{wire.NameSliceType, key}) }
+	b.storeNodes(d.Nodes)
+	for _, s := range b.storeMachines(d.Dataplanes) {
 		slice(s)
 	}
-	for name, object := range d.Services {
-		key, turned := b.holdService(name, object)
-		out = append(out, change{ServiceType, key}, change{NameType, key})
+	for _, c := range d.Services {
+		key, turned := b.storeService(c.Key, c.New)
+		out = append(out, change{wire.ServiceType, key}, change{wire.NameType, key})
 		if !turned {
 			continue
 		}
 		for s := range b.slicesOf[key] {
-			b.encodeHeld(s, b.slices[s])
+			b.encodeEntry(s, b.slices[s])
 			slice(s)
 		}
 	}
-	for name, object := range d.Slices {
-		slice(b.holdSlice(name, object))
+	for _, c := range d.Slices {
+		slice(b.storeSlice(c.Key, c.New))
+	}
+	for service := range replanned {
+		for s := range b.slicesOf[wire.ResourceName(service.Namespace, service.Name)] {
+			slice(s)
+		}
 	}
 	slices.SortFunc(out, func(x, y change) int {
 		return cmp.Or(cmp.Compare(x.typ, y.typ), cmp.Compare(x.name, y.name))
@@ -188,9 +186,9 @@ func (b *Builder) hold(d Delta) []change {
 	return slices.Compact(out)
 }
 
-// holdService also says whether the Service became headless, or is it no more.
-func (b *Builder) holdService(name proxy.ServiceName, object *corev1.Service) (key string, turned bool) {
-	key = resourceName(name.Namespace, name.Name)
+// storeService also reports whether the Service became headless, or ceased to be.
+func (b *Builder) storeService(name catalog.Key, object *corev1.Service) (key string, turned bool) {
+	key = wire.ResourceName(name.Namespace, name.Name)
 	was := b.headless(key)
 	delete(b.services, key)
 	delete(b.names, key)
@@ -198,15 +196,15 @@ func (b *Builder) holdService(name proxy.ServiceName, object *corev1.Service) (k
 		return key, was
 	}
 	var err error
-	if s, ok := ServiceOf(object); ok {
-		b.services[key], err = encodeService(s)
-	} else if n, ok := NameOf(object); ok {
-		held := &heldName{headless: n.Headless()}
-		held.body, err = encodeName(n)
-		b.names[key] = held
+	if s, ok := kube.ServiceOf(object); ok {
+		b.services[key], err = wire.EncodeService(s)
+	} else if n, ok := kube.NameOf(object); ok {
+		entry := &nameEntry{headless: n.Headless()}
+		entry.body, err = wire.EncodeName(n)
+		b.names[key] = entry
 	}
 	if err != nil {
-		b.config.Log.Error("service is not in the views", "error", err)
+		b.config.Logger.Error("service is not in the views", "error", err)
 	}
 	return key, was != b.headless(key)
 }
@@ -216,8 +214,8 @@ func (b *Builder) headless(service string) bool {
 	return n != nil && n.headless
 }
 
-func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSlice) string {
-	key := resourceName(name.Namespace, name.Name)
+func (b *Builder) storeSlice(name catalog.Key, object *discoveryv1.EndpointSlice) string {
+	key := wire.ResourceName(name.Namespace, name.Name)
 	if was := b.slices[key]; was != nil {
 		service := serviceKey(was.object)
 		if delete(b.slicesOf[service], key); len(b.slicesOf[service]) == 0 {
@@ -225,7 +223,7 @@ func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSl
 		}
 		delete(b.slices, key)
 	}
-	b.noteLoopback(key, nil)
+	delete(b.loopback, key)
 	if object == nil || object.Labels[discoveryv1.LabelServiceName] == "" {
 		return key
 	}
@@ -234,106 +232,84 @@ func (b *Builder) holdSlice(name proxy.SliceName, object *discoveryv1.EndpointSl
 		b.slicesOf[service] = make(map[string]struct{}, 1)
 	}
 	b.slicesOf[service][key] = struct{}{}
-	b.slices[key] = &heldSlice{object: object}
-	b.noteLoopback(key, object)
-	b.encodeHeld(key, b.slices[key])
+	b.slices[key] = &sliceEntry{object: object}
+	if kube.HasLoopback(object) {
+		b.loopback[key] = struct{}{}
+	}
+	b.encodeEntry(key, b.slices[key])
 	return key
 }
 
 func serviceKey(s *discoveryv1.EndpointSlice) string {
-	return resourceName(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
+	return wire.ResourceName(s.Namespace, s.Labels[discoveryv1.LabelServiceName])
 }
 
-// encodeHeld encodes a slice for those who need it: names for a headless Service,
-// the proxy for any other. The label that says so is not on every slice that a
-// user writes, so the Service is asked.
-func (b *Builder) encodeHeld(key string, held *heldSlice) {
-	held.body, held.name = nil, nil
+// encodeEntry encodes a slice for its users: for DNS if its Service is headless, for
+// the proxy otherwise. The Service decides, as the label of headless Services is
+// missing on slices that users write.
+func (b *Builder) encodeEntry(key string, entry *sliceEntry) {
+	entry.body, entry.name = nil, nil
 	var err error
-	if b.headless(serviceKey(held.object)) {
-		held.name, err = encodeNameSlice(nameSliceOf(held.object, b.machineOf))
-	} else if s, ok := SliceOf(held.object); ok {
-		SetMachines(s, held.object, b.machineOf)
-		held.body, err = encodeSlice(s)
+	if b.headless(serviceKey(entry.object)) {
+		entry.name, err = wire.EncodeNameSlice(kube.NameSliceOf(entry.object, b.machineOf))
+	} else if s, ok := kube.SliceOf(entry.object); ok {
+		kube.SetMachines(s, entry.object, b.machineOf)
+		entry.body, err = wire.EncodeSlice(s)
 	}
 	if err != nil {
-		b.config.Log.Error("endpoint slice is not in the views", "slice", key, "error", err)
+		b.config.Logger.Error("endpoint slice is not in the views", "slice", key, "error", err)
 	}
 }
 
-// body is the content of a resource in a zone's view; nil: it has none.
+// body is the content of a resource in a zone's view; nil: the view does not have it.
 func (b *Builder) body(zone string, c change) []byte {
 	switch c.typ {
-	case ServiceType:
+	case wire.ServiceType:
 		return b.services[c.name]
-	case NameType:
+	case wire.NameType:
 		if n := b.names[c.name]; n != nil {
 			return n.body
 		}
 		return nil
-	case SuspectType:
+	case wire.SuspectType:
 		return b.suspects[c.name]
 	}
-	held := b.slices[c.name]
+	entry := b.slices[c.name]
 	switch {
-	case held == nil:
+	case entry == nil:
 		return nil
-	case c.typ == NameSliceType:
-		return held.name
-	case held.body == nil || b.config.Weights == nil:
-		return held.body
+	case c.typ == wire.NameSliceType:
+		return entry.name
+	case entry.body == nil || b.config.Weights == nil:
+		return entry.body
 	}
-	weights := b.config.Weights(zone, held.object)
+	weights := b.config.Weights(zone, entry.object)
 	if len(weights) == 0 {
-		return held.body
+		return entry.body
 	}
-	body, err := b.encodePlanned(zone, held.object, weights)
+	body, err := b.encodePlanned(zone, entry.object, weights)
 	if err != nil { // without weights it could be encoded
-		b.config.Log.Error("endpoint slice goes without its plan", "zone", zone, "error", err)
-		return held.body
+		b.config.Logger.Error("endpoint slice is sent without its plan", "zone", zone, "error", err)
+		return entry.body
 	}
 	return body
 }
 
-// nowhere is a zone hint that no zone answers to: a label's value cannot be that.
-const nowhere = "-"
-
 func (b *Builder) encodePlanned(zone string, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
-	s, _ := PlannedSliceOf(zone, object, weights)
-	SetMachines(s, object, b.machineOf)
-	return encodeSlice(s)
+	s, _ := kube.PlannedSliceOf(zone, object, weights)
+	kube.SetMachines(s, object, b.machineOf)
+	return wire.EncodeSlice(s)
 }
 
-// PlannedSliceOf is SliceOf as a zone's view has it when there is a plan. Weights stand
-// for the endpoints of the object, of which the translation may have left some out. The
-// hints of the object are for those who know no weights; in their place come hints that
-// fit the plan, as agents ask hints first: whoever gets a share names the zone, whoever
-// gets none names another.
-func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []uint32) (*proxy.Slice, bool) {
-	s, ok := SliceOf(object)
-	if !ok {
-		return nil, false
-	}
-	here, elsewhere := proxy.HintsOf([]string{zone}, nil), proxy.HintsOf([]string{nowhere}, nil)
-	next := 0
-	for i := range object.Endpoints {
-		if _, ok := endpointOf(&object.Endpoints[i]); !ok {
-			continue
-		}
-		e := &s.Endpoints[next]
-		next++
-		e.Hints = nil
-		switch {
-		case !e.Ready: // hints and weights mean nothing
-		case i < len(weights) && weights[i] > 0:
-			e.Weight, e.Hints = weights[i], here
-		case e.Zone != "" && e.Zone != zone:
-			e.Hints = proxy.HintsOf([]string{e.Zone}, nil)
-		default:
-			e.Hints = elsewhere
+// writeAll brings the views of all zones to the stored state: changes of it, or all.
+func (b *Builder) writeAll(all bool, changes []change) error {
+	var failed []error
+	for _, zone := range slices.Sorted(maps.Keys(b.zones)) {
+		if err := b.write(zone, b.zones[zone], all, changes); err != nil {
+			failed = append(failed, fmt.Errorf("write view of zone %q: %w", zone, err))
 		}
 	}
-	return s, true
+	return errors.Join(failed...)
 }
 
 func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []change) error {
@@ -345,7 +321,10 @@ func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []cha
 	out := make([]delta.Change, 0, len(changes))
 	for _, c := range changes {
 		body := b.body(zone, c)
-		out = append(out, delta.Change{Resource: delta.Resource{Type: c.typ, Name: c.name, Body: body}, Removed: body == nil})
+		out = append(out, delta.Change{
+			Resource: delta.Resource{Type: c.typ, Name: c.name, Body: body},
+			Removed:  body == nil,
+		})
 	}
 	_, err := scope.Apply(at, out)
 	return err
@@ -360,25 +339,26 @@ func (b *Builder) everything(zone string) []delta.Resource {
 			}
 		}
 	}
-	held := slices.Sorted(maps.Keys(b.slices))
-	add(ServiceType, slices.Sorted(maps.Keys(b.services)))
-	add(SliceType, held)
-	add(NameType, slices.Sorted(maps.Keys(b.names)))
-	add(NameSliceType, held)
-	add(SuspectType, slices.Sorted(maps.Keys(b.suspects)))
+	sliceNames := slices.Sorted(maps.Keys(b.slices))
+	add(wire.ServiceType, slices.Sorted(maps.Keys(b.services)))
+	add(wire.SliceType, sliceNames)
+	add(wire.NameType, slices.Sorted(maps.Keys(b.names)))
+	add(wire.NameSliceType, sliceNames)
+	add(wire.SuspectType, slices.Sorted(maps.Keys(b.suspects)))
 	return out
 }
 
-// position binds the sequence to all that a view's content depends on.
+// position binds the sequence to everything that the content of a view depends on.
 func (b *Builder) position(zone string) delta.Position {
 	h := sha256.New()
-	for _, part := range []string{format, b.config.Run, b.epoch, zone} {
-		fmt.Fprintf(h, "%d:%s", len(part), part)
+	for _, input := range []string{format, b.config.Run, b.epoch, zone} {
+		fmt.Fprintf(h, "%d:%s", len(input), input)
 	}
 	return delta.Position{Epoch: binary.BigEndian.Uint64(h.Sum(nil)), Sequence: b.sequence}
 }
 
-// Scope returns the view of a zone, built if need be.
+// Scope returns the view of a zone, and builds it if there is none. More than 1024 views
+// are refused with codes.ResourceExhausted.
 func (b *Builder) Scope(zone string) (*delta.Scope, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -402,10 +382,10 @@ func (b *Builder) scope(zone string) (*delta.Scope, error) {
 	return scope, nil
 }
 
-// Admit seats an agent: in the zone of its Node object, or in the one that it
-// announces as long as that has none. It does not ask who the agent is; that is
-// for the caller to have done. It fits stream.ServerConfig.
-func (b *Builder) Admit(_ context.Context, node *core.Node) (stream.Admission, error) {
+// Assign assigns an agent's stream to a view: to that of the zone of its Node object, or
+// of the zone that the agent announces as long as the Node has none. It does not
+// authenticate: that is up to the caller. It fits stream.ServerConfig.
+func (b *Builder) Assign(_ context.Context, node *core.Node) (stream.Admission, error) {
 	if node.GetId() == "" {
 		return stream.Admission{}, status.Error(codes.InvalidArgument, "the first request must name the node")
 	}
@@ -419,32 +399,32 @@ func (b *Builder) Admit(_ context.Context, node *core.Node) (stream.Admission, e
 	if err != nil {
 		return stream.Admission{}, err
 	}
-	s := b.seats[node.GetId()]
-	if s == nil || s.zone != zone {
-		if s != nil {
-			close(s.end)
+	a := b.streams[node.GetId()]
+	if a == nil || a.zone != zone {
+		if a != nil {
+			close(a.end)
 		}
-		s = &seat{zone: zone, end: make(chan struct{})}
-		b.seats[node.GetId()] = s
+		a = &assignment{zone: zone, end: make(chan struct{})}
+		b.streams[node.GetId()] = a
 	}
-	return stream.Admission{Scope: scope, Header: metadata.Pairs(zoneHeader, zone), End: s.end}, nil
+	return stream.Admission{Scope: scope, Header: metadata.Pairs(wire.ZoneHeader, zone), End: a.end}, nil
 }
 
-// seatNodes learns zones and asks those up who sit in the wrong one.
-func (b *Builder) seatNodes(d Delta) {
-	for name, object := range d.Nodes {
-		zone := ""
-		if object != nil {
-			zone = object.Labels[corev1.LabelTopologyZone]
+// storeNodes stores the zones of nodes, and ends the streams of nodes that changed zone.
+func (b *Builder) storeNodes(nodes []catalog.Change[*corev1.Node]) {
+	for _, c := range nodes {
+		name, zone := c.Key.Name, ""
+		if c.New != nil {
+			zone = c.New.Labels[corev1.LabelTopologyZone]
 		}
 		if zone == "" {
 			delete(b.nodes, name)
 			continue
 		}
 		b.nodes[name] = zone
-		if s := b.seats[name]; s != nil && s.zone != zone {
-			close(s.end)
-			delete(b.seats, name)
+		if a := b.streams[name]; a != nil && a.zone != zone {
+			close(a.end)
+			delete(b.streams, name)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package view
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -12,67 +11,28 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
-	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/view/viewtest"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
-func service(name, ip string) *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-		Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}},
-	}
-}
-
-func node(name, zone string) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if zone != "" {
-		n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
-	}
-	return n
-}
-
-// deltaOf makes a Delta of objects; a string "service/x", "slice/x" or "node/x"
-// stands for one that is gone.
-func deltaOf(sequence uint64, objects ...any) Delta {
-	d := Delta{Epoch: "e", Sequence: sequence, Services: map[proxy.ServiceName]*corev1.Service{},
-		Slices: map[proxy.SliceName]*discoveryv1.EndpointSlice{}, Nodes: map[string]*corev1.Node{}}
-	for _, o := range objects {
-		switch o := o.(type) {
-		case *corev1.Service:
-			d.Services[proxy.ServiceName{Namespace: o.Namespace, Name: o.Name}] = o
-		case *discoveryv1.EndpointSlice:
-			d.Slices[proxy.SliceName{Namespace: o.Namespace, Name: o.Name}] = o
-		case *corev1.Node:
-			d.Nodes[o.Name] = o
-		case string:
-			kind, name, _ := strings.Cut(o, "/")
-			switch kind {
-			case "service":
-				d.Services[proxy.ServiceName{Namespace: "ns", Name: name}] = nil
-			case "slice":
-				d.Slices[proxy.SliceName{Namespace: "ns", Name: name}] = nil
-			case "node":
-				d.Nodes[name] = nil
-			}
-		}
-	}
-	return d
-}
-
-func reset(d Delta) Delta {
-	d.Reset = true
-	return d
-}
-
-func apply(t *testing.T, b *Builder, d Delta) {
+func replace(t *testing.T, b *Builder, d *catalog.Delta) {
 	t.Helper()
-	if err := b.Apply(d); err != nil {
+	if err := b.Replace(d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(t *testing.T, b *Builder, d *catalog.Delta, replanned ...catalog.Key) {
+	t.Helper()
+	services := map[catalog.Key]struct{}{}
+	for _, key := range replanned {
+		services[key] = struct{}{}
+	}
+	if err := b.Apply(d, services); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -96,8 +56,8 @@ func contents(t *testing.T, s *delta.Session) []string {
 		}
 		for _, res := range r.Resources {
 			entry := res.Name
-			if f.Type == SliceType {
-				s, err := decodeSlice(res.Name, res.Resource.Value)
+			if f.Type == wire.SliceType {
+				s, err := wire.DecodeSlice(res.Name, res.Resource.Value)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -120,7 +80,7 @@ func session(t *testing.T, b *Builder, zone string) *delta.Session {
 		t.Fatal(err)
 	}
 	s := delta.NewSession(scope)
-	for _, typ := range []string{ServiceType, SliceType} {
+	for _, typ := range []string{wire.ServiceType, wire.SliceType} {
 		if err := s.Step(delta.Request{Type: typ}); err != nil {
 			t.Fatal(err)
 		}
@@ -147,42 +107,42 @@ func TestBuilder(t *testing.T) {
 	}})
 	early := session(t, b, "a")
 	expect(t, early) // nothing, not even an empty answer
-	if err := b.Apply(deltaOf(1, service("web", "10.0.0.1"))); err == nil {
-		t.Error("a first delta without Reset was taken")
+	if err := b.Apply(viewtest.Delta(1, viewtest.Service("web", "10.0.0.1")), nil); err == nil {
+		t.Error("Apply succeeded before Replace")
 	}
 
-	headless := service("headless", "None")
-	apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"), headless, slice("web-1", "10.1.0.1", "bad", "10.1.0.2"))))
+	headless := viewtest.Service("headless", "None")
+	replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1"), headless, viewtest.Slice("web-1", "10.1.0.1", "bad", "10.1.0.2")))
 	expect(t, early, "ns/web", "ns/web-1 10.1.0.1*0 10.1.0.2*0")
 	planned := session(t, b, "planned")
 	// The endpoint that cannot be translated takes its weight with it.
 	expect(t, planned, "ns/web", "ns/web-1 10.1.0.1*7 10.1.0.2*9")
 
 	// What an agent does not see is no change; nor is a repeated sequence then.
-	changed := slice("web-1", "10.1.0.1", "bad", "10.1.0.2")
+	changed := viewtest.Slice("web-1", "10.1.0.1", "bad", "10.1.0.2")
 	changed.ResourceVersion, changed.Annotations = "2", map[string]string{"a": "b"}
-	apply(t, b, deltaOf(2, changed))
-	apply(t, b, deltaOf(2, node("n1", "a")))
+	apply(t, b, viewtest.Delta(2, changed))
+	apply(t, b, viewtest.Delta(2, viewtest.Node("n1", "a")))
 	expect(t, early)
 
-	apply(t, b, deltaOf(3, "service/web", slice("web-1", "10.1.0.1"), headless, "slice/unknown"))
+	apply(t, b, viewtest.Delta(3, "service/web", viewtest.Slice("web-1", "10.1.0.1"), headless, "slice/unknown"))
 	expect(t, early, "-ns/web", "ns/web-1 10.1.0.1*0")
 	expect(t, planned, "-ns/web", "ns/web-1 10.1.0.1*7")
 
 	// A Service that becomes headless leaves the view, with its slices.
-	apply(t, b, deltaOf(4, service("web", "10.0.0.1")))
-	apply(t, b, deltaOf(5, service("web", "None")))
+	apply(t, b, viewtest.Delta(4, viewtest.Service("web", "10.0.0.1")))
+	apply(t, b, viewtest.Delta(5, viewtest.Service("web", "None")))
 	expect(t, early, "-ns/web", "-ns/web-1")
 
-	apply(t, b, reset(deltaOf(6, service("new", "10.0.0.2"))))
+	replace(t, b, viewtest.Delta(6, viewtest.Service("new", "10.0.0.2")))
 	expect(t, early, "ns/new")
 }
 
 func TestPositionsBelongToAView(t *testing.T) {
 	b := NewBuilder(BuilderConfig{Run: "1"})
-	apply(t, b, reset(deltaOf(1)))
+	replace(t, b, viewtest.Delta(1))
 	other := NewBuilder(BuilderConfig{Run: "2"})
-	apply(t, other, reset(deltaOf(1)))
+	replace(t, other, viewtest.Delta(1))
 	again := b.position("a")
 	if b.position("a") != again || b.position("a").Epoch == b.position("b").Epoch ||
 		b.position("a").Epoch == other.position("a").Epoch {
@@ -194,7 +154,7 @@ func TestPositionsBelongToAView(t *testing.T) {
 // streams of a zone one frame.
 func TestViewsAreShared(t *testing.T) {
 	b := NewBuilder(BuilderConfig{})
-	apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"))))
+	replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1")))
 	one, _ := session(t, b, "a").Next()
 	two, _ := session(t, b, "a").Next()
 	if one != two {
@@ -202,25 +162,25 @@ func TestViewsAreShared(t *testing.T) {
 	}
 }
 
-func TestAdmit(t *testing.T) {
+func TestAssign(t *testing.T) {
 	b := NewBuilder(BuilderConfig{})
-	apply(t, b, reset(deltaOf(1, node("known", "a"), node("bare", ""))))
-	admit := func(name, announced string) (string, <-chan struct{}) {
+	replace(t, b, viewtest.Delta(1, viewtest.Node("known", "a"), viewtest.Node("bare", "")))
+	assign := func(name, announced string) (string, <-chan struct{}) {
 		t.Helper()
-		a, err := b.Admit(t.Context(), &core.Node{Id: name, Locality: &core.Locality{Zone: announced}})
+		a, err := b.Assign(t.Context(), &core.Node{Id: name, Locality: &core.Locality{Zone: announced}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want, _ := b.Scope(a.Header.Get(zoneHeader)[0]); want != a.Scope {
+		if want, _ := b.Scope(a.Header.Get(wire.ZoneHeader)[0]); want != a.Scope {
 			t.Error("header and scope differ")
 		}
-		return a.Header.Get(zoneHeader)[0], a.End
+		return a.Header.Get(wire.ZoneHeader)[0], a.End
 	}
 	for _, tt := range []struct{ node, announced, want string }{
 		{"known", "b", "a"}, {"bare", "b", "b"}, {"unknown", "c", "c"}, {"unknown2", "", ""},
 	} {
-		if got, _ := admit(tt.node, tt.announced); got != tt.want {
-			t.Errorf("%s announcing %q sits in %q, want %q", tt.node, tt.announced, got, tt.want)
+		if got, _ := assign(tt.node, tt.announced); got != tt.want {
+			t.Errorf("%s announcing %q is assigned to %q, want %q", tt.node, tt.announced, got, tt.want)
 		}
 	}
 
@@ -232,40 +192,26 @@ func TestAdmit(t *testing.T) {
 			return false
 		}
 	}
-	_, end := admit("known", "")
-	_, again := admit("known", "")
-	apply(t, b, deltaOf(2, node("known", "a"), node("unknown", "c")))
+	_, end := assign("known", "")
+	_, again := assign("known", "")
+	apply(t, b, viewtest.Delta(2, viewtest.Node("known", "a"), viewtest.Node("unknown", "c")))
 	if ended(end) || ended(again) {
 		t.Error("streams ended though no zone changed")
 	}
-	apply(t, b, deltaOf(3, node("known", "z")))
+	apply(t, b, viewtest.Delta(3, viewtest.Node("known", "z")))
 	if !ended(end) || !ended(again) {
 		t.Error("streams go on in the wrong zone")
 	}
-	if zone, end := admit("known", ""); zone != "z" || ended(end) {
+	if zone, end := assign("known", ""); zone != "z" || ended(end) {
 		t.Errorf("after the move: zone %q", zone)
 	}
-	if _, err := b.Admit(t.Context(), nil); status.Code(err) != codes.InvalidArgument {
+	if _, err := b.Assign(t.Context(), nil); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("without a node: %v", err)
 	}
 	for i := range maxZones {
 		_, _ = b.Scope(fmt.Sprint(i))
 	}
-	if _, err := b.Admit(t.Context(), &core.Node{Id: "x", Locality: &core.Locality{Zone: "one too many"}}); status.Code(err) != codes.ResourceExhausted {
+	if _, err := b.Assign(t.Context(), &core.Node{Id: "x", Locality: &core.Locality{Zone: "one too many"}}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("too many zones: %v", err)
-	}
-}
-
-func TestFromCatalog(t *testing.T) {
-	after := &catalog.Snapshot{Position: catalog.Position{Epoch: "e", Sequence: 9}}
-	key := types.NamespacedName{Namespace: "ns", Name: "web"}
-	got := fromCatalog(catalog.Delta{
-		After:    after,
-		Services: []catalog.Change[*corev1.Service]{{Key: key, New: service("web", "10.0.0.1")}},
-		Slices:   []catalog.Change[*discoveryv1.EndpointSlice]{{Key: types.NamespacedName{Namespace: "ns", Name: "web-1"}, Old: slice("web-1")}},
-		Nodes:    []catalog.Change[*corev1.Node]{{Key: types.NamespacedName{Name: "n"}, New: node("n", "a")}},
-	}, true)
-	if diff := cmp.Diff(reset(deltaOf(9, service("web", "10.0.0.1"), "slice/web-1", node("n", "a"))), got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -1,13 +1,16 @@
+// Package view builds the node views: for each topology zone, the Services, endpoints,
+// names and suspect nodes that all agents of the zone need, encoded once and shared by
+// their streams.
+//
+// Enter at [NewBuilder], then [Follow] the catalog; [Builder.Assign] gives each stream its
+// view. The encoding is package view/wire, which agents share (package node/fromview).
+// This package chooses no endpoints and plans no weights.
 package view
 
 import (
 	"context"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/proxima-mesh/proxima/internal/catalog"
-	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
@@ -19,10 +22,10 @@ type Source interface {
 	Next(ctx context.Context) (catalog.Delta, error)
 }
 
-// Follow feeds a builder from a source, whose first Next must be still to come,
-// until ctx ends (nil) or the source does (its error). plans, which the builder has its
-// weights from, is brought up to date first, and slices whose weights differ go to the
-// builder even if they are what they were. Nil: there are no plans.
+// Follow feeds a builder from a source, whose Next has not been called yet,
+// until ctx ends (it returns nil) or the source does (it returns its error). plans, which
+// the builder's Weights read, is brought up to date before the builder. Nil: there are
+// no plans.
 func Follow(ctx context.Context, source Source, b *Builder, plans *trafficplan.Table) error {
 	for first := true; ; first = false {
 		d, err := source.Next(ctx)
@@ -32,43 +35,17 @@ func Follow(ctx context.Context, source Source, b *Builder, plans *trafficplan.T
 		if err != nil {
 			return err
 		}
-		next := fromCatalog(d, first)
+		var replanned map[catalog.Key]struct{}
 		if plans != nil {
-			for service := range plans.Apply(&d) {
-				for key, slice := range d.After.SlicesOf(service) {
-					next.Slices[proxy.SliceName(key)] = slice
-				}
-			}
+			replanned = plans.Apply(&d)
 		}
-		if err := b.Apply(next); err != nil {
+		if first {
+			err = b.Replace(&d)
+		} else {
+			err = b.Apply(&d, replanned)
+		}
+		if err != nil {
 			return err
 		}
 	}
-}
-
-func fromCatalog(d catalog.Delta, first bool) Delta {
-	out := Delta{
-		Reset: first, Epoch: d.After.Position.Epoch, Sequence: d.After.Position.Sequence,
-		Services: make(map[proxy.ServiceName]*corev1.Service, len(d.Services)),
-		Slices:   make(map[proxy.SliceName]*discoveryv1.EndpointSlice, len(d.Slices)),
-		Nodes:    make(map[string]*corev1.Node, len(d.Nodes)),
-	}
-	for _, c := range d.Services {
-		out.Services[proxy.ServiceName(c.Key)] = c.New
-	}
-	for _, c := range d.Slices {
-		out.Slices[proxy.SliceName(c.Key)] = c.New
-	}
-	for _, c := range d.Nodes {
-		out.Nodes[c.Key.Name] = c.New
-	}
-	for _, c := range d.Dataplanes {
-		if machine := machineOf(c.New); machine != machineOf(c.Old) {
-			if out.Machines == nil {
-				out.Machines = map[catalog.Key]string{}
-			}
-			out.Machines[c.Key] = machine
-		}
-	}
-	return out
 }

@@ -1,7 +1,7 @@
 // Package nodev1 holds the protobuf messages that a control plane sends to the
 // agents of nodes, and that agents keep on disk.
 //
-// It owns the wire format alone: package internal/node/view translates to and
+// It owns the wire format alone: package internal/view/wire translates to and
 // from the model of the agent, and checks what it reads.
 package nodev1
 

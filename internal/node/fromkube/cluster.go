@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -44,7 +44,7 @@ type Config struct {
 	Names bool
 	// Update gets what changed; the first call is the whole state, with Reset. One
 	// call at a time.
-	Update func(view.Update)
+	Update func(node.Update)
 	// OnNode gets the Node whenever it is new or different, and nil when there is
 	// none (any more). One call at a time, and never together with Update.
 	OnNode func(*corev1.Node)
@@ -65,7 +65,7 @@ type Feed struct {
 
 	mu sync.Mutex
 	// initial collects the first state of each kind; nil once handed over.
-	initial  *view.Update
+	initial  *node.Update
 	services map[proxy.ServiceName]struct{}
 	slices   map[proxy.SliceName]struct{}
 	seen     map[string]bool // kinds that have been read once
@@ -96,7 +96,7 @@ func New(cfg Config) (*Feed, error) {
 	}
 	f := &Feed{
 		cfg: cfg, client: map[schema.GroupVersion]*rest.RESTClient{},
-		initial:  &view.Update{},
+		initial:  &node.Update{},
 		services: map[proxy.ServiceName]struct{}{}, slices: map[proxy.SliceName]struct{}{},
 		seen: map[string]bool{},
 	}
@@ -198,7 +198,7 @@ func (f *Feed) fail(err error) {
 
 // change runs a change of the state and hands on what came of it. Until every
 // kind was read once it is collected. Called with nothing held.
-func (f *Feed) change(do func(*view.Update)) {
+func (f *Feed) change(do func(*node.Update)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.status.LastEvent = time.Now()
@@ -207,9 +207,9 @@ func (f *Feed) change(do func(*view.Update)) {
 		f.handOverInitial()
 		return
 	}
-	var u view.Update
+	var u node.Update
 	do(&u)
-	if u.Carried() || len(u.Names)+len(u.NameSlices) > 0 {
+	if !u.Empty() {
 		f.cfg.Update(u)
 	}
 }

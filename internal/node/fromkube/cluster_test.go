@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/node"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -123,7 +123,7 @@ func slice(name, version, ip string, labels ...string) *discoveryv1.EndpointSlic
 }
 
 // describe writes an update as one line, in order.
-func describe(u view.Update) string {
+func describe(u node.Update) string {
 	var parts []string
 	if u.Reset {
 		parts = append(parts, "reset")
@@ -157,7 +157,7 @@ func follow(t *testing.T, a *api, names bool) (updates chan string, nodes chan s
 	updates, nodes = make(chan string, 64), make(chan string, 64)
 	feed, err := New(Config{
 		REST: &rest.Config{Host: a.server.URL}, Node: "n1", Names: names,
-		Update: func(u view.Update) { updates <- describe(u) },
+		Update: func(u node.Update) { updates <- describe(u) },
 		OnNode: func(n *corev1.Node) {
 			if n == nil {
 				nodes <- "none"

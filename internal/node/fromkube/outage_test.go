@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/node"
 )
 
 // wire carries requests to an API without a network, which a bubble's clock would
@@ -102,7 +102,7 @@ func testAnHourWithoutAPI(t *testing.T) {
 	updates := make(chan string, 64)
 	feed, err := New(Config{
 		REST: &rest.Config{Host: "http://api.test", Transport: w}, Node: "n1",
-		Update: func(u view.Update) { updates <- describe(u) }, OnNode: func(*corev1.Node) {},
+		Update: func(u node.Update) { updates <- describe(u) }, OnNode: func(*corev1.Node) {},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func testAfterOutage(t *testing.T, outage time.Duration) {
 	updates := make(chan string, 64)
 	feed, err := New(Config{
 		REST: &rest.Config{Host: "http://api.test", Transport: w}, Node: "n1",
-		Update: func(u view.Update) { updates <- describe(u) }, OnNode: func(*corev1.Node) {},
+		Update: func(u node.Update) { updates <- describe(u) }, OnNode: func(*corev1.Node) {},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -12,8 +12,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/proxima-mesh/proxima/internal/dns/records"
-	"github.com/proxima-mesh/proxima/internal/node/view"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 )
 
 // store is what a reflector writes to: it translates and passes on, and keeps
@@ -21,10 +22,10 @@ import (
 type store[T any] struct {
 	feed *Feed
 	what string
-	put  func(*view.Update, T)
-	drop func(*view.Update, T)
+	put  func(*node.Update, T)
+	drop func(*node.Update, T)
 	// replaced is called with all there is, and drops what is not in it.
-	replaced func(*view.Update, []T)
+	replaced func(*node.Update, []T)
 }
 
 func (s *store[T]) Add(obj any) error { return s.one(obj, s.put) }
@@ -33,12 +34,12 @@ func (s *store[T]) Update(obj any) error { return s.one(obj, s.put) }
 
 func (s *store[T]) Delete(obj any) error { return s.one(obj, s.drop) }
 
-func (s *store[T]) one(obj any, do func(*view.Update, T)) error {
+func (s *store[T]) one(obj any, do func(*node.Update, T)) error {
 	o, ok := obj.(T)
 	if !ok {
 		return fmt.Errorf("%s: the API sent a %T", s.what, obj)
 	}
-	s.feed.change(func(u *view.Update) { do(u, o) })
+	s.feed.change(func(u *node.Update) { do(u, o) })
 	return nil
 }
 
@@ -51,7 +52,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 		}
 		objects = append(objects, o)
 	}
-	s.feed.change(func(u *view.Update) {
+	s.feed.change(func(u *node.Update) {
 		s.feed.seen[s.what] = true
 		s.replaced(u, objects)
 	})
@@ -67,16 +68,16 @@ func set[K comparable, V any](m *map[K]V, key K, value V) {
 	(*m)[key] = value
 }
 
-func (f *Feed) putService(u *view.Update, s *corev1.Service) {
+func (f *Feed) putService(u *node.Update, s *corev1.Service) {
 	name := proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}
 	f.services[name] = struct{}{}
-	service, carried := view.ServiceOf(s)
-	if !carried {
+	service, proxied := kube.ServiceOf(s)
+	if !proxied {
 		service = nil
 	}
 	set(&u.Services, name, service)
 	if f.cfg.Names {
-		n, named := view.NameOf(s)
+		n, named := kube.NameOf(s)
 		if !named {
 			n = nil
 		}
@@ -84,11 +85,11 @@ func (f *Feed) putService(u *view.Update, s *corev1.Service) {
 	}
 }
 
-func (f *Feed) dropService(u *view.Update, s *corev1.Service) {
+func (f *Feed) dropService(u *node.Update, s *corev1.Service) {
 	f.forgetService(u, proxy.ServiceName{Namespace: s.Namespace, Name: s.Name})
 }
 
-func (f *Feed) forgetService(u *view.Update, name proxy.ServiceName) {
+func (f *Feed) forgetService(u *node.Update, name proxy.ServiceName) {
 	delete(f.services, name)
 	set(&u.Services, name, nil)
 	if f.cfg.Names {
@@ -96,7 +97,7 @@ func (f *Feed) forgetService(u *view.Update, name proxy.ServiceName) {
 	}
 }
 
-func (f *Feed) replacedServices(u *view.Update, all []*corev1.Service) {
+func (f *Feed) replacedServices(u *node.Update, all []*corev1.Service) {
 	gone := f.services
 	f.services = make(map[proxy.ServiceName]struct{}, len(all))
 	for _, s := range all {
@@ -108,18 +109,18 @@ func (f *Feed) replacedServices(u *view.Update, all []*corev1.Service) {
 	}
 }
 
-func (f *Feed) putSlice(u *view.Update, s *discoveryv1.EndpointSlice) {
+func (f *Feed) putSlice(u *node.Update, s *discoveryv1.EndpointSlice) {
 	name := proxy.SliceName{Namespace: s.Namespace, Name: s.Name}
 	f.slices[name] = struct{}{}
-	slice, carried := view.SliceOf(s)
-	if !carried {
+	slice, proxied := kube.SliceOf(s)
+	if !proxied {
 		slice = nil
 	}
 	set(&u.Slices, name, slice)
 	if f.cfg.Names {
 		var names *records.Slice
 		if named(s) {
-			names = view.NameSliceOf(s)
+			names = kube.NameSliceOf(s, nil)
 		}
 		set(&u.NameSlices, name, names)
 	}
@@ -135,11 +136,11 @@ func named(s *discoveryv1.EndpointSlice) bool {
 	return s.Labels[discoveryv1.LabelServiceName] != "" && (headless || s.Labels[discoveryv1.LabelManagedBy] != managedBySlices)
 }
 
-func (f *Feed) dropSlice(u *view.Update, s *discoveryv1.EndpointSlice) {
+func (f *Feed) dropSlice(u *node.Update, s *discoveryv1.EndpointSlice) {
 	f.forgetSlice(u, proxy.SliceName{Namespace: s.Namespace, Name: s.Name})
 }
 
-func (f *Feed) forgetSlice(u *view.Update, name proxy.SliceName) {
+func (f *Feed) forgetSlice(u *node.Update, name proxy.SliceName) {
 	delete(f.slices, name)
 	set(&u.Slices, name, nil)
 	if f.cfg.Names {
@@ -147,7 +148,7 @@ func (f *Feed) forgetSlice(u *view.Update, name proxy.SliceName) {
 	}
 }
 
-func (f *Feed) replacedSlices(u *view.Update, all []*discoveryv1.EndpointSlice) {
+func (f *Feed) replacedSlices(u *node.Update, all []*discoveryv1.EndpointSlice) {
 	gone := f.slices
 	f.slices = make(map[proxy.SliceName]struct{}, len(all))
 	for _, s := range all {
@@ -174,7 +175,7 @@ func (s *nodeStore) Replace(list []any, _ string) error {
 	} else {
 		err = s.tell(nil)
 	}
-	s.feed.change(func(*view.Update) { s.feed.seen["nodes"] = true })
+	s.feed.change(func(*node.Update) { s.feed.seen["nodes"] = true })
 	return err
 }
 

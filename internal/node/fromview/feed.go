@@ -1,4 +1,10 @@
-package view
+// Package fromview is an agent's feed from a control plane: it follows the view of the
+// node's zone, keeps it on disk, and delivers it as updates of the agent's model.
+//
+// Enter at [NewFeed], then [Feed.Run]. The control plane's side is package view, the
+// encoding package view/wire. Package fromkube is the other feed. This package chooses no
+// endpoints and proxies no traffic.
+package fromview
 
 import (
 	"context"
@@ -15,6 +21,8 @@ import (
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 const (
@@ -23,31 +31,32 @@ const (
 	// change writes at most 1 MiB/s.
 	saveDelay       = time.Second / 2
 	saveDelayPerMiB = time.Second
-	// saveRetry after a failure: soon after the disk has room again, the state is
-	// saved.
+	// saveRetry is the pause after a failure, so that the state is saved soon after the
+	// disk has space again.
 	saveRetry = 10 * time.Second
 )
 
 // FeedConfig configures a Feed.
 type FeedConfig struct {
-	// Conn reaches the control plane; it should be made with stream.DialOptions, and
-	// stays the caller's. Nil: the feed makes one of its own from the three below.
+	// Conn is a connection to the control plane; it should be made with
+	// stream.DialOptions, and the caller closes it. Nil: the feed makes its own from the
+	// three fields below.
 	Conn grpc.ClientConnInterface
 	// Target is the control plane in gRPC's notation, mostly HOST:PORT.
 	Target      string
 	Credentials credentials.TransportCredentials
-	// DialOptions come after the feed's own.
+	// DialOptions are applied after the feed's own.
 	DialOptions []grpc.DialOption
-	// Node is this node's name, Zone its topology zone as far as it knows; the
-	// control plane's Node object overrules it.
+	// Node is this node's name, Zone its configured topology zone, which the control
+	// plane's Node object overrides.
 	Node, Zone string
-	// StateFile keeps the last state; empty: nowhere.
+	// StateFile keeps the last state; empty: it is not kept.
 	StateFile string
-	// Update takes every change, one at a time. The first has Reset. What it takes
-	// is acknowledged when it returns; while it blocks, the control plane gathers
+	// Update is called with every change, one at a time. The first has Reset. A change
+	// is acknowledged when it returns; while it blocks, the control plane coalesces
 	// further changes.
-	Update func(Update)
-	Log    *slog.Logger // nil: silence
+	Update func(node.Update)
+	Logger *slog.Logger // nil: discard
 }
 
 // Feed follows the view of this node's zone and keeps it through failures of the
@@ -57,26 +66,26 @@ type Feed struct {
 	client *stream.Client
 	dirty  chan struct{}
 
-	// Of the goroutine of Run alone.
-	pending Update             // while not all types are complete
-	waiting []*stream.Response // their answers
+	// Only the goroutine of Run uses these.
+	pending node.Update        // while not all types are complete
+	waiting []*stream.Response // to be acknowledged once they are
 
 	mu       sync.Mutex
-	types    []*held
+	types    []*typeState
 	synced   bool
 	fromDisk bool
 	zone     string
 	// changes counts what was received, saved how much of it is on disk.
 	changes, saved uint64
-	// saveError of the last attempt, and when the first one of a row failed.
+	// saveError of the last attempt, and the time of the first of consecutive failures.
 	saveError    error
 	unsavedSince time.Time
 }
 
 // NewFeed makes a feed.
 func NewFeed(c FeedConfig) *Feed {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Feed{config: c, dirty: make(chan struct{}, 1), zone: c.Zone}
 }
@@ -84,12 +93,12 @@ func NewFeed(c FeedConfig) *Feed {
 // FeedStatus describes a feed.
 type FeedStatus struct {
 	stream.ClientStatus
-	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
+	// Synced: the agent has a whole state. FromDisk: it started with that on disk.
 	Synced, FromDisk bool
 	// Unsaved: the state file, if there is one, lacks the newest changes.
 	Unsaved bool
-	// SaveError is why StateFile could not be written the last time, UnsavedSince when
-	// that began; nil: it could.
+	// SaveError of the last attempt to write StateFile, UnsavedSince the time of the
+	// first of consecutive failures; nil: it succeeded.
 	SaveError    error
 	UnsavedSince time.Time
 	StateFile    string
@@ -101,18 +110,24 @@ type FeedStatus struct {
 	Rejected map[string]string
 }
 
-// Status tells how it goes. Safe at any time.
+// Status of the feed. Safe at any time.
 func (f *Feed) Status() FeedStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := FeedStatus{
-		Synced: f.synced, FromDisk: f.fromDisk, Unsaved: f.changes != f.saved, Zone: f.zone,
-		SaveError: f.saveError, UnsavedSince: f.unsavedSince, StateFile: f.config.StateFile,
-		Rejected: copyReasons(f.types), Positions: map[string]string{},
+		Synced:       f.synced,
+		FromDisk:     f.fromDisk,
+		Unsaved:      f.changes != f.saved,
+		Zone:         f.zone,
+		SaveError:    f.saveError,
+		UnsavedSince: f.unsavedSince,
+		StateFile:    f.config.StateFile,
+		Rejected:     copyReasons(f.types),
+		Positions:    map[string]string{},
 	}
-	for _, h := range f.types {
-		if h.position != "" {
-			s.Positions[h.typ] = h.position
+	for _, t := range f.types {
+		if t.position != "" {
+			s.Positions[t.typ] = t.position
 		}
 	}
 	if f.client != nil {
@@ -122,8 +137,8 @@ func (f *Feed) Status() FeedStatus {
 }
 
 // Run follows the control plane until ctx ends, and returns nil then; the state
-// is on disk by that time. It returns an error only if the configuration is of no
-// use. Call it once.
+// is on disk by that time. It returns an error only if the configuration is
+// invalid. Call it once.
 func (f *Feed) Run(ctx context.Context) error {
 	conn := f.config.Conn
 	if conn == nil {
@@ -138,15 +153,15 @@ func (f *Feed) Run(ctx context.Context) error {
 
 	f.start()
 	client := stream.NewClient(stream.ClientConfig{
-		Conn: conn, Method: "/" + Service + "/" + Method, Types: followed,
+		Conn: conn, Method: "/" + wire.GRPCService + "/" + wire.Method, Types: resourceTypes,
 		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: f.config.Zone}},
-		Follower: (*follower)(f), Log: f.config.Log,
+		Follower: (*follower)(f), Log: f.config.Logger,
 	})
 	f.mu.Lock()
 	f.client = client
 	f.mu.Unlock()
 
-	// The saver outlives the client: what came last is to be saved too.
+	// The saver outlives the client, so that the last change is saved too.
 	saving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var saver sync.WaitGroup
 	if f.config.StateFile != "" {
@@ -158,7 +173,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	return err
 }
 
-// start begins with what is on disk, or with nothing.
+// start with the state on disk, or with none.
 func (f *Feed) start() {
 	types, u, err := f.load()
 	f.mu.Lock()
@@ -168,36 +183,38 @@ func (f *Feed) start() {
 	f.mu.Unlock()
 	switch {
 	case err == nil:
-		f.config.Log.Info("starting with the state on disk", "file", f.config.StateFile, "services", len(u.Services), "slices", len(u.Slices))
+		f.config.Logger.Info("starting with the state on disk", "file", f.config.StateFile,
+			"services", len(u.Services), "slices", len(u.Slices))
 		f.config.Update(whole(u))
 	case !errors.Is(err, errNoState):
-		f.config.Log.Warn("state on disk is not used, everything will be fetched", "file", f.config.StateFile, "error", err)
+		f.config.Logger.Warn("state on disk is not used, everything will be fetched",
+			"file", f.config.StateFile, "error", err)
 	}
 }
 
-// followed are the types that a feed asks for.
-var followed = []string{ServiceType, SliceType, NameType, NameSliceType, SuspectType}
+// resourceTypes are the types that a feed subscribes to.
+var resourceTypes = []string{wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType}
 
-func emptyTypes() []*held {
-	out := make([]*held, 0, len(followed))
-	for _, typ := range followed {
-		out = append(out, newHeld(typ))
+func emptyTypes() []*typeState {
+	out := make([]*typeState, 0, len(resourceTypes))
+	for _, typ := range resourceTypes {
+		out = append(out, newTypeState(typ))
 	}
 	return out
 }
 
-func (f *Feed) load() ([]*held, Update, error) {
+func (f *Feed) load() ([]*typeState, node.Update, error) {
 	if f.config.StateFile == "" {
-		return emptyTypes(), Update{}, errNoState
+		return emptyTypes(), node.Update{}, errNoState
 	}
 	types, u, err := f.restore()
 	if err != nil {
-		return emptyTypes(), Update{}, err
+		return emptyTypes(), node.Update{}, err
 	}
 	return types, u, nil
 }
 
-func (f *Feed) restore() ([]*held, Update, error) {
+func (f *Feed) restore() ([]*typeState, node.Update, error) {
 	u := newUpdate()
 	state, err := readState(f.config.StateFile)
 	if err != nil {
@@ -207,42 +224,42 @@ func (f *Feed) restore() ([]*held, Update, error) {
 		return nil, u, fmt.Errorf("it is of node %q", state.GetNode())
 	}
 	types := emptyTypes()
-	for _, h := range types {
+	for _, t := range types {
 		for _, s := range state.GetTypes() {
-			if s.GetTypeUrl() != h.typ {
+			if s.GetTypeUrl() != t.typ {
 				continue
 			}
-			if err := h.load(s, &u); err != nil {
+			if err := t.load(s, &u); err != nil {
 				return nil, u, err
 			}
 		}
 		switch {
-		case h.complete:
-		case h.typ == NameType, h.typ == NameSliceType:
-			h.complete = true // written before there were names: these will be fetched
-		case h.typ == SuspectType:
-			h.complete = true // not kept: see saveNow
+		case t.complete:
+		case t.typ == wire.NameType, t.typ == wire.NameSliceType:
+			t.complete = true // of a version without names: they will be fetched
+		case t.typ == wire.SuspectType:
+			t.complete = true // not saved: see saveNow
 		default:
-			return nil, u, fmt.Errorf("it lacks type %s", h.typ)
+			return nil, u, fmt.Errorf("it lacks type %s", t.typ)
 		}
 	}
 	return types, u, nil
 }
 
-// follower is the part of a Feed that faces the stream.
+// follower implements stream.Follower for a Feed.
 type follower Feed
 
 // Have implements stream.Follower.
 func (f *follower) Have(typ string, cursor bool) map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.find(typ).have(cursor)
+	return f.find(typ).initialVersions(cursor)
 }
 
-func (f *follower) find(typ string) *held {
-	for _, h := range f.types {
-		if h.typ == typ {
-			return h
+func (f *follower) find(typ string) *typeState {
+	for _, t := range f.types {
+		if t.typ == typ {
+			return t
 		}
 	}
 	return nil
@@ -251,14 +268,14 @@ func (f *follower) find(typ string) *held {
 // Connected implements stream.Follower.
 func (f *follower) Connected(header metadata.MD) {
 	f.waiting = nil
-	zones := header.Get(zoneHeader)
+	zones := header.Get(wire.ZoneHeader)
 	if len(zones) == 0 {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.zone != zones[0] {
-		f.config.Log.Info("node is in another zone", "zone", zones[0], "before", f.zone)
+		f.config.Logger.Info("node is in another zone", "zone", zones[0], "before", f.zone)
 	}
 	f.zone = zones[0]
 }
@@ -266,18 +283,18 @@ func (f *follower) Connected(header metadata.MD) {
 // Receive implements stream.Follower.
 func (f *follower) Receive(r *stream.Response) {
 	u := &f.pending
-	if f.synced { // only this goroutine writes it
+	if f.synced { // only this goroutine writes the field
 		fresh := newUpdate()
 		u = &fresh
 	}
-	refusal := f.take(r, u)
+	refusal := f.store(r, u)
 	if refusal != "" {
-		f.config.Log.Warn("resources refused, their last good state stays", "type", r.Type, "reason", refusal)
+		f.config.Logger.Warn("resources refused, their last valid state stays", "type", r.Type, "reason", refusal)
 		r.Reject(refusal)
 	}
 	switch {
 	case f.synced:
-		if !u.empty() {
+		if !u.Empty() {
 			f.config.Update(*u)
 		}
 	case f.complete():
@@ -288,7 +305,7 @@ func (f *follower) Receive(r *stream.Response) {
 		for _, earlier := range f.waiting {
 			earlier.Accept()
 		}
-		f.pending, f.waiting = Update{}, nil
+		f.pending, f.waiting = node.Update{}, nil
 	default:
 		if refusal == "" {
 			f.waiting = append(f.waiting, r)
@@ -301,31 +318,31 @@ func (f *follower) Receive(r *stream.Response) {
 	(*Feed)(f).setDirty()
 }
 
-// take records a response and returns what to refuse of it.
-func (f *follower) take(r *stream.Response, u *Update) string {
+// store a response. It returns the reason to refuse it, if there is one.
+func (f *follower) store(r *stream.Response, u *node.Update) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	h := f.find(r.Type)
-	if h == nil {
-		return fmt.Sprintf("type %q was not asked for", r.Type)
+	t := f.find(r.Type)
+	if t == nil {
+		return fmt.Sprintf("type %q is not subscribed to", r.Type)
 	}
-	refused := h.take(r.Resources, r.Removed, u)
+	refused := t.apply(r.Resources, r.Removed, u)
 	if r.Position != "" {
-		h.position, h.complete = r.Position, true
+		t.position, t.complete = r.Position, true
 	}
-	return h.refusal(refused)
+	return t.refusal(refused)
 }
 
 func (f *follower) complete() bool {
-	for _, h := range f.types {
-		if !h.complete {
+	for _, t := range f.types {
+		if !t.complete {
 			return false
 		}
 	}
 	return true
 }
 
-// save writes the state file after a change, with a pause between two times, and
+// save writes the state file after changes, with a pause in between, and
 // once more when ctx ends.
 func (f *Feed) save(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -347,7 +364,7 @@ func (f *Feed) save(ctx context.Context) {
 	}
 }
 
-// setDirty asks for a save.
+// setDirty requests a save.
 func (f *Feed) setDirty() {
 	f.mu.Lock()
 	f.changes++
@@ -358,16 +375,16 @@ func (f *Feed) setDirty() {
 	}
 }
 
-// saveNow returns how long to gather before the next time. What could not be
-// written is tried again even if nothing changes.
+// saveNow saves the state and returns the pause before the next time. A failure is
+// retried even if nothing changes.
 func (f *Feed) saveNow() time.Duration {
 	f.mu.Lock()
 	state := &nodev1.State{Node: f.config.Node, Zone: f.zone}
-	for _, h := range f.types {
-		// A suspicion lasts seconds. An agent that starts without its control plane would
-		// have nobody to take it back.
-		if h.typ != SuspectType {
-			state.Types = append(state.Types, h.toState())
+	for _, t := range f.types {
+		// A suspicion lasts seconds. An agent that starts without its control plane could
+		// not learn that it has ended.
+		if t.typ != wire.SuspectType {
+			state.Types = append(state.Types, t.toState())
 		}
 	}
 	changes := f.changes
@@ -375,7 +392,8 @@ func (f *Feed) saveNow() time.Duration {
 	size, err := writeState(f.config.StateFile, state)
 	f.noteSave(err)
 	if err != nil {
-		f.config.Log.Error("state not saved, a restart would begin with an older one", "file", f.config.StateFile, "error", err)
+		f.config.Logger.Error("state not saved, a restart would use an older one",
+			"file", f.config.StateFile, "error", err)
 		f.setDirty()
 		return saveRetry
 	}
@@ -385,7 +403,7 @@ func (f *Feed) saveNow() time.Duration {
 	return saveDelay + time.Duration(size>>20)*saveDelayPerMiB
 }
 
-// noteSave remembers the result of an attempt to save, for Status.
+// noteSave records the result of an attempt to save, for Status.
 func (f *Feed) noteSave(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,10 +1,11 @@
-package view
+package fromview
 
 import (
 	"bytes"
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,9 +25,14 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/view"
+	"github.com/proxima-mesh/proxima/internal/view/viewtest"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,7 +53,7 @@ func (p *plane) start(a admit) {
 	p.listener = bufconn.Listen(1 << 20)
 	p.grpc = grpc.NewServer(stream.ServerOptions()...)
 	p.server = stream.NewServer(stream.ServerConfig{Admit: a})
-	p.server.Register(p.grpc, Service, Method)
+	p.server.Register(p.grpc, wire.GRPCService, wire.Method)
 	go func(s *grpc.Server, l net.Listener) { _ = s.Serve(l) }(p.grpc, p.listener)
 }
 
@@ -66,7 +72,7 @@ func (p *plane) dial(ctx context.Context, _ string) (net.Conn, error) {
 	l := p.listener
 	p.mu.Unlock()
 	if l == nil {
-		return nil, status.Error(codes.Unavailable, "nobody listens")
+		return nil, status.Error(codes.Unavailable, "no listener")
 	}
 	return l.DialContext(ctx)
 }
@@ -79,7 +85,7 @@ type agent struct {
 	stop func()
 
 	mu      sync.Mutex
-	updates []Update
+	updates []node.Update
 	model   map[string]string // as the updates make it: services, slices with addresses
 }
 
@@ -89,7 +95,7 @@ func startAgent(t *testing.T, p *plane, file string) *agent {
 		Target: "passthrough:///plane", Credentials: insecure.NewCredentials(),
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(p.dial)},
 		Node:        "n1", Zone: "a", StateFile: file, Update: a.update,
-		Log: slog.New(slog.NewTextHandler(a.log, nil)),
+		Logger: slog.New(slog.NewTextHandler(a.log, nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -104,7 +110,7 @@ func startAgent(t *testing.T, p *plane, file string) *agent {
 	return a
 }
 
-func (a *agent) update(u Update) {
+func (a *agent) update(u node.Update) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.updates = append(a.updates, u)
@@ -145,19 +151,33 @@ func (a *agent) expect(updates int, want map[string]string) {
 	a.updates = nil
 }
 
-func filledBuilder(t *testing.T, run string) *Builder {
-	b := NewBuilder(BuilderConfig{Run: run})
+func replace(t *testing.T, b *view.Builder, d *catalog.Delta) {
+	t.Helper()
+	if err := b.Replace(d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(t *testing.T, b *view.Builder, d *catalog.Delta) {
+	t.Helper()
+	if err := b.Apply(d, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func filledBuilder(t *testing.T, run string) *view.Builder {
+	b := view.NewBuilder(view.BuilderConfig{Run: run})
 	fill(t, b)
 	return b
 }
 
-func fill(t *testing.T, b *Builder) {
+func fill(t *testing.T, b *view.Builder) {
 	t.Helper()
-	objects := []any{slice("web-1", "10.1.0.1")}
+	objects := []any{viewtest.Slice("web-1", "10.1.0.1")}
 	for i := range 250 {
-		objects = append(objects, service("s"+string(rune('a'+i%25))+strings.Repeat("x", i/25), "10.0.0.9"))
+		objects = append(objects, viewtest.Service("s"+string(rune('a'+i%25))+strings.Repeat("x", i/25), "10.0.0.9"))
 	}
-	apply(t, b, reset(deltaOf(1, objects...)))
+	replace(t, b, viewtest.Delta(1, objects...))
 }
 
 // lastMile is what a model of filledBuilder must come to.
@@ -179,17 +199,17 @@ func testFeedLife(t *testing.T) {
 	p := &plane{}
 	t.Cleanup(p.kill)
 	b := filledBuilder(t, "run 1")
-	p.start(b.Admit)
+	p.start(b.Assign)
 
 	a := startAgent(t, p, file)
 	a.expect(1, lastMile())
 	full := a.feed.Status().BytesReceived
-	apply(t, b, deltaOf(2, slice("web-1", "10.1.0.2"), "service/sa"))
+	apply(t, b, viewtest.Delta(2, viewtest.Slice("web-1", "10.1.0.2"), "service/sa"))
 	want := lastMile("web-1", "10.1.0.2")
 	delete(want, "sa")
 	a.expect(2, want) // one for each type
 
-	if s := a.feed.Status(); !s.Synced || s.FromDisk || !s.Connected || s.Zone != "a" || len(s.Positions) != len(followed) {
+	if s := a.feed.Status(); !s.Synced || s.FromDisk || !s.Connected || s.Zone != "a" || len(s.Positions) != len(resourceTypes) {
 		t.Errorf("status = %+v", s)
 	}
 
@@ -198,9 +218,9 @@ func testFeedLife(t *testing.T) {
 	p.kill()
 	a.expect(0, want)
 	again := filledBuilder(t, "run 2")
-	apply(t, again, deltaOf(2, slice("web-1", "10.1.0.2"), "service/sa"))
-	apply(t, again, deltaOf(3, service("late", "10.0.0.3")))
-	p.start(again.Admit)
+	apply(t, again, viewtest.Delta(2, viewtest.Slice("web-1", "10.1.0.2"), "service/sa"))
+	apply(t, again, viewtest.Delta(3, viewtest.Service("late", "10.0.0.3")))
+	p.start(again.Assign)
 	time.Sleep(10 * time.Second) // of the bubble's clock: backoff
 	want["late"] = "10.0.0.3"
 	a.expect(1, want)
@@ -217,8 +237,8 @@ func testFeedLife(t *testing.T) {
 		t.Errorf("status = %+v", s)
 	}
 	// Then it goes on by its cursor.
-	apply(t, again, deltaOf(4, service("later", "10.0.0.4")))
-	p.start(again.Admit)
+	apply(t, again, viewtest.Delta(4, viewtest.Service("later", "10.0.0.4")))
+	p.start(again.Assign)
 	time.Sleep(10 * time.Second)
 	want["later"] = "10.0.0.4"
 	a.expect(1, want)
@@ -234,15 +254,15 @@ func TestSaving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{}
 		t.Cleanup(p.kill)
-		b := NewBuilder(BuilderConfig{})
-		apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"))))
-		p.start(b.Admit)
+		b := view.NewBuilder(view.BuilderConfig{})
+		replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1")))
+		p.start(b.Assign)
 		a := startAgent(t, p, file)
 		a.expect(1, map[string]string{"web": "10.0.0.1"})
 		synctest.Wait()
 		services := func() int {
 			state, err := readState(file)
-			if err != nil || len(state.GetTypes()) != len(followed)-1 { // all but suspects
+			if err != nil || len(state.GetTypes()) != len(resourceTypes)-1 { // all but suspects
 				t.Fatalf("state = %v, %v", state, err)
 			}
 			return len(state.GetTypes()[0].GetResources())
@@ -250,7 +270,7 @@ func TestSaving(t *testing.T) {
 		if n := services(); n != 1 || a.feed.Status().Unsaved {
 			t.Errorf("at once: %d services on disk, status %+v; want 1", n, a.feed.Status())
 		}
-		apply(t, b, deltaOf(2, service("later", "10.0.0.2")))
+		apply(t, b, viewtest.Delta(2, viewtest.Service("later", "10.0.0.2")))
 		synctest.Wait()
 		if n := services(); n != 1 || !a.feed.Status().Unsaved {
 			t.Errorf("within the pause: %d services on disk, status %+v; want 1 and unsaved", n, a.feed.Status())
@@ -270,10 +290,10 @@ func TestSaving(t *testing.T) {
 // the log, nothing else.
 func TestBadStateFile(t *testing.T) {
 	good := func(t *testing.T) []byte {
-		h := newHeld(ServiceType)
-		body, _ := encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "old"}, ClusterIPs: addrs("10.0.0.7")})
-		h.resources["ns/old"] = stored{version: delta.VersionOf(body), body: body}
-		b, err := encodeState(&nodev1.State{Node: "n1", Types: []*nodev1.TypeState{h.toState(), newHeld(SliceType).toState()}})
+		h := newTypeState(wire.ServiceType)
+		body, _ := wire.EncodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "old"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}})
+		h.resources["ns/old"] = entry{version: delta.VersionOf(body), body: body}
+		b, err := encodeState(&nodev1.State{Node: "n1", Types: []*nodev1.TypeState{h.toState(), newTypeState(wire.SliceType).toState()}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,9 +312,9 @@ func TestBadStateFile(t *testing.T) {
 		{"another node", "it is of node", func([]byte) []byte { b, _ := encodeState(&nodev1.State{Node: "n2"}); return b }},
 		{"a type is missing", "it lacks type", func([]byte) []byte { b, _ := encodeState(&nodev1.State{Node: "n1"}); return b }},
 		{"bad resource", "no slash", func([]byte) []byte {
-			h := newHeld(ServiceType)
-			h.resources["no slash"] = stored{body: []byte{}}
-			b, _ := encodeState(&nodev1.State{Node: "n1", Types: []*nodev1.TypeState{h.toState(), newHeld(SliceType).toState()}})
+			h := newTypeState(wire.ServiceType)
+			h.resources["no slash"] = entry{body: []byte{}}
+			b, _ := encodeState(&nodev1.State{Node: "n1", Types: []*nodev1.TypeState{h.toState(), newTypeState(wire.SliceType).toState()}})
 			return b
 		}},
 	} {
@@ -306,9 +326,9 @@ func TestBadStateFile(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &plane{}
 				t.Cleanup(p.kill)
-				b := NewBuilder(BuilderConfig{})
-				apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"))))
-				p.start(b.Admit)
+				b := view.NewBuilder(view.BuilderConfig{})
+				replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1")))
+				p.start(b.Assign)
 				a := startAgent(t, p, file)
 				updates := 1
 				if tt.name == "good" {
@@ -330,7 +350,7 @@ func TestRejected(t *testing.T) { synctest.Test(t, testRejected) }
 
 func testRejected(t *testing.T) {
 	body := func(name, ip string) []byte {
-		b, err := encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: name}, ClusterIPs: addrs(ip)})
+		b, err := wire.EncodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: name}, ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,7 +367,7 @@ func testRejected(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := scope.Replace(delta.Position{Epoch: 1, Sequence: 1}, []delta.Resource{{Type: ServiceType, Name: "ns/web", Body: body("web", "10.0.0.1")}}); err != nil {
+	if _, err := scope.Replace(delta.Position{Epoch: 1, Sequence: 1}, []delta.Resource{{Type: wire.ServiceType, Name: "ns/web", Body: body("web", "10.0.0.1")}}); err != nil {
 		t.Fatal(err)
 	}
 	p := &plane{}
@@ -359,9 +379,9 @@ func testRejected(t *testing.T) {
 	a := startAgent(t, p, "")
 	a.expect(1, map[string]string{"web": "10.0.0.1"})
 
-	set(2, delta.Resource{Type: ServiceType, Name: "ns/web", Body: []byte{0xff}}, delta.Resource{Type: ServiceType, Name: "ns/other", Body: body("other", "10.0.0.2")})
+	set(2, delta.Resource{Type: wire.ServiceType, Name: "ns/web", Body: []byte{0xff}}, delta.Resource{Type: wire.ServiceType, Name: "ns/other", Body: body("other", "10.0.0.2")})
 	a.expect(1, map[string]string{"web": "10.0.0.1", "other": "10.0.0.2"})
-	if s := a.feed.Status(); len(s.Rejected) != 1 || s.Rejected[ServiceType+" ns/web"] == "" {
+	if s := a.feed.Status(); len(s.Rejected) != 1 || s.Rejected[wire.ServiceType+" ns/web"] == "" {
 		t.Errorf("rejected = %v", s.Rejected)
 	}
 	reject := p.server.Status()[0].Types[0].Rejected.Reason
@@ -377,7 +397,7 @@ func testRejected(t *testing.T) {
 	if s := p.server.Status(); len(s) != 1 || s[0].Types[0].Rejected.Reason == "" {
 		t.Errorf("not asked for again: %+v", s)
 	}
-	set(3, delta.Resource{Type: ServiceType, Name: "ns/web", Body: body("web", "10.0.0.3")})
+	set(3, delta.Resource{Type: wire.ServiceType, Name: "ns/web", Body: body("web", "10.0.0.3")})
 	a.expect(1, map[string]string{"web": "10.0.0.3", "other": "10.0.0.2"})
 	if s := a.feed.Status(); len(s.Rejected) != 0 {
 		t.Errorf("rejected = %v", s.Rejected)
@@ -390,14 +410,14 @@ func TestAcknowledgedWhenTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{}
 		t.Cleanup(p.kill)
-		b := NewBuilder(BuilderConfig{})
-		apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"), slice("web-1", "10.1.0.1"))))
-		p.start(b.Admit)
+		b := view.NewBuilder(view.BuilderConfig{})
+		replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1"), viewtest.Slice("web-1", "10.1.0.1")))
+		p.start(b.Assign)
 		gate := make(chan struct{})
 		f := NewFeed(FeedConfig{
 			Target: "passthrough:///plane", Credentials: insecure.NewCredentials(), Node: "n1", Zone: "a",
 			DialOptions: []grpc.DialOption{grpc.WithContextDialer(p.dial)},
-			Update:      func(Update) { <-gate },
+			Update:      func(node.Update) { <-gate },
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -415,12 +435,19 @@ func TestAcknowledgedWhenTaken(t *testing.T) {
 			}
 			return types
 		}
-		if n := unacked(); n != len(followed) {
-			t.Errorf("of %d types only %d wait: acknowledged before they were taken", len(followed), n)
+		if n := unacked(); n != len(resourceTypes) {
+			t.Errorf("of %d types only %d wait: acknowledged before they were taken", len(resourceTypes), n)
 		}
 		gate <- struct{}{}
 		if n := unacked(); n != 0 {
 			t.Errorf("%d types not acknowledged after they were taken", n)
 		}
 	})
+}
+
+func FuzzDecodeState(f *testing.F) {
+	b, _ := encodeState(&nodev1.State{Node: "n", Types: []*nodev1.TypeState{{TypeUrl: wire.ServiceType}}})
+	f.Add(b)
+	f.Add(b[:20])
+	f.Fuzz(func(t *testing.T, b []byte) { _, _ = decodeState(b) })
 }

@@ -1,4 +1,4 @@
-package view
+package fromview
 
 import (
 	"context"
@@ -14,8 +14,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	nodeagent "github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 )
 
 // recorder is a mode: the state that it was given, and how often it was called.
@@ -62,10 +63,10 @@ func testAnHourWithoutControlPlane(t *testing.T) {
 	p := &plane{}
 	t.Cleanup(p.kill)
 	b := filledBuilder(t, "run 1")
-	p.start(b.Admit)
+	p.start(b.Assign)
 
 	mode := &recorder{state: map[proxy.PortName]*proxy.PortState{}}
-	agent, err := nodeagent.New(nodeagent.Options{Mode: mode, Facts: nodeagent.Facts{Name: "n1", Zone: "a"}})
+	agent, err := node.New(node.Options{Mode: mode, Facts: node.Facts{Name: "n1", Zone: "a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func testAnHourWithoutControlPlane(t *testing.T) {
 			return p.dial(ctx, address)
 		})},
 		Node: "n1", Zone: "a", StateFile: filepath.Join(t.TempDir(), "view"),
-		Update: func(u Update) { agent.Apply(u.Update) },
+		Update: func(u node.Update) { agent.Apply(u.Update) },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -116,8 +117,8 @@ func testAnHourWithoutControlPlane(t *testing.T) {
 	}
 
 	again := filledBuilder(t, "run 2")
-	apply(t, again, deltaOf(2, service("late", "10.0.0.3"), "service/sa"))
-	p.start(again.Admit)
+	apply(t, again, viewtest.Delta(2, viewtest.Service("late", "10.0.0.3"), "service/sa"))
+	p.start(again.Assign)
 	time.Sleep(10 * time.Second)
 	after, calls = mode.take()
 	late := proxy.PortName{ServiceName: proxy.ServiceName{Namespace: "ns", Name: "late"}}

@@ -1,4 +1,4 @@
-package view
+package fromview
 
 import (
 	"os"
@@ -6,6 +6,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/view"
+	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 )
 
 // TestSaveFails: while the state cannot be written, the status says why and since
@@ -18,9 +21,9 @@ func TestSaveFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{}
 		t.Cleanup(p.kill)
-		b := NewBuilder(BuilderConfig{})
-		apply(t, b, reset(deltaOf(1, service("web", "10.0.0.1"))))
-		p.start(b.Admit)
+		b := view.NewBuilder(view.BuilderConfig{})
+		replace(t, b, viewtest.Delta(1, viewtest.Service("web", "10.0.0.1")))
+		p.start(b.Assign)
 		began := time.Now()
 		a := startAgent(t, p, filepath.Join(dir, "view"))
 		a.expect(1, map[string]string{"web": "10.0.0.1"})

@@ -1,4 +1,4 @@
-package view
+package fromview
 
 import (
 	"bytes"
@@ -21,8 +21,8 @@ const magic = "proxima view 1\n"
 
 var errNoState = errors.New("no state file")
 
-// readState reads a state file. errNoState: there is none. Any other error means
-// that it cannot be used.
+// readState reads a state file. errNoState: there is none. After any other error it
+// cannot be used.
 func readState(path string) (*nodev1.State, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,8 +62,8 @@ func encodeState(s *nodev1.State) ([]byte, error) {
 	return append(append([]byte(magic), sum[:]...), body...), nil
 }
 
-// writeState replaces a state file: after a crash at any moment there is the old
-// one or the new one, whole.
+// writeState replaces a state file atomically and durably: after a crash there is the
+// old one or the new one, complete.
 func writeState(path string, s *nodev1.State) (size int, err error) {
 	b, err := encodeState(s)
 	if err != nil {

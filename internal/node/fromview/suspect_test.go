@@ -1,4 +1,4 @@
-package view
+package fromview
 
 import (
 	"maps"
@@ -7,6 +7,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/view"
+	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 )
 
 // suspectsOf an agent, as its updates make them.
@@ -30,12 +33,12 @@ func TestSuspectsTravel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{}
 		defer p.kill()
-		b := NewBuilder(BuilderConfig{Run: "one"})
+		b := view.NewBuilder(view.BuilderConfig{Run: "one"})
 		if err := b.SetSuspects([]string{"n8"}); err != nil { // before there is a view
 			t.Fatal(err)
 		}
 		fill(t, b)
-		p.start(b.Admit)
+		p.start(b.Assign)
 		file := filepath.Join(t.TempDir(), "view")
 		a := startAgent(t, p, file)
 		expect := func(when string, want ...string) {
@@ -51,11 +54,7 @@ func TestSuspectsTravel(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect("one more", "n8", "n9")
-		before := b.position("a")
-		if err := b.SetSuspects([]string{"n8", "n9"}); err != nil || b.position("a") != before {
-			t.Errorf("the same again: %v, position %v after %v", err, b.position("a"), before)
-		}
-		apply(t, b, deltaOf(2, service("new", "10.0.0.3"))) // the views are at 3 by now
+		apply(t, b, viewtest.Delta(2, viewtest.Service("new", "10.0.0.3"))) // the views are at 3 by now
 		if err := b.SetSuspects([]string{"n9"}); err != nil {
 			t.Fatal(err)
 		}
@@ -71,19 +70,8 @@ func TestSuspectsTravel(t *testing.T) {
 		if err := fresh.SetSuspects([]string{"n7"}); err != nil {
 			t.Fatal(err)
 		}
-		p.start(fresh.Admit)
+		p.start(fresh.Assign)
 		expect("with another control plane", "n7")
 		a.stop()
 	})
-}
-
-func TestDecodeSuspect(t *testing.T) {
-	for name, body := range map[string]string{"n1": "\x0a\x02n2", "": "", "n2": "\x0a\x7f"} {
-		if got, err := decodeSuspect(name, []byte(body)); err == nil {
-			t.Errorf("%q is read as %q", name, got)
-		}
-	}
-	if got, err := decodeSuspect("n2", []byte("\x0a\x02n2")); err != nil || got != "n2" {
-		t.Errorf("%q, %v", got, err)
-	}
 }

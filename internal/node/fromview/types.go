@@ -1,4 +1,4 @@
-package view
+package fromview
 
 import (
 	"fmt"
@@ -10,133 +10,136 @@ import (
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
-// held is what the feed has of one type, as it came.
-type held struct {
+// typeState has the resources of one type, as they were received.
+type typeState struct {
 	typ string
 	// position up to which resources is complete; empty: unknown.
 	position string
 	// complete: a position was reached once, so nothing is missing.
 	complete  bool
-	resources map[string]stored
+	resources map[string]entry
 	// rejected are the names whose newest state was refused, with the reason.
 	rejected map[string]string
 }
 
-type stored struct {
+type entry struct {
 	version string
 	body    []byte
 }
 
-func newHeld(typ string) *held {
-	return &held{typ: typ, resources: map[string]stored{}, rejected: map[string]string{}}
+func newTypeState(typ string) *typeState {
+	return &typeState{typ: typ, resources: map[string]entry{}, rejected: map[string]string{}}
 }
 
-// have is what the server is told. While something is refused the position would
-// hide it: a program that understands it now would never be sent it.
-func (h *held) have(cursor bool) map[string]string {
-	if cursor && h.position != "" && len(h.rejected) == 0 {
-		return map[string]string{"": h.position}
+// initialVersions are sent to the server at the start of a stream. While a resource is
+// refused the position is not: with it, a program that can read the resource now would
+// never receive it.
+func (t *typeState) initialVersions(cursor bool) map[string]string {
+	if cursor && t.position != "" && len(t.rejected) == 0 {
+		return map[string]string{"": t.position}
 	}
-	// What comes now is a difference to the versions, and the position is true
-	// again only when it is complete.
-	h.position = ""
-	out := make(map[string]string, len(h.resources))
-	for name, r := range h.resources {
+	// What is received next is a difference to the versions; the position is valid
+	// again only when that is complete.
+	t.position = ""
+	out := make(map[string]string, len(t.resources))
+	for name, r := range t.resources {
 		out[name] = r.version
 	}
 	return out
 }
 
-// take takes resources and removals, and adds what they mean to an update.
-func (h *held) take(resources []*discovery.Resource, removed []string, u *Update) (refused []string) {
+// apply stores resources and removals, and adds their meaning to an update.
+func (t *typeState) apply(resources []*discovery.Resource, removed []string, u *node.Update) (refused []string) {
 	for _, r := range resources {
-		if err := h.set(r.GetName(), r.GetVersion(), r.GetResource().GetValue(), u); err != nil {
-			h.rejected[r.GetName()] = err.Error()
+		if err := t.set(r.GetName(), r.GetVersion(), r.GetResource().GetValue(), u); err != nil {
+			t.rejected[r.GetName()] = err.Error()
 			refused = append(refused, r.GetName())
 		}
 	}
 	for _, name := range removed {
-		delete(h.rejected, name)
-		if _, ok := h.resources[name]; !ok {
+		delete(t.rejected, name)
+		if _, ok := t.resources[name]; !ok {
 			continue
 		}
-		delete(h.resources, name)
-		h.forget(name, u)
+		delete(t.resources, name)
+		t.remove(name, u)
 	}
 	return refused
 }
 
-func (h *held) set(name, version string, body []byte, u *Update) error {
-	if err := decodeInto(u, h.typ, name, body); err != nil {
+func (t *typeState) set(name, version string, body []byte, u *node.Update) error {
+	if err := decodeInto(u, t.typ, name, body); err != nil {
 		return err
 	}
-	delete(h.rejected, name)
-	h.resources[name] = stored{version: version, body: body}
+	delete(t.rejected, name)
+	t.resources[name] = entry{version: version, body: body}
 	return nil
 }
 
-func (h *held) forget(name string, u *Update) {
-	if h.typ == SuspectType {
+func (t *typeState) remove(name string, u *node.Update) {
+	if t.typ == wire.SuspectType {
 		u.Suspects[name] = false
 		return
 	}
-	namespace, object, _ := splitName(name)
+	namespace, object, _ := wire.SplitName(name)
 	service, slice := proxy.ServiceName{Namespace: namespace, Name: object}, proxy.SliceName{Namespace: namespace, Name: object}
-	switch h.typ {
-	case ServiceType:
+	switch t.typ {
+	case wire.ServiceType:
 		u.Services[service] = nil
-	case SliceType:
+	case wire.SliceType:
 		u.Slices[slice] = nil
-	case NameType:
+	case wire.NameType:
 		u.Names[service] = nil
-	case NameSliceType:
+	case wire.NameSliceType:
 		u.NameSlices[slice] = nil
 	}
 }
 
-func decodeInto(u *Update, typ, name string, body []byte) error {
+func decodeInto(u *node.Update, typ, name string, body []byte) error {
 	switch typ {
-	case ServiceType:
-		s, err := decodeService(name, body)
+	case wire.ServiceType:
+		s, err := wire.DecodeService(name, body)
 		if err != nil {
 			return err
 		}
 		u.Services[s.Name] = s
-	case SliceType:
-		s, err := decodeSlice(name, body)
+	case wire.SliceType:
+		s, err := wire.DecodeSlice(name, body)
 		if err != nil {
 			return err
 		}
 		u.Slices[s.Name] = s
-	case NameType:
-		n, err := decodeNameOf(name, body)
+	case wire.NameType:
+		n, err := wire.DecodeName(name, body)
 		if err != nil {
 			return err
 		}
 		u.Names[n.Name] = n
-	case NameSliceType:
-		s, err := decodeNameSlice(name, body)
+	case wire.NameSliceType:
+		s, err := wire.DecodeNameSlice(name, body)
 		if err != nil {
 			return err
 		}
 		u.NameSlices[s.Name] = s
-	case SuspectType:
-		node, err := decodeSuspect(name, body)
+	case wire.SuspectType:
+		suspect, err := wire.DecodeSuspect(name, body)
 		if err != nil {
 			return err
 		}
-		u.Suspects[node] = true
+		u.Suspects[suspect] = true
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
 	return nil
 }
 
-func newUpdate() Update {
-	return Update{
+func newUpdate() node.Update {
+	return node.Update{
 		Update: proxy.Update{
 			Services: map[proxy.ServiceName]*proxy.Service{},
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
@@ -147,8 +150,8 @@ func newUpdate() Update {
 	}
 }
 
-// whole makes an update the whole state: it names no more what is gone.
-func whole(u Update) Update {
+// whole makes an update the whole state: it has no removals.
+func whole(u node.Update) node.Update {
 	u.Reset = true
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
@@ -158,65 +161,69 @@ func whole(u Update) Update {
 	return u
 }
 
-// maxReasons is how many refused names one message spells out.
+// maxReasons is the number of refused names in one message.
 const maxReasons = 10
 
 // refusal names what was refused and why.
-func (h *held) refusal(names []string) string {
-	var parts []string
+func (t *typeState) refusal(names []string) string {
+	var reasons []string
 	for _, name := range names[:min(len(names), maxReasons)] {
-		parts = append(parts, fmt.Sprintf("%q: %s", name, h.rejected[name]))
+		reasons = append(reasons, fmt.Sprintf("%q: %s", name, t.rejected[name]))
 	}
 	if more := len(names) - maxReasons; more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", more))
+		reasons = append(reasons, fmt.Sprintf("and %d more", more))
 	}
-	return strings.Join(parts, "; ")
+	return strings.Join(reasons, "; ")
 }
 
-func (h *held) toState() *nodev1.TypeState {
-	s := &nodev1.TypeState{TypeUrl: h.typ, Position: h.position, Resources: make([]*nodev1.StoredResource, 0, len(h.resources))}
-	for name, r := range h.resources {
+func (t *typeState) toState() *nodev1.TypeState {
+	s := &nodev1.TypeState{
+		TypeUrl:   t.typ,
+		Position:  t.position,
+		Resources: make([]*nodev1.StoredResource, 0, len(t.resources)),
+	}
+	for name, r := range t.resources {
 		s.Resources = append(s.Resources, &nodev1.StoredResource{Name: name, Version: r.version, Body: r.body})
 	}
-	if len(h.rejected) > 0 {
+	if len(t.rejected) > 0 {
 		s.Position = ""
 	}
 	return s
 }
 
-// load takes a type from disk. The checksum speaks for what was written, not for
-// who wrote it: everything is checked again, and one mistake refuses it all.
-func (h *held) load(s *nodev1.TypeState, u *Update) error {
-	h.makeRoom(len(s.GetResources()), u)
+// load a type from disk. The checksum proves what was written, not that it is valid:
+// everything is checked again, and one invalid resource refuses the file.
+func (t *typeState) load(s *nodev1.TypeState, u *node.Update) error {
+	t.allocate(len(s.GetResources()), u)
 	for _, r := range s.GetResources() {
-		if err := h.set(r.GetName(), r.GetVersion(), r.GetBody(), u); err != nil {
-			return fmt.Errorf("%s %q: %w", h.typ, r.GetName(), err)
+		if err := t.set(r.GetName(), r.GetVersion(), r.GetBody(), u); err != nil {
+			return fmt.Errorf("%s %q: %w", t.typ, r.GetName(), err)
 		}
 	}
-	h.position, h.complete = s.GetPosition(), true
+	t.position, t.complete = s.GetPosition(), true
 	return nil
 }
 
-// makeRoom for n resources of this type, so that maps need not grow.
-func (h *held) makeRoom(n int, u *Update) {
-	h.resources = make(map[string]stored, n)
-	switch h.typ {
-	case ServiceType:
+// allocate maps for n resources of this type, so that they need not grow.
+func (t *typeState) allocate(n int, u *node.Update) {
+	t.resources = make(map[string]entry, n)
+	switch t.typ {
+	case wire.ServiceType:
 		u.Services = make(map[proxy.ServiceName]*proxy.Service, n)
-	case SliceType:
+	case wire.SliceType:
 		u.Slices = make(map[proxy.SliceName]*proxy.Slice, n)
-	case NameType:
+	case wire.NameType:
 		u.Names = make(map[proxy.ServiceName]*records.Name, n)
-	case NameSliceType:
+	case wire.NameSliceType:
 		u.NameSlices = make(map[proxy.SliceName]*records.Slice, n)
 	}
 }
 
-func copyReasons(types []*held) map[string]string {
+func copyReasons(types []*typeState) map[string]string {
 	out := map[string]string{}
-	for _, h := range types {
-		for _, name := range slices.Sorted(maps.Keys(h.rejected)) {
-			out[h.typ+" "+name] = h.rejected[name]
+	for _, t := range types {
+		for _, name := range slices.Sorted(maps.Keys(t.rejected)) {
+			out[t.typ+" "+name] = t.rejected[name]
 		}
 	}
 	return out

@@ -1,4 +1,10 @@
-package view
+// Package kube translates Kubernetes objects to the model of services that agents
+// proxy (package proxy) and to the records that their DNS serves (package dns/records).
+//
+// Enter at [ServiceOf] and [SliceOf], or at [NameOf] and [NameSliceOf] for Services that
+// are resolved but not proxied. [PlannedSliceOf] adds the weights of a plan. All are pure
+// functions: they read no API, keep no state and never change their arguments.
+package kube
 
 import (
 	"net/netip"
@@ -11,14 +17,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// labelProxyName hands a Service to another proxy
+// labelProxyName assigns a Service to another proxy
 // (KEP-2447; k8s.io/kubernetes/pkg/proxy/apis).
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// ServiceOf translates a Service. ok is false for those that no agent carries:
-// headless ones, external names, and those that belong to another proxy.
-// Addresses and ports that make no sense are left out: the API has validated
-// them, and one bad entry must not cost the others.
+// ServiceOf translates a Service. ok is false for those that are not proxied:
+// headless Services, external names, and Services of another proxy.
+// Invalid addresses and ports are left out: the API has validated
+// them, and one invalid entry must not affect the others.
 func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 	if _, other := s.Labels[labelProxyName]; other ||
 		s.Spec.Type == corev1.ServiceTypeExternalName || s.Spec.ClusterIP == corev1.ClusterIPNone {
@@ -32,7 +38,7 @@ func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 		Name:          proxy.ServiceName{Namespace: s.Namespace, Name: s.Name},
 		ClusterIPs:    addresses(ips),
 		ExternalIPs:   addresses(s.Spec.ExternalIPs),
-		InternalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		InternalLocal: value(s.Spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) == corev1.ServiceInternalTrafficPolicyLocal,
 		ExternalLocal: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 	}
 	if len(out.ClusterIPs) == 0 {
@@ -64,9 +70,9 @@ func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 	return out, true
 }
 
-// SliceOf translates an EndpointSlice. ok is false for those that no agent
-// needs: of headless Services, of another proxy's, with names for addresses, or
-// without a Service. Of several addresses of an endpoint the first counts
+// SliceOf translates an EndpointSlice. ok is false for those that are not proxied:
+// slices of headless Services, of another proxy, with domain names as addresses, or
+// without a Service. Of several addresses of an endpoint the first is used
 // (discovery.k8s.io/v1 defines no meaning for the others).
 func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
@@ -84,10 +90,9 @@ func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 		if p.Port == nil || !validPort(*p.Port) {
 			continue
 		}
-		port := proxy.SlicePort{Name: value(p.Name, ""), Port: uint16(*p.Port), Protocol: protocolOf(value(p.Protocol, corev1.ProtocolTCP))}
-		out.Ports = append(out.Ports, port)
+		out.Ports = append(out.Ports, slicePortOf(p))
 	}
-	out.Endpoints = slices.Grow(out.Endpoints, len(s.Endpoints)) // they are kept, what is spare would be, too
+	out.Endpoints = slices.Grow(out.Endpoints, len(s.Endpoints)) // the exact capacity, as slices are long-lived
 	for i := range s.Endpoints {
 		if e, ok := endpointOf(&s.Endpoints[i]); ok {
 			out.Endpoints = append(out.Endpoints, e)
@@ -96,11 +101,19 @@ func SliceOf(s *discoveryv1.EndpointSlice) (slice *proxy.Slice, ok bool) {
 	return out, true
 }
 
-// triggerOf is the time that the endpoint slice controller noted; what makes no
-// sense is as good as none.
+func slicePortOf(p discoveryv1.EndpointPort) proxy.SlicePort {
+	return proxy.SlicePort{
+		Name:     value(p.Name, ""),
+		Port:     uint16(*p.Port),
+		Protocol: protocolOf(value(p.Protocol, corev1.ProtocolTCP)),
+	}
+}
+
+// triggerOf is the trigger time in the endpoint slice controller's annotation; zero
+// if it is missing or invalid.
 func triggerOf(s *discoveryv1.EndpointSlice) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
-	if err != nil || t.Year() <= 1970 || t.Year() > 2200 { // beyond what nanoseconds can tell
+	if err != nil || t.Year() <= 1970 || t.Year() > 2200 { // out of range in nanoseconds
 		return time.Time{}
 	}
 	return t.UTC()
@@ -115,7 +128,9 @@ func endpointOf(e *discoveryv1.Endpoint) (proxy.SliceEndpoint, bool) {
 		return proxy.SliceEndpoint{}, false
 	}
 	out := proxy.SliceEndpoint{
-		Addr: addr, Node: value(e.NodeName, ""), Zone: value(e.Zone, ""),
+		Addr:        addr,
+		Node:        value(e.NodeName, ""),
+		Zone:        value(e.Zone, ""),
 		Ready:       value(e.Conditions.Ready, true),
 		Serving:     value(e.Conditions.Serving, true),
 		Terminating: value(e.Conditions.Terminating, false),
@@ -142,7 +157,7 @@ func value[T any](p *T, otherwise T) T {
 
 func validPort(p int32) bool { return p > 0 && p <= 65535 }
 
-// protocolOf applies the API's default to what an old object may lack.
+// protocolOf applies the API's default, which old objects may lack.
 func protocolOf(p corev1.Protocol) proxy.Protocol {
 	if p == "" {
 		return proxy.TCP
@@ -165,7 +180,7 @@ func addresses(in []string) []netip.Addr {
 	return out
 }
 
-// loadBalancerIPs leaves out those that the load balancer answers itself.
+// loadBalancerIPs leaves out those that the load balancer handles itself (ipMode Proxy).
 func loadBalancerIPs(in []corev1.LoadBalancerIngress) []netip.Addr {
 	var out []netip.Addr
 	for _, i := range in {
@@ -179,7 +194,7 @@ func loadBalancerIPs(in []corev1.LoadBalancerIngress) []netip.Addr {
 	return out
 }
 
-// affinity has the API's default, three hours.
+// affinity is the timeout of session affinity; the API's default is three hours.
 func affinity(c *corev1.SessionAffinityConfig) time.Duration {
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
 	if c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {

@@ -1,4 +1,4 @@
-package view
+package wire
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// What is decoded here comes from outside. Every value is checked against what
-// the model promises; a resource with any mistake is refused as a whole.
+// Input of the decoder is untrusted. Every value is checked against the constraints of
+// the model; a resource with any invalid value is refused as a whole.
 
 var protocols = map[nodev1.Protocol]proxy.Protocol{
 	nodev1.Protocol_PROTOCOL_TCP:  proxy.TCP,
@@ -27,8 +27,8 @@ const maxAffinity = 86400
 
 var errNoVirtualIP = errors.New("no cluster address")
 
-// decodeService reads a Service that travelled under a name.
-func decodeService(name string, body []byte) (*proxy.Service, error) {
+// DecodeService reads a Service from the body of the resource of that name.
+func DecodeService(name string, body []byte) (*proxy.Service, error) {
 	var m nodev1.Service
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return nil, err
@@ -86,8 +86,8 @@ func decodeServicePort(p *nodev1.ServicePort) (out proxy.Port, err error) {
 	return out, err
 }
 
-// decodeSlice reads a Slice that travelled under a name.
-func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
+// DecodeSlice reads a Slice from the body of the resource of that name.
+func DecodeSlice(name string, body []byte) (*proxy.Slice, error) {
 	var m nodev1.EndpointSlice
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return nil, err
@@ -109,14 +109,14 @@ func decodeSlice(name string, body []byte) (*proxy.Slice, error) {
 	if s.Ports, err = decodeSlicePorts(m.GetPorts()); err != nil {
 		return nil, err
 	}
-	s.Endpoints = slices.Grow(s.Endpoints, len(m.GetEndpoints())) // they are kept, what is spare would be, too
+	s.Endpoints = slices.Grow(s.Endpoints, len(m.GetEndpoints())) // the exact capacity, as slices are long-lived
 	for i, e := range m.GetEndpoints() {
 		endpoint, err := decodeEndpoint(e, m.GetNames())
 		if err != nil {
 			return nil, fmt.Errorf("endpoint %d: %w", i, err)
 		}
 		if i > 0 && sameHints(endpoint.Hints, s.Endpoints[i-1].Hints) {
-			endpoint.Hints = s.Endpoints[i-1].Hints // one in memory
+			endpoint.Hints = s.Endpoints[i-1].Hints // share equal hints
 		}
 		s.Endpoints = append(s.Endpoints, endpoint)
 		machine, err := nameAt(m.GetNames(), e.GetMachine())
@@ -146,7 +146,10 @@ func decodeSlicePorts(in []*nodev1.SlicePort) ([]proxy.SlicePort, error) {
 
 func decodeEndpoint(e *nodev1.Endpoint, names []string) (out proxy.SliceEndpoint, err error) {
 	out = proxy.SliceEndpoint{
-		Ready: !e.GetNotReady(), Serving: !e.GetNotServing(), Terminating: e.GetTerminating(), Weight: e.GetWeight(),
+		Ready:       !e.GetNotReady(),
+		Serving:     !e.GetNotServing(),
+		Terminating: e.GetTerminating(),
+		Weight:      e.GetWeight(),
 	}
 	if out.Addr, err = decodeAddress(e.GetAddress()); err != nil {
 		return out, err
@@ -202,8 +205,8 @@ func namesAt(names []string, indexes []uint32) ([]string, error) {
 }
 
 func checkName(name, namespace, object string) error {
-	if ns, n, ok := splitName(name); !ok || ns != namespace || n != object {
-		return fmt.Errorf("content is of %q", resourceName(namespace, object))
+	if ns, n, ok := SplitName(name); !ok || ns != namespace || n != object {
+		return fmt.Errorf("content is of %q", ResourceName(namespace, object))
 	}
 	return nil
 }

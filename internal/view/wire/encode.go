@@ -1,4 +1,4 @@
-package view
+package wire
 
 import (
 	"fmt"
@@ -22,14 +22,17 @@ func marshal(m proto.Message) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
 }
 
-// encodeService marshals a Service. Ports of a protocol that the wire does not
-// know are left out.
-func encodeService(s *proxy.Service) ([]byte, error) {
+// EncodeService marshals a Service. Ports of a protocol that has no
+// number in the message are left out.
+func EncodeService(s *proxy.Service) ([]byte, error) {
 	m := &nodev1.Service{
-		Namespace: s.Name.Namespace, Name: s.Name.Name,
-		ClusterIps: rawAddresses(s.ClusterIPs), ExternalIps: rawAddresses(s.ExternalIPs),
-		LoadBalancerIps: rawAddresses(s.LoadBalancerIPs),
-		InternalLocal:   s.InternalLocal, ExternalLocal: s.ExternalLocal,
+		Namespace:           s.Name.Namespace,
+		Name:                s.Name.Name,
+		ClusterIps:          rawAddresses(s.ClusterIPs),
+		ExternalIps:         rawAddresses(s.ExternalIPs),
+		LoadBalancerIps:     rawAddresses(s.LoadBalancerIPs),
+		InternalLocal:       s.InternalLocal,
+		ExternalLocal:       s.ExternalLocal,
 		AffinitySeconds:     uint32(s.AffinityTimeout / time.Second),
 		HealthCheckNodePort: uint32(s.HealthCheckNodePort),
 	}
@@ -49,7 +52,11 @@ func encodePorts(in []proxy.Port) []*nodev1.ServicePort {
 	for _, p := range in {
 		if protocol, ok := protocolNumbers[p.Protocol]; ok {
 			out = append(out, &nodev1.ServicePort{
-				Name: p.Name, Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort), AppProtocol: p.AppProtocol,
+				Name:        p.Name,
+				Protocol:    protocol,
+				Port:        uint32(p.Port),
+				NodePort:    uint32(p.NodePort),
+				AppProtocol: p.AppProtocol,
 			})
 		}
 	}
@@ -66,10 +73,13 @@ func encodeSlicePorts(in []proxy.SlicePort) []*nodev1.SlicePort {
 	return out
 }
 
-// encodeSlice marshals a Slice.
-func encodeSlice(s *proxy.Slice) ([]byte, error) {
+// EncodeSlice marshals a Slice.
+func EncodeSlice(s *proxy.Slice) ([]byte, error) {
 	m := &nodev1.EndpointSlice{
-		Namespace: s.Name.Namespace, Name: s.Name.Name, Service: s.Service.Name, Ports: encodeSlicePorts(s.Ports),
+		Namespace: s.Name.Namespace,
+		Name:      s.Name.Name,
+		Service:   s.Service.Name,
+		Ports:     encodeSlicePorts(s.Ports),
 	}
 	if !s.Trigger.IsZero() {
 		m.TriggerUnixNanos = s.Trigger.UnixNano()
@@ -77,9 +87,14 @@ func encodeSlice(s *proxy.Slice) ([]byte, error) {
 	names := nameTable{index: map[string]uint32{"": 0}}
 	for i, e := range s.Endpoints {
 		endpoint := &nodev1.Endpoint{
-			Address: e.Addr.AsSlice(), Node: names.of(e.Node), Zone: names.of(e.Zone),
-			NotReady: !e.Ready, NotServing: !e.Serving, Terminating: e.Terminating,
-			Weight: e.Weight, Machine: names.of(s.Machine(i)),
+			Address:     e.Addr.AsSlice(),
+			Node:        names.of(e.Node),
+			Zone:        names.of(e.Zone),
+			NotReady:    !e.Ready,
+			NotServing:  !e.Serving,
+			Terminating: e.Terminating,
+			Weight:      e.Weight,
+			Machine:     names.of(s.Machine(i)),
 		}
 		if e.Hints != nil {
 			endpoint.HintZones, endpoint.HintNodes = names.all(e.Hints.Zones), names.all(e.Hints.Nodes)

@@ -1,40 +1,38 @@
-// Package view brings the Services and endpoints of a zone to the agents of its
-// nodes.
+// Package wire is the encoding of node views, which the control plane and agents share.
 //
-// It owns both ends: Builder turns what the catalog holds into one view per
-// topology zone, shared by all agents there; Feed, in the agent, follows the
-// view, keeps it on disk, and hands it on as updates of the agent's model.
-// Between them lie the messages of api/node/v1 and package delta. Services that no proxy carries (headless
-// ones, external names) travel too, for DNS, and so do the nodes whose endpoints are
-// used last. It chooses no endpoint and carries no
-// traffic.
-package view
+// It owns the names of the gRPC method, the resource types and the header, and converts
+// between the model (packages proxy and dns/records) and the messages of api/node/v1.
+// Encoding is deterministic, as versions of resources are hashes of it. Decoding treats
+// its input as untrusted: a resource with any invalid value is refused as a whole. It
+// does no I/O and keeps no state.
+package wire
 
 import "strings"
 
-// The gRPC method of views, and the types of resource that it serves.
+// The gRPC method of views, and its resource types.
 const (
-	Service = "proxima.node.v1.Views"
-	Method  = "Stream"
+	GRPCService = "proxima.node.v1.Views"
+	Method      = "Stream"
 
 	ServiceType = "type.googleapis.com/proxima.node.v1.Service"
 	SliceType   = "type.googleapis.com/proxima.node.v1.EndpointSlice"
-	// Names of Services that no proxy carries, and the endpoints of headless ones.
+	// Names of Services that are resolved but not proxied, and the endpoints of
+	// headless ones.
 	NameType      = "type.googleapis.com/proxima.node.v1.Name"
 	NameSliceType = "type.googleapis.com/proxima.node.v1.NameSlice"
-	// Nodes that are suspect; the name of the resource is the node's.
+	// Suspect nodes; the name of the resource is the node's.
 	SuspectType = "type.googleapis.com/proxima.node.v1.Suspect"
 )
 
-// zoneHeader tells the agent which zone's view it gets.
-const zoneHeader = "proxima-zone"
+// ZoneHeader is the response header that names the zone whose view is sent.
+const ZoneHeader = "proxima-zone"
 
-// resourceName is the name of an object on the wire. Neither part can contain a
-// slash.
-func resourceName(namespace, name string) string { return namespace + "/" + name }
+// ResourceName is the name of the resource of a namespaced object. Neither part can
+// contain a slash.
+func ResourceName(namespace, name string) string { return namespace + "/" + name }
 
-// splitName reads what resourceName wrote.
-func splitName(s string) (namespace, name string, ok bool) {
+// SplitName reverses ResourceName. ok is false for names that it cannot have made.
+func SplitName(s string) (namespace, name string, ok bool) {
 	namespace, name, ok = strings.Cut(s, "/")
 	return namespace, name, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
 }

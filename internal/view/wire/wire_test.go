@@ -1,7 +1,8 @@
-package view
+package wire
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,9 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/proto"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
@@ -21,118 +19,12 @@ import (
 
 var compareModel = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
-func ptr[T any](v T) *T { return &v }
-
-func addrs(in ...string) []netip.Addr { return addresses(in) }
-
-func TestServiceOf(t *testing.T) {
-	full := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"},
-		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.0.0.1", ClusterIPs: []string{"10.0.0.1", "fd00::1"},
-			ExternalIPs:                   []string{"192.0.2.1", "not an address"},
-			LoadBalancerSourceRanges:      []string{" 198.51.100.7/24", "nonsense"},
-			SessionAffinity:               corev1.ServiceAffinityClientIP,
-			InternalTrafficPolicy:         ptr(corev1.ServiceInternalTrafficPolicyLocal),
-			ExternalTrafficPolicy:         corev1.ServiceExternalTrafficPolicyLocal,
-			HealthCheckNodePort:           30001,
-			SessionAffinityConfig:         nil,
-			PublishNotReadyAddresses:      true,
-			AllocateLoadBalancerNodePorts: ptr(true),
-			Ports: []corev1.ServicePort{
-				{Name: "http", Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP, AppProtocol: ptr("http")},
-				{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP},
-				{Name: "plain", Port: 7},
-				{Name: "broken", Port: 0},
-			},
-		},
-		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
-			{IP: "203.0.113.1"}, {IP: "203.0.113.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {Hostname: "lb.example"},
-		}}},
+func addrs(in ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range in {
+		out = append(out, netip.MustParseAddr(text))
 	}
-	want := &proxy.Service{
-		Name:       proxy.ServiceName{Namespace: "ns", Name: "web"},
-		ClusterIPs: addrs("10.0.0.1", "fd00::1"), ExternalIPs: addrs("192.0.2.1"), LoadBalancerIPs: addrs("203.0.113.1"),
-		SourceRanges:  []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("::/128")},
-		InternalLocal: true, ExternalLocal: true, HealthCheckNodePort: 30001, AffinityTimeout: 3 * time.Hour,
-		Ports: []proxy.Port{
-			{Name: "http", Port: 80, NodePort: 30080, Protocol: proxy.TCP, AppProtocol: "http"},
-			{Name: "dns", Port: 53, Protocol: proxy.UDP},
-			{Name: "plain", Port: 7, Protocol: proxy.TCP},
-		},
-	}
-	got, ok := ServiceOf(full)
-	if diff := cmp.Diff(want, got, compareModel); !ok || diff != "" {
-		t.Errorf("ok = %v, -want +got:\n%s", ok, diff)
-	}
-
-	for name, change := range map[string]func(*corev1.Service){
-		"headless":      func(s *corev1.Service) { s.Spec.ClusterIP = "None"; s.Spec.ClusterIPs = []string{"None"} },
-		"external name": func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName },
-		"other proxy":   func(s *corev1.Service) { s.Labels = map[string]string{labelProxyName: ""} },
-		"no address":    func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil },
-	} {
-		s := full.DeepCopy()
-		change(s)
-		if got, ok := ServiceOf(s); ok {
-			t.Errorf("%s: not skipped: %+v", name, got)
-		}
-	}
-}
-
-func slice(name string, addresses ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Port: ptr(int32(8080)), Protocol: ptr(corev1.ProtocolTCP)}},
-	}
-	for _, a := range addresses {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
-	}
-	return s
-}
-
-func TestSliceOf(t *testing.T) {
-	full := slice("web-1", "10.1.0.1", "10.1.0.2", "bad")
-	full.Endpoints[0].NodeName, full.Endpoints[0].Zone = ptr("n1"), ptr("a")
-	full.Endpoints[0].Hints = &discoveryv1.EndpointHints{
-		ForZones: []discoveryv1.ForZone{{Name: "a"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}},
-	}
-	full.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
-	full.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T02:04:05.000000678Z"}
-	full.Endpoints = append(full.Endpoints, discoveryv1.Endpoint{})
-	full.Ports = append(full.Ports, discoveryv1.EndpointPort{Name: ptr("none")})
-	want := &proxy.Slice{
-		Name: proxy.SliceName{Namespace: "ns", Name: "web-1"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
-		Ports: []proxy.SlicePort{{Port: 8080, Protocol: proxy.TCP}},
-		Endpoints: []proxy.SliceEndpoint{
-			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, Hints: proxy.HintsOf([]string{"a"}, []string{"n1"})},
-			{Addr: netip.MustParseAddr("10.1.0.2"), Serving: true, Terminating: true},
-		},
-		Trigger: time.Date(2026, 1, 2, 2, 4, 5, 678, time.UTC),
-	}
-	got, ok := SliceOf(full)
-	if diff := cmp.Diff(want, got, compareModel); !ok || diff != "" {
-		t.Errorf("ok = %v, -want +got:\n%s", ok, diff)
-	}
-	for _, text := range []string{"", "soon", "0001-01-01T00:00:00Z", "9999-01-01T00:00:00Z"} {
-		full.Annotations[corev1.EndpointsLastChangeTriggerTime] = text
-		if got, ok := SliceOf(full); !ok || !got.Trigger.IsZero() {
-			t.Errorf("trigger time %q: %v %v", text, ok, got.Trigger)
-		}
-	}
-	for name, change := range map[string]func(*discoveryv1.EndpointSlice){
-		"names":       func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN },
-		"headless":    func(s *discoveryv1.EndpointSlice) { s.Labels[corev1.IsHeadlessService] = "" },
-		"other proxy": func(s *discoveryv1.EndpointSlice) { s.Labels[labelProxyName] = "x" },
-		"no service":  func(s *discoveryv1.EndpointSlice) { s.Labels = nil },
-	} {
-		s := full.DeepCopy()
-		change(s)
-		if got, ok := SliceOf(s); ok {
-			t.Errorf("%s: not skipped: %+v", name, got)
-		}
-	}
+	return out
 }
 
 func genAddr() *rapid.Generator[netip.Addr] {
@@ -199,19 +91,19 @@ func genSlice(t *rapid.T) *proxy.Slice {
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		service := genService(t)
-		body, err := encodeService(service)
+		body, err := EncodeService(service)
 		if err != nil {
 			t.Fatal(err)
 		}
-		gotService, err := decodeService(service.Name.String(), body)
+		gotService, err := DecodeService(service.Name.String(), body)
 		if diff := cmp.Diff(service, gotService, compareModel); err != nil || diff != "" {
 			t.Fatalf("service: %v, -encoded +decoded:\n%s", err, diff)
 		}
 		slice := genSlice(t)
-		if body, err = encodeSlice(slice); err != nil {
+		if body, err = EncodeSlice(slice); err != nil {
 			t.Fatal(err)
 		}
-		gotSlice, err := decodeSlice(resourceName(slice.Name.Namespace, slice.Name.Name), body)
+		gotSlice, err := DecodeSlice(ResourceName(slice.Name.Namespace, slice.Name.Name), body)
 		if diff := cmp.Diff(slice, gotSlice, compareModel); err != nil || diff != "" {
 			t.Fatalf("slice: %v, -encoded +decoded:\n%s", err, diff)
 		}
@@ -252,10 +144,13 @@ func TestDecodeRefuses(t *testing.T) {
 		{SliceType, "name 2 of 1", slice(func(m *nodev1.EndpointSlice) { m.Endpoints[0].Zone = 2 })},
 		{SliceType, "hint without a name", slice(func(m *nodev1.EndpointSlice) { m.Endpoints[0].HintZones = []uint32{0} })},
 		{SliceType, "9 hints", slice(func(m *nodev1.EndpointSlice) { m.Endpoints[0].HintZones = make([]uint32, 9) })},
-		{"other", "unknown type", nil},
 	} {
-		u := newUpdate()
-		err := decodeInto(&u, tt.typ, "ns/web", tt.body)
+		var err error
+		if tt.typ == ServiceType {
+			_, err = DecodeService("ns/web", tt.body)
+		} else {
+			_, err = DecodeSlice("ns/web", tt.body)
+		}
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: error %v, want %q", tt.typ, err, tt.want)
 		}
@@ -264,12 +159,12 @@ func TestDecodeRefuses(t *testing.T) {
 
 // TestUnknownFields: an older agent reads what a newer control plane writes.
 func TestUnknownFields(t *testing.T) {
-	body, err := encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1")})
+	body, err := EncodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	body = append(body, 0x82, 0x7d, 0x01, 'x') // field 2000, one byte
-	if _, err := decodeService("ns/web", body); err != nil {
+	if _, err := DecodeService("ns/web", body); err != nil {
 		t.Error(err)
 	}
 }
@@ -277,59 +172,59 @@ func TestUnknownFields(t *testing.T) {
 // FuzzDecode: whatever comes, it is refused, or it can be encoded again and
 // means the same.
 func FuzzDecode(f *testing.F) {
-	body, _ := encodeSlice(&proxy.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
+	body, _ := EncodeSlice(&proxy.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Ports:     []proxy.SlicePort{{Name: "p", Port: 1, Protocol: proxy.TCP}},
 		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("fd00::1"), Node: "n", Zone: "z", Ready: true, Hints: proxy.HintsOf([]string{"z"}, nil)}}})
 	f.Add("ns/web", body)
-	body, _ = encodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
+	body, _ = EncodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
 		Ports: []proxy.Port{{Port: 1, Protocol: proxy.SCTP}}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
 	f.Add("ns/web", body)
-	body, _ = encodeName(&records.Name{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ExternalName: "x.test"})
+	body, _ = EncodeName(&records.Name{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ExternalName: "x.test"})
 	f.Add("ns/web", body)
-	body, _ = encodeNameSlice(&records.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
+	body, _ = EncodeNameSlice(&records.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Targets: []records.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
 	f.Add("ns/web", body)
 	f.Add("n1", []byte("\x0a\x02n1"))
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
-		if node, err := decodeSuspect(name, body); err == nil && node != name {
+		if node, err := DecodeSuspect(name, body); err == nil && node != name {
 			t.Fatalf("suspect %q is read as %q", name, node)
 		}
-		if s, err := decodeService(name, body); err == nil {
-			again, err := encodeService(s)
+		if s, err := DecodeService(name, body); err == nil {
+			again, err := EncodeService(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := decodeService(name, again)
+			got, err := DecodeService(name, again)
 			if diff := cmp.Diff(s, got, compareModel); err != nil || diff != "" {
 				t.Fatalf("service %q: %v\n%s", name, err, diff)
 			}
 		}
-		if n, err := decodeNameOf(name, body); err == nil {
-			again, err := encodeName(n)
+		if n, err := DecodeName(name, body); err == nil {
+			again, err := EncodeName(n)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := decodeNameOf(name, again)
+			got, err := DecodeName(name, again)
 			if diff := cmp.Diff(n, got, compareModel); err != nil || diff != "" {
 				t.Fatalf("name %q: %v\n%s", name, err, diff)
 			}
 		}
-		if s, err := decodeNameSlice(name, body); err == nil {
-			again, err := encodeNameSlice(s)
+		if s, err := DecodeNameSlice(name, body); err == nil {
+			again, err := EncodeNameSlice(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := decodeNameSlice(name, again)
+			got, err := DecodeNameSlice(name, again)
 			if diff := cmp.Diff(s, got, compareModel); err != nil || diff != "" {
 				t.Fatalf("name slice %q: %v\n%s", name, err, diff)
 			}
 		}
-		if s, err := decodeSlice(name, body); err == nil {
-			again, err := encodeSlice(s)
+		if s, err := DecodeSlice(name, body); err == nil {
+			again, err := EncodeSlice(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := decodeSlice(name, again)
+			got, err := DecodeSlice(name, again)
 			if diff := cmp.Diff(s, got, compareModel); err != nil || diff != "" {
 				t.Fatalf("slice %q: %v\n%s", name, err, diff)
 			}
@@ -337,9 +232,55 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzDecodeState(f *testing.F) {
-	b, _ := encodeState(&nodev1.State{Node: "n", Types: []*nodev1.TypeState{{TypeUrl: ServiceType}}})
-	f.Add(b)
-	f.Add(b[:20])
-	f.Fuzz(func(t *testing.T, b []byte) { _, _ = decodeState(b) })
+// A machine that the message does not name is refused, as other names are.
+func TestMachineIndexOutOfRange(t *testing.T) {
+	body, err := EncodeSlice(&proxy.Slice{
+		Name: proxy.SliceName{Namespace: "ns", Name: "a"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
+		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("127.0.0.1"), Ready: true, Serving: true}}, Machines: []string{"m1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.Index(body, 0x50); i < 0 || body[i+1] != 1 { // field 10, varint
+		t.Fatalf("no machine in %x", body)
+	} else {
+		body[i+1] = 2
+	}
+	if _, err := DecodeSlice("ns/a", body); err == nil {
+		t.Error("it was accepted")
+	}
+}
+
+func TestDecodeSuspect(t *testing.T) {
+	for name, body := range map[string]string{"n1": "\x0a\x02n2", "": "", "n2": "\x0a\x7f"} {
+		if got, err := DecodeSuspect(name, []byte(body)); err == nil {
+			t.Errorf("%q is read as %q", name, got)
+		}
+	}
+	if got, err := DecodeSuspect("n2", []byte("\x0a\x02n2")); err != nil || got != "n2" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestNamesRoundTrip: what is encoded is decoded as it was.
+func TestNamesRoundTrip(t *testing.T) {
+	name := proxy.ServiceName{Namespace: "ns", Name: "web"}
+	for what, want := range map[string]*records.Name{
+		"headless": {Name: name},
+		"external": {Name: name, ExternalName: "www.example.com"},
+		"another proxy's": {
+			Name:       name,
+			ClusterIPs: addrs("10.0.0.1"),
+			Ports:      []proxy.Port{{Port: 80, Protocol: proxy.TCP}},
+		},
+	} {
+		body, err := EncodeName(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := DecodeName("ns/web", body)
+		if diff := cmp.Diff(want, got, compareModel); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", what, err, diff)
+		}
+	}
 }

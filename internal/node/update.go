@@ -1,0 +1,49 @@
+package node
+
+import (
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Update is a change of the desired state, as a feed delivers it. The embedded part is
+// for [Agent.Apply]; Names and NameSlices are for DNS, in addition to Services. A nil
+// value removes the object; with Reset the update is the whole state.
+type Update struct {
+	proxy.Update
+	Names      map[proxy.ServiceName]*records.Name
+	NameSlices map[proxy.SliceName]*records.Slice
+}
+
+// Records returns the part of the update that DNS serves.
+func (u Update) Records() records.Update {
+	return records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices}
+}
+
+// Proxied reports whether the update changes anything for the proxy.
+func (u Update) Proxied() bool {
+	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects) > 0
+}
+
+// Empty reports whether the update changes nothing.
+func (u Update) Empty() bool {
+	return !u.Proxied() && len(u.Names)+len(u.NameSlices) == 0
+}
+
+// KeepLoopback removes loopback addresses of other machines from NameSlices. It replaces
+// slices, and never changes those that the feed keeps. Loopback endpoints of the proxy
+// stay: package choose leaves them out, and gives the reason.
+func (u Update) KeepLoopback(machine string) {
+	for name, s := range u.NameSlices {
+		if s == nil {
+			continue
+		}
+		other := func(t records.Target) bool { return t.Addr.IsLoopback() && t.Machine != machine }
+		if slices.ContainsFunc(s.Targets, other) {
+			kept := *s
+			kept.Targets = slices.DeleteFunc(slices.Clone(s.Targets), other)
+			u.NameSlices[name] = &kept
+		}
+	}
+}
