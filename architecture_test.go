@@ -153,7 +153,8 @@ var siblings = map[string][]string{
 	"internal/kubeclient/remote": {"internal/kubeclient"},
 	"internal/node/fromview":     {"internal/delta/stream"},
 	"internal/view":              {"internal/delta/stream"},
-	"internal/proxy/nftables":    {"internal/kernel/nfnl"},
+	"internal/kernel/conntrack":  {"internal/kernel/nfnl"},
+	"internal/proxy/nftables":    {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit.

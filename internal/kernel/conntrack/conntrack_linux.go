@@ -1,70 +1,59 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // attempts bounds how often a table that changes while it is read is read again.
 const attempts = 3
 
-// Attributes of linux/netfilter/nfnetlink_conntrack.h that netlink does not name.
-const (
-	ctaFilter          = 25
-	ctaFilterOrigFlags = 1
-	// filterProtocol is CTA_FILTER_F_CTA_PROTO_NUM of
-	// net/netfilter/nf_conntrack_netlink.c.
-	filterProtocol = 1 << 3
-)
-
-var protocolNumbers = map[uint8]proxy.Protocol{unix.IPPROTO_TCP: proxy.TCP, unix.IPPROTO_UDP: proxy.UDP, unix.IPPROTO_SCTP: proxy.SCTP}
-
 // Table is the connection tracking table of one network namespace. Safe for
 // concurrent use.
 type Table struct {
-	mu     sync.Mutex
-	socket *nl.SocketHandle
-	handle *netlink.Handle
+	mu    sync.Mutex
+	conn  *nfnl.Conn
+	route *netlink.Handle // for the machine's addresses
 }
 
-// Open the table of the calling thread's network namespace. The table stays that
-// namespace's wherever it is used later. Needs CAP_NET_ADMIN.
-func Open() (*Table, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+// Open the table of the network namespace of a file descriptor, or of the calling
+// thread if it is 0. The table stays that namespace's wherever it is used later. Needs
+// CAP_NET_ADMIN.
+func Open(namespace int) (*Table, error) {
+	conn, err := nfnl.Open(namespace)
 	if err != nil {
-		return nil, fmt.Errorf("opening the list of addresses: %w", err)
-	}
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
-	if err != nil {
-		h.Close()
 		return nil, fmt.Errorf("opening the connection tracking table: %w", err)
 	}
-	return &Table{socket: &nl.SocketHandle{Socket: s}, handle: h}, nil
+	t := &Table{conn: conn}
+	err = nfnl.Inside(namespace, func() (err error) {
+		t.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("opening the list of addresses: %w", err), conn.Close())
+	}
+	return t, nil
 }
 
 // Close the table. It must not be used any more.
 func (t *Table) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.socket.Close()
-	t.handle.Close()
-	return nil
+	t.route.Close()
+	return t.conn.Close()
 }
 
-// Prune ends the flows of the named fronts that are not at one of their
-// endpoints, and tells how many it were. It reads the table once per family,
-// however many fronts there are, and blocks for that time (about 1 s per million
-// entries). An entry that ends by itself meanwhile is no error.
+// Prune ends the flows of the named frontends that are not at one of their
+// endpoints, and returns their number. It reads the table once per family,
+// however many frontends there are, and blocks for that time. An entry that ends by
+// itself meanwhile is no error.
 func (t *Table) Prune(keep Keep) (int, error) {
 	if len(keep) == 0 {
 		return 0, nil
@@ -80,7 +69,7 @@ func (t *Table) Prune(keep Keep) (int, error) {
 		}
 	}
 	x := newIndex(keep, local)
-	protocol := keep.protocol()
+	protocol := protocolNumber(keep.protocol())
 	var n int
 	var errs []error
 	for family, wanted := range map[uint8]bool{unix.AF_INET: v4, unix.AF_INET6: v6} {
@@ -93,41 +82,19 @@ func (t *Table) Prune(keep Keep) (int, error) {
 	return n, errors.Join(errs...)
 }
 
-// protocol of all fronts, 0 if they differ.
-func (k Keep) protocol() uint8 {
-	var all uint8
-	for f := range k {
-		for number, p := range protocolNumbers {
-			if p == f.Protocol && all != 0 && all != number {
-				return 0
-			} else if p == f.Protocol {
-				all = number
-			}
-		}
-	}
-	return all
-}
-
 func (t *Table) prune(family, protocol uint8, x *index) (n int, err error) {
 	for range attempts {
-		var entries [][]byte
-		entries, err = t.dump(family, protocol)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		var stale []identity
+		err = t.dump(family, protocol, func(e entry) {
+			if x.stale(e.flow()) {
+				stale = append(stale, e.identity())
+			}
+		})
+		if err != nil && !errors.Is(err, nfnl.ErrInterrupted) {
 			break
 		}
-		var failed error
-		for _, e := range entries {
-			tuples, f, ok := parse(e)
-			if !ok || !x.stale(f) {
-				continue
-			}
-			switch e := t.end(family, tuples); {
-			case e == nil:
-				n++
-			case !errors.Is(e, unix.ENOENT):
-				failed = e
-			}
-		}
+		ended, failed := t.end(family, stale)
+		n += ended
 		if err == nil {
 			err = failed
 			break
@@ -139,98 +106,71 @@ func (t *Table) prune(family, protocol uint8, x *index) (n int, err error) {
 	return n, nil
 }
 
-func (t *Table) request(command, flags int, family uint8) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|command, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: t.socket}
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	return req
-}
-
-// dump the entries of a protocol, 0: of all. Kernels before 5.8 do not know the
-// filter and give all.
-func (t *Table) dump(family, protocol uint8) ([][]byte, error) {
-	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
-	if protocol != 0 {
-		tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
-		tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil).AddRtAttr(nl.CTA_PROTO_NUM, nl.Uint8Attr(protocol))
-		filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
-		filter.AddRtAttr(ctaFilterOrigFlags, nl.Uint32Attr(filterProtocol))
-		req.AddData(tuple)
-		req.AddData(filter)
+// Translated reports whether the table has a TCP, UDP or SCTP flow of a family
+// (AF_INET, AF_INET6) that goes to another address than the client's destination.
+func (t *Table) Translated(family uint8) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	found := false
+	err := t.dump(family, 0, func(e entry) { found = found || e.to != e.from })
+	if err != nil && !errors.Is(err, nfnl.ErrInterrupted) { // entries may be missing, as if read a moment ago
+		return false, fmt.Errorf("reading the connection tracking table: %w", err)
 	}
-	return req.Execute(unix.NETLINK_NETFILTER, 0)
+	return found, nil
 }
 
-// end an entry by its tuples and identity, so that another that took its place
-// stays.
-func (t *Table) end(family uint8, identity []byte) error {
-	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
-	req.AddRawData(identity)
-	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	return err
+// dump passes the entries of a protocol, 0: of TCP, UDP and SCTP, to each. Kernels
+// before 5.8 ignore the filter and dump all.
+func (t *Table) dump(family, protocol uint8, each func(entry)) error {
+	var a nfnl.Attrs
+	if protocol != 0 {
+		a.Nest(ctaTupleOrig, func() {
+			a.Nest(ctaTupleProto, func() { a.U8(ctaProtoNum, protocol) })
+		})
+		a.Nest(ctaFilter, func() {
+			// Flags are in the host's byte order, unlike other numbers.
+			a.Data(ctaFilterOrigFlags, nfnl.Host(ctaFilterProto))
+			a.Data(ctaFilterReplyFlags, nfnl.Host(0))
+		})
+	}
+	return t.conn.Dump(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, family, a.Bytes(), func(attributes []byte) {
+		if e, ok := parse(attributes); ok && (protocol == 0 || e.protocol == protocol) {
+			each(e)
+		}
+	})
+}
+
+// end entries. One that is gone already is no error, and is not counted.
+func (t *Table) end(family uint8, entries []identity) (ended int, err error) {
+	var failed error
+	request := func(i int, a *nfnl.Attrs) { entries[i].encode(a) }
+	err = t.conn.RequestEach(unix.NFNL_SUBSYS_CTNETLINK<<8|ctDelete, family, len(entries), request, func(_ int, err error) {
+		switch {
+		case err == nil:
+			ended++
+		case !errors.Is(err, unix.ENOENT):
+			failed = err
+		}
+	})
+	return ended, errors.Join(err, failed)
 }
 
 func (t *Table) localAddrs() (map[netip.Addr]struct{}, error) {
-	addrs, err := t.handle.AddrList(nil, netlink.FAMILY_ALL)
+	var addrs []netlink.Addr
+	var err error
+	for range attempts {
+		if addrs, err = t.route.AddrList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses of this machine: %w", err)
 	}
 	local := make(map[netip.Addr]struct{}, len(addrs))
 	for _, a := range addrs {
-		if ip, ok := addr(a.IP); ok {
-			local[ip] = struct{}{}
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			local[ip.Unmap()] = struct{}{}
 		}
 	}
 	return local, nil
-}
-
-// parse an entry as the kernel dumps it. The first result is what names it: its
-// attributes, as they came.
-func parse(entry []byte) (identity []byte, f flow, ok bool) {
-	if len(entry) < nl.SizeofNfgenmsg {
-		return nil, flow{}, false
-	}
-	identity = entry[nl.SizeofNfgenmsg:]
-	origin, number, ok := tuple(attribute(identity, nl.CTA_TUPLE_ORIG), nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
-	if !ok {
-		return nil, flow{}, false
-	}
-	reply, _, ok := tuple(attribute(identity, nl.CTA_TUPLE_REPLY), nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
-	return identity, flow{protocol: protocolNumbers[number], dialled: origin, answers: reply}, ok
-}
-
-// tuple reads one end of it.
-func tuple(b []byte, v4, v6, port uint16) (netip.AddrPort, uint8, bool) {
-	ip, proto := attribute(b, nl.CTA_TUPLE_IP), attribute(b, nl.CTA_TUPLE_PROTO)
-	raw := attribute(ip, v4)
-	if raw == nil {
-		raw = attribute(ip, v6)
-	}
-	a, ok := netip.AddrFromSlice(raw)
-	number, p := attribute(proto, nl.CTA_PROTO_NUM), attribute(proto, port)
-	if !ok || len(number) != 1 || len(p) != 2 {
-		return netip.AddrPort{}, 0, false
-	}
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(p)), number[0], true
-}
-
-// attribute finds one by its type (struct nlattr of linux/netlink.h); nil: there is
-// none.
-func attribute(b []byte, kind uint16) []byte {
-	for len(b) >= unix.SizeofNlAttr {
-		size := int(binary.NativeEndian.Uint16(b))
-		if size < unix.SizeofNlAttr || size > len(b) {
-			return nil
-		}
-		if binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == kind {
-			return b[unix.SizeofNlAttr:size]
-		}
-		b = b[min((size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(b)):]
-	}
-	return nil
-}
-
-func addr(ip net.IP) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(ip)
-	return a.Unmap(), ok
 }

@@ -32,7 +32,7 @@ func world(t *testing.T, rules ...string) (*netns.NS, *conntrack.Table) {
 		ns.Run(f[0], append([]string{"-w"}, f[1:]...)...)
 	}
 	var table *conntrack.Table
-	if err := ns.Do(func() (err error) { table, err = conntrack.Open(); return err }); err != nil {
+	if err := ns.Do(func() (err error) { table, err = conntrack.Open(0); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = table.Close() })
@@ -66,8 +66,8 @@ func prune(t *testing.T, table *conntrack.Table, keep conntrack.Keep) int {
 	return n
 }
 
-func front(addr string) conntrack.Front {
-	return conntrack.Front{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(addr)}
+func front(addr string) conntrack.Frontend {
+	return conntrack.Frontend{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(addr)}
 }
 
 func TestPrune(t *testing.T) {
@@ -128,7 +128,7 @@ func TestManyFlowsInOnePass(t *testing.T) {
 	for i := range 2000 {
 		to := netip.AddrPortFrom(netip.MustParseAddr("10.7.0.1"), uint16(1000+i))
 		_, _ = c.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(to)) // may tell of an earlier datagram's refusal
-		keep.Add(conntrack.Front{Protocol: proxy.UDP, Addr: to})
+		keep.Add(conntrack.Frontend{Protocol: proxy.UDP, Addr: to})
 	}
 	if n := prune(t, table, keep); n < 1990 {
 		t.Errorf("%d flows were ended, want about 2000", n)

@@ -8,7 +8,7 @@ import "errors"
 type Table struct{}
 
 // Open fails.
-func Open() (*Table, error) { return nil, errors.New("connection tracking needs Linux") }
+func Open(int) (*Table, error) { return nil, errors.New("connection tracking needs Linux") }
 
 // Close does nothing.
 func (*Table) Close() error { return nil }

@@ -93,9 +93,9 @@ func (a *Attrs) close(at int) {
 	binary.NativeEndian.PutUint16(a.b[at:], uint16(len(a.b)-at))
 }
 
-// attrs yields the attributes in b; type flags are taken off. It stops at the
+// ParseAttrs yields the attributes in b; type flags are taken off. It stops at the
 // first that does not fit.
-func attrs(b []byte) iter.Seq2[uint16, []byte] {
+func ParseAttrs(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrHeader {
 			n := int(binary.NativeEndian.Uint16(b))

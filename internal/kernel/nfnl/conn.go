@@ -19,12 +19,12 @@ var ErrInterrupted = errors.New("table changed while it was read")
 // Conn is a netlink socket for transactions and dumps. It is bound to the
 // network namespace in which it was opened. Not safe for concurrent use.
 type Conn struct {
-	fd   int
-	port uint32
-	seq  uint32
-	buf  []byte
-	out  []byte
-	room int // what the send buffer takes
+	fd         int
+	port       uint32
+	seq        uint32
+	buf        []byte
+	out        []byte
+	sendBuffer int // bytes that the send buffer holds
 }
 
 // Open opens a socket in the network namespace of the file descriptor, or of
@@ -138,7 +138,7 @@ func (c *Conn) send(b *Batch, commit bool) error {
 	if commit {
 		c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, unix.NLM_F_REQUEST, uint32(len(b.marks)+1), unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	}
-	if err := c.makeRoom(len(c.out) + len(b.a.b)); err != nil {
+	if err := c.growSendBuffer(len(c.out) + len(b.a.b)); err != nil {
 		return err
 	}
 	parts := [][]byte{c.out[:begin], b.a.b, c.out[begin:]}
@@ -151,17 +151,17 @@ func (c *Conn) send(b *Batch, commit bool) error {
 	return c.answers(b, commit)
 }
 
-// makeRoom makes the send buffer take n bytes: a batch must be one datagram.
+// growSendBuffer lets the send buffer hold n bytes: a batch must be one datagram.
 // The kernel doubles the value; its own overhead per datagram is below that.
-func (c *Conn) makeRoom(n int) error {
-	if n <= c.room {
+func (c *Conn) growSendBuffer(n int) error {
+	if n <= c.sendBuffer {
 		return nil
 	}
 	size := max(256<<10, n+n/4)
 	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size); err != nil {
-		return fmt.Errorf("making room for a netlink transaction of %d bytes: %w", n, err)
+		return fmt.Errorf("growing the send buffer for a netlink transaction of %d bytes: %w", n, err)
 	}
-	c.room = size
+	c.sendBuffer = size
 	return nil
 }
 
@@ -215,14 +215,72 @@ func (c *Conn) dump(typ uint16, family uint8, request []byte, each func(body []b
 	return c.request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, unix.NLM_F_DUMP, family, request, each)
 }
 
-// Request sends one message and hands the answers' bodies, which follow struct
+// Dump reads a table of another subsystem of nfnetlink. typ is the subsystem and the
+// message type, request the attributes of the message. The attributes of each entry are
+// passed to each, and are valid until it returns. [ErrInterrupted]: the table changed
+// meanwhile, and entries may be missing or repeated.
+func (c *Conn) Dump(typ uint16, family uint8, request []byte, each func(attributes []byte)) error {
+	return c.request(typ, unix.NLM_F_DUMP, family, request, each)
+}
+
+// requestsPerCall bounds the messages of one system call of RequestEach: their
+// acknowledgements must fit into the receive buffer.
+const requestsPerCall = 256
+
+// RequestEach sends messages of one type, many with one system call, which is not a
+// transaction: each may fail for itself. n is their number, request appends the
+// attributes of one, and done gets its result: nil, or the kernel's error. An error of
+// RequestEach itself means that the results of the rest are unknown.
+func (c *Conn) RequestEach(typ uint16, family uint8, n int, request func(i int, a *Attrs), done func(i int, err error)) error {
+	for first := 0; first < n; first += requestsPerCall {
+		if err := c.requestSome(typ, family, first, min(first+requestsPerCall, n), request, done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) requestSome(typ uint16, family uint8, from, to int, request func(int, *Attrs), done func(int, error)) error {
+	var a Attrs
+	first := c.seq + 1
+	for i := from; i < to; i++ {
+		c.seq++
+		at := len(a.b)
+		a.b = appendMessage(a.b, typ, unix.NLM_F_REQUEST|unix.NLM_F_ACK, c.seq, family, 0)
+		request(i, &a)
+		binary.NativeEndian.PutUint32(a.b[at:], uint32(len(a.b)-at))
+	}
+	if err := c.growSendBuffer(len(a.b)); err != nil {
+		return err
+	}
+	if err := unix.Sendto(c.fd, a.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("sending %d netlink requests: %w", to-from, err)
+	}
+	for left := to - from; left > 0; {
+		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("receiving from netlink: %w", err)
+		}
+		for m := range messages(c.buf[:n]) {
+			if i := m.Seq - first; m.Type == unix.NLMSG_ERROR && i < uint32(to-from) {
+				left--
+				done(from+int(i), errno(m.Body))
+			}
+		}
+	}
+	return nil
+}
+
+// request sends one message and passes the answers' bodies, which follow struct
 // nfgenmsg, to each. Bodies are valid until each returns.
 func (c *Conn) request(typ, flags uint16, family uint8, request []byte, each func(body []byte)) error {
 	c.seq++
 	c.out = appendMessage(c.out[:0], typ, unix.NLM_F_REQUEST|flags, c.seq, family, 0)
 	c.out = append(c.out, request...)
 	binary.NativeEndian.PutUint32(c.out, uint32(len(c.out)))
-	if err := c.makeRoom(len(c.out)); err != nil {
+	if err := c.growSendBuffer(len(c.out)); err != nil {
 		return err
 	}
 	if err := unix.Sendto(c.fd, c.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {

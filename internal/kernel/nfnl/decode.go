@@ -45,7 +45,7 @@ func (c *Conn) HasTable(t Table) (there, dormant bool, err error) {
 	var a Attrs
 	a.String(unix.NFTA_TABLE_NAME, t.Name)
 	err = c.request(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, 0, t.Family, a.b, func(b []byte) {
-		for typ, v := range attrs(b) {
+		for typ, v := range ParseAttrs(b) {
 			if typ == unix.NFTA_TABLE_FLAGS {
 				dormant = u32(v)&tableDormant != 0
 			}
@@ -69,7 +69,7 @@ func (c *Conn) Chains(t Table) ([]Chain, error) {
 }
 
 func decodeChain(b []byte) (table string, c Chain) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
 			table = text(v)
@@ -78,7 +78,7 @@ func decodeChain(b []byte) (table string, c Chain) {
 		case unix.NFTA_CHAIN_TYPE:
 			c.Type = text(v)
 		case unix.NFTA_CHAIN_HOOK:
-			for typ, v := range attrs(v) {
+			for typ, v := range ParseAttrs(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
 					c.Hook = u32(v)
@@ -105,7 +105,7 @@ func (c *Conn) Rules(t Table) ([]RuleState, error) {
 }
 
 func decodeRule(b []byte) (table string, r RuleState) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
 			table = text(v)
@@ -132,7 +132,7 @@ func (c *Conn) Sets(t Table) ([]Set, error) {
 }
 
 func decodeSet(b []byte) (table string, s Set) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
 			table = text(v)
@@ -155,7 +155,7 @@ func decodeSet(b []byte) (table string, s Set) {
 		case setExpr, setExpressions:
 			s.Counter = true
 		case unix.NFTA_SET_DESC:
-			for typ, v := range attrs(v) {
+			for typ, v := range ParseAttrs(v) {
 				if typ == unix.NFTA_SET_DESC_SIZE {
 					s.Size = u32(v)
 				}
@@ -198,11 +198,11 @@ func (c *Conn) elems(t Table, set string, each func([]byte)) error {
 	a.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 	a.String(unix.NFTA_SET_ELEM_LIST_SET, set)
 	return c.dump(unix.NFT_MSG_GETSETELEM, t.Family, a.b, func(b []byte) {
-		for typ, v := range attrs(b) {
+		for typ, v := range ParseAttrs(b) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				continue
 			}
-			for _, e := range attrs(v) {
+			for _, e := range ParseAttrs(v) {
 				each(e)
 			}
 		}
@@ -210,7 +210,7 @@ func (c *Conn) elems(t Table, set string, each func([]byte)) error {
 }
 
 func decodeElem(b []byte) (e Elem) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = decodeData(v)
@@ -225,13 +225,13 @@ func decodeElem(b []byte) (e Elem) {
 
 // decodeData reads a value or a verdict.
 func decodeData(b []byte) string {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_DATA_VALUE:
 			return string(v)
 		case unix.NFTA_DATA_VERDICT:
 			var d Verdict
-			for typ, v := range attrs(v) {
+			for typ, v := range ParseAttrs(v) {
 				switch typ {
 				case unix.NFTA_VERDICT_CODE:
 					d.Code = int32(u32(v))
@@ -246,10 +246,10 @@ func decodeData(b []byte) string {
 }
 
 func decodeCount(b []byte) (key []byte, packets uint64, ok bool) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			for typ, v := range attrs(v) {
+			for typ, v := range ParseAttrs(v) {
 				if typ == unix.NFTA_DATA_VALUE {
 					key = v
 				}
@@ -257,7 +257,7 @@ func decodeCount(b []byte) (key []byte, packets uint64, ok bool) {
 		case unix.NFTA_SET_ELEM_EXPR:
 			packets, ok = decodeCounter(v)
 		case elemExpressions:
-			for _, e := range attrs(v) {
+			for _, e := range ParseAttrs(v) {
 				packets, ok = decodeCounter(e)
 			}
 		}
@@ -266,11 +266,11 @@ func decodeCount(b []byte) (key []byte, packets uint64, ok bool) {
 }
 
 func decodeCounter(b []byte) (packets uint64, ok bool) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		if typ != unix.NFTA_EXPR_DATA {
 			continue
 		}
-		for typ, v := range attrs(v) {
+		for typ, v := range ParseAttrs(v) {
 			if typ == unix.NFTA_COUNTER_PACKETS {
 				packets, ok = u64(v), true
 			}
@@ -287,10 +287,10 @@ func (r *Rule) Canonical() string { return canonical(r.a.b) }
 // gives defaults back that nobody wrote.
 func canonical(expressions []byte) string {
 	var out []byte
-	for _, elem := range attrs(expressions) {
+	for _, elem := range ParseAttrs(expressions) {
 		var name string
 		var body []byte
-		for typ, v := range attrs(elem) {
+		for typ, v := range ParseAttrs(elem) {
 			switch typ {
 			case unix.NFTA_EXPR_NAME:
 				name = text(v)
@@ -325,7 +325,7 @@ type attr struct {
 
 func canonicalAttrs(out, body []byte, nests []uint16) []byte {
 	var list []attr
-	for typ, v := range attrs(body) {
+	for typ, v := range ParseAttrs(body) {
 		if slices.Contains(nests, typ) {
 			v = []byte(decodeData(v))
 		}

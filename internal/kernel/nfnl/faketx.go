@@ -316,7 +316,7 @@ func (t *fakeTable) elems(body []byte, add bool) error {
 	if s == nil {
 		return unix.ENOENT
 	}
-	for _, b := range attrs(find(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+	for _, b := range ParseAttrs(find(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 		e := decodeElem(b)
 		if len(e.Key) != int(s.def.KeyLen) {
 			return unix.EINVAL

@@ -135,7 +135,7 @@ func (m Message) Table() (t Table, ok bool) {
 	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Body) < familyHeader {
 		return Table{}, false
 	}
-	for typ, v := range attrs(m.Body[familyHeader:]) {
+	for typ, v := range ParseAttrs(m.Body[familyHeader:]) {
 		if typ == unix.NFTA_TABLE_NAME { // 1, in messages about what is in tables too
 			return Table{Family: m.Body[0], Name: text(v)}, true
 		}

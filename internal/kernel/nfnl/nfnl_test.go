@@ -338,8 +338,7 @@ func FuzzDecode(f *testing.F) {
 			decodeSet(body)
 			decodeElem(body)
 			decodeCount(body)
-			decodeFlow(body)
-			for _, v := range attrs(body) {
+			for _, v := range ParseAttrs(body) {
 				canonical(v)
 				decodeComment(v)
 			}

@@ -34,7 +34,7 @@ func (c *Conn) EachRule(t Table, chain string, each func(RawRule)) error {
 }
 
 func rawRule(b []byte, table string) (r RawRule, ok bool) {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
 			ok = string(untilZero(v)) == table
@@ -74,9 +74,9 @@ func (r RawRule) LeadsTo(prefix string) bool {
 
 // each yields the names and data of the rule's expressions.
 func (r RawRule) each(yield func(name, data []byte) bool) {
-	for _, e := range attrs(r.expressions) {
+	for _, e := range ParseAttrs(r.expressions) {
 		var name, data []byte
-		for typ, v := range attrs(e) {
+		for typ, v := range ParseAttrs(e) {
 			switch typ {
 			case unix.NFTA_EXPR_NAME:
 				name = untilZero(v)
@@ -100,7 +100,7 @@ func verdictChain(immediate []byte) []byte {
 
 // find is the value of the first attribute of a type; nil: there is none.
 func find(b []byte, want uint16) []byte {
-	for typ, v := range attrs(b) {
+	for typ, v := range ParseAttrs(b) {
 		if typ == want {
 			return v
 		}

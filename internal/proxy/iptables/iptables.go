@@ -78,7 +78,7 @@ func New(opts Options) (*Mode, error) {
 		return nil, fmt.Errorf("iptables mode: %w", err)
 	}
 	var flows *conntrack.Table
-	if err := opts.Inside(func() (err error) { flows, err = conntrack.Open(); return err }); err != nil {
+	if err := opts.Inside(func() (err error) { flows, err = conntrack.Open(0); return err }); err != nil {
 		return nil, errors.Join(fmt.Errorf("iptables mode: %w", err), k.close())
 	}
 	return start(opts, variant, k, flows)
@@ -336,17 +336,17 @@ func (m *Mode) pruneNew(s *proxy.PortState) {
 }
 
 // frontsOf a UDP service port, each with an address of its family.
-func frontsOf(s *proxy.PortState) map[conntrack.Front]netip.Addr {
-	out := map[conntrack.Front]netip.Addr{}
+func frontsOf(s *proxy.PortState) map[conntrack.Frontend]netip.Addr {
+	out := map[conntrack.Frontend]netip.Addr{}
 	if s == nil || s.Port.Protocol != proxy.UDP {
 		return out
 	}
 	for _, addrs := range [][]netip.Addr{s.Service.ClusterIPs, s.Service.ExternalIPs, s.Service.LoadBalancerIPs} {
 		for _, a := range addrs {
 			a = a.Unmap()
-			out[conntrack.Front{Protocol: s.Port.Protocol, Addr: netip.AddrPortFrom(a, s.Port.Port)}] = a
+			out[conntrack.Frontend{Protocol: s.Port.Protocol, Addr: netip.AddrPortFrom(a, s.Port.Port)}] = a
 			if s.Port.NodePort != 0 {
-				out[conntrack.Front{Protocol: s.Port.Protocol, Addr: netip.AddrPortFrom(conntrack.Any(a), s.Port.NodePort)}] = a
+				out[conntrack.Frontend{Protocol: s.Port.Protocol, Addr: netip.AddrPortFrom(conntrack.Unspecified(a), s.Port.NodePort)}] = a
 			}
 		}
 	}

@@ -408,8 +408,8 @@ func TestPrunes(t *testing.T) {
 		}
 		return s
 	}
-	front := func(at string) conntrack.Front {
-		return conntrack.Front{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(at)}
+	front := func(at string) conntrack.Frontend {
+		return conntrack.Frontend{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(at)}
 	}
 	k := newFake()
 	m, flows := onFake(t, k, testOptions())
@@ -430,7 +430,7 @@ func TestPrunes(t *testing.T) {
 	}
 	for _, s := range steps {
 		apply(t, m, s.change)
-		if diff := cmp.Diff(s.want, flows.asked[len(flows.asked)-1], cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b conntrack.Front) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(s.want, flows.asked[len(flows.asked)-1], cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b conntrack.Frontend) bool { return a == b })); diff != "" {
 			t.Errorf("%s: %s", s.name, diff)
 		}
 	}

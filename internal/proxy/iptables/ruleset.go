@@ -41,7 +41,7 @@ type ruleset struct {
 	found []counted
 	known bool
 	// orphans are UDP fronts of an earlier process that the first flush found.
-	orphans []conntrack.Front
+	orphans []conntrack.Frontend
 
 	// unsure: what the kernel holds has to be read before the next change.
 	unsure bool
@@ -366,8 +366,8 @@ func (r *ruleset) reprint(prints map[string]map[string]fingerprint) error {
 
 // udpFronts are those that rules of the tries lead on. Text that it does not
 // understand is none.
-func (r *ruleset) udpFronts(chains map[string]string) []conntrack.Front {
-	var out []conntrack.Front
+func (r *ruleset) udpFronts(chains map[string]string) []conntrack.Frontend {
+	var out []conntrack.Frontend
 	for chain, text := range chains {
 		if !strings.HasPrefix(chain, chainDispatch) && !strings.HasPrefix(chain, chainNodePorts) {
 			continue
@@ -376,7 +376,7 @@ func (r *ruleset) udpFronts(chains map[string]string) []conntrack.Front {
 			_, rule, _ := strings.Cut(line[len("-A "):], " ")
 			at, p, ok := r.config.family.parseFront(rule)
 			if ok && p == proxy.UDP {
-				out = append(out, conntrack.Front{Protocol: p, Addr: at})
+				out = append(out, conntrack.Frontend{Protocol: p, Addr: at})
 			}
 		}
 	}

@@ -8,19 +8,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// flows is conntrack as the mode uses it.
-type flows interface {
-	Flows(family, protocol uint8, each func(nfnl.Flow)) error
-	DeleteFlows(family uint8, flows []nfnl.Flow) (int, error)
+// flowTable is a *conntrack.Table, or a test's.
+type flowTable interface {
+	Prune(conntrack.Keep) (int, error)
 }
 
-// noteStale remembers the UDP addresses whose flows have to be looked at: those
-// that lost an endpoint, went, or are reachable without us and so may have flows
-// that began before the service did.
+// noteStale records the UDP addresses whose flows have to be checked: those that lost an
+// endpoint, were removed, or are reachable without the mode and so may have flows that
+// began before the service.
 func (m *Mode) noteStale(i int, old, next *served) {
 	if old.proto == proxy.UDP && old.present {
 		lost := !next.present || next.proto != proxy.UDP
@@ -47,7 +46,7 @@ func (m *Mode) noteStale(i int, old, next *served) {
 	}
 }
 
-// staleKey remembers the address of an element of map vip.
+// staleKey records the address of an element of map vip.
 func (m *Mode) staleKey(i int, key string) {
 	n := len(key) - 8
 	if n < 0 || key[n] != unix.IPPROTO_UDP {
@@ -57,54 +56,42 @@ func (m *Mode) staleKey(i int, key string) {
 	m.stale[i][netip.AddrPortFrom(addr, uint16(key[n+4])<<8|uint16(key[n+5]))] = struct{}{}
 }
 
-// endFlows deletes the flows of stale addresses that go where no endpoint is any
-// more: one walk through conntrack for all. It must come after the tables, else
-// a packet in between would make the flow anew. A failure is logged and tried
-// again with the next change: the tables are right, and a flow that is left ends
+// endFlows deletes the flows of stale addresses that do not go to one of their present
+// endpoints, with one dump per family. It must come after the tables, else
+// a packet in between would create the flow again. A failure is logged and retried
+// with the next change: the tables are right, and a flow that is left ends
 // by itself when its client pauses.
 func (m *Mode) endFlows() {
+	keep := conntrack.Keep{}
 	for i, f := range m.families {
-		if len(m.stale[i]) == 0 {
-			continue
+		for vip := range m.stale[i] {
+			keep[conntrack.Frontend{Protocol: proxy.UDP, Addr: vip}] = f.endpointsOf(i, vip)
 		}
-		var doomed []nfnl.Flow
-		allowed := map[netip.AddrPort]map[netip.AddrPort]bool{}
-		err := m.ct.Flows(f.proto, unix.IPPROTO_UDP, func(flow nfnl.Flow) {
-			if _, ok := m.stale[i][flow.To]; !ok {
-				return
-			}
-			if allowed[flow.To] == nil {
-				allowed[flow.To] = f.endpointsOf(i, flow.To)
-			}
-			if !allowed[flow.To][flow.From] {
-				doomed = append(doomed, flow)
-			}
-		})
-		if err == nil && len(doomed) > 0 {
-			var n int
-			n, err = m.ct.DeleteFlows(f.proto, doomed)
-			m.metrics.flows.Add(float64(n))
-		}
-		if err != nil {
-			m.log.Warn("UDP flows to endpoints that are gone may live on", "family", f.String(), "err", err)
-			continue
-		}
+	}
+	if len(keep) == 0 {
+		return
+	}
+	n, err := m.flows.Prune(keep)
+	m.metrics.flows.Add(float64(n))
+	if err != nil {
+		m.log.Warn("UDP flows to removed endpoints may continue", "error", err)
+		return
+	}
+	for i := range m.stale {
 		clear(m.stale[i])
 	}
 }
 
-// endpointsOf lists where flows to a UDP address may go. One that no service has
-// is reached as it is.
-func (f *family) endpointsOf(i int, vip netip.AddrPort) map[netip.AddrPort]bool {
+// endpointsOf lists the endpoints to which flows to a UDP address may go. An address
+// without a service is its own endpoint: its flows are not translated.
+func (f *family) endpointsOf(i int, vip netip.AddrPort) []netip.AddrPort {
 	claims := f.claims[vipKey(vip.Addr(), proxy.UDP, vip.Port())]
 	if len(claims) == 0 {
-		return map[netip.AddrPort]bool{vip: true}
+		return []netip.AddrPort{vip}
 	}
-	out := map[netip.AddrPort]bool{}
+	var out []netip.AddrPort
 	for _, list := range slices.MinFunc(claims, compareClaims).port.of(i).listed {
-		for _, a := range list {
-			out[a] = true
-		}
+		out = append(out, list...)
 	}
 	return out
 }

@@ -8,28 +8,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
 // keepSuffix makes the name of the tables that KeepFlows adds.
 const keepSuffix = "-flows"
 
-// KeepFlows has the kernel go on with connections that rules of a kernel mode, this
-// one or iptables, sent to their endpoints, also when these rules are removed. The
-// kernel follows and translates connections as long as some rule asks for it: this
-// adds a table of each family with such a rule, which does nothing else. Without
-// such connections it adds nothing; what is there already is no error.
+// KeepFlows keeps open connections alive that rules of a kernel mode, this
+// one or iptables, translated, also when these rules are removed. The
+// kernel tracks and translates connections as long as some rule requires it: KeepFlows
+// adds a table of each family with such a rule, which has no other effect. Without
+// such connections it adds nothing; an existing table is no error.
 // ForgetFlows removes the tables.
 func KeepFlows(opts Options) error {
-	return eachFlowTable(opts, func(conn *nfnl.Conn, t nfnl.Table) error {
-		redirected := false
-		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-			err := conn.Flows(t.Family, protocol, func(f nfnl.Flow) { redirected = redirected || f.From != f.To })
-			if err != nil {
-				return err
-			}
+	flows, err := conntrack.Open(opts.Namespace)
+	if err != nil {
+		return err
+	}
+	err = eachFlowTable(opts, func(conn *nfnl.Conn, t nfnl.Table) error {
+		translated, err := flows.Translated(t.Family)
+		if err != nil {
+			return err
 		}
-		if there, _, err := conn.HasTable(t); err != nil || there || !redirected {
+		if there, _, err := conn.HasTable(t); err != nil || there || !translated {
 			return err
 		}
 		// A chain of type nat has the kernel translate, an expression of conntrack has
@@ -41,9 +43,10 @@ func KeepFlows(opts Options) error {
 		b.AddRule(t, chainPre, rule.Conntrack(unix.NFT_CT_STATUS, nfnl.Reg(0)))
 		return conn.Commit(&b)
 	})
+	return errors.Join(err, flows.Close())
 }
 
-// ForgetFlows takes back what KeepFlows did; nothing to take back is no error.
+// ForgetFlows removes the tables of KeepFlows; no such table is no error.
 func ForgetFlows(opts Options) error {
 	return eachFlowTable(opts, func(conn *nfnl.Conn, t nfnl.Table) error {
 		if there, _, err := conn.HasTable(t); err != nil || !there {

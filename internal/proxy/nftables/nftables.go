@@ -30,7 +30,7 @@ type Mode struct {
 	mu     sync.Mutex
 	closed bool
 	k      kernel
-	ct     flows
+	flows  flowTable
 
 	// started: the first Apply has been; before it, nothing is written.
 	started bool
@@ -70,7 +70,7 @@ func New(opts Options) (*Mode, error) {
 	}
 	fail := func(err error) (*Mode, error) { return nil, errors.Join(err, sys.closeListeners(), sys.close()) }
 	m := &Mode{
-		opts: opts, log: opts.Logger, sys: sys, k: sys.kernel, ct: sys.flows,
+		opts: opts, log: opts.Logger, sys: sys, k: sys.kernel, flows: sys.flows,
 		ports:    map[proxy.PortName]*port{},
 		byNumber: map[uint16]*port{}, next: 1,
 	}

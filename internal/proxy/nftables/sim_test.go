@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -28,7 +29,7 @@ type sim struct {
 
 	mu        sync.Mutex
 	addresses []netip.Addr
-	flows     []nfnl.Flow
+	flows     []conntrack.Flow
 	changed   []chan struct{}
 }
 
@@ -68,23 +69,15 @@ func (s *sim) setAddresses(addresses ...netip.Addr) {
 	}
 }
 
-// Flows and DeleteFlows are those of nfnl.Conn.
-func (s *sim) Flows(family, protocol uint8, each func(nfnl.Flow)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.flows {
-		if f.Protocol == protocol && f.To.Addr().Is4() == (family == unix.NFPROTO_IPV4) {
-			each(f)
-		}
-	}
-	return nil
-}
-
-func (s *sim) DeleteFlows(_ uint8, flows []nfnl.Flow) (int, error) {
+// Prune is that of conntrack.Table, for frontends with an address.
+func (s *sim) Prune(keep conntrack.Keep) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := len(s.flows)
-	s.flows = slices.DeleteFunc(s.flows, func(f nfnl.Flow) bool { return slices.Contains(flows, f) })
+	s.flows = slices.DeleteFunc(s.flows, func(f conntrack.Flow) bool {
+		endpoints, found := keep[conntrack.Frontend{Protocol: f.Protocol, Addr: f.Frontend}]
+		return found && !slices.Contains(endpoints, f.Endpoint)
+	})
 	return before - len(s.flows), nil
 }
 
@@ -258,23 +251,23 @@ func TestFlowsEndInMemory(t *testing.T) {
 	dns := func(pods ...int) proxy.Change {
 		return spec("dns", proxy.UDP, 53, []netip.Addr{vipAt(false, 0)}, func(s *proxy.PortState) { s.IPv4.Cluster = targets(false, 5353, pods...) })
 	}
-	flow := func(vip, pod int, protocol uint8) nfnl.Flow {
-		return nfnl.Flow{
-			Protocol: protocol, To: netip.AddrPortFrom(vipAt(false, vip), 53), From: netip.AddrPortFrom(podIP(false, pod), 5353),
+	flow := func(vip, pod int, protocol proxy.Protocol) conntrack.Flow {
+		return conntrack.Flow{
+			Protocol: protocol, Frontend: netip.AddrPortFrom(vipAt(false, vip), 53), Endpoint: netip.AddrPortFrom(podIP(false, pod), 5353),
 		}
 	}
 	l.apply(m, dns(0, 1))
-	l.sim.flows = []nfnl.Flow{flow(0, 0, unix.IPPROTO_UDP), flow(0, 1, unix.IPPROTO_UDP), flow(0, 1, unix.IPPROTO_TCP), flow(9, 1, unix.IPPROTO_UDP)}
-	left := func(want ...nfnl.Flow) {
+	l.sim.flows = []conntrack.Flow{flow(0, 0, proxy.UDP), flow(0, 1, proxy.UDP), flow(0, 1, proxy.TCP), flow(9, 1, proxy.UDP)}
+	left := func(want ...conntrack.Flow) {
 		t.Helper()
 		if !slices.Equal(l.sim.flows, want) {
 			t.Errorf("flows %v are left, want %v", l.sim.flows, want)
 		}
 	}
 	l.apply(m, dns(0))
-	left(flow(0, 0, unix.IPPROTO_UDP), flow(0, 1, unix.IPPROTO_TCP), flow(9, 1, unix.IPPROTO_UDP))
+	left(flow(0, 0, proxy.UDP), flow(0, 1, proxy.TCP), flow(9, 1, proxy.UDP))
 	l.apply(m, gone("dns"))
-	left(flow(0, 1, unix.IPPROTO_TCP), flow(9, 1, unix.IPPROTO_UDP))
+	left(flow(0, 1, proxy.TCP), flow(9, 1, proxy.UDP))
 }
 
 // TestCountsInMemory: counts go on over the kernel's counters' end.

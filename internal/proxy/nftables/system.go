@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
 )
 
@@ -18,7 +19,7 @@ import (
 // nfnl.Fake as its tables.
 type system struct {
 	kernel    kernel
-	flows     flows
+	flows     flowTable
 	tables    listener // changes of tables by others
 	addresses listener // changes of the node's addresses
 	// list lists the addresses of the node. ErrInterrupted: list them again.
@@ -55,12 +56,12 @@ func openSystem(namespace int) (s *system, err error) {
 	}
 	s.kernel = conn
 	s.closers = append(s.closers, conn.Close)
-	ct, err := nfnl.Open(namespace)
+	flows, err := conntrack.Open(namespace)
 	if err != nil {
 		return s, err
 	}
-	s.flows = ct
-	s.closers = append(s.closers, ct.Close)
+	s.flows = flows
+	s.closers = append(s.closers, flows.Close)
 	tables, err := nfnl.ListenTables(namespace, conn.Port())
 	if err != nil {
 		return s, err
