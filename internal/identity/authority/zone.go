@@ -1,0 +1,294 @@
+package authority
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+)
+
+// Intermediate is the answer to the request of a zone's authority.
+type Intermediate struct {
+	// Chain of the intermediate, without the root.
+	Chain []*x509.Certificate
+	// Roots that verify it.
+	Roots []*x509.Certificate
+}
+
+// IntermediateIssuer gets intermediates from the control plane that has the root. The
+// zone is that of the link's credential.
+type IntermediateIssuer interface {
+	IssueIntermediate(ctx context.Context, meshName string, csr []byte) (*Intermediate, error)
+}
+
+// Keeper keeps one sealed record durably. Load returns nil, nil if there is none. A
+// Save that returns nil survives a power failure.
+type Keeper interface {
+	Load(ctx context.Context) ([]byte, error)
+	Save(ctx context.Context, record []byte) error
+}
+
+// ZoneConfig configures a ZoneSigner. All fields but Log and Now are required.
+type ZoneConfig struct {
+	Mesh   string
+	Domain mesh.Domain
+	Zone   string
+	Issuer IntermediateIssuer
+	Keeper Keeper
+	Log    *slog.Logger     // nil: silence
+	Now    func() time.Time // nil: time.Now
+}
+
+// ZoneSigner is the built-in authority of a mesh in one zone: it signs leaves with an
+// intermediate of its own, which it renews at two thirds of its life. While global is
+// away it signs on, until the intermediate ends. Safe for concurrent use.
+type ZoneSigner struct {
+	config  ZoneConfig
+	current atomic.Pointer[zoneAuthority]
+	replace chan struct{}
+}
+
+// zoneAuthority is a key with its intermediate. Immutable.
+type zoneAuthority struct {
+	chain []*x509.Certificate
+	roots []*x509.Certificate
+	key   crypto.Signer
+}
+
+const (
+	retryFirst = time.Second
+	retryLast  = 5 * time.Minute
+	// clockCheck bounds how late a renewal is after a machine slept: timers stand still
+	// meanwhile. There are 30 days for it.
+	clockCheck = 10 * time.Minute
+	// issueTimeout bounds one request for an intermediate.
+	issueTimeout = 30 * time.Second
+)
+
+// NewZoneSigner starts from what an earlier one kept. A record that is damaged or has
+// run out is no error: Run gets another intermediate. It reads the Keeper, nothing else.
+func NewZoneSigner(ctx context.Context, c ZoneConfig) (*ZoneSigner, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	z := &ZoneSigner{config: c, replace: make(chan struct{}, 1)}
+	data, err := c.Keeper.Load(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("load the intermediate of mesh %s: %w", c.Mesh, err)
+	}
+	if data == nil {
+		return z, nil
+	}
+	a, err := loadZoneAuthority(data, c.Domain)
+	if err == nil {
+		err = a.check(c, c.Now())
+	}
+	if err != nil {
+		c.Log.Warn("the stored intermediate cannot be used; another one is requested", "mesh", c.Mesh, "error", err)
+		return z, nil
+	}
+	z.current.Store(a)
+	return z, nil
+}
+
+// Sign implements Signer. Error: ErrCannotSign before the first intermediate, and after
+// the last one ran out.
+func (z *ZoneSigner) Sign(_ context.Context, r Request) ([]*x509.Certificate, error) {
+	fail := func(err error) ([]*x509.Certificate, error) {
+		return nil, fmt.Errorf("sign certificate of %s in zone %s: %w", r.ID, z.config.Zone, err)
+	}
+	a := z.current.Load()
+	if a == nil {
+		return fail(fmt.Errorf("%w: global has not issued an intermediate to this zone yet", ErrCannotSign))
+	}
+	if r.ID.Domain() != z.config.Domain {
+		return fail(fmt.Errorf("the authority is of trust domain %s", z.config.Domain))
+	}
+	if zone := r.ID.Zone(); zone != "" && zone != z.config.Zone {
+		return fail(errors.New("nodes and gateways get certificates in their own zone only"))
+	}
+	leaf, err := signLeaf(r, a.chain[0], a.key, z.config.Now())
+	if err != nil {
+		return fail(err)
+	}
+	return append([]*x509.Certificate{leaf}, a.chain...), nil
+}
+
+// Roots implements Signer: of the current intermediate; none before the first.
+func (z *ZoneSigner) Roots() []*x509.Certificate {
+	if a := z.current.Load(); a != nil {
+		return a.roots
+	}
+	return nil
+}
+
+// NotAfter is when the intermediate runs out; zero: there is none.
+func (z *ZoneSigner) NotAfter() time.Time {
+	if a := z.current.Load(); a != nil {
+		return a.chain[0].NotAfter
+	}
+	return time.Time{}
+}
+
+// Replace makes Run get another intermediate now, as after a change of the root. It
+// does not block.
+func (z *ZoneSigner) Replace() {
+	select {
+	case z.replace <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the intermediate fresh until ctx ends, and returns nil then.
+func (z *ZoneSigner) Run(ctx context.Context) error {
+	pause := backoff.Backoff{Policy: backoff.Policy{First: retryFirst, Last: retryLast, Jitter: 0.5}}
+	for z.wait(ctx, z.due()) {
+		err := z.renew(ctx)
+		for err != nil && ctx.Err() == nil {
+			delay := pause.Next()
+			z.config.Log.Warn("no intermediate from global; the zone signs on with the one that it has",
+				"mesh", z.config.Mesh, "runsOut", z.NotAfter(), "retryIn", delay, "error", err)
+			if !backoff.Sleep(ctx, delay) {
+				return nil
+			}
+			err = z.renew(ctx)
+		}
+		pause.Reset()
+	}
+	return nil
+}
+
+// due is when the intermediate is to be renewed.
+func (z *ZoneSigner) due() time.Time {
+	a := z.current.Load()
+	if a == nil {
+		return z.config.Now()
+	}
+	c := a.chain[0]
+	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
+}
+
+// wait by the wall clock, or until Replace; false: ctx ended.
+func (z *ZoneSigner) wait(ctx context.Context, at time.Time) bool {
+	for {
+		left := at.Round(0).Sub(z.config.Now().Round(0))
+		if left <= 0 {
+			return ctx.Err() == nil
+		}
+		timer := time.NewTimer(min(left, clockCheck))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-z.replace:
+			timer.Stop()
+			return ctx.Err() == nil
+		case <-timer.C:
+		}
+	}
+}
+
+// renew gets an intermediate for a new key, keeps it, and signs with it from then on.
+func (z *ZoneSigner) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
+	defer cancel()
+	key, err := NewKey()
+	if err != nil {
+		return err
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return err
+	}
+	answer, err := z.config.Issuer.IssueIntermediate(ctx, z.config.Mesh, csr)
+	if err != nil {
+		return err
+	}
+	a := &zoneAuthority{chain: answer.Chain, roots: answer.Roots, key: key}
+	if err := a.check(z.config, z.config.Now()); err != nil {
+		return fmt.Errorf("intermediate of zone %s: %w", z.config.Zone, err)
+	}
+	record, err := a.record(z.config)
+	if err != nil {
+		return err
+	}
+	if err := z.config.Keeper.Save(ctx, record); err != nil {
+		return fmt.Errorf("keep the intermediate: %w", err)
+	}
+	z.current.Store(a)
+	z.config.Log.Info("intermediate issued", "mesh", z.config.Mesh, "authority", ID(a.chain[0]),
+		"root", ID(a.roots[0]), "runsOut", a.chain[0].NotAfter)
+	return nil
+}
+
+// check wants an intermediate of this zone and domain that signs verifiable leaves.
+func (a *zoneAuthority) check(c ZoneConfig, now time.Time) error {
+	if len(a.chain) == 0 || len(a.roots) == 0 {
+		return errors.New("chain or roots are missing")
+	}
+	cert := a.chain[0]
+	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	switch {
+	case !ok || !public.Equal(a.key.Public()):
+		return errors.New("the key does not belong to the certificate")
+	case !cert.IsCA || !cert.MaxPathLenZero:
+		return errors.New("the certificate is not an authority's that signs leaves alone")
+	case !slices.Contains(cert.Subject.OrganizationalUnit, mesh.ZoneUnit(c.Zone)):
+		return fmt.Errorf("the certificate is not one of zone %s", c.Zone)
+	}
+	if err := checkConstraints(cert, c.Domain); err != nil {
+		return err
+	}
+	probed := &ZoneSigner{config: c}
+	probed.config.Now = func() time.Time { return now }
+	probed.current.Store(a)
+	return probe(context.Background(), probed, c.Domain, now)
+}
+
+// zoneRecord is a zoneAuthority as it is kept. It has the key in it.
+type zoneRecord struct {
+	Version int    `json:"version"`
+	Mesh    string `json:"mesh"`
+	Zone    string `json:"zone"`
+	Chain   string `json:"chain"`
+	Roots   string `json:"roots"`
+	Key     string `json:"key"`
+}
+
+func (a *zoneAuthority) record(c ZoneConfig) ([]byte, error) {
+	key, err := EncodeKey(a.key)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(zoneRecord{recordVersion, c.Mesh, c.Zone,
+		string(EncodeCertificates(a.chain...)), string(EncodeCertificates(a.roots...)), string(key)})
+}
+
+func loadZoneAuthority(data []byte, domain mesh.Domain) (*zoneAuthority, error) {
+	var rec zoneRecord
+	if err := json.Unmarshal(data, &rec); err != nil || rec.Version != recordVersion {
+		return nil, errors.New("not the record of an intermediate of this version")
+	}
+	chain, key, err := parsePair([]byte(rec.Chain), []byte(rec.Key))
+	if err != nil {
+		return nil, err
+	}
+	roots, err := ParseCertificates([]byte(rec.Roots))
+	if err != nil {
+		return nil, fmt.Errorf("roots: %w", err)
+	}
+	return &zoneAuthority{chain: chain, roots: roots, key: key}, checkConstraints(chain[0], domain)
+}
