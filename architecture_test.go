@@ -112,6 +112,8 @@ var layers = map[string]layer{
 	"internal/identity":                 adapter,
 	"internal/identity/access":          adapter,
 	"internal/identity/authority/files": adapter,
+	"internal/identity/issue":           adapter,
+	"internal/identity/workload":        adapter,
 	"internal/identity/sealed":          adapter,
 	"internal/kernel/conntrack":         adapter,
 	"internal/kernel/nfnl":              adapter,

@@ -1,0 +1,164 @@
+package workload
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+)
+
+const (
+	certificatesDir = "certificates"
+	trustFile       = "trust.json"
+	suffix          = ".json"
+	secretMode      = 0o600
+	dirMode         = 0o700
+	diskVersion     = 1
+	// maxFile bounds what is read back, in bytes.
+	maxFile = 4 << 20
+)
+
+// storedCertificate has key and chain in one file, so that a crash while it is replaced
+// cannot leave a key next to another's certificate.
+type storedCertificate struct {
+	Version   int     `json:"version"`
+	Namespace string  `json:"namespace,omitempty"`
+	Name      string  `json:"name,omitempty"`
+	NodeMesh  string  `json:"nodeMesh,omitempty"`
+	ID        mesh.ID `json:"id"`
+	Mesh      string  `json:"mesh"`
+	Issuer    string  `json:"issuer"`
+	Chain     string  `json:"chain"`
+	Key       string  `json:"key"`
+}
+
+func makeDirs(dir string) error {
+	path := filepath.Join(dir, certificatesDir)
+	if err := os.MkdirAll(path, dirMode); err != nil {
+		return err
+	}
+	return os.Chmod(path, dirMode)
+}
+
+// fileOf a subject: names of objects may be longer than those of files.
+func fileOf(s Subject) string {
+	sum := sha256.Sum256([]byte(s.Namespace + "\x00" + s.Name + "\x00" + s.Mesh))
+	return hex.EncodeToString(sum[:16]) + suffix
+}
+
+func certificatePath(dir string, s Subject) string {
+	return filepath.Join(dir, certificatesDir, fileOf(s))
+}
+
+func saveCertificate(dir string, s Subject, svid *mesh.SVID, issuer string) error {
+	key, err := authority.EncodeKey(svid.Key)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(storedCertificate{
+		Version: diskVersion, Namespace: s.Namespace, Name: s.Name, NodeMesh: s.Mesh, ID: svid.ID, Mesh: svid.Mesh, Issuer: issuer,
+		Chain: string(authority.EncodeCertificates(svid.Chain...)), Key: string(key),
+	})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(certificatePath(dir, s), data, secretMode)
+}
+
+// loadCertificate of a subject and its ID. No file, and one of another ID, are no error.
+// The clock is not looked at: Current does.
+func (m *Manager) loadCertificate(s Subject, id mesh.ID) (*mesh.SVID, string, error) {
+	path := certificatePath(m.config.Dir, s)
+	data, err := readSecret(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	svid, issuer, err := decodeCertificate(data, s)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", path, err)
+	}
+	if svid.ID != id {
+		return nil, "", nil // the workload has another service account or mesh now
+	}
+	return svid, issuer, nil
+}
+
+// decodeCertificate reads what saveCertificate wrote for a subject. Errors never quote it.
+func decodeCertificate(data []byte, s Subject) (*mesh.SVID, string, error) {
+	var stored storedCertificate
+	if err := json.Unmarshal(data, &stored); err != nil {
+		return nil, "", errors.New("damaged")
+	}
+	if stored.Version != diskVersion || (Subject{stored.Namespace, stored.Name, stored.NodeMesh}) != s {
+		return nil, "", fmt.Errorf("not a certificate of %s of version %d", s, diskVersion)
+	}
+	chain, err := authority.ParseCertificates([]byte(stored.Chain))
+	if err != nil {
+		return nil, "", err
+	}
+	key, err := authority.ParseKey([]byte(stored.Key))
+	if err != nil {
+		return nil, "", err
+	}
+	svid, err := mesh.NewSVID(stored.Mesh, chain, key)
+	if err != nil {
+		return nil, "", err
+	}
+	if svid.ID != stored.ID {
+		return nil, "", errors.New("the certificate is of another identity")
+	}
+	return svid, stored.Issuer, nil
+}
+
+func removeCertificate(dir string, s Subject) error {
+	if err := os.Remove(certificatePath(dir, s)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// prune removes the certificates whose file names are not to be kept.
+func prune(dir string, keep map[string]bool) error {
+	entries, err := os.ReadDir(filepath.Join(dir, certificatesDir))
+	if err != nil {
+		return fmt.Errorf("remove old certificates: %w", err)
+	}
+	var failures []error
+	for _, e := range entries {
+		if keep[e.Name()] || !strings.HasSuffix(e.Name(), suffix) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, certificatesDir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failures = append(failures, err)
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// readSecret reads a file that only its owner may read.
+func readSecret(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s can be read by others (mode %04o): the key in it is given up", path, info.Mode().Perm())
+	}
+	if info.Size() > maxFile {
+		return nil, fmt.Errorf("%s has %d bytes: it is not one of ours", path, info.Size())
+	}
+	return os.ReadFile(path)
+}

@@ -1,0 +1,287 @@
+package workload
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+)
+
+// bundle of a mesh, as it is on disk. Immutable.
+type bundle struct {
+	Mesh         string   `json:"mesh"`
+	Domain       string   `json:"trustDomain"`
+	Roots        string   `json:"roots,omitempty"`
+	ExportedTo   []string `json:"exportedTo,omitempty"`
+	Generation   uint64   `json:"generation"`
+	Issuer       string   `json:"issuer,omitempty"`
+	AcceptsPlain bool     `json:"acceptsPlain,omitempty"`
+}
+
+type storedTrust struct {
+	Version int       `json:"version"`
+	Bundles []*bundle `json:"bundles"`
+}
+
+// parsed checks a bundle and makes it usable.
+func (b *bundle) parsed() (mesh.Bundle, error) {
+	out := mesh.Bundle{Mesh: b.Mesh, ExportedTo: b.ExportedTo}
+	var err error
+	if out.Domain, err = mesh.ParseDomain(b.Domain); err != nil {
+		return mesh.Bundle{}, err
+	}
+	if b.Roots != "" {
+		if out.Roots, err = authority.ParseCertificates([]byte(b.Roots)); err != nil {
+			return mesh.Bundle{}, fmt.Errorf("roots of mesh %s: %w", b.Mesh, err)
+		}
+	}
+	if b.Mesh == "" || b.Generation == 0 || b.Issuer != "" && len(out.Roots) == 0 {
+		return mesh.Bundle{}, fmt.Errorf("bundle of mesh %q: name, generation or roots are missing", b.Mesh)
+	}
+	return out, nil
+}
+
+func trustOf(bundles map[string]*bundle) (*mesh.Trust, error) {
+	parsed := make([]mesh.Bundle, 0, len(bundles))
+	for _, b := range bundles {
+		p, err := b.parsed()
+		if err != nil {
+			return nil, err
+		}
+		parsed = append(parsed, p)
+	}
+	return mesh.NewTrust(parsed...)
+}
+
+func loadTrust(dir string) (map[string]*bundle, error) {
+	data, err := readSecret(filepath.Join(dir, trustFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]*bundle{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return decodeTrust(data)
+}
+
+func decodeTrust(data []byte) (map[string]*bundle, error) {
+	var stored storedTrust
+	if err := json.Unmarshal(data, &stored); err != nil || stored.Version != diskVersion {
+		return nil, fmt.Errorf("%s: damaged, or of another version", trustFile)
+	}
+	out := map[string]*bundle{}
+	for _, b := range stored.Bundles {
+		if b == nil || out[b.Mesh] != nil {
+			return nil, fmt.Errorf("%s: damaged", trustFile)
+		}
+		out[b.Mesh] = b
+	}
+	return out, nil
+}
+
+func saveTrust(dir string, bundles map[string]*bundle) error {
+	stored := storedTrust{Version: diskVersion}
+	for _, b := range bundles {
+		stored.Bundles = append(stored.Bundles, b)
+	}
+	slices.SortFunc(stored.Bundles, func(a, b *bundle) int { return strings.Compare(a.Mesh, b.Mesh) })
+	data, err := json.Marshal(stored)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(dir, trustFile), data, secretMode)
+}
+
+// retryTrust spaces attempts to follow the control plane's trust.
+var retryTrust = backoff.Policy{First: 200 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.5}
+
+// follow the control plane's trust until ctx ends.
+func (m *Manager) follow(ctx context.Context) {
+	pause := backoff.Backoff{Policy: retryTrust}
+	for ctx.Err() == nil {
+		got, err := m.stream(ctx)
+		if got {
+			pause.Reset()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		delay := pause.Next()
+		m.config.Log.Debug("the stream of roots ended", "retryIn", delay, "error", err)
+		backoff.Sleep(ctx, delay)
+	}
+}
+
+// stream once; got: at least one message came.
+func (m *Manager) stream(ctx context.Context) (got bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := m.config.Client.Trust(ctx)
+	if err != nil {
+		return false, err
+	}
+	// The first message opens the stream at the server.
+	if err := s.Send(&identityv1.TrustRequest{}); err != nil {
+		return false, err
+	}
+	received := make(chan error, 1)
+	messages := make(chan *identityv1.TrustResponse)
+	go func() {
+		for {
+			r, err := s.Recv()
+			if err != nil {
+				received <- err
+				return
+			}
+			select {
+			case messages <- r:
+			case <-ctx.Done():
+				received <- ctx.Err()
+				return
+			}
+		}
+	}()
+	defer func() { cancel(); <-received }()
+	for {
+		select {
+		case err := <-received:
+			received <- err // for the deferred function
+			return got, err
+		case r := <-messages:
+			got = true
+			if err := m.apply(r.GetBundles()); err != nil {
+				m.config.Log.Error("roots from the control plane are not used; those from before are", "error", err)
+			}
+		case <-m.ack:
+		}
+		// Before the first message it is not clear that the generations are this
+		// control plane's.
+		if got {
+			if err := s.Send(&identityv1.TrustRequest{Acknowledgements: m.acknowledgements()}); err != nil {
+				return got, err
+			}
+		}
+	}
+}
+
+// apply what the control plane sent: on disk, then in use. An error leaves everything as
+// it was.
+func (m *Manager) apply(received []*identityv1.Bundle) error {
+	m.applying.Lock()
+	defer m.applying.Unlock()
+	next := map[string]*bundle{}
+	for _, r := range received {
+		b := &bundle{
+			Mesh: r.GetMesh(), Domain: r.GetTrustDomain(), ExportedTo: r.GetExportedTo(),
+			Generation: r.GetGeneration(), Issuer: r.GetIssuer(), AcceptsPlain: r.GetAcceptsPlain(),
+		}
+		var roots []byte
+		for _, der := range r.GetRoots() {
+			c, err := x509.ParseCertificate(der)
+			if err != nil {
+				return fmt.Errorf("roots of mesh %q: %w", r.GetMesh(), err)
+			}
+			roots = append(roots, authority.EncodeCertificates(c)...)
+		}
+		b.Roots = string(roots)
+		if next[b.Mesh] != nil {
+			return fmt.Errorf("two bundles of mesh %q", b.Mesh)
+		}
+		next[b.Mesh] = b
+	}
+	m.keepUsed(next)
+	trust, err := trustOf(next)
+	if err != nil {
+		return err
+	}
+	if err := saveTrust(m.config.Dir, next); err != nil {
+		return fmt.Errorf("keep roots: %w", err)
+	}
+	m.use(next, trust)
+	return nil
+}
+
+// keepUsed keeps meshes that are missing and that subjects of this node are of: a control
+// plane that comes back empty must not stop their traffic.
+func (m *Manager) keepUsed(next map[string]*bundle) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(next) == 0 {
+		for name, b := range m.bundles {
+			next[name] = b
+		}
+		return
+	}
+	for _, e := range m.entries {
+		if b := m.bundleLocked(e.id); b != nil && next[b.Mesh] == nil {
+			next[b.Mesh] = b
+		}
+	}
+}
+
+// use other roots. Certificates of meshes that no longer have an authority are dropped.
+func (m *Manager) use(next map[string]*bundle, trust *mesh.Trust) {
+	var dropped []Subject
+	m.mu.Lock()
+	m.bundles, m.trust = next, trust
+	close(m.changed)
+	m.changed = make(chan struct{})
+	for s, e := range m.entries {
+		if b := m.bundleLocked(e.id); b != nil && b.Issuer == "" && e.svid != nil {
+			e.set(nil, "")
+			dropped = append(dropped, s)
+		}
+		e.wakeUp()
+	}
+	m.mu.Unlock()
+	for _, s := range dropped {
+		if err := removeCertificate(m.config.Dir, s); err != nil {
+			m.config.Log.Error("a certificate of a mesh without mTLS stays on disk", "subject", s.String(), "error", err)
+		}
+	}
+}
+
+// acknowledgements of all meshes whose certificates are of the authority that issues.
+func (m *Manager) acknowledgements() []*identityv1.Acknowledgement {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.config.Now()
+	foreign, until := map[string]bool{}, map[string]time.Time{}
+	for _, e := range m.entries {
+		b := m.bundleLocked(e.id)
+		if b == nil || e.svid == nil || !now.Before(e.svid.NotAfter()) {
+			continue
+		}
+		if e.issuer != b.Issuer {
+			foreign[b.Mesh] = true
+		}
+		if end := e.svid.NotAfter(); end.After(until[b.Mesh]) {
+			until[b.Mesh] = end
+		}
+	}
+	var out []*identityv1.Acknowledgement
+	for name, b := range m.bundles {
+		if foreign[name] {
+			continue
+		}
+		a := &identityv1.Acknowledgement{Mesh: name, Generation: b.Generation}
+		if end, ok := until[name]; ok {
+			a.HoldsUntil = end.Unix()
+		}
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b *identityv1.Acknowledgement) int { return strings.Compare(a.Mesh, b.Mesh) })
+	return out
+}
