@@ -101,6 +101,10 @@ type limitedConn struct {
 	release func()
 }
 
+// NetConn returns the connection as it was accepted, for its socket options. It must
+// not be closed but by Close of the outer one, which releases the slot.
+func (c *limitedConn) NetConn() net.Conn { return c.Conn }
+
 func (c *limitedConn) Close() error {
 	defer c.release()
 	return c.Conn.Close()

@@ -1,0 +1,269 @@
+// Package egress is the zone egress: where a mesh has one, it is the only way to other
+// sites and to external services.
+//
+// New returns the handler that a server.Server is configured with. A stream is
+// accepted when the ingress of the other site, or the external service, has accepted
+// it; its caller keeps the first bytes until then. The package never connects to
+// endpoints of this site or to another egress.
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/record"
+	"github.com/proxima-mesh/proxima/internal/gateway/server"
+	"github.com/proxima-mesh/proxima/internal/gateway/stream"
+	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
+)
+
+// Target of a service: ingresses of other sites, or an external service.
+type Target struct {
+	// Ingresses of other sites that serve it.
+	Ingresses []tunnel.Peer
+	// External; nil: the service is one of the mesh.
+	External *External
+}
+
+// External is a service outside every mesh.
+type External struct {
+	// Hosts are names or addresses, tried in an order at random.
+	Hosts []string
+	Port  uint16
+	// TLS that the egress begins; nil: none. ServerName is the host if it is empty.
+	TLS *tls.Config
+}
+
+// Targets are what this egress may reach. Methods are called concurrently, and do not
+// block.
+type Targets interface {
+	// Target returns that of a service; false: not one of those.
+	Target(sni string) (Target, bool)
+}
+
+// Resolver of hosts; a *net.Resolver is one.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// Config of a handler. Targets, Tunnel and Credentials are required.
+type Config struct {
+	Targets Targets
+	// Tunnel opens streams to ingresses.
+	Tunnel *tunnel.Client
+	// Credentials of the egress. Ingresses let it open streams for identities that it
+	// has authenticated.
+	Credentials func() (*tunnel.Credentials, error)
+	// Resolver; nil: that of the system.
+	Resolver Resolver
+	// Buffers of the server; nil: a pool of the default size.
+	Buffers *record.Pool
+	// ConnectTimeout bounds connecting to one address of an external service, and its
+	// handshake; default 3 s.
+	ConnectTimeout time.Duration
+}
+
+// Handler connects streams to what is outside the site. It implements server.Handler.
+type Handler struct{ cfg Config }
+
+// New returns a handler.
+func New(cfg Config) (*Handler, error) {
+	if cfg.Targets == nil || cfg.Tunnel == nil || cfg.Credentials == nil {
+		return nil, errors.New("egress: targets, tunnel and credentials are required")
+	}
+	if cfg.Resolver == nil {
+		cfg.Resolver = net.DefaultResolver
+	}
+	if cfg.Buffers == nil {
+		cfg.Buffers = record.NewPool(0)
+	}
+	if cfg.ConnectTimeout <= 0 {
+		cfg.ConnectTimeout = 3 * time.Second
+	}
+	return &Handler{cfg: cfg}, nil
+}
+
+// Connect implements server.Handler.
+func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, error) {
+	target, ok := h.cfg.Targets.Target(c.Peer.SNI)
+	switch {
+	case !ok:
+		return nil, noTarget(c.Peer.SNI)
+	case target.External != nil:
+		return h.external(ctx, target.External)
+	}
+	return h.tunnel(ctx, c, target.Ingresses)
+}
+
+// Passthrough implements server.Handler. TLS of a sidecar ends at the workload of the
+// other site; an egress on its way carries it to an ingress as it is.
+func (h *Handler) Passthrough(ctx context.Context, sni string, _ netip.AddrPort) (server.Upstream, error) {
+	target, ok := h.cfg.Targets.Target(sni)
+	if !ok || target.External != nil {
+		return nil, noTarget(sni)
+	}
+	var errs []error
+	for _, peer := range tunnel.Order(target.Ingresses) {
+		if peer.Role != tunnel.RoleIngress {
+			errs = append(errs, fmt.Errorf("peer %s is a %s, not an ingress", peer.Name, peer.Role))
+			continue
+		}
+		conn, err := h.dial(ctx, peer.Address)
+		if err == nil {
+			return &plain{stream.NewTCP(conn, h.cfg.Buffers, frame.Broken)}, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, unreachable(sni, errs)
+}
+
+func noTarget(sni string) error {
+	return &server.Refusal{Reason: frame.NoRoute, Err: fmt.Errorf("service %q is not reached through this egress: is it exported by another site, or an ExternalService?", sni)}
+}
+
+func unreachable(what string, errs []error) error {
+	if len(errs) == 0 {
+		errs = []error{errors.New("there is no address to connect to")}
+	}
+	return &server.Refusal{Reason: frame.Unreachable, Err: fmt.Errorf("%s: %w", what, errors.Join(errs...))}
+}
+
+// tunnel opens a stream to an ingress of another site, for the identity that was
+// authenticated.
+func (h *Handler) tunnel(ctx context.Context, c server.Call, ingresses []tunnel.Peer) (server.Upstream, error) {
+	for _, p := range ingresses {
+		if p.Role != tunnel.RoleIngress {
+			return nil, &server.Refusal{Reason: frame.Unsupported, Err: fmt.Errorf("peer %s is a %s, not an ingress", p.Name, p.Role)}
+		}
+	}
+	creds, err := h.cfg.Credentials()
+	if err != nil {
+		return nil, &server.Refusal{Reason: frame.Unauthorized, Err: fmt.Errorf("certificate of the egress: %w", err)}
+	}
+	conn, err := h.cfg.Tunnel.Open(ctx, tunnel.Request{SNI: c.Peer.SNI, Peers: ingresses, Stream: c.Stream, Credentials: creds}, nil)
+	if err != nil {
+		reason := frame.Unreachable
+		var failure *tunnel.OpenError
+		if errors.As(err, &failure) {
+			reason = failure.Reason
+		}
+		if reason == frame.Draining || reason == frame.Broken {
+			reason = frame.Unreachable // said of an ingress, not of this egress
+		}
+		return nil, &server.Refusal{Reason: reason, Err: err}
+	}
+	return &remote{conn}, nil
+}
+
+// external connects to an external service, and begins its TLS.
+func (h *Handler) external(ctx context.Context, e *External) (server.Upstream, error) {
+	var errs []error
+	for _, i := range rand.Perm(len(e.Hosts)) {
+		host := e.Hosts[i]
+		addrs, err := h.resolve(ctx, host)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("resolve %s: %w", host, err))
+			continue
+		}
+		for _, addr := range addrs {
+			up, err := h.begin(ctx, e, host, netip.AddrPortFrom(addr.Unmap(), e.Port))
+			if err == nil {
+				return up, nil
+			}
+			errs = append(errs, fmt.Errorf("%s: %w", net.JoinHostPort(host, strconv.Itoa(int(e.Port))), err))
+		}
+	}
+	return nil, unreachable("external service", errs)
+}
+
+func (h *Handler) resolve(ctx context.Context, host string) ([]netip.Addr, error) {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{addr}, nil
+	}
+	return h.cfg.Resolver.LookupNetIP(ctx, "ip", host)
+}
+
+// begin connects to one address.
+func (h *Handler) begin(ctx context.Context, e *External, host string, to netip.AddrPort) (server.Upstream, error) {
+	conn, err := h.dial(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	if e.TLS == nil {
+		return &plain{stream.NewTCP(conn, h.cfg.Buffers, frame.EndpointReset)}, nil
+	}
+	config := e.TLS.Clone()
+	if config.ServerName == "" {
+		config.ServerName = host
+	}
+	config.DynamicRecordSizingDisabled = true // package stream chooses the size
+	rec := record.NewConn(conn, h.cfg.Buffers, nil)
+	secure := tls.Client(rec, config)
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.ConnectTimeout)
+	defer cancel()
+	err = secure.HandshakeContext(ctx)
+	rec.EndHandshake()
+	if err == nil {
+		err = rec.Flush()
+	}
+	if err != nil {
+		stream.Reset(conn)
+		rec.Free()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return &secured{stream.NewTLS(secure, rec, h.cfg.Buffers, frame.EndpointReset, false)}, nil
+}
+
+// keepAlive finds out within half a minute that the other machine is gone.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+func (h *Handler) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{Timeout: h.cfg.ConnectTimeout, KeepAliveConfig: keepAlive}
+	return d.DialContext(ctx, "tcp", to.String())
+}
+
+// remote is a stream to an ingress.
+type remote struct{ *tunnel.Conn }
+
+// Begin implements server.Upstream.
+func (*remote) Begin() error { return nil }
+
+// plain is a connection to an external service without TLS.
+type plain struct{ *stream.TCP }
+
+// Begin implements server.Upstream.
+func (*plain) Begin() error { return nil }
+
+// Finish implements server.Upstream.
+func (p *plain) Finish(clean bool) {
+	if !clean {
+		p.Reset(frame.Unspecified, "")
+		return
+	}
+	_ = p.Close() // both directions have ended
+}
+
+// secured is a connection to an external service with TLS.
+type secured struct{ *stream.TLS }
+
+// Begin implements server.Upstream.
+func (*secured) Begin() error { return nil }
+
+// Finish implements server.Upstream.
+func (s *secured) Finish(clean bool) {
+	if !clean {
+		s.Reset(frame.Unspecified, "")
+	}
+	s.Close()
+	s.Free()
+}
+
+var _ server.Handler = (*Handler)(nil)
