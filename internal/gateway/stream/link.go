@@ -170,7 +170,7 @@ func (l *Link) Receive() (Chunk, error) {
 func (l *Link) receive() (Chunk, error) {
 	if len(l.rest) == 0 {
 		if err := l.wait(); err != nil && !errors.Is(err, io.EOF) {
-			return Chunk{}, fmt.Errorf("%w: %w", ErrBroken, err)
+			return Chunk{}, l.end(err)
 		}
 	}
 	b := l.pool.Get(l.sizer.Class())
@@ -243,8 +243,14 @@ func (l *Link) decode(c *Chunk, end int) error {
 	return nil
 }
 
-// end is the meaning of an error of reading within a stream: never a clean end.
-func (l *Link) end(err error) error { return fmt.Errorf("%w: %w", ErrBroken, err) }
+// end is the meaning of an error of reading within a stream: never a clean end, thus
+// not io.EOF, nor an error that wraps it.
+func (l *Link) end(err error) error {
+	if errors.Is(err, io.EOF) {
+		return ErrBroken
+	}
+	return fmt.Errorf("%w: %w", ErrBroken, err)
+}
 
 // Send implements Stream.
 func (l *Link) Send(c Chunk) error {

@@ -18,7 +18,6 @@ type Conn struct {
 	pool  *pool
 	// bucket to which the connection returns, unless it was retired meanwhile.
 	bucket *bucket
-	parked chan error // the result of the parked reader
 }
 
 // open begins a stream and waits for the answer. sent: the peer may have received it.
@@ -94,7 +93,7 @@ func (c *Conn) release() {
 		c.plain.Free()
 		return
 	}
-	if c.link.Record().SetDeadline(time.Time{}) != nil || !c.link.Reusable() || !c.pool.put(c) {
+	if !c.link.Reusable() || !c.pool.put(c) {
 		c.close()
 	}
 }
@@ -114,23 +113,26 @@ func (c *Conn) abort() {
 	c.plain.Free()
 }
 
-// park waits for whatever arrives on an idle connection: nothing should, so that the
-// connection is of no use then.
-func (c *Conn) park(idle time.Duration) {
-	rec := c.link.Record()
-	err := rec.SetReadDeadline(time.Now().Add(idle))
-	if err == nil {
-		err = c.link.Idle()
-	}
-	c.parked <- err
-	c.pool.unparked(c, err)
+// parking is one stay of a connection in the pool. The connection may leave and return
+// before its parked reader is done, so each stay has an identity of its own.
+type parking struct {
+	conn   *Conn
+	result chan error // of the parked reader
+}
+
+// park waits for whatever arrives on an idle connection until its read deadline:
+// nothing should, so that the connection is of no use then.
+func (p *parking) park() {
+	err := p.conn.link.Idle()
+	p.result <- err
+	p.conn.pool.unparked(p, err)
 }
 
 // unpark ends park, and reports whether the connection is as it was.
-func (c *Conn) unpark() bool {
-	rec := c.link.Record()
+func (p *parking) unpark() bool {
+	rec := p.conn.link.Record()
 	_ = rec.SetReadDeadline(time.Unix(1, 0)) // fails only if the connection is closed, which park reports
-	err := <-c.parked
+	err := <-p.result
 	return isTimeout(err) && rec.SetReadDeadline(time.Time{}) == nil
 }
 

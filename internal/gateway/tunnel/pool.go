@@ -23,7 +23,7 @@ func keyOf(r *Request, peer Peer) key {
 
 // bucket has what is kept for a key.
 type bucket struct {
-	idle     []*Conn // the one that was used last is at the end
+	idle     []*parking // the one that was used last is at the end
 	sessions tls.ClientSessionCache
 	used     time.Time
 }
@@ -95,16 +95,16 @@ func (p *pool) take(k key) *Conn {
 			p.mu.Unlock()
 			return nil
 		}
-		c := b.idle[len(b.idle)-1]
+		stay := b.idle[len(b.idle)-1]
 		b.idle = b.idle[:len(b.idle)-1]
 		p.mu.Unlock()
 		p.metrics.idle.Dec()
-		if c.unpark() {
+		if stay.unpark() {
 			p.metrics.reused.Inc()
-			return c
+			return stay.conn
 		}
 		p.metrics.dropped.WithLabelValues("stale").Inc()
-		c.close()
+		stay.conn.close()
 	}
 }
 
@@ -116,20 +116,26 @@ func (p *pool) put(c *Conn) bool {
 	if p.closed || b != c.bucket || len(b.idle) >= p.maxIdle {
 		return false // b is another one, or nil, after retire
 	}
-	c.parked = make(chan error, 1)
-	b.idle = append(b.idle, c)
+	// Not by the reader itself: unpark may come first.
+	rec := c.link.Record()
+	if rec.SetWriteDeadline(time.Time{}) != nil || rec.SetReadDeadline(time.Now().Add(p.idle)) != nil {
+		return false
+	}
+	stay := &parking{conn: c, result: make(chan error, 1)}
+	b.idle = append(b.idle, stay)
 	b.used = time.Now()
 	p.metrics.idle.Inc()
-	p.readers.Go(func() { c.park(p.idle) })
+	p.readers.Go(func() { stay.park() })
 	return true
 }
 
-// unparked removes c if it is still idle: its parked reader has ended by itself.
-func (p *pool) unparked(c *Conn, err error) {
+// unparked ends a stay that nothing else has ended: its parked reader is done.
+func (p *pool) unparked(stay *parking, err error) {
+	b := stay.conn.bucket
 	p.mu.Lock()
-	i := slices.Index(c.bucket.idle, c)
+	i := slices.Index(b.idle, stay)
 	if i >= 0 {
-		c.bucket.idle = slices.Delete(c.bucket.idle, i, i+1)
+		b.idle = slices.Delete(b.idle, i, i+1)
 	}
 	p.mu.Unlock()
 	if i < 0 {
@@ -141,7 +147,7 @@ func (p *pool) unparked(c *Conn, err error) {
 		reason = "idle"
 	}
 	p.metrics.dropped.WithLabelValues(reason).Inc()
-	c.close()
+	stay.conn.close()
 }
 
 // retire drops everything of a certificate.
@@ -158,7 +164,7 @@ func (p *pool) close() {
 }
 
 func (p *pool) drop(reason string, match func(key) bool) {
-	var dropped []*Conn
+	var dropped []*parking
 	p.mu.Lock()
 	for k, b := range p.buckets {
 		if match(k) {
@@ -168,10 +174,10 @@ func (p *pool) drop(reason string, match func(key) bool) {
 		}
 	}
 	p.mu.Unlock()
-	for _, c := range dropped {
+	for _, stay := range dropped {
 		p.metrics.idle.Dec()
 		p.metrics.dropped.WithLabelValues(reason).Inc()
-		c.unpark()
-		c.close()
+		stay.unpark()
+		stay.conn.close()
 	}
 }
