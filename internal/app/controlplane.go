@@ -267,24 +267,18 @@ func (cp *controlPlane) start(parts *parts) error {
 	measured := demand.NewAggregator(demand.Config{World: demand.FromCatalog(world), Logger: cp.log.With("part", "demand")})
 	cp.metrics.MustRegister(measured)
 	parts.run("demand", measured.Run)
-	var slices *endpointslice.Controller
-	var plans *topology.Controller
-	rules := ruleset.New(ruleset.Config{
-		Catalog: world, Demand: measured, Recheck: func(mode string) { plans.Recheck(mode) },
-	})
-	plans = topology.New(topology.Config{
+	rules := ruleset.New(ruleset.Config{Catalog: world, Demand: measured})
+	plans := topology.New(topology.Config{
 		Client: client, Catalog: world, Demand: measured, Warm: measured.Warm, Heuristics: rules, Logger: cp.log.With("part", "topology"),
-		Requeue: func(service resource.Key) { slices.Requeue(service) },
 	})
 	cp.metrics.MustRegister(plans)
-	slices = endpointslice.New(endpointslice.Config{
+	slices := endpointslice.New(endpointslice.Config{
 		Client: client, Catalog: world, Slices: kind.EndpointSlice, Advisor: plans,
 		Options: endpointslice.Options{MaxEndpoints: cp.cfg.MaxEndpointsPerSlice},
 		Logger:  cp.log.With("part", "endpointslice"),
 	})
 	parts.run("endpointslice controller", slices.Run)
 	parts.run("topology", plans.Run)
-	parts.run("topology heuristics", rules.Run)
 	objects := endpoints.New(endpoints.Config{
 		Client: client, Catalog: world, Endpoints: kind.Endpoints, Logger: cp.log.With("part", "endpoints"),
 	})

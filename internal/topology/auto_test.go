@@ -204,7 +204,7 @@ func TestCustomHeuristics(t *testing.T) {
 		r.wantEvents("asked")
 
 		mine.err = errors.New("out of ideas")
-		r.c.Recheck("example.com/First")
+		r.heuristicChanged("example.com/First")
 		r.seed(workloads("abca")...)
 		r.wantHints("failed: those there are stay", "a1:a a2: b1:a c1:a")
 		want := []string{`Warning TopologyHeuristicFailed: topology mode "example.com/First" failed, hints are left as they are: out of ideas, addressType: IPv4`}
@@ -218,7 +218,7 @@ func TestCustomHeuristics(t *testing.T) {
 		r.wantCondition("unknown", ConditionPlan, `False Heuristic: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
 
 		known["example.com/Second"] = &first{}
-		r.c.Recheck("example.com/Second")
+		r.heuristicChanged("example.com/Second")
 		r.settle()
 		r.wantHints("now it is known", "a1:a a2:a b1:a c1:a")
 	})

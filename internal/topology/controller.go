@@ -10,7 +10,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/clock"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/changes"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/demand"
@@ -40,7 +42,8 @@ func (Unmeasured) Shares(_ proxy.PortName, zones []string, prior []float64, noNo
 type Config struct {
 	// Client to write plans, conditions and events with.
 	Client resource.Client
-	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts and Plans.
+	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts, Plans, and
+	// the objects behind Heuristics.
 	Catalog *catalog.Catalog
 	// Demand; nil: Unmeasured.
 	Demand Demand
@@ -49,11 +52,8 @@ type Config struct {
 	Warm func() bool
 	// Heuristics that Services may name; nil: none.
 	Heuristics Heuristics
-	// Requeue has the EndpointSlice controller look at a Service again; nil: nobody
-	// writes hints.
-	Requeue func(service resource.Key)
-	Clock   clock.WithTicker // nil: the real one
-	Logger  *slog.Logger     // nil: silence
+	Clock      clock.WithTicker // nil: the real one
+	Logger     *slog.Logger     // nil: silence
 }
 
 // Controller plans Services. Make it with New. Its methods are safe for concurrent
@@ -68,6 +68,8 @@ type Controller struct {
 	// plans writes TrafficPlans, status conditions.
 	plans, status *loop.Loop
 	scratch       sync.Pool // of *scratch
+	// advised are Services whose hints are to be written again.
+	advised changes.Feed[resource.Key]
 
 	// mu guards what follows. Nothing is called while it is held.
 	mu      sync.Mutex
@@ -108,7 +110,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() {
 		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
-			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Plans)
+			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans)
 	})
 	running.Go(func() {
 		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
@@ -173,6 +175,11 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		}
 		c.replan(resource.Key{Namespace: plan.Namespace, Name: plan.Spec.Service})
 	}
+	for _, change := range d.Heuristics {
+		if change.Old == nil || change.New == nil || change.Old.Generation != change.New.Generation {
+			c.heuristicChanged(d.After, meshv1alpha1.TopologyHeuristicPrefix+change.Key.Name)
+		}
+	}
 	if plans || ratios {
 		c.dispatchAll(d.After, plans)
 	}
@@ -194,7 +201,7 @@ func (c *Controller) dispatchAll(snapshot *catalog.Snapshot, plans bool) {
 			if mode.planned() {
 				c.replan(key)
 			}
-			c.requeue(key)
+			c.advised.Publish(key)
 			c.status.Add(key)
 		}
 	}
@@ -206,16 +213,14 @@ func (c *Controller) replan(key resource.Key) {
 	c.plans.Add(key)
 }
 
-func (c *Controller) requeue(key resource.Key) {
-	if c.config.Requeue != nil {
-		c.config.Requeue(key)
-	}
-}
+// Subscribe implements endpointslice.Advisor: Services whose hints may be others, as
+// nodes, costs, demand or a heuristic have changed.
+func (c *Controller) Subscribe() *changes.Subscription[resource.Key] { return c.advised.Subscribe() }
 
-// Recheck has the Services that name a heuristic looked at again, as it is new, gone
-// or different.
-func (c *Controller) Recheck(name string) {
-	for key, service := range c.config.Catalog.Snapshot().Services.All() {
+// heuristicChanged queues the Services that name a heuristic, as it is new, gone or
+// different.
+func (c *Controller) heuristicChanged(snapshot *catalog.Snapshot, name string) {
+	for key, service := range snapshot.Services.All() {
 		if mode := ModeOf(service); mode.Kind != Custom || mode.Name != name {
 			continue
 		}
@@ -223,7 +228,7 @@ func (c *Controller) Recheck(name string) {
 		c.changed[key] = struct{}{}
 		c.mu.Unlock()
 		c.replan(key)
-		c.requeue(key)
+		c.advised.Publish(key)
 		c.status.Add(key)
 	}
 }

@@ -62,7 +62,8 @@ type Heuristic interface {
 }
 
 // Heuristics finds a Heuristic by the value of the annotation, a name with a domain as
-// prefix. Names may come and go; Controller.Recheck has Services of one looked at again.
+// prefix. Names may come and go: those of TopologyHeuristic objects with their objects,
+// which a Controller follows in the catalog.
 type Heuristics interface {
 	Find(name string) (Heuristic, bool)
 }

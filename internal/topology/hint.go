@@ -317,7 +317,7 @@ func (c *Controller) reconsider(key resource.Key, name trafficplan.Name, t *plan
 	}
 	c.mu.Unlock()
 	if current && better {
-		c.requeue(key)
+		c.advised.Publish(key)
 		c.status.Add(key)
 	}
 }

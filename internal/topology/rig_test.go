@@ -90,19 +90,20 @@ func newRig(t *testing.T, edit func(*Config), objects ...resource.Object) *rig {
 	return r
 }
 
+// heuristicChanged is what a change of the object behind a heuristic does.
+func (r *rig) heuristicChanged(name string) {
+	r.c.heuristicChanged(r.c.config.Catalog.Snapshot(), name)
+}
+
 // start begins as a process does; what is known is what the API holds.
 func (r *rig) start(edit func(*Config)) {
 	world := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
-	var slicesController *endpointslice.Controller
-	config := Config{
-		Client: r.client, Catalog: world, Demand: r.demand,
-		Requeue: func(key resource.Key) { slicesController.Requeue(key) },
-	}
+	config := Config{Client: r.client, Catalog: world, Demand: r.demand}
 	if edit != nil {
 		edit(&config)
 	}
 	r.c = New(config)
-	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: r.c})
+	slicesController := endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: r.c})
 	plans := &trafficplan.Table{}
 	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: plans.Weights})
 	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/changes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
@@ -21,6 +22,7 @@ type advisor struct {
 	zone                    string
 	asked, done, forgotten  int
 	created, changed, ports int
+	feed                    changes.Feed[resource.Key]
 }
 
 func (a *advisor) Advise(*corev1.Service) (HintFunc, func(context.Context)) {
@@ -50,6 +52,8 @@ func (a *advisor) Advise(*corev1.Service) (HintFunc, func(context.Context)) {
 		}
 }
 
+func (a *advisor) Subscribe() *changes.Subscription[resource.Key] { return a.feed.Subscribe() }
+
 func (a *advisor) Forget(resource.Key) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,7 +74,7 @@ func TestAdvisorIsAsked(t *testing.T) {
 		a := &advisor{zone: "z7"}
 		c := New(Config{Client: client, Catalog: cat, Slices: kindOf("EndpointSlice"), Advisor: a})
 		key := resource.Key{Namespace: "ns", Name: "web"}
-		c.Requeue(key) // too early to matter, and no harm
+		a.feed.Publish(key) // before anyone follows: no harm
 		ctx, cancel := context.WithCancel(t.Context())
 		finished := make(chan struct{}, 2)
 		go func() { _ = cat.Run(ctx); finished <- struct{}{} }()
@@ -93,7 +97,7 @@ func TestAdvisorIsAsked(t *testing.T) {
 			}
 			return nil
 		})
-		c.Requeue(key)
+		a.feed.Publish(key)
 		synctest.Wait()
 		if got := a.counts(); got[0] != 2 || got[1] != 1 {
 			t.Errorf("asked, done: %v", got)

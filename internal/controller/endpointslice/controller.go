@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/backend"
+	"github.com/proxima-mesh/proxima/internal/controller/changes"
 	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/controller/sliceset"
@@ -49,8 +49,9 @@ type Config struct {
 type Controller struct {
 	Config
 	loop *loop.Loop
-	// queued says that all Services there were have been queued once.
-	queued atomic.Bool
+	// queued is closed once all Services there were have been queued.
+	queued     chan struct{}
+	queuedOnce sync.Once
 
 	mu       sync.Mutex
 	triggers map[resource.Key]backend.Trigger
@@ -58,7 +59,7 @@ type Controller struct {
 
 // New makes a controller; Run starts it.
 func New(config Config) *Controller {
-	c := &Controller{Config: config, triggers: make(map[resource.Key]backend.Trigger)}
+	c := &Controller{Config: config, queued: make(chan struct{}), triggers: make(map[resource.Key]backend.Trigger)}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
@@ -74,15 +75,34 @@ func New(config Config) *Controller {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	if c.Advisor != nil {
+		advice := c.Advisor.Subscribe()
+		following.Go(func() {
+			defer advice.Close()
+			c.followAdvice(ctx, advice)
+		})
+	}
 	return c.loop.Run(ctx, c.Catalog, c.dispatch,
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes)
 }
 
-// Requeue has a Service looked at again, as hints depend on more than the
-// catalog. Safe at any time.
-func (c *Controller) Requeue(service resource.Key) {
-	if c.queued.Load() { // else it will be with all others
-		c.loop.Add(service)
+// followAdvice queues the Services whose hints may be others, until ctx ends.
+func (c *Controller) followAdvice(ctx context.Context, advice *changes.Subscription[resource.Key]) {
+	select {
+	case <-c.queued: // until then a change of advice comes with all Services
+	case <-ctx.Done():
+		return
+	}
+	for {
+		services, err := advice.Next(ctx)
+		if err != nil {
+			return // ctx has ended
+		}
+		for _, service := range services {
+			c.loop.Add(service)
+		}
 	}
 }
 

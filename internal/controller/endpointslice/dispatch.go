@@ -13,10 +13,10 @@ import (
 // dispatch queues the Services that a delta concerns. Its cost is that of the
 // change: every step goes through an index.
 func (c *Controller) dispatch(d catalog.Delta) {
-	c.queued.Store(true)
 	for _, change := range d.Services {
 		c.loop.Add(change.Key)
 	}
+	c.queuedOnce.Do(func() { close(c.queued) })
 	for _, change := range d.Slices {
 		c.sliceChanged(change)
 	}

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/proxima-mesh/proxima/internal/controller/changes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -37,6 +38,9 @@ type Advisor interface {
 	Advise(service *corev1.Service) (hints HintFunc, done func(context.Context))
 	// Forget a Service that is gone.
 	Forget(service resource.Key)
+	// Subscribe returns the Services whose hints are to be advised again. The caller
+	// closes it.
+	Subscribe() *changes.Subscription[resource.Key]
 }
 
 // TrafficDistribution hints ready endpoints to their own zone, or zone and node,

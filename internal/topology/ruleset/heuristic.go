@@ -1,15 +1,16 @@
 // Package ruleset lets Services use the rules of TopologyHeuristic objects as their
 // topology mode.
 //
-// It owns the way from an object to a program, and from what the topology controller
-// asks to what an expression sees. Enter at New: a Controller is that one's Heuristics,
-// and Run tells it when a rule has changed. The language is package planner/rule's;
-// who asks, and what becomes of an answer or a failure, is package topology's.
+// It owns the way from an object to a program, and from a question of the topology
+// controller to the input of an expression. Enter at New: a Rules is that controller's
+// Heuristics. The language is package planner/rule's; what becomes of an answer or a
+// failure is package topology's, which also follows the objects.
 package ruleset
 
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 
@@ -22,83 +23,63 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
-// Config of a Controller.
+// Config of Rules.
 type Config struct {
 	// Catalog that holds the TopologyHeuristics.
 	Catalog *catalog.Catalog
 	// Demand is what expressions see of it.
 	Demand topology.Demand
-	// Recheck has Services looked at again that use a mode, as its rule has changed.
-	Recheck func(mode string)
 }
 
-// Controller finds rules by the name of a mode. Make it with New. Its methods are safe
-// for concurrent use.
-type Controller struct {
+// Rules finds rules by the name of a mode. Make it with New. Safe for concurrent use.
+type Rules struct {
 	config Config
 
 	mu sync.Mutex
-	// rules that were asked for, by the name of their object.
-	rules map[string]*compiled
+	// compiled rules, by the name of their object.
+	compiled map[string]*compiled
 }
 
-var _ topology.Heuristics = (*Controller)(nil)
+var _ topology.Heuristics = (*Rules)(nil)
 
-// New makes a controller. It finds what the catalog holds at any time; Run tells of
-// changes.
-func New(config Config) *Controller {
-	return &Controller{config: config, rules: map[string]*compiled{}}
+// New makes Rules, which find what the catalog holds at any time.
+func New(config Config) *Rules {
+	return &Rules{config: config, compiled: map[string]*compiled{}}
 }
 
-// Run has Services looked at again whose rules change, until ctx ends; it returns nil
-// then.
-func (c *Controller) Run(ctx context.Context) error {
-	sub := c.config.Catalog.Subscribe(catalog.Heuristics)
-	defer sub.Close()
-	for {
-		d, err := sub.Next(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, change := range d.Heuristics {
-			if change.New == nil {
-				c.forget(change.Key.Name)
-			}
-			if change.Old == nil || change.New == nil || change.Old.Generation != change.New.Generation {
-				c.config.Recheck(meshv1alpha1.TopologyHeuristicPrefix + change.Key.Name)
-			}
-		}
-	}
-}
-
-func (c *Controller) forget(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.rules, name)
-}
-
-// Find implements topology.Heuristics.
-func (c *Controller) Find(mode string) (topology.Heuristic, bool) {
+// Find implements topology.Heuristics. A rule is compiled when it is looked for, and
+// again when its object has changed.
+func (r *Rules) Find(mode string) (topology.Heuristic, bool) {
 	name, ours := strings.CutPrefix(mode, meshv1alpha1.TopologyHeuristicPrefix)
 	if !ours {
 		return nil, false
 	}
-	object, ok := c.config.Catalog.Snapshot().Heuristics.Get(catalog.Key{Name: name})
+	objects := r.config.Catalog.Snapshot().Heuristics
+	object, ok := objects.Get(catalog.Key{Name: name})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.prune(objects)
 	if !ok {
 		return nil, false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r := c.rules[name]; r != nil && r.object == object {
-		return r, true
+	if c := r.compiled[name]; c != nil && c.object == object {
+		return c, true
 	}
-	r := &compiled{object: object, demand: c.config.Demand}
-	r.program, r.err = rule.Compile(kind.HeuristicSpec(object))
-	c.rules[name] = r
-	return r, true
+	c := &compiled{object: object, demand: r.config.Demand}
+	c.program, c.err = rule.Compile(kind.HeuristicSpec(object))
+	r.compiled[name] = c
+	return c, true
+}
+
+// prune drops the rules whose objects are gone, if there are more rules than objects.
+func (r *Rules) prune(objects catalog.Table[*meshv1alpha1.TopologyHeuristic]) {
+	if len(r.compiled) <= objects.Len() {
+		return
+	}
+	maps.DeleteFunc(r.compiled, func(name string, _ *compiled) bool {
+		_, ok := objects.Get(catalog.Key{Name: name})
+		return !ok
+	})
 }
 
 // compiled is a rule that was compiled.

@@ -99,18 +99,13 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 
 func (r *rig) run() {
 	world := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
-	var plans *topology.Controller
-	var slicesController *endpointslice.Controller
-	rules := New(Config{Catalog: world, Demand: r.demand, Recheck: func(mode string) { plans.Recheck(mode) }})
-	plans = topology.New(topology.Config{
-		Client: r.client, Catalog: world, Demand: r.demand, Heuristics: rules,
-		Requeue: func(key resource.Key) { slicesController.Requeue(key) },
-	})
-	slicesController = endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice, Advisor: plans})
+	rules := New(Config{Catalog: world, Demand: r.demand})
+	plans := topology.New(topology.Config{Client: r.client, Catalog: world, Demand: r.demand, Heuristics: rules})
+	slicesController := endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kind.EndpointSlice, Advisor: plans})
 	r.plans, r.world = plans, world
 	ctx, cancel := context.WithCancel(r.t.Context())
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{world.Run, slicesController.Run, plans.Run, rules.Run} {
+	for _, run := range []func(context.Context) error{world.Run, slicesController.Run, plans.Run} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				r.t.Error(err)
