@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -259,11 +258,7 @@ func (s *Server) install(schemes *schemes) error {
 	}
 	s.generic.Handler.NonGoRestfulMux.HandleFunc(customKindsPath, noCustomKinds)
 	for path, handler := range s.cfg.ExtraHandlers {
-		if strings.HasSuffix(path, "/") {
-			s.generic.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
-		} else {
-			s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
-		}
+		s.Handle(path, handler)
 	}
 	return nil
 }

@@ -1,65 +1,20 @@
-// Package app wires Proxima's rooms together: one short file per role.
+// Package app wires Proxima's packages together: one short file per role.
 //
-// It owns nothing but the order in which things start and stop. Enter at
-// RunControlPlane, RunNode and RunUp; each blocks until its context ends and
-// leaves nothing running. It is the only package that knows everybody.
+// It owns nothing but the order in which components start and stop. Enter at
+// RunControlPlane (standalone.go), RunNode (node.go) and RunUp (up.go); each blocks until
+// its context ends and leaves nothing running. A role is a list of components, which
+// component.go runs. It is the only package that imports all others.
 package app
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
-	"sync"
 
 	"github.com/proxima-mesh/proxima/internal/listener"
 )
-
-// parts runs the goroutines of a role. The first that fails ends the others.
-type parts struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
-}
-
-func newParts(ctx context.Context) *parts {
-	ctx, cancel := context.WithCancelCause(ctx)
-	return &parts{ctx: ctx, cancel: cancel}
-}
-
-// run starts a part. It must return when the context ends; returning earlier is
-// a failure of the role.
-func (p *parts) run(name string, f func(context.Context) error) {
-	p.wg.Go(func() {
-		err := f(p.ctx)
-		if p.ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
-			return
-		}
-		if err == nil {
-			err = errors.New("ended by itself")
-		}
-		p.cancel(fmt.Errorf("%s: %w", name, err))
-	})
-}
-
-// wait blocks until all parts have ended, and returns why the first one failed;
-// nil if the role was asked to end.
-func (p *parts) wait(asked context.Context) error {
-	p.wg.Wait()
-	cause := context.Cause(p.ctx)
-	if cause == nil || (asked.Err() != nil && errors.Is(cause, context.Cause(asked))) {
-		return nil
-	}
-	return cause
-}
-
-// end stops all parts and waits for them.
-func (p *parts) end() {
-	p.cancel(context.Canceled)
-	p.wg.Wait()
-}
 
 // listen on a TCP address; what it is for and its flag go into the error. At most
 // limit connections are open at a time.
@@ -72,6 +27,18 @@ func listen(what, flag, address string, limit int, log *slog.Logger) (net.Listen
 		}
 	}
 	return listener.Limit(l, listener.Options{Name: what, MaxConnections: limit, Logger: log}), nil
+}
+
+// reachable is an address by which this machine reaches a listener.
+func reachable(addr net.Addr) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return addr.String()
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // Connections that are open at a time at one listener.
@@ -89,8 +56,8 @@ const (
 	viewShare          = 0.25
 )
 
-// beside is another port on the host of an address.
-func beside(address string, port int) (string, error) {
+// onPort is another port on the host of an address.
+func onPort(address string, port int) (string, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", fmt.Errorf("address %q: want HOST:PORT: %w", address, err)
@@ -98,7 +65,7 @@ func beside(address string, port int) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
-// HintError is an error that knows what to do about it.
+// HintError is an error with what to do about it.
 type HintError struct {
 	Err  error
 	Text string

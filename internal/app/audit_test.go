@@ -24,20 +24,26 @@ func TestAnonymousCannotRotateTheAuditLog(t *testing.T) {
 
 func anonymousCannotRotateTheAuditLog(t *testing.T) {
 	dir := t.TempDir()
-	logs := newAuditLogs(dir, slog.New(slog.DiscardHandler))
+	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler))
+	write := auditTo(logs)
 	long := "/" + strings.Repeat("x", 1<<20)
-	logs.write(apiserver.AuditEvent{User: "ann", Verb: "create", Resource: "configmaps", Namespace: "default", Name: "a", Code: 201, Source: []string{"192.0.2.1"}})
+	write(apiserver.AuditEvent{
+		User: "ann", Verb: "create", Resource: "configmaps", Namespace: "default", Name: "a", Code: 201, Source: []string{"192.0.2.1"},
+	})
 	for i := range 2000 {
-		logs.write(apiserver.AuditEvent{Verb: "post", Path: long, Code: 401, Refused: true, Source: []string{fmt.Sprintf("203.0.113.%d", i%50)}})
+		from := fmt.Sprintf("203.0.113.%d", i%50)
+		write(apiserver.AuditEvent{Verb: "post", Path: long, Code: 401, Refused: true, Source: []string{from}})
 	}
-	logs.write(apiserver.AuditEvent{User: "rob", Actor: "ann", Verb: "post", Path: long, Code: 201, Details: map[string]string{"token-kind": "admin"}})
-	logs.close()
+	write(apiserver.AuditEvent{
+		User: "rob", Actor: "ann", Verb: "post", Path: long, Code: 201, Details: map[string]string{"token-kind": "admin"},
+	})
+	logs.Close()
 	for name, want := range map[string]struct {
 		size int64
 		has  []string
 	}{
-		AuditLog:   {4000, []string{"configmaps/default/a", `"actor":"ann"`, `"token-kind":"admin"`, "(1048577 bytes)"}},
-		RefusedLog: {1 << 20, []string{`"code":401`, `"event":"suppressed"`, `"records":"1400"`}},
+		audit.WritesLog:  {4000, []string{"configmaps/default/a", `"actor":"ann"`, `"token-kind":"admin"`, "(1048577 bytes)"}},
+		audit.RefusedLog: {1 << 20, []string{`"code":401`, `"event":"suppressed"`, `"records":"1400"`}},
 	} {
 		data, err := os.ReadFile(filepath.Join(dir, name+".log"))
 		if err != nil || int64(len(data)) > want.size {
@@ -60,17 +66,20 @@ func TestAuditFailureIsVisible(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil { // cannot be written
 		t.Fatal(err)
 	}
-	logs := newAuditLogs(dir, slog.New(slog.DiscardHandler))
-	defer logs.close()
-	logs.write(apiserver.AuditEvent{Time: time.Now(), User: "ann", Verb: "create", Code: 201})
-	if s := logs.status()[AuditLog]; s.Problem == "" || s.Lost != 1 {
+	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler))
+	defer logs.Close()
+	write := auditTo(logs)
+	write(apiserver.AuditEvent{Time: time.Now(), User: "ann", Verb: "create", Code: 201})
+	if s := logs.States()[audit.WritesLog]; s.Problem == "" || s.Lost != 1 {
 		t.Errorf("status %+v", s)
 	}
-	if s := logs.status()[RefusedLog]; s.Problem != "" {
+	if s := logs.States()[audit.RefusedLog]; s.Problem != "" {
 		t.Errorf("the other log: %+v", s)
 	}
 	values := metricsOf(t, logs)
-	for name, want := range map[string]float64{"proxima_audit_failing/audit": 1, "proxima_audit_failing/refused": 0, "proxima_audit_records_lost_total/audit": 1} {
+	for name, want := range map[string]float64{
+		"proxima_audit_failing/audit": 1, "proxima_audit_failing/refused": 0, "proxima_audit_records_lost_total/audit": 1,
+	} {
 		if values[name] != want {
 			t.Errorf("%s is %g, want %g", name, values[name], want)
 		}

@@ -36,7 +36,10 @@ func ClusterREST(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		cfg, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, &HintError{Err: errors.New("no kubeconfig was given, and this is not a pod"), Text: "name one with --kubeconfig, or in clientConnection.kubeconfig of the kube-proxy configuration"}
+			return nil, &HintError{
+				Err:  errors.New("no kubeconfig was given, and this is not a pod"),
+				Text: "name one with --kubeconfig, or in clientConnection.kubeconfig of the kube-proxy configuration",
+			}
 		}
 		return cfg, err
 	}
@@ -50,9 +53,9 @@ func ClusterREST(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// nodePatience is how long the start waits for the agent's Node where its
+// nodeTimeout is how long the start waits for the agent's Node where its
 // settings depend on it; the node may be joining at the same time.
-const nodePatience = 2 * time.Minute
+const nodeTimeout = 2 * time.Minute
 
 // learnNode takes from the Node object what the settings leave to it.
 func (a *agent) learnNode(ctx context.Context) error {
@@ -60,7 +63,7 @@ func (a *agent) learnNode(ctx context.Context) error {
 	if !c.NodeCIDR && !c.Primary {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, nodePatience)
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
 	n, err := a.awaitNode(ctx)
 	if err != nil {
@@ -106,7 +109,10 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, &HintError{Err: fmt.Errorf("node %s: %s", a.cfg.Name, why), Text: "check --node-name: it must be the name that kubectl get nodes shows"}
+			return nil, &HintError{
+				Err:  fmt.Errorf("node %s: %s", a.cfg.Name, why),
+				Text: "check --node-name: it must be the name that kubectl get nodes shows",
+			}
 		case <-time.After(time.Second):
 		}
 	}
@@ -139,18 +145,16 @@ func primaryAddresses(n *corev1.Node) []netip.Prefix {
 	return out
 }
 
-// followCluster runs what follows a Kubernetes API.
-func (a *agent) followCluster(parts *parts) error {
-	var err error
+// clusterComponents follow a Kubernetes API.
+func (a *agent) clusterComponents() (out []component, err error) {
 	a.cluster, err = fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0,
 		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("part", "cluster"),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	parts.run("cluster", a.cluster.Run)
-	return nil
+	return []component{{Name: "cluster", Run: a.cluster.Run}}, nil
 }
 
 // learnOwn takes what the Node object says. While there is none, what was known

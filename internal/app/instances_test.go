@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -13,98 +14,78 @@ import (
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
-	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
-	"github.com/proxima-mesh/proxima/internal/identity"
-	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/topology"
-	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
-	"github.com/proxima-mesh/proxima/internal/view"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
-// instance is an API server with a catalog and the views of zones, on a store that it
-// shares with others. It plans while lead runs.
-type instance struct {
-	t       *testing.T
-	client  *apiserver.Client
-	world   *catalog.Catalog
-	builder *view.Builder
+// planeOf is a control plane on a store that it shares with others. Its test says when it
+// leads.
+type planeOf struct {
+	*ballot
+	t      *testing.T
+	cp     *standalone
+	client *apiserver.Client
 }
 
-func startInstance(t *testing.T, s store.Store, ca *identity.Authority) *instance {
+// shared is a store that its last user closes.
+type shared struct{ store.Store }
+
+// Close implements store.Store: it does nothing.
+func (shared) Close() error { return nil }
+
+func startInstance(t *testing.T, s store.Store) *planeOf {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, err := serverCertificate(ca, listener.Addr(), ClusterDomain, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := apiserver.New(apiserver.Config{
-		Store: s, Kinds: kind.All(), Listener: listener, CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: ca.PEM(),
-		Authenticator: access.NewAuthenticator(identity.NewTokens(s, ca.Pin()), ca.Pool(), access.Policy{}, orDiscard(nil)),
-		Authorizer:    access.NewAuthorizer(),
-		Logger:        orDiscard(nil), Version: "0.0.0", Writes: &access.WritePolicy{},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	run := func(f func(context.Context) error) {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- f(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	run(api.Run)
-	select {
-	case <-api.Ready():
-	case <-time.After(testkit.Patience):
-		t.Fatal("the API does not become ready")
-	}
-	i := &instance{t: t, client: api.Client("system:test")}
-	i.world = catalog.New(catalog.Config{Client: i.client, Descriptors: kind.All(), Epoch: s.Epoch()})
-	plans := &trafficplan.Table{}
-	i.builder = view.NewBuilder(view.BuilderConfig{Run: t.Name(), Weights: plans.Weights})
-	sub := i.world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)
-	run(i.world.Run)
-	run(func(ctx context.Context) error { defer sub.Close(); return view.Follow(ctx, sub, i.builder, plans) })
-	return i
-}
-
-// lead runs the planner until the returned function is called.
-func (i *instance) lead() (end func()) {
-	c := topology.New(topology.Config{Client: i.client, Catalog: i.world})
+	p := &planeOf{ballot: newBallot(), t: t}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = c.Run(ctx) }()
-	return func() { cancel(); <-done }
+	var err error
+	p.cp, err = newStandaloneOn(ctx, ControlPlaneConfig{
+		Store: "memory", DataDir: t.TempDir(), APIAddress: "127.0.0.1:0", MachineID: t.Name(),
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
+	}, func(context.Context, string, string, *slog.Logger) (store.Store, error) { return shared{s}, nil }, p.ballot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, done := make(chan Serving, 1), make(chan error, 1)
+	go func() {
+		done <- run(ctx, p.ballot, append(p.cp.components(), announce(func(s Serving) { ready <- s }, p.cp.serving())))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		p.cp.close()
+	})
+	select {
+	case <-ready:
+	case <-time.After(testkit.Patience):
+		t.Fatal("the control plane does not become ready")
+	}
+	p.client = p.cp.api.server.Client("system:test")
+	return p
 }
 
 // weights of endpoints in the view of a zone, by address.
-func (i *instance) weights(zone string) string {
-	scope, err := i.builder.Scope(zone)
+func (i *planeOf) weights(zone string) string {
+	scope, err := i.cp.instance.builder.Scope(zone)
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -142,7 +123,7 @@ func (i *instance) weights(zone string) string {
 	return strings.Join(parts, " ")
 }
 
-func (i *instance) plan() *plannerv1alpha1.TrafficPlan {
+func (i *planeOf) plan() *plannerv1alpha1.TrafficPlan {
 	object, err := i.client.Get(i.t.Context(), kind.TrafficPlan, resource.Key{Namespace: "default", Name: "web"})
 	if err != nil {
 		i.t.Fatal(err)
@@ -152,15 +133,11 @@ func (i *instance) plan() *plannerv1alpha1.TrafficPlan {
 
 // TestInstancesShareThePlansOfTheLeader: with two instances on one store, the plan that
 // the leader made weighs in the views of both, survives the leader, and is kept by the
-// next one. The test names the leader.
+// next one.
 func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
-	ca, err := identity.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := memory.New(memory.Options{})
 	t.Cleanup(func() { s.Close() })
-	first, second := startInstance(t, s, ca), startInstance(t, s, ca)
+	first, second := startInstance(t, s), startInstance(t, s)
 	var objects []resource.Object
 	for _, zone := range []string{"a", "b"} {
 		objects = append(objects, &corev1.Node{
@@ -172,7 +149,9 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 		})
 	}
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
 		Endpoints: []discoveryv1.Endpoint{
@@ -182,8 +161,10 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 		},
 	}
 	objects = append(objects, slice, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive}},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "web", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive},
+		},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	})
 	for _, o := range objects {
 		k := kind.Node
@@ -199,13 +180,15 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 	}
 	everywhere := func(what, zone, want string) {
 		t.Helper()
-		for name, i := range map[string]*instance{"first": first, "second": second} {
-			testkit.Eventually(t, fmt.Sprintf("%s, %s instance, from %s: %s", what, name, zone, want), func() bool { return i.weights(zone) == want })
+		for name, i := range map[string]*planeOf{"first": first, "second": second} {
+			testkit.Eventually(t, fmt.Sprintf("%s, %s instance, from %s: %s", what, name, zone, want), func() bool {
+				return i.weights(zone) == want
+			})
 		}
 	}
-	everywhere("nobody leads", "a", "10.0.0.1*0 10.0.0.2*0 10.0.0.3*0")
+	everywhere("without a leader", "a", "10.0.0.1*0 10.0.0.2*0 10.0.0.3*0")
 
-	end := second.lead()
+	end := second.win()
 	everywhere("planned", "a", "10.0.0.1*2048 10.0.0.2*289 10.0.0.3*289")
 	everywhere("planned", "b", "10.0.0.1*0 10.0.0.2*1 10.0.0.3*1")
 	made := first.plan()
@@ -230,11 +213,13 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 	}
 	everywhere("back", "b", "10.0.0.1*0 10.0.0.2*1 10.0.0.3*1")
 
-	end = first.lead()
+	end = first.win()
 	defer end()
 	other := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "zoo", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive}},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "zoo", Annotations: map[string]string{corev1.AnnotationTopologyMode: topology.Adaptive},
+		},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}
 	if _, err := second.client.Create(t.Context(), kind.Service, other); err != nil {
 		t.Fatal(err)
@@ -247,4 +232,84 @@ func TestInstancesShareThePlansOfTheLeader(t *testing.T) {
 		t.Errorf("the next leader has changed the plan: %s", diff)
 	}
 	everywhere("the next leader", "a", "10.0.0.1*2048 10.0.0.2*289 10.0.0.3*289")
+}
+
+// TestLeadershipIsLostAndRegained: what controllers of the leader keep goes with the term.
+// While there is none, objects wait and the tables go on; the next term, in the same
+// process, brings all up to date.
+func TestLeadershipIsLostAndRegained(t *testing.T) {
+	s := memory.New(memory.Options{})
+	t.Cleanup(func() { s.Close() })
+	p := startInstance(t, s)
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+	if _, err := p.client.Create(t.Context(), kind.Service, service); err != nil {
+		t.Fatal(err)
+	}
+	workload := func(name, address string) {
+		t.Helper()
+		object, err := p.client.Create(t.Context(), kind.Dataplane, &meshv1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"}},
+			Spec: meshv1alpha1.DataplaneSpec{
+				Addresses: []string{address}, Ports: []meshv1alpha1.DataplanePort{{Name: "http", Port: 80, Protocol: "TCP"}},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dp := object.DeepCopyObject().(*meshv1alpha1.Dataplane)
+		meta.SetStatusCondition(&dp.Status.Conditions, metav1.Condition{
+			Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Test",
+		})
+		if _, err := p.client.UpdateStatus(t.Context(), kind.Dataplane, dp); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, name+" is in the tables", func() bool {
+			_, ok := p.cp.instance.catalog.Snapshot().Dataplanes.Get(resource.KeyOf(dp))
+			return ok
+		})
+	}
+	addresses := func() (out []string) {
+		for _, slice := range p.cp.instance.catalog.Snapshot().SlicesOf(resource.KeyOf(service)) {
+			for _, e := range slice.Endpoints {
+				out = append(out, e.Addresses...)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	// What has run before: goroutines that the first term starts for good, such as those
+	// of a package's first use, are not its own.
+	p.win()()
+	idle := []goleak.Option{
+		goleak.IgnoreCurrent(),
+		// The API server's watch cache leaves a timer of 3 s behind for each list.
+		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
+	}
+	for term, address := range []string{"10.0.0.1", "10.0.0.2"} {
+		before := addresses()
+		workload(fmt.Sprint("web-", term), address)
+		if got := addresses(); !slices.Equal(got, before) {
+			t.Errorf("term %d: slices were written without a leader: %v", term, got)
+		}
+		if p.cp.leader.planner.Load() != nil || p.cp.leader.leases.Load() != nil {
+			t.Errorf("term %d: controllers of an earlier term are in use", term)
+		}
+		lose := p.win()
+		testkit.Eventually(t, "the endpoint of "+address, func() bool { return slices.Contains(addresses(), address) })
+		if p.cp.leader.planner.Load() == nil {
+			t.Errorf("term %d: no planner", term)
+		}
+		lose()
+		if err := goleak.Find(idle...); err != nil {
+			t.Errorf("term %d: left running: %v", term, err)
+		}
+	}
+	if got := addresses(); !slices.Equal(got, []string{"10.0.0.1", "10.0.0.2"}) {
+		t.Errorf("endpoints %v", got)
+	}
 }

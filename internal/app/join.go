@@ -48,9 +48,12 @@ func (a *agent) join(ctx context.Context) error {
 		return &HintError{Err: err, Text: "give the token of this node, or run the agent as that node with --node-name"}
 	}
 	if _, missing := os.Stat(a.viewFile()); missing != nil || errors.As(stored, &other) {
-		return &HintError{Err: err, Text: "join with --token-file; make a token with \"proxima token create --kind node --name " + a.cfg.Name + "\""}
+		return &HintError{
+			Err: err, Text: "join with --token-file; make a token with \"proxima token create --kind node --name " + a.cfg.Name + "\"",
+		}
 	}
-	log.Warn("this machine has no credentials, and serves by the state on disk until it has joined again", "credentials", stored, "error", err)
+	log.Warn("this machine has no credentials, and serves by the state on disk until it has joined again",
+		"credentials", stored, "error", err)
 	return nil
 }
 
@@ -82,12 +85,12 @@ func (a *agent) token() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// forgetState drops what another control plane said.
+// forgetState drops the state of another control plane.
 func (a *agent) forgetState() error {
 	if err := os.Remove(a.viewFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget the state of another control plane: %w", err)
 	}
-	return a.forgetRanges()
+	return a.ranges.Forget()
 }
 
 // viewAddress is where this node's view is served.

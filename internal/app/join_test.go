@@ -18,6 +18,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 )
 
@@ -81,6 +82,7 @@ func agentOf(t *testing.T, name, server, dataDir string) *agent {
 	a := &agent{cfg: NodeConfig{
 		Name: name, Server: server, DataDir: dataDir, TokenFile: filepath.Join(dataDir, "token"),
 	}, log: slog.New(slog.DiscardHandler)}
+	a.ranges = ranges.New(ranges.Config{Dir: a.dir(), Saved: a.unsaved.note, Logger: a.log})
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -230,12 +232,12 @@ func TestForgetsTheOldControlPlane(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, a.viewFile(), "state")
-	put(t, a.rangesFile(), "[]")
+	put(t, filepath.Join(a.dir(), "ranges.json"), "[]")
 	put(t, a.cfg.TokenFile, first.token(t, "n1"))
 	if err := agentOf(t, "n1", first.address, dir).join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !exists(a.viewFile()) || !exists(a.rangesFile()) {
+	if !exists(a.viewFile()) || !exists(filepath.Join(a.dir(), "ranges.json")) {
 		t.Error("a new token of the same control plane dropped its state")
 	}
 	second := startIssuing(t)
@@ -243,7 +245,7 @@ func TestForgetsTheOldControlPlane(t *testing.T) {
 	if err := agentOf(t, "n1", second.address, dir).join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if exists(a.viewFile()) || exists(a.rangesFile()) {
+	if exists(a.viewFile()) || exists(filepath.Join(a.dir(), "ranges.json")) {
 		t.Error("the state of another control plane was kept")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/node/local"
@@ -37,26 +38,24 @@ func (a *agent) listenLocal() error {
 	return nil
 }
 
-// serveLocal answers programs of this machine's owner of the agent.
-func (a *agent) serveLocal(parts *parts) error {
+// localComponents answer programs of this machine.
+func (a *agent) localComponents() ([]component, error) {
 	if a.local == nil {
-		return nil
+		return nil, nil
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+local.AlivePath, func(http.ResponseWriter, *http.Request) {})
-	mux.HandleFunc("GET "+local.StatusPath, a.serveStatus)
-	mux.HandleFunc("GET "+local.TracePath, a.serveTrace)
-	mux.HandleFunc("GET "+local.DumpPath, a.serveDump)
+	for pattern, handler := range admin.AgentHandlers(agentState{a}) {
+		mux.Handle(pattern, handler)
+	}
 	if a.cfg.Cluster == nil {
 		workloads, err := a.workloads()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		mux.Handle("/api/", workloads)
 		mux.Handle("/apis/", workloads)
 	}
-	parts.run("local programs", serve(a.local, mux))
-	return nil
+	return []component{{Name: "local programs", Run: serve(a.local, mux)}}, nil
 }
 
 // api is the address (URL) of the API that the agent uses.
@@ -78,19 +77,11 @@ func (a *agent) workloads() (http.Handler, error) {
 	}), nil
 }
 
-// UnsavedFile is a file that the agent could not write: after a restart it would
-// go on from an older one, or from none.
-type UnsavedFile struct {
-	File  string    `json:"file"`
-	Error string    `json:"error"`
-	Since time.Time `json:"since"`
-}
-
 // unsavedFiles remembers which files could not be written. The zero value is ready
 // to use; safe for concurrent use.
 type unsavedFiles struct {
 	mu    sync.Mutex
-	files map[string]UnsavedFile
+	files map[string]admin.UnsavedFile
 }
 
 // note the result of writing a file.
@@ -106,9 +97,9 @@ func (u *unsavedFiles) note(file string, err error) {
 		since = earlier.Since
 	}
 	if u.files == nil {
-		u.files = map[string]UnsavedFile{}
+		u.files = map[string]admin.UnsavedFile{}
 	}
-	u.files[file] = UnsavedFile{File: file, Error: err.Error(), Since: since}
+	u.files[file] = admin.UnsavedFile{File: file, Error: err.Error(), Since: since}
 }
 
 // has reports whether the last attempt to write a file failed.
@@ -120,25 +111,25 @@ func (u *unsavedFiles) has(file string) bool {
 }
 
 // list is ordered by file.
-func (u *unsavedFiles) list() []UnsavedFile {
+func (u *unsavedFiles) list() []admin.UnsavedFile {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	out := make([]UnsavedFile, 0, len(u.files))
+	out := make([]admin.UnsavedFile, 0, len(u.files))
 	for _, f := range u.files {
 		out = append(out, f)
 	}
-	slices.SortFunc(out, func(a, b UnsavedFile) int { return cmp.Compare(a.File, b.File) })
+	slices.SortFunc(out, func(a, b admin.UnsavedFile) int { return cmp.Compare(a.File, b.File) })
 	return out
 }
 
 // unsavedFiles of this agent. It tries the disk, so that a disk that is full or
 // read-only is reported before there is a change to save.
-func (a *agent) unsavedFiles() []UnsavedFile {
+func (a *agent) unsavedFiles() []admin.UnsavedFile {
 	a.unsaved.note(a.dir(), tryDisk(a.dir()))
 	out := a.unsaved.list()
 	if a.feed != nil {
 		if s := a.feed.Status(); s.SaveError != nil {
-			out = append(out, UnsavedFile{File: s.StateFile, Error: s.SaveError.Error(), Since: s.UnsavedSince})
+			out = append(out, admin.UnsavedFile{File: s.StateFile, Error: s.SaveError.Error(), Since: s.UnsavedSince})
 		}
 	}
 	return out

@@ -2,8 +2,6 @@ package app
 
 import (
 	"errors"
-	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
 func TestUnsavedFilesKeepTheirTime(t *testing.T) {
@@ -22,7 +20,7 @@ func TestUnsavedFilesKeepTheirTime(t *testing.T) {
 		time.Sleep(time.Hour)
 		u.note("/b", errors.New("read-only file system"))
 		u.note("/a", errors.New("no space left on device"))
-		want := []UnsavedFile{
+		want := []admin.UnsavedFile{
 			{File: "/a", Error: "no space left on device", Since: began.Add(time.Hour)},
 			{File: "/b", Error: "read-only file system", Since: began},
 		}
@@ -34,25 +32,6 @@ func TestUnsavedFilesKeepTheirTime(t *testing.T) {
 			t.Errorf("after a write that went well: %v", got)
 		}
 	})
-}
-
-// Ranges that could not be saved are saved at the next look, though they have not
-// changed since.
-func TestRangesAreSavedLater(t *testing.T) {
-	a := &agent{cfg: NodeConfig{DataDir: filepath.Join(t.TempDir(), "absent")}, log: slog.New(slog.DiscardHandler), mode: struct{ modes.Mode }{}}
-	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
-	if err := a.useRanges(ranges); err == nil || !a.unsaved.has(a.rangesFile()) {
-		t.Fatalf("saved to a directory that is not there: %v", err)
-	}
-	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.useRanges(ranges); err != nil {
-		t.Fatal(err)
-	}
-	if kept, err := KeptRanges(a.cfg.DataDir); err != nil || !slices.Equal(kept, ranges) || a.unsaved.has(a.rangesFile()) {
-		t.Errorf("the next start would find %v, %v", kept, err)
-	}
 }
 
 func TestTryDisk(t *testing.T) {

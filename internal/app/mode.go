@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
@@ -19,14 +20,26 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 	})
 }
 
-// cleanOthers removes what another kernel mode of an earlier run left, once this
-// one carries the traffic: there is no moment without rules, and connections
-// that exist go on by what the kernel remembers of them.
+// modeGrace is how long open connections may finish when the agent ends.
+const modeGrace = 5 * time.Second
+
+// closeMode ends the mode with ctx.
+func (a *agent) closeMode(ctx context.Context) error {
+	<-ctx.Done()
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), modeGrace)
+	defer cancel()
+	return a.mode.Close(grace)
+}
+
+// cleanOthers removes what another kernel mode of an earlier run left, once this one
+// serves the traffic: there is no moment without rules, and connections that exist go on by
+// their entries in the kernel.
 func (a *agent) cleanOthers(ctx context.Context) error {
 	select {
 	case <-a.agent.Ready():
 		if err := modes.Cleanup(ctx, a.mode.Name()); err != nil && ctx.Err() == nil {
-			a.log.Warn("rules of another mode could not be removed; they may still match", "error", err, "hint", "stop the agent, run \"proxima node --cleanup\", and start it again")
+			a.log.Warn("rules of another mode could not be removed; they may still match", "error", err,
+				"hint", "stop the agent, run \"proxima node --cleanup\", and start it again")
 		}
 	case <-ctx.Done():
 	}

@@ -46,7 +46,9 @@ func (a *agent) listenNames() error {
 			a.log.Warn("names are not served", "error", err, "remedy", "choose a port with --dns-port, or 0 for none")
 			return nil
 		}
-		return &HintError{Err: fmt.Errorf("DNS: %w", err), Text: "is another resolver running on this machine? choose another port with --dns-port"}
+		return &HintError{
+			Err: fmt.Errorf("DNS: %w", err), Text: "is another resolver running on this machine? choose another port with --dns-port",
+		}
 	}
 	self := udp.LocalAddr().(*net.UDPAddr).AddrPort()
 	a.undoResolver(self, "an agent that did not end by itself")
@@ -91,17 +93,17 @@ func (a *agent) upstreams(self netip.AddrPort) []string {
 	return out
 }
 
-// resolverPatience bounds how long an ending agent works on the machine's
+// resolverTimeout bounds how long an ending agent works on the machine's
 // resolver.
-const resolverPatience = 5 * time.Second
+const resolverTimeout = 5 * time.Second
 
-// undoResolver takes the machine's resolver back, if it points at this server.
-// Nobody else can be serving there: this agent holds the address.
+// undoResolver restores the machine's resolver, if it points at this server. No other
+// process can be serving there: this agent holds the address.
 func (a *agent) undoResolver(self netip.AddrPort, whose string) {
 	if server, ok := a.cfg.Resolver.Current(); !ok || server != resolvconf.Reachable(self) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), resolverPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), resolverTimeout)
 	defer cancel()
 	if _, err := a.cfg.Resolver.Undo(ctx); err != nil {
 		a.log.Error("this machine's resolver still points here", "error", err, "remedy", "run \"proxima doctor --undo\"")
@@ -110,19 +112,21 @@ func (a *agent) undoResolver(self netip.AddrPort, whose string) {
 	a.log.Info("this machine's resolver is as it was before", "set_for", whose)
 }
 
-// serveNames answers until the parts end.
-func (a *agent) serveNames(parts *parts) {
+// dnsComponents answer names, and leave the machine's resolver as it was.
+func (a *agent) dnsComponents() []component {
 	if a.dns.server == nil {
-		return
-	}
-	parts.run("DNS upstreams", a.dns.server.Run)
-	parts.run("host resolver", func(ctx context.Context) error {
-		<-ctx.Done()
-		a.undoResolver(a.dns.udp.LocalAddr().(*net.UDPAddr).AddrPort(), "this agent")
 		return nil
-	})
-	parts.run("DNS over UDP", func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) })
-	parts.run("DNS over TCP", func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) })
+	}
+	return []component{
+		{Name: "DNS upstreams", Run: a.dns.server.Run},
+		{Name: "host resolver", Run: func(ctx context.Context) error {
+			<-ctx.Done()
+			a.undoResolver(a.dns.udp.LocalAddr().(*net.UDPAddr).AddrPort(), "this agent")
+			return nil
+		}},
+		{Name: "DNS over UDP", Run: func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) }},
+		{Name: "DNS over TCP", Run: func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) }},
+	}
 }
 
 // address that the server listens on; empty: none.

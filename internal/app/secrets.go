@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -52,7 +53,8 @@ func openKeys(ctx context.Context, s store.Store, dataDir string, log *slog.Logg
 	}
 	for _, k := range status.Keys {
 		if k.Missing {
-			log.Error("secrets cannot be read: put the key back, from a copy of the key file", "key", k.ID, "secrets", k.Records, "file", ring.Path())
+			log.Error("secrets cannot be read: put the key back, from a copy of the key file",
+				"key", k.ID, "secrets", k.Records, "file", ring.Path())
 		}
 	}
 	return ring, nil
@@ -66,9 +68,18 @@ func sealedGroups() []schema.GroupResource {
 	return groups
 }
 
+// rotation of the keys, which writes through an API.
+func (s *storage) rotation(server *apiserver.Server) *keyring.Rotation {
+	client := server.Client("system:proxima:secrets")
+	return &keyring.Rotation{
+		Ring: s.keys, Store: s.store, Prefixes: sealedPrefixes(),
+		Rewrite: func(ctx context.Context, key string) error { return rewrite(ctx, client, key) },
+	}
+}
+
 // rewrite writes an encrypted object as it is, through the API's write path,
 // which encrypts it with the newest key.
-func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
+func rewrite(ctx context.Context, client resource.Client, key string) error {
 	for prefix, d := range sealed() {
 		rest, ok := strings.CutPrefix(key, prefix)
 		if !ok {
@@ -78,13 +89,12 @@ func (cp *controlPlane) rewrite(ctx context.Context, key string) error {
 		if !ok {
 			return fmt.Errorf("key %q is not of a %s", key, d.Singular)
 		}
-		client := cp.api.Client("system:proxima:secrets")
 		obj, err := client.Get(ctx, d, object)
 		if err == nil {
 			_, err = client.Update(ctx, d, obj)
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return nil // it is gone, or was written meanwhile and so encrypted anew
+			return nil // it is gone, or was written meanwhile and so encrypted with the newest key
 		}
 		return err
 	}

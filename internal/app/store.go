@@ -39,7 +39,11 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Alone: true})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
-			return nil, &HintError{Err: err, Text: "one control plane per database: stop the other one, or keep this one's state apart by search_path=NAME in the URL"}
+			return nil, &HintError{
+				Err: err,
+				Text: "one control plane per database: stop the other one, or keep this one's state apart by " +
+					"search_path=NAME in the URL",
+			}
 		}
 		return s, err
 	case "kubernetes":

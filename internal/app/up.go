@@ -12,61 +12,58 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
-// UpConfig is what a control plane and an agent in one process are told.
+// UpConfig configures a control plane and an agent in one process.
 type UpConfig struct {
 	ControlPlane ControlPlaneConfig
 	Node         NodeConfig
 }
 
-// RunUp runs a control plane and this machine's agent until ctx ends, and calls
-// ready once both serve. The agent joins over the network like any other, with a
-// token that lives for that moment only.
+// RunUp runs a standalone control plane and this machine's agent until ctx ends, and calls
+// ready once both serve. The agent joins over the network like any other, with a token
+// that lives for that moment only. It ends before the control plane does.
 func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 	if cfg.ControlPlane.GRPCPort == 0 {
-		return &HintError{Err: errors.New("the agent follows its view over gRPC, which --grpc-port 0 turns off"), Text: "choose a port, or run \"proxima control-plane\" without an agent"}
+		return &HintError{
+			Err:  errors.New("the agent follows its view over gRPC, which --grpc-port 0 turns off"),
+			Text: "choose a port, or run \"proxima control-plane\" without an agent",
+		}
 	}
-	cp, err := newControlPlane(ctx, cfg.ControlPlane)
+	cp, err := newStandalone(ctx, cfg.ControlPlane)
 	if err != nil {
 		return err
 	}
 	defer cp.close()
-	parts := newParts(ctx)
-	if err := cp.start(parts); err != nil {
-		parts.end()
-		if ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
-	serving := cp.serving()
-	parts.run("agent", func(ctx context.Context) error {
-		node := cfg.Node
-		node.Server = reachable(cp.apiAddr)
-		token, err := cp.joinToken(ctx, node)
-		if err != nil {
-			return err
-		}
-		node.Token = token
-		// Its Node may be deleted while it runs. This is the control plane's own
-		// machine, so it comes back.
-		node.NewToken = func(ctx context.Context) (string, error) { return cp.ownToken(ctx, node.Name) }
-		return RunNode(ctx, node, func(s Serving) {
-			serving.Node, serving.Mode, serving.DNS = s.Node, s.Mode, s.DNS
-			ready(serving)
-		})
-	})
-	return parts.wait(ctx)
+	agent := component{Name: "agent", Run: func(ctx context.Context) error { return cp.runAgent(ctx, cfg.Node, ready) }}
+	return run(ctx, cp.election, append(cp.components(), agent))
 }
 
-// joinToken makes a token for this process's own agent, if what it has will not be
-// taken. It registers everywhere: who runs this process has the administrator's
+// runAgent runs this process's own agent.
+func (cp *standalone) runAgent(ctx context.Context, node NodeConfig, ready func(Serving)) error {
+	node.Server = reachable(cp.api.address)
+	token, err := cp.joinToken(ctx, node)
+	if err != nil {
+		return err
+	}
+	node.Token = token
+	// Its Node may be deleted while it runs. This is the control plane's own machine, so it
+	// comes back.
+	node.NewToken = func(ctx context.Context) (string, error) { return cp.ownToken(ctx, node.Name) }
+	return RunNode(ctx, node, func(s Serving) {
+		serving := cp.serving()
+		serving.Node, serving.Mode, serving.DNS = s.Node, s.Mode, s.DNS
+		ready(serving)
+	})
+}
+
+// joinToken makes a token for this process's own agent, if its credentials will not be
+// accepted. It registers everywhere: the owner of this process has the administrator's
 // kubeconfig.
-func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string, error) {
+func (cp *standalone) joinToken(ctx context.Context, node NodeConfig) (string, error) {
 	dir := filepath.Join(node.DataDir, "node")
 	c, err := identity.LoadCredentials(dir)
-	if err == nil && c.Server == node.Server && c.Trusts(cp.ca.Pin()) && time.Until(c.NotAfter) > time.Minute {
+	if err == nil && c.Server == node.Server && c.Trusts(cp.storage.ca.Pin()) && time.Until(c.NotAfter) > time.Minute {
 		name, _ := identity.NodeName(c.Subject.User, c.Subject.Groups)
-		if name == node.Name && cp.revocations.Check(ctx, c.Subject) == nil && c.Subject.Bounds.Everywhere() {
+		if name == node.Name && cp.storage.revocations.Check(ctx, c.Subject) == nil && c.Subject.Bounds.Everywhere() {
 			return "", nil
 		}
 		// The agent would go on with what it has, whatever token it is given.
@@ -78,9 +75,9 @@ func (cp *controlPlane) joinToken(ctx context.Context, node NodeConfig) (string,
 }
 
 // ownToken makes a token that lives for the moment of joining.
-func (cp *controlPlane) ownToken(ctx context.Context, name string) (string, error) {
+func (cp *standalone) ownToken(ctx context.Context, name string) (string, error) {
 	bounds := identity.Bounds{Namespaces: []string{identity.EveryNamespace}}
-	token, _, err := cp.tokens.CreateBounded(ctx, identity.Node, name, bounds, time.Minute, "system:proxima:up")
+	token, _, err := cp.storage.tokens.CreateBounded(ctx, identity.Node, name, bounds, time.Minute, "system:proxima:up")
 	if err != nil {
 		return "", fmt.Errorf("token for the agent: %w", err)
 	}
@@ -96,7 +93,7 @@ func DefaultServiceCIDRs(privileged bool) []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/108")}
 }
 
-// ParseServiceCIDRs reads what a user gave: one range per IP family.
+// ParseServiceCIDRs reads a user's ranges: one per IP family.
 func ParseServiceCIDRs(texts []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, text := range texts {

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 )
@@ -23,7 +23,7 @@ func (s *settings) localAgent() *local.Client {
 
 // agentAnswer is what this machine's agent says of itself, or why it says nothing.
 type agentAnswer struct {
-	status *app.NodeStatus // nil: err says why
+	status *admin.NodeStatus // nil: err says why
 	err    error
 	// joined are the credentials that an agent has left on disk; nil: none has
 	// joined a control plane, or they belong to another user.
@@ -34,7 +34,7 @@ type agentAnswer struct {
 
 func (s *settings) askAgent(ctx context.Context) agentAnswer {
 	var a agentAnswer
-	var status app.NodeStatus
+	var status admin.NodeStatus
 	if a.err = s.localAgent().Ask(ctx, local.StatusPath, nil, &status); a.err == nil {
 		a.status = &status
 	}
@@ -110,7 +110,7 @@ func (s *settings) ask(ctx context.Context, path string, query url.Values, into 
 
 // agentConfig reaches the control plane through this machine's agent, which
 // registers workloads with its node's credential.
-func (s *settings) agentConfig(ctx context.Context) (*rest.Config, *app.NodeStatus, error) {
+func (s *settings) agentConfig(ctx context.Context) (*rest.Config, *admin.NodeStatus, error) {
 	agent := s.askAgent(ctx)
 	switch {
 	case agent.err != nil:

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -37,7 +37,7 @@ func serveAgent(t *testing.T, handler http.Handler) (dataDir string) {
 }
 
 // agentThatSays has a status, and more handlers.
-func agentThatSays(t *testing.T, status *app.NodeStatus, more map[string]http.Handler) (dataDir string) {
+func agentThatSays(t *testing.T, status *admin.NodeStatus, more map[string]http.Handler) (dataDir string) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+local.AlivePath, func(http.ResponseWriter, *http.Request) {})
@@ -48,8 +48,8 @@ func agentThatSays(t *testing.T, status *app.NodeStatus, more map[string]http.Ha
 	return serveAgent(t, mux)
 }
 
-func connectedAgent() *app.NodeStatus {
-	s := &app.NodeStatus{API: "https://192.0.2.10:6443", View: &app.ViewStatus{Connected: true, Synced: true}}
+func connectedAgent() *admin.NodeStatus {
+	s := &admin.NodeStatus{API: "https://192.0.2.10:6443", View: &admin.ViewStatus{Connected: true, Synced: true}}
 	s.Agent.Mode, s.Agent.Node.Name, s.Agent.Node.Zone = "userspace", "edge-1", "zone-b"
 	return s
 }
@@ -182,7 +182,7 @@ func join(t *testing.T, dir, name string) (server string) {
 func TestAgentCannotSave(t *testing.T) {
 	status := connectedAgent()
 	since := time.Date(2026, 5, 4, 3, 2, 1, 0, time.Local)
-	status.Unsaved = []app.UnsavedFile{{File: "/var/lib/proxima/node/view", Error: "no space left on device", Since: since}}
+	status.Unsaved = []admin.UnsavedFile{{File: "/var/lib/proxima/node/view", Error: "no space left on device", Since: since}}
 	dir := agentThatSays(t, status, nil)
 	want := []string{"/var/lib/proxima/node/view cannot be written since 2026-05-04 03:02:01: no space left on device", "make room"}
 	says(t, 1, []string{"doctor", "--data-dir", dir}, append(want, "problem  agent's state on disk"), nil)

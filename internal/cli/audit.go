@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/audit"
 )
 
@@ -48,7 +47,7 @@ chain: keep the hash that verify prints elsewhere, and compare it later.`,
 				return s.printVerified("files", r, err)
 			}
 			var errs []error
-			for _, name := range []string{app.AuditLog, app.RefusedLog} {
+			for _, name := range []string{audit.WritesLog, audit.RefusedLog} {
 				r, err := audit.Verify(s.dataDir, name)
 				if errors.Is(err, fs.ErrNotExist) {
 					err = &hintError{
@@ -83,7 +82,7 @@ func (s *settings) printVerified(name string, r audit.Report, err error) error {
 }
 
 // auditProblems are what is wrong with audit logs, and what to do.
-func auditProblems(logs app.AuditStatus) []string {
+func auditProblems(logs audit.States) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(logs)) {
 		log := logs[name]
@@ -102,7 +101,7 @@ func auditProblems(logs app.AuditStatus) []string {
 }
 
 // auditState is whether the control plane can write its audit logs.
-func auditState(logs app.AuditStatus) finding {
+func auditState(logs audit.States) finding {
 	f := finding{Check: "audit logs of the control plane", Note: "can be written"}
 	if problems := auditProblems(logs); len(problems) > 0 {
 		f.Note, f.Problem = "", strings.Join(problems, "; ")

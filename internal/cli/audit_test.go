@@ -5,15 +5,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/audit"
 )
 
 // TestAuditLogCannotBeWritten: status and doctor say which, since when, and what is lost.
 func TestAuditLogCannotBeWritten(t *testing.T) {
 	since := time.Now().Add(-5 * time.Minute)
-	logs := app.AuditStatus{"audit": {Problem: "no space left on device", Since: &since, Lost: 7}, "refused": audit.Status{}}
-	o := overview{ControlPlane: &app.Status{Audit: logs}}
+	logs := audit.States{"audit": {Problem: "no space left on device", Since: &since, Lost: 7}, "refused": audit.Status{}}
+	o := overview{ControlPlane: &admin.Status{Audit: logs}}
 	o.findProblems()
 	const want = "audit log audit.log cannot be written for 5m: no space left on device: requests go on, 7 records are lost"
 	if !strings.Contains(strings.Join(o.Problems, "\n"), want) {
@@ -22,7 +22,7 @@ func TestAuditLogCannotBeWritten(t *testing.T) {
 	if f := auditState(logs); !strings.Contains(f.Problem, want) || f.Fix == "" {
 		t.Errorf("doctor: %+v", f)
 	}
-	if f := auditState(app.AuditStatus{"audit": {}}); f.Problem != "" || len(auditProblems(nil)) != 0 {
+	if f := auditState(audit.States{"audit": {}}); f.Problem != "" || len(auditProblems(nil)) != 0 {
 		t.Errorf("a problem where there is none: %+v", f)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -40,9 +41,9 @@ joining anew. Keep copies of both apart from backups, or use --with-keys.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: file,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := app.BackupPath
+			path := admin.BackupPath
 			if withKeys {
-				path = app.BackupKeysPath
+				path = admin.BackupKeysPath
 			}
 			cfg, _, err := s.restConfig()
 			if err != nil {

@@ -20,8 +20,10 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	noderanges "github.com/proxima-mesh/proxima/internal/node/ranges"
 )
 
 // finding of the doctor: what was looked at, what is wrong with it (empty:
@@ -127,7 +129,7 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 		server = finding{Check: "control plane " + answer.api(), Note: "on another machine, and no kubeconfig here: what follows is what the agent knows"}
 	}
 	if ranges == nil {
-		ranges, _ = app.KeptRanges(s.dataDir) // none, or another user's
+		ranges, _ = noderanges.Read(filepath.Join(s.dataDir, "node")) // none, or another user's
 	}
 	agent := answer.status
 	findings = append(append(findings, server), append(plane, s.agentState(answer))...)
@@ -151,8 +153,8 @@ func (s *settings) examine(ctx context.Context, d doctorFlags) []finding {
 // planeState is about the store of a control plane, and about machines that are gone, or
 // may be; none for an API that is not Proxima's, or that does not let this user ask.
 func planeState(ctx context.Context, cfg *rest.Config) []finding {
-	var status app.Status
-	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+	var status admin.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, admin.StatusPath, nil, &status); err != nil {
 		return nil
 	}
 	f := finding{Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
@@ -164,7 +166,7 @@ func planeState(ctx context.Context, cfg *rest.Config) []finding {
 }
 
 // unsavedState is about the files that the agent needs for its next start.
-func unsavedState(agent *app.NodeStatus) finding {
+func unsavedState(agent *admin.NodeStatus) finding {
 	f := finding{Check: "agent's state on disk"}
 	if len(agent.Unsaved) == 0 {
 		f.Note = "saved"

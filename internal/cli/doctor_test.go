@@ -14,7 +14,7 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/node"
 )
 
@@ -89,7 +89,7 @@ func TestDoctorRanges(t *testing.T) {
 			t.Errorf("%s overlaps %q, want %q", r, name, want)
 		}
 	}
-	agent := &app.NodeStatus{Agent: node.Status{Mode: "userspace"}}
+	agent := &admin.NodeStatus{Agent: node.Status{Mode: "userspace"}}
 	found := rangeFindings([]netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}, agent)
 	if len(found) != 1 || found[0].Problem != "" || found[0].Note != "leads to this machine" {
 		t.Errorf("%+v", found)
@@ -128,22 +128,22 @@ func TestDoctorResolver(t *testing.T) {
 	// No program answers on port 53 of this address.
 	const silent = "nameserver 127.9.9.9\n"
 	marked := "# Set by proxima: names of Services are asked of "
-	agent := &app.NodeStatus{DNS: agentAt}
+	agent := &admin.NodeStatus{DNS: agentAt}
 	for _, tc := range []struct {
 		name         string
 		conf         string
-		agent        *app.NodeStatus
+		agent        *admin.NodeStatus
 		flags        doctorFlags
 		problem, fix string
 		note         string
 	}{
 		{name: "no agent", conf: silent, note: "no agent of this machine tells names"},
-		{name: "an agent without DNS", conf: silent, agent: &app.NodeStatus{}, note: "runs without DNS"},
+		{name: "an agent without DNS", conf: silent, agent: &admin.NodeStatus{}, note: "runs without DNS"},
 		{name: "set for an agent that is gone", conf: marked + "127.9.9.9:53 first.\n", problem: "no agent answers", fix: "--undo"},
 		{name: "set for one that is there", conf: marked + agentAt + " first.\n", note: "found, by " + agentAt},
 		{name: "a port that the file cannot say", conf: silent, agent: agent, problem: "do not find names", fix: "--dns-port 53"},
 		{name: "the same, to be fixed", conf: silent, agent: agent, flags: doctorFlags{fix: true}, problem: "cannot name port", fix: "redirect to :"},
-		{name: "an agent that does not answer", conf: silent, agent: &app.NodeStatus{DNS: "127.9.9.9:1053"}, problem: "own DNS server", fix: "agent's log"},
+		{name: "an agent that does not answer", conf: silent, agent: &admin.NodeStatus{DNS: "127.9.9.9:1053"}, problem: "own DNS server", fix: "agent's log"},
 		{name: "a wrong --dns-address", conf: silent, flags: doctorFlags{dnsAddress: "here"}, problem: "is not ADDRESS:PORT", fix: "127.0.0.1:53"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

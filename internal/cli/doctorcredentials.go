@@ -11,12 +11,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
 // credentialFindings are about how the control plane recognises this machine: the
 // agent's certificate, and the node name that no other machine may have.
-func credentialFindings(ctx context.Context, agent *app.NodeStatus) []finding {
+func credentialFindings(ctx context.Context, agent *admin.NodeStatus) []finding {
 	if agent == nil || agent.Certificate == nil {
 		return nil
 	}
@@ -48,7 +48,7 @@ func credentialFindings(ctx context.Context, agent *app.NodeStatus) []finding {
 // everywhereNote names a credential that registers workloads in every namespace on
 // a machine that does not run its control plane; nothing else is said. The control
 // plane's own machine has the administrator's kubeconfig besides.
-func everywhereNote(ctx context.Context, agent *app.NodeStatus) []finding {
+func everywhereNote(ctx context.Context, agent *admin.NodeStatus) []finding {
 	if !agent.Certificate.Everywhere || isHere(ctx, agent.API) {
 		return nil
 	}

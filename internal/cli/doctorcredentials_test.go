@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
@@ -45,7 +45,7 @@ func TestEverywhereIsNoted(t *testing.T) {
 		"not an address of a host": {"https://", true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			agent := &app.NodeStatus{API: tc.api, Certificate: &identity.CertificateStatus{
+			agent := &admin.NodeStatus{API: tc.api, Certificate: &identity.CertificateStatus{
 				User: "system:node:n1", NotAfter: time.Now().Add(time.Hour), Everywhere: tc.everywhere,
 			}}
 			agent.Agent.Node.Name = "n1"

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
 // kernelFindings are about what the agent's kernel mode relies on; none for
 // another mode.
-func (s *settings) kernelFindings(ctx context.Context, d doctorFlags, agent *app.NodeStatus) []finding {
+func (s *settings) kernelFindings(ctx context.Context, d doctorFlags, agent *admin.NodeStatus) []finding {
 	if agent == nil {
 		return nil
 	}
@@ -46,7 +46,7 @@ func forwarding(root string) finding {
 // for a mode that does not compare.
 func (s *settings) kernelTables(ctx context.Context) (f finding, ok bool) {
 	f.Check = "kernel tables"
-	var dump app.NodeDump
+	var dump admin.NodeDump
 	if err := s.ask(ctx, local.DumpPath, nil, &dump); err != nil {
 		f.Problem, f.Fix = err.Error(), hintOr(err, "see the agent's log")
 		return f, true

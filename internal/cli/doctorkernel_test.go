@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
 func TestKernelFindings(t *testing.T) {
@@ -24,12 +24,12 @@ func TestKernelFindings(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var dump app.NodeDump
+	var dump admin.NodeDump
 	s := &settings{io: IO{Env: func(string) (string, bool) { return "", false }}}
 	s.dataDir = serveAgent(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(dump) }))
 	d := doctorFlags{root: strings.TrimPrefix(root, "/")}
 	look := func(mode string) []finding {
-		agent := &app.NodeStatus{}
+		agent := &admin.NodeStatus{}
 		agent.Agent.Mode = mode
 		return s.kernelFindings(t.Context(), d, agent)
 	}
@@ -52,7 +52,7 @@ func TestKernelFindings(t *testing.T) {
 		got[1].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[1].Fix == "" {
 		t.Errorf("got %+v", got)
 	}
-	dump = app.NodeDump{Kernel: []string{"-A PROXIMA-SERVICES"}}
+	dump = admin.NodeDump{Kernel: []string{"-A PROXIMA-SERVICES"}}
 	if got := look("iptables"); len(got) != 1 {
 		t.Errorf("iptables: %+v", got)
 	}

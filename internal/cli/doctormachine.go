@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -38,7 +38,7 @@ func networksHere() map[netip.Prefix]string {
 }
 
 // rangeFindings look where addresses of the service ranges lead from here.
-func rangeFindings(ranges []netip.Prefix, agent *app.NodeStatus) []finding {
+func rangeFindings(ranges []netip.Prefix, agent *admin.NodeStatus) []finding {
 	var out []finding
 	networks := networksHere()
 	for _, r := range ranges {

@@ -10,6 +10,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
@@ -45,7 +46,7 @@ func asRoot(err error) error {
 
 // resolver looks whether this machine's programs find the names of Services, and
 // with --fix sees to it.
-func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeStatus, ranges []netip.Prefix) finding {
+func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *admin.NodeStatus, ranges []netip.Prefix) finding {
 	f := finding{Check: resolverCheck}
 	system := resolvconf.System{Root: d.root}
 	address := d.dnsAddress
@@ -89,7 +90,7 @@ func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *app.NodeS
 
 // withoutNames is the finding where no agent tells names: then the resolver must
 // not point at one.
-func withoutNames(ctx context.Context, f finding, system resolvconf.System, agent *app.NodeStatus, given string) finding {
+func withoutNames(ctx context.Context, f finding, system resolvconf.System, agent *admin.NodeStatus, given string) finding {
 	if given != "" {
 		f.Problem, f.Fix = fmt.Sprintf("--dns-address %q is not ADDRESS:PORT", given), "give it as in 127.0.0.1:53"
 		return f

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -86,7 +86,7 @@ func (s *settings) explainService(ctx context.Context, name string, from choose.
 	}
 	var known diag.Service
 	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {from.Zone}, "node": {from.Name}}
-	switch err := callJSON(ctx, cfg, http.MethodGet, app.ExplainServicePath+"?"+query.Encode(), nil, &known); {
+	switch err := callJSON(ctx, cfg, http.MethodGet, admin.ExplainServicePath+"?"+query.Encode(), nil, &known); {
 	case err == nil:
 		return &known, nil
 	case !errors.Is(err, errNotServed) && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):

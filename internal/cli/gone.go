@@ -7,14 +7,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
 // maxExpiries that status spells out as problems.
 const maxExpiries = 5
 
 // goneProblems are machines and workloads that are gone, or may be.
-func goneProblems(cp *app.Status, now time.Time) []string {
+func goneProblems(cp *admin.Status, now time.Time) []string {
 	var out []string
 	problem := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	for _, s := range cp.Suspects {
@@ -50,7 +50,7 @@ func inZone(zone string) string {
 }
 
 // machineFinding is what doctor says of machines that are gone, or may be.
-func machineFinding(f finding, status *app.Status, now time.Time) finding {
+func machineFinding(f finding, status *admin.Status, now time.Time) finding {
 	problems := goneProblems(status, now)
 	switch {
 	case len(problems) == 0:

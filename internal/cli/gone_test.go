@@ -8,29 +8,29 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 )
 
 // TestGone is what status and doctor say of machines that are gone.
 func TestGone(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	suspect := &app.Status{Suspects: []app.SuspectNode{{Node: "b-1", Zone: "zone-b", Since: now.Add(-7 * time.Second), Witnesses: []string{"b-2", "a-1"}}}}
-	held := &app.Status{}
+	suspect := &admin.Status{Suspects: []admin.SuspectNode{{Node: "b-1", Zone: "zone-b", Since: now.Add(-7 * time.Second), Witnesses: []string{"b-2", "a-1"}}}}
+	held := &admin.Status{}
 	held.Leases.Held, held.Leases.Reason = true, "4 of 12 leases ran out together"
-	held.Leases.Expiries = []app.HeldExpiry{
+	held.Leases.Expiries = []admin.HeldExpiry{
 		{Object: "node b-1", Zone: "zone-b", Reason: "no agent of another machine has been able to probe it", Until: now.Add(30 * time.Second)},
 		{Object: "dataplane shop/web", Reason: "service shop/web has no other endpoint"},
 	}
-	many := &app.Status{}
-	many.Leases.Expiries = make([]app.HeldExpiry, maxExpiries+3)
-	unreachable := &app.Status{Unreachable: []string{"a-1", "c-1"}}
+	many := &admin.Status{}
+	many.Leases.Expiries = make([]admin.HeldExpiry, maxExpiries+3)
+	unreachable := &admin.Status{Unreachable: []string{"a-1", "c-1"}}
 	for _, tc := range []struct {
 		name   string
-		status *app.Status
+		status *admin.Status
 		want   []string
 		fix    string
 	}{
-		{"nothing", &app.Status{}, nil, ""},
+		{"nothing", &admin.Status{}, nil, ""},
 		{"suspect", suspect, []string{
 			"node b-1 has been suspect for 7s: its stream stalled and it does not answer b-2, a-1; its endpoints are used last until it comes back or its lease runs out: " +
 				"is the machine on, and its agent not stopped?",

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
@@ -46,7 +46,7 @@ flags can be given several times and hold together.`,
 				return err
 			}
 			var answer topology.Simulation
-			if err := callJSON(cmd.Context(), cfg, http.MethodGet, app.SimulatePath+"?"+query.Encode(), nil, &answer); err != nil {
+			if err := callJSON(cmd.Context(), cfg, http.MethodGet, admin.SimulatePath+"?"+query.Encode(), nil, &answer); err != nil {
 				return explainAPI(cfg, err)
 			}
 			if output == "json" || output == "yaml" {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -25,10 +25,10 @@ import (
 
 // overview is what status shows; its JSON is stable.
 type overview struct {
-	Server       string          `json:"server"`
-	ControlPlane *app.Status     `json:"controlPlane,omitempty"`
-	Nodes        []nodeLine      `json:"nodes"`
-	Agent        *app.NodeStatus `json:"agent,omitempty"`
+	Server       string            `json:"server"`
+	ControlPlane *admin.Status     `json:"controlPlane,omitempty"`
+	Nodes        []nodeLine        `json:"nodes"`
+	Agent        *admin.NodeStatus `json:"agent,omitempty"`
 	// AgentError is why this machine's agent says nothing, if there is one.
 	AgentError string `json:"agentError,omitempty"`
 	// Problems that need somebody's attention, each with what to do.
@@ -103,8 +103,8 @@ func (s *settings) overview(ctx context.Context) (*overview, error) {
 
 func (o *overview) askControlPlane(ctx context.Context, cfg *rest.Config) error {
 	o.Server = cfg.Host
-	var status app.Status
-	if err := callJSON(ctx, cfg, http.MethodGet, app.StatusPath, nil, &status); err != nil {
+	var status admin.Status
+	if err := callJSON(ctx, cfg, http.MethodGet, admin.StatusPath, nil, &status); err != nil {
 		if context.Cause(ctx) != nil {
 			return fmt.Errorf("%s does not answer", cfg.Host)
 		}
@@ -145,7 +145,7 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 				line.Ready = string(c.Status)
 			}
 		}
-		line.Suspect = slices.ContainsFunc(o.ControlPlane.Suspects, func(s app.SuspectNode) bool { return s.Node == n.Name })
+		line.Suspect = slices.ContainsFunc(o.ControlPlane.Suspects, func(s admin.SuspectNode) bool { return s.Node == n.Name })
 		for _, a := range o.ControlPlane.Agents {
 			if a.Node != n.Name {
 				continue

@@ -9,17 +9,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/demand"
 )
 
 func TestStatusPrints(t *testing.T) {
-	cp := &app.Status{Started: time.Now().Add(-time.Hour), Store: app.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
-		Agents: []app.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}}}
+	cp := &admin.Status{Started: time.Now().Add(-time.Hour), Store: admin.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
+		Agents: []admin.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}}}
 	cp.Version.Version = "v1"
 	cp.Demand = demand.Coverage{Nodes: 3, Reporting: 1, Silent: 2, Ports: 5, SilentNodes: []demand.AgentDemand{{Node: "b", Age: 2 * time.Minute}, {Node: "c", Age: time.Minute}}}
 	cp.Catalog.Objects = map[string]int{"services": 2, "nodes": 3}
-	agent := &app.NodeStatus{View: &app.ViewStatus{}}
+	agent := &admin.NodeStatus{View: &admin.ViewStatus{}}
 	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
 	agent.View.LastError = "connection refused"
 	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{

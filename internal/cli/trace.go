@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 )
@@ -191,7 +191,7 @@ to have.`,
 			if err := checkFormat(output); err != nil {
 				return err
 			}
-			var d app.NodeDump
+			var d admin.NodeDump
 			if err := s.ask(cmd.Context(), local.DumpPath, nil, &d); err != nil {
 				return err
 			}
@@ -205,7 +205,7 @@ to have.`,
 	return cmd
 }
 
-func printDump(out io.Writer, d *app.NodeDump) error {
+func printDump(out io.Writer, d *admin.NodeDump) error {
 	fmt.Fprintf(out, "# node %s, zone %s, mode %s\n# service ports: %d\n", d.Node.Name, orNone(d.Node.Zone), d.Mode, len(d.Ports))
 	for _, p := range d.Ports {
 		fmt.Fprintf(out, "%s %s %d%s at %s\n", p.Name, p.Protocol, p.Port, nodePortText(p.NodePort), strings.Join(p.Addresses, ", "))

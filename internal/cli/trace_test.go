@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/local"
@@ -67,11 +67,11 @@ func TestTracePrints(t *testing.T) {
 }
 
 func TestDumpPrints(t *testing.T) {
-	d := &app.NodeDump{
+	d := &admin.NodeDump{
 		Node: node.Facts{Name: "a-1", Zone: "zone-a"}, Mode: "nftables",
-		Ports: []app.DumpPort{{
+		Ports: []admin.DumpPort{{
 			Name: "shop/web:http", Protocol: "TCP", Port: 80, NodePort: 30080, Addresses: []string{"10.96.0.10", "fd00:96::10"},
-			Families: []app.DumpEndpoints{
+			Families: []admin.DumpEndpoints{
 				{Family: "IPv4", Rule: "zone hints", Cluster: []string{"10.0.0.1:8080 weight 1", "10.0.0.2:8080 weight 3"}, Local: []string{"10.0.0.1:8080 weight 1"}},
 				{Family: "IPv6", Rule: "no endpoint"},
 			},

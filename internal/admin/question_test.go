@@ -1,4 +1,4 @@
-package app
+package admin
 
 import (
 	"context"
@@ -22,9 +22,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
-// plannedWorld is a control plane that has planned one Service: two zones, and
+// plannedWorld has planned one Service: two zones, and
 // endpoints in one of them.
-func plannedWorld(t *testing.T) *controlPlane {
+func plannedWorld(t *testing.T) Config {
 	client := resourcetest.New()
 	var objects []resource.Object
 	for _, zone := range []string{"a", "b"} {
@@ -70,9 +70,7 @@ func plannedWorld(t *testing.T) *controlPlane {
 			break
 		}
 	}
-	cp := &controlPlane{}
-	cp.running.Store(&running{catalog: world, plans: plans, detection: &detection{monitor: health.NewMonitor(health.MonitorConfig{})}})
-	return cp
+	return Config{Tables: world, Planner: plans, Suspicion: health.NewMonitor(health.MonitorConfig{})}
 }
 
 func ask(h http.Handler, method, query string) *httptest.ResponseRecorder {
@@ -82,8 +80,7 @@ func ask(h http.Handler, method, query string) *httptest.ResponseRecorder {
 }
 
 func TestExplainServiceOverHTTP(t *testing.T) {
-	cp := plannedWorld(t)
-	h := askHandler{cp, explainService}
+	h := Handlers(plannedWorld(t))[ExplainServicePath]
 	w := ask(h, http.MethodGet, "namespace=shop&name=web&zone=a")
 	var e diag.Service
 	if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != http.StatusOK {
@@ -103,7 +100,9 @@ func TestExplainServiceOverHTTP(t *testing.T) {
 }
 
 func TestQuestionsThatAreRefused(t *testing.T) {
-	cp := plannedWorld(t)
+	handlers := Handlers(plannedWorld(t))
+	explain, simulate := handlers[ExplainServicePath], handlers[SimulatePath]
+	empty := catalog.New(catalog.Config{Client: resourcetest.New(), Descriptors: resourcetest.Descriptors()})
 	for _, c := range []struct {
 		handler http.Handler
 		method  string
@@ -111,16 +110,16 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 		code    int
 		text    string
 	}{
-		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=other", 404, `there is no service \"shop/other\"`},
-		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=web&node=x", 404, `there is no node \"x\"`},
-		{askHandler{cp, explainService}, http.MethodGet, "namespace=shop&name=headless", 400, "no virtual IP"},
-		{askHandler{cp, explainService}, http.MethodPost, "", 405, "only GET"},
-		{askHandler{&controlPlane{}, explainService}, http.MethodGet, "", 503, "still reading"},
-		{askHandler{cp, simulate}, http.MethodGet, "", 400, "say what to simulate"},
-		{askHandler{cp, simulate}, http.MethodGet, "failZone=x", 404, "there are a, b"},
-		{askHandler{cp, simulate}, http.MethodGet, "demand=shop/web:a:3", 400, "such as shop/web:zone-a:x3"},
-		{askHandler{cp, simulate}, http.MethodGet, "endpoints=shop/web:a:-9", 400, "-9 where the weight is 1"},
-		{askHandler{cp, simulate}, http.MethodGet, "failZone=a&demand=shop/web:b:x2&endpoints=shop/web:b:%2B1", 200, `"planned":true`},
+		{explain, http.MethodGet, "namespace=shop&name=other", 404, `there is no service \"shop/other\"`},
+		{explain, http.MethodGet, "namespace=shop&name=web&node=x", 404, `there is no node \"x\"`},
+		{explain, http.MethodGet, "namespace=shop&name=headless", 400, "no virtual IP"},
+		{explain, http.MethodPost, "", 405, "only GET"},
+		{Handlers(Config{Tables: empty})[ExplainServicePath], http.MethodGet, "", 503, "still reading"},
+		{simulate, http.MethodGet, "", 400, "say what to simulate"},
+		{simulate, http.MethodGet, "failZone=x", 404, "there are a, b"},
+		{simulate, http.MethodGet, "demand=shop/web:a:3", 400, "such as shop/web:zone-a:x3"},
+		{simulate, http.MethodGet, "endpoints=shop/web:a:-9", 400, "-9 where the weight is 1"},
+		{simulate, http.MethodGet, "failZone=a&demand=shop/web:b:x2&endpoints=shop/web:b:%2B1", 200, `"planned":true`},
 	} {
 		if w := ask(c.handler, c.method, c.query); w.Code != c.code || !strings.Contains(w.Body.String(), c.text) {
 			t.Errorf("%s %s: %d %s", c.method, c.query, w.Code, w.Body)

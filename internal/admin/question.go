@@ -1,8 +1,7 @@
-package app
+package admin
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -33,24 +32,19 @@ const (
 	SimulatePath = "/proxima/v1/simulate"
 )
 
-// askHandler answers questions about decisions, with those who made them.
-type askHandler struct {
-	cp     *controlPlane
-	answer func(*running, url.Values) (any, error)
+// questionHandler answers questions about decisions, by the code that decided.
+type questionHandler struct {
+	Config
+	answer func(Config, url.Values) (any, error)
 }
 
-func (h askHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
+// ServeHTTP implements http.Handler.
+func (h questionHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !h.Tables.Synced() {
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, errNotSynced)
 		return
 	}
-	now := h.cp.running.Load()
-	if now == nil || !now.catalog.Synced() {
-		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, errors.New("the control plane is still reading its store; ask again in a moment"))
-		return
-	}
-	answer, err := h.answer(now, r.URL.Query())
+	value, err := h.answer(h.Config, r.URL.Query())
 	var unknown *topology.UnknownError
 	var field *planner.FieldError
 	var bad *badQuery
@@ -62,28 +56,20 @@ func (h askHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
 	default:
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(answer) // the client may be gone
+		answer(w, value)
 	}
-}
-
-// refuse as the API does.
-func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-		Code: int32(code), Reason: reason, Message: err.Error(),
-	})
 }
 
 // badQuery is a question that cannot be read.
 type badQuery struct{ error }
 
-func explainService(now *running, q url.Values) (any, error) {
+func explainService(c Config, q url.Values) (any, error) {
 	key := resource.Key{Namespace: q.Get("namespace"), Name: q.Get("name")}
-	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone"), Suspects: now.detection.suspects()}
-	snapshot := now.catalog.Snapshot()
+	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone"), Suspects: map[string]bool{}}
+	for _, m := range c.Suspicion.Suspects() {
+		from.Suspects[m.Node] = true
+	}
+	snapshot := c.Tables.Snapshot()
 	service, ok := snapshot.Services.Get(key)
 	if !ok {
 		return nil, &topology.UnknownError{What: "service", Name: key.String()}
@@ -98,7 +84,8 @@ func explainService(now *running, q url.Values) (any, error) {
 	from.Machine, from.Fronts = machineOf(snapshot, from), frontsOf(snapshot)
 	svc, ok := kube.ServiceOf(service)
 	if !ok {
-		return nil, &badQuery{fmt.Errorf("service %s has no virtual IP that an agent carries: it is headless, an external name, or another proxy's", key)}
+		return nil, &badQuery{fmt.Errorf(
+			"service %s has no virtual IP that an agent serves: it is headless, an external name, or another proxy's", key)}
 	}
 	var slices []*proxy.Slice
 	plan, planned := trafficplan.Of(snapshot, key), false
@@ -114,7 +101,7 @@ func explainService(now *running, q url.Values) (any, error) {
 		}
 	}
 	e := diag.ExplainService(svc, slices, from)
-	if report, ok := now.plans.Explain(key); ok {
+	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}
 	return e, nil
@@ -135,7 +122,7 @@ func machineOf(s *catalog.Snapshot, from choose.Node) string {
 	return cmp.Or(machine, choose.UnknownMachine)
 }
 
-// frontsOf all Services that agents carry.
+// frontsOf all Services that agents serve.
 func frontsOf(s *catalog.Snapshot) *choose.Fronts {
 	out := choose.NewFronts()
 	for _, object := range s.Services.All() {
@@ -146,24 +133,24 @@ func frontsOf(s *catalog.Snapshot) *choose.Fronts {
 	return out
 }
 
-func simulate(now *running, q url.Values) (any, error) {
+func simulate(c Config, q url.Values) (any, error) {
 	change := topology.Change{FailZones: q["failZone"]}
 	for _, text := range q["endpoints"] {
-		c, err := topology.ParseEndpoints(text, corev1.NamespaceDefault)
+		endpoints, err := topology.ParseEndpoints(text, corev1.NamespaceDefault)
 		if err != nil {
 			return nil, &badQuery{fmt.Errorf("endpoints %w", err)}
 		}
-		change.Endpoints = append(change.Endpoints, c)
+		change.Endpoints = append(change.Endpoints, endpoints)
 	}
 	for _, text := range q["demand"] {
-		c, err := topology.ParseDemand(text, corev1.NamespaceDefault)
+		demand, err := topology.ParseDemand(text, corev1.NamespaceDefault)
 		if err != nil {
 			return nil, &badQuery{fmt.Errorf("demand %w", err)}
 		}
-		change.Demand = append(change.Demand, c)
+		change.Demand = append(change.Demand, demand)
 	}
 	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand) == 0 {
 		return nil, &badQuery{errors.New("say what to simulate: failZone, endpoints or demand")}
 	}
-	return now.plans.Simulate(change)
+	return c.Planner.Simulate(change)
 }

@@ -1,4 +1,4 @@
-package app
+package access
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestIsNode: only a node's own, verified certificate speaks for it.
-func TestIsNode(t *testing.T) {
+// TestRequireNode: only a node's own, verified certificate speaks for it.
+func TestRequireNode(t *testing.T) {
 	with := func(user, group string, verified bool) context.Context {
 		cert := &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: []string{group}}}
 		state := tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}
@@ -36,7 +36,7 @@ func TestIsNode(t *testing.T) {
 		"no certificate":         {peer.NewContext(t.Context(), &peer.Peer{}), codes.Unauthenticated},
 		"nobody":                 {t.Context(), codes.Unauthenticated},
 	} {
-		if err := isNode(tc.ctx, "n", "report the demand"); status.Code(err) != tc.want {
+		if err := RequireNode(tc.ctx, "n", "report the demand"); status.Code(err) != tc.want {
 			t.Errorf("%s: %v, want %v", name, err, tc.want)
 		}
 	}

@@ -1,19 +1,23 @@
-package app
+package admin
 
 import (
-	"encoding/json"
+	"context"
 	"net/http"
+	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
-	"github.com/proxima-mesh/proxima/internal/node/fromview"
+	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// StatusPath is where a control plane tells how it is.
+// StatusPath answers how a control plane is, as a Status.
 const StatusPath = "/proxima/v1/status"
 
 // Status of a control plane, as JSON at StatusPath.
@@ -51,7 +55,7 @@ type Status struct {
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
 	// Audit logs: whether they can be written.
-	Audit AuditStatus `json:"audit"`
+	Audit audit.States `json:"audit"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
 }
@@ -86,21 +90,6 @@ type AgentStatus struct {
 	Rejected string `json:"rejected,omitempty"`
 }
 
-// ViewStatus is how an agent sees its own following.
-type ViewStatus struct {
-	Connected bool `json:"connected"`
-	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
-	Synced   bool   `json:"synced"`
-	FromDisk bool   `json:"fromDisk"`
-	Zone     string `json:"zone,omitempty"`
-	// Streams counts those that were opened; the bytes are of the newest.
-	Streams       uint64            `json:"streams"`
-	BytesSent     uint64            `json:"bytesSent"`
-	BytesReceived uint64            `json:"bytesReceived"`
-	LastError     string            `json:"lastError,omitempty"`
-	Rejected      map[string]string `json:"rejected,omitempty"`
-}
-
 func agentStatus(s stream.StreamStatus) AgentStatus {
 	out := AgentStatus{Node: s.Node, Peer: s.Peer, Since: s.Since, BytesSent: s.BytesSent}
 	for _, t := range s.Types {
@@ -112,18 +101,7 @@ func agentStatus(s stream.StreamStatus) AgentStatus {
 	return out
 }
 
-func viewStatus(s fromview.FeedStatus) ViewStatus {
-	out := ViewStatus{
-		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: s.Zone,
-		Streams: s.Streams, BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Rejected: s.Rejected,
-	}
-	if s.LastError != nil {
-		out.LastError = s.LastError.Error()
-	}
-	return out
-}
-
-// StoreStatus tells how the store is.
+// StoreStatus is how the store is.
 type StoreStatus struct {
 	Name      string         `json:"name"`
 	Epoch     string         `json:"epoch"`
@@ -134,50 +112,92 @@ type StoreStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-type statusHandler struct{ cp *controlPlane }
+type statusHandler struct{ Config }
 
+// ServeHTTP implements http.Handler.
 func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(h.cp.status(r)) // the client may be gone
-}
-
-func (cp *controlPlane) status(r *http.Request) Status {
 	s := Status{
-		Version: version.Get(), Role: "standalone", Started: cp.started,
-		Agents: []AgentStatus{}, Audit: cp.audit.status(), Store: StoreStatus{Name: storeName(cp.cfg.Store), Epoch: cp.store.Epoch(), Compacted: cp.store.Compacted()},
+		Version: version.Get(), Role: h.Role, Started: h.Started, Agents: []AgentStatus{},
+		Audit: h.Audit(), Store: h.storeStatus(r.Context()), Everywhere: h.nodesEverywhere(r.Context()),
 	}
-	var err error
-	if s.Store.Revision, err = cp.store.Revision(r.Context()); err == nil {
-		s.Store.Bytes, err = cp.store.Size(r.Context())
-	}
-	if err == nil {
-		err = cp.store.Ready(r.Context())
-	}
-	if err != nil {
-		s.Store.Problem = err.Error()
-	}
-	s.Everywhere = cp.nodesEverywhere(r.Context())
-	running := cp.running.Load()
-	if running == nil {
-		return s // still starting
-	}
-	snapshot := running.catalog.Snapshot()
-	s.Catalog.Synced = running.catalog.Synced()
+	snapshot := h.Tables.Snapshot()
+	s.Catalog.Synced = h.Tables.Synced()
 	s.Catalog.Position = snapshot.Position
 	s.Catalog.Objects = map[string]int{
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
-	s.InServiceRanges = cp.inServiceRanges(snapshot)
-	running.detection.addTo(&s)
-	s.Demand = running.demand.Coverage()
-	for _, a := range running.views.Status() {
+	s.InServiceRanges = h.inServiceRanges(snapshot)
+	s.setLeases(h.Leases.State())
+	for _, m := range h.Suspicion.Suspects() {
+		s.Suspects = append(s.Suspects, SuspectNode{Node: m.Node, Zone: m.Zone, Since: m.Since, Witnesses: m.Witnesses})
+	}
+	s.Unreachable = h.Suspicion.Unreachable()
+	s.Demand = h.Demand.Coverage()
+	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}
+	answer(w, s)
+}
+
+func (h statusHandler) storeStatus(ctx context.Context) StoreStatus {
+	s := StoreStatus{Name: h.StoreName, Epoch: h.Store.Epoch(), Compacted: h.Store.Compacted()}
+	var err error
+	if s.Revision, err = h.Store.Revision(ctx); err == nil {
+		s.Bytes, err = h.Store.Size(ctx)
+	}
+	if err == nil {
+		err = h.Store.Ready(ctx)
+	}
+	if err != nil {
+		s.Problem = err.Error()
+	}
 	return s
+}
+
+// nodesEverywhere are the nodes that have a token which registers workloads in every
+// namespace, as long as its record is kept: certificates may descend from it after it has
+// expired. Nil also if the store cannot be read, which the status of the store says.
+func (h statusHandler) nodesEverywhere(ctx context.Context) []string {
+	tokens, err := h.Tokens.List(ctx)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, t := range tokens {
+		if t.Kind == identity.Node && t.Everywhere() && t.Revoked.IsZero() {
+			out = append(out, t.Name)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// maxInServiceRanges bounds Status.InServiceRanges.
+const maxInServiceRanges = 5
+
+// inServiceRanges are the first Dataplanes with an address in a service range: the range
+// may be younger than they are.
+func (h statusHandler) inServiceRanges(s *catalog.Snapshot) []string {
+	var out []string
+	for key, d := range s.Dataplanes.All() {
+		if slices.ContainsFunc(d.Spec.Addresses, func(text string) bool {
+			a, err := netip.ParseAddr(text)
+			return err == nil && h.InServiceRange(a)
+		}) {
+			out = append(out, key.String())
+		}
+		if len(out) == maxInServiceRanges {
+			break
+		}
+	}
+	return out
+}
+
+func (s *Status) setLeases(state health.State) {
+	s.Leases.Watched, s.Leases.Late = state.Leases, state.Late
+	s.Leases.Held, s.Leases.Reason = len(state.Held) > 0, state.Reason
+	for _, h := range state.Held {
+		s.Leases.Expiries = append(s.Leases.Expiries, HeldExpiry{Object: h.Key.String(), Zone: h.Zone, Reason: h.Reason, Until: h.Until})
+	}
 }

@@ -6,100 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-
-	"k8s.io/apiserver/pkg/audit"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/backup"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
-	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Paths that answer a backup of the store to GET, while everything goes on. Only
-// admins get here.
-const (
-	BackupPath = "/proxima/v1/backup"
-	// BackupKeysPath: the authority's and the secrets' keys are in it too.
-	BackupKeysPath = "/proxima/v1/backup/with-keys"
-)
-
-type backupHandler struct {
-	cp       *controlPlane
-	withKeys bool
-}
-
-func (h backupHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
-		return
-	}
-	opts := backup.WriteOptions{Program: "proxima " + version.Get().Version}
-	if h.withKeys {
-		var err error
-		if opts.Files, err = keyFiles(h.cp.cfg.DataDir); err != nil {
-			h.cp.log.Error("backup", "error", err)
-			http.Error(w, "the keys cannot be read; see the control plane's log", http.StatusInternalServerError)
-			return
-		}
-	}
-	audit.AddAuditAnnotation(r.Context(), "mesh.proxima.dev/keys", strconv.FormatBool(h.withKeys))
-	user := ""
-	if u, ok := request.UserFrom(r.Context()); ok {
-		user = u.GetName()
-	}
-	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Cache-Control", "no-store")
-	summary, err := backup.Write(r.Context(), w, h.cp.store, opts)
-	if err != nil {
-		// The client notices by the checksum that is missing at the end.
-		h.cp.log.Error("backup not finished", "user", user, "error", err)
-		return
-	}
-	h.cp.log.Info("backup made", "user", user, "revision", summary.Revision, "records", summary.Records, "keys", h.withKeys)
-}
-
-// keyFiles are all files in the folder of keys, but for those half written.
-func keyFiles(dataDir string) ([]backup.File, error) {
-	var files []backup.File
-	err := filepath.WalkDir(filepath.Join(dataDir, "pki"), func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() || strings.HasPrefix(e.Name(), ".") {
-			return err
-		}
-		name, err := filepath.Rel(dataDir, path)
-		if err != nil {
-			return err
-		}
-		data, err := os.ReadFile(path)
-		files = append(files, backup.File{Name: filepath.ToSlash(name), Data: data})
-		return err
-	})
-	return files, err
-}
-
-// RestoreConfig is what a restore is told.
+// RestoreConfig configures Restore.
 type RestoreConfig struct {
 	// File is the backup. Store and DataDir are as for a control plane.
 	File, Store, DataDir string
-	// Force replaces a store and keys that are there; they are kept aside.
+	// Force replaces a store and keys that are there; they are kept under other names.
 	Force  bool
 	Logger *slog.Logger
 }
 
-// Restored tells what a restore did.
+// Restored is what a restore did.
 type Restored struct {
 	backup.Header
 	Records int64
@@ -158,7 +89,10 @@ func (r *restorer) run(ctx context.Context) error {
 	engine, location, _ := strings.Cut(r.cfg.Store, ":")
 	switch engine {
 	case "memory":
-		return &HintError{Err: errors.New("--store memory ends with this command: nothing could use what is restored"), Text: "use sqlite:FILE"}
+		return &HintError{
+			Err:  errors.New("--store memory ends with this command: nothing could use what is restored"),
+			Text: "use sqlite:FILE",
+		}
 	case "sqlite":
 		return r.intoSQLite(ctx, sqliteFile(location, r.cfg.DataDir))
 	}
@@ -172,7 +106,11 @@ func (r *restorer) run(ctx context.Context) error {
 	}
 	err = r.fill(ctx, into, 0)
 	if errors.Is(err, store.ErrNotEmpty) {
-		err = &HintError{Err: fmt.Errorf("--store %s: there is a state already: %w", engine, err), Text: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; --force replaces files only"}
+		err = &HintError{
+			Err: fmt.Errorf("--store %s: there is a state already: %w", engine, err),
+			Text: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; " +
+				"--force replaces files only",
+		}
 	}
 	return errors.Join(err, s.Close())
 }
@@ -192,7 +130,9 @@ func (r *restorer) intoSQLite(ctx context.Context, file string) error {
 	var used *sqlite.InUseError
 	switch {
 	case errors.As(err, &occupied):
-		return &HintError{Err: err, Text: "restore into another data directory, or replace it with --force: the old state is kept beside it"}
+		return &HintError{
+			Err: err, Text: "restore into another data directory, or replace it with --force: the old state is kept under another name",
+		}
 	case errors.As(err, &used):
 		return &HintError{Err: err, Text: "a restore needs the control plane to be stopped"}
 	}
@@ -232,7 +172,10 @@ func (r *restorer) checkFiles() error {
 		case err != nil:
 			return err
 		case !r.cfg.Force:
-			return &HintError{Err: fmt.Errorf("there is another %s already", file), Text: "restore into another data directory, or replace it with --force: the old file is kept beside it"}
+			return &HintError{
+				Err:  fmt.Errorf("there is another %s already", file),
+				Text: "restore into another data directory, or replace it with --force: the old file is kept under another name",
+			}
 		}
 	}
 	return nil
@@ -278,7 +221,8 @@ func (r *restorer) checkKeys() error {
 			continue
 		}
 		id, err := keyring.KeyID(record.Value)
-		if err != nil || slices.Contains(r.done.MissingKeys, id) || slices.ContainsFunc(have, func(k keyring.Key) bool { return k.ID == id }) {
+		known := slices.ContainsFunc(have, func(k keyring.Key) bool { return k.ID == id })
+		if err != nil || known || slices.Contains(r.done.MissingKeys, id) {
 			continue
 		}
 		r.done.MissingKeys = append(r.done.MissingKeys, id)

@@ -1,0 +1,144 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/fromkube"
+	"github.com/proxima-mesh/proxima/internal/node/fromview"
+	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/node/membership"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// Agent answers what programs of its machine ask about it.
+type Agent interface {
+	// Status of the agent now. It may try the disk.
+	Status() NodeStatus
+	// Trace says what becomes of a connection.
+	Trace(diag.Connection) *diag.Trace
+	// Dump is what the agent has in place. It blocks while the kernel's tables are read.
+	Dump(ctx context.Context) (*NodeDump, error)
+}
+
+// AgentHandlers of the agent's socket, by pattern of http.ServeMux.
+func AgentHandlers(a Agent) map[string]http.Handler {
+	return map[string]http.Handler{
+		"GET " + local.AlivePath: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		"GET " + local.StatusPath: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, a.Status())
+		}),
+		"GET " + local.TracePath: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			c, err := connectionOf(r)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			answer(w, a.Trace(c))
+		}),
+		"GET " + local.DumpPath: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			dump, err := a.Dump(r.Context())
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			answer(w, dump)
+		}),
+	}
+}
+
+// NodeStatus is the state of an agent, as JSON at local.StatusPath.
+type NodeStatus struct {
+	Version version.Info `json:"version"`
+	Agent   node.Status  `json:"agent"`
+	// PID of the agent's process.
+	PID int `json:"pid"`
+	// API (URL) that the agent uses.
+	API string `json:"api"`
+	// Unsaved are files that the agent could not write.
+	Unsaved []UnsavedFile `json:"unsaved,omitempty"`
+	// View of a control plane, or the Kubernetes API, that the agent follows: one of
+	// the two.
+	View    *ViewStatus      `json:"view,omitempty"`
+	Cluster *fromkube.Status `json:"cluster,omitempty"`
+	// HealthCheckNodePorts that are not served, each with the reason.
+	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
+	// DNS (host:port) of names; empty: off.
+	DNS string `json:"dns,omitempty"`
+	// Certificate by which the control plane recognises this node; nil: it follows a
+	// Kubernetes API.
+	Certificate *identity.CertificateStatus `json:"certificate,omitempty"`
+	// Membership is how the Node and its Lease are kept; nil as above.
+	Membership *membership.Status `json:"membership,omitempty"`
+}
+
+// UnsavedFile is a file that the agent could not write: after a restart it would go on
+// from an older one, or from none.
+type UnsavedFile struct {
+	File  string    `json:"file"`
+	Error string    `json:"error"`
+	Since time.Time `json:"since"`
+}
+
+// ViewStatus is how an agent follows its view, as the agent sees it.
+type ViewStatus struct {
+	Connected bool `json:"connected"`
+	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
+	Synced   bool   `json:"synced"`
+	FromDisk bool   `json:"fromDisk"`
+	Zone     string `json:"zone,omitempty"`
+	// Streams counts those that were opened; the bytes are of the newest.
+	Streams       uint64            `json:"streams"`
+	BytesSent     uint64            `json:"bytesSent"`
+	BytesReceived uint64            `json:"bytesReceived"`
+	LastError     string            `json:"lastError,omitempty"`
+	Rejected      map[string]string `json:"rejected,omitempty"`
+}
+
+// ViewStatusOf a feed.
+func ViewStatusOf(s fromview.FeedStatus) ViewStatus {
+	out := ViewStatus{
+		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: s.Zone,
+		Streams: s.Streams, BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Rejected: s.Rejected,
+	}
+	if s.LastError != nil {
+		out.LastError = s.LastError.Error()
+	}
+	return out
+}
+
+// connectionOf a request: to, protocol (default tcp) and from (default: this
+// machine's own address on the way there).
+func connectionOf(r *http.Request) (c diag.Connection, err error) {
+	q := r.URL.Query()
+	if c.To, err = netip.ParseAddrPort(q.Get("to")); err != nil || c.To.Port() == 0 {
+		return c, fmt.Errorf("to=%q: want IP:PORT, or [IP]:PORT", q.Get("to"))
+	}
+	c.To = netip.AddrPortFrom(c.To.Addr().Unmap(), c.To.Port())
+	c.Protocol = proxy.Protocol(strings.ToUpper(cmp.Or(q.Get("protocol"), "tcp")))
+	if !slices.Contains([]proxy.Protocol{proxy.TCP, proxy.UDP, proxy.SCTP}, c.Protocol) {
+		return c, fmt.Errorf("protocol=%q: want tcp, udp or sctp", q.Get("protocol"))
+	}
+	if q.Get("from") == "" {
+		c.From = machine.AddressTowards(c.To)
+		return c, nil
+	}
+	if c.From, err = netip.ParseAddr(q.Get("from")); err != nil {
+		return c, fmt.Errorf("from=%q: want an IP address", q.Get("from"))
+	}
+	if c.From = c.From.Unmap(); c.From.Is4() != c.To.Addr().Is4() {
+		return c, fmt.Errorf("from=%s and to=%s are of different families", c.From, c.To)
+	}
+	return c, nil
+}

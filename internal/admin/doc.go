@@ -1,0 +1,142 @@
+// Package admin is Proxima's own API, next to the Kubernetes one: the paths below
+// /proxima/v1 of a control plane, and the paths of an agent's socket.
+//
+// It owns the paths, the JSON at them, and the handlers. Enter at Handlers for a control
+// plane and at AgentHandlers for an agent; the commands decode the same types. It decides
+// nothing: what it answers comes from the components behind the interfaces in this file.
+// Who may ask is decided before a handler is called. Tokens, certificates and the keys of
+// secrets have handlers in the packages that own them.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/topology"
+)
+
+// Config of the handlers of a control plane. All fields are required. Nothing that is
+// named here may block, except where a context is passed.
+type Config struct {
+	// Role, as --role names it, and StoreName, as --store does, without passwords.
+	Role, StoreName string
+	Started         time.Time
+	// DataDir with the keys that a backup may hold.
+	DataDir string
+	Store   store.Store
+	Tables  Tables
+	Planner Planner
+	Demand  Demand
+	// Streams of agents that follow their view from this instance.
+	Streams Streams
+	// Suspicion of machines, and Leases of nodes and workloads.
+	Suspicion Suspicion
+	Leases    Leases
+	Tokens    Tokens
+	// Audit returns the state of each audit log.
+	Audit func() audit.States
+	// InServiceRange tells whether Services may have an address.
+	InServiceRange func(netip.Addr) bool
+	Logger         *slog.Logger
+}
+
+// Tables are the state that answers are made from. A *catalog.Catalog is one.
+type Tables interface {
+	Snapshot() *catalog.Snapshot
+	// Synced reports whether the tables are filled.
+	Synced() bool
+}
+
+// Planner answers questions about plans. A *topology.Controller is one.
+type Planner interface {
+	// Explain reports on a Service; false: there is none of that name.
+	Explain(service resource.Key) (*topology.Report, bool)
+	// Simulate plans a situation and applies nothing.
+	Simulate(topology.Change) (*topology.Simulation, error)
+}
+
+// Demand is what is measured. A *demand.Aggregator is one.
+type Demand interface {
+	Coverage() demand.Coverage
+	// Snapshot of one Service; nil: of all.
+	Snapshot(of *proxy.ServiceName) []demand.PortDemand
+}
+
+// Streams lists who follows a view. A *stream.Server is one.
+type Streams interface {
+	Status() []stream.StreamStatus
+}
+
+// Suspicion says which machines seem to be gone. A *health.Monitor is one.
+type Suspicion interface {
+	Suspects() []health.Suspect
+	Unreachable() []string
+}
+
+// Leases says which leases are late. A *health.Controller is one.
+type Leases interface {
+	State() health.State
+}
+
+// Tokens lists the records of tokens. An *identity.Tokens is one.
+type Tokens interface {
+	List(ctx context.Context) ([]identity.TokenInfo, error)
+}
+
+// Handlers of a control plane, by path.
+func Handlers(c Config) map[string]http.Handler {
+	return map[string]http.Handler{
+		StatusPath:         get(statusHandler{c}),
+		DemandPath:         get(demandHandler{c}),
+		ExplainServicePath: get(questionHandler{c, explainService}),
+		SimulatePath:       get(questionHandler{c, simulate}),
+		BackupPath:         get(backupHandler{c, false}),
+		BackupKeysPath:     get(backupHandler{c, true}),
+	}
+}
+
+// get lets only requests with that method through.
+func get(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			w.Header().Set("Allow", http.MethodGet)
+			http.Error(w, "only GET is answered here", http.StatusMethodNotAllowed)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func answer(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(value) // the client may be gone
+}
+
+// errNotSynced is the answer while the tables are being filled.
+var errNotSynced = errors.New("the control plane is still reading its store; try again in a moment")
+
+// refuse as the Kubernetes API does.
+func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: int32(code), Reason: reason, Message: err.Error(),
+	})
+}

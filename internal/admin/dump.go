@@ -1,0 +1,79 @@
+package admin
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// NodeDump is all that an agent carries and how, as JSON at local.DumpPath.
+type NodeDump struct {
+	Node  node.Facts `json:"node"`
+	Mode  string     `json:"mode"`
+	Ports []DumpPort `json:"ports"`
+	// Kernel is what the mode has in the kernel (nftables), or wants to have there
+	// (iptables).
+	Kernel []string `json:"kernel,omitempty"`
+	// Compared tells whether the mode compares the kernel with what it wants.
+	Compared bool `json:"compared,omitempty"`
+	// Missing should be in the kernel and is not, Foreign is in our tables and
+	// should not be.
+	Missing []string `json:"missing,omitempty"`
+	Foreign []string `json:"foreign,omitempty"`
+}
+
+// DumpPort is a service port that is in place.
+type DumpPort struct {
+	Name      string          `json:"name"`
+	Protocol  string          `json:"protocol"`
+	Port      uint16          `json:"port"`
+	NodePort  uint16          `json:"nodePort,omitempty"`
+	Addresses []string        `json:"addresses"`
+	Families  []DumpEndpoints `json:"families"`
+}
+
+// DumpEndpoints are the lists of one family of addresses.
+type DumpEndpoints struct {
+	Family string `json:"family"`
+	Rule   string `json:"rule"`
+	// Cluster and Local lists, "ADDRESS weight N"; empty where no policy asks.
+	Cluster []string `json:"cluster,omitempty"`
+	Local   []string `json:"local,omitempty"`
+}
+
+// DumpPortOf the state of a service port.
+func DumpPortOf(s *proxy.PortState) DumpPort {
+	p := DumpPort{
+		Name: s.Name.String(), Protocol: string(s.Port.Protocol), Port: s.Port.Port, NodePort: s.Port.NodePort,
+		Addresses: []string{}, Families: []DumpEndpoints{},
+	}
+	families := map[bool]bool{}
+	for _, list := range [][]netip.Addr{s.Service.ClusterIPs, s.Service.ExternalIPs, s.Service.LoadBalancerIPs} {
+		for _, addr := range list {
+			p.Addresses = append(p.Addresses, addr.String())
+			families[addr.Unmap().Is4()] = true
+		}
+	}
+	for _, f := range []struct {
+		is4    bool
+		name   string
+		choice *proxy.Choice
+	}{{true, "IPv4", &s.IPv4}, {false, "IPv6", &s.IPv6}} {
+		if families[f.is4] {
+			p.Families = append(p.Families, DumpEndpoints{
+				Family: f.name, Rule: f.choice.Why.String(), Cluster: targets(f.choice.Cluster), Local: targets(f.choice.Local),
+			})
+		}
+	}
+	return p
+}
+
+func targets(list []proxy.Target) []string {
+	var out []string
+	for _, t := range list {
+		out = append(out, fmt.Sprintf("%s weight %d", t.Addr, t.Weight))
+	}
+	return out
+}

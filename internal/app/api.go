@@ -1,0 +1,190 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/cached"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/metered"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// api is the Kubernetes-compatible API of an instance, and the clients through which its
+// controllers read and write.
+type api struct {
+	server  *apiserver.Server
+	address net.Addr
+	// sessions end requests and streams whose credentials are withdrawn.
+	sessions *access.Sessions
+	// holders tell machines of one node name apart.
+	holders *access.Holders
+	// nodes that the policy of writes looks at; its catalog is set before the server runs.
+	nodes *nodeTable
+
+	// direct is the API itself.
+	direct *apiserver.Client
+	// client of all kinds, measured. Reads are as new as the store.
+	client resource.Client
+	// cached is client, except for the kinds that it reads from memory. It is for
+	// controllers that write on condition of what they read; see package cached.
+	cached resource.Client
+	memory *cached.Client
+}
+
+func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) {
+	limit := listener.DescriptorShare(maxAPIConnections, apiShare)
+	l, err := listen("API", "--api-address", cfg.APIAddress, limit, log)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{
+		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("part", "sessions")),
+		holders: access.NewHolders(), nodes: &nodeTable{},
+	}
+	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
+		l.Close()
+		return nil, err
+	}
+	a.nodes.client = a.server.Client("system:apiserver")
+	if err := a.newClients(cfg, s, log); err != nil {
+		a.server.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log *slog.Logger) (*apiserver.Server, error) {
+	pair, err := serverCertificate(s.ca, l.Addr(), ClusterDomain, cfg.ServiceCIDRs)
+	if err != nil {
+		return nil, err
+	}
+	return apiserver.New(apiserver.Config{
+		Store: s.store, Kinds: kind.All(), Listener: l,
+		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
+		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("part", "authentication")),
+		Authorizer:    newAuthorizer(),
+		Guard:         a.sessions.Guard,
+		Writes: writes{
+			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has}, a.holders,
+		},
+		NodeDeletion: nodeDeletion,
+		ServiceCIDRs: cfg.ServiceCIDRs,
+		Limits:       cfg.Limits,
+		LongRunning:  admin.LongPaths(),
+		Transformer:  s.keys.Transformers(sealedGroups()...),
+		Metrics:      s.metrics,
+		Audit:        auditTo(s.audit),
+		AuditReads:   admin.LongPaths(),
+		Logger:       log.With("part", "api"),
+		Version:      version.Get().Version,
+	})
+}
+
+// newAuthorizer is what decides who may do what. Roles of users would be another
+// authorizer in a union with this one.
+func newAuthorizer() authorizer.UnconditionalAuthorizer { return access.NewAuthorizer() }
+
+// newClients puts together what each kind is read and written through. This is the place
+// to give a kind another client, or to wrap them all.
+func (a *api) newClients(cfg ControlPlaneConfig, s *storage, log *slog.Logger) error {
+	a.direct = a.server.Client("system:proxima:controllers")
+	meter := metered.New()
+	a.client = resource.Wrap(a.direct, meter.Wrap)
+	if cfg.Wrap != nil {
+		a.client = resource.Wrap(a.client, cfg.Wrap)
+	}
+	// Few objects, and read for each heartbeat or deletion.
+	kinds := []*resource.Descriptor{kind.Namespace, kind.Node, kind.Dataplane}
+	a.memory = cached.New(cached.Config{Client: a.client, Kinds: kinds, Logger: log.With("part", "cached reads")})
+	var overrides []resource.Override
+	for _, k := range kinds {
+		overrides = append(overrides, resource.Override{Kind: k, Client: a.memory})
+	}
+	var err error
+	if a.cached, err = resource.NewRouter(a.client, overrides...); err != nil {
+		return fmt.Errorf("clients of controllers: %w", err)
+	}
+	s.metrics.MustRegister(meter, a.memory)
+	return nil
+}
+
+func (a *api) components() []component {
+	return []component{
+		{Name: "sessions", Run: a.sessions.Run},
+		{Name: "API", Run: a.server.Run, Ready: a.server.Ready()},
+		{Name: "cached reads", Run: a.memory.Run},
+	}
+}
+
+// writes are admitted by what a credential may write, and by which machine has the name
+// of a node.
+type writes struct {
+	*access.WritePolicy
+	holders *access.Holders
+}
+
+// Allow implements apiserver.WritePolicy.
+func (w writes) Allow(ctx context.Context, write access.Write) error {
+	if err := w.WritePolicy.Allow(ctx, write); err != nil {
+		return err
+	}
+	return w.holders.AllowWrite(write.Kind, write.Object, write.Old)
+}
+
+// nodeTable is the Nodes, as an access.Cluster.
+type nodeTable struct {
+	client  resource.Client
+	catalog *catalog.Catalog
+}
+
+// Node implements access.Cluster.
+func (n *nodeTable) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	obj, err := n.client.Get(ctx, kind.Node, resource.Key{Name: name})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return obj.(*corev1.Node), nil
+}
+
+// Holder implements access.Cluster.
+func (n *nodeTable) Holder(addr netip.Addr, other string) (string, error) {
+	if !n.catalog.Synced() {
+		return "", apierrors.NewServiceUnavailable("the control plane is still reading its store; try again in a moment")
+	}
+	for key, node := range n.catalog.Snapshot().Nodes.All() {
+		if key.Name != other && access.HoldsAddress(node, addr) {
+			return key.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// nodeDeletion is what remains of a Node: its credentials are refused.
+func nodeDeletion(n *corev1.Node, who user.Info) (key string, value []byte, err error) {
+	record := identity.DeletedNode{Deleted: time.Now().UTC()}
+	if who != nil {
+		record.By = who.GetName()
+	}
+	return identity.DeletedNodeRecord(n.Name, record)
+}

@@ -1,0 +1,176 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
+	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/controller/garbage"
+	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
+	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
+)
+
+// controllers are those of the leader. Each is made when a term begins, so that nothing of
+// an earlier term is left in it.
+type controllers struct {
+	cfg      ControlPlaneConfig
+	log      *slog.Logger
+	client   resource.Client
+	api      *api
+	instance *instance
+	metrics  prometheus.Registerer
+	rules    *ruleset.Rules
+	// reader answers questions about plans while this instance does not lead.
+	reader *topology.Controller
+	// planner and leases of the present term; nil: this instance does not lead.
+	planner atomic.Pointer[topology.Controller]
+	leases  atomic.Pointer[health.Controller]
+}
+
+func newControllers(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) *controllers {
+	c := &controllers{
+		cfg: cfg, log: log, client: a.client, api: a, instance: i, metrics: s.metrics,
+		rules: ruleset.New(ruleset.Config{Catalog: i.catalog, Demand: i.demand}),
+	}
+	c.reader = c.newPlanner()
+	s.metrics.MustRegister(c)
+	return c
+}
+
+func (c *controllers) components() []component {
+	return []component{
+		{Name: "slices and plans", Scope: leader, Run: c.runPlanning},
+		{Name: "endpoints controller", Scope: leader, Run: c.runEndpoints},
+		{Name: "mirroring controller", Scope: leader, Run: c.runMirroring},
+		{Name: "namespace controller", Scope: leader, Run: c.runNamespaces},
+		{Name: "garbage collector", Scope: leader, Run: c.runGarbage},
+		{Name: "pod garbage collector", Scope: leader, Run: c.runPods},
+		{Name: "health controller", Scope: leader, Run: c.runLeases},
+		{Name: "address repair", Scope: leader, Run: c.runRepair},
+	}
+}
+
+func (c *controllers) newPlanner() *topology.Controller {
+	return topology.New(topology.Config{
+		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
+		Heuristics: c.rules, Logger: c.log.With("part", "topology"),
+	})
+}
+
+// runPlanning runs the planner and the EndpointSlice controller, which asks it for hints
+// and follows its changes.
+func (c *controllers) runPlanning(ctx context.Context) error {
+	plans := c.newPlanner()
+	c.planner.Store(plans)
+	defer c.planner.Store(nil)
+	slices := endpointslice.New(endpointslice.Config{
+		Client: c.client, Catalog: c.instance.catalog, Slices: kind.EndpointSlice, Advisor: plans,
+		Options: endpointslice.Options{MaxEndpoints: c.cfg.MaxEndpointsPerSlice},
+		Logger:  c.log.With("part", "endpointslice"),
+	})
+	return run(ctx, nil, []component{
+		{Name: "endpointslice controller", Run: slices.Run},
+		{Name: "planner", Run: plans.Run},
+	})
+}
+
+func (c *controllers) runEndpoints(ctx context.Context) error {
+	return endpoints.New(endpoints.Config{
+		Client: c.client, Catalog: c.instance.catalog, Endpoints: kind.Endpoints, Logger: c.log.With("part", "endpoints"),
+	}).Run(ctx)
+}
+
+func (c *controllers) runMirroring(ctx context.Context) error {
+	return mirroring.New(mirroring.Config{
+		Client: c.client, Catalog: c.instance.catalog, Slices: kind.EndpointSlice, MaxAddresses: c.cfg.MaxMirroredPerSubset,
+		Logger: c.log.With("part", "mirroring"),
+	}).Run(ctx)
+}
+
+func (c *controllers) runNamespaces(ctx context.Context) error {
+	namespaces, err := namespace.New(c.api.cached, c.api.direct, kind.All(), c.log.With("part", "namespace"))
+	if err != nil {
+		return err
+	}
+	return namespaces.Run(ctx)
+}
+
+func (c *controllers) runGarbage(ctx context.Context) error {
+	return garbage.NewOwners(garbage.OwnersConfig{
+		Client: c.client, Kinds: kind.All(), Logger: c.log.With("part", "garbage"),
+	}).Run(ctx)
+}
+
+func (c *controllers) runPods(ctx context.Context) error {
+	return garbage.NewPods(garbage.PodsConfig{
+		Client: c.client, PodKind: kind.Pod, NodeKind: kind.Node, TerminatedThreshold: c.cfg.MaxTerminatedPods,
+		Logger: c.log.With("part", "garbage"),
+	}).Run(ctx)
+}
+
+// runLeases marks nodes and workloads whose leases ran out.
+func (c *controllers) runLeases(ctx context.Context) error {
+	leases := health.New(health.Config{
+		Client: c.api.cached, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane,
+		Logger: c.log.With("part", "health"), Monitor: c.instance.monitor,
+		Keep: func(dead []resource.Key) map[resource.Key]string {
+			return health.LastEndpoints(c.instance.catalog.Snapshot(), dead)
+		},
+	})
+	if err := c.metrics.Register(leases); err != nil {
+		return err
+	}
+	defer c.metrics.Unregister(leases)
+	c.leases.Store(leases)
+	defer c.leases.Store(nil)
+	return leases.Run(ctx)
+}
+
+func (c *controllers) runRepair(ctx context.Context) error {
+	return ipam.NewRepair(ipam.RepairConfig{
+		Client: c.client, Services: kind.Service, IPAddresses: kind.IPAddress, ServiceCIDRs: kind.ServiceCIDR,
+		Logger: c.log.With("part", "addresses"),
+	}).Run(ctx)
+}
+
+// plans is the planner of the present term, or one that only reads.
+func (c *controllers) plans() *topology.Controller {
+	if p := c.planner.Load(); p != nil {
+		return p
+	}
+	return c.reader
+}
+
+// Explain implements admin.Planner.
+func (c *controllers) Explain(service resource.Key) (*topology.Report, bool) {
+	return c.plans().Explain(service)
+}
+
+// Simulate implements admin.Planner.
+func (c *controllers) Simulate(change topology.Change) (*topology.Simulation, error) {
+	return c.plans().Simulate(change)
+}
+
+// State implements admin.Leases.
+func (c *controllers) State() health.State {
+	if l := c.leases.Load(); l != nil {
+		return l.State()
+	}
+	return health.State{Reason: "another instance follows the leases"}
+}
+
+// Describe implements prometheus.Collector: the metrics of the planner.
+func (c *controllers) Describe(to chan<- *prometheus.Desc) { c.reader.Describe(to) }
+
+// Collect implements prometheus.Collector.
+func (c *controllers) Collect(to chan<- prometheus.Metric) { c.plans().Collect(to) }

@@ -1,0 +1,185 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
+	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/node/ranges"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// newAgent joins, and opens all that the agent needs. Nothing runs yet.
+func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
+	a = &agent{cfg: cfg, log: orDiscard(cfg.Logger), registry: prometheus.NewRegistry(), names: records.New()}
+	if a.cfg.MachineID == "" && cfg.Cluster == nil {
+		if a.cfg.MachineID, err = machine.ID(); err != nil {
+			return nil, err
+		}
+	}
+	opened := a // a return of nil sets a
+	defer func() {
+		if err != nil {
+			opened.close()
+		}
+	}()
+	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if a.unlock, err = local.Lock(a.dir()); err != nil {
+		return nil, err
+	}
+	a.ranges = ranges.New(ranges.Config{Dir: a.dir(), Saved: a.unsaved.note, Logger: a.log})
+	if cfg.Cluster != nil {
+		err = a.learnNode(ctx)
+	} else {
+		err = a.join(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.cfg.ServiceCIDRs, err = a.ranges.Learn(ctx, a.rangesClient, cfg.ServiceCIDRs); err != nil {
+		return nil, err
+	}
+	if a.mode, err = a.newMode(ctx); err != nil {
+		return nil, err
+	}
+	a.agent, err = node.New(node.Options{
+		Mode:    a.mode,
+		Facts:   node.Facts{Name: cfg.Name, Zone: cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
+		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
+		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.checks, err = healthcheck.New(healthcheck.Options{
+		Healthy: a.agent.Healthy, Addresses: modes.LocalAddresses(a.cfg.NodePortAddresses),
+		Logger: a.log.With("part", "health check node ports"), Registerer: a.registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Cluster == nil {
+		if a.conn, err = a.connect(); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.listenHTTP(); err != nil {
+		return nil, err
+	}
+	if err := a.listenLocal(); err != nil {
+		return nil, err
+	}
+	return a, a.listenNames()
+}
+
+// apply gives an update to what serves traffic, and to what resolves names.
+func (a *agent) apply(u node.Update) {
+	u.KeepLoopback(a.cfg.MachineID)
+	a.names.Apply(u.Records())
+	if u.Proxied() {
+		a.agent.Apply(u.Update)
+	}
+}
+
+// learn takes the facts of this machine from its Node. Its zone label counts
+// where no --zone was given.
+func (a *agent) learn(n *corev1.Node) {
+	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
+	if facts.Zone == "" {
+		facts.Zone = n.Labels[corev1.LabelTopologyZone]
+	}
+	facts.Leaving = n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == taintToBeDeleted
+	})
+	a.agent.SetFacts(facts)
+}
+
+// taintToBeDeleted is set by the cluster autoscaler on a node that it will
+// remove.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// useRanges applies ranges to what works by them.
+func (a *agent) useRanges(ranges []netip.Prefix) error {
+	if mode, ok := a.mode.(proxy.Ranged); ok {
+		if err := mode.SetRanges(ranges); err != nil {
+			return err
+		}
+	}
+	if a.dns.server != nil {
+		a.dns.server.SetServiceCIDRs(ranges)
+	}
+	return nil
+}
+
+// rangesClient reads the service ranges.
+func (a *agent) rangesClient() (resource.Client, error) {
+	return kubeclient.New(a.restConfig(), []*resource.Descriptor{kind.ServiceCIDR})
+}
+
+// restConfig is the API as this node: the certificate is renewed underneath.
+func (a *agent) restConfig() *rest.Config {
+	if a.cfg.Cluster != nil {
+		cfg := rest.CopyConfig(a.cfg.Cluster.REST)
+		cfg.QPS, cfg.Timeout = -1, 10*time.Second
+		return cfg
+	}
+	transport := &reconnecting{renewer: a.renewer, Transport: &http.Transport{
+		TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
+		TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
+	}}
+	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: transport}
+}
+
+// watchConfig is the API as this node, for requests that last: no timeout ends
+// them, and a peer that vanished is noticed by pings.
+func (a *agent) watchConfig() *rest.Config {
+	cfg := a.restConfig()
+	cfg.Timeout = 0
+	if a.cfg.Cluster != nil {
+		return cfg
+	}
+	cfg.Transport.(*reconnecting).HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second}
+	return cfg
+}
+
+func (a *agent) close() {
+	a.dns.close()
+	if a.conn != nil {
+		_ = a.conn.Close()
+	}
+	if a.probes != nil {
+		a.probes.Close()
+	}
+	for _, l := range []net.Listener{a.health, a.metrics, a.local} {
+		if l != nil {
+			l.Close()
+		}
+	}
+	if a.unlock != nil {
+		a.unlock() // last: the next agent finds no socket
+	}
+}

@@ -1,0 +1,97 @@
+package app
+
+import (
+	"net/netip"
+
+	"k8s.io/utils/clock"
+
+	"github.com/proxima-mesh/proxima/internal/demand/wire"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/node/fromview"
+	"github.com/proxima-mesh/proxima/internal/node/membership"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/witness"
+	"github.com/proxima-mesh/proxima/internal/workload"
+)
+
+// planeComponents tie the agent to a control plane: the view, reports of demand,
+// heartbeats, membership and the probes of workloads.
+func (a *agent) planeComponents() ([]component, error) {
+	a.feed = fromview.NewFeed(fromview.FeedConfig{
+		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: a.viewFile(),
+		Update: a.apply, Logger: a.log.With("part", "view"),
+	})
+	registerFeed(a.registry, a.feed)
+	out := []component{
+		{Name: "certificate renewal", Run: a.renewer.Run},
+		{Name: "view", Run: a.feed.Run},
+	}
+	out = append(out, a.demandComponents()...)
+	heartbeat, err := a.heartbeatComponents()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubeclient.New(a.restConfig(), kind.All())
+	if err != nil {
+		return nil, err
+	}
+	a.member = membership.New(membership.Config{
+		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
+		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
+		Addresses: func() []netip.Addr { return machine.Addresses(a.cfg.Server) },
+		Logger:    a.log.With("part", "membership"), Clock: clock.RealClock{},
+	})
+	watching, err := kubeclient.New(a.watchConfig(), kind.All())
+	if err != nil {
+		return nil, err
+	}
+	checks := workload.NewChecks(workload.ChecksConfig{
+		Client: watching, Node: a.cfg.Name, Logger: a.log.With("part", "readiness"), Clock: clock.RealClock{},
+	})
+	return append(append(out, heartbeat...),
+		component{Name: "membership", Run: a.member.Run},
+		component{Name: "readiness probes", Run: checks.Run},
+	), nil
+}
+
+// demandComponents report to the control plane what traffic starts here, once the whole
+// state is in place.
+func (a *agent) demandComponents() []component {
+	counter, ok := a.mode.(proxy.Counter)
+	if !ok {
+		a.log.Info("demand is not measured here: the mode cannot count", "mode", a.mode.Name())
+		return nil
+	}
+	a.demand = wire.NewClient(wire.ClientConfig{
+		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return a.feed.Status().Zone },
+		Counter: counter, Start: a.agent.Ready(), Log: a.log.With("part", "demand"),
+	})
+	a.registry.MustRegister(a.demand)
+	return []component{{Name: "demand", Run: a.demand.Run}}
+}
+
+// heartbeatComponents show the control plane that this agent is alive, and probe others
+// for it.
+func (a *agent) heartbeatComponents() (out []component, err error) {
+	log := a.log.With("part", "witness")
+	port := 0
+	if a.cfg.ProbePort != 0 {
+		if a.probes, err = witness.Listen(a.cfg.Name, a.cfg.ProbePort); err != nil {
+			return nil, &HintError{
+				Err: err,
+				Text: "the agent answers the probes of others by UDP; choose another port with --probe-port, " +
+					"or 0 to turn it off",
+			}
+		}
+		if port = a.probes.Port(); port != a.cfg.ProbePort {
+			log.Info("the port of probes is taken, another one is used; a firewall between the nodes has to let it pass",
+				"wanted", a.cfg.ProbePort, "port", port)
+		}
+		out = append(out, component{Name: "probes", Run: a.probes.Run})
+	}
+	client := witness.NewClient(witness.ClientConfig{Conn: a.conn, Node: a.cfg.Name, ProbePort: port, Log: log})
+	a.registry.MustRegister(client)
+	return append(out, component{Name: "heartbeat", Run: client.Run}), nil
+}

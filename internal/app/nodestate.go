@@ -1,0 +1,80 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// agentState is an agent, as an admin.Agent.
+type agentState struct{ *agent }
+
+// Status implements admin.Agent.
+func (a agentState) Status() admin.NodeStatus {
+	status := admin.NodeStatus{
+		Version: version.Get(), Agent: a.agent.agent.Status(), DNS: a.dns.address(),
+		PID: os.Getpid(), API: a.api(), Unsaved: a.unsavedFiles(),
+	}
+	if a.cluster != nil {
+		followed := a.cluster.Status()
+		status.Cluster = &followed
+	} else {
+		followed := admin.ViewStatusOf(a.feed.Status())
+		status.View = &followed
+		certificate, member := a.renewer.Status(), a.member.Status()
+		status.Certificate, status.Membership = &certificate, &member
+	}
+	for _, f := range a.checks.Failures() {
+		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts,
+			fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))
+	}
+	return status
+}
+
+// Trace implements admin.Agent.
+func (a agentState) Trace(c diag.Connection) *diag.Trace {
+	status := a.agent.agent.Status()
+	t := &diag.Trace{
+		To: c.To.String(), Protocol: strings.ToLower(string(c.Protocol)), From: c.From.String(),
+		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
+	}
+	here := modes.LocalAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
+	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, MasqueradeAll: a.cfg.MasqueradeAll}
+	if len(a.cfg.NodePortAddresses) > 0 {
+		vantage.NodePorts = modes.LocalAddresses(a.cfg.NodePortAddresses)
+	}
+	states := a.agent.agent.AllStates()
+	state := t.Trace(c, states, vantage)
+	a.mode.Trace(t, c, state, states)
+	known := a.agent.agent.Slices()
+	t.Locate(known, vantage)
+	t.FindUnused(state, c.To.Addr(), known, a.agent.agent.Node())
+	for _, p := range status.Pending {
+		if p.Port == t.Service {
+			t.Pending = cmp.Or(strings.TrimSpace(p.Error+" "+p.Hint), "the newest change is on its way")
+		}
+	}
+	return t
+}
+
+// Dump implements admin.Agent.
+func (a agentState) Dump(ctx context.Context) (*admin.NodeDump, error) {
+	d := &admin.NodeDump{Node: a.agent.agent.Status().Node, Mode: a.mode.Name(), Ports: []admin.DumpPort{}}
+	for _, s := range a.agent.agent.AllStates() {
+		d.Ports = append(d.Ports, admin.DumpPortOf(s))
+	}
+	kernel, err := a.mode.Dump(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the kernel's tables: %w", err)
+	}
+	d.Kernel, d.Compared, d.Missing, d.Foreign = kernel.Objects, kernel.Compared, kernel.Missing, kernel.Foreign
+	return d, nil
+}

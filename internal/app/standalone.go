@@ -1,0 +1,204 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// ClusterDomain of the names of Services.
+const ClusterDomain = "cluster.local"
+
+// ControlPlaneConfig configures a control plane.
+type ControlPlaneConfig struct {
+	// Store as --store names it: memory, sqlite:FILE or postgres://….
+	Store   string
+	DataDir string
+	// APIAddress (HOST:PORT) of the API; port 0: any free one.
+	APIAddress string
+	// GRPCPort of node views, on the API's host; 0: off.
+	GRPCPort int
+	// ServiceCIDRs at the first start; from then on the stored ones hold.
+	ServiceCIDRs []netip.Prefix
+	// MaxEndpointsPerSlice, 0: 100.
+	MaxEndpointsPerSlice int
+	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.
+	MaxMirroredPerSubset int
+	// MaxTerminatedPods are kept; 0: 12500, negative: all.
+	MaxTerminatedPods int
+	// Wrap, if not nil, surrounds all that controllers read and write: to limit, count or
+	// refuse it.
+	Wrap resource.Wrapper
+	// Limits of requests to the API; zero fields: the defaults.
+	Limits apiserver.Limits
+	// RenewExpired is how long after its end a node's or zone's certificate can be
+	// renewed by proof of its key; 0: not at all.
+	RenewExpired time.Duration
+	// MachineID of this machine; empty: machine.ID.
+	MachineID string
+	Logger    *slog.Logger
+}
+
+// Serving says where a role serves.
+type Serving struct {
+	// API is the URL of the API, as clients on this machine use it.
+	API string
+	// GRPC (host:port) of node views; empty: off.
+	GRPC string
+	// Node and Mode of the agent, where there is one.
+	Node, Mode string
+	// DNS (host:port) of names; empty: off.
+	DNS string
+}
+
+// RunControlPlane runs a standalone control plane until ctx ends, and calls ready once it
+// serves. Its state is durable when it returns.
+func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
+	cp, err := newStandalone(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer cp.close()
+	return run(ctx, cp.election, append(cp.components(), announce(ready, cp.serving())))
+}
+
+// standalone is a control plane with a store of its own, in four parts. An arrow points
+// from what is written or read to what reads it:
+//
+//	                requests                     streams of agents (views, demand, heartbeats)
+//	                   │                                   │
+//	┌ API ─────────────┴──────────────┐   ┌ instance ──────┴─────────────────────────────────┐
+//	│ authentication, authorization   │   │                gRPC server                       │
+//	│ registries (the one write path) │   │         ▲            │             │             │
+//	│ clients of controllers ◄────────┼─┐ │       views       demand       suspicion         │
+//	└───────┬─────────────────▲───────┘ │ │         ▲            │             │             │
+//	        │ transactions    │ watches │ │         │            │             │             │
+//	        ▼                 ├─────────┼─┼──►  catalog (tables) │             │             │
+//	┌ storage ────────────────┴───────┐ │ └─────────┬────────────┼─────────────┼─────────────┘
+//	│ store, keys, tokens, audit logs │ │           ▼            ▼             ▼
+//	└─────────────────────────────────┘ │ ┌ leader ──────────────────────────────────────────┐
+//	                                    └─┤ endpointslice, planner · endpoints · mirroring · │
+//	                                      │ namespaces · garbage · leases · addresses        │
+//	                                      └──────────────────────────────────────────────────┘
+//
+// Every instance runs the first three; it reads what leaders wrote from its tables alone,
+// and so goes on without one. The fourth runs where the instance leads.
+type standalone struct {
+	cfg      ControlPlaneConfig
+	log      *slog.Logger
+	started  time.Time
+	election election
+	storage  *storage
+	api      *api
+	instance *instance
+	leader   *controllers
+	// complete is closed when the tables are filled and the kubeconfig is written.
+	complete chan struct{}
+}
+
+// newStandalone opens and wires everything, and serves nothing yet.
+func newStandalone(ctx context.Context, cfg ControlPlaneConfig) (*standalone, error) {
+	return newStandaloneOn(ctx, cfg, openStore, unopposed{})
+}
+
+// newStandaloneOn is newStandalone with a store and an election of the caller's choice.
+func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, e election) (cp *standalone, err error) {
+	opened := &standalone{
+		cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), election: e, complete: make(chan struct{}),
+	}
+	defer func() {
+		if err != nil {
+			opened.close()
+		}
+	}()
+	cp = opened
+	if cp.storage, err = openStorage(ctx, cfg, open, cp.log); err != nil {
+		return nil, err
+	}
+	if cp.api, err = newAPI(cfg, cp.storage, cp.log); err != nil {
+		return nil, err
+	}
+	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
+		return nil, err
+	}
+	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
+	cp.handle()
+	return cp, nil
+}
+
+// components in the order in which they start. They end in reverse: first the last stage,
+// then the API.
+func (cp *standalone) components() []component {
+	return slices.Concat(
+		cp.storage.components(),
+		cp.api.components(), // ends the first stage
+		cp.instance.components(),
+		cp.leader.components(),
+		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
+	)
+}
+
+// handle adds our own API to the Kubernetes one.
+func (cp *standalone) handle() {
+	s, a, i := cp.storage, cp.api, cp.instance
+	certificates := access.NewCertificates(s.ca, s.tokens, s.policy(), i.grpcPort(), cp.log.With("part", "certificates"))
+	tokens := access.TokenHandler(s.tokens, cp.log.With("part", "tokens"))
+	secrets := s.rotation(a.server).Handler(cp.log.With("part", "secrets"))
+	a.server.Handle(identity.CertificatesPath, certificates)
+	a.server.Handle(access.TokensPath, tokens)
+	a.server.Handle(access.TokensPath+"/", tokens)
+	a.server.Handle(keyring.StatusPath, secrets)
+	a.server.Handle(keyring.StatusPath+"/", secrets)
+	for path, handler := range admin.Handlers(admin.Config{
+		Role: "standalone", StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
+		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views,
+		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
+		InServiceRange: a.server.InServiceRange, Logger: cp.log,
+	}) {
+		a.server.Handle(path, handler)
+	}
+}
+
+// publishKubeconfig writes the administrator's kubeconfig once the tables are filled.
+func (cp *standalone) publishKubeconfig(ctx context.Context) error {
+	if cp.instance.catalog.WaitSynced(ctx) != nil {
+		return nil // ctx has ended
+	}
+	if err := writeKubeconfig(filepath.Join(cp.cfg.DataDir, "kubeconfig"), cp.serving().API, cp.storage.ca); err != nil {
+		return err
+	}
+	close(cp.complete)
+	<-ctx.Done()
+	return nil
+}
+
+func (cp *standalone) serving() Serving {
+	s := Serving{API: "https://" + reachable(cp.api.address)}
+	if cp.instance.listener != nil {
+		s.GRPC = reachable(cp.instance.listener.Addr())
+	}
+	return s
+}
+
+// close releases what newStandalone opened, the store last.
+func (cp *standalone) close() {
+	if cp.instance != nil {
+		cp.instance.close()
+	}
+	if cp.api != nil {
+		cp.api.server.Close()
+	}
+	if cp.storage != nil {
+		cp.storage.close()
+	}
+}

@@ -1,0 +1,106 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/metered"
+)
+
+// storage is all that a control plane keeps: the state, keys, tokens and audit logs.
+type storage struct {
+	log     *slog.Logger
+	dataDir string
+	// machineID of this machine.
+	machineID   string
+	store       store.Store
+	metrics     *prometheus.Registry
+	ca          *identity.Authority
+	keys        *keyring.Ring
+	tokens      *identity.Tokens
+	revocations *identity.Revocations
+	// renewExpired as in ControlPlaneConfig.
+	renewExpired time.Duration
+	audit        *audit.Logs
+}
+
+// storeOpener opens the store that a name stands for.
+type storeOpener func(ctx context.Context, name, dataDir string, log *slog.Logger) (store.Store, error)
+
+func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, log *slog.Logger) (s *storage, err error) {
+	opened := &storage{
+		log: log, dataDir: cfg.DataDir, machineID: cfg.MachineID, renewExpired: cfg.RenewExpired, metrics: prometheus.NewRegistry(),
+	}
+	defer func() {
+		if err != nil {
+			opened.close()
+		}
+	}()
+	s = opened
+	if s.machineID == "" {
+		if s.machineID, err = machine.ID(); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	// The store is opened first: it makes sure that no other process uses the data.
+	opening, err := open(ctx, cfg.Store, cfg.DataDir, log)
+	if err != nil {
+		return nil, err
+	}
+	measured := metered.New(opening)
+	s.store = measured
+	if s.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
+		return nil, err
+	}
+	if s.keys, err = openKeys(ctx, s.store, cfg.DataDir, log); err != nil {
+		return nil, err
+	}
+	s.tokens = identity.NewTokens(s.store, s.ca.Pin())
+	s.revocations, err = identity.NewRevocations(ctx, s.store, cfg.RenewExpired, log.With("part", "revocations"))
+	if err != nil {
+		return nil, err
+	}
+	s.audit = audit.OpenLogs(cfg.DataDir, log.With("part", "audit"))
+	s.metrics.MustRegister(measured, s.audit)
+	return s, nil
+}
+
+func (s *storage) components() []component {
+	return []component{
+		{Name: "revocations", Run: s.revocations.Run},
+		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.log) }},
+	}
+}
+
+// policy by which credentials are admitted.
+func (s *storage) policy() access.Policy {
+	return access.Policy{Revocations: s.revocations, RenewExpired: s.renewExpired}
+}
+
+// close releases what was opened, the store last.
+func (s *storage) close() {
+	if s.audit != nil {
+		s.audit.Close()
+	}
+	if s.store == nil {
+		return
+	}
+	if err := s.store.Close(); err != nil {
+		s.log.Error("the store did not close cleanly; what was acknowledged is on disk", "error", err)
+	}
+}

@@ -1,0 +1,31 @@
+package access
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/proxima-mesh/proxima/internal/identity"
+)
+
+// RequireNode refuses the peer of a gRPC call unless it is the node of a name, which its
+// verified client certificate says. what completes "may not … of node". The error is a
+// gRPC status.
+func RequireNode(ctx context.Context, name, what string) error {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return status.Error(codes.Unauthenticated, "no peer")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return status.Error(codes.Unauthenticated, "a client certificate is needed")
+	}
+	subject := identity.SubjectOf(info.State.VerifiedChains[0][0])
+	if own, ok := identity.NodeName(subject.User, subject.Groups); !ok || own != name {
+		return status.Errorf(codes.PermissionDenied, "%s may not %s of node %q", subject.User, what, name)
+	}
+	return nil
+}
