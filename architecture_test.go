@@ -56,6 +56,7 @@ var layers = map[string]layer{
 	"internal/resource/kind":         base,
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,
+	"internal/scavenge":              base,
 	"internal/store":                 base,
 	"internal/store/expiry":          base,
 	"internal/store/faulty":          base,
@@ -70,6 +71,7 @@ var layers = map[string]layer{
 
 	// decisions, and controllers that act by the interfaces that they declare
 	"internal/controller/backend":       core,
+	"internal/controller/changes":       core,
 	"internal/controller/endpoints":     core,
 	"internal/controller/endpointslice": core,
 	"internal/controller/event":         core,
@@ -89,6 +91,7 @@ var layers = map[string]layer{
 	"internal/identity/rotation":        core,
 	"internal/node":                     core,
 	"internal/node/membership":          core,
+	"internal/node/ranges":              core,
 	"internal/planner":                  core,
 	"internal/planner/auto":             core,
 	"internal/planner/estimate":         core,
@@ -104,6 +107,7 @@ var layers = map[string]layer{
 	"internal/view/wire":                core,
 
 	// one technology each: a protocol, a database, a kernel interface, files
+	"internal/admin":                    adapter,
 	"internal/apiserver":                adapter,
 	"internal/apiserver/kvstorage":      adapter,
 	"internal/apiserver/openapi":        adapter,
@@ -161,6 +165,11 @@ var layers = map[string]layer{
 
 // siblings lists the adapters that an adapter may import all the same.
 var siblings = map[string][]string{
+	// Answers are in the types of those who give them.
+	"internal/admin": {
+		"internal/audit", "internal/delta/stream", "internal/identity", "internal/node/fromkube", "internal/node/fromview",
+		"internal/node/local", "internal/view",
+	},
 	"internal/apiserver": {
 		"internal/apiserver/kvstorage", "internal/apiserver/openapi", "internal/apiserver/quota",
 		"internal/identity/access", // what is written, as the policy of writes sees it

@@ -52,6 +52,54 @@ func TestDocLinks(t *testing.T) {
 	}
 }
 
+// TestAnswersAreInArchitecture: a reader who begins with docs/ARCHITECTURE.md finds
+// the answers of CONTRIBUTING.md there: the first link of each.
+func TestAnswersAreInArchitecture(t *testing.T) {
+	linked := map[string]bool{}
+	for _, link := range mdLink.FindAllStringSubmatch(prose(t, "docs/ARCHITECTURE.md"), -1) {
+		linked[linkTarget("docs/ARCHITECTURE.md", link[2])] = true
+	}
+	_, section, found := strings.Cut(prose(t, "CONTRIBUTING.md"), "\n## Where is …?\n")
+	if !found {
+		t.Fatal("CONTRIBUTING.md has no section \"Where is …?\"")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	answers := 0
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 || !strings.HasSuffix(strings.TrimSpace(cells[1]), "?") {
+			continue
+		}
+		answers++
+		question := strings.TrimSpace(cells[1])
+		link := mdLink.FindStringSubmatch(strings.Join(cells[2:], "|"))
+		if link == nil {
+			t.Errorf("%q has no link", question)
+			continue
+		}
+		if target := linkTarget("CONTRIBUTING.md", link[2]); !linked[target] {
+			t.Errorf("%q: docs/ARCHITECTURE.md has no link to %s", question, target)
+		}
+	}
+	if answers < 12 {
+		t.Errorf("%d questions, want twelve", answers)
+	}
+}
+
+// linkTarget of a link in a page, from the root: PATH or PATH#ANCHOR.
+func linkTarget(page, link string) string {
+	path, anchor, found := strings.Cut(link, "#")
+	if path == "" {
+		path = page
+	} else {
+		path = filepath.ToSlash(filepath.Join(filepath.Dir(page), path))
+	}
+	if !found {
+		return path
+	}
+	return path + "#" + anchor
+}
+
 // TestDesignNames: what the pages for contributors set as code and looks like a Go
 // file, or like a Go name with a capital, is in the source. Names without a capital
 // may be another system's: kernel parameters, domains, programs.

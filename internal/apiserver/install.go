@@ -257,6 +257,7 @@ func (s *Server) install(schemes *schemes) error {
 		s.generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
 	}
 	s.generic.Handler.NonGoRestfulMux.HandleFunc(customKindsPath, noCustomKinds)
+	s.refuse(s.cfg.Unoffered)
 	for path, handler := range s.cfg.ExtraHandlers {
 		s.Handle(path, handler)
 	}

@@ -54,6 +54,9 @@ type Config struct {
 	// Version of Proxima, as in 0.1.0; it is shown behind Kubernetes' own.
 	Version string
 
+	// Unoffered are kinds that are refused by name. Optional.
+	Unoffered []Unoffered
+
 	// ExtraHandlers are served behind authentication and authorization; a path
 	// that ends in "/" stands for all below it. Optional.
 	ExtraHandlers map[string]http.Handler

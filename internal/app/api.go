@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
@@ -76,11 +75,13 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 	if err != nil {
 		return nil, err
 	}
+	authorize := newByCredential()
 	return apiserver.New(apiserver.Config{
 		Store: s.store, Kinds: kind.All(), Listener: l,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
 		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("part", "authentication")),
-		Authorizer:    newAuthorizer(),
+		Authorizer:    authorize,
+		Unoffered:     authorize.Unoffered(),
 		Guard:         a.sessions.Guard,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has}, a.holders,
@@ -97,10 +98,6 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Version:      version.Get().Version,
 	})
 }
-
-// newAuthorizer is what decides who may do what. Roles of users would be another
-// authorizer in a union with this one.
-func newAuthorizer() authorizer.UnconditionalAuthorizer { return access.NewAuthorizer() }
 
 // newClients puts together what each kind is read and written through. This is the place
 // to give a kind another client, or to wrap them all.

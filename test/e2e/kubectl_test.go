@@ -72,11 +72,48 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("an object was made in a namespace that is gone:\n%s", out)
 		}
 	})
+	t.Run("roles are refused by name", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		const rules = "rules: [{apiGroups: [''], resources: [pods], verbs: [get]}]\n"
+		const subject = "subjects: [{kind: User, name: ann, apiGroup: rbac.authorization.k8s.io}]\n"
+		const ref = "roleRef: {kind: ClusterRole, name: reader, apiGroup: rbac.authorization.k8s.io}\n"
+		for kind, rest := range map[string]string{
+			"Role": rules, "ClusterRole": rules, "RoleBinding": subject + ref, "ClusterRoleBinding": subject + ref,
+		} {
+			manifest := "apiVersion: rbac.authorization.k8s.io/v1\nkind: " + kind + "\nmetadata: {name: reader}\n" + rest
+			for _, call := range []struct {
+				stdin string
+				args  []string
+			}{
+				{manifest, []string{"apply", "-f", "-"}},
+				{manifest, []string{"apply", "--server-side", "-f", "-"}},
+				{manifest, []string{"create", "-f", "-"}},
+				{"", []string{"get", strings.ToLower(kind) + "s"}},
+				{"", []string{"delete", strings.ToLower(kind), "reader"}},
+			} {
+				out, err := p.try(call.stdin, testkit.Kubectl(t), call.args...)
+				want := kind + ".rbac.authorization.k8s.io is not offered by this version"
+				if err == nil || !strings.Contains(out, want) || !strings.Contains(out, "proxima token create --kind") {
+					t.Errorf("kubectl %s %s: %v\n%s", kind, strings.Join(call.args, " "), err, out)
+				}
+			}
+		}
+		if out := p.kubectl("api-resources"); strings.Contains(out, "rbac") {
+			t.Errorf("api-resources lists what cannot be used:\n%s", out)
+		}
+		p.kubectl("get", "all", "--all-namespaces")
+		if out := p.kubectl("auth", "can-i", "delete", "pods"); !strings.Contains(out, "yes") {
+			t.Errorf("auth can-i: %s", out)
+		}
+	})
 	t.Run("api-resources", func(t *testing.T) {
 		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
 		out := p.kubectl("api-resources", "--no-headers")
-		for _, want := range []string{"dataplanes", "endpointslices", "services", "leases", "ipaddresses", "meshes", "externalservices", "globalsecrets", "trafficplans",
-			"tokenreviews", "subjectaccessreviews", "localsubjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectreviews"} {
+		for _, want := range []string{
+			"dataplanes", "endpointslices", "services", "leases", "ipaddresses", "meshes", "externalservices", "globalsecrets",
+			"trafficplans", "tokenreviews", "subjectaccessreviews", "localsubjectaccessreviews", "selfsubjectaccessreviews",
+			"selfsubjectreviews",
+		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("api-resources does not know %s:\n%s", want, out)
 			}
