@@ -48,6 +48,7 @@ var layers = map[string]layer{
 	"internal/machine":               base,
 	"internal/payload":               base,
 	"internal/planner/rule":          base,
+	"internal/problem":               base,
 	"internal/proxy":                 base,
 	"internal/resource":              base,
 	"internal/resource/cached":       base,

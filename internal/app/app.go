@@ -14,6 +14,7 @@ import (
 	"strconv"
 
 	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // listen on a TCP address; what it is for and its flag go into the error. At most
@@ -21,9 +22,10 @@ import (
 func listen(what, flag, address string, limit int, log *slog.Logger) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, &HintError{
+		return nil, &problem.Error{
+			Code: problem.ListenFailed,
 			Err:  fmt.Errorf("%s: %w", what, err),
-			Text: "is another one running on this machine? choose another address with " + flag,
+			Hint: "is another one running on this machine? choose another address with " + flag,
 		}
 	}
 	return listener.Limit(l, listener.Options{Name: what, MaxConnections: limit, Logger: log}), nil
@@ -64,18 +66,6 @@ func onPort(address string, port int) (string, error) {
 	}
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
-
-// HintError is an error with what to do about it.
-type HintError struct {
-	Err  error
-	Text string
-}
-
-func (e *HintError) Error() string { return e.Err.Error() }
-func (e *HintError) Unwrap() error { return e.Err }
-
-// Hint says what to do.
-func (e *HintError) Hint() string { return e.Text }
 
 func orDiscard(log *slog.Logger) *slog.Logger {
 	if log == nil {

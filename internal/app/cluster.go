@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -36,9 +37,10 @@ func ClusterREST(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		cfg, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, &HintError{
+			return nil, &problem.Error{
+				Code: problem.KubeconfigMissing,
 				Err:  errors.New("no kubeconfig was given, and this is not a pod"),
-				Text: "name one with --kubeconfig, or in clientConnection.kubeconfig of the kube-proxy configuration",
+				Hint: "name one with --kubeconfig, or in clientConnection.kubeconfig of the kube-proxy configuration",
 			}
 		}
 		return cfg, err
@@ -109,9 +111,10 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, &HintError{
+			return nil, &problem.Error{
+				Code: problem.NodeNotFound,
 				Err:  fmt.Errorf("node %s: %s", a.cfg.Name, why),
-				Text: "check --node-name: it must be the name that kubectl get nodes shows",
+				Hint: "check --node-name: it must be the name that kubectl get nodes shows",
 			}
 		case <-time.After(time.Second):
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // viewFile keeps the last state of the view.
@@ -45,11 +46,17 @@ func (a *agent) join(ctx context.Context) error {
 	var other *identity.OtherCredentialsError
 	var wrong *identity.SubjectError
 	if errors.As(err, &wrong) {
-		return &HintError{Err: err, Text: "give the token of this node, or run the agent as that node with --node-name"}
+		return &problem.Error{
+			Code: problem.CredentialsMismatch,
+			Err:  err,
+			Hint: "give the token of this node, or run the agent as that node with --node-name",
+		}
 	}
 	if _, missing := os.Stat(a.viewFile()); missing != nil || errors.As(stored, &other) {
-		return &HintError{
-			Err: err, Text: "join with --token-file; make a token with \"proxima token create --kind node --name " + a.cfg.Name + "\"",
+		return &problem.Error{
+			Code: problem.CredentialsMissing,
+			Err:  err,
+			Hint: "join with --token-file; make a token with \"proxima token create --kind node --name " + a.cfg.Name + "\"",
 		}
 	}
 	log.Warn("this machine has no credentials, and serves by the state on disk until it has joined again",

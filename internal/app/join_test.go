@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 )
 
@@ -107,7 +107,7 @@ func TestTokenFileIsGone(t *testing.T) {
 	a := agentOf(t, "n1", cp.address, dir)
 	if err := a.join(t.Context()); err == nil {
 		t.Fatal("joined without a token")
-	} else if hint := new(HintError); !errors.As(err, &hint) || !strings.Contains(hint.Text, "token create --kind node --name n1") {
+	} else if hint := problem.HintOf(err, ""); !strings.Contains(hint, "token create --kind node --name n1") {
 		t.Errorf("error %v", err)
 	}
 	put(t, a.cfg.TokenFile, cp.token(t, "n1"))
@@ -144,7 +144,7 @@ func TestTokenOfAnotherNode(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "node n2") || !strings.Contains(err.Error(), "node n1") {
 			t.Errorf("error %v", err)
 		}
-		if hint := new(HintError); !errors.As(err, &hint) || !strings.Contains(hint.Text, "--node-name") {
+		if hint := problem.HintOf(err, ""); !strings.Contains(hint, "--node-name") {
 			t.Errorf("error %#v does not say what to do", err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -54,7 +55,7 @@ func CleanNode(ctx context.Context, log *slog.Logger) error {
 		if os.Geteuid() > 0 { // a tool for each table would say so
 			err = errors.New("this user can't read or change the kernel's rules")
 		}
-		return &HintError{Err: err, Text: "this needs root (CAP_NET_ADMIN)"}
+		return &problem.Error{Code: problem.PrivilegeMissing, Err: err, Hint: "this needs root (CAP_NET_ADMIN)"}
 	}
 	orDiscard(log).Info("nothing of an agent is left in the kernel")
 	return nil

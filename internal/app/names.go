@@ -11,6 +11,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/dns"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // DNSPortAuto is DefaultDNSPort if that is free, and no DNS if it is not.
@@ -46,8 +47,10 @@ func (a *agent) listenNames() error {
 			a.log.Warn("names are not served", "error", err, "remedy", "choose a port with --dns-port, or 0 for none")
 			return nil
 		}
-		return &HintError{
-			Err: fmt.Errorf("DNS: %w", err), Text: "is another resolver running on this machine? choose another port with --dns-port",
+		return &problem.Error{
+			Code: problem.ListenFailed,
+			Err:  fmt.Errorf("DNS: %w", err),
+			Hint: "is another resolver running on this machine? choose another port with --dns-port",
 		}
 	}
 	self := udp.LocalAddr().(*net.UDPAddr).AddrPort()

@@ -10,6 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/witness"
@@ -79,9 +80,10 @@ func (a *agent) heartbeatComponents() (out []component, err error) {
 	port := 0
 	if a.cfg.ProbePort != 0 {
 		if a.probes, err = witness.Listen(a.cfg.Name, a.cfg.ProbePort); err != nil {
-			return nil, &HintError{
-				Err: err,
-				Text: "the agent answers the probes of others by UDP; choose another port with --probe-port, " +
+			return nil, &problem.Error{
+				Code: problem.ListenFailed,
+				Err:  err,
+				Hint: "the agent answers the probes of others by UDP; choose another port with --probe-port, " +
 					"or 0 to turn it off",
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/backup"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
@@ -89,9 +90,10 @@ func (r *restorer) run(ctx context.Context) error {
 	engine, location, _ := strings.Cut(r.cfg.Store, ":")
 	switch engine {
 	case "memory":
-		return &HintError{
+		return &problem.Error{
+			Code: problem.StoreUnsupported,
 			Err:  errors.New("--store memory ends with this command: nothing could use what is restored"),
-			Text: "use sqlite:FILE",
+			Hint: "use sqlite:FILE",
 		}
 	case "sqlite":
 		return r.intoSQLite(ctx, sqliteFile(location, r.cfg.DataDir))
@@ -106,10 +108,10 @@ func (r *restorer) run(ctx context.Context) error {
 	}
 	err = r.fill(ctx, into, 0)
 	if errors.Is(err, store.ErrNotEmpty) {
-		err = &HintError{
-			Err: fmt.Errorf("--store %s: there is a state already: %w", engine, err),
-			Text: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; " +
-				"--force replaces files only",
+		err = &problem.Error{
+			Code: problem.StoreNotEmpty,
+			Err:  fmt.Errorf("--store %s: there is a state already: %w", engine, err),
+			Hint: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; --force replaces files only",
 		}
 	}
 	return errors.Join(err, s.Close())
@@ -130,11 +132,13 @@ func (r *restorer) intoSQLite(ctx context.Context, file string) error {
 	var used *sqlite.InUseError
 	switch {
 	case errors.As(err, &occupied):
-		return &HintError{
-			Err: err, Text: "restore into another data directory, or replace it with --force: the old state is kept under another name",
+		return &problem.Error{
+			Code: problem.StoreNotEmpty,
+			Err:  err,
+			Hint: "restore into another data directory, or replace it with --force: the old state is kept under another name",
 		}
 	case errors.As(err, &used):
-		return &HintError{Err: err, Text: "a restore needs the control plane to be stopped"}
+		return &problem.Error{Code: problem.StoreInUse, Err: err, Hint: "a restore needs the control plane to be stopped"}
 	}
 	return err
 }
@@ -172,9 +176,10 @@ func (r *restorer) checkFiles() error {
 		case err != nil:
 			return err
 		case !r.cfg.Force:
-			return &HintError{
+			return &problem.Error{
+				Code: problem.FileExists,
 				Err:  fmt.Errorf("there is another %s already", file),
-				Text: "restore into another data directory, or replace it with --force: the old file is kept under another name",
+				Hint: "restore into another data directory, or replace it with --force: the old file is kept under another name",
 			}
 		}
 	}
@@ -251,7 +256,11 @@ func ReceiveBackup(from io.Reader, name string) (backup.Summary, error) {
 	}
 	b, err := backup.Open(tmp, size)
 	if err != nil {
-		return backup.Summary{}, &HintError{Err: err, Text: "the control plane did not finish it; its log says why"}
+		return backup.Summary{}, &problem.Error{
+			Code: problem.BackupIncomplete,
+			Err:  err,
+			Hint: "the control plane did not finish it; its log says why",
+		}
 	}
 	summary := backup.Summary{Header: b.Header, Files: len(b.Files)}
 	for _, err := range b.Records() {

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/store/postgres"
@@ -39,19 +41,28 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Alone: true})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
-			return nil, &HintError{
-				Err: err,
-				Text: "one control plane per database: stop the other one, or keep this one's state apart by " +
-					"search_path=NAME in the URL",
+			return nil, &problem.Error{
+				Code: problem.StoreInUse,
+				Err:  err,
+				Hint: "one control plane per database: stop the other one, or keep this one's state apart by search_path=NAME in the URL",
+			}
+		}
+		var dial *net.OpError
+		if errors.As(err, &dial) {
+			return nil, &problem.Error{
+				Code: problem.StoreUnreachable,
+				Err:  err,
+				Hint: "check that the database runs, and its address in --store",
 			}
 		}
 		return s, err
 	case "kubernetes":
 		return nil, fmt.Errorf("--store %s: not in this version; use sqlite:FILE, postgres://… or memory", engine)
 	case "remote":
-		return nil, &HintError{
+		return nil, &problem.Error{
+			Code: problem.StoreUnsupported,
 			Err:  errors.New("--store remote: a control plane keeps its state itself; another one's API is for clients and agents"),
-			Text: "use sqlite:FILE or postgres://…, and --server for what works with that API",
+			Hint: "use sqlite:FILE or postgres://…, and --server for what works with that API",
 		}
 	}
 	return nil, fmt.Errorf("--store %q: use sqlite:FILE, postgres://… or memory", engine)

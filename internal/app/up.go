@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // UpConfig configures a control plane and an agent in one process.
@@ -23,9 +24,10 @@ type UpConfig struct {
 // that lives for that moment only. It ends before the control plane does.
 func RunUp(ctx context.Context, cfg UpConfig, ready func(Serving)) error {
 	if cfg.ControlPlane.GRPCPort == 0 {
-		return &HintError{
+		return &problem.Error{
+			Code: problem.NodeViewOff,
 			Err:  errors.New("the agent follows its view over gRPC, which --grpc-port 0 turns off"),
-			Text: "choose a port, or run \"proxima control-plane\" without an agent",
+			Hint: "choose a port, or run \"proxima control-plane\" without an agent",
 		}
 	}
 	cp, err := newStandalone(ctx, cfg.ControlPlane)

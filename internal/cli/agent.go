@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // localAgent is the agent of the data directory. An ordinary user who names no data
@@ -116,9 +117,10 @@ func (s *settings) agentConfig(ctx context.Context) (*rest.Config, *admin.NodeSt
 	case agent.err != nil:
 		return nil, nil, agent.err
 	case agent.status.Cluster != nil:
-		return nil, nil, &hintError{
-			err:  errNoWorkloads,
-			hint: "name the kubeconfig of a control plane with --kubeconfig",
+		return nil, nil, &problem.Error{
+			Code: problem.AgentNoWorkloads,
+			Err:  errNoWorkloads,
+			Hint: "name the kubeconfig of a control plane with --kubeconfig",
 		}
 	}
 	return &rest.Config{

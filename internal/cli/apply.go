@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/proxima-mesh/proxima/internal/cli/manifest"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -186,7 +187,7 @@ func (s *settings) each(c *connection, objects []placed, done string, do func(pl
 			return err
 		}
 		failed++
-		s.complain(err)
+		s.printError(err)
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d objects could not be %s", failed, len(objects), done)
@@ -280,7 +281,7 @@ func explainApply(err error) error {
 	}
 	// A server answers 500 to what its own schema does not know (KEP-555).
 	if text := err.Error(); strings.HasPrefix(text, "failed to create typed patch object") || strings.HasPrefix(text, "failed to convert new object") {
-		return &hintError{err: err, hint: "is a field misspelt, or a value of the wrong type?"}
+		return &problem.Error{Code: problem.ObjectInvalid, Err: err, Hint: "is a field misspelt, or a value of the wrong type?"}
 	}
 	if causes := causesOf(err); apierrors.IsInvalid(err) && len(causes) > 1 {
 		return errors.New("it is not valid:\n    " + strings.Join(causes, "\n    "))
@@ -303,14 +304,19 @@ func explainConflict(err error) error {
 		}
 	}
 	if len(owners) == 0 {
-		return &hintError{err: err, hint: "metadata.resourceVersion is that of an older state: remove the line, or begin with the newest state"}
+		return &problem.Error{
+			Code: problem.ObjectOutdated,
+			Err:  err,
+			Hint: "metadata.resourceVersion is that of an older state: remove the line, or begin with the newest state",
+		}
 	}
 	var lines []string
 	for _, who := range slices.Sorted(maps.Keys(owners)) {
 		lines = append(lines, fmt.Sprintf("%s set %s", who, strings.Join(owners[who], ", ")))
 	}
-	return &hintError{
-		err:  errors.New("it sets fields to other values than their owners did:\n    " + strings.Join(lines, "\n    ")),
-		hint: "leave these fields out of the file, or take them over with --force-conflicts",
+	return &problem.Error{
+		Code: problem.FieldConflict,
+		Err:  errors.New("it sets fields to other values than their owners did:\n    " + strings.Join(lines, "\n    ")),
+		Hint: "leave these fields out of the file, or take them over with --force-conflicts",
 	}
 }

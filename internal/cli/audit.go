@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 func newAudit(s *settings) *cobra.Command {
@@ -50,9 +51,10 @@ chain: keep the hash that verify prints elsewhere, and compare it later.`,
 			for _, name := range []string{audit.WritesLog, audit.RefusedLog} {
 				r, err := audit.Verify(s.dataDir, name)
 				if errors.Is(err, fs.ErrNotExist) {
-					err = &hintError{
-						err:  fmt.Errorf("%s: there is no such log: %w", name, err),
-						hint: "name the control plane's data directory: --data-dir DIR",
+					err = &problem.Error{
+						Code: problem.LogMissing,
+						Err:  fmt.Errorf("%s: there is no such log: %w", name, err),
+						Hint: "name the control plane's data directory: --data-dir DIR",
 					}
 				}
 				errs = append(errs, s.printVerified(name, r, err))

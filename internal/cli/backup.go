@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/keyring"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // file completes the one argument as a file.
@@ -156,7 +157,11 @@ decrypted is refused.`,
 				return err
 			}
 			if !force {
-				return &hintError{err: usagef("nobody can bring back what is discarded: add --force"), hint: "if there is a copy of the key file, put it back instead"}
+				return &problem.Error{
+					Code: problem.Usage,
+					Err:  usagef("nobody can bring back what is discarded: add --force"),
+					Hint: "if there is a copy of the key file, put it back instead",
+				}
 			}
 			object := args[1]
 			if d.Namespaced {

@@ -18,6 +18,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // IO is where a command reads and writes, and its environment.
@@ -71,54 +73,36 @@ func execute(ctx context.Context, s *settings, args []string) int {
 	if errors.As(err, &code) {
 		return code.code
 	}
-	s.complain(err)
-	var usage *usageError
-	if errors.As(err, &usage) {
+	s.printError(err)
+	if p, _ := problem.Of(err); p.Code == problem.Usage {
 		fmt.Fprintf(s.io.Err, "  see: %s --help\n", cmd.CommandPath())
 		return 2
 	}
 	return 1
 }
 
-// complain tells an error, and what to do about it.
-func (s *settings) complain(err error) {
+// printError prints an error with its hint and its code. Usage errors print no code:
+// the exit status and the usage line say what they are.
+func (s *settings) printError(err error) {
 	fmt.Fprintln(s.io.Err, "proxima: "+err.Error())
-	var hinted hinter
-	if errors.As(err, &hinted) {
-		fmt.Fprintln(s.io.Err, "  hint: "+hinted.Hint())
+	p, _ := problem.Of(err)
+	if p.Hint != "" {
+		fmt.Fprintln(s.io.Err, "  hint: "+p.Hint)
+	}
+	if p.Code != "" && p.Code != problem.Usage {
+		fmt.Fprintln(s.io.Err, "  code: "+string(p.Code))
 	}
 }
 
-// usageError is a mistake in the command line or in the configuration.
-type usageError struct{ err error }
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
-
+// usagef makes the error of a mistake in the command line or in the configuration.
 func usagef(format string, args ...any) error {
-	return &usageError{err: fmt.Errorf(format, args...)}
+	return &problem.Error{Code: problem.Usage, Err: fmt.Errorf(format, args...)}
 }
 
 // exitError ends the program with a code and no further word.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
-
-// hinter is an error that knows what to do about it.
-type hinter interface {
-	error
-	Hint() string
-}
-
-// hintError adds what to do to an error.
-type hintError struct {
-	err  error
-	hint string
-}
-
-func (e *hintError) Error() string { return e.err.Error() }
-func (e *hintError) Unwrap() error { return e.err }
-func (e *hintError) Hint() string  { return e.hint }
 
 // newRoot makes the whole command tree.
 func newRoot(s *settings) *cobra.Command {
@@ -133,7 +117,7 @@ func newRoot(s *settings) *cobra.Command {
 	root.SetIn(s.io.In)
 	root.SetOut(s.io.Out)
 	root.SetErr(s.io.Err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err: err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &problem.Error{Code: problem.Usage, Err: err} })
 	s.addGlobalFlags(root)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if isCompletion(cmd) {
@@ -165,7 +149,7 @@ func unknownCommand(group *cobra.Command, word string) error {
 	// cobra's own limit: two letters off.
 	group.SuggestionsMinimumDistance = 2
 	if meant := group.SuggestionsFor(word); len(meant) > 0 {
-		return &hintError{err: err, hint: "did you mean " + strings.Join(meant, " or ") + "?"}
+		return &problem.Error{Code: problem.Usage, Err: err, Hint: "did you mean " + strings.Join(meant, " or ") + "?"}
 	}
 	return err
 }
@@ -176,7 +160,7 @@ func markUsage(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(c *cobra.Command, args []string) error {
 			if err := check(c, args); err != nil {
-				return &hintError{err: &usageError{err: err}, hint: "usage: " + c.UseLine()}
+				return &problem.Error{Code: problem.Usage, Err: err, Hint: "usage: " + c.UseLine()}
 			}
 			return nil
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -28,7 +29,11 @@ func (s *settings) kubeconfigFiles() ([]string, error) {
 	const elsewhere = "start a control plane with \"proxima up\", or name its kubeconfig with --kubeconfig"
 	if s.kubeconfig != "" {
 		if _, err := os.Stat(s.kubeconfig); errors.Is(err, os.ErrNotExist) {
-			return nil, &hintError{err: fmt.Errorf("there is no kubeconfig %s", s.kubeconfig), hint: "check --kubeconfig and $" + envName("kubeconfig") + "; \"proxima up\" leaves one in its data directory"}
+			return nil, &problem.Error{
+				Code: problem.KubeconfigMissing,
+				Err:  fmt.Errorf("there is no kubeconfig %s", s.kubeconfig),
+				Hint: "check --kubeconfig and $" + envName("kubeconfig") + "; \"proxima up\" leaves one in its data directory",
+			}
 		}
 		return []string{s.kubeconfig}, nil
 	}
@@ -38,7 +43,11 @@ func (s *settings) kubeconfigFiles() ([]string, error) {
 			return errors.Is(err, os.ErrNotExist)
 		})
 		if len(files) == 0 {
-			return nil, &hintError{err: fmt.Errorf("$KUBECONFIG is %s, and there is no such file", list), hint: elsewhere}
+			return nil, &problem.Error{
+				Code: problem.KubeconfigMissing,
+				Err:  fmt.Errorf("$KUBECONFIG is %s, and there is no such file", list),
+				Hint: elsewhere,
+			}
 		}
 		return files, nil
 	}
@@ -47,7 +56,11 @@ func (s *settings) kubeconfigFiles() ([]string, error) {
 	case err == nil:
 		return []string{path}, nil
 	case errors.Is(err, os.ErrPermission):
-		return nil, &hintError{err: fmt.Errorf("kubeconfig: %w", err), hint: "the data directory belongs to another user: run this as that user, or name a kubeconfig with --kubeconfig"}
+		return nil, &problem.Error{
+			Code: problem.KubeconfigUnreadable,
+			Err:  fmt.Errorf("kubeconfig: %w", err),
+			Hint: "the data directory belongs to another user: run this as that user, or name a kubeconfig with --kubeconfig",
+		}
 	}
 	return nil, &noKubeconfigError{path: path, hint: elsewhere}
 }
@@ -59,7 +72,10 @@ func (e *noKubeconfigError) Error() string {
 	return "no kubeconfig: none was given and there is none at " + e.path
 }
 
-// Hint says what to do.
+// Code implements problem.Coded.
+func (e *noKubeconfigError) Code() problem.Code { return problem.KubeconfigMissing }
+
+// Hint implements problem.Coded.
 func (e *noKubeconfigError) Hint() string { return e.hint }
 
 func isNoKubeconfig(err error) bool {
@@ -98,11 +114,15 @@ func explainKubeconfig(files []string, err error) error {
 	const hint = "name the kubeconfig of a control plane with --kubeconfig; \"proxima up\" leaves one in its data directory"
 	switch {
 	case clientcmd.IsEmptyConfig(err):
-		return &hintError{err: fmt.Errorf("%s: it names no cluster", named), hint: hint}
+		return &problem.Error{Code: problem.KubeconfigInvalid, Err: fmt.Errorf("%s: it names no cluster", named), Hint: hint}
 	case errors.Is(err, os.ErrPermission):
-		return &hintError{err: fmt.Errorf("%s: %w", named, err), hint: "run this as the user whom the file belongs to"}
+		return &problem.Error{
+			Code: problem.KubeconfigUnreadable,
+			Err:  fmt.Errorf("%s: %w", named, err),
+			Hint: "run this as the user whom the file belongs to",
+		}
 	}
-	return &hintError{err: fmt.Errorf("%s can't be used: %w", named, err), hint: hint}
+	return &problem.Error{Code: problem.KubeconfigInvalid, Err: fmt.Errorf("%s can't be used: %w", named, err), Hint: hint}
 }
 
 // connection to an API.

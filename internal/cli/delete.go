@@ -20,6 +20,7 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -116,7 +117,7 @@ func (d deleteFlags) targets(args []string) ([]target, error) {
 		return nil, usagef("give --all or -l, not both")
 	}
 	if _, err := labels.Parse(d.selector); err != nil {
-		return nil, &hintError{err: usagef("-l %q: %w", d.selector, err), hint: "write as in app=web,tier!=db"}
+		return nil, &problem.Error{Code: problem.Usage, Err: usagef("-l %q: %w", d.selector, err), Hint: "write as in app=web,tier!=db"}
 	}
 	targets, err := parseTargets(args)
 	if err != nil {
@@ -232,7 +233,7 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 				return err
 			}
 			remain++
-			s.complain(err)
+			s.printError(err)
 			continue
 		}
 		fmt.Fprintf(s.io.Out, "%s deleted\n", o.title(c))
@@ -316,5 +317,9 @@ func stillThere(ctx context.Context, c *connection, o placed, object *metav1.Par
 	if len(object.Finalizers) > 0 {
 		text += ", held by the finalizers " + strings.Join(object.Finalizers, ", ")
 	}
-	return &hintError{err: errors.New(text), hint: "it will go by itself; wait longer with --timeout, not at all with --wait=false, or delete it again with --now"}
+	return &problem.Error{
+		Code: problem.DeletionPending,
+		Err:  errors.New(text),
+		Hint: "it will go by itself; wait longer with --timeout, not at all with --wait=false, or delete it again with --now",
+	}
 }

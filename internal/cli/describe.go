@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/cli/describe"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -59,7 +60,7 @@ func (s *settings) describe(ctx context.Context, d describeFlags, args []string)
 	}
 	selector, err := labels.Parse(d.selector)
 	if err != nil {
-		return &hintError{err: usagef("-l %q: %w", d.selector, err), hint: "write as in app=web,tier!=db"}
+		return &problem.Error{Code: problem.Usage, Err: usagef("-l %q: %w", d.selector, err), Hint: "write as in app=web,tier!=db"}
 	}
 	c, err := s.connect(d.namespace)
 	if err != nil {
@@ -127,7 +128,7 @@ func (s *settings) describeEach(ctx context.Context, c *connection, client resou
 			return explainAPI(c.cfg, err)
 		}
 		failed++
-		s.complain(fmt.Errorf("%s: %w", title(c, o.kind, o.Namespace, o.Name), explainAPI(c.cfg, err)))
+		s.printError(fmt.Errorf("%s: %w", title(c, o.kind, o.Namespace, o.Name), explainAPI(c.cfg, err)))
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d objects could not be described", failed, len(objects))

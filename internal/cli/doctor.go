@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	noderanges "github.com/proxima-mesh/proxima/internal/node/ranges"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // finding of the doctor: what was looked at, what is wrong with it (empty:
@@ -194,7 +195,7 @@ func (s *settings) agentState(answer agentAnswer) finding {
 	case errors.As(answer.err, &denied):
 		f.Note = answer.err.Error() + ": " + denied.Hint()
 	case answer.err != nil:
-		f.Problem, f.Fix = answer.err.Error(), hintOr(answer.err, "see its log")
+		f.Problem, f.Fix = answer.err.Error(), problem.HintOf(answer.err, "see its log")
 	case agent.Cluster != nil:
 		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API"
 	case agent.View == nil || !agent.View.Connected:
@@ -297,7 +298,7 @@ func lowPorts() finding {
 func (s *settings) server(ctx context.Context, cfg *rest.Config, err error) finding {
 	f := finding{Check: "control plane"}
 	if err != nil {
-		f.Problem, f.Fix = err.Error(), hintOr(err, "check the kubeconfig")
+		f.Problem, f.Fix = err.Error(), problem.HintOf(err, "check the kubeconfig")
 		return f
 	}
 	f.Check += " " + cfg.Host
@@ -310,7 +311,7 @@ func (s *settings) server(ctx context.Context, cfg *rest.Config, err error) find
 		return f
 	}
 	if err = explainAPI(cfg, err); err != nil {
-		f.Problem, f.Fix = err.Error(), hintOr(err, "see the control plane's log")
+		f.Problem, f.Fix = err.Error(), problem.HintOf(err, "see the control plane's log")
 		return f
 	}
 	f.Note = info.GitVersion
@@ -319,14 +320,6 @@ func (s *settings) server(ctx context.Context, cfg *rest.Config, err error) find
 		f.Fix = "set both clocks, best by NTP: leases and certificates are judged by them"
 	}
 	return f
-}
-
-func hintOr(err error, otherwise string) string {
-	var h hinter
-	if errors.As(err, &h) {
-		return h.Hint()
-	}
-	return otherwise
 }
 
 // portsFree looks at the ports that "proxima up" would take: those of a control

@@ -9,6 +9,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -48,7 +49,7 @@ func (s *settings) kernelTables(ctx context.Context) (f finding, ok bool) {
 	f.Check = "kernel tables"
 	var dump admin.NodeDump
 	if err := s.ask(ctx, local.DumpPath, nil, &dump); err != nil {
-		f.Problem, f.Fix = err.Error(), hintOr(err, "see the agent's log")
+		f.Problem, f.Fix = err.Error(), problem.HintOf(err, "see the agent's log")
 		return f, true
 	}
 	if len(dump.Missing)+len(dump.Foreign) == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -39,7 +40,7 @@ func (s *settings) undoResolver(ctx context.Context, d doctorFlags) error {
 
 func asRoot(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return &hintError{err: err, hint: "run it as root"}
+		return &problem.Error{Code: problem.PrivilegeMissing, Err: err, Hint: "run it as root"}
 	}
 	return err
 }
@@ -69,7 +70,7 @@ func (s *settings) resolver(ctx context.Context, d doctorFlags, agent *admin.Nod
 	}
 	if d.fix {
 		if err := s.fixResolver(ctx, system, server, ranges); err != nil {
-			f.Problem, f.Fix = err.Error(), hintOr(asRoot(err), "set the machine's resolver by hand: see docs/how-to/names.md")
+			f.Problem, f.Fix = err.Error(), problem.HintOf(asRoot(err), "set the machine's resolver by hand: see docs/how-to/names.md")
 			return f
 		}
 	}

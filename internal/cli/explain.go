@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // explainAPI adds what to do to the failures that people meet. nil stays nil.
@@ -24,8 +26,7 @@ func explainAPI(cfg *rest.Config, err error) error {
 	if explained := explainWay(cfg, err); explained != nil {
 		return explained
 	}
-	var known hinter
-	if errors.As(err, &known) {
+	if _, ok := problem.Of(err); ok {
 		return err
 	}
 	return explainAnswer(cfg, err)
@@ -40,17 +41,41 @@ func explainWay(cfg *rest.Config, err error) error {
 	const otherServer = "another control plane took its place, or the kubeconfig is an old one: use the one in the control plane's data directory"
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return &hintError{err: fmt.Errorf("nothing listens at %s: %w", cfg.Host, err), hint: "is the control plane running? start it with \"proxima up\""}
+		return &problem.Error{
+			Code: problem.APIUnreachable,
+			Err:  fmt.Errorf("nothing listens at %s: %w", cfg.Host, err),
+			Hint: "is the control plane running? start it with \"proxima up\"",
+		}
 	case errors.As(err, &authority):
-		return &hintError{err: fmt.Errorf("the server at %s is not the one that the kubeconfig trusts: %w", cfg.Host, err), hint: otherServer}
+		return &problem.Error{
+			Code: problem.APIUntrusted,
+			Err:  fmt.Errorf("the server at %s is not the one that the kubeconfig trusts: %w", cfg.Host, err),
+			Hint: otherServer,
+		}
 	case errors.As(err, &host), errors.As(err, &invalid):
-		return &hintError{err: fmt.Errorf("the certificate of %s does not hold: %w", cfg.Host, err), hint: "check the server's name in the kubeconfig and this machine's clock"}
+		return &problem.Error{
+			Code: problem.APICertificateInvalid,
+			Err:  fmt.Errorf("the certificate of %s does not hold: %w", cfg.Host, err),
+			Hint: "check the server's name in the kubeconfig and this machine's clock",
+		}
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return &hintError{err: fmt.Errorf("%s does not speak TLS: %w", cfg.Host, err), hint: "check the server in the kubeconfig: is that its address?"}
+		return &problem.Error{
+			Code: problem.APINotTLS,
+			Err:  fmt.Errorf("%s does not speak TLS: %w", cfg.Host, err),
+			Hint: "check the server in the kubeconfig: is that its address?",
+		}
 	case os.IsTimeout(err), errors.Is(err, context.DeadlineExceeded):
-		return &hintError{err: fmt.Errorf("%s did not answer in time: %w", cfg.Host, err), hint: "is the way to it open? look at the control plane's machine with \"proxima status\""}
+		return &problem.Error{
+			Code: problem.APITimeout,
+			Err:  fmt.Errorf("%s did not answer in time: %w", cfg.Host, err),
+			Hint: "is the way to it open? look at the control plane's machine with \"proxima status\"",
+		}
 	case errors.As(err, &netErr):
-		return &hintError{err: fmt.Errorf("can't reach %s: %w", cfg.Host, err), hint: "check the server address in the kubeconfig and the way to it"}
+		return &problem.Error{
+			Code: problem.APIUnreachable,
+			Err:  fmt.Errorf("can't reach %s: %w", cfg.Host, err),
+			Hint: "check the server address in the kubeconfig and the way to it",
+		}
 	}
 	return nil
 }
@@ -59,11 +84,19 @@ func explainWay(cfg *rest.Config, err error) error {
 func explainAnswer(cfg *rest.Config, err error) error {
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return &hintError{err: fmt.Errorf("%s refused the credentials: %w", cfg.Host, err), hint: "the token is wrong, expired or revoked; make one with \"proxima token create\" on the control plane's machine"}
+		return &problem.Error{
+			Code: problem.APIUnauthorized,
+			Err:  fmt.Errorf("%s refused the credentials: %w", cfg.Host, err),
+			Hint: "the token is wrong, expired or revoked; make one with \"proxima token create\" on the control plane's machine",
+		}
 	case apierrors.IsNotFound(err):
 		return explainNotFound(cfg, err)
 	case apierrors.IsTooManyRequests(err), apierrors.IsServiceUnavailable(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
-		return &hintError{err: err, hint: "the control plane has trouble: see \"proxima status\" and its log"}
+		return &problem.Error{
+			Code: problem.APIUnavailable,
+			Err:  err,
+			Hint: "the control plane has trouble: see \"proxima status\" and its log",
+		}
 	}
 	return err
 }
@@ -74,11 +107,23 @@ func explainNotFound(cfg *rest.Config, err error) error {
 	case details == nil:
 		return err
 	case details.Name == "":
-		return &hintError{err: fmt.Errorf("%s does not serve this kind: %w", cfg.Host, err), hint: "its version differs from this program's: compare with \"proxima doctor\""}
+		return &problem.Error{
+			Code: problem.KindNotServed,
+			Err:  fmt.Errorf("%s does not serve this kind: %w", cfg.Host, err),
+			Hint: "its version differs from this program's: compare with \"proxima doctor\"",
+		}
 	case details.Kind == "namespaces":
-		return &hintError{err: err, hint: fmt.Sprintf("see \"proxima get namespaces\"; make it by applying a Namespace named %s", details.Name)}
+		return &problem.Error{
+			Code: problem.NamespaceNotFound,
+			Err:  err,
+			Hint: fmt.Sprintf("see \"proxima get namespaces\"; make it by applying a Namespace named %s", details.Name),
+		}
 	}
-	return &hintError{err: err, hint: fmt.Sprintf("see \"proxima get %s -A\"; -n chooses the namespace", details.Kind)}
+	return &problem.Error{
+		Code: problem.ObjectNotFound,
+		Err:  err,
+		Hint: fmt.Sprintf("see \"proxima get %s -A\"; -n chooses the namespace", details.Kind),
+	}
 }
 
 // detailsOf a refusal; nil: it says no more.

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 func TestExplainAPI(t *testing.T) {
@@ -35,15 +37,19 @@ func TestExplainAPI(t *testing.T) {
 		"no namespace": {apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "a"), `namespaces "a" not found`, "applying a Namespace named a"},
 		"no such kind": {kindless, "https://here does not serve this kind", "proxima doctor"},
 		"trouble":      {apierrors.NewServiceUnavailable("disk full"), "disk full", "proxima status"},
-		"known":        {&hintError{err: apierrors.NewUnauthorized("no"), hint: "as it was"}, "no", "as it was"},
-		"anything":     {errors.New("odd"), "odd", ""},
+		"known": {&problem.Error{
+			Code: problem.APIUnauthorized,
+			Err:  apierrors.NewUnauthorized("no"),
+			Hint: "as it was"}, "no", "as it was",
+		},
+		"anything": {errors.New("odd"), "odd", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := explainAPI(&rest.Config{Host: "https://here"}, fmt.Errorf("get: %w", tc.err))
 			if !strings.Contains(got.Error(), tc.text) {
 				t.Errorf("got %q, want %q in it", got, tc.text)
 			}
-			if hint := hintOr(got, ""); !strings.Contains(hint, tc.hint) || (tc.hint == "") != (hint == "") {
+			if hint := problem.HintOf(got, ""); !strings.Contains(hint, tc.hint) || (tc.hint == "") != (hint == "") {
 				t.Errorf("got hint %q, want %q in it", hint, tc.hint)
 			}
 			if !errors.Is(got, tc.err) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -54,7 +55,7 @@ func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
 		return err
 	}
 	if _, err := labels.Parse(g.selector); err != nil {
-		return &hintError{err: usagef("-l %q: %w", g.selector, err), hint: "write as in app=web,tier!=db"}
+		return &problem.Error{Code: problem.Usage, Err: usagef("-l %q: %w", g.selector, err), Hint: "write as in app=web,tier!=db"}
 	}
 	targets, err := parseTargets(args)
 	if err != nil {
@@ -125,7 +126,7 @@ func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets 
 				return err
 			}
 			failed++
-			s.complain(fmt.Errorf("%s: %w", title(c, t.kind, q.namespace(), name), explainAPI(c.cfg, err)))
+			s.printError(fmt.Errorf("%s: %w", title(c, t.kind, q.namespace(), name), explainAPI(c.cfg, err)))
 			return nil
 		})
 		if err != nil {

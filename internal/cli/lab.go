@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 func newLab(s *settings) *cobra.Command {
@@ -49,7 +50,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 			}
 			spec.Progress = func(line string) { fmt.Fprintln(s.io.Err, line) }
 			if err := spec.Check(); err != nil {
-				return &usageError{err: err}
+				return &problem.Error{Code: problem.Usage, Err: err}
 			}
 			l, err := lab.Start(cmd.Context(), spec)
 			if err != nil {
@@ -132,7 +133,7 @@ func newLabCut(s *settings, name *string) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
 				if err := l.Cut(args[0]); err != nil {
-					return &usageError{err: err}
+					return &problem.Error{Code: problem.Usage, Err: err}
 				}
 				fmt.Fprintf(s.io.Err, "%s is cut off\n", args[0])
 				return nil

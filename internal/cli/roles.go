@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -72,7 +73,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	}
 	cidrs, err := app.ParseServiceCIDRs(p.serviceCIDRs)
 	if err != nil {
-		return cfg, &usageError{err: err}
+		return cfg, &problem.Error{Code: problem.Usage, Err: err}
 	}
 	if len(cidrs) == 0 {
 		cidrs = app.DefaultServiceCIDRs(os.Geteuid() == 0)

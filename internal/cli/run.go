@@ -28,6 +28,7 @@ import (
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/workload"
@@ -178,9 +179,10 @@ func (s *settings) wayToRegister(ctx context.Context, r runFlags, dp *v1alpha1.D
 	}
 	cfg, status, agentErr := s.agentConfig(ctx)
 	if local.IsNoAgent(agentErr) {
-		return registerWay{}, &hintError{
-			err:  fmt.Errorf("%w, and no agent runs on this machine with data directory %s", err, s.dataDir),
-			hint: "start a control plane with \"proxima up\", join one with \"proxima node\", or name a kubeconfig with --kubeconfig",
+		return registerWay{}, &problem.Error{
+			Code: problem.KubeconfigMissing,
+			Err:  fmt.Errorf("%w, and no agent runs on this machine with data directory %s", err, s.dataDir),
+			Hint: "start a control plane with \"proxima up\", join one with \"proxima node\", or name a kubeconfig with --kubeconfig",
 		}
 	}
 	if agentErr != nil {
@@ -293,7 +295,11 @@ func addressTowards(ctx context.Context, server string) (netip.Addr, error) {
 	// UDP: the kernel chooses the way, and nothing is sent.
 	conn, err := (&net.Dialer{Timeout: 3 * time.Second}).DialContext(ctx, "udp", net.JoinHostPort(host, port))
 	if err != nil {
-		return netip.Addr{}, &hintError{err: fmt.Errorf("no way to %s: %w", server, err), hint: "say with --address where the workload is reached"}
+		return netip.Addr{}, &problem.Error{
+			Code: problem.AddressUnknown,
+			Err:  fmt.Errorf("no way to %s: %w", server, err),
+			Hint: "say with --address where the workload is reached",
+		}
 	}
 	defer conn.Close()
 	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()

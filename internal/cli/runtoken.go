@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // runCredential is what run registers with where that is not the kubeconfig.
@@ -43,7 +44,11 @@ func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace s
 	review := authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
 	err = callJSON(ctx, cfg, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", review, &review)
 	if err != nil {
-		return nil, "", &hintError{err: explainAPI(cfg, err), hint: "with --namespace the command starts while no control plane answers"}
+		return nil, "", &problem.Error{
+			Code: problem.APIUnreachable,
+			Err:  explainAPI(cfg, err),
+			Hint: "with --namespace the command starts while no control plane answers",
+		}
 	}
 	user := review.Status.UserInfo
 	namespace, _, _ = identity.WorkloadName(user.Username, user.Groups)

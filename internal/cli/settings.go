@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // settings are what all commands share.
@@ -118,9 +120,10 @@ func fromFile(cmd *cobra.Command, path string) error {
 	slices.Sort(keys)
 	for _, key := range keys {
 		if _, ok := known[key]; !ok || key == "config" {
-			return &hintError{
-				err:  usagef("--config %s: unknown setting %q", path, key),
-				hint: "settings are named like flags, without the dashes in front: docs/reference/proxima.yaml has them all",
+			return &problem.Error{
+				Code: problem.Usage,
+				Err:  usagef("--config %s: unknown setting %q", path, key),
+				Hint: "settings are named like flags, without the dashes in front: docs/reference/proxima.yaml has them all",
 			}
 		}
 		f := cmd.Flags().Lookup(key)

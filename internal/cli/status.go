@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -121,7 +122,7 @@ func (o *overview) addAgent(agent agentAnswer) {
 	case agent.err == nil:
 	case !agent.absent():
 		o.AgentError = agent.err.Error()
-		o.problem("this machine: %v: %s", agent.err, hintOr(agent.err, "see its log"))
+		o.problem("this machine: %v: %s", agent.err, problem.HintOf(agent.err, "see its log"))
 	case agent.joined != nil:
 		o.AgentError = agent.err.Error()
 		o.problem("this machine's agent is not running, though it has joined %s: start it with %s", agent.joined.Server, agent.startCommand())

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -85,9 +86,10 @@ func findKind(word string) (*resource.Descriptor, error) {
 			return d, nil
 		}
 	}
-	return nil, &hintError{
-		err:  usagef("unknown kind %q", word),
-		hint: "known kinds: " + strings.Join(kindNames(), ", "),
+	return nil, &problem.Error{
+		Code: problem.Usage,
+		Err:  usagef("unknown kind %q", word),
+		Hint: "known kinds: " + strings.Join(kindNames(), ", "),
 	}
 }
 

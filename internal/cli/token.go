@@ -20,6 +20,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 func newToken(s *settings) *cobra.Command {
@@ -59,7 +60,7 @@ Service that selects by another key is protected by --namespaces alone.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			k, err := identity.ParseKind(kindName)
 			if err != nil {
-				return &usageError{err: fmt.Errorf("--kind: %w", err)}
+				return &problem.Error{Code: problem.Usage, Err: fmt.Errorf("--kind: %w", err)}
 			}
 			if name == "" {
 				return usagef("--name is needed: the node, zone, workload or person that the token is for")

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 var traces = map[string]*diag.Trace{
@@ -166,8 +166,8 @@ func TestTraceAsksTheAgent(t *testing.T) {
 			t.Errorf("%v: exit code %d, want %d with %q:\n%s%s", c.args, code, c.code, c.says, out, complaint)
 		}
 	}
-	var usage *usageError
-	if _, err := traceQuery("x", "tcp", ""); !errors.As(err, &usage) {
+	_, err := traceQuery("x", "tcp", "")
+	if p, _ := problem.Of(err); p.Code != problem.Usage {
 		t.Errorf("%v is no usage error", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // inKernel decides between the two demos.
@@ -24,15 +25,12 @@ func inKernel(mode string) (bool, error) {
 	if err == nil || mode == "auto" || mode == "" {
 		return err == nil, nil
 	}
-	return false, &needsRoot{fmt.Errorf("--mode %s: %w", mode, err)}
+	return false, &problem.Error{
+		Code: problem.PrivilegeMissing,
+		Err:  fmt.Errorf("--mode %s: %w", mode, err),
+		Hint: "run it as root, or use --mode userspace",
+	}
 }
-
-type needsRoot struct{ error }
-
-func (e *needsRoot) Unwrap() error { return e.error }
-
-// Hint names the remedy.
-func (e *needsRoot) Hint() string { return "run it as root, or use --mode userspace" }
 
 // labDemo is the demo in a lab. The client is that of zone-a.
 type labDemo struct {

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // Spec is what a lab is to be.
@@ -263,6 +264,9 @@ type NotUpError struct{ Name string }
 
 func (e *NotUpError) Error() string { return "lab " + e.Name + " is not up" }
 
+// Code implements problem.Coded.
+func (e *NotUpError) Code() problem.Code { return problem.LabNotUp }
+
 // Hint names the remedy.
 func (e *NotUpError) Hint() string { return "start it with \"proxima lab up\"" }
 
@@ -271,6 +275,9 @@ type unavailableError struct{ err error }
 
 func (e *unavailableError) Error() string { return "lab: " + e.err.Error() }
 func (e *unavailableError) Unwrap() error { return e.err }
+
+// Code implements problem.Coded.
+func (e *unavailableError) Code() problem.Code { return problem.LabUnavailable }
 
 // Hint names the remedy.
 func (e *unavailableError) Hint() string {
@@ -281,6 +288,9 @@ func (e *unavailableError) Hint() string {
 type UpError struct{ Name string }
 
 func (e *UpError) Error() string { return "lab " + e.Name + " is up already, or parts of it are" }
+
+// Code implements problem.Coded.
+func (e *UpError) Code() problem.Code { return problem.LabExists }
 
 // Hint names the remedy.
 func (e *UpError) Hint() string {

@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // Manner is how a machine resolves names.
@@ -76,6 +78,9 @@ type PortError struct{ Server netip.AddrPort }
 func (e *PortError) Error() string {
 	return fmt.Sprintf("/etc/resolv.conf cannot name port %d of %s: resolvers ask port 53", e.Server.Port(), e.Server.Addr())
 }
+
+// Code implements problem.Coded.
+func (e *PortError) Code() problem.Code { return problem.ResolverPort }
 
 // Hint says what to do.
 func (e *PortError) Hint() string {

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // Paths that the agent serves on the socket.
@@ -78,6 +80,9 @@ type InUseError struct {
 
 func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use by another agent", e.Path) }
 
+// Code implements problem.Coded.
+func (e *InUseError) Code() problem.Code { return problem.DataDirectoryInUse }
+
 // Hint says what to do.
 func (e *InUseError) Hint() string {
 	return "stop the other agent (\"proxima status\" with the same --data-dir shows it), or give this one a --data-dir of its own"
@@ -95,6 +100,9 @@ func (e *NoAgentError) Error() string {
 
 func (e *NoAgentError) Unwrap() error { return e.Err }
 
+// Code implements problem.Coded.
+func (e *NoAgentError) Code() problem.Code { return problem.AgentNotRunning }
+
 // Hint says what to do.
 func (e *NoAgentError) Hint() string {
 	return "start it with \"proxima up\" or \"proxima node\"; if it runs with another --data-dir, give the same one here"
@@ -107,6 +115,9 @@ func (e *DeniedError) Error() string {
 	return fmt.Sprintf("the agent at %s belongs to another user", e.Socket)
 }
 
+// Code implements problem.Coded.
+func (e *DeniedError) Code() problem.Code { return problem.AgentAccessDenied }
+
 // Hint says what to do.
 func (e *DeniedError) Hint() string { return "run this as that user, or as root" }
 
@@ -114,6 +125,9 @@ func (e *DeniedError) Hint() string { return "run this as that user, or as root"
 type HungError struct{ Socket string }
 
 func (e *HungError) Error() string { return fmt.Sprintf("the agent does not answer at %s", e.Socket) }
+
+// Code implements problem.Coded.
+func (e *HungError) Code() problem.Code { return problem.AgentNotAnswering }
 
 // Hint says what to do.
 func (e *HungError) Hint() string {

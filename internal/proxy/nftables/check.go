@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // CheckError is why the mode cannot work here, and what to do about it.
@@ -19,6 +20,9 @@ type CheckError struct {
 
 func (e *CheckError) Error() string { return "nftables mode cannot work here: " + e.Err.Error() }
 func (e *CheckError) Unwrap() error { return e.Err }
+
+// Code implements problem.Coded.
+func (e *CheckError) Code() problem.Code { return problem.ModeUnavailable }
 
 // Hint names a remedy.
 func (e *CheckError) Hint() string { return e.hint }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // BindError is why a socket could not be opened, and what to do about it.
@@ -24,6 +26,9 @@ func (e *BindError) Error() string {
 }
 
 func (e *BindError) Unwrap() error { return e.Err }
+
+// Code implements problem.Coded.
+func (e *BindError) Code() problem.Code { return problem.BindFailed }
 
 // Hint names a remedy.
 func (e *BindError) Hint() string { return e.hint }
