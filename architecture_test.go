@@ -154,6 +154,7 @@ var layers = map[string]layer{
 
 	// wiring of roles
 	"internal/app":         app,
+	"internal/diag/doctor": app,
 	"internal/demo":        app,
 	"internal/lab":         app,
 	"internal/proxy/modes": app,

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -249,14 +248,4 @@ func TestRunThroughTheAgent(t *testing.T) {
 	}
 	says(t, 2, []string{"run", "--name", "web-1", "--node-name", "edge-2", "--data-dir", dir, "--", "true"}, []string{"for node edge-1 only"}, nil)
 	says(t, 1, []string{"run", "--name", "web-1", "--data-dir", t.TempDir(), "--", "true"}, []string{"no kubeconfig", "no agent runs", "proxima node"}, nil)
-}
-
-// meanwhile waits for what it runs beside.
-func TestMeanwhileWaits(t *testing.T) {
-	s := &settings{dataDir: t.TempDir(), io: IO{Env: func(string) (string, bool) { return "", false }}}
-	ended := false
-	agent := s.meanwhile(t.Context(), func(context.Context) { time.Sleep(10 * time.Millisecond); ended = true })
-	if !ended || !agent.absent() {
-		t.Errorf("ended %t, agent %v", ended, agent.err)
-	}
 }

@@ -4,13 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/problem"
@@ -81,33 +76,4 @@ func (s *settings) printVerified(name string, r audit.Report, err error) error {
 	fmt.Fprintf(s.io.Out, "%s: %d records in %d files, number %d to %d, are unchanged; the hash of the last is %s\n",
 		name, r.Records, r.Files, r.First, r.Last, r.Hash)
 	return nil
-}
-
-// auditProblems are what is wrong with audit logs, and what to do.
-func auditProblems(logs audit.States) []string {
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(logs)) {
-		log := logs[name]
-		if log.Problem == "" {
-			continue
-		}
-		since := ""
-		if log.Since != nil {
-			since = " for " + duration.HumanDuration(time.Since(*log.Since))
-		}
-		out = append(out, fmt.Sprintf(
-			"audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: is there room in the data directory, and may it be written?",
-			name, since, log.Problem, log.Lost))
-	}
-	return out
-}
-
-// auditState is whether the control plane can write its audit logs.
-func auditState(logs audit.States) finding {
-	f := finding{Check: "audit logs of the control plane", Note: "can be written"}
-	if problems := auditProblems(logs); len(problems) > 0 {
-		f.Note, f.Problem = "", strings.Join(problems, "; ")
-		f.Fix = fixDisk + "; the log then goes on by itself, and says what was lost"
-	}
-	return f
 }

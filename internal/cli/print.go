@@ -93,3 +93,11 @@ func printValue(w io.Writer, value any, format string) error {
 	}
 	return printObject(w, body, format)
 }
+
+// prefixed is s with a prefix, or nothing if s is empty.
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}

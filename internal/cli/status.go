@@ -18,6 +18,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
+	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -81,7 +82,7 @@ func (s *settings) overview(ctx context.Context) (*overview, error) {
 	o := &overview{Nodes: []nodeLine{}, Problems: []string{}}
 	cfg, _, configErr := s.restConfig()
 	var planeErr error
-	agent := s.meanwhile(ctx, func(ctx context.Context) {
+	agent := doctor.Meanwhile(ctx, thisAgent{s}, func(ctx context.Context) {
 		if configErr == nil {
 			planeErr = o.askControlPlane(ctx, cfg)
 		}
@@ -89,9 +90,9 @@ func (s *settings) overview(ctx context.Context) (*overview, error) {
 	o.addAgent(agent)
 	switch {
 	case configErr == nil && planeErr == nil:
-	case isNoKubeconfig(configErr) && agent.api() != "":
-		o.Server = agent.api() // the control plane is another machine's
-	case agent.absent():
+	case isNoKubeconfig(configErr) && agent.API() != "":
+		o.Server = agent.API() // the control plane is another machine's
+	case agent.Absent():
 		return nil, cmp.Or(configErr, planeErr)
 	case configErr != nil:
 		o.problem("%v", configErr)
@@ -116,16 +117,16 @@ func (o *overview) askControlPlane(ctx context.Context, cfg *rest.Config) error 
 }
 
 // addAgent takes what this machine's agent says, or why it says nothing.
-func (o *overview) addAgent(agent agentAnswer) {
-	o.Agent = agent.status
+func (o *overview) addAgent(agent doctor.AgentState) {
+	o.Agent = agent.Status
 	switch {
-	case agent.err == nil:
-	case !agent.absent():
-		o.AgentError = agent.err.Error()
-		o.problem("this machine: %v: %s", agent.err, problem.HintOf(agent.err, "see its log"))
-	case agent.joined != nil:
-		o.AgentError = agent.err.Error()
-		o.problem("this machine's agent is not running, though it has joined %s: start it with %s", agent.joined.Server, agent.startCommand())
+	case agent.Err == nil:
+	case !agent.Absent():
+		o.AgentError = agent.Err.Error()
+		o.problem("this machine: %v: %s", agent.Err, problem.HintOf(agent.Err, "see its log"))
+	case agent.Joined != nil:
+		o.AgentError = agent.Err.Error()
+		o.problem("this machine's agent is not running, though it has joined %s: start it with %s", agent.Joined.Server, agent.StartCommand())
 	}
 }
 
@@ -167,8 +168,8 @@ func (o *overview) findProblems() {
 		if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
-		o.Problems = append(o.Problems, auditProblems(cp.Audit)...)
-		o.Problems = append(o.Problems, goneProblems(cp, time.Now())...)
+		o.Problems = append(o.Problems, doctor.AuditProblems(cp.Audit)...)
+		o.Problems = append(o.Problems, doctor.MachineProblems(cp, defaultProbePort, time.Now())...)
 		for _, d := range cp.InServiceRanges {
 			o.problem("dataplane %s has an address in a service range, which agents do not use as an endpoint: give it another", d)
 		}
@@ -215,7 +216,7 @@ func (o *overview) findProblems() {
 	}
 	for _, f := range o.Agent.Unsaved {
 		o.problem("this machine's agent cannot write %s since %s: %s: it goes on with what it has in memory, and a restart would begin with what is on disk: %s",
-			f.File, f.Since.Local().Format(time.DateTime), f.Error, fixDisk)
+			f.File, f.Since.Local().Format(time.DateTime), f.Error, doctor.FixDisk)
 	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)

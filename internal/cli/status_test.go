@@ -58,3 +58,12 @@ problems:
 		t.Errorf("got %q, %v", &out, err)
 	}
 }
+
+// TestSuspectNode: the table of nodes says which are suspect.
+func TestSuspectNode(t *testing.T) {
+	var out bytes.Buffer
+	o := &overview{Nodes: []nodeLine{{Name: "b-1", Ready: "True", Suspect: true}}}
+	if err := o.print(&out); err != nil || !strings.Contains(out.String(), "True, suspect") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}

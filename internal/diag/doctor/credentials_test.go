@@ -1,4 +1,4 @@
-package cli
+package doctor
 
 import (
 	"net"
@@ -49,8 +49,8 @@ func TestEverywhereIsNoted(t *testing.T) {
 				User: "system:node:n1", NotAfter: time.Now().Add(time.Hour), Everywhere: tc.everywhere,
 			}}
 			agent.Agent.Node.Name = "n1"
-			findings := credentialFindings(t.Context(), agent)
-			i := slices.IndexFunc(findings, func(f finding) bool { return f.Check == check })
+			findings := credentials(t.Context(), agent)
+			i := slices.IndexFunc(findings, func(f Finding) bool { return f.Check == check })
 			if (i >= 0) != tc.noted {
 				t.Fatalf("findings are %+v, want %q: %t", findings, check, tc.noted)
 			}

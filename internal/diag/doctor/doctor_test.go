@@ -1,9 +1,8 @@
-package cli
+package doctor
 
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"net"
 	"net/netip"
 	"os"
@@ -90,12 +89,12 @@ func TestDoctorRanges(t *testing.T) {
 		}
 	}
 	agent := &admin.NodeStatus{Agent: node.Status{Mode: "userspace"}}
-	found := rangeFindings([]netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}, agent)
+	found := serviceRanges([]netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}, agent)
 	if len(found) != 1 || found[0].Problem != "" || found[0].Note != "leads to this machine" {
 		t.Errorf("%+v", found)
 	}
 	// An address of TEST-NET-3 leads away from here, or nowhere.
-	found = rangeFindings([]netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, agent)
+	found = serviceRanges([]netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, agent)
 	if len(found) != 1 || !strings.Contains(found[0].Fix, "CAP_NET_ADMIN") {
 		t.Errorf("%+v", found)
 	}
@@ -105,16 +104,16 @@ func TestDoctorPermissions(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no such modes")
 	}
-	s := &settings{dataDir: t.TempDir()}
-	if err := os.WriteFile(filepath.Join(s.dataDir, "kubeconfig"), nil, 0o644); err != nil {
+	x := examiner{Config{DataDir: t.TempDir()}}
+	if err := os.WriteFile(filepath.Join(x.DataDir, "kubeconfig"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for mode, wrong := range map[os.FileMode]bool{0o700: false, 0o755: true, 0o750: true} {
-		if err := os.Chmod(s.dataDir, mode); err != nil {
+		if err := os.Chmod(x.DataDir, mode); err != nil {
 			t.Fatal(err)
 		}
-		f := s.privateFiles()
-		if (f.Problem != "") != wrong || wrong && (!strings.Contains(f.Problem, "kubeconfig (0644)") || f.Fix != "chmod -R go= "+s.dataDir) {
+		f := x.privateFiles()
+		if (f.Problem != "") != wrong || wrong && (!strings.Contains(f.Problem, "kubeconfig (0644)") || f.Fix != "chmod -R go= "+x.DataDir) {
 			t.Errorf("%04o: %+v", mode, f)
 		}
 	}
@@ -122,7 +121,6 @@ func TestDoctorPermissions(t *testing.T) {
 
 // What doctor says of the resolver, without an agent and with one.
 func TestDoctorResolver(t *testing.T) {
-	s := &settings{}
 	agentAt := dnsServer(t)
 	root := func(resolvConf string) string { return rootWith(t, map[string]string{"etc/resolv.conf": resolvConf}) }
 	// No program answers on port 53 of this address.
@@ -133,28 +131,28 @@ func TestDoctorResolver(t *testing.T) {
 		name         string
 		conf         string
 		agent        *admin.NodeStatus
-		flags        doctorFlags
+		flags        Config
 		problem, fix string
 		note         string
 	}{
-		{name: "no agent", conf: silent, note: "no agent of this machine tells names"},
+		{name: "no agent", conf: silent, note: "no agent of this machine serves names"},
 		{name: "an agent without DNS", conf: silent, agent: &admin.NodeStatus{}, note: "runs without DNS"},
 		{name: "set for an agent that is gone", conf: marked + "127.9.9.9:53 first.\n", problem: "no agent answers", fix: "--undo"},
 		{name: "set for one that is there", conf: marked + agentAt + " first.\n", note: "found, by " + agentAt},
 		{name: "a port that the file cannot say", conf: silent, agent: agent, problem: "do not find names", fix: "--dns-port 53"},
-		{name: "the same, to be fixed", conf: silent, agent: agent, flags: doctorFlags{fix: true}, problem: "cannot name port", fix: "redirect to :"},
+		{name: "the same, to be fixed", conf: silent, agent: agent, flags: Config{Fix: true}, problem: "cannot name port", fix: "redirect to :"},
 		{name: "an agent that does not answer", conf: silent, agent: &admin.NodeStatus{DNS: "127.9.9.9:1053"}, problem: "own DNS server", fix: "agent's log"},
-		{name: "a wrong --dns-address", conf: silent, flags: doctorFlags{dnsAddress: "here"}, problem: "is not ADDRESS:PORT", fix: "127.0.0.1:53"},
+		{name: "a wrong --dns-address", conf: silent, flags: Config{DNSAddress: "here"}, problem: "is not ADDRESS:PORT", fix: "127.0.0.1:53"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := tc.flags
-			d.root = root(tc.conf)
-			f := s.resolver(t.Context(), d, tc.agent, nil)
+			x := examiner{tc.flags}
+			x.Root = root(tc.conf)
+			f := x.resolver(t.Context(), tc.agent, nil)
 			if !strings.Contains(f.Problem, tc.problem) || (f.Problem == "") != (tc.problem == "") ||
 				!strings.Contains(f.Fix, tc.fix) || !strings.Contains(f.Note, tc.note) {
 				t.Errorf("%+v", f)
 			}
-			if data, err := os.ReadFile(filepath.Join(d.root, "etc/resolv.conf")); err != nil || string(data) != tc.conf {
+			if data, err := os.ReadFile(filepath.Join(x.Root, "etc/resolv.conf")); err != nil || string(data) != tc.conf {
 				t.Errorf("resolv.conf: %v\n%s", err, data)
 			}
 		})
@@ -162,11 +160,9 @@ func TestDoctorResolver(t *testing.T) {
 }
 
 func TestDoctorUndo(t *testing.T) {
-	var out bytes.Buffer
-	s := &settings{io: IO{Err: &out}}
-	d := doctorFlags{root: rootWith(t, map[string]string{"etc/resolv.conf": "nameserver 192.0.2.1\n"})}
-	if err := s.undoResolver(context.Background(), d); err != nil || !strings.Contains(out.String(), "nothing to undo") {
-		t.Errorf("%v: %s", err, out.String())
+	root := rootWith(t, map[string]string{"etc/resolv.conf": "nameserver 192.0.2.1\n"})
+	if undone, err := UndoResolver(t.Context(), root); err != nil || undone {
+		t.Errorf("undone %t, %v", undone, err)
 	}
 }
 

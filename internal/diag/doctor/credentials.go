@@ -1,4 +1,4 @@
-package cli
+package doctor
 
 import (
 	"context"
@@ -12,47 +12,50 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
-// credentialFindings are about how the control plane recognises this machine: the
+// credentials is about how the control plane recognises this machine: the
 // agent's certificate, and the node name that no other machine may have.
-func credentialFindings(ctx context.Context, agent *admin.NodeStatus) []finding {
+func credentials(ctx context.Context, agent *admin.NodeStatus) []Finding {
 	if agent == nil || agent.Certificate == nil {
 		return nil
 	}
 	c := agent.Certificate
-	certificate := finding{Check: "certificate", Problem: c.Problem, Fix: c.Fix}
-	if c.Problem == "" {
+	certificate := Finding{ID: checkCertificate, Check: "certificate"}
+	if c.Problem != "" {
+		certificate.fail(problem.CertificateNotValid, c.Problem, c.Fix)
+	} else {
 		certificate.Note = c.User + ", for " + duration.HumanDuration(time.Until(c.NotAfter))
 		if c.RenewalError != "" {
 			certificate.Note += "; not renewed since " + c.FailingSince.Format(time.RFC3339) + ": " + c.RenewalError
 		}
 	}
-	name := finding{Check: "node name " + agent.Agent.Node.Name}
+	name := Finding{ID: checkNodeName, Check: "node name " + agent.Agent.Node.Name}
 	// Without a connection it cannot be otherwise, and that is said elsewhere.
 	if m := agent.Membership; m != nil && agent.View != nil && agent.View.Connected {
 		switch {
 		case m.Problem != "":
-			name.Problem = m.Problem
-			name.Fix = "the agent tries again every 10 s; if another machine has the name, stop the agent on one of them, or give it another --node-name and token"
+			name.fail(problem.NodeNameTaken, m.Problem,
+				"the agent tries again every 10 s; if another machine has the name, stop the agent on one of them, or give it another --node-name and token")
 		case m.Conflict != "":
-			name.Problem = m.Conflict
-			name.Fix = "find that machine: the control plane's log names it; stop its agent, or give it another --node-name and token"
+			name.fail(problem.NodeNameTaken, m.Conflict,
+				"find that machine: the control plane's log names it; stop its agent, or give it another --node-name and token")
 		case m.MachineID != "":
 			name.Note = "machine " + m.MachineID
 		}
 	}
-	return append([]finding{certificate, name}, everywhereNote(ctx, agent)...)
+	return append([]Finding{certificate, name}, everywhereNote(ctx, agent)...)
 }
 
 // everywhereNote names a credential that registers workloads in every namespace on
 // a machine that does not run its control plane; nothing else is said. The control
 // plane's own machine has the administrator's kubeconfig besides.
-func everywhereNote(ctx context.Context, agent *admin.NodeStatus) []finding {
+func everywhereNote(ctx context.Context, agent *admin.NodeStatus) []Finding {
 	if !agent.Certificate.Everywhere || isHere(ctx, agent.API) {
 		return nil
 	}
-	return []finding{{Check: "bounds of the credential", Note: fmt.Sprintf("%s may register workloads in every namespace, from a machine that is not "+
+	return []Finding{{ID: checkBounds, Check: "bounds of the credential", Note: fmt.Sprintf("%s may register workloads in every namespace, from a machine that is not "+
 		"the control plane's: a token with --namespaces limits it (proxima token create --kind node --name %s --namespaces a,b)",
 		agent.Certificate.User, agent.Agent.Node.Name)}}
 }

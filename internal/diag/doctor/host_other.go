@@ -1,6 +1,6 @@
 //go:build !linux && !darwin
 
-package cli
+package doctor
 
 func freeBytes(string) (uint64, bool) { return 0, false }
 func openFileLimit() (uint64, bool)   { return 0, false }

@@ -1,7 +1,6 @@
-package cli
+package doctor
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 	"time"
@@ -46,21 +45,16 @@ func TestGone(t *testing.T) {
 		}, "open UDP port 10256"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, goneProblems(tc.status, now)); diff != "" {
+			if diff := cmp.Diff(tc.want, MachineProblems(tc.status, 10256, now)); diff != "" {
 				t.Error(diff)
 			}
-			f := machineFinding(finding{Check: "machines"}, tc.status, now)
+			f := examiner{Config{ProbePort: 10256}}.machines(tc.status, now)
 			if (f.Problem == "") != (tc.want == nil) || !strings.HasPrefix(f.Fix, tc.fix) || f.Problem != strings.Join(tc.want, "; ") {
 				t.Errorf("doctor finds %+v", f)
 			}
 		})
 	}
-	if got := goneProblems(many, now); len(got) != maxExpiries+1 || got[maxExpiries] != "leases: 3 more expiries are held, see -o json" {
+	if got := MachineProblems(many, 10256, now); len(got) != maxExpiries+1 || got[maxExpiries] != "leases: 3 more expiries are held, see -o json" {
 		t.Errorf("%d lines, the last is %q", len(got), got[len(got)-1])
-	}
-	var out bytes.Buffer
-	o := &overview{ControlPlane: suspect, Nodes: []nodeLine{{Name: "b-1", Ready: "True", Suspect: true}}}
-	if err := o.print(&out); err != nil || !strings.Contains(out.String(), "True, suspect") {
-		t.Errorf("%v\n%s", err, &out)
 	}
 }

@@ -1,8 +1,6 @@
-package cli
+package doctor
 
 import (
-	"encoding/json"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 func TestKernelFindings(t *testing.T) {
@@ -25,15 +24,13 @@ func TestKernelFindings(t *testing.T) {
 		}
 	}
 	var dump admin.NodeDump
-	s := &settings{io: IO{Env: func(string) (string, bool) { return "", false }}}
-	s.dataDir = serveAgent(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(dump) }))
-	d := doctorFlags{root: strings.TrimPrefix(root, "/")}
-	look := func(mode string) []finding {
+	x := examiner{Config{Root: strings.TrimPrefix(root, "/"), Agent: fakeAgent{dump: &dump}}}
+	look := func(mode string) []Finding {
 		agent := &admin.NodeStatus{}
 		agent.Agent.Mode = mode
-		return s.kernelFindings(t.Context(), d, agent)
+		return x.kernel(t.Context(), agent)
 	}
-	if got := s.kernelFindings(t.Context(), d, nil); got != nil {
+	if got := x.kernel(t.Context(), nil); got != nil {
 		t.Errorf("without an agent: %+v", got)
 	}
 	if got := look("userspace"); got != nil {
@@ -41,7 +38,10 @@ func TestKernelFindings(t *testing.T) {
 	}
 	forward("1")
 	dump.Kernel, dump.Compared = []string{"ip map vip", "ip map ep"}, true
-	want := []finding{{Check: "forwarding", Note: "on"}, {Check: "kernel tables", Note: "2 objects, all as they should be"}}
+	want := []Finding{
+		{ID: checkForwarding, Check: "forwarding", Note: "on"},
+		{ID: checkKernelTables, Check: "kernel tables", Note: "2 objects, all as they should be"},
+	}
 	if diff := cmp.Diff(want, look("nftables")); diff != "" {
 		t.Error(diff)
 	}
@@ -49,7 +49,7 @@ func TestKernelFindings(t *testing.T) {
 	dump.Missing, dump.Foreign = []string{"ip map aff"}, []string{"ip map mine", "ip map other"}
 	got := look("nftables")
 	if len(got) != 2 || !strings.HasPrefix(got[0].Note, "off: clients on other machines") ||
-		got[1].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[1].Fix == "" {
+		got[1].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[1].Fix == "" || got[1].Code != problem.KernelTablesDiffer {
 		t.Errorf("got %+v", got)
 	}
 	dump = admin.NodeDump{Kernel: []string{"-A PROXIMA-SERVICES"}}

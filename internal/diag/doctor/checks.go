@@ -1,0 +1,60 @@
+package doctor
+
+// IDs of the checks. An ID that was in a release keeps its meaning.
+const (
+	checkDataDirectory  = "data-directory"
+	checkPermissions    = "permissions"
+	checkOpenFiles      = "open-files"
+	checkLowPorts       = "low-ports"
+	checkControlPlane   = "control-plane"
+	checkStore          = "store"
+	checkAudit          = "audit"
+	checkMachines       = "machines"
+	checkAgent          = "agent"
+	checkAgentState     = "agent-state"
+	checkCertificate    = "certificate"
+	checkNodeName       = "node-name"
+	checkBounds         = "credential-bounds"
+	checkPort           = "port"
+	checkResolver       = "resolver"
+	checkServiceRange   = "service-range"
+	checkForwarding     = "forwarding"
+	checkKernelTables   = "kernel-tables"
+	checkOtherProxies   = "other-proxies"
+	checkKernelFeatures = "kernel"
+)
+
+// Check documents a check.
+type Check struct {
+	ID string
+	// Looks says what the check examines.
+	Looks string
+	// Remedy for what it finds wrong; empty: it only reports.
+	Remedy string
+}
+
+// Checks are all checks, in the order of Examine. The slice is the caller's.
+func Checks() []Check {
+	return []Check{
+		{checkDataDirectory, "The data directory can be made or written, and its disk has 256 MB free.", "Make room, or choose another `--data-dir`."},
+		{checkPermissions, "Keys, tokens and state are readable by their owner alone.", "`chmod -R go=` on the data directory."},
+		{checkOpenFiles, "The limit of open files, which bounds the connections of the userspace mode.", "Raise it with `ulimit -n` or `LimitNOFILE=`."},
+		{checkLowPorts, "Which service ports this user can listen on.", ""},
+		{checkControlPlane, "The control plane answers, trusts the credentials, and has this machine's time.", "See the code; set both clocks by NTP."},
+		{checkStore, "The store of the control plane accepts writes.", "Make room on its disk."},
+		{checkAudit, "The control plane can write its audit logs.", "Make room on its disk."},
+		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
+		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
+		{checkAgentState, "The agent can write the files that its next start needs.", "Make room on the disk."},
+		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},
+		{checkNodeName, "No other machine has this node's name.", "Stop one of the agents, or give it another name and token."},
+		{checkBounds, "A credential that registers workloads in every namespace, on a machine without the control plane.", ""},
+		{checkPort, "The default ports of roles that do not run here are free.", "Stop the other program, or choose another port."},
+		{checkResolver, "Programs resolve the names of Services through the machine's resolver.", "`proxima doctor --fix`, or `--undo` if no agent answers."},
+		{checkServiceRange, "Addresses of service ranges lead to this machine and overlap none of its networks.", "Another range, CAP_NET_ADMIN, or a route."},
+		{checkForwarding, "The kernel forwards packets, for clients on other machines.", ""},
+		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
+		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},
+		{checkKernelFeatures, "Which proxy modes this kernel can run.", ""},
+	}
+}

@@ -1,0 +1,89 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+// maxClockSkew between this machine and the control plane: leases and certificates
+// depend on both clocks.
+const maxClockSkew = time.Minute
+
+// server is about the way to the control plane, its answer and its clock.
+func (x examiner) server(ctx context.Context) Finding {
+	f := Finding{ID: checkControlPlane, Check: "control plane"}
+	if x.ControlPlane == nil {
+		f.failWith(x.ConfigErr, problem.KubeconfigInvalid, "check the kubeconfig")
+		return f
+	}
+	f.Check += " " + x.ControlPlane.Host()
+	before := time.Now()
+	info, date, err := x.ControlPlane.Version(ctx)
+	if err != nil && context.Cause(ctx) != nil {
+		f.fail(problem.APITimeout, "it does not answer",
+			"this machine's agent does not either: are they one process (\"proxima up\") that was stopped?")
+		return f
+	}
+	if err != nil {
+		f.failWith(err, problem.APIUnreachable, "see the control plane's log")
+		return f
+	}
+	f.Note = info.GitVersion
+	if skew := date.Sub(before); !date.IsZero() && (skew > maxClockSkew || skew < -maxClockSkew) {
+		f.fail(problem.ClockSkew, fmt.Sprintf("its clock differs from this machine's by %s", skew.Round(time.Second)),
+			"set both clocks, best by NTP: leases and certificates depend on them")
+	}
+	return f
+}
+
+// planeState is about the store of a control plane, its audit logs, and machines
+// that are gone, or may be; none for an API that is not Proxima's, or that does not
+// let this user read its status.
+func (x examiner) planeState(ctx context.Context) []Finding {
+	status, err := x.ControlPlane.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
+	if status.Store.Problem != "" {
+		f.fail(problem.StoreUnwritable, status.Store.Problem, FixDisk+"; reads go on, and writes are refused until then")
+	}
+	return []Finding{f, auditState(status.Audit), x.machines(status, time.Now())}
+}
+
+// AuditProblems are the audit logs that cannot be written, a sentence for each.
+func AuditProblems(logs audit.States) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(logs)) {
+		log := logs[name]
+		if log.Problem == "" {
+			continue
+		}
+		since := ""
+		if log.Since != nil {
+			since = " for " + duration.HumanDuration(time.Since(*log.Since))
+		}
+		out = append(out, fmt.Sprintf("audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: "+
+			"is there room in the data directory, and may it be written?", name, since, log.Problem, log.Lost))
+	}
+	return out
+}
+
+// auditState is whether the control plane can write its audit logs.
+func auditState(logs audit.States) Finding {
+	f := Finding{ID: checkAudit, Check: "audit logs of the control plane", Note: "can be written"}
+	if problems := AuditProblems(logs); len(problems) > 0 {
+		f.fail(problem.AuditUnwritable, strings.Join(problems, "; "),
+			FixDisk+"; the log then goes on by itself, and says what was lost")
+	}
+	return f
+}

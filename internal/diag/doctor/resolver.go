@@ -1,0 +1,120 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+const resolverTitle = "names through this machine's resolver"
+
+// resolverTimeout bounds one look through a resolver; a stub waits as long
+// (resolv.conf(5), timeout).
+const resolverTimeout = 6 * time.Second
+
+// UndoResolver restores the machine's resolver as it was before Config.Fix changed it.
+// undone is false if it was not changed. root is Config.Root.
+func UndoResolver(ctx context.Context, root string) (undone bool, err error) {
+	undone, err = resolvconf.System{Root: root}.Undo(ctx)
+	return undone, asRoot(err)
+}
+
+func asRoot(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return &problem.Error{Code: problem.PrivilegeMissing, Err: err, Hint: "run it as root"}
+	}
+	return err
+}
+
+// resolver looks whether this machine's programs find the names of Services, and
+// with --fix sees to it.
+func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges []netip.Prefix) Finding {
+	f := Finding{ID: checkResolver, Check: resolverTitle}
+	system := resolvconf.System{Root: x.Root}
+	address := x.DNSAddress
+	if address == "" && agent != nil {
+		address = agent.DNS
+	}
+	server, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return withoutNames(ctx, f, system, agent, x.DNSAddress)
+	}
+	server = resolvconf.Reachable(server)
+	f.Check += " (" + string(system.Manner()) + ")"
+	if _, err := askServer(ctx, server); err != nil {
+		fix := "see the agent's log"
+		if x.DNSAddress != "" {
+			fix = "is --dns-address right, and redirected to the agent?"
+		}
+		f.fail(problem.DNSNotAnswering, fmt.Sprintf("the agent's own DNS server does not resolve them: %v", err), fix)
+		return f
+	}
+	if x.Fix {
+		if err := x.fixResolver(ctx, system, server, ranges); err != nil {
+			f.failWith(asRoot(err), problem.ResolverFailed, "set the machine's resolver by hand: see docs/how-to/names.md")
+			return f
+		}
+	}
+	looking, cancel := context.WithTimeout(ctx, resolverTimeout)
+	defer cancel()
+	err = system.Lookup(looking, app.ClusterDomain)
+	if err == nil {
+		f.Note = "found, by " + server.String()
+		return f
+	}
+	fix := "run \"proxima doctor --fix\" as root"
+	if system.Manner() == resolvconf.ResolvConf && server.Port() != 53 {
+		fix = (&resolvconf.PortError{Server: server}).Hint() + "; then \"proxima doctor --fix\""
+	}
+	f.fail(problem.ResolverNotSet, fmt.Sprintf("programs do not find names in %s: %v", app.ClusterDomain, err), fix)
+	return f
+}
+
+// withoutNames is the finding where no agent serves names: then the resolver must
+// not point at one.
+func withoutNames(ctx context.Context, f Finding, system resolvconf.System, agent *admin.NodeStatus, given string) Finding {
+	if given != "" {
+		f.fail(problem.Usage, fmt.Sprintf("--dns-address %q is not ADDRESS:PORT", given), "give it as in 127.0.0.1:53")
+		return f
+	}
+	if server, ok := system.Current(); ok {
+		if answered, err := askServer(ctx, server); !answered {
+			f.fail(problem.ResolverStale, fmt.Sprintf("this machine's resolver was pointed at %s, where no agent answers: %v", server, err),
+				"start the agent, or run \"proxima doctor --undo\" as root")
+			return f
+		}
+		f.Note = "found, by " + server.String()
+		return f
+	}
+	f.Note = "not looked at: no agent of this machine serves names"
+	if agent != nil {
+		f.Note = "not looked at: this machine's agent runs without DNS (--dns-port)"
+	}
+	return f
+}
+
+func askServer(ctx context.Context, server netip.AddrPort) (answered bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return resolvconf.Ask(ctx, server, app.ClusterDomain)
+}
+
+func (x examiner) fixResolver(ctx context.Context, system resolvconf.System, server netip.AddrPort, ranges []netip.Prefix) error {
+	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domain: app.ClusterDomain, Ranges: ranges})
+	if err != nil {
+		return err
+	}
+	if x.Fixed != nil {
+		x.Fixed(fmt.Sprintf("%s asks %s for names in %s now; undone when the agent ends, or by \"proxima doctor --undo\"",
+			manner, server, app.ClusterDomain))
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+)
+
+// kernel is about what the agent's kernel mode relies on; none for
+// another mode.
+func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding {
+	if agent == nil {
+		return nil
+	}
+	if _, inKernel := modes.RequirementOf(agent.Agent.Mode); !inKernel {
+		return nil
+	}
+	findings := []Finding{forwarding(x.Root)}
+	if tables, ok := x.kernelTables(ctx); ok {
+		findings = append(findings, tables)
+	}
+	return findings
+}
+
+// forwarding is needed for clients on other machines only, so that it is off is
+// no problem by itself.
+func forwarding(root string) Finding {
+	f := Finding{ID: checkForwarding, Check: "forwarding", Note: "on"}
+	data, err := os.ReadFile(filepath.Join("/", root, "proc/sys/net/ipv4/ip_forward"))
+	switch {
+	case err != nil:
+		f.Note = "can't be read: " + err.Error()
+	case strings.TrimSpace(string(data)) == "0":
+		f.Note = "off: clients on other machines, and on workload networks of this one, are not proxied; net.ipv4.ip_forward=1 turns it on"
+	}
+	return f
+}
+
+// kernelTables compares what the kernel has with what the mode wants. ok is false
+// for a mode that does not compare.
+func (x examiner) kernelTables(ctx context.Context) (f Finding, ok bool) {
+	f.ID, f.Check = checkKernelTables, "kernel tables"
+	dump, err := x.Agent.Dump(ctx)
+	if err != nil {
+		f.failWith(err, problem.AgentNotAnswering, "see the agent's log")
+		return f, true
+	}
+	if len(dump.Missing)+len(dump.Foreign) == 0 {
+		f.Note = fmt.Sprintf("%d objects, all as they should be", len(dump.Kernel))
+		return f, dump.Compared
+	}
+	first := append(dump.Missing, dump.Foreign...)[0]
+	f.fail(problem.KernelTablesDiffer,
+		fmt.Sprintf("%d objects are missing in the kernel and %d are foreign, the first is %q", len(dump.Missing), len(dump.Foreign), first),
+		"the agent repairs that in a moment; if it stays, something else keeps changing the table proxima: see \"proxima node dump\"")
+	return f, true
+}
