@@ -103,14 +103,19 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 // to give a kind another client, or to wrap them all.
 func (a *api) newClients(cfg ControlPlaneConfig, s *storage, log *slog.Logger) error {
 	a.direct = a.server.Client("system:proxima:controllers")
-	meter := metered.New()
+	meter := metered.New(metered.Config{Registerer: s.metrics})
 	a.client = resource.Wrap(a.direct, meter.Wrap)
 	if cfg.Wrap != nil {
 		a.client = resource.Wrap(a.client, cfg.Wrap)
 	}
 	// Few objects, and read for each heartbeat or deletion.
 	kinds := []*resource.Descriptor{kind.Namespace, kind.Node, kind.Dataplane}
-	a.memory = cached.New(cached.Config{Client: a.client, Kinds: kinds, Logger: log.With("part", "cached reads")})
+	a.memory = cached.New(cached.Config{
+		Client:     a.client,
+		Kinds:      kinds,
+		Logger:     log.With("part", "cached reads"),
+		Registerer: s.metrics,
+	})
 	var overrides []resource.Override
 	for _, k := range kinds {
 		overrides = append(overrides, resource.Override{Kind: k, Client: a.memory})
@@ -119,7 +124,6 @@ func (a *api) newClients(cfg ControlPlaneConfig, s *storage, log *slog.Logger) e
 	if a.cached, err = resource.NewRouter(a.client, overrides...); err != nil {
 		return fmt.Errorf("clients of controllers: %w", err)
 	}
-	s.metrics.MustRegister(meter, a.memory)
 	return nil
 }
 

@@ -62,8 +62,7 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
-	measured := metered.New(opening)
-	s.store = measured
+	s.store = metered.New(opening, metered.Config{Registerer: s.metrics})
 	if s.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
 		return nil, err
 	}
@@ -76,7 +75,7 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 		return nil, err
 	}
 	s.audit = audit.OpenLogs(cfg.DataDir, log.With("part", "audit"))
-	s.metrics.MustRegister(measured, s.audit)
+	s.metrics.MustRegister(s.audit)
 	return s, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -38,7 +39,7 @@ func TestContract(t *testing.T) {
 		"fake":   func(*testing.T) resource.Client { return fake() },
 		"router": router,
 		"wrapped": func(t *testing.T) resource.Client {
-			return resource.Wrap(router(t), metered.New().Wrap, faulty.New(1, faulty.Shares{}).Wrap)
+			return resource.Wrap(router(t), metered.New(metered.Config{}).Wrap, faulty.New(1, faulty.Shares{}).Wrap)
 		},
 	} {
 		t.Run(name, func(t *testing.T) { resourcetest.Contract(t, open, options()) })
@@ -83,7 +84,8 @@ func TestRouter(t *testing.T) {
 }
 
 func TestFaultsAndMetrics(t *testing.T) {
-	faults, meter := faulty.New(1, faulty.Shares{Calls: 1}), metered.New()
+	registry := prometheus.NewPedanticRegistry()
+	faults, meter := faulty.New(1, faulty.Shares{Calls: 1}), metered.New(metered.Config{Registerer: registry})
 	c := resource.Wrap(fake(), meter.Wrap, faults.Wrap)
 	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("create: %v", err)
@@ -98,7 +100,7 @@ func TestFaultsAndMetrics(t *testing.T) {
 	if faults.Injected() != 2 {
 		t.Errorf("%d faults", faults.Injected())
 	}
-	if n := testutil.CollectAndCount(meter, "proxima_resource_calls_total"); n != 9 {
+	if n, err := testutil.GatherAndCount(registry, "proxima_resource_calls_total"); err != nil || n != 9 {
 		t.Errorf("%d series of calls, want one for each verb that goes well and 2 that did not", n)
 	}
 }

@@ -45,6 +45,8 @@ type Config struct {
 	// Kinds that are read from memory. Each costs the memory of its objects.
 	Kinds  []*resource.Descriptor
 	Logger *slog.Logger
+	// Registerer of the metrics; nil: they are not registered.
+	Registerer prometheus.Registerer
 }
 
 // Client implements resource.Client. Objects that it returns belong to the
@@ -56,12 +58,10 @@ type Client struct {
 	reads *prometheus.Desc
 }
 
-var (
-	_ resource.Client      = (*Client)(nil)
-	_ prometheus.Collector = (*Client)(nil)
-)
+var _ resource.Client = (*Client)(nil)
 
-// New makes a client, which reads through until Run is on its way.
+// New makes a client, which reads from the client underneath until Run has read the
+// kinds. It panics if another one has the Registerer.
 func New(cfg Config) *Client {
 	c := &Client{
 		inner: cfg.Client, log: cfg.Logger, kinds: map[schema.GroupVersionKind]*index{},
@@ -73,6 +73,9 @@ func New(cfg Config) *Client {
 	}
 	for _, d := range cfg.Kinds {
 		c.kinds[d.GVK] = newIndex(d)
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(collector{c})
 	}
 	return c
 }
@@ -87,11 +90,14 @@ func (c *Client) Reads(kind *resource.Descriptor) (hits, misses uint64) {
 	return ix.hits.Load(), ix.misses.Load()
 }
 
+// collector reads the counters when metrics are collected.
+type collector struct{ *Client }
+
 // Describe implements prometheus.Collector.
-func (c *Client) Describe(to chan<- *prometheus.Desc) { to <- c.reads }
+func (c collector) Describe(to chan<- *prometheus.Desc) { to <- c.reads }
 
 // Collect implements prometheus.Collector.
-func (c *Client) Collect(to chan<- prometheus.Metric) {
+func (c collector) Collect(to chan<- prometheus.Metric) {
 	for _, ix := range c.kinds {
 		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.hits.Load()), ix.kind.Resource, "hit")
 		to <- prometheus.MustNewConstMetric(c.reads, prometheus.CounterValue, float64(ix.misses.Load()), ix.kind.Resource, "miss")

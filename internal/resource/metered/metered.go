@@ -1,7 +1,7 @@
-// Package metered measures what is asked of a resource.Client.
+// Package metered measures the calls of a resource.Client.
 //
 // It owns the metrics of controllers' calls. Enter at New. It changes nothing
-// about what the client does and answers.
+// about the calls and their results.
 //
 //	proxima_resource_call_seconds{verb}         histogram, failed calls too
 //	proxima_resource_calls_total{verb,reason}   reason: ok, or that of Kubernetes' Status, or error
@@ -18,17 +18,20 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Meter measures the clients that it wraps, all together. It is a collector, to
-// be registered by the caller.
+// Config of a Meter.
+type Config struct {
+	// Registerer of the metrics; nil: they are not registered.
+	Registerer prometheus.Registerer
+}
+
+// Meter measures the clients that it wraps, all together.
 type Meter struct {
 	seconds *prometheus.HistogramVec
 	calls   *prometheus.CounterVec
 }
 
-var _ prometheus.Collector = (*Meter)(nil)
-
-// New makes a meter.
-func New() *Meter {
+// New makes a meter. It panics if another one has the Registerer.
+func New(cfg Config) *Meter {
 	const namespace, subsystem = "proxima", "resource"
 	m := &Meter{
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -45,6 +48,9 @@ func New() *Meter {
 	for _, verb := range resource.Verbs() { // so that rates begin at 0
 		m.seconds.WithLabelValues(string(verb))
 		m.calls.WithLabelValues(string(verb), "ok")
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(m.seconds, m.calls)
 	}
 	return m
 }
@@ -68,16 +74,4 @@ func reason(err error) string {
 		return string(r)
 	}
 	return "error"
-}
-
-// Describe implements prometheus.Collector.
-func (m *Meter) Describe(to chan<- *prometheus.Desc) {
-	m.seconds.Describe(to)
-	m.calls.Describe(to)
-}
-
-// Collect implements prometheus.Collector.
-func (m *Meter) Collect(to chan<- prometheus.Metric) {
-	m.seconds.Collect(to)
-	m.calls.Collect(to)
 }

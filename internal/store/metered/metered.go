@@ -1,7 +1,7 @@
 // Package metered wraps a store and measures it.
 //
 // It owns the metrics of a store. Enter at New. It changes nothing about
-// what the store does and answers, and never looks at keys or values.
+// the calls and their results, and never reads keys or values.
 //
 //	proxima_store_operation_seconds{operation}          histogram, failed calls too
 //	proxima_store_operation_errors_total{operation,reason}
@@ -10,7 +10,7 @@
 //	proxima_store_revision, proxima_store_compacted_revision, proxima_store_bytes
 //
 // Reasons are conflict, invalid, compacted, future, closed, canceled and medium.
-// Only medium speaks of the store's health; the others are answers.
+// Only medium is about the store's health; the others are results of calls.
 package metered
 
 import (
@@ -24,7 +24,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// Store is the wrapped store, and a collector of its metrics.
+// Config of a Store.
+type Config struct {
+	// Registerer of the metrics; nil: they are not registered.
+	Registerer prometheus.Registerer
+}
+
+// Store is the wrapped store.
 type Store struct {
 	store.Store
 	seconds  *prometheus.HistogramVec
@@ -40,17 +46,14 @@ type gauge struct {
 	read func(context.Context) (float64, error)
 }
 
-var (
-	_ store.Store          = (*Store)(nil)
-	_ prometheus.Collector = (*Store)(nil)
-)
+var _ store.Store = (*Store)(nil)
 
 // operations that are measured.
 var operations = [...]string{"get", "list", "count", "commit", "watch", "revision", "compact", "size", "ready"}
 
-// New wraps a store; closing the wrapper closes it. The wrapper is to be
-// registered with a prometheus.Registerer by the caller.
-func New(inner store.Store) *Store {
+// New wraps a store; closing the wrapper closes it. It panics if another one has the
+// Registerer.
+func New(inner store.Store, cfg Config) *Store {
 	const namespace, subsystem = "proxima", "store"
 	byOperation := []string{"operation"}
 	s := &Store{
@@ -63,7 +66,7 @@ func New(inner store.Store) *Store {
 		}, byOperation),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "operation_errors_total",
-			Help: "Calls of the store that failed. Only reason medium speaks of the store's health.",
+			Help: "Calls of the store that failed. Only reason medium is about the store's health.",
 		}, []string{"operation", "reason"}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "operations_in_flight",
@@ -95,14 +98,20 @@ func New(inner store.Store) *Store {
 		s.inFlight.WithLabelValues(op)
 		s.errors.WithLabelValues(op, "medium")
 	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(collector{s})
+	}
 	return s
 }
 
 // Unwrap returns the store that is measured.
 func (s *Store) Unwrap() store.Store { return s.Store }
 
+// collector reads the state of the store when metrics are collected.
+type collector struct{ *Store }
+
 // Describe implements prometheus.Collector.
-func (s *Store) Describe(to chan<- *prometheus.Desc) {
+func (s collector) Describe(to chan<- *prometheus.Desc) {
 	s.seconds.Describe(to)
 	s.errors.Describe(to)
 	s.inFlight.Describe(to)
@@ -116,7 +125,7 @@ func (s *Store) Describe(to chan<- *prometheus.Desc) {
 const collectTime = time.Second
 
 // Collect implements prometheus.Collector.
-func (s *Store) Collect(to chan<- prometheus.Metric) {
+func (s collector) Collect(to chan<- prometheus.Metric) {
 	s.seconds.Collect(to)
 	s.errors.Collect(to)
 	s.inFlight.Collect(to)
@@ -124,7 +133,7 @@ func (s *Store) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTime)
 	defer cancel()
 	for _, g := range s.state {
-		// What is not known is left out; the rest still tells.
+		// A value that cannot be read is left out; the others are still reported.
 		if v, err := g.read(ctx); err == nil {
 			to <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v)
 		}

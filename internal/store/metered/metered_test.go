@@ -26,17 +26,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestContract(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
 	storetest.Run(t, func(t *testing.T) store.Store {
-		s := metered.New(memory.New(memory.Options{Clock: clock}))
+		s := metered.New(memory.New(memory.Options{Clock: clock}), metered.Config{})
 		t.Cleanup(func() { _ = s.Close() })
 		return s
 	}, storetest.Options{Clock: clock})
 }
 
 // gather reads all values; histograms by their number of observations.
-func gather(t *testing.T, s *metered.Store) map[string]float64 {
+func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(s)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +66,8 @@ func gather(t *testing.T, s *metered.Store) map[string]float64 {
 
 func TestMetrics(t *testing.T) {
 	inner := faulty.New(memory.New(memory.Options{}), 1, faulty.Shares{})
-	s := metered.New(inner)
+	registry := prometheus.NewPedanticRegistry()
+	s := metered.New(inner, metered.Config{Registerer: registry})
 	defer s.Close()
 	ctx := t.Context()
 	put := store.Txn{Conditions: []store.Condition{{Key: "a"}}, Ops: []store.Op{{Kind: store.Put, Key: "a", Value: []byte("abc")}}}
@@ -105,14 +104,14 @@ func TestMetrics(t *testing.T) {
 		"operation_errors_total list medium": 1, "operation_errors_total watch compacted": 1,
 		"watches": 2, "revision": 1, "compacted_revision": 1, "bytes": 3,
 	}
-	if diff := cmp.Diff(want, gather(t, s)); diff != "" {
+	if diff := cmp.Diff(want, gather(t, registry)); diff != "" {
 		t.Error(diff)
 	}
 	second.Close()
 	second.Close()
 	cancel()
 	w.Close()
-	if got := gather(t, s)["watches"]; got != 0 {
+	if got := gather(t, registry)["watches"]; got != 0 {
 		t.Errorf("%v watches are open", got)
 	}
 }
@@ -120,7 +119,8 @@ func TestMetrics(t *testing.T) {
 // TestInFlight: a call that hangs shows, and does not keep metrics from being read.
 func TestInFlight(t *testing.T) {
 	stuck := &stuck{Store: memory.New(memory.Options{}), entered: make(chan struct{}), leave: make(chan struct{})}
-	s := metered.New(stuck)
+	registry := prometheus.NewPedanticRegistry()
+	s := metered.New(stuck, metered.Config{Registerer: registry})
 	defer s.Close()
 	done := make(chan error)
 	go func() {
@@ -128,14 +128,14 @@ func TestInFlight(t *testing.T) {
 		done <- err
 	}()
 	<-stuck.entered
-	if got := gather(t, s)["operations_in_flight commit"]; got != 1 {
+	if got := gather(t, registry)["operations_in_flight commit"]; got != 1 {
 		t.Errorf("%v in flight", got)
 	}
 	close(stuck.leave)
 	if err := <-done; err == nil {
 		t.Error("no error")
 	}
-	got := gather(t, s)
+	got := gather(t, registry)
 	if got["operations_in_flight commit"] != 0 || got["operation_errors_total commit medium"] != 1 {
 		t.Errorf("afterwards %v", got)
 	}
