@@ -22,7 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Client talks to one API server as whoever the configuration says. Safe for
+// Client talks to one API server as the user of the configuration. Safe for
 // concurrent use.
 type Client struct {
 	scheme *runtime.Scheme

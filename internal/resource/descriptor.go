@@ -11,7 +11,7 @@ import (
 // Direction is the way a kind travels between a zone and global.
 type Direction uint8
 
-// Directions; nothing outside the descriptors knows them.
+// Directions; only descriptors use them so far.
 const (
 	// Stays: never leaves the control plane that holds it.
 	Stays Direction = iota
@@ -53,7 +53,7 @@ type Descriptor struct {
 	Validate func(obj, old Object) field.ErrorList
 	// ValidateStatus is the same for a write of the status.
 	ValidateStatus func(obj, old Object) field.ErrorList
-	// Warnings tells the user of things that are accepted but unwise.
+	// Warnings returns warnings about what is accepted but unwise.
 	Warnings func(obj, old Object) []string
 
 	// Fields are the selectable fields besides metadata.name and

@@ -35,7 +35,7 @@ func KeyOf(o metav1.Object) Key {
 }
 
 // ListOptions select objects. The zero value selects all, as new as the server
-// can tell.
+// has it.
 type ListOptions struct {
 	Namespace string
 	Labels    labels.Selector

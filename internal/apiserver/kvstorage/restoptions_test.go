@@ -160,7 +160,7 @@ func TestConfigIsChecked(t *testing.T) {
 	if _, err := kvstorage.New(good); err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(*kvstorage.Config){
+	for name, tamper := range map[string]func(*kvstorage.Config){
 		"no store":        func(c *kvstorage.Config) { c.Store = nil },
 		"no codec":        func(c *kvstorage.Config) { c.Codec = nil },
 		"no new function": func(c *kvstorage.Config) { c.NewFunc = nil },
@@ -169,7 +169,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"relative prefix": func(c *kvstorage.Config) { c.ResourcePrefix = "pods" },
 	} {
 		bad := good
-		spoil(&bad)
+		tamper(&bad)
 		if _, err := kvstorage.New(bad); err == nil {
 			t.Errorf("%s: no error", name)
 		}

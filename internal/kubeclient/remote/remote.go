@@ -25,7 +25,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// StatusPath answers with the epoch of the state, to whoever may read it.
+// StatusPath answers with the epoch of the state, to users who may read it.
 const StatusPath = "/proxima/v1/status"
 
 // Store implements resource.Client. Safe for concurrent use.
@@ -52,7 +52,7 @@ func (e *NotProximaError) Unwrap() error { return e.Err }
 
 // ReplacedError reports that the other control plane has another history now, say
 // as it was restored from a backup. What was read before must not be compared
-// with what is read from now on. Open it anew.
+// with what is read from now on. Open it again.
 type ReplacedError struct {
 	Epoch, Was string
 }
@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg *rest.Config, kinds []*resource.Descriptor) (
 	}
 	s := &Store{Client: client, raw: client.REST(kinds[0]), probe: kinds[0]}
 	if s.epoch, err = s.readEpoch(ctx); apierrors.IsNotFound(err) || (err == nil && s.epoch == "") {
-		return nil, &NotProximaError{Host: cfg.Host, Err: fmt.Errorf("%s tells no epoch", StatusPath)}
+		return nil, &NotProximaError{Host: cfg.Host, Err: fmt.Errorf("%s has no epoch", StatusPath)}
 	} else if err != nil {
 		return nil, fmt.Errorf("remote: %w", err)
 	}
@@ -144,7 +144,7 @@ func (s *Store) ListAt(ctx context.Context, kind *resource.Descriptor, opts reso
 
 const pageSize = 500
 
-// snapshotTries bounds how often a snapshot begins anew because its revision was
+// snapshotTries bounds how often a snapshot starts again because its revision was
 // compacted meanwhile.
 const snapshotTries = 3
 

@@ -135,7 +135,7 @@ func isIPv6(s string) bool {
 // set collects names to find repetitions.
 type set[T comparable] map[T]struct{}
 
-// add tells whether v is new.
+// add reports whether v is new.
 func (s set[T]) add(v T) bool {
 	if _, ok := s[v]; ok {
 		return false

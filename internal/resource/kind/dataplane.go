@@ -97,7 +97,7 @@ func prepareDataplane(d, old *mesh.Dataplane) {
 }
 
 // prepareDataplaneStatus keeps labels too: they decide which Services send
-// traffic here, and whoever reports health does not decide that.
+// traffic here, and the reporter of health does not decide that.
 func prepareDataplaneStatus(d, old *mesh.Dataplane) {
 	o := old.DeepCopy()
 	d.Spec = o.Spec

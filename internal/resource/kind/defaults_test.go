@@ -202,7 +202,7 @@ func TestPodStatusWriteKeepsTheRest(t *testing.T) {
 	}
 }
 
-// TestDropped covers fields that nobody can write.
+// TestDropped covers fields that no client can write.
 func TestDropped(t *testing.T) {
 	slice := create(t, kind.EndpointSlice, overlay(t, base["EndpointSlice"],
 		`{endpoints: [{addresses: [10.1.0.1], deprecatedTopology: {a: b}}]}`)).(*discoveryv1.EndpointSlice)

@@ -186,7 +186,7 @@ func checkAddressOrName(path *field.Path, address string) field.ErrorList {
 	return checkUnicast(path, address)
 }
 
-// looksLikeIP tells what is meant as an address, right or wrong: no top-level
+// looksLikeIP reports what is meant as an address, right or wrong: no top-level
 // domain is a number (RFC 3696, 2).
 func looksLikeIP(s string) bool {
 	last := 0

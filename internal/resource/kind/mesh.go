@@ -15,7 +15,7 @@ import (
 )
 
 // Validity of workload certificates: below a minute renewal cannot keep up, and
-// a year is as long as a leaked key is of use to nobody in time.
+// after a year a leaked key must be useless.
 const (
 	minCertificateSeconds = 60
 	maxCertificateSeconds = 365 * 24 * 60 * 60
@@ -54,7 +54,7 @@ func MeshOf(labels map[string]string) string {
 	return orElse(labels[mesh.LabelMesh], mesh.DefaultMesh)
 }
 
-// defaultMesh leaves lists alone: a client that applies its manifest anew would
+// defaultMesh leaves lists alone: a client that applies its manifest again would
 // take what was filled in there for a change.
 func defaultMesh(m *mesh.Mesh) {
 	if n := m.Spec.Networking; n != nil && n.Outbound != nil && n.Outbound.Passthrough == nil {
@@ -147,7 +147,7 @@ func checkChoice(path *field.Path, value string, choices ...string) field.ErrorL
 	return field.ErrorList{field.NotSupported(path, value, choices)}
 }
 
-// scope tells whether an object can refer to what is in a namespace.
+// scope reports whether an object can refer to what is in a namespace.
 type scope bool
 
 const (
@@ -155,7 +155,7 @@ const (
 	inNamespace scope = true
 )
 
-// inline tells whether bytes may stand in an object that everybody can read.
+// inline reports whether bytes may be in an object that every user can read.
 type inline bool
 
 const (
@@ -195,7 +195,7 @@ func checkDataSource(path *field.Path, s *mesh.DataSource, in scope, may inline)
 	return errs
 }
 
-// warnMesh: backends that nobody enabled look like encryption, and are none.
+// warnMesh: backends that are not enabled look like encryption, and are none.
 func warnMesh(m, _ *mesh.Mesh) []string {
 	if t := m.Spec.MTLS; t != nil && len(t.Backends) > 0 && t.EnabledBackend == "" {
 		return []string{"spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh"}

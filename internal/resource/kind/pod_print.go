@@ -83,7 +83,7 @@ func summarise(p *corev1.Pod) podSummary {
 	return s
 }
 
-// initContainers tells how far initialisation has come; true: to its end.
+// initContainers reports how far initialisation has come; true: to its end.
 func (s *podSummary) initContainers(p *corev1.Pod, sidecars set[string]) bool {
 	for i := range p.Status.InitContainerStatuses {
 		c := &p.Status.InitContainerStatuses[i]
@@ -111,7 +111,7 @@ func (s *podSummary) initContainers(p *corev1.Pod, sidecars set[string]) bool {
 }
 
 func (s *podSummary) mainContainers(p *corev1.Pod, sidecars set[string]) {
-	// From here on init containers count only if they run beside the others.
+	// From here on init containers count only if they run next to the others.
 	s.restarts, s.restarted = 0, time.Time{}
 	for i := range p.Status.InitContainerStatuses {
 		c := &p.Status.InitContainerStatuses[i]

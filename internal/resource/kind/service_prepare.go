@@ -141,7 +141,7 @@ func sameNodePorts(s, old *corev1.Service) bool {
 }
 
 // trimToSingleStack releases the second address and family of a Service that
-// the user turned to SingleStack, if the user did not name them anew.
+// the user turned to SingleStack, if the user did not name them again.
 func trimToSingleStack(s, old *corev1.Service) {
 	policy := s.Spec.IPFamilyPolicy
 	if !hasClusterIP(s) || !hasClusterIP(old) || policy == nil || *policy != corev1.IPFamilyPolicySingleStack {

@@ -28,7 +28,7 @@ type ContractOptions struct {
 }
 
 // Contract checks a client against what resource.Client promises. open returns a
-// client of a state in which nobody else writes; whoever wrote open ends what it
+// client of a state that has no other writers; the writer of open ends what it
 // started.
 func Contract(t *testing.T, open func(t *testing.T) resource.Client, opts ContractOptions) {
 	t.Helper()
@@ -46,7 +46,7 @@ func Contract(t *testing.T, open func(t *testing.T) resource.Client, opts Contra
 		{"watch with initial events", (*contract).watchInitial},
 		{"watch with a selector", (*contract).watchSelected},
 		{"writes can be read at once", (*contract).readYourWrites},
-		{"what a watch told can be read", (*contract).readYourWatch},
+		{"what a watch delivered can be read", (*contract).readYourWatch},
 		{"no increment is lost", (*contract).increments},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.check(&contract{T: t, ContractOptions: opts, client: open(t)}) })
@@ -60,8 +60,8 @@ type contract struct {
 	names  int
 }
 
-// contractPatience bounds waits of a failing test.
-const contractPatience = 2 * time.Minute
+// contractTimeout bounds waits of a failing test.
+const contractTimeout = 2 * time.Minute
 
 func (c *contract) key(name string) resource.Key {
 	return resource.Key{Namespace: c.Namespace, Name: name}
@@ -129,7 +129,7 @@ func (c *contract) watch(opts resource.WatchOptions) watch.Interface {
 // next is the next event that is no mere progress.
 func (c *contract) next(w watch.Interface) watch.Event {
 	c.Helper()
-	timeout := time.NewTimer(contractPatience)
+	timeout := time.NewTimer(contractTimeout)
 	defer timeout.Stop()
 	for {
 		select {
@@ -145,7 +145,7 @@ func (c *contract) next(w watch.Interface) watch.Event {
 				return e
 			}
 		case <-timeout.C:
-			c.Fatalf("no event within %s", contractPatience)
+			c.Fatalf("no event within %s", contractTimeout)
 		}
 	}
 }
@@ -391,7 +391,7 @@ func (c *contract) readYourWrites() {
 	}
 }
 
-// readYourWatch: reads are never behind what a watch of the client told.
+// readYourWatch: reads are never behind what a watch of the client delivered.
 func (c *contract) readYourWatch() {
 	obj := c.object("0")
 	c.create(obj)
@@ -406,20 +406,20 @@ func (c *contract) readYourWatch() {
 		}
 	})
 	defer writing.Wait()
-	for told := 0; told < changes; {
+	for delivered := 0; delivered < changes; {
 		e := c.next(w)
 		if e.Type == watch.Bookmark {
 			continue
 		}
-		told, _ = strconv.Atoi(e.Object.(*corev1.ConfigMap).Data["value"])
-		if read, _ := strconv.Atoi(c.get(obj.Name).Data["value"]); read < told {
-			c.Fatalf("a watch told %d, a read shows %d", told, read)
+		delivered, _ = strconv.Atoi(e.Object.(*corev1.ConfigMap).Data["value"])
+		if read, _ := strconv.Atoi(c.get(obj.Name).Data["value"]); read < delivered {
+			c.Fatalf("a watch delivered %d, a read shows %d", delivered, read)
 		}
 	}
 }
 
 func (c *contract) increment(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), contractPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), contractTimeout)
 	defer cancel()
 	for {
 		got, err := c.client.Get(ctx, c.Plain, c.key(name))

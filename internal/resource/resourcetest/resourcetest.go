@@ -106,7 +106,7 @@ func (c *Client) Intercept(f func(Call) error) {
 }
 
 // Seed stores objects as they are, status, deletionTimestamp and all, creating
-// or replacing them, as somebody else's writes. A uid and a creationTimestamp
+// or replacing them, as writes of another client. A uid and a creationTimestamp
 // are kept or filled in.
 func (c *Client) Seed(objects ...resource.Object) {
 	c.mu.Lock()
@@ -305,7 +305,7 @@ func (c *Client) ask(call Call) error {
 	return f(call)
 }
 
-// store gives the object the next revision and tells the watches. Callers hold mu.
+// store gives the object the next revision and wakes the watches. Callers hold mu.
 func (c *Client) store(d *resource.Descriptor, obj, old resource.Object) {
 	gk := d.GVK.GroupKind()
 	c.revision++

@@ -98,7 +98,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// read returns what is new and the channel that tells of more; nil if the watch
+// read returns what is new and the channel that signals more; nil if the watch
 // is over, with the event to end it.
 func (w *watcher) read() (records []record, changed <-chan struct{}, end *watch.Event) {
 	c := w.client
