@@ -38,7 +38,7 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("part", "store")})
 	case "postgres", "postgresql":
 		// Controllers and allocators are made for being the only ones.
-		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Alone: true})
+		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Exclusive: true})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
 			return nil, &problem.Error{

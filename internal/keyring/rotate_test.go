@@ -236,7 +236,7 @@ func TestRotateAroundTrouble(t *testing.T) {
 func TestRotateUnderFaults(t *testing.T) {
 	const records = 300
 	b := newBed(t, records)
-	faults := faulty.New(b.inner, 7, faulty.Shares{Calls: 0.2})
+	faults := faulty.New(b.inner, 7, faulty.Probabilities{Calls: 0.2})
 	b.Store = faults
 	b.hook = func(string) error {
 		_, err := faults.Revision(t.Context())

@@ -39,7 +39,7 @@ func TestContract(t *testing.T) {
 		"fake":   func(*testing.T) resource.Client { return fake() },
 		"router": router,
 		"wrapped": func(t *testing.T) resource.Client {
-			return resource.Wrap(router(t), metered.New(metered.Config{}).Wrap, faulty.New(1, faulty.Shares{}).Wrap)
+			return resource.Wrap(router(t), metered.New(metered.Config{}).Wrap, faulty.New(1, faulty.Probabilities{}).Wrap)
 		},
 	} {
 		t.Run(name, func(t *testing.T) { resourcetest.Contract(t, open, options()) })
@@ -85,7 +85,7 @@ func TestRouter(t *testing.T) {
 
 func TestFaultsAndMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	faults, meter := faulty.New(1, faulty.Shares{Calls: 1}), metered.New(metered.Config{Registerer: registry})
+	faults, meter := faulty.New(1, faulty.Probabilities{Calls: 1}), metered.New(metered.Config{Registerer: registry})
 	c := resource.Wrap(fake(), meter.Wrap, faults.Wrap)
 	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("create: %v", err)
@@ -93,7 +93,7 @@ func TestFaultsAndMetrics(t *testing.T) {
 	if _, err := c.Watch(t.Context(), kind.ConfigMap, resource.WatchOptions{}); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("watch: %v", err)
 	}
-	faults.Set(faulty.Shares{})
+	faults.Set(faulty.Probabilities{})
 	if _, err := c.Create(t.Context(), kind.ConfigMap, configMap("default", "c")); err != nil {
 		t.Error(err)
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	// ErrCompacted: the revision asked for is older than what is kept. List anew.
+	// ErrCompacted: the revision asked for is older than what is kept. List again.
 	ErrCompacted = errors.New("revision is compacted")
 	// ErrFuture: the revision asked for has not been reached.
 	ErrFuture = errors.New("revision is in the future")

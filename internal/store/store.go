@@ -113,7 +113,7 @@ type Page struct {
 
 // Watcher delivers changes. Not safe for concurrent use, except Close.
 type Watcher interface {
-	// Batches is closed when the watcher ends; then Err tells why. A watcher
+	// Batches is closed when the watcher ends; then Err says why. A watcher
 	// whose reader is slow is never a brake on writers: it falls back to reading
 	// history, and ends with ErrCompacted if that is gone.
 	Batches() <-chan Batch

@@ -57,7 +57,7 @@ func TestContract(t *testing.T) {
 		// Only those of the index: a caller's watch that ends is the caller's matter.
 		resourcetest.Contract(t, func(t *testing.T) resource.Client {
 			inner := fake()
-			faults := faulty.New(1, faulty.Shares{Events: 0.3})
+			faults := faulty.New(1, faulty.Probabilities{Events: 0.3})
 			return &split{Client: run(t, faults.Wrap(inner)), watches: inner}
 		}, options())
 	})
@@ -225,7 +225,7 @@ func away(t *testing.T, inner *resourcetest.Client, c *cached.Client) {
 // server agree.
 func TestEndsEqual(t *testing.T) {
 	inner := fake()
-	faults := faulty.New(7, faulty.Shares{Calls: 0.1, Events: 0.1})
+	faults := faulty.New(7, faulty.Probabilities{Calls: 0.1, Events: 0.1})
 	c := run(t, faults.Wrap(inner))
 	var writing sync.WaitGroup
 	for w := range 4 {
@@ -254,7 +254,7 @@ func TestEndsEqual(t *testing.T) {
 	if faults.Injected() == 0 {
 		t.Error("there were no faults")
 	}
-	faults.Set(faulty.Shares{})
+	faults.Set(faulty.Probabilities{})
 	before := hits(c)
 	eventually(t, "memory and server agree", func() bool {
 		mine, _, err := c.List(t.Context(), kind.ConfigMap, resource.ListOptions{})

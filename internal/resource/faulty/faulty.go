@@ -1,7 +1,7 @@
 // Package faulty makes calls of a resource.Client fail and its watches end, for
 // tests of what is built on clients.
 //
-// It owns the dice. Enter at New. A call that fails with an injected error did
+// It owns the generator of faults. Enter at New. A call that fails with an injected error did
 // nothing; a watch that ends early delivered everything before.
 package faulty
 
@@ -16,8 +16,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Shares are probabilities from 0 (never) to 1 (always).
-type Shares struct {
+// Probabilities of faults, from 0 (never) to 1 (always).
+type Probabilities struct {
 	// Calls that fail, as they do while a server restarts.
 	Calls float64
 	// Events at which a watch ends instead of delivering them.
@@ -26,22 +26,22 @@ type Shares struct {
 
 // Faults are injected into the clients that it wraps.
 type Faults struct {
-	mu     sync.Mutex
-	dice   *rand.Rand
-	shares Shares
-	failed int
+	mu            sync.Mutex
+	rng           *rand.Rand
+	probabilities Probabilities
+	failed        int
 }
 
 // New makes faults. The seed fixes the sequence of outcomes.
-func New(seed uint64, shares Shares) *Faults {
-	return &Faults{dice: rand.New(rand.NewPCG(seed, seed)), shares: shares}
+func New(seed uint64, probabilities Probabilities) *Faults {
+	return &Faults{rng: rand.New(rand.NewPCG(seed, seed)), probabilities: probabilities}
 }
 
-// Set changes the shares from now on; the zero value heals.
-func (f *Faults) Set(shares Shares) {
+// Set changes the probabilities from now on; the zero value heals.
+func (f *Faults) Set(probabilities Probabilities) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.shares = shares
+	f.probabilities = probabilities
 }
 
 // Injected counts the faults so far.
@@ -51,10 +51,10 @@ func (f *Faults) Injected() int {
 	return f.failed
 }
 
-func (f *Faults) roll(share func(Shares) float64) bool {
+func (f *Faults) roll(of func(Probabilities) float64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fails := f.dice.Float64() < share(f.shares)
+	fails := f.rng.Float64() < of(f.probabilities)
 	if fails {
 		f.failed++
 	}
@@ -64,7 +64,7 @@ func (f *Faults) roll(share func(Shares) float64) bool {
 // Wrap is a resource.Wrapper.
 func (f *Faults) Wrap(c resource.Client) resource.Client {
 	return resource.Intercept(func(ctx context.Context, call resource.Call, next func(context.Context) error) error {
-		if f.roll(func(p Shares) float64 { return p.Calls }) {
+		if f.roll(func(p Probabilities) float64 { return p.Calls }) {
 			return apierrors.NewServiceUnavailable(string(call.Verb) + ": injected fault")
 		}
 		return next(ctx)
@@ -106,7 +106,7 @@ func (w *watcher) run(f *Faults) {
 	defer close(w.out)
 	defer w.inner.Stop()
 	for event := range w.inner.ResultChan() {
-		if f.roll(func(p Shares) float64 { return p.Events }) {
+		if f.roll(func(p Probabilities) float64 { return p.Events }) {
 			return
 		}
 		select {

@@ -13,7 +13,7 @@
 // A frame is a byte that says what it is, the length of its payload as uvarint,
 // and the payload. Header and end are JSON. The hash comes last, as a backup is
 // written while it is read; a file that was cut off does not have it. It guards
-// against accidents: whoever can write the file can also make a hash that fits.
+// against accidents: an attacker who can write the file can also make a hash that fits.
 //
 // # Revisions after a restore
 //
@@ -21,7 +21,7 @@
 // happened after the backup is not in it. So a restored store goes on at a
 // revision that lies beyond any that was issued, see Base, has a new epoch, and
 // has nothing before that revision in its history: a watch that goes on
-// where it was gets store.ErrCompacted (410 Expired in the API) and lists anew.
+// where it was gets store.ErrCompacted (410 Expired in the API) and lists again.
 // Objects keep the revisions of their own that they had in the backup.
 package backup
 
@@ -43,7 +43,7 @@ type Header struct {
 	Program string `json:"program,omitempty"`
 }
 
-// File is something that is kept beside the store and goes into a backup too,
+// File is something that is kept next to the store and goes into a backup too,
 // such as keys. Who restores one makes it private.
 type File struct {
 	// Name is a relative path with slashes.
@@ -71,7 +71,7 @@ const (
 	// 3 MiB (the limit of a request body).
 	maxFrame = 64 << 20
 	maxFiles = 256
-	// maxRevision is far beyond any Base, and leaves room above it.
+	// maxRevision is far beyond any Base, and leaves space above it.
 	maxRevision = 1 << 60
 )
 

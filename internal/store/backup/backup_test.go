@@ -395,7 +395,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// FuzzOpen reads what somebody made on purpose: the checksum always holds.
+// FuzzOpen reads what an attacker made on purpose: the checksum always holds.
 func FuzzOpen(f *testing.F) {
 	s := memory.New(memory.Options{})
 	defer s.Close()

@@ -1,7 +1,7 @@
 // Package faulty wraps a store so that some of its calls fail, for tests of what
 // is built on stores.
 //
-// It owns the dice. Enter at New. It keeps to the contract: a call that fails
+// It owns the generator of faults. Enter at New. It keeps to the contract: a call that fails
 // with an injected error did nothing, and a watcher that ends early delivered
 // everything up to its last batch, so it can be resumed.
 package faulty
@@ -19,8 +19,8 @@ import (
 // ErrInjected is the error of calls that were made to fail.
 var ErrInjected = errors.New("injected fault")
 
-// Shares are probabilities from 0 (never) to 1 (always).
-type Shares struct {
+// Probabilities of faults, from 0 (never) to 1 (always).
+type Probabilities struct {
 	// Calls that fail instead of reaching the store. Epoch, Compacted, Progress
 	// and Close have no error and never fail.
 	Calls float64
@@ -32,39 +32,39 @@ type Shares struct {
 type Store struct {
 	store.Store
 
-	mu     sync.Mutex
-	dice   *rand.Rand
-	shares Shares
-	failed int
+	mu            sync.Mutex
+	rng           *rand.Rand
+	probabilities Probabilities
+	failed        int
 }
 
 var _ store.Store = (*Store)(nil)
 
 // New wraps a store; closing the wrapper closes it. The seed fixes the sequence
 // of outcomes, so a test whose calls come in a fixed order is repeatable.
-func New(inner store.Store, seed uint64, shares Shares) *Store {
-	return &Store{Store: inner, dice: rand.New(rand.NewPCG(seed, seed)), shares: shares}
+func New(inner store.Store, seed uint64, probabilities Probabilities) *Store {
+	return &Store{Store: inner, rng: rand.New(rand.NewPCG(seed, seed)), probabilities: probabilities}
 }
 
-// Set changes the shares from now on; the zero value heals the store.
-func (s *Store) Set(shares Shares) {
+// Set changes the probabilities from now on; the zero value heals the store.
+func (s *Store) Set(probabilities Probabilities) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shares = shares
+	s.probabilities = probabilities
 }
 
-// Injected counts the faults so far, so that a test can tell that it had some.
+// Injected counts the faults so far, so that a test can check that there were some.
 func (s *Store) Injected() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed
 }
 
-// roll takes one outcome from the sequence, whatever the shares are.
-func (s *Store) roll(share func(Shares) float64) bool {
+// roll takes one outcome from the sequence, whatever the probabilities are.
+func (s *Store) roll(of func(Probabilities) float64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fails := s.dice.Float64() < share(s.shares)
+	fails := s.rng.Float64() < of(s.probabilities)
 	if fails {
 		s.failed++
 	}
@@ -72,7 +72,7 @@ func (s *Store) roll(share func(Shares) float64) bool {
 }
 
 func (s *Store) call(op string) error {
-	if s.roll(func(p Shares) float64 { return p.Calls }) {
+	if s.roll(func(p Probabilities) float64 { return p.Calls }) {
 		return fmt.Errorf("%s: %w", op, ErrInjected)
 	}
 	return nil
@@ -156,7 +156,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 	return w, nil
 }
 
-// watcher passes batches on until the dice end it.
+// watcher passes batches on until a fault ends it.
 type watcher struct {
 	store.Watcher
 	store *Store
@@ -171,7 +171,7 @@ type watcher struct {
 func (w *watcher) run() {
 	defer close(w.out)
 	for b := range w.Watcher.Batches() {
-		if w.store.roll(func(p Shares) float64 { return p.Batches }) {
+		if w.store.roll(func(p Probabilities) float64 { return p.Batches }) {
 			w.Watcher.Close()
 			w.end(fmt.Errorf("watch: %w", ErrInjected))
 			return

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestContract(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
 	storetest.Run(t, func(t *testing.T) store.Store {
-		s := faulty.New(memory.New(memory.Options{Clock: clock}), 1, faulty.Shares{})
+		s := faulty.New(memory.New(memory.Options{Clock: clock}), 1, faulty.Probabilities{})
 		t.Cleanup(func() { _ = s.Close() })
 		return s
 	}, storetest.Options{Clock: clock})
@@ -33,17 +33,17 @@ func TestContractUnderFaults(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
 	faults := 0
 	storetest.Run(t, func(t *testing.T) store.Store {
-		s := faulty.New(memory.New(memory.Options{Clock: clock}), 1, faulty.Shares{Calls: 0.1, Batches: 0.1})
+		s := faulty.New(memory.New(memory.Options{Clock: clock}), 1, faulty.Probabilities{Calls: 0.1, Batches: 0.1})
 		t.Cleanup(func() { _ = s.Close(); faults += s.Injected() })
-		return faulty.Patient{Store: s}
+		return faulty.Retrying{Store: s}
 	}, storetest.Options{Clock: clock})
 	if faults == 0 {
 		t.Error("there were no faults")
 	}
 }
 
-func wrap(t *testing.T, seed uint64, shares faulty.Shares) *faulty.Store {
-	s := faulty.New(memory.New(memory.Options{}), seed, shares)
+func wrap(t *testing.T, seed uint64, probabilities faulty.Probabilities) *faulty.Store {
+	s := faulty.New(memory.New(memory.Options{}), seed, probabilities)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -53,7 +53,7 @@ func put(key string) store.Txn {
 }
 
 func TestEveryCallFails(t *testing.T) {
-	s := wrap(t, 1, faulty.Shares{Calls: 1})
+	s := wrap(t, 1, faulty.Probabilities{Calls: 1})
 	ctx := t.Context()
 	calls := map[string]func() error{
 		"get":      func() error { _, _, _, err := s.Get(ctx, "a", 0); return err },
@@ -74,7 +74,7 @@ func TestEveryCallFails(t *testing.T) {
 	if s.Injected() != len(calls) {
 		t.Errorf("%d faults counted, want %d", s.Injected(), len(calls))
 	}
-	s.Set(faulty.Shares{})
+	s.Set(faulty.Probabilities{})
 	for name, call := range calls {
 		if name == "watch" {
 			continue // it would need closing; the contract covers it
@@ -90,7 +90,7 @@ func TestEveryCallFails(t *testing.T) {
 
 func TestSeed(t *testing.T) {
 	outcomes := func(seed uint64) (failed []bool) {
-		s := wrap(t, seed, faulty.Shares{Calls: 0.3})
+		s := wrap(t, seed, faulty.Probabilities{Calls: 0.3})
 		for range 1000 {
 			failed = append(failed, s.Ready(t.Context()) != nil)
 		}
@@ -113,7 +113,7 @@ func TestSeed(t *testing.T) {
 
 // TestWatchersResume follows a store whose watchers keep ending.
 func TestWatchersResume(t *testing.T) {
-	s := wrap(t, 1, faulty.Shares{Batches: 0.3})
+	s := wrap(t, 1, faulty.Probabilities{Batches: 0.3})
 	for i := range 100 {
 		if _, err := s.Commit(t.Context(), put(fmt.Sprint(i))); err != nil {
 			t.Fatal(err)

@@ -8,12 +8,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// Patient is what a good caller makes of a faulty store: it tries again after an
-// injected fault, and resumes a watch that one ended. It keeps the whole
+// Retrying is a faulty store as a correct caller uses it: it tries again after an
+// injected fault, and resumes a watch that a fault ended. It keeps the whole
 // contract, so the contract's suite can be run on it.
-type Patient struct{ *Store }
+type Retrying struct{ *Store }
 
-var _ store.Store = Patient{}
+var _ store.Store = Retrying{}
 
 // again calls until the outcome is no injected fault.
 func again(call func() error) error {
@@ -25,54 +25,54 @@ func again(call func() error) error {
 }
 
 // Get implements store.Store.
-func (p Patient) Get(ctx context.Context, key string, at store.Revision) (rec store.Record, ok bool, read store.Revision, err error) {
+func (p Retrying) Get(ctx context.Context, key string, at store.Revision) (rec store.Record, ok bool, read store.Revision, err error) {
 	err = again(func() (err error) { rec, ok, read, err = p.Store.Get(ctx, key, at); return err })
 	return rec, ok, read, err
 }
 
 // List implements store.Store.
-func (p Patient) List(ctx context.Context, opts store.ListOptions) (page store.Page, err error) {
+func (p Retrying) List(ctx context.Context, opts store.ListOptions) (page store.Page, err error) {
 	err = again(func() (err error) { page, err = p.Store.List(ctx, opts); return err })
 	return page, err
 }
 
 // Count implements store.Store.
-func (p Patient) Count(ctx context.Context, prefix string) (n int64, err error) {
+func (p Retrying) Count(ctx context.Context, prefix string) (n int64, err error) {
 	err = again(func() (err error) { n, err = p.Store.Count(ctx, prefix); return err })
 	return n, err
 }
 
 // Commit implements store.Store. An injected fault did nothing, so trying again
 // applies the transaction once.
-func (p Patient) Commit(ctx context.Context, txn store.Txn) (rev store.Revision, err error) {
+func (p Retrying) Commit(ctx context.Context, txn store.Txn) (rev store.Revision, err error) {
 	err = again(func() (err error) { rev, err = p.Store.Commit(ctx, txn); return err })
 	return rev, err
 }
 
 // Revision implements store.Store.
-func (p Patient) Revision(ctx context.Context) (rev store.Revision, err error) {
+func (p Retrying) Revision(ctx context.Context) (rev store.Revision, err error) {
 	err = again(func() (err error) { rev, err = p.Store.Revision(ctx); return err })
 	return rev, err
 }
 
 // Compact implements store.Store.
-func (p Patient) Compact(ctx context.Context, upTo store.Revision) error {
+func (p Retrying) Compact(ctx context.Context, upTo store.Revision) error {
 	return again(func() error { return p.Store.Compact(ctx, upTo) })
 }
 
 // Size implements store.Store.
-func (p Patient) Size(ctx context.Context) (size int64, err error) {
+func (p Retrying) Size(ctx context.Context) (size int64, err error) {
 	err = again(func() (err error) { size, err = p.Store.Size(ctx); return err })
 	return size, err
 }
 
 // Ready implements store.Store.
-func (p Patient) Ready(ctx context.Context) error {
+func (p Retrying) Ready(ctx context.Context) error {
 	return again(func() error { return p.Store.Ready(ctx) })
 }
 
 // Watch implements store.Store.
-func (p Patient) Watch(ctx context.Context, prefix string, after store.Revision) (store.Watcher, error) {
+func (p Retrying) Watch(ctx context.Context, prefix string, after store.Revision) (store.Watcher, error) {
 	inner, err := p.begin(ctx, prefix, after)
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (p Patient) Watch(ctx context.Context, prefix string, after store.Revision)
 	return w, nil
 }
 
-func (p Patient) begin(ctx context.Context, prefix string, after store.Revision) (w store.Watcher, err error) {
+func (p Retrying) begin(ctx context.Context, prefix string, after store.Revision) (w store.Watcher, err error) {
 	err = again(func() (err error) { w, err = p.Store.Watch(ctx, prefix, after); return err })
 	return w, err
 }
@@ -99,7 +99,7 @@ type resumed struct {
 	err    error
 }
 
-func (w *resumed) run(ctx context.Context, p Patient, prefix string, after store.Revision) {
+func (w *resumed) run(ctx context.Context, p Retrying, prefix string, after store.Revision) {
 	defer close(w.out)
 	for {
 		w.mu.Lock()

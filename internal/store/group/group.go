@@ -38,7 +38,7 @@ type Request struct {
 	done  chan struct{}
 }
 
-// NewRequest makes a request that Done tells the answer of. Queue.Commit makes
+// NewRequest makes a request whose answer Done receives. Queue.Commit makes
 // its own.
 func NewRequest(ctx context.Context, txn store.Txn) *Request {
 	return &Request{Txn: txn, ctx: ctx, done: make(chan struct{})}
@@ -208,7 +208,7 @@ func (q *Queue) gather(first *Request) []*Request {
 	return group
 }
 
-// Closing tells whether Close was called.
+// Closing reports whether Close was called.
 func (q *Queue) Closing() bool {
 	select {
 	case <-q.closing:
@@ -218,7 +218,7 @@ func (q *Queue) Closing() bool {
 	}
 }
 
-// Close lets nobody in any more: those that wait get store.ErrClosed. Idempotent;
+// Close admits no more requests: those that wait get store.ErrClosed. Idempotent;
 // it does not wait.
 func (q *Queue) Close() { q.close.Do(func() { close(q.closing) }) }
 

@@ -65,7 +65,7 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 }
 
 func TestMetrics(t *testing.T) {
-	inner := faulty.New(memory.New(memory.Options{}), 1, faulty.Shares{})
+	inner := faulty.New(memory.New(memory.Options{}), 1, faulty.Probabilities{})
 	registry := prometheus.NewPedanticRegistry()
 	s := metered.New(inner, metered.Config{Registerer: registry})
 	defer s.Close()
@@ -77,9 +77,9 @@ func TestMetrics(t *testing.T) {
 	_, conflict := s.Commit(ctx, put)
 	_, invalid := s.Commit(ctx, store.Txn{Ops: []store.Op{{}}})
 	_, _, _, future := s.Get(ctx, "a", 9)
-	inner.Set(faulty.Shares{Calls: 1})
+	inner.Set(faulty.Probabilities{Calls: 1})
 	_, medium := s.List(ctx, store.ListOptions{})
-	inner.Set(faulty.Shares{})
+	inner.Set(faulty.Probabilities{})
 	gone, cancel := context.WithCancel(ctx)
 	w, err := s.Watch(gone, "", 0)
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// phasePatience bounds one exchange with the database; the longest wait in it
+	// phaseTimeout bounds one exchange with the database; the longest wait in it
 	// is for other instances' commits.
-	phasePatience = 30 * time.Second
+	phaseTimeout = 30 * time.Second
 	// keepAlive is how often the writer's session shows that it lives.
 	keepAlive = 20 * time.Second
 	// The server ends the session of a writer that went silent, so that a frozen
@@ -32,14 +32,14 @@ const (
 // writer has the connection that commits. Only one goroutine at a time may call
 // it.
 type writer struct {
-	target target
-	store  *Store
-	id     int64 // marks our rows in the history
-	conn   *pgx.Conn
-	keeper bool          // this session has the expiry lock
-	alone  bool          // each session must have the claim to the state
-	claim  claim         // of the session before this one, if it had one
-	pid    atomic.Uint32 // of the server's process, for the listener
+	target       target
+	store        *Store
+	id           int64 // marks our rows in the history
+	conn         *pgx.Conn
+	expiryLeader bool          // this session has the expiry lock
+	alone        bool          // each session must have the claim to the state
+	claim        claim         // of the session before this one, if it had one
+	pid          atomic.Uint32 // of the server's process, for the listener
 }
 
 // connected returns the connection, a new one if there is none.
@@ -78,34 +78,34 @@ func (w *writer) disconnect() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = w.conn.Close(ctx) // it is gone either way
-	w.conn, w.keeper = nil, false
+	w.conn, w.expiryLeader = nil, false
 }
 
 func (w *writer) ping(ctx context.Context) {
 	if w.conn == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	if err := w.conn.Ping(ctx); err != nil {
 		w.disconnect()
 	}
 }
 
-// keeps tells whether this instance deletes expired keys, and makes it the one if
+// keeps reports whether this instance deletes expired keys, and makes it the one if
 // there is none.
 func (w *writer) keeps(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	conn, err := w.connected(ctx)
-	if err != nil || w.keeper {
-		return w.keeper, err
+	if err != nil || w.expiryLeader {
+		return w.expiryLeader, err
 	}
-	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1, `+stateID+`)`, lockExpiry).Scan(&w.keeper)
-	return w.keeper, err
+	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1, `+stateID+`)`, lockExpiry).Scan(&w.expiryLeader)
+	return w.expiryLeader, err
 }
 
-// stateID tells apart states in one database: the table's object id.
+// stateID distinguishes states in one database: the table's object id.
 const stateID = `'proxima_meta'::regclass::oid::int`
 
 // plan is what a group changes.
@@ -133,7 +133,7 @@ func (p *plan) first() store.Revision { return p.before.revision + 1 }
 func (w *writer) commit(ctx context.Context, requests []*group.Request, now time.Time) (before store.Revision, err error) {
 	p, err := w.begin(ctx, requests)
 	if err != nil {
-		w.disconnect() // not committed, as nobody asked for it
+		w.disconnect() // not committed, as COMMIT was not sent
 		return 0, err
 	}
 	for _, r := range requests {
@@ -170,7 +170,7 @@ func (w *writer) commit(ctx context.Context, requests []*group.Request, now time
 // when it began, so the ones after the lock see all that earlier holders did.
 // One snapshot for the transaction would be that of the moment the wait began.
 func (w *writer) begin(ctx context.Context, requests []*group.Request) (*plan, error) {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	p := &plan{current: map[string]*store.Record{}, changed: map[string]struct{}{}}
 	known := w.store.hub.Revision()
@@ -300,7 +300,7 @@ func event(revision store.Revision, op store.Op, prev *store.Record, now time.Ti
 // finish writes a plan and commits it. If a statement fails, the server skips
 // those after it, so COMMIT is reached only after all others went well.
 func (w *writer) finish(ctx context.Context, p *plan) error {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	var batch pgx.Batch
 	p.queueHistory(&batch, w.id)
@@ -368,7 +368,7 @@ func (p *plan) queueLive(batch *pgx.Batch) {
 
 // undo gives up the transaction.
 func (w *writer) undo(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	if _, err := w.conn.Exec(ctx, `ROLLBACK`); err != nil {
 		w.disconnect()
@@ -392,7 +392,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 			return cause
 		case err == nil:
 			return &UnknownError{Err: fmt.Errorf("%w; others went on and compacted it since", cause)}
-		case !unavailable(err) || time.Since(begin) > w.store.writes.patience || !backoff.Sleep(ctx, retryPolicy.After(try+1)):
+		case !unavailable(err) || time.Since(begin) > w.store.writes.timeout || !backoff.Sleep(ctx, retryPolicy.After(try+1)):
 			return &UnknownError{Err: fmt.Errorf("%w; looking it up: %w", cause, err)}
 		}
 	}
@@ -400,7 +400,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 
 // lookUp looks for the rows of a plan.
 func (w *writer) lookUp(ctx context.Context, p *plan) (committed, known bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	conn, err := w.connected(ctx)
 	if err != nil {
@@ -435,7 +435,7 @@ func (w *writer) lookUp(ctx context.Context, p *plan) (committed, known bool, er
 
 // probe finds out whether the database can be written.
 func (w *writer) probe(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
 	conn, err := w.connected(ctx)
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 // oldest is the PostgreSQL version that has all we use (idle_session_timeout).
 const oldest = 14
 
-// connectPatience bounds one attempt to connect, unless the URL says
+// connectTimeout bounds one attempt to connect, unless the URL says
 // connect_timeout.
-const connectPatience = 5 * time.Second
+const connectTimeout = 5 * time.Second
 
 // target is where the state is, as parsed from a URL.
 type target struct {
@@ -52,7 +52,7 @@ func parse(rawURL string) (target, error) {
 		conn.Password = password
 	}
 	if conn.ConnectTimeout == 0 {
-		conn.ConnectTimeout = connectPatience
+		conn.ConnectTimeout = connectTimeout
 	}
 	if conn.ValidateConnect == nil {
 		// A standby would serve the past as the present, and take no writes.

@@ -33,7 +33,7 @@ func (e *DamagedError) Error() string {
 
 // ReplacedError reports that the database no longer holds the history that the
 // store was opened on: it was restored, or its server's successor lacks commits.
-// The store is of no use from then on; open it anew.
+// The store is of no use from then on; open it again.
 type ReplacedError struct {
 	Detail string
 }
@@ -69,7 +69,7 @@ func (e *UnknownError) Error() string {
 
 func (e *UnknownError) Unwrap() error { return e.Err }
 
-// unavailable tells an error that says nothing about the request, but that the
+// unavailable reports an error that says nothing about the request, but that the
 // server, the connection or a neighbour was in the way: the same request may go
 // through a moment later.
 func unavailable(err error) bool {
@@ -98,7 +98,7 @@ func unavailable(err error) bool {
 	return !errors.Is(err, context.Canceled)
 }
 
-// refused tells that the server itself rejected a statement and goes on: the
+// refused reports that the server itself rejected a statement and goes on: the
 // transaction did not happen. Anything worse than ERROR ends the session, and
 // does not say what became of a COMMIT.
 func refused(err error) bool {

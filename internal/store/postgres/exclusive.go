@@ -14,10 +14,10 @@ import (
 // commits. Who has lost the session has lost the claim, and who has the session
 // has it still: no commit can go by it.
 
-// claimPatience is how long a process that starts waits for its predecessor to
+// claimTimeout is how long a process that starts waits for its predecessor to
 // be gone. The server notices the end of a process at once, and that of a
 // machine after silentAtAll.
-const claimPatience = 3 * time.Second
+const claimTimeout = 3 * time.Second
 
 // claim identifies a session that had the claim. A process id of the server may
 // come again; with the moment of its start it is unique.
@@ -38,7 +38,7 @@ func (w *writer) claimFirst(ctx context.Context, conn *pgx.Conn) error {
 			w.alone = true
 			return nil
 		}
-		if time.Since(begin) > claimPatience || !backoff.Sleep(ctx, 100*time.Millisecond) {
+		if time.Since(begin) > claimTimeout || !backoff.Sleep(ctx, 100*time.Millisecond) {
 			_, inUse, err := holder(ctx, conn)
 			if err != nil {
 				return err
@@ -50,7 +50,7 @@ func (w *writer) claimFirst(ctx context.Context, conn *pgx.Conn) error {
 
 // reclaim takes the claim for a new session. The one before may still be there
 // on the server, which does not know that its client is gone: it is ended. If
-// somebody else has the claim, the store is over.
+// another process has the claim, the store has ended.
 func (w *writer) reclaim(ctx context.Context, conn *pgx.Conn) error {
 	for range 2 {
 		mine, err := w.tryClaim(ctx, conn)
@@ -89,7 +89,7 @@ func (w *writer) tryClaim(ctx context.Context, conn *pgx.Conn) (mine bool, err e
 	return mine, err
 }
 
-// holder tells which session has the claim; pid 0: none any more.
+// holder returns the session that has the claim; pid 0: none any more.
 func holder(ctx context.Context, conn *pgx.Conn) (of claim, inUse *InUseError, err error) {
 	inUse = &InUseError{}
 	var address *string

@@ -12,37 +12,37 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
-// TestAlone: of two processes that want a state alone the second is refused, until
+// TestExclusive: of two processes that want a state alone the second is refused, until
 // the first is gone.
-func TestAlone(t *testing.T) {
+func TestExclusive(t *testing.T) {
 	url := testkit.Postgres(t)
-	first := open(t, url, Options{Alone: true})
-	_, err := Open(t.Context(), url, Options{Alone: true})
+	first := open(t, url, Options{Exclusive: true})
+	_, err := Open(t.Context(), url, Options{Exclusive: true})
 	var inUse *InUseError
 	if !errors.As(err, &inUse) || !strings.Contains(err.Error(), "stop that one") || !strings.Contains(err.Error(), "connected since") {
 		t.Fatalf("the second: %v", err)
 	}
 	t.Log(err)
-	// Another state of the same database is nobody's business.
-	open(t, inSchema(t, url), Options{Alone: true})
+	// Another state of the same database does not matter.
+	open(t, inSchema(t, url), Options{Exclusive: true})
 	if _, err := first.Commit(t.Context(), put("a", "1")); err != nil {
 		t.Error(err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	second := open(t, url, Options{Alone: true})
+	second := open(t, url, Options{Exclusive: true})
 	if rev, err := second.Commit(t.Context(), put("a", "2")); rev != 2 || err != nil {
 		t.Errorf("revision %d, %v", rev, err)
 	}
 }
 
-// TestAloneSessionLost: the claim is taken again with a new session, also if the
+// TestExclusiveSessionLost: the claim is taken again with a new session, also if the
 // server has not noticed that the old one is dead.
-func TestAloneSessionLost(t *testing.T) {
+func TestExclusiveSessionLost(t *testing.T) {
 	wire := newWire()
 	url := testkit.Postgres(t)
-	s := open(t, url, Options{Alone: true, dial: wire.dial})
+	s := open(t, url, Options{Exclusive: true, dial: wire.dial})
 	admin := session(t, url)
 	for i := range 3 {
 		if _, err := s.Commit(t.Context(), put("a", "before")); err != nil {
@@ -65,17 +65,17 @@ func TestAloneSessionLost(t *testing.T) {
 	if rev != 4 || err != nil {
 		t.Errorf("revision %d, %v", rev, err)
 	}
-	if _, err := Open(t.Context(), url, Options{Alone: true}); err == nil {
+	if _, err := Open(t.Context(), url, Options{Exclusive: true}); err == nil {
 		t.Error("the claim was not taken again")
 	}
 }
 
-// TestAloneTakenOver: who was cut off and has lost the state to somebody else ends,
+// TestExclusiveTakenOver: who was cut off and has lost the state to another process ends,
 // and writes nothing.
-func TestAloneTakenOver(t *testing.T) {
+func TestExclusiveTakenOver(t *testing.T) {
 	url := testkit.Postgres(t)
 	var log syncBuffer
-	s := open(t, url, Options{Alone: true, Logger: logTo(&log)})
+	s := open(t, url, Options{Exclusive: true, Logger: logTo(&log)})
 	w, err := s.Watch(t.Context(), "", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestAloneTakenOver(t *testing.T) {
 		if _, err := admin.Exec(t.Context(), `SELECT pg_terminate_backend($1, 10000)`, s.writer.pid.Load()); err != nil {
 			t.Error(err)
 		}
-		successor := open(t, url, Options{Alone: true})
+		successor := open(t, url, Options{Exclusive: true})
 		if _, err := successor.Commit(t.Context(), put("a", "the successor's")); err != nil {
 			t.Error(err)
 		}

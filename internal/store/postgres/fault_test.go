@@ -91,7 +91,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestOvertaken: somebody else takes the revisions of a commit that was lost.
+// TestOvertaken: another process takes the revisions of a commit that was lost.
 func TestOvertaken(t *testing.T) {
 	wire := newWire()
 	url := testkit.Postgres(t)
@@ -120,7 +120,7 @@ func TestOvertaken(t *testing.T) {
 		}
 	}
 	if committed, known := lookUp(); committed || !known {
-		t.Errorf("somebody else committed: %v, %v", committed, known)
+		t.Errorf("another process committed: %v, %v", committed, known)
 	}
 	if err := other.Compact(t.Context(), 2); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestOvertaken(t *testing.T) {
 // it may have happened; when the database is back, it is seen to have.
 func TestUnknown(t *testing.T) {
 	wire := newWire()
-	s := open(t, testkit.Postgres(t), Options{dial: wire.dial, patience: 100 * time.Millisecond})
+	s := open(t, testkit.Postgres(t), Options{dial: wire.dial, outageTimeout: 100 * time.Millisecond})
 	seen := follow(t, "watcher", s)
 	if _, err := s.Commit(t.Context(), put("a", "1")); err != nil {
 		t.Fatal(err)

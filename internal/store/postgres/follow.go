@@ -23,8 +23,8 @@ const (
 	// listenerSilence is when the listening connection is asked whether it is
 	// still one.
 	listenerSilence = 15 * time.Second
-	// followPatience bounds one read of news.
-	followPatience = 10 * time.Second
+	// followTimeout bounds one read of news.
+	followTimeout = 10 * time.Second
 )
 
 // channel carries the revision of each commit and compaction. Its name has the
@@ -76,7 +76,7 @@ func (f *follower) unserved(wishes []store.Watcher) {
 	f.waiting = append(wishes, f.waiting...)
 }
 
-// hears notes whether a connection listens, and tells whether that is a change.
+// hears notes whether a connection listens, and reports whether that is a change.
 func (f *follower) hears(listening bool) (change bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *Store) follow(ctx context.Context) {
 
 // catchUp publishes what is committed and not published yet.
 func (s *Store) catchUp(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, followPatience)
+	ctx, cancel := context.WithTimeout(ctx, followTimeout)
 	defer cancel()
 	s.follower.publishing.Lock()
 	defer s.follower.publishing.Unlock()
@@ -190,7 +190,7 @@ func (s *Store) announceGroup(before store.Revision, requests []*group.Request) 
 	return true
 }
 
-// listen keeps a connection that is told of commits.
+// listen keeps a connection that is notified of commits.
 func (s *Store) listen(ctx context.Context) {
 	for try := 0; ctx.Err() == nil; try++ {
 		begin := time.Now()
@@ -203,7 +203,7 @@ func (s *Store) listen(ctx context.Context) {
 				"store", s.target.label, "every", pollDeaf, "error", explain(err))
 		}
 		s.follower.wake()
-		if time.Since(begin) > patience {
+		if time.Since(begin) > outageTimeout {
 			try = 0
 		}
 		backoff.Sleep(ctx, retryPolicy.After(try+1))
@@ -243,7 +243,7 @@ func (s *Store) hear(ctx context.Context) error {
 				s.follower.wake()
 			}
 		case pgconn.Timeout(err) && ctx.Err() == nil:
-			alive, cancel := context.WithTimeout(ctx, connectPatience)
+			alive, cancel := context.WithTimeout(ctx, connectTimeout)
 			err := conn.Ping(alive)
 			cancel()
 			if err != nil {

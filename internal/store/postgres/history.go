@@ -44,7 +44,7 @@ func past(prefix string, after, until store.Revision, batches *[]store.Batch, do
 				LEFT JOIN `+rowOf("h.prev")+` AS p ON true
 				WHERE h.revision > $1 AND h.revision <= (`+end+`) AND `+k.where+` ORDER BY h.revision`, k.args...)
 		},
-		take: func(results pgx.BatchResults, now bookkeeping) error {
+		scan: func(results pgx.BatchResults, now bookkeeping) error {
 			if after < now.compacted {
 				return store.ErrCompacted
 			}

@@ -392,7 +392,7 @@ func TestExpiryByOne(t *testing.T) {
 		return n == 2
 	})
 	if now, err := b.Revision(t.Context()); now != rev || err != nil {
-		t.Errorf("at %d, %v; want %d: nobody may delete", now, err, rev)
+		t.Errorf("at %d, %v; want %d: no instance may delete", now, err, rev)
 	}
 	if err := third.Close(t.Context()); err != nil {
 		t.Fatal(err)
@@ -404,7 +404,7 @@ func TestExpiryByOne(t *testing.T) {
 	}
 	expire()
 	if now := owner(); now != first {
-		t.Errorf("the lock went from %d to %d, and nobody left", first, now)
+		t.Errorf("the lock went from %d to %d, and no instance left", first, now)
 	}
 	if err := a.Close(); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// Classes of advisory locks, the first of two numbers; the second tells apart
+// Classes of advisory locks, the first of two numbers; the second distinguishes
 // states in one database. The first bytes say "Prox".
 const (
 	lockCommit  = 0x50726f01 // for the length of a commit
@@ -80,7 +80,7 @@ func (t target) migrate(ctx context.Context, conn *pgx.Conn) error {
 			version int PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())`); err != nil {
 			return err
 		}
-		version, err := schemaVersion(ctx, tx) // with the lock: somebody may have been faster
+		version, err := schemaVersion(ctx, tx) // with the lock: another process may have been faster
 		if err != nil {
 			return err
 		}

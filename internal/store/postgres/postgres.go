@@ -38,20 +38,20 @@ type Options struct {
 	// Logger; nil: none.
 	Logger *slog.Logger
 	// Clock for expiry; nil: the real one. Processes that share a state should
-	// agree on the time: a key expires by the clock of whoever deletes it.
+	// agree on the time: a key expires by the clock of the instance that deletes it.
 	Clock clock.Clock
 	// Recent bounds the events kept in memory for watchers; zero: 16,384 events
 	// and 64 MiB. A watcher further behind reads the database.
 	Recent watch.Limits
-	// Alone: nobody else may have the state open alone, too. Open waits a moment
-	// for a predecessor to go and then fails with *InUseError. Should somebody
-	// take the state over while this process is cut off, the store ends with
+	// Exclusive: no other process may open the state as exclusive. Open waits a moment
+	// for a predecessor to go and then fails with *InUseError. Should another
+	// process take the state over while this process is cut off, the store ends with
 	// that error: the claim belongs to the very session that commits, so
 	// nothing is written without it.
-	Alone bool
+	Exclusive bool
 
-	dial     pgconn.DialFunc // for tests; nil: the real one
-	patience time.Duration   // for tests; 0: patience
+	dial          pgconn.DialFunc // for tests; nil: the real one
+	outageTimeout time.Duration   // for tests; 0: the constant
 }
 
 func (o Options) withDefaults() Options {
@@ -64,8 +64,8 @@ func (o Options) withDefaults() Options {
 	if o.Recent == (watch.Limits{}) {
 		o.Recent = watch.Limits{Events: 16384, Bytes: 64 << 20}
 	}
-	if o.patience == 0 {
-		o.patience = patience
+	if o.outageTimeout == 0 {
+		o.outageTimeout = outageTimeout
 	}
 	return o
 }
@@ -126,7 +126,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 		follower: newFollower(),
 		queue:    group.New(),
 		running:  running, stop: stop,
-		reads: outage{patience: opts.patience}, writes: outage{patience: opts.patience},
+		reads: outage{timeout: opts.outageTimeout}, writes: outage{timeout: opts.outageTimeout},
 	}
 	if err := s.open(ctx, opts); err != nil {
 		stop()
@@ -154,7 +154,7 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	if err := s.target.migrate(ctx, conn); err != nil {
 		return err
 	}
-	if opts.Alone {
+	if opts.Exclusive {
 		if err := s.writer.claimFirst(ctx, conn); err != nil {
 			return err
 		}
@@ -195,16 +195,16 @@ func verify(ctx context.Context, conn *pgx.Conn) (now bookkeeping, err error) {
 	return now, nil
 }
 
-// closePatience is how long Close waits for a commit that is under way before it
+// closeTimeout is how long Close waits for a commit that is under way before it
 // cuts the connection.
-const closePatience = 5 * time.Second
+const closeTimeout = 5 * time.Second
 
 // Close implements store.Store. It waits for the commit that is under way;
 // those that wait for their turn fail with store.ErrClosed.
 func (s *Store) Close() error {
 	s.close.Do(func() {
 		s.queue.Close()
-		cut := time.AfterFunc(closePatience, s.stop)
+		cut := time.AfterFunc(closeTimeout, s.stop)
 		<-s.queue.Finished()
 		cut.Stop()
 		s.stop()
@@ -272,7 +272,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 		return nil, store.ErrCompacted
 	}
 	if after > s.hub.Revision() {
-		// Whoever asks may have the revision from another instance.
+		// The caller may have the revision from another instance.
 		if _, err := s.Revision(ctx); err != nil {
 			return nil, err
 		}
@@ -293,16 +293,16 @@ type watcher struct {
 
 func (w *watcher) Progress() { w.store.follower.progress(w.Watcher) }
 
-// readyPatience bounds Ready where its caller does not.
-const readyPatience = 10 * time.Second
+// readyTimeout bounds Ready where its caller does not.
+const readyTimeout = 10 * time.Second
 
 // Ready implements store.Store. After a write that failed it tries one, so that
-// it tells the truth as soon as the database is well again.
+// it succeeds as soon as the database is available again.
 func (s *Store) Ready(ctx context.Context) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, readyPatience)
+	bounded, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	if s.fault.Load() == nil {
 		if _, err := s.ask(bounded, question{}); err != nil {
@@ -340,13 +340,13 @@ func (s *Store) noted(err error) error {
 // sat out; later, calls fail at once, as callers are better off with an error
 // than with a queue.
 type outage struct {
-	patience time.Duration
-	begin    atomic.Pointer[time.Time]
+	timeout time.Duration
+	begin   atomic.Pointer[time.Time]
 }
 
 const (
-	// patience is long enough for the restart of a server.
-	patience = 10 * time.Second
+	// outageTimeout is long enough for the restart of a server.
+	outageTimeout = 10 * time.Second
 	// lastPause is the longest between tries.
 	lastPause = time.Second
 )
@@ -360,11 +360,11 @@ func (o *outage) over() {
 	}
 }
 
-// again waits before another try. It tells false if there should be none.
+// again waits before another try. It returns false if there should be none.
 func (o *outage) again(ctx context.Context, try int) bool {
 	now := time.Now()
 	o.begin.CompareAndSwap(nil, &now)
-	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.patience {
+	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.timeout {
 		return false
 	}
 	return backoff.Sleep(ctx, retryPolicy.After(try+1))

@@ -66,7 +66,7 @@ func open(t testing.TB, url string, opts Options) *Store {
 	return s
 }
 
-// session is a connection beside the store, to look and to interfere.
+// session is a connection next to the store, to look and to interfere.
 func session(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(context.Background(), url)
@@ -113,6 +113,6 @@ func TestContractUnderFaults(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Date(2025, 1, 2, 3, 4, 5, 6, time.UTC))
 	storetest.Run(t, func(t *testing.T) store.Store {
 		s := open(t, inSchema(t, database), Options{Clock: clock})
-		return faulty.Patient{Store: faulty.New(s, 1, faulty.Shares{Calls: 0.1, Batches: 0.1})}
+		return faulty.Retrying{Store: faulty.New(s, 1, faulty.Probabilities{Calls: 0.1, Batches: 0.1})}
 	}, storetest.Options{Clock: clock})
 }

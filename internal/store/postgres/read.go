@@ -30,7 +30,7 @@ func (b *bookkeeping) scan(row pgx.Row) error {
 // answers in the same order.
 type question struct {
 	queue func(*pgx.Batch)
-	take  func(pgx.BatchResults, bookkeeping) error
+	scan  func(pgx.BatchResults, bookkeeping) error
 }
 
 // ask runs a question on one snapshot, in one round trip, and once.
@@ -55,8 +55,8 @@ func (s *Store) ask(ctx context.Context, q question) (now bookkeeping, err error
 	if err == nil {
 		err = s.accept(now, known)
 	}
-	if err == nil && q.take != nil {
-		err = q.take(results, now)
+	if err == nil && q.scan != nil {
+		err = q.scan(results, now)
 	}
 	// Close reads what is left, COMMIT's answer too.
 	if closed := results.Close(); err == nil {
@@ -194,7 +194,7 @@ func (s *Store) Get(ctx context.Context, key string, at store.Revision) (rec sto
 			b.Queue(`SELECT revision, created, expires, value, kind FROM proxima_history
 				WHERE key = $1 AND revision <= (`+batchOf("$2")+`) ORDER BY revision DESC LIMIT 1`, []byte(key), at)
 		},
-		take: func(results pgx.BatchResults, now bookkeeping) (err error) {
+		scan: func(results pgx.BatchResults, now bookkeeping) (err error) {
 			if read, err = boundary(results, at, now); err != nil {
 				return err
 			}
@@ -236,7 +236,7 @@ func (s *Store) Count(ctx context.Context, prefix string) (n int64, err error) {
 			k := within("key", prefix, "")
 			b.Queue(`SELECT count(*) FROM proxima_live WHERE `+k.where, k.args...)
 		},
-		take: func(results pgx.BatchResults, _ bookkeeping) error { return results.QueryRow().Scan(&n) },
+		scan: func(results pgx.BatchResults, _ bookkeeping) error { return results.QueryRow().Scan(&n) },
 	})
 	return n, err
 }
@@ -245,7 +245,7 @@ func (s *Store) Count(ctx context.Context, prefix string) (n int64, err error) {
 func (s *Store) List(ctx context.Context, opts store.ListOptions) (page store.Page, err error) {
 	q := question{
 		queue: func(b *pgx.Batch) { b.Queue(selectBatch, opts.At); queueList(b, opts) },
-		take: func(results pgx.BatchResults, now bookkeeping) (err error) {
+		scan: func(results pgx.BatchResults, now bookkeeping) (err error) {
 			page = store.Page{}
 			if page.Revision, err = boundary(results, opts.At, now); err != nil {
 				return err

@@ -15,7 +15,7 @@ var _ store.Restorer = (*Store)(nil)
 
 // Restore implements store.Restorer, in one transaction. Commits wait until it
 // is done, those of other processes too. If the connection breaks during the
-// database's COMMIT the error is an *UnknownError; trying again tells by
+// database's COMMIT the error is an *UnknownError; trying again shows by
 // store.ErrNotEmpty that it had happened.
 func (s *Store) Restore(ctx context.Context, at store.Revision, records iter.Seq2[store.Record, error]) error {
 	if err := s.usable(ctx); err != nil {
@@ -59,7 +59,7 @@ func (s *Store) restore(ctx context.Context, r *restoration) error {
 		err = s.fill(ctx, tx, r)
 	}
 	if err != nil {
-		s.writer.disconnect() // not committed, as nobody asked for it
+		s.writer.disconnect() // not committed, as COMMIT was not sent
 		return err
 	}
 	if err := s.noted(tx.Commit(ctx)); err != nil {

@@ -17,7 +17,7 @@ type wire struct {
 	mu    sync.Mutex
 	conns map[*wireConn]struct{}
 	down  bool
-	deaf  bool // whoever says LISTEN is cut off
+	deaf  bool // a session that sends LISTEN is cut off
 	// marks say what happens to what is written with such bytes in it, once.
 	marks map[string]fault
 }

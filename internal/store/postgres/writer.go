@@ -55,7 +55,7 @@ func (s *Store) write() {
 	})
 }
 
-// settle commits a group, publishes it and answers. Nobody is answered, not even
+// settle commits a group, publishes it and answers. No caller is answered, not even
 // with a conflict, before what the answer builds on is durable.
 func (s *Store) settle(ctx context.Context, requests []*group.Request) {
 	for try := 0; len(requests) > 0; try++ {
@@ -91,9 +91,9 @@ func (s *Store) settle(ctx context.Context, requests []*group.Request) {
 	}
 }
 
-// keeperPause is how long an instance that may not delete expired keys waits for
+// expiryLeaderPause is how long an instance that may not delete expired keys waits for
 // the one that may, before it tries to take over.
-const keeperPause = 250 * time.Millisecond
+const expiryLeaderPause = 250 * time.Millisecond
 
 // expire is the commit of the expiry queue. Every instance has the queue, so that
 // any can go on with it, but only the one with the lock commits: the others would
@@ -110,7 +110,7 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 	if missed := s.task(ctx, func(ctx context.Context) { mine, err = s.writer.keeps(ctx) }); missed != nil {
 		return 0, missed
 	}
-	pause := keeperPause
+	pause := expiryLeaderPause
 	if mine && err == nil {
 		var rev store.Revision
 		if rev, err = s.Commit(ctx, txn); err == nil || !unavailable(err) {

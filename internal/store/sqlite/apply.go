@@ -144,7 +144,7 @@ func (w *writer) transact(f func(next *bookkeeping) error) error {
 var errUnsure = errors.New("the outcome of an earlier write is not known yet")
 
 // ascertain finds out what a failed transaction left open. It returns what that
-// changed after all, which nobody has been told of.
+// changed after all, which was not acknowledged.
 func (w *writer) ascertain() ([]store.Batch, error) {
 	var now bookkeeping
 	if err := now.scan(w.meta.QueryRow()); err != nil {

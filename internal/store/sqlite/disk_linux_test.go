@@ -31,7 +31,7 @@ func TestDisk(t *testing.T) {
 	var exit *exec.ExitError
 	switch {
 	case strings.Contains(string(out), noMount):
-		t.Skipf("this system lets nobody mount in a namespace of their own:\n%s", out)
+		t.Skipf("this system does not allow mounts in a new namespace:\n%s", out)
 	case errors.As(err, &exit):
 		t.Errorf("%v:\n%s", err, out)
 	case err != nil:

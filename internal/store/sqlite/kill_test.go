@@ -88,7 +88,7 @@ func childCount(t *testing.T, s *Store, writer int) int {
 
 // TestKill kills a writing process again and again. What it acknowledged is
 // there afterwards, no revision was given out twice, and a watcher goes on where
-// it was or is told that it can't.
+// it was, or gets an error.
 func TestKill(t *testing.T) {
 	rounds, most := 30, 60
 	if os.Getenv("PROXIMA_SOAK") == "1" {
@@ -198,7 +198,7 @@ func verify(t *testing.T, path string, issued map[store.Revision]ack) {
 	}
 }
 
-// resume watches from a revision that somebody was told of before the kill.
+// resume watches from a revision that was acknowledged before the kill.
 func resume(t *testing.T, s *Store, from, last store.Revision) {
 	t.Helper()
 	w, err := s.Watch(t.Context(), "", from)
@@ -225,12 +225,12 @@ func resume(t *testing.T, s *Store, from, last store.Revision) {
 	}
 }
 
-// restartPatience is how long a state of 10,000 objects may take to be opened
+// restartTimeout is how long a state of 10,000 objects may take to be opened
 // after its process was killed, checks and recovery and all, on a machine that
 // has much else to do. The goal is a second; BenchmarkOpen measures it.
-const restartPatience = 20 * time.Second
+const restartTimeout = 20 * time.Second
 
-// TestRestart opens the copy of a state that nobody closed, as after a kill. What
+// TestRestart opens the copy of a state that was not closed, as after a kill. What
 // it takes must not grow out of hand; the log says what it took.
 func TestRestart(t *testing.T) {
 	image := left(t)
@@ -239,8 +239,8 @@ func TestRestart(t *testing.T) {
 		fastest = min(fastest, reopen(t, image))
 	}
 	t.Logf("opened in %s, with a log of %d MB", fastest, len(image.log)>>20)
-	if fastest > restartPatience {
-		t.Errorf("opening took %s, it should take %s at the most", fastest, restartPatience)
+	if fastest > restartTimeout {
+		t.Errorf("opening took %s, it should take %s at the most", fastest, restartTimeout)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// InUseError reports that somebody else has the state open.
+// InUseError reports that another process has the state open.
 type InUseError struct {
 	// PID of the other process; 0 if it is not known.
 	PID int

@@ -50,9 +50,9 @@ func newOutage(t *testing.T, from faultdisk.Image, seed uint64) *outage {
 	if o.disk, err = faultdisk.Watch(folder, seed); err != nil {
 		t.Fatal(err)
 	}
-	dice := rand.New(rand.NewPCG(seed, 3))
+	rng := rand.New(rand.NewPCG(seed, 3))
 	o.disk.Each(func(now func() faultdisk.Image) {
-		if dice.Float64() >= cutShare {
+		if rng.Float64() >= cutShare {
 			return
 		}
 		o.mu.Lock() // first what is promised, then what is left
@@ -76,7 +76,7 @@ func (o *outage) live(t *testing.T, faults faultdisk.Faults, enough int) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	// Often begun anew, so that cuts meet all that a log goes through.
+	// Often restarted, so that cuts meet all that a log goes through.
 	small := func() {
 		if _, err := s.writer.conn.ExecContext(t.Context(), `PRAGMA wal_autocheckpoint = 25`); err != nil {
 			t.Error(err)
@@ -99,12 +99,12 @@ func (o *outage) live(t *testing.T, faults faultdisk.Faults, enough int) {
 }
 
 func (o *outage) write(t *testing.T, s *Store, writer, begun, enough int) {
-	dice := rand.New(rand.NewPCG(uint64(writer), uint64(begun)))
+	rng := rand.New(rand.NewPCG(uint64(writer), uint64(begun)))
 	for count := begun + 1; ; {
 		text := []byte(strconv.Itoa(count))
 		rev, err := s.Commit(t.Context(), store.Txn{Ops: []store.Op{
 			{Kind: store.Put, Key: fmt.Sprintf("first/%d", writer), Value: text},
-			{Kind: store.Put, Key: fmt.Sprintf("filler/%d", writer), Value: make([]byte, dice.IntN(9000))},
+			{Kind: store.Put, Key: fmt.Sprintf("filler/%d", writer), Value: make([]byte, rng.IntN(9000))},
 			{Kind: store.Put, Key: fmt.Sprintf("last/%d", writer), Value: text},
 		}})
 		if err != nil {

@@ -184,7 +184,7 @@ func (snap snapshot) list(ctx context.Context, p span, opts store.ListOptions, p
 	query := `SELECT h.key, h.revision, h.created, h.expires, ` + value + ` FROM ` + p.from + p.values + ` WHERE ` + p.where + ` ORDER BY ` + p.key
 	if opts.Limit > 0 {
 		query += ` LIMIT ?`
-		p.args = append(p.args[:len(p.args):len(p.args)], opts.Limit+1) // one more tells whether keys follow
+		p.args = append(p.args[:len(p.args):len(p.args)], opts.Limit+1) // one more shows whether keys follow
 	}
 	rows, err := snap.tx.QueryContext(ctx, query, p.args...)
 	if err != nil {

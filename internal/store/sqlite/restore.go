@@ -99,7 +99,7 @@ func (e *NotEmptyError) Error() string {
 
 func (e *NotEmptyError) Unwrap() error { return e.Err }
 
-// Replace makes the state in the file at path anew. fill gets a fresh store and
+// Replace replaces the state in the file at path. fill gets a fresh store and
 // the newest revision of the state that is replaced, 0 if none is known. The file
 // takes its place only when fill has returned nil and everything is on the disk:
 // at every moment path has the old state or the new one. kept is the name
@@ -184,7 +184,7 @@ func putAside(path, kept string) error {
 	return nil
 }
 
-// discard removes a state that nobody has been told of.
+// discard removes a state that was not acknowledged.
 func discard(path string) {
 	for _, suffix := range []string{"", "-wal", "-shm", ".lock"} {
 		_ = os.Remove(path + suffix) // what is in the way makes Open fail

@@ -22,9 +22,9 @@ func restored(yield func(store.Record, error) bool) {
 }
 
 // fillWith restores records, and remembers what it was told.
-func fillWith(records iter.Seq2[store.Record, error], told *store.Revision) func(context.Context, *Store, store.Revision) error {
+func fillWith(records iter.Seq2[store.Record, error], previous *store.Revision) func(context.Context, *Store, store.Revision) error {
 	return func(ctx context.Context, into *Store, known store.Revision) error {
-		*told = known
+		*previous = known
 		return into.Restore(ctx, known+100, records)
 	}
 }
@@ -64,14 +64,14 @@ var wantRestored = map[string]string{"a": "old", "b": "lease"}
 
 func TestReplaceNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
-	var told store.Revision
+	var previous store.Revision
 	for range 2 { // an empty state is like none
 		if kept, err := Replace(t.Context(), path, Replacement{}, func(context.Context, *Store, store.Revision) error { return nil }); kept != "" || err != nil {
 			t.Fatal(kept, err)
 		}
 	}
-	if kept, err := Replace(t.Context(), path, Replacement{}, fillWith(restored, &told)); kept != "" || err != nil || told != 0 {
-		t.Fatal(kept, told, err)
+	if kept, err := Replace(t.Context(), path, Replacement{}, fillWith(restored, &previous)); kept != "" || err != nil || previous != 0 {
+		t.Fatal(kept, previous, err)
 	}
 	got, rev := contents(t, path)
 	if diff := cmp.Diff(wantRestored, got); diff != "" || rev != 100 {
@@ -97,8 +97,8 @@ func TestReplaceState(t *testing.T) {
 		t.Fatal(err)
 	}
 	epoch := s.Epoch()
-	var told store.Revision
-	fill := fillWith(restored, &told)
+	var previous store.Revision
+	fill := fillWith(restored, &previous)
 
 	var used *InUseError
 	if _, err := Replace(t.Context(), path, Replacement{Force: true}, fill); !errors.As(err, &used) {
@@ -125,8 +125,8 @@ func TestReplaceState(t *testing.T) {
 	}
 
 	kept, err := Replace(t.Context(), path, Replacement{Force: true, Now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}, fill)
-	if err != nil || told != 1 || filepath.Base(kept) != "state.db.replaced-20260102T030405.000" {
-		t.Fatal(kept, told, err)
+	if err != nil || previous != 1 || filepath.Base(kept) != "state.db.replaced-20260102T030405.000" {
+		t.Fatal(kept, previous, err)
 	}
 	if diff := cmp.Diff([]string{"", ".lock", ".replaced-20260102T030405.000"}, files(t, path)); diff != "" {
 		t.Error(diff)
@@ -151,16 +151,16 @@ func TestReplaceDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var told store.Revision
-	fill := fillWith(restored, &told)
+	var previous store.Revision
+	fill := fillWith(restored, &previous)
 	var occupied *NotEmptyError
 	var damage *DamagedError
 	if _, err := Replace(t.Context(), path, Replacement{}, fill); !errors.As(err, &occupied) || !errors.As(err, &damage) {
 		t.Errorf("without force: %v", err)
 	}
 	kept, err := Replace(t.Context(), path, Replacement{Force: true}, fill)
-	if err != nil || told != 0 {
-		t.Fatal(told, err)
+	if err != nil || previous != 0 {
+		t.Fatal(previous, err)
 	}
 	if got, _ := contents(t, path); !cmp.Equal(got, wantRestored) {
 		t.Errorf("it has %v", got)
@@ -178,8 +178,8 @@ func TestReplaceCutShort(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var told store.Revision
-	if _, err := Replace(t.Context(), path, Replacement{}, fillWith(restored, &told)); err != nil {
+	var previous store.Revision
+	if _, err := Replace(t.Context(), path, Replacement{}, fillWith(restored, &previous)); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"", ".lock"}, files(t, path)); diff != "" {

@@ -87,7 +87,7 @@ func (e *SchemaError) Error() string {
 // dsn names the database for the driver, with what every connection needs.
 func dsn(path string, pragmas ...string) string {
 	query := url.Values{"_pragma": append([]string{
-		"busy_timeout(5000)", // somebody may look at the file with a shell
+		"busy_timeout(5000)", // another process may read the file with a shell
 		"synchronous(FULL)",  // a commit in the write-ahead log is synced before it counts
 		"fullfsync(1)",       // the same on macOS, where fsync alone promises nothing
 		"checkpoint_fullfsync(1)",
@@ -99,7 +99,7 @@ func dsn(path string, pragmas ...string) string {
 // prepare checks the file, or makes it.
 func prepare(ctx context.Context, path string) error {
 	// A new file is the owner's alone; SQLite gives its log the same mode. What
-	// goes wrong here goes wrong again below, and is told better there.
+	// goes wrong here goes wrong again below, and has a better error there.
 	if f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err == nil {
 		_ = f.Close() // nothing was written
 	}

@@ -213,7 +213,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 }
 
 // Ready implements store.Store. After a write that failed it tries one, so that
-// it tells the truth as soon as the medium is well again.
+// it succeeds as soon as the medium works again.
 func (s *Store) Ready(ctx context.Context) error {
 	if err := s.usable(ctx); err != nil {
 		return err

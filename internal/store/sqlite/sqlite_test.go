@@ -52,7 +52,7 @@ func TestContractUnderFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = s.Close() })
-		return faulty.Patient{Store: faulty.New(s, 1, faulty.Shares{Calls: 0.1, Batches: 0.1})}
+		return faulty.Retrying{Store: faulty.New(s, 1, faulty.Probabilities{Calls: 0.1, Batches: 0.1})}
 	}
 	storetest.Run(t,
 		func(t *testing.T) store.Store { return open(t, filepath.Join(t.TempDir(), "state.db")) },
@@ -60,6 +60,6 @@ func TestContractUnderFaults(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			return open(t, s.(faulty.Patient).Store.Store.(*Store).path)
+			return open(t, s.(faulty.Retrying).Store.Store.(*Store).path)
 		}})
 }

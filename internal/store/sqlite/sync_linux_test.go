@@ -39,7 +39,7 @@ func TestSyncChild(t *testing.T) {
 
 // TestSyncBeforeAck watches the system calls of a process that commits: when it
 // says that a commit is done, everything that was written to the log has been
-// synced; and before the log is begun anew, everything that was written to the
+// synced; and before the log is restarted, everything that was written to the
 // file has been.
 func TestSyncBeforeAck(t *testing.T) {
 	strace, err := exec.LookPath("strace")
@@ -53,7 +53,7 @@ func TestSyncBeforeAck(t *testing.T) {
 	child.Env = append(os.Environ(), syncChildPath+"="+path)
 	if out, err := child.CombinedOutput(); err != nil {
 		if strings.Contains(string(out), "Operation not permitted") {
-			t.Skip("this machine lets nobody trace: ", string(out))
+			t.Skip("this machine does not allow tracing: ", string(out))
 		}
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -67,10 +67,10 @@ func TestSyncBeforeAck(t *testing.T) {
 		w.line(lines.Text())
 	}
 	if w.acks != syncCommits || w.logSyncs < syncCommits || w.fileSyncs == 0 || w.restarts == 0 {
-		t.Errorf("seen: %d acknowledgements, %d syncs of the log, %d of the file, %d times the log begun anew",
+		t.Errorf("seen: %d acknowledgements, %d syncs of the log, %d of the file, %d times the log restarted",
 			w.acks, w.logSyncs, w.fileSyncs, w.restarts)
 	}
-	t.Logf("%d acknowledgements, %d syncs of the log, %d of the file, %d times the log begun anew", w.acks, w.logSyncs, w.fileSyncs, w.restarts)
+	t.Logf("%d acknowledgements, %d syncs of the log, %d of the file, %d times the log restarted", w.acks, w.logSyncs, w.fileSyncs, w.restarts)
 }
 
 // syncWatch follows a trace.
@@ -113,7 +113,7 @@ func (w *syncWatch) begin(call string) {
 		if name == log && strings.HasSuffix(strings.SplitN(call, " = ", 2)[0], ", 32, 0)") {
 			w.restarts++ // the log's header
 			if w.dirty[w.path] {
-				w.Errorf("the log is begun anew while the file is not synced: %s", call)
+				w.Errorf("the log is restarted while the file is not synced: %s", call)
 			}
 		}
 		w.dirty[name] = true

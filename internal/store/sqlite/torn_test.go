@@ -15,14 +15,14 @@ import (
 )
 
 // These tests play power cuts: they take the bytes of a state's files, leave out or
-// spoil what was written after the last sync, as a disk may, and open the result.
+// tamper with what was written after the last sync, as a disk may, and open the result.
 //
 // They prove that what the files say is read back right whatever happened to the
 // part that no commit was acknowledged for. They take from SQLite's
 // documentation where it syncs: the log before a commit returns, the file before
-// the log is used anew, the log's new header before its frames. TestPowerCut takes
+// the log is reused, the log's new header before its frames. TestPowerCut takes
 // nothing from there: it knows what was synced. That the disk does what it is asked
-// no test can tell.
+// no test can show.
 
 // image is the bytes of a state at one moment.
 type image struct{ db, log []byte }
@@ -144,10 +144,10 @@ func recovered(t *testing.T, i image) int {
 
 const sector = 512 // what a disk writes at once
 
-// spoil returns before, changed towards after as a power cut may leave it: each
+// tamper returns before, changed towards after as a power cut may leave it: each
 // sector that was being written is old, new, zero or noise, and the file ends
-// anywhere beyond before's end. writing tells by its position what was written.
-func (f *torn) spoil(before, after []byte, writing func(at int) bool) []byte {
+// anywhere beyond before's end. writing reports by its position what was written.
+func (f *torn) tamper(before, after []byte, writing func(at int) bool) []byte {
 	out := bytes.Clone(before)
 	if grown := len(after) - len(out); grown > 0 {
 		out = append(out, make([]byte, f.rng.IntN(grown+1))...)
@@ -182,25 +182,25 @@ const (
 	frameHeader = 24
 )
 
-// checkpointed tells the positions in the file that a checkpoint of the log writes.
+// checkpointed reports the positions in the file that a checkpoint of the log writes.
 func checkpointed(log []byte) func(at int) bool {
 	size := int(binary.BigEndian.Uint32(log[8:]))
 	salts := log[16:24]
 	pages := map[int]bool{}
 	for frame := log[logHeader:]; len(frame) >= frameHeader+size; frame = frame[frameHeader+size:] {
 		if !bytes.Equal(frame[8:16], salts) {
-			break // left from before the log was used anew
+			break // left from before the log was reused
 		}
 		pages[int(binary.BigEndian.Uint32(frame))-1] = true
 	}
 	return func(at int) bool { return pages[at/size] }
 }
 
-// beyond tells the positions from one on.
+// beyond reports the positions from one on.
 func beyond(from int) func(at int) bool { return func(at int) bool { return at >= from } }
 
 // TestTornLog: what a commit wrote to the log before it was acknowledged is lost,
-// cut or spoiled. Every commit before it is there, and it is there whole or not
+// cut or tampered with. Every commit before it is there, and it is there whole or not
 // at all.
 func TestTornLog(t *testing.T) {
 	f := newTorn(t)
@@ -213,7 +213,7 @@ func TestTornLog(t *testing.T) {
 		}
 		logs := [][]byte{before.log, after.log, after.log[:len(before.log)+f.rng.IntN(len(after.log)-len(before.log))]}
 		for range 4 {
-			logs = append(logs, f.spoil(before.log, after.log, beyond(len(before.log))))
+			logs = append(logs, f.tamper(before.log, after.log, beyond(len(before.log))))
 		}
 		for i, log := range logs {
 			got := recovered(t, image{before.db, log})
@@ -249,7 +249,7 @@ func TestTornCheckpoint(t *testing.T) {
 			t.Fatal("this was no checkpoint")
 		}
 		for range 12 {
-			if got := recovered(t, image{f.spoil(before.db, after.db, checkpointed(before.log)), before.log}); got != n {
+			if got := recovered(t, image{f.tamper(before.db, after.db, checkpointed(before.log)), before.log}); got != n {
 				t.Fatalf("%d commits are there, %d were acknowledged", got, n)
 			}
 		}
@@ -265,12 +265,12 @@ func (f *torn) reuse(t *testing.T, before image) {
 	f.commit(t)
 	after := f.images[n]
 	if bytes.Equal(before.log[:logHeader], after.log[:logHeader]) {
-		t.Fatal("the log was not used anew")
+		t.Fatal("the log was not reused")
 	}
 	synced := append(bytes.Clone(after.log[:logHeader]), before.log[logHeader:]...)
 	whole := 0
 	for range 12 {
-		got := recovered(t, image{before.db, f.spoil(synced, after.log, beyond(logHeader))})
+		got := recovered(t, image{before.db, f.tamper(synced, after.log, beyond(logHeader))})
 		switch got {
 		case n:
 			whole++
@@ -280,9 +280,9 @@ func (f *torn) reuse(t *testing.T, before image) {
 		}
 	}
 	if whole > 9 {
-		t.Errorf("%d of 12 images have the commit: they are not spoiled", whole)
+		t.Errorf("%d of 12 images have the commit: they are not tampered with", whole)
 	}
-	// Salts in the frames tell the old from the new.
+	// Salts in the frames distinguish old from new.
 	if bytes.Equal(after.log[16:24], before.log[16:24]) {
 		t.Errorf("the salts are the same: %x", binary.BigEndian.Uint64(after.log[16:]))
 	}

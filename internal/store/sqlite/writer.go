@@ -32,7 +32,7 @@ func (s *Store) write() {
 	}})
 }
 
-// settle commits a group, publishes it and answers. Nobody is answered, not even
+// settle commits a group, publishes it and answers. No caller is answered, not even
 // with a conflict, before what the answer builds on is on the disk.
 func (s *Store) settle(requests []*group.Request) {
 	err := s.noted(s.writer.commit(requests, s.clock.Now()))

@@ -14,7 +14,7 @@ import (
 )
 
 // TestDurability: the settings that make a commit durable are in force on the
-// connection that writes. That the disk honours them no test can tell.
+// connection that writes. That the disk honours them no test can show.
 func TestDurability(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "state.db"))
 	for pragma, want := range map[string]string{"journal_mode": "wal", "synchronous": "2", "fullfsync": "1", "checkpoint_fullfsync": "1"} {
@@ -30,7 +30,7 @@ func TestDurability(t *testing.T) {
 	}
 }
 
-// gate is a clock that can hold whoever reads it.
+// gate is a clock that can block its reader.
 type gate struct {
 	clock.RealClock
 	reads chan chan struct{}
@@ -73,7 +73,7 @@ func TestCancel(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	underWay := commit(ctx, "under way")
-	writing := <-g.reads // the writer has it, and is held
+	writing := <-g.reads // the writer has it, and is blocked
 	waiting := commit(ctx, "waiting")
 	for s.queue.Waiting() == 0 {
 		runtime.Gosched() // until it is queued

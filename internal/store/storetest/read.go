@@ -228,7 +228,7 @@ func checkCompaction(f *fixture) {
 	f.equal("the newest state stays", contents(f.list(store.ListOptions{At: 5})), map[string]string{"a": "3"})
 	f.equal("revision stays", f.revision(), store.Revision(5))
 	f.equal("revisions go on", f.commit(put("b", "2")), store.Revision(6))
-	f.equal("made anew", f.list(store.ListOptions{Prefix: "b"}).Records, []store.Record{{Key: "b", Value: []byte("2"), Created: 6, Modified: 6}})
+	f.equal("made again", f.list(store.ListOptions{Prefix: "b"}).Records, []store.Record{{Key: "b", Value: []byte("2"), Created: 6, Modified: 6}})
 }
 
 func checkCompactionInsideTxn(f *fixture) {

@@ -83,9 +83,9 @@ type fixture struct {
 	opts Options
 }
 
-// patience bounds waits that should be instant; it only matters to a failing
+// waitTimeout bounds waits that should be instant; it only matters to a failing
 // test.
-const patience = 2 * time.Minute
+const waitTimeout = 2 * time.Minute
 
 func put(key, value string) store.Op {
 	return store.Op{Kind: store.Put, Key: key, Value: []byte(value)}
@@ -156,7 +156,7 @@ func contents(p store.Page) map[string]string {
 
 // next is one batch, or an error if the watcher ended or nothing came.
 func next(w store.Watcher) (store.Batch, error) {
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(waitTimeout)
 	defer timeout.Stop()
 	select {
 	case b, ok := <-w.Batches():
@@ -165,7 +165,7 @@ func next(w store.Watcher) (store.Batch, error) {
 		}
 		return b, nil
 	case <-timeout.C:
-		return store.Batch{}, fmt.Errorf("no batch within %s", patience)
+		return store.Batch{}, fmt.Errorf("no batch within %s", waitTimeout)
 	}
 }
 
@@ -190,7 +190,7 @@ func collect(w store.Watcher, upTo store.Revision) ([]store.Batch, error) {
 // end waits until a watcher has ended and returns why.
 func end(f *fixture, w store.Watcher) error {
 	f.Helper()
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(waitTimeout)
 	defer timeout.Stop()
 	for {
 		select {
@@ -199,7 +199,7 @@ func end(f *fixture, w store.Watcher) error {
 				return w.Err()
 			}
 		case <-timeout.C:
-			f.Fatalf("the watcher did not end within %s", patience)
+			f.Fatalf("the watcher did not end within %s", waitTimeout)
 		}
 	}
 }
@@ -207,7 +207,7 @@ func end(f *fixture, w store.Watcher) error {
 // eventually waits for a condition that background work brings about.
 func (f *fixture) eventually(what string, holds func() bool) {
 	f.Helper()
-	ctx, cancel := context.WithTimeout(f.Context(), patience)
+	ctx, cancel := context.WithTimeout(f.Context(), waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -215,7 +215,7 @@ func (f *fixture) eventually(what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			f.Fatalf("%s: not within %s", what, patience)
+			f.Fatalf("%s: not within %s", what, waitTimeout)
 		}
 	}
 }

@@ -49,7 +49,7 @@ type Hub struct {
 	events   int
 	bytes    int
 	watchers map[*watcher]struct{}
-	awaited  chan struct{} // closed by the next Publish; nil: nobody waits
+	awaited  chan struct{} // closed by the next Publish; nil: no waiter
 	closed   bool
 	running  sync.WaitGroup
 }

@@ -46,7 +46,7 @@ type Disk struct {
 	folder string
 
 	mu     sync.Mutex
-	dice   *rand.Rand
+	rng    *rand.Rand
 	faults Faults
 	files  map[string]*file // by path
 	each   func(cut func() Image)
@@ -92,7 +92,7 @@ type change struct {
 }
 
 // Watch keeps the record of the files that SQLite opens in a folder from now on,
-// until Stop. What is there already counts as synced. The seed fixes the dice, not
+// until Stop. What is there already counts as synced. The seed fixes the random numbers, not
 // the order in which goroutines come to them.
 func Watch(folder string, seed uint64) (*Disk, error) {
 	if err := install(); err != nil {
@@ -102,7 +102,7 @@ func Watch(folder string, seed uint64) (*Disk, error) {
 	if err != nil {
 		return nil, fmt.Errorf("folder of a fault disk: %w", err)
 	}
-	d := &Disk{folder: folder, dice: rand.New(rand.NewPCG(seed, seed)), files: map[string]*file{}}
+	d := &Disk{folder: folder, rng: rand.New(rand.NewPCG(seed, seed)), files: map[string]*file{}}
 	watched.Lock()
 	defer watched.Unlock()
 	if watched.disks[folder] != nil {
@@ -126,7 +126,7 @@ func (d *Disk) Set(f Faults) {
 	d.faults = f
 }
 
-// Seen tells what happened so far.
+// Seen returns what happened so far.
 func (d *Disk) Seen() Seen {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -142,7 +142,7 @@ func (d *Disk) Each(f func(cut func() Image)) {
 }
 
 // Cut makes one of the states that a power cut would leave now. The disk goes on
-// as if nothing had happened; each call throws the dice anew.
+// as if nothing had happened; each call draws new random numbers.
 func (d *Disk) Cut() Image {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,18 +158,18 @@ func (d *Disk) changed() {
 // blocks are what a disk writes at once, and what a system does.
 var blocks = []int64{512, 4096}
 
-// cut throws the dice once for all files, so that there are cuts that leave
+// cut draws random numbers once for all files, so that there are cuts that leave
 // nothing of what waits, all of it, and everything between.
 func (d *Disk) cut() Image {
 	image := Image{}
-	block := blocks[d.dice.IntN(len(blocks))]
-	share := []float64{0, 1, d.dice.Float64(), d.dice.Float64()}[d.dice.IntN(4)]
+	block := blocks[d.rng.IntN(len(blocks))]
+	share := []float64{0, 1, d.rng.Float64(), d.rng.Float64()}[d.rng.IntN(4)]
 	for _, path := range slices.Sorted(maps.Keys(d.files)) {
 		f := d.named(d.files[path], share)
 		if f == nil {
 			continue
 		}
-		image[filepath.Base(path)] = f.reached(d.dice, block, share)
+		image[filepath.Base(path)] = f.reached(d.rng, block, share)
 	}
 	return image
 }
@@ -186,11 +186,11 @@ func (d *Disk) named(f *file, share float64) *file {
 	return f
 }
 
-func (d *Disk) roll(share float64) bool { return d.dice.Float64() < share }
+func (d *Disk) roll(share float64) bool { return d.rng.Float64() < share }
 
 // reached is the content after some of what waits was written: of each block all
 // changes up to one of them. share is how likely it is the last one.
-func (f *file) reached(dice *rand.Rand, block int64, share float64) []byte {
+func (f *file) reached(rng *rand.Rand, block int64, share float64) []byte {
 	touches := map[int64]int{}
 	for _, c := range f.pending {
 		c.each(block, func(b, _, _ int64) { touches[b]++ })
@@ -199,14 +199,14 @@ func (f *file) reached(dice *rand.Rand, block int64, share float64) []byte {
 		switch {
 		case share == 0:
 			touches[b] = 0
-		case dice.Float64() >= share:
-			touches[b] = dice.IntN(touches[b] + 1)
+		case rng.Float64() >= share:
+			touches[b] = rng.IntN(touches[b] + 1)
 		}
 	}
 	out := bytes.Clone(f.synced)
 	for _, c := range f.pending {
 		if c.data == nil {
-			if dice.Float64() < share {
+			if rng.Float64() < share {
 				out = resized(out, c.offset)
 			}
 			continue
@@ -313,7 +313,7 @@ func (d *Disk) sync(path string) (ok bool) {
 	case d.roll(d.faults.FailedSyncs):
 		d.seen.FailedSyncs++
 		if d.roll(0.5) {
-			f.synced = f.reached(d.dice, blocks[d.dice.IntN(len(blocks))], d.dice.Float64())
+			f.synced = f.reached(d.rng, blocks[d.rng.IntN(len(blocks))], d.rng.Float64())
 			f.pending = nil
 		}
 		return false

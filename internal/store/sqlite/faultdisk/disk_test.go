@@ -14,13 +14,13 @@ import (
 )
 
 func model() *Disk {
-	return &Disk{folder: "/f", dice: rand.New(rand.NewPCG(1, 2)), files: map[string]*file{}}
+	return &Disk{folder: "/f", rng: rand.New(rand.NewPCG(1, 2)), files: map[string]*file{}}
 }
 
 func fill(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
 
 // contents are the different states of a file after many cuts; "-" is its absence.
-// Bytes that repeat are told once with each block.
+// Bytes that repeat are listed once with each block.
 func contents(d *Disk, block int) []string {
 	all := map[string]bool{}
 	for range 1500 {
@@ -78,7 +78,7 @@ func TestModel(t *testing.T) {
 			d.sync("/f/a")
 			d.deleted("/f/a", true)
 		}, "-"},
-		"deleted and made anew": {func(d *Disk) {
+		"deleted and made again": {func(d *Disk) {
 			d.wrote("/f/a", 0, fill('x', 512))
 			d.sync("/f/a")
 			d.deleted("/f/a", false)
@@ -128,7 +128,7 @@ func TestFailedSync(t *testing.T) {
 	seen := map[string]bool{}
 	for seed := range uint64(200) {
 		d := model()
-		d.dice = rand.New(rand.NewPCG(seed, 1))
+		d.rng = rand.New(rand.NewPCG(seed, 1))
 		if err := d.opened("/f/a", false, false); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func TestUnderSQLite(t *testing.T) {
 	if seen.Writes == 0 || seen.Syncs == 0 || seen.FailedSyncs != 1 || seen.Truncations == 0 || seen.Deletions == 0 {
 		t.Errorf("seen %+v", seen)
 	}
-	// A folder that is nobody's is left alone.
+	// A folder that is not of this disk is left alone.
 	elsewhere := t.TempDir()
 	if err := before.WriteTo(elsewhere); err != nil {
 		t.Fatal(err)

@@ -52,7 +52,7 @@ type handle struct {
 // system is the VFS underneath; it is set once.
 var system sqlite3.Tsqlite3_vfs
 
-// install makes the VFS the one that SQLite uses where it is told no other. Files
+// install makes the VFS the one that SQLite uses by default. Files
 // outside the folders of disks are the system's entirely.
 var install = sync.OnceValue(func() error {
 	tls := libc.NewTLS()
