@@ -45,6 +45,7 @@ var layers = map[string]layer{
 	"internal/identity/mesh":         base,
 	"internal/kernel/netns":          base,
 	"internal/listener":              base,
+	"internal/locality":              base,
 	"internal/machine":               base,
 	"internal/payload":               base,
 	"internal/planner/rule":          base,

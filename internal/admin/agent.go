@@ -109,7 +109,7 @@ type ViewStatus struct {
 // ViewStatusOf a feed.
 func ViewStatusOf(s fromview.FeedStatus) ViewStatus {
 	out := ViewStatus{
-		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: s.Zone,
+		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: string(s.Zone),
 		Streams: s.Streams, BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Rejected: s.Rejected,
 	}
 	if s.LastError != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
@@ -65,7 +66,7 @@ type badQuery struct{ error }
 
 func explainService(c Config, q url.Values) (any, error) {
 	key := resource.Key{Namespace: q.Get("namespace"), Name: q.Get("name")}
-	from := choose.Node{Name: q.Get("node"), Zone: q.Get("zone"), Suspects: map[string]bool{}}
+	from := choose.Node{Name: q.Get("node"), Zone: locality.Zone(q.Get("zone")), Suspects: map[string]bool{}}
 	for _, m := range c.Suspicion.Suspects() {
 		from.Suspects[m.Node] = true
 	}
@@ -79,7 +80,7 @@ func explainService(c Config, q url.Values) (any, error) {
 		if !ok {
 			return nil, &topology.UnknownError{What: "node", Name: from.Name}
 		}
-		from.Zone = node.Labels[corev1.LabelTopologyZone]
+		from.Zone = locality.ZoneOf(node.Labels)
 	}
 	from.Machine, from.Fronts = machineOf(snapshot, from), frontsOf(snapshot)
 	svc, ok := kube.ServiceOf(service)
@@ -111,7 +112,7 @@ func explainService(c Config, q url.Values) (any, error) {
 func machineOf(s *catalog.Snapshot, from choose.Node) string {
 	machine := ""
 	for _, n := range s.Nodes.All() {
-		if from.Name != "" && n.Name != from.Name || from.Zone != "" && n.Labels[corev1.LabelTopologyZone] != from.Zone {
+		if from.Name != "" && n.Name != from.Name || from.Zone != "" && locality.ZoneOf(n.Labels) != from.Zone {
 			continue
 		}
 		if id := n.Status.NodeInfo.MachineID; id == "" || machine != "" && machine != id {

@@ -27,6 +27,7 @@ import (
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -85,7 +86,7 @@ func startInstance(t *testing.T, s store.Store) *planeOf {
 
 // weights of endpoints in the view of a zone, by address.
 func (i *planeOf) weights(zone string) string {
-	scope, err := i.cp.instance.builder.Scope(zone)
+	scope, err := i.cp.instance.builder.Scope(locality.Zone(zone))
 	if err != nil {
 		i.t.Fatal(err)
 	}

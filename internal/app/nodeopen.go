@@ -18,6 +18,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
@@ -68,7 +69,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	}
 	a.agent, err = node.New(node.Options{
 		Mode:    a.mode,
-		Facts:   node.Facts{Name: cfg.Name, Zone: cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
+		Facts:   node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
 		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
 		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
 	})
@@ -108,9 +109,9 @@ func (a *agent) apply(u node.Update) {
 // learn takes the facts of this machine from its Node. Its zone label counts
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
-	facts := node.Facts{Name: a.cfg.Name, Zone: a.cfg.Zone, Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
+	facts := node.Facts{Name: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	if facts.Zone == "" {
-		facts.Zone = n.Labels[corev1.LabelTopologyZone]
+		facts.Zone = locality.ZoneOf(n.Labels)
 	}
 	facts.Leaving = n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == taintToBeDeleted

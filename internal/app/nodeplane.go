@@ -7,6 +7,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/demand/wire"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
@@ -21,7 +22,7 @@ import (
 // heartbeats, membership and the probes of workloads.
 func (a *agent) planeComponents() ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: a.cfg.Zone, StateFile: a.viewFile(),
+		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), StateFile: a.viewFile(),
 		Update: a.apply, Logger: a.log.With("part", "view"),
 	})
 	registerFeed(a.registry, a.feed)
@@ -39,7 +40,7 @@ func (a *agent) planeComponents() ([]component, error) {
 		return nil, err
 	}
 	a.member = membership.New(membership.Config{
-		Client: client, Name: a.cfg.Name, Zone: a.cfg.Zone, ControlPlane: a.cfg.ControlPlane,
+		Client: client, Name: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), ControlPlane: a.cfg.ControlPlane,
 		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
 		Addresses: func() []netip.Addr { return machine.Addresses(a.cfg.Server) },
 		Logger:    a.log.With("part", "membership"), Clock: clock.RealClock{},
@@ -66,7 +67,7 @@ func (a *agent) demandComponents() []component {
 		return nil
 	}
 	a.demand = wire.NewClient(wire.ClientConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return a.feed.Status().Zone },
+		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return string(a.feed.Status().Zone) },
 		Counter: counter, Start: a.agent.Ready(), Log: a.log.With("part", "demand"),
 	})
 	a.registry.MustRegister(a.demand)

@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
@@ -54,7 +55,7 @@ proxima.dev/Adaptive would do.`,
 			if fromZone != "" && fromNode != "" {
 				return usagef("--from-zone and --from-node: give one of them; a node is in a zone already")
 			}
-			e, err := s.explainService(cmd.Context(), args[0], choose.Node{Name: fromNode, Zone: fromZone})
+			e, err := s.explainService(cmd.Context(), args[0], choose.Node{Name: fromNode, Zone: locality.Zone(fromZone)})
 			if err != nil {
 				return err
 			}
@@ -85,7 +86,7 @@ func (s *settings) explainService(ctx context.Context, name string, from choose.
 		namespace, name = ns, rest
 	}
 	var known diag.Service
-	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {from.Zone}, "node": {from.Name}}
+	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {string(from.Zone)}, "node": {from.Name}}
 	switch err := callJSON(ctx, cfg, http.MethodGet, admin.ExplainServicePath+"?"+query.Encode(), nil, &known); {
 	case err == nil:
 		return &known, nil
@@ -105,7 +106,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 		if err != nil {
 			return nil, explainAPI(cfg, err)
 		}
-		from.Zone = obj.(*corev1.Node).Labels[corev1.LabelTopologyZone]
+		from.Zone = locality.ZoneOf(obj.(*corev1.Node).Labels)
 	}
 	obj, err := client.Get(ctx, kind.Service, resource.Key{Namespace: namespace, Name: name})
 	if err != nil {

@@ -101,7 +101,7 @@ type Endpoint struct {
 // ExplainService tells which endpoints a node would use for connections to the
 // cluster addresses of a Service, and why not the others.
 func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) Service {
-	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: node.Zone}
+	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: string(node.Zone)}
 	for _, ip := range svc.ClusterIPs {
 		out.Address = append(out.Address, ip.String())
 	}
@@ -144,7 +144,7 @@ func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, 
 			continue
 		}
 		seen[e.Addr] = true
-		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: e.Zone}
+		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: string(e.Zone)}
 		if i := slices.IndexFunc(targets, func(t proxy.Target) bool { return t.Addr == e.Addr }); i >= 0 {
 			line.Share = float64(targets[i].Weight) / float64(total)
 			line.Reason, line.Why = Used, "used"

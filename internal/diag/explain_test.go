@@ -7,12 +7,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
 
 func endpoint(addr, node, zone string, change func(*proxy.SliceEndpoint)) proxy.SliceEndpoint {
-	e := proxy.SliceEndpoint{Addr: netip.MustParseAddr(addr), Node: node, Zone: zone, Ready: true, Serving: true}
+	e := proxy.SliceEndpoint{Addr: netip.MustParseAddr(addr), Node: node, Zone: locality.Zone(zone), Ready: true, Serving: true}
 	if change != nil {
 		change(&e)
 	}
@@ -20,7 +21,7 @@ func endpoint(addr, node, zone string, change func(*proxy.SliceEndpoint)) proxy.
 }
 
 func hinted(zone string) func(*proxy.SliceEndpoint) {
-	return func(e *proxy.SliceEndpoint) { e.Hints = proxy.HintsOf([]string{zone}, nil) }
+	return func(e *proxy.SliceEndpoint) { e.Hints = proxy.HintsOf(locality.Zones(zone), nil) }
 }
 
 func TestExplainService(t *testing.T) {

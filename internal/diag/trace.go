@@ -246,7 +246,7 @@ func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 	for _, s := range known {
 		for _, e := range s.Endpoints {
 			for _, p := range asked[e.Addr.Unmap()] {
-				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, e.Zone)
+				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, string(e.Zone))
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -132,7 +133,7 @@ func TestTraceReason(t *testing.T) {
 // TestLocate: endpoints are where the slices of their own Service have them, and the
 // client is this node, a workload, or unknown.
 func TestLocate(t *testing.T) {
-	at := func(s, node, zone string) proxy.SliceEndpoint {
+	at := func(s, node string, zone locality.Zone) proxy.SliceEndpoint {
 		return proxy.SliceEndpoint{Addr: addr(s), Node: node, Zone: zone}
 	}
 	slice := func(service, name string, endpoints ...proxy.SliceEndpoint) *proxy.Slice {

@@ -18,14 +18,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
 
 // Facts are what the agent knows of its node. They may change while it runs.
 type Facts struct {
-	Name string `json:"name"`
-	Zone string `json:"zone,omitempty"`
+	Name string        `json:"name"`
+	Zone locality.Zone `json:"zone,omitempty"`
 	// Machine that the node runs on (package machine); empty: not known.
 	Machine string `json:"machine,omitempty"`
 	// Leaving: the node is being deleted, or tainted by the cluster autoscaler to

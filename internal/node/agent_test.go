@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -113,8 +114,8 @@ func slice(i int, hosts ...byte) *proxy.Slice {
 	}
 	for _, h := range hosts {
 		s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{
-			Addr: netip.AddrFrom4([4]byte{10, 0, 0, h}), Node: fmt.Sprint("n", h), Zone: fmt.Sprint("z", h),
-			Hints: proxy.HintsOf([]string{fmt.Sprint("z", h)}, nil), Ready: true, Serving: true,
+			Addr: netip.AddrFrom4([4]byte{10, 0, 0, h}), Node: fmt.Sprint("n", h), Zone: locality.Zone(fmt.Sprint("z", h)),
+			Hints: proxy.HintsOf(locality.Zones(fmt.Sprint("z", h)), nil), Ready: true, Serving: true,
 		})
 	}
 	return s

@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // Protocol of a service port, in Kubernetes' spelling.
@@ -101,9 +103,10 @@ type SlicePort struct {
 // SliceEndpoint is an endpoint of a Slice, without its ports. An agent keeps as many
 // as the cluster has, so it is small.
 type SliceEndpoint struct {
-	Addr       netip.Addr
-	Node, Zone string
-	Hints      *Hints // nil: none
+	Addr  netip.Addr
+	Node  string
+	Zone  locality.Zone
+	Hints *Hints // nil: none
 	// Weight is the endpoint's share relative to the others of the Service, as planned
 	// for this node's zone. 0 means 1: no plan.
 	Weight uint32
@@ -133,10 +136,13 @@ func (s *Slice) SetMachine(i int, machine string, n int) {
 
 // Hints are which zones and nodes should use an endpoint. Never changed, as
 // endpoints share them.
-type Hints struct{ Zones, Nodes []string }
+type Hints struct {
+	Zones []locality.Zone
+	Nodes []string
+}
 
 // HintsOf makes hints of lists that are not changed any more; nil: both are empty.
-func HintsOf(zones, nodes []string) *Hints {
+func HintsOf(zones []locality.Zone, nodes []string) *Hints {
 	if len(zones)+len(nodes) == 0 {
 		return nil
 	}

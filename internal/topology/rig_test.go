@@ -31,6 +31,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -281,7 +282,7 @@ func (r *rig) view(zone string) []*proxy.Slice {
 // read the slices of a zone's view as an agent does, without what else travels.
 func read(t fataler, b *view.Builder, zone string) []*proxy.Slice {
 	t.Helper()
-	scope, err := b.Scope(zone)
+	scope, err := b.Scope(locality.Zone(zone))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +327,7 @@ func decode(t fataler, body []byte) *proxy.Slice {
 	for _, e := range m.Endpoints {
 		addr, _ := netip.AddrFromSlice(e.Address)
 		out := proxy.SliceEndpoint{
-			Addr: addr, Node: name(e.Node), Zone: name(e.Zone), Weight: e.Weight,
+			Addr: addr, Node: name(e.Node), Zone: locality.Zone(name(e.Zone)), Weight: e.Weight,
 			Ready: !e.NotReady, Serving: !e.NotServing, Terminating: e.Terminating,
 		}
 		var zones, nodes []string
@@ -336,7 +337,7 @@ func decode(t fataler, body []byte) *proxy.Slice {
 		for _, n := range e.HintNodes {
 			nodes = append(nodes, name(n))
 		}
-		out.Hints = proxy.HintsOf(zones, nodes)
+		out.Hints = proxy.HintsOf(locality.Zones(zones...), nodes)
 		s.Endpoints = append(s.Endpoints, out)
 	}
 	return s
@@ -352,10 +353,10 @@ func sharesOf(from []*proxy.Slice, port proxy.Port, zone string) map[string]floa
 	zoneOf := map[netip.Addr]string{}
 	for _, s := range from {
 		for _, e := range s.Endpoints {
-			zoneOf[e.Addr] = e.Zone
+			zoneOf[e.Addr] = string(e.Zone)
 		}
 	}
-	state := choose.Slices(&proxy.Service{}, port, from, choose.Node{Name: "node-" + zone, Zone: zone})
+	state := choose.Slices(&proxy.Service{}, port, from, choose.Node{Name: "node-" + zone, Zone: locality.Zone(zone)})
 	total, out := 0.0, map[string]float64{}
 	for _, t := range state.IPv4.Cluster {
 		total += float64(t.Weight)
@@ -537,7 +538,7 @@ func planOf(t fataler, c *Controller, snapshot *catalog.Snapshot, key resource.K
 
 // delivered is the view of a zone of a snapshot.
 func delivered(t *rapid.T, zone string, snapshot *catalog.Snapshot) []*proxy.Slice {
-	b := view.NewBuilder(view.BuilderConfig{Run: "test", Weights: func(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
+	b := view.NewBuilder(view.BuilderConfig{Run: "test", Weights: func(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32 {
 		return trafficplan.Of(snapshot, trafficplan.ServiceOf(slice)).Weights(zone, slice)
 	}})
 	var all []catalog.Change[*discoveryv1.EndpointSlice]

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
@@ -44,7 +45,7 @@ type BuilderConfig struct {
 	// or missing, gets none of the zone's traffic. An empty result: no plan, the view has
 	// the slice as it is. When the result changes though the slice does not, the Service
 	// has to be in the replanned argument of Apply. A nil func: there are no plans.
-	Weights func(zone string, slice *discoveryv1.EndpointSlice) []uint32
+	Weights func(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32
 	Logger  *slog.Logger // nil: discard
 }
 
@@ -62,12 +63,12 @@ type Builder struct {
 	slices   map[string]*sliceEntry
 	// slicesOf has the slices of each Service, as a Service can become headless later.
 	slicesOf map[string]map[string]struct{}
-	nodes    map[string]string // zone by node
+	nodes    map[string]locality.Zone
 	suspects map[string][]byte // by node
 	// machines by Dataplane, and the slices with loopback addresses.
 	machines map[catalog.Key]string
 	loopback map[string]struct{}
-	zones    map[string]*delta.Scope
+	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
 }
 
@@ -87,7 +88,7 @@ type nameEntry struct {
 // assignment of a node's streams to a zone's view. end is closed when it is no longer
 // valid.
 type assignment struct {
-	zone string
+	zone locality.Zone
 	end  chan struct{}
 }
 
@@ -98,7 +99,7 @@ func NewBuilder(c BuilderConfig) *Builder {
 	}
 	b := &Builder{
 		config:  c,
-		zones:   map[string]*delta.Scope{},
+		zones:   map[locality.Zone]*delta.Scope{},
 		streams: map[string]*assignment{},
 	}
 	b.clear()
@@ -106,7 +107,7 @@ func NewBuilder(c BuilderConfig) *Builder {
 }
 
 func (b *Builder) clear() {
-	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]string{}
+	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]locality.Zone{}
 	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
 }
@@ -262,7 +263,7 @@ func (b *Builder) encodeEntry(key string, entry *sliceEntry) {
 }
 
 // body is the content of a resource in a zone's view; nil: the view does not have it.
-func (b *Builder) body(zone string, c change) []byte {
+func (b *Builder) body(zone locality.Zone, c change) []byte {
 	switch c.typ {
 	case wire.ServiceType:
 		return b.services[c.name]
@@ -295,7 +296,7 @@ func (b *Builder) body(zone string, c change) []byte {
 	return body
 }
 
-func (b *Builder) encodePlanned(zone string, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
+func (b *Builder) encodePlanned(zone locality.Zone, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
 	s, _ := kube.PlannedSliceOf(zone, object, weights)
 	kube.SetMachines(s, object, b.machineOf)
 	return wire.EncodeSlice(s)
@@ -312,7 +313,7 @@ func (b *Builder) writeAll(all bool, changes []change) error {
 	return errors.Join(failed...)
 }
 
-func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []change) error {
+func (b *Builder) write(zone locality.Zone, scope *delta.Scope, all bool, changes []change) error {
 	at := b.position(zone)
 	if all {
 		_, err := scope.Replace(at, b.everything(zone))
@@ -330,7 +331,7 @@ func (b *Builder) write(zone string, scope *delta.Scope, all bool, changes []cha
 	return err
 }
 
-func (b *Builder) everything(zone string) []delta.Resource {
+func (b *Builder) everything(zone locality.Zone) []delta.Resource {
 	out := make([]delta.Resource, 0, len(b.services)+len(b.names)+len(b.slices))
 	add := func(typ string, names []string) {
 		for _, name := range names {
@@ -349,9 +350,9 @@ func (b *Builder) everything(zone string) []delta.Resource {
 }
 
 // position binds the sequence to everything that the content of a view depends on.
-func (b *Builder) position(zone string) delta.Position {
+func (b *Builder) position(zone locality.Zone) delta.Position {
 	h := sha256.New()
-	for _, input := range []string{format, b.config.Run, b.epoch, zone} {
+	for _, input := range []string{format, b.config.Run, b.epoch, string(zone)} {
 		fmt.Fprintf(h, "%d:%s", len(input), input)
 	}
 	return delta.Position{Epoch: binary.BigEndian.Uint64(h.Sum(nil)), Sequence: b.sequence}
@@ -359,13 +360,13 @@ func (b *Builder) position(zone string) delta.Position {
 
 // Scope returns the view of a zone, and builds it if there is none. More than 1024 views
 // are refused with codes.ResourceExhausted.
-func (b *Builder) Scope(zone string) (*delta.Scope, error) {
+func (b *Builder) Scope(zone locality.Zone) (*delta.Scope, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.scope(zone)
 }
 
-func (b *Builder) scope(zone string) (*delta.Scope, error) {
+func (b *Builder) scope(zone locality.Zone) (*delta.Scope, error) {
 	if scope := b.zones[zone]; scope != nil {
 		return scope, nil
 	}
@@ -393,7 +394,7 @@ func (b *Builder) Assign(_ context.Context, node *core.Node) (stream.Admission, 
 	defer b.mu.Unlock()
 	zone := b.nodes[node.GetId()]
 	if zone == "" {
-		zone = node.GetLocality().GetZone()
+		zone = locality.Zone(node.GetLocality().GetZone())
 	}
 	scope, err := b.scope(zone)
 	if err != nil {
@@ -407,15 +408,15 @@ func (b *Builder) Assign(_ context.Context, node *core.Node) (stream.Admission, 
 		a = &assignment{zone: zone, end: make(chan struct{})}
 		b.streams[node.GetId()] = a
 	}
-	return stream.Admission{Scope: scope, Header: metadata.Pairs(wire.ZoneHeader, zone), End: a.end}, nil
+	return stream.Admission{Scope: scope, Header: metadata.Pairs(wire.ZoneHeader, string(zone)), End: a.end}, nil
 }
 
 // storeNodes stores the zones of nodes, and ends the streams of nodes that changed zone.
 func (b *Builder) storeNodes(nodes []catalog.Change[*corev1.Node]) {
 	for _, c := range nodes {
-		name, zone := c.Key.Name, ""
+		name, zone := c.Key.Name, locality.Zone("")
 		if c.New != nil {
-			zone = c.New.Labels[corev1.LabelTopologyZone]
+			zone = locality.ZoneOf(c.New.Labels)
 		}
 		if zone == "" {
 			delete(b.nodes, name)

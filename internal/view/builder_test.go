@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
@@ -73,7 +74,7 @@ func contents(t *testing.T, s *delta.Session) []string {
 	}
 }
 
-func session(t *testing.T, b *Builder, zone string) *delta.Session {
+func session(t *testing.T, b *Builder, zone locality.Zone) *delta.Session {
 	t.Helper()
 	scope, err := b.Scope(zone)
 	if err != nil {
@@ -99,7 +100,7 @@ func expect(t *testing.T, s *delta.Session, want ...string) {
 }
 
 func TestBuilder(t *testing.T) {
-	b := NewBuilder(BuilderConfig{Weights: func(zone string, s *discoveryv1.EndpointSlice) []uint32 {
+	b := NewBuilder(BuilderConfig{Weights: func(zone locality.Zone, s *discoveryv1.EndpointSlice) []uint32 {
 		if zone == "planned" {
 			return []uint32{7, 8, 9}[:len(s.Endpoints)]
 		}
@@ -171,7 +172,7 @@ func TestAssign(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want, _ := b.Scope(a.Header.Get(wire.ZoneHeader)[0]); want != a.Scope {
+		if want, _ := b.Scope(locality.Zone(a.Header.Get(wire.ZoneHeader)[0])); want != a.Scope {
 			t.Error("header and scope differ")
 		}
 		return a.Header.Get(wire.ZoneHeader)[0], a.End
@@ -209,7 +210,7 @@ func TestAssign(t *testing.T) {
 		t.Errorf("without a node: %v", err)
 	}
 	for i := range maxZones {
-		_, _ = b.Scope(fmt.Sprint(i))
+		_, _ = b.Scope(locality.Zone(fmt.Sprint(i)))
 	}
 	if _, err := b.Assign(t.Context(), &core.Node{Id: "x", Locality: &core.Locality{Zone: "one too many"}}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("too many zones: %v", err)

@@ -12,6 +12,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/view/viewtest"
@@ -45,7 +46,7 @@ func onMachine(machine string) []catalog.Change[*meshv1alpha1.Dataplane] {
 }
 
 // sentMachines are the machines of a slice in a zone's view.
-func sentMachines(t *testing.T, b *Builder, zone, name string) []string {
+func sentMachines(t *testing.T, b *Builder, zone locality.Zone, name string) []string {
 	t.Helper()
 	s, err := wire.DecodeSlice(name, b.body(zone, change{wire.SliceType, name}))
 	if err != nil {
@@ -57,7 +58,7 @@ func sentMachines(t *testing.T, b *Builder, zone, name string) []string {
 // The machine of a loopback address goes to the agents with the endpoint, with a
 // plan and without, and again when it is another.
 func TestMachinesOfLoopbackAddresses(t *testing.T) {
-	weights := func(zone string, s *discoveryv1.EndpointSlice) []uint32 {
+	weights := func(zone locality.Zone, s *discoveryv1.EndpointSlice) []uint32 {
 		if zone == "planned" {
 			return []uint32{0, 1, 2}
 		}
@@ -67,7 +68,7 @@ func TestMachinesOfLoopbackAddresses(t *testing.T) {
 	d := viewtest.Delta(1, viewtest.Service("web", "10.96.0.1"), loopbackSlice("web"))
 	d.Dataplanes = onMachine("m1")
 	replace(t, b, d)
-	for _, zone := range []string{"a", "planned"} {
+	for _, zone := range []locality.Zone{"a", "planned"} {
 		if got := sentMachines(t, b, zone, "ns/web-1"); !slices.Equal(got, []string{"", "m1"}) {
 			t.Errorf("zone %s: machines are %q", zone, got)
 		}

@@ -6,6 +6,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 )
 
@@ -13,7 +14,7 @@ import (
 // the new plan, and streams that were up to date get it.
 func TestPlanChangesWithoutTheCatalog(t *testing.T) {
 	weight := uint32(1)
-	b := NewBuilder(BuilderConfig{Weights: func(zone string, s *discoveryv1.EndpointSlice) []uint32 {
+	b := NewBuilder(BuilderConfig{Weights: func(zone locality.Zone, s *discoveryv1.EndpointSlice) []uint32 {
 		if zone != "a" || weight == 0 {
 			return nil
 		}

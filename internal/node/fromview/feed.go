@@ -21,6 +21,7 @@ import (
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
@@ -49,7 +50,8 @@ type FeedConfig struct {
 	DialOptions []grpc.DialOption
 	// Node is this node's name, Zone its configured topology zone, which the control
 	// plane's Node object overrides.
-	Node, Zone string
+	Node string
+	Zone locality.Zone
 	// StateFile keeps the last state; empty: it is not kept.
 	StateFile string
 	// Update is called with every change, one at a time. The first has Reset. A change
@@ -74,7 +76,7 @@ type Feed struct {
 	types    []*typeState
 	synced   bool
 	fromDisk bool
-	zone     string
+	zone     locality.Zone
 	// changes counts what was received, saved how much of it is on disk.
 	changes, saved uint64
 	// saveError of the last attempt, and the time of the first of consecutive failures.
@@ -103,7 +105,7 @@ type FeedStatus struct {
 	UnsavedSince time.Time
 	StateFile    string
 	// Zone whose view this is.
-	Zone string
+	Zone locality.Zone
 	// Positions by type; absent: only versions are known.
 	Positions map[string]string
 	// Rejected resources (type and name) with the reason.
@@ -154,7 +156,7 @@ func (f *Feed) Run(ctx context.Context) error {
 	f.start()
 	client := stream.NewClient(stream.ClientConfig{
 		Conn: conn, Method: "/" + wire.GRPCService + "/" + wire.Method, Types: resourceTypes,
-		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: f.config.Zone}},
+		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: string(f.config.Zone)}},
 		Follower: (*follower)(f), Log: f.config.Logger,
 	})
 	f.mu.Lock()
@@ -272,12 +274,13 @@ func (f *follower) Connected(header metadata.MD) {
 	if len(zones) == 0 {
 		return
 	}
+	zone := locality.Zone(zones[0])
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.zone != zones[0] {
-		f.config.Logger.Info("node is in another zone", "zone", zones[0], "before", f.zone)
+	if f.zone != zone {
+		f.config.Logger.Info("node is in another zone", "zone", zone, "before", f.zone)
 	}
-	f.zone = zones[0]
+	f.zone = zone
 }
 
 // Receive implements stream.Follower.
@@ -379,7 +382,7 @@ func (f *Feed) setDirty() {
 // retried even if nothing changes.
 func (f *Feed) saveNow() time.Duration {
 	f.mu.Lock()
-	state := &nodev1.State{Node: f.config.Node, Zone: f.zone}
+	state := &nodev1.State{Node: f.config.Node, Zone: string(f.zone)}
 	for _, t := range f.types {
 		// A suspicion lasts seconds. An agent that starts without its control plane could
 		// not learn that it has ended.

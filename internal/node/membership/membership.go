@@ -27,10 +27,10 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
+	"github.com/proxima-mesh/proxima/internal/locality"
+	objects "github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/version"
-
-	objects "github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // LeaseDuration by default, and how many times it is renewed meanwhile: the kubelet renews
@@ -52,7 +52,8 @@ type Config struct {
 	MachineID string
 	// Zone and Region for the Node's labels; empty: labels that others set are
 	// kept.
-	Zone, Region string
+	Zone   locality.Zone
+	Region locality.Region
 	// ControlPlane labels the Node as one.
 	ControlPlane bool
 	// Lease is how long the Node is taken to live after a renewal, in whole seconds; 0:
@@ -238,10 +239,10 @@ func (m *Member) labels() map[string]string {
 		corev1.LabelHostname: m.cfg.Name, corev1.LabelOSStable: runtime.GOOS, corev1.LabelArchStable: runtime.GOARCH,
 	}
 	if m.cfg.Zone != "" {
-		labels[corev1.LabelTopologyZone] = m.cfg.Zone
+		labels[corev1.LabelTopologyZone] = string(m.cfg.Zone)
 	}
 	if m.cfg.Region != "" {
-		labels[corev1.LabelTopologyRegion] = m.cfg.Region
+		labels[corev1.LabelTopologyRegion] = string(m.cfg.Region)
 	}
 	if m.cfg.ControlPlane {
 		labels[roleControlPlane] = ""

@@ -18,13 +18,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Node is what the choice needs to know of the node it is made for. An empty
 // Zone is in no zone; an empty Name has no local endpoints.
 type Node struct {
-	Name, Zone string
+	Name string
+	Zone locality.Zone
 	// Suspects are nodes that probably do not answer any more. Their endpoints are used
 	// last: where no endpoint of another node can serve. A node never suspects itself.
 	// Nil: none.
@@ -52,12 +54,13 @@ func Slices(svc *proxy.Service, port proxy.Port, from []*proxy.Slice, node Node)
 type Endpoint struct {
 	Addr netip.AddrPort
 	Node string
-	Zone string
+	Zone locality.Zone
 	// Conditions as in discovery.k8s.io/v1, with their defaults applied.
 	Ready, Serving, Terminating bool
 	// HintZones and HintNodes: which zones and nodes should use the endpoint;
 	// empty: no hint.
-	HintZones, HintNodes []string
+	HintZones []locality.Zone
+	HintNodes []string
 	// Weight is the endpoint's share relative to the others of the same list, as
 	// planned for this node's zone. 0 means 1: no plan.
 	Weight uint32

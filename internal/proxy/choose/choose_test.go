@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -35,7 +36,7 @@ func ep(text string) choose.Endpoint {
 		case "terminating":
 			e.Terminating = true
 		case "zones":
-			e.HintZones = strings.Split(value, ",")
+			e.HintZones = locality.Zones(strings.Split(value, ",")...)
 		case "nodes":
 			e.HintNodes = strings.Split(value, ",")
 		case "weight":
@@ -250,7 +251,7 @@ func BenchmarkSlices(b *testing.B) {
 				s := from[len(from)-1]
 				s.Endpoints = append(s.Endpoints, proxy.SliceEndpoint{
 					Addr: netip.AddrFrom4([4]byte{10, byte(i * 7 >> 16), byte(i * 7 >> 8), byte(i * 7)}),
-					Node: fmt.Sprint("n", i%50), Hints: proxy.HintsOf([]string{string(rune('a' + i%3))}, nil), Ready: true, Serving: true,
+					Node: fmt.Sprint("n", i%50), Hints: proxy.HintsOf(locality.Zones(string(rune('a'+i%3))), nil), Ready: true, Serving: true,
 				})
 			}
 			slices.Reverse(from)

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -25,7 +26,7 @@ var (
 		return netip.AddrPortFrom(addr, 8080)
 	})
 	genHints    = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"here", "x", "y"}), 0, 2, rapid.ID[string])
-	genZones    = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c"}), 0, 2, rapid.ID[string])
+	genZones    = rapid.SliceOfNDistinct(rapid.SampledFrom([]locality.Zone{"a", "b", "c"}), 0, 2, rapid.ID[locality.Zone])
 	genEndpoint = rapid.Custom(func(t *rapid.T) choose.Endpoint {
 		return choose.Endpoint{
 			Addr:    genAddr.Draw(t, "addr"),
@@ -49,7 +50,7 @@ func TestProperties(t *testing.T) {
 		all := rapid.SliceOfN(genEndpoint, 0, 12).Draw(t, "endpoints")
 		node := choose.Node{
 			Name: rapid.SampledFrom([]string{"here", ""}).Draw(t, "name"),
-			Zone: rapid.SampledFrom([]string{"a", ""}).Draw(t, "zone"),
+			Zone: rapid.SampledFrom([]locality.Zone{"a", ""}).Draw(t, "zone"),
 		}
 		if rapid.Bool().Draw(t, "suspects") {
 			node.Suspects = map[string]bool{"here": true, "x": true}
@@ -156,7 +157,7 @@ func FuzzEndpoints(f *testing.F) {
 				Weight: binary.BigEndian.Uint32([]byte{data[2], 0, 0, data[3]}),
 			}
 			if data[4]&1 != 0 {
-				e.HintZones = names[data[4]>>1&3:]
+				e.HintZones = locality.Zones(names[data[4]>>1&3:]...)
 			}
 			if data[4]&16 != 0 {
 				e.HintNodes = names[data[4]>>5&3:]
@@ -169,7 +170,7 @@ func FuzzEndpoints(f *testing.F) {
 		svc := &proxy.Service{InternalLocal: flags&1 != 0, ExternalLocal: flags&2 != 0}
 		port := web
 		port.NodePort = uint16(flags & 4)
-		node := choose.Node{Name: names[flags>>4&3], Zone: names[flags>>6&3]}
+		node := choose.Node{Name: names[flags>>4&3], Zone: locality.Zone(names[flags>>6&3])}
 		got := choose.Endpoints(svc, port, all, node)
 		if msg := invalid(got, all, node); msg != "" {
 			t.Errorf("%s: %+v", msg, got)

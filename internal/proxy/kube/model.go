@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -130,15 +131,16 @@ func endpointOf(e *discoveryv1.Endpoint) (proxy.SliceEndpoint, bool) {
 	out := proxy.SliceEndpoint{
 		Addr:        addr,
 		Node:        value(e.NodeName, ""),
-		Zone:        value(e.Zone, ""),
+		Zone:        locality.Zone(value(e.Zone, "")),
 		Ready:       value(e.Conditions.Ready, true),
 		Serving:     value(e.Conditions.Serving, true),
 		Terminating: value(e.Conditions.Terminating, false),
 	}
 	if e.Hints != nil {
-		var zones, nodes []string
+		var zones []locality.Zone
+		var nodes []string
 		for _, z := range e.Hints.ForZones {
-			zones = append(zones, z.Name)
+			zones = append(zones, locality.Zone(z.Name))
 		}
 		for _, n := range e.Hints.ForNodes {
 			nodes = append(nodes, n.Name)

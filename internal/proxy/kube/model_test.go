@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -109,7 +110,7 @@ func TestSliceOf(t *testing.T) {
 		Name: proxy.SliceName{Namespace: "ns", Name: "web-1"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Ports: []proxy.SlicePort{{Port: 8080, Protocol: proxy.TCP}},
 		Endpoints: []proxy.SliceEndpoint{
-			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, Hints: proxy.HintsOf([]string{"a"}, []string{"n1"})},
+			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "n1", Zone: "a", Ready: true, Serving: true, Hints: proxy.HintsOf(locality.Zones("a"), []string{"n1"})},
 			{Addr: netip.MustParseAddr("10.1.0.2"), Serving: true, Terminating: true},
 		},
 		Trigger: time.Date(2026, 1, 2, 2, 4, 5, 678, time.UTC),

@@ -3,6 +3,7 @@ package kube
 import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -15,12 +16,12 @@ const nowhere = "-"
 // without weights, are replaced by hints that agree with the plan, as agents evaluate
 // hints before weights: an endpoint with a weight is hinted to the zone, an endpoint
 // without one to another zone.
-func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []uint32) (*proxy.Slice, bool) {
+func PlannedSliceOf(zone locality.Zone, object *discoveryv1.EndpointSlice, weights []uint32) (*proxy.Slice, bool) {
 	s, ok := SliceOf(object)
 	if !ok {
 		return nil, false
 	}
-	here, elsewhere := proxy.HintsOf([]string{zone}, nil), proxy.HintsOf([]string{nowhere}, nil)
+	here, elsewhere := proxy.HintsOf([]locality.Zone{zone}, nil), proxy.HintsOf([]locality.Zone{nowhere}, nil)
 	next := 0
 	for i := range object.Endpoints {
 		if _, ok := endpointOf(&object.Endpoints[i]); !ok {
@@ -34,7 +35,7 @@ func PlannedSliceOf(zone string, object *discoveryv1.EndpointSlice, weights []ui
 		case i < len(weights) && weights[i] > 0:
 			e.Weight, e.Hints = weights[i], here
 		case e.Zone != "" && e.Zone != zone:
-			e.Hints = proxy.HintsOf([]string{e.Zone}, nil)
+			e.Hints = proxy.HintsOf([]locality.Zone{e.Zone}, nil)
 		default:
 			e.Hints = elsewhere
 		}

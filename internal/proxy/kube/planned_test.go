@@ -6,6 +6,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -29,8 +30,8 @@ func TestHintsFitThePlan(t *testing.T) {
 	}
 	want := []struct {
 		weight uint32
-		zones  []string
-	}{{3, []string{"a"}}, {0, []string{nowhere}}, {1, []string{"a"}}, {0, nil}}
+		zones  []locality.Zone
+	}{{3, locality.Zones("a")}, {0, []locality.Zone{nowhere}}, {1, locality.Zones("a")}, {0, nil}}
 	for i, e := range s.Endpoints {
 		hints := e.Hints
 		if hints == nil {
@@ -54,7 +55,7 @@ func TestHintsFitThePlan(t *testing.T) {
 	if object.Endpoints[0].Hints.ForZones[0].Name != "c" {
 		t.Error("the object was changed")
 	}
-	if other, _ := PlannedSliceOf("b", object, []uint32{0, 0, 0, 5}); !slices.Equal(other.Endpoints[0].Hints.Zones, []string{"a"}) {
+	if other, _ := PlannedSliceOf("b", object, []uint32{0, 0, 0, 5}); !slices.Equal(other.Endpoints[0].Hints.Zones, locality.Zones("a")) {
 		t.Errorf("away from here is its own zone: %+v", other.Endpoints[0])
 	}
 }

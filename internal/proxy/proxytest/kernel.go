@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -57,7 +58,8 @@ type Damage struct {
 // KernelNode is the node on which the mode runs: this process's network
 // namespace.
 type KernelNode struct {
-	Name, Zone string
+	Name string
+	Zone locality.Zone
 	// ServiceCIDRs hold the ClusterIPs, WorkloadCIDRs the pods of all nodes, and
 	// ExternalCIDRs the external and load balancer addresses, which are routed to
 	// this node; each with one range per family.

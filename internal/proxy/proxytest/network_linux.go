@@ -14,6 +14,7 @@ import (
 	"time"
 
 	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
@@ -102,9 +103,10 @@ const outsideClients = 40
 
 // backend pod. It tells who it is, and whom it sees.
 type backendPod struct {
-	name, node, zone string
-	ns               *core.NS
-	addrs            map[string]netip.Addr // by family
+	name, node string
+	zone       locality.Zone
+	ns         *core.NS
+	addrs      map[string]netip.Addr // by family
 }
 
 func (b *backendPod) addr(f family) netip.Addr { return b.addrs[f.name] }

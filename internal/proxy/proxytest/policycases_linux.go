@@ -3,6 +3,7 @@ package proxytest
 import (
 	"net/netip"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -152,7 +153,7 @@ func internalLocal(k *kernel) {
 func zoneHints(k *kernel) {
 	e := k.all(local1, remote1)
 	for i := range e {
-		e[i].Hints = proxy.HintsOf([]string{e[i].Zone}, nil)
+		e[i].Hints = proxy.HintsOf([]locality.Zone{e[i].Zone}, nil)
 	}
 	k.apply(k.svc(0, e...))
 	for _, a := range k.ask(8, k.pod(), proxy.TCP, k.at(k.vip(0))) {

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -234,7 +235,7 @@ func (r *rig) wantWeights(what, zone, want string) {
 	}
 	slice := objects[0].(*discoveryv1.EndpointSlice)
 	byName := map[string]uint32{}
-	for i, w := range trafficplan.Of(r.world.Snapshot(), trafficplan.ServiceOf(slice)).Weights(zone, slice) {
+	for i, w := range trafficplan.Of(r.world.Snapshot(), trafficplan.ServiceOf(slice)).Weights(locality.Zone(zone), slice) {
 		byName[slice.Endpoints[i].TargetRef.Name] = w
 	}
 	if got := fmt.Sprint(byName["a0"], byName["b1"], byName["b2"]); got != want {

@@ -9,6 +9,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -131,7 +132,7 @@ func zoneIndex(g *plannerv1alpha1.PortGroup, name string) (int, bool) {
 // Weights of a slice's endpoints for connections from a zone, one for each, relative to
 // all slices of the Service; 0 for those that get nothing. Nil: the plan says nothing of
 // this zone and slice, or what it says leaves no endpoint.
-func (p *Plan) Weights(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
+func (p *Plan) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32 {
 	if p == nil {
 		return nil
 	}
@@ -139,7 +140,7 @@ func (p *Plan) Weights(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
 	if g == nil {
 		return nil
 	}
-	from, ok := zoneIndex(g.plan, zone)
+	from, ok := zoneIndex(g.plan, string(zone))
 	if !ok {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
@@ -116,11 +117,11 @@ func TestSharesAreDividedAmongTheEndpointsOfNow(t *testing.T) {
 	} {
 		s := slice("x", "http", c.endpoints)
 		of := Of(snapshot(t, plan(c.group), s), webKey)
-		if got := of.Weights(c.from, s); !slices.Equal(got, c.want) || (got == nil) != (c.want == nil) {
+		if got := of.Weights(locality.Zone(c.from), s); !slices.Equal(got, c.want) || (got == nil) != (c.want == nil) {
 			t.Errorf("%s: %v, want %v", c.what, got, c.want)
 		}
 		other := slice("y", "other", c.endpoints)
-		if got := of.Weights(c.from, other); got != nil {
+		if got := of.Weights(locality.Zone(c.from), other); got != nil {
 			t.Errorf("%s: a port that the plan does not have: %v", c.what, got)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -59,7 +60,7 @@ func (t *Table) Apply(d *catalog.Delta) (changed map[resource.Key]struct{}) {
 }
 
 // Weights are those of the Plan of the slice's Service.
-func (t *Table) Weights(zone string, slice *discoveryv1.EndpointSlice) []uint32 {
+func (t *Table) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32 {
 	t.mu.RLock()
 	p := t.plans[ServiceOf(slice)]
 	t.mu.RUnlock()

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -157,14 +158,16 @@ func decodeEndpoint(e *nodev1.Endpoint, names []string) (out proxy.SliceEndpoint
 	if out.Node, err = nameAt(names, e.GetNode()); err != nil {
 		return out, err
 	}
-	if out.Zone, err = nameAt(names, e.GetZone()); err != nil {
-		return out, err
-	}
-	zones, err := namesAt(names, e.GetHintZones())
+	zone, err := nameAt(names, e.GetZone())
 	if err != nil {
 		return out, err
 	}
-	nodes, err := namesAt(names, e.GetHintNodes())
+	out.Zone = locality.Zone(zone)
+	zones, err := namesAt[locality.Zone](names, e.GetHintZones())
+	if err != nil {
+		return out, err
+	}
+	nodes, err := namesAt[string](names, e.GetHintNodes())
 	out.Hints = proxy.HintsOf(zones, nodes)
 	return out, err
 }
@@ -186,11 +189,11 @@ func nameAt(names []string, i uint32) (string, error) {
 // maxHints is the API's limit per endpoint and kind of hint.
 const maxHints = 8
 
-func namesAt(names []string, indexes []uint32) ([]string, error) {
+func namesAt[T ~string](names []string, indexes []uint32) ([]T, error) {
 	if len(indexes) > maxHints {
 		return nil, fmt.Errorf("%d hints, at most %d are allowed", len(indexes), maxHints)
 	}
-	var out []string
+	var out []T
 	for _, i := range indexes {
 		name, err := nameAt(names, i)
 		if err != nil {
@@ -199,7 +202,7 @@ func namesAt(names []string, indexes []uint32) ([]string, error) {
 		if name == "" {
 			return nil, errors.New("hint without a name")
 		}
-		out = append(out, name)
+		out = append(out, T(name))
 	}
 	return out, nil
 }

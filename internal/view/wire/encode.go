@@ -89,7 +89,7 @@ func EncodeSlice(s *proxy.Slice) ([]byte, error) {
 		endpoint := &nodev1.Endpoint{
 			Address:     e.Addr.AsSlice(),
 			Node:        names.of(e.Node),
-			Zone:        names.of(e.Zone),
+			Zone:        names.of(string(e.Zone)),
 			NotReady:    !e.Ready,
 			NotServing:  !e.Serving,
 			Terminating: e.Terminating,
@@ -97,7 +97,7 @@ func EncodeSlice(s *proxy.Slice) ([]byte, error) {
 			Machine:     names.of(s.Machine(i)),
 		}
 		if e.Hints != nil {
-			endpoint.HintZones, endpoint.HintNodes = names.all(e.Hints.Zones), names.all(e.Hints.Nodes)
+			endpoint.HintZones, endpoint.HintNodes = indexesOf(&names, e.Hints.Zones), indexesOf(&names, e.Hints.Nodes)
 		}
 		m.Endpoints = append(m.Endpoints, endpoint)
 	}
@@ -125,11 +125,11 @@ func (t *nameTable) of(name string) uint32 {
 	return i
 }
 
-func (t *nameTable) all(names []string) []uint32 {
+func indexesOf[T ~string](t *nameTable, names []T) []uint32 {
 	var out []uint32
 	for _, name := range names {
 		if name != "" {
-			out = append(out, t.of(name))
+			out = append(out, t.of(string(name)))
 		}
 	}
 	return out

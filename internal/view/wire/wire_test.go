@@ -14,6 +14,7 @@ import (
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -79,9 +80,9 @@ func genSlice(t *rapid.T) *proxy.Slice {
 		}), 0, 3).Draw(t, "ports"),
 		Endpoints: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) proxy.SliceEndpoint {
 			return proxy.SliceEndpoint{
-				Addr: genAddr().Draw(t, "address"), Node: genOptional.Draw(t, "node"), Zone: genOptional.Draw(t, "zone"),
+				Addr: genAddr().Draw(t, "address"), Node: genOptional.Draw(t, "node"), Zone: locality.Zone(genOptional.Draw(t, "zone")),
 				Ready: rapid.Bool().Draw(t, "ready"), Serving: rapid.Bool().Draw(t, "serving"), Terminating: rapid.Bool().Draw(t, "terminating"),
-				Hints: proxy.HintsOf(hints.Draw(t, "zones"), hints.Draw(t, "nodes")), Weight: rapid.Uint32().Draw(t, "weight"),
+				Hints: proxy.HintsOf(locality.Zones(hints.Draw(t, "zones")...), hints.Draw(t, "nodes")), Weight: rapid.Uint32().Draw(t, "weight"),
 			}
 		}), 0, 5).Draw(t, "endpoints"),
 	}
@@ -174,7 +175,7 @@ func TestUnknownFields(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	body, _ := EncodeSlice(&proxy.Slice{Name: proxy.SliceName{Namespace: "ns", Name: "web"}, Service: proxy.ServiceName{Namespace: "ns", Name: "web"},
 		Ports:     []proxy.SlicePort{{Name: "p", Port: 1, Protocol: proxy.TCP}},
-		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("fd00::1"), Node: "n", Zone: "z", Ready: true, Hints: proxy.HintsOf([]string{"z"}, nil)}}})
+		Endpoints: []proxy.SliceEndpoint{{Addr: netip.MustParseAddr("fd00::1"), Node: "n", Zone: "z", Ready: true, Hints: proxy.HintsOf(locality.Zones("z"), nil)}}})
 	f.Add("ns/web", body)
 	body, _ = EncodeService(&proxy.Service{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"),
 		Ports: []proxy.Port{{Port: 1, Protocol: proxy.SCTP}}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
