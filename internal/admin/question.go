@@ -82,7 +82,7 @@ func explainService(c Config, q url.Values) (any, error) {
 		}
 		from.Zone = locality.ZoneOf(node.Labels)
 	}
-	from.Machine, from.Fronts = machineOf(snapshot, from), frontsOf(snapshot)
+	from.Machine, from.Frontends = machineOf(snapshot, from), frontendsOf(snapshot)
 	svc, ok := kube.ServiceOf(service)
 	if !ok {
 		return nil, &badQuery{fmt.Errorf(
@@ -123,9 +123,9 @@ func machineOf(s *catalog.Snapshot, from choose.Node) string {
 	return cmp.Or(machine, choose.UnknownMachine)
 }
 
-// frontsOf all Services that agents serve.
-func frontsOf(s *catalog.Snapshot) *choose.Fronts {
-	out := choose.NewFronts()
+// frontendsOf all Services that agents serve.
+func frontendsOf(s *catalog.Snapshot) *choose.Frontends {
+	out := choose.NewFrontends()
 	for _, object := range s.Services.All() {
 		if svc, ok := kube.ServiceOf(object); ok {
 			out.Set(nil, svc)

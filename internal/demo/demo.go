@@ -33,8 +33,8 @@ import (
 const (
 	requests    = 12
 	servicePort = 8080
-	// patience with processes that start on a busy machine.
-	patience = 60 * time.Second
+	// timeout with processes that start on a busy machine.
+	timeout = 60 * time.Second
 )
 
 var zones = []string{"zone-a", "zone-b", "zone-c"}
@@ -239,7 +239,7 @@ func (d *demo) startBackends(ctx context.Context) error {
 // waitForAnswers asks until every backend has been heard: then the agent has
 // the slice, too.
 func (d *demo) waitForAnswers(ctx context.Context, want int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	heard := map[string]bool{}
 	retry := time.NewTicker(20 * time.Millisecond)
@@ -251,7 +251,7 @@ func (d *demo) waitForAnswers(ctx context.Context, want int) error {
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
-			return d.failure(fmt.Errorf("%s: %d of %d backends answered in %s", d.vip, len(heard), want, patience))
+			return d.failure(fmt.Errorf("%s: %d of %d backends answered in %s", d.vip, len(heard), want, timeout))
 		}
 	}
 	return nil

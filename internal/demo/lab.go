@@ -118,7 +118,7 @@ func carries(mode string) string {
 // victims are the processes of all of zone-a's backends, by name. It asks until
 // each has answered.
 func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	pids := map[string]int{}
 	for len(pids) < 2 {
@@ -138,7 +138,7 @@ func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
 
 // shift kills the backends and asks on at once, until the kernel's tables know.
 func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for name, pid := range pids {
 		if err := kill(ctx, pid); err != nil {
@@ -151,7 +151,7 @@ func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
 		a, err := d.lab.Answer(ctx, client)
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("nobody took over from %s in %s: %w", client, patience, err)
+			return fmt.Errorf("nobody took over from %s in %s: %w", client, timeout, err)
 		case err != nil || pids[a.Name] != 0:
 			well = 0
 			refused++

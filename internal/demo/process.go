@@ -59,7 +59,7 @@ func (d *demo) start(name string, args ...string) (*child, error) {
 
 // ready waits for the line that a role prints when it serves.
 func (c *child) ready(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	select {
 	case line, ok := <-c.lines:
@@ -69,7 +69,7 @@ func (c *child) ready(ctx context.Context) (string, error) {
 		}
 		return line, nil
 	case <-ctx.Done():
-		return "", fmt.Errorf("%s was not ready in %s:\n%s", c.name, patience, c.log)
+		return "", fmt.Errorf("%s was not ready in %s:\n%s", c.name, timeout, c.log)
 	}
 }
 

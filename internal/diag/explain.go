@@ -133,7 +133,7 @@ func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, 
 	if svc.InternalLocal {
 		f.Rule = "internalTrafficPolicy Local: endpoints on this node alone"
 	}
-	f.Outcome = outcome(len(targets), len(choice.Spare), verdict)
+	f.Outcome = outcome(len(targets), len(choice.Fallback), verdict)
 	var total uint64
 	for _, t := range targets {
 		total += uint64(t.Weight)

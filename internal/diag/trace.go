@@ -214,7 +214,7 @@ func (t *Trace) choose(choice *proxy.Choice, local bool) {
 		})
 	}
 	if !local {
-		for _, e := range choice.Spare {
+		for _, e := range choice.Fallback {
 			t.Spare = append(t.Spare, TraceEndpoint{Address: e.Addr.String(), Weight: e.Weight, Local: e.Local})
 		}
 	}

@@ -20,9 +20,9 @@ func traced() []*proxy.PortState {
 		return proxy.Target{Addr: netip.MustParseAddrPort(s), Weight: weight, Local: local}
 	}
 	all := proxy.Choice{
-		Cluster: []proxy.Target{to("10.0.0.1:8080", 1, true), to("10.0.0.2:8080", 3, false)},
-		Local:   []proxy.Target{to("10.0.0.1:8080", 1, true)},
-		Spare:   []proxy.Target{to("10.0.9.9:8080", 1, false)}, Why: proxy.ZoneHints,
+		Cluster:  []proxy.Target{to("10.0.0.1:8080", 1, true), to("10.0.0.2:8080", 3, false)},
+		Local:    []proxy.Target{to("10.0.0.1:8080", 1, true)},
+		Fallback: []proxy.Target{to("10.0.9.9:8080", 1, false)}, Why: proxy.ZoneHints,
 	}
 	name := func(s string) proxy.ServiceName { return proxy.ServiceName{Namespace: "shop", Name: s} }
 	web := &proxy.Service{
@@ -37,7 +37,7 @@ func traced() []*proxy.PortState {
 	}
 	return []*proxy.PortState{
 		state(edge, proxy.Port{Name: "tls", Protocol: proxy.TCP, Port: 443, NodePort: 30443}, all),
-		state(gone, proxy.Port{Name: "dns", Protocol: proxy.UDP, Port: 53}, proxy.Choice{NoCluster: proxy.Reject, Why: proxy.Nobody}),
+		state(gone, proxy.Port{Name: "dns", Protocol: proxy.UDP, Port: 53}, proxy.Choice{NoCluster: proxy.Reject, Why: proxy.NoEndpoint}),
 		state(web, proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80, NodePort: 30080}, all),
 	}
 }

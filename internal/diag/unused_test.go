@@ -22,9 +22,9 @@ func TestUnusedEndpointsHaveReasons(t *testing.T) {
 		slice.Endpoints = append(slice.Endpoints, proxy.SliceEndpoint{Addr: netip.MustParseAddr(a), Ready: true, Serving: true})
 	}
 	slice.Machines = []string{"", "", "m1", "m2"}
-	fronts := choose.NewFronts()
+	fronts := choose.NewFrontends()
 	fronts.Set(nil, svc)
-	node := choose.Node{Name: "n1", Machine: "m1", Fronts: fronts}
+	node := choose.Node{Name: "n1", Machine: "m1", Frontends: fronts}
 	want := map[string]string{"10.96.0.7:80": "virtual IP of service shop/web", "127.0.0.2:80": "loopback address of another machine"}
 
 	e := diag.ExplainService(svc, []*proxy.Slice{slice}, node)

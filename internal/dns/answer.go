@@ -26,7 +26,7 @@ type answer struct {
 	extra  []dns.RR
 	// alias is a name outside of the zone that the answer ends at.
 	alias string
-	// varies: the order is drawn anew for every answer.
+	// varies: the order is drawn again for every answer.
 	varies bool
 }
 

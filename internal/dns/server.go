@@ -74,7 +74,7 @@ type ranges struct {
 	changes  uint64
 }
 
-// Limits of the protocol and of patience.
+// Limits of the protocol and of timeout.
 const (
 	// maxUDP is the largest answer by UDP, whatever a client offers: it fits
 	// every path unfragmented (DNS Flag Day 2020).

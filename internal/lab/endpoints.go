@@ -18,7 +18,7 @@ import (
 // they have so many ready endpoints in all; one of two families counts twice. It
 // gives up after a while that suits a busy machine, or with ctx.
 func AwaitEndpoints(ctx context.Context, client resource.Client, service string, want int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	w, err := client.Watch(ctx, kind.EndpointSlice, resource.WatchOptions{ListOptions: resource.ListOptions{
 		Namespace: metav1.NamespaceDefault, Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service}),

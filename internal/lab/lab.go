@@ -52,8 +52,8 @@ type Spec struct {
 	Progress func(string)
 }
 
-// patience with processes that start on a busy machine.
-const patience = 90 * time.Second
+// timeout with processes that start on a busy machine.
+const timeout = 90 * time.Second
 
 // The sample service of a lab.
 const (
@@ -63,7 +63,7 @@ const (
 
 var namePattern = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
-// Check tells what of a spec can't be.
+// Check reports what of a spec can't be.
 func (s Spec) Check() error {
 	_, err := s.withDefaults()
 	return err
@@ -203,27 +203,27 @@ func (s Spec) serviceRanges() string {
 }
 
 // place is what cut, heal and kill are about: a zone, or a node.
-type place struct {
+type target struct {
 	zone zone
 	node *node
 }
 
 // find a zone or node by its name.
-func (s Spec) find(name string) (place, error) {
+func (s Spec) find(name string) (target, error) {
 	var known []string
 	for _, z := range s.zones() {
 		if z.name() == name {
-			return place{zone: z}, nil
+			return target{zone: z}, nil
 		}
 		known = append(known, z.name())
 	}
 	for _, n := range s.nodes() {
 		if n.name() == name {
-			return place{zone: n.zone, node: &n}, nil
+			return target{zone: n.zone, node: &n}, nil
 		}
 		known = append(known, n.name())
 	}
-	return place{}, fmt.Errorf("%q is no zone or node of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
+	return target{}, fmt.Errorf("%q is no zone or node of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
 }
 
 // Places of the lab that have a name: its nodes, and its zones before them.
@@ -241,7 +241,7 @@ func (l *Lab) Places(zones bool) []string {
 }
 
 // nodesAt a place.
-func (s Spec) nodesAt(p place) []node {
+func (s Spec) nodesAt(p target) []node {
 	var out []node
 	for _, n := range s.nodes() {
 		if n.zone == p.zone && (p.node == nil || *p.node == n) {
@@ -252,7 +252,7 @@ func (s Spec) nodesAt(p place) []node {
 }
 
 // port is the link of the zone's switch that leads there.
-func (p place) port() string {
+func (p target) port() string {
 	if p.node != nil {
 		return p.node.name()
 	}
@@ -297,7 +297,7 @@ func (e *UpError) Hint() string {
 	return "take it down with \"proxima lab down\", or choose another name with --lab"
 }
 
-// exists tells whether any trace of a lab is there.
+// exists reports whether any trace of a lab is there.
 func exists(dir string, namespaces []string) bool {
 	_, err := os.Stat(dir)
 	return err == nil || len(namespaces) > 0

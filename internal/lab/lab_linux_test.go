@@ -180,7 +180,7 @@ func hostOf(address string) string {
 	return host
 }
 
-// reaches tells whether a connection from a node of the lab succeeds within half a
+// reaches reports whether a connection from a node of the lab succeeds within half a
 // second: what should, is to be asked again on a slow machine.
 func reaches(t *testing.T, node, address string) bool {
 	t.Helper()

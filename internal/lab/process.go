@@ -58,7 +58,7 @@ func (l *Lab) outOf(what string) string { return filepath.Join(dirOf(l.spec.Name
 // ready waits for the line that a role prints when it serves. A file tells
 // nobody that it grows, so it is looked at again and again.
 func (p *process) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()

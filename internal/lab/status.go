@@ -43,7 +43,7 @@ type ZoneStatus struct {
 	IPv6 *Served `json:"ipv6,omitempty"`
 }
 
-// Served tells how a zone's client fares with the sample service.
+// Served reports how a zone's client fares with the sample service.
 type Served struct {
 	// Asked how often, and by whom its client was answered how often.
 	Asked    int            `json:"asked"`
@@ -281,7 +281,7 @@ func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
 
 // awaitAnswers asks from every zone until it is served: then its agents know.
 func (l *Lab) awaitAnswers(ctx context.Context, vip string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()

@@ -91,7 +91,7 @@ type Agent struct {
 	// a mode takes the first Apply for everything there is.
 	complete bool
 	dirty    map[proxy.PortName]time.Time // to be looked at; since when
-	inHand   map[proxy.PortName]time.Time // being looked at by Run
+	inFlight map[proxy.PortName]time.Time // being looked at by Run
 	failed   map[proxy.PortName]*failure  // handed over in vain
 	// triggers are times that slices tell of and that are not in place, each under
 	// one port of its slice; none is of before the agent was made.
@@ -251,7 +251,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // sync hands over what is due. It reports whether the mode was called.
 func (a *Agent) sync(ctx context.Context, now time.Time) bool {
-	work, first := a.take(now)
+	work, first := a.drain(now)
 	if len(work) == 0 && !first {
 		return false
 	}
@@ -268,19 +268,19 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 		kept = append(kept, w)
 	}
 	if len(changes) == 0 && !first {
-		a.settle(now, idle)
+		a.finishUnchanged(now, idle)
 		return false
 	}
 	err := a.opts.Mode.Apply(ctx, changes)
 	if ctx.Err() == nil {
 		a.finish(kept, changes, idle, err, now, time.Now())
-		a.tell(changes, err)
+		a.notifyApplied(changes, err)
 	}
 	return true
 }
 
-// tell passes on the changes that are in place after a call of the mode.
-func (a *Agent) tell(changes []proxy.Change, err error) {
+// notifyApplied passes on the changes that are in place after a call of the mode.
+func (a *Agent) notifyApplied(changes []proxy.Change, err error) {
 	if a.opts.Applied == nil {
 		return
 	}
@@ -293,11 +293,11 @@ func (a *Agent) tell(changes []proxy.Change, err error) {
 	a.opts.Applied(changes)
 }
 
-// settle records that changes came to nothing, which is an update, too.
-func (a *Agent) settle(now time.Time, triggers []time.Time) {
+// finishUnchanged records updates that change nothing for the mode.
+func (a *Agent) finishUnchanged(now time.Time, triggers []time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.inHand = nil
+	a.inFlight = nil
 	a.stats.programmed(triggers, time.Now())
 	a.stats.lastSync = now
 }
@@ -325,7 +325,7 @@ func (w *work) choose() *proxy.PortState {
 
 // take collects what is due. first: the mode needs the whole state, of which
 // nothing counts as in place, however often it was tried.
-func (a *Agent) take(now time.Time) (due []work, first bool) {
+func (a *Agent) drain(now time.Time) (due []work, first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.complete {
@@ -353,7 +353,7 @@ func (a *Agent) take(now time.Time) (due []work, first bool) {
 		due = append(due, w)
 	}
 	// A new map, as the time to walk or clear one grows with the most it ever held.
-	a.inHand, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
+	a.inFlight, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
 	return due, first
 }
 
@@ -367,7 +367,7 @@ func (a *Agent) Node() choose.Node {
 // node is this node as the choice knows it.
 func (a *Agent) node() choose.Node {
 	return choose.Node{
-		Name: a.facts.Name, Zone: a.facts.Zone, Machine: a.facts.Machine, Fronts: a.model.fronts, Suspects: a.model.suspects,
+		Name: a.facts.Name, Zone: a.facts.Zone, Machine: a.facts.Machine, Frontends: a.model.frontends, Suspects: a.model.suspects,
 	}
 }
 
@@ -390,7 +390,7 @@ func (a *Agent) retryBy(t time.Time) {
 	}
 }
 
-// finish takes over the outcome of a call of the mode.
+// finish records the outcome of a call of the mode.
 func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, err error, begin, end time.Time) {
 	var perPort *proxy.PortError
 	if err != nil && !errors.As(err, &perPort) {
@@ -398,7 +398,7 @@ func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, er
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.inHand = nil
+	a.inFlight = nil
 	a.stats.applied(end.Sub(begin), err)
 	a.stats.programmed(idle, end)
 	if len(a.actual) == 0 {

@@ -27,7 +27,7 @@ func (a *Agent) HealthHandler() http.Handler {
 	return mux
 }
 
-// Healthy tells what /healthz would answer now.
+// Healthy reports what /healthz would answer now.
 func (a *Agent) Healthy() bool {
 	h := a.health(time.Now())
 	return h.alive && h.started && h.Eligible

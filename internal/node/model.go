@@ -17,18 +17,18 @@ type model struct {
 	slicesOf map[proxy.ServiceName][]*proxy.Slice
 	// suspects is replaced, never changed, so that it can be handed out.
 	suspects map[string]bool
-	// fronts are where the services answer; touched is what of that changed since
+	// frontends are where the services answer; touched is what of that changed since
 	// markTouched was called.
-	fronts  *choose.Fronts
-	touched choose.Touched
+	frontends *choose.Frontends
+	touched   choose.Touched
 }
 
 func newModel() model {
 	return model{
-		fronts:   choose.NewFronts(),
-		services: map[proxy.ServiceName]*proxy.Service{},
-		slices:   map[proxy.SliceName]*proxy.Slice{},
-		slicesOf: map[proxy.ServiceName][]*proxy.Slice{},
+		frontends: choose.NewFrontends(),
+		services:  map[proxy.ServiceName]*proxy.Service{},
+		slices:    map[proxy.SliceName]*proxy.Slice{},
+		slicesOf:  map[proxy.ServiceName][]*proxy.Slice{},
 	}
 }
 
@@ -96,7 +96,7 @@ func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func
 	old := m.services[name]
 	markPorts(old, mark)
 	markPorts(svc, mark)
-	m.fronts.Set(old, svc)
+	m.frontends.Set(old, svc)
 	m.touched.Touch(old, svc)
 	if svc == nil {
 		delete(m.services, name)

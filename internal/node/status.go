@@ -84,8 +84,8 @@ func (a *Agent) Status() Status {
 
 // untried lists what is pending but has not failed, with the oldest change.
 func (a *Agent) untried() map[proxy.PortName]time.Time {
-	out := make(map[proxy.PortName]time.Time, len(a.dirty)+len(a.inHand))
-	for _, m := range []map[proxy.PortName]time.Time{a.dirty, a.inHand} { // in hand is older
+	out := make(map[proxy.PortName]time.Time, len(a.dirty)+len(a.inFlight))
+	for _, m := range []map[proxy.PortName]time.Time{a.dirty, a.inFlight} { // in hand is older
 		for name, since := range m {
 			if a.failed[name] == nil {
 				out[name] = since

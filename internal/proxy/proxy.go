@@ -185,14 +185,14 @@ type Choice struct {
 	// under a Local policy. Sorted by address; no duplicates; weights ≥ 1. A list
 	// that none of the Service's policies asks for is empty.
 	Cluster, Local []Target
-	// Spare lists ready endpoints that hints keep out of Cluster, and then those of
+	// Fallback lists ready endpoints that hints keep out of Cluster, and then those of
 	// suspect nodes. A mode that can try again uses them when nobody in Cluster
 	// answers; the others ignore them.
-	Spare []Target
+	Fallback []Target
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
 	// not empty, or no policy asks for it.
 	NoCluster, NoLocal Verdict
-	// Why tells which rule made Cluster what it is. For people: two choices that
+	// Why reports which rule made Cluster what it is. For people: two choices that
 	// differ in it alone are equal.
 	Why Rule
 }
@@ -203,7 +203,7 @@ type Rule uint8
 // The rules, in the order in which they are tried.
 const (
 	// NotAsked: no policy of the Service uses the list.
-	NotAsked Rule = iota
+	Unused Rule = iota
 	// NodeHints and ZoneHints: every ready endpoint has hints, and one names this
 	// node or zone.
 	NodeHints
@@ -211,11 +211,11 @@ const (
 	// AllReady: hints do not count here, every ready endpoint is used.
 	AllReady
 	// Draining: nobody is ready; those that are terminating still serve.
-	Draining
+	TerminatingFallback
 	// Suspected: only nodes that are suspect have endpoints that can serve.
 	Suspected
 	// Nobody is there.
-	Nobody
+	NoEndpoint
 )
 
 func (r Rule) String() string {
@@ -242,7 +242,7 @@ func (c *Choice) List(local bool) ([]Target, Verdict) {
 	return c.Cluster, c.NoCluster
 }
 
-// Equal tells whether two states ask the same of a mode. Other ports of the
+// Equal reports whether two states ask the same of a mode. Other ports of the
 // Service do not count, so that a change of one leaves its siblings alone.
 func (s *PortState) Equal(t *PortState) bool {
 	if s == nil || t == nil {
@@ -254,7 +254,7 @@ func (s *PortState) Equal(t *PortState) bool {
 
 func (c *Choice) equal(d *Choice) bool {
 	return c.NoCluster == d.NoCluster && c.NoLocal == d.NoLocal &&
-		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local) && slices.Equal(c.Spare, d.Spare)
+		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local) && slices.Equal(c.Fallback, d.Fallback)
 }
 
 func (s *Service) equalButPorts(t *Service) bool {
@@ -343,7 +343,7 @@ type Ranged interface {
 	SetRanges(ranges []netip.Prefix) error
 }
 
-// PortError tells which service ports could not be carried, and why. The others
+// PortError reports which service ports could not be carried, and why. The others
 // of the same Apply are in place.
 type PortError struct {
 	Failed map[PortName]error

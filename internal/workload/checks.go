@@ -81,7 +81,7 @@ func (c *Checks) Run(ctx context.Context) error {
 			c.keepOnly(change.Keys())
 		}
 		for _, obj := range change.Set {
-			c.take(ctx, obj.(*v1alpha1.Dataplane))
+			c.apply(ctx, obj.(*v1alpha1.Dataplane))
 		}
 		if change.Removed != nil {
 			c.drop(resource.KeyOf(change.Removed))
@@ -114,7 +114,7 @@ func (c *Checks) isOurs(dp *v1alpha1.Dataplane) bool {
 
 // take begins, goes on with or ends the check of a Dataplane in its newest state.
 // One that is terminating is asked on: while it drains, it serves or does not.
-func (c *Checks) take(ctx context.Context, dp *v1alpha1.Dataplane) {
+func (c *Checks) apply(ctx context.Context, dp *v1alpha1.Dataplane) {
 	key := resource.KeyOf(dp)
 	running := c.running[key]
 	if running != nil && (!c.isOurs(dp) || running.uid != dp.UID || running.generation != dp.Generation) {

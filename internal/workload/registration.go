@@ -152,7 +152,7 @@ func (r *registration) delete(timeout time.Duration, now bool) {
 	}
 }
 
-// write makes the catalogue say what the registration says. It registers anew
+// write makes the catalogue say what the registration says. It registers again
 // if the Dataplane is missing, whoever removed it: the workload is there.
 func (r *registration) write(ctx context.Context) error {
 	if r.gone {

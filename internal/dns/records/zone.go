@@ -2,7 +2,7 @@
 // the Kubernetes DNS specification, as data.
 //
 // It owns the translation of Services and endpoints into names. A feed calls
-// Apply; package dns asks Service, Reverse and HasNamespace. It knows nothing of
+// Apply; package dns asks Service, Reverse and HasNamespace. It does not depend on
 // packets.
 package records
 

@@ -95,7 +95,7 @@ func (s System) path(name string) string {
 	return filepath.Join(cmp.Or(s.Root, "/"), name)
 }
 
-// Manner tells how this machine resolves names, whether set by us or not.
+// Manner reports how this machine resolves names, whether set by us or not.
 func (s System) Manner() Manner {
 	if _, err := os.Stat(s.path(stubConf)); err != nil {
 		return ResolvConf // it does not run

@@ -42,7 +42,7 @@ func (s System) Lookup(ctx context.Context, domain string) error {
 }
 
 // Ask one server for a name of the cluster domain. answered: it said yes (nil) or
-// no (ErrNotFound); else the error tells why there was no answer.
+// no (ErrNotFound); else the error reports why there was no answer.
 func Ask(ctx context.Context, server netip.AddrPort, domain string) (answered bool, err error) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(probeName+domain), dns.TypeTXT)

@@ -66,7 +66,7 @@ func prune(t *testing.T, table *conntrack.Table, keep conntrack.Keep) int {
 	return n
 }
 
-func front(addr string) conntrack.Frontend {
+func frontend(addr string) conntrack.Frontend {
 	return conntrack.Frontend{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(addr)}
 }
 
@@ -88,22 +88,22 @@ func TestPrune(t *testing.T) {
 			say(t, ns, family.b+":30053") // a node port
 			say(t, ns, family.b+":5353")  // somebody else's
 
-			if n := prune(t, table, conntrack.Keep{front(family.vip + ":53"): {good}, front(family.any + ":30053"): {good, gone}}); n != 0 {
+			if n := prune(t, table, conntrack.Keep{frontend(family.vip + ":53"): {good}, frontend(family.any + ":30053"): {good, gone}}); n != 0 {
 				t.Errorf("%d flows at their right endpoint were ended", n)
 			}
-			if n := prune(t, table, conntrack.Keep{front(family.vip + ":54"): nil, front(family.any + ":54"): nil}); n != 0 {
+			if n := prune(t, table, conntrack.Keep{frontend(family.vip + ":54"): nil, frontend(family.any + ":54"): nil}); n != 0 {
 				t.Errorf("%d flows of other fronts were ended", n)
 			}
 			if n := prune(t, table, conntrack.Keep{{Protocol: proxy.TCP, Addr: netip.MustParseAddrPort(family.vip + ":53")}: nil}); n != 0 {
 				t.Errorf("%d flows of another protocol were ended", n)
 			}
-			if n := prune(t, table, conntrack.Keep{front(family.vip + ":53"): {gone}}); n != 3 {
+			if n := prune(t, table, conntrack.Keep{frontend(family.vip + ":53"): {gone}}); n != 3 {
 				t.Errorf("%d flows to a gone endpoint were ended, want 3", n)
 			}
-			if n := prune(t, table, conntrack.Keep{front(family.any + ":30053"): nil}); n != 1 {
+			if n := prune(t, table, conntrack.Keep{frontend(family.any + ":30053"): nil}); n != 1 {
 				t.Errorf("%d flows to a node port were ended, want 1", n)
 			}
-			if n := prune(t, table, conntrack.Keep{front(family.b + ":5353"): nil}); n != 1 {
+			if n := prune(t, table, conntrack.Keep{frontend(family.b + ":5353"): nil}); n != 1 {
 				t.Errorf("%d flows that were never translated were ended, want 1", n)
 			}
 		})
@@ -115,7 +115,7 @@ func TestForeignPortOfTheSameNumber(t *testing.T) {
 	ns, table := world(t)
 	ns.Run("ip", "route", "add", "local", "10.8.0.0/16", "dev", "lo")
 	say(t, ns, "10.8.0.1:30053")
-	if n := prune(t, table, conntrack.Keep{front("0.0.0.0:30053"): nil}); n != 0 {
+	if n := prune(t, table, conntrack.Keep{frontend("0.0.0.0:30053"): nil}); n != 0 {
 		t.Errorf("%d flows of another machine's port were ended", n)
 	}
 }

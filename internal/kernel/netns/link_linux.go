@@ -115,7 +115,7 @@ func (n *NS) SetLinkUp(name string, up bool) error {
 	return nil
 }
 
-// LinkUp tells whether a link is set up.
+// LinkUp reports whether a link is set up.
 func (n *NS) LinkUp(name string) (bool, error) {
 	link, err := n.link(name)
 	if err != nil {

@@ -32,7 +32,7 @@ type NS struct {
 	file *os.File
 }
 
-// Available tells why namespaces can't be made here; nil: they can.
+// Available reports why namespaces can't be made here; nil: they can.
 func Available() error {
 	n, err := New("probe")
 	if err != nil {
@@ -281,7 +281,7 @@ func (n *NS) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// inside tells whether a process is in a namespace; one that ended is not.
+// inside reports whether a process is in a namespace; one that ended is not.
 func inside(pid int, ns *unix.Stat_t) bool {
 	var theirs unix.Stat_t
 	err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &theirs)
@@ -290,7 +290,7 @@ func inside(pid int, ns *unix.Stat_t) bool {
 
 // Kill ends all processes in the namespace the hard way and returns when they
 // have left it, or with the context. Nobody else is hit, even if process numbers
-// are used anew meanwhile.
+// are used again meanwhile.
 func (n *NS) Kill(ctx context.Context) error {
 	var mine unix.Stat_t
 	if err := unix.Fstat(n.Fd(), &mine); err != nil {
@@ -363,7 +363,7 @@ func signalInside(pid int, sig syscall.Signal, ns *unix.Stat_t) error {
 	return nil
 }
 
-// Holds tells whether a process is in the namespace.
+// Holds reports whether a process is in the namespace.
 func (n *NS) Holds(pid int) bool {
 	var mine unix.Stat_t
 	return pid > 0 && unix.Fstat(n.Fd(), &mine) == nil && inside(pid, &mine)

@@ -19,7 +19,7 @@ import (
 	"os"
 )
 
-// HasIPv6 tells whether this machine's kernel speaks IPv6 at all.
+// HasIPv6 reports whether this machine's kernel speaks IPv6 at all.
 func HasIPv6() bool {
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	return err == nil

@@ -17,7 +17,7 @@ var errSystem = errors.New("network namespaces need Linux")
 // NS can't be had on this system.
 type NS struct{}
 
-// Available tells why namespaces can't be made here.
+// Available reports why namespaces can't be made here.
 func Available() error { return errSystem }
 
 // New fails.

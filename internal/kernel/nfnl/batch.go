@@ -76,7 +76,7 @@ type Batch struct {
 // mark says what a message does, for errors.
 type mark struct{ verb, kind, table, name string }
 
-// Len is the size in bytes; Empty tells whether there is nothing to do.
+// Len is the size in bytes; Empty reports whether there is nothing to do.
 func (b *Batch) Len() int    { return len(b.a.b) }
 func (b *Batch) Empty() bool { return len(b.marks) == 0 }
 

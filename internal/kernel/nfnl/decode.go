@@ -39,7 +39,7 @@ type RuleState struct {
 	Rule  string
 }
 
-// HasTable tells whether there is such a table, and whether it is dormant, which
+// HasTable reports whether there is such a table, and whether it is dormant, which
 // means that the kernel calls none of its chains.
 func (c *Conn) HasTable(t Table) (there, dormant bool, err error) {
 	var a Attrs

@@ -129,7 +129,7 @@ func (l *Listener) Close() error {
 	return l.f.Close()
 }
 
-// Table tells which table a notification of nf_tables is about; ok is false for
+// Table reports which table a notification of nf_tables is about; ok is false for
 // messages about none, such as the number of a new generation.
 func (m Message) Table() (t Table, ok bool) {
 	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Body) < familyHeader {

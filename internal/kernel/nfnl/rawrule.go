@@ -59,7 +59,7 @@ func (r RawRule) Hash(h *maphash.Hash) {
 	}
 }
 
-// LeadsTo tells whether the rule jumps or goes to a chain whose name begins so.
+// LeadsTo reports whether the rule jumps or goes to a chain whose name begins so.
 func (r RawRule) LeadsTo(prefix string) bool {
 	for name, data := range r.each {
 		if string(name) != "immediate" {

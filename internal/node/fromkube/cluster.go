@@ -72,7 +72,7 @@ type Feed struct {
 	status   Status
 }
 
-// Status tells how the API is followed.
+// Status reports how the API is followed.
 type Status struct {
 	// Synced: the whole state has been read once.
 	Synced bool `json:"synced"`

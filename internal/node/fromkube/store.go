@@ -130,7 +130,7 @@ func (f *Feed) putSlice(u *node.Update, s *discoveryv1.EndpointSlice) {
 // others' may belong to one without saying so.
 const managedBySlices = "endpointslice-controller.k8s.io"
 
-// named tells whether the endpoints of a slice may have names of their own.
+// named reports whether the endpoints of a slice may have names of their own.
 func named(s *discoveryv1.EndpointSlice) bool {
 	_, headless := s.Labels[corev1.IsHeadlessService]
 	return s.Labels[discoveryv1.LabelServiceName] != "" && (headless || s.Labels[discoveryv1.LabelManagedBy] != managedBySlices)

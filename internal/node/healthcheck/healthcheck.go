@@ -3,7 +3,7 @@
 // LoadBalancer with externalTrafficPolicy Local.
 //
 // Enter at [New]; hand [Servers.Update] what the agent has put in place. It
-// knows nothing of endpoints beyond their number, and never touches the data
+// does not depend on endpoints beyond their number, and never touches the data
 // path.
 package healthcheck
 
@@ -37,7 +37,7 @@ const (
 
 // Options of Servers. All have defaults.
 type Options struct {
-	// Healthy tells whether this node's proxy is; nil: always. It may be called
+	// Healthy reports whether this node's proxy is; nil: always. It may be called
 	// by several goroutines at a time.
 	Healthy func() bool
 	// Addresses to listen on; none: all of this machine.
@@ -121,7 +121,7 @@ func (s *Servers) Update(changes []proxy.Change) {
 	defer s.mu.Unlock()
 	moved := false
 	for _, c := range changes {
-		moved = s.take(c) || moved
+		moved = s.store(c) || moved
 	}
 	if moved {
 		s.signal()
@@ -129,7 +129,7 @@ func (s *Servers) Update(changes []proxy.Change) {
 }
 
 // take reports whether a change concerns which ports are served.
-func (s *Servers) take(c proxy.Change) bool {
+func (s *Servers) store(c proxy.Change) bool {
 	known := s.services[c.Name.ServiceName]
 	if c.State == nil || c.State.Service.HealthCheckNodePort == 0 {
 		if known == nil {
@@ -178,7 +178,7 @@ func (s *Servers) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile opens and closes ports, and tells how long nothing is due.
+// reconcile opens and closes ports, and reports how long nothing is due.
 func (s *Servers) reconcile(ctx context.Context, now time.Time, running *sync.WaitGroup) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -34,12 +34,12 @@ type Node struct {
 	// Machine that the node runs on (package machine): endpoints with loopback
 	// addresses of others are not used. Empty: they are not judged.
 	Machine string
-	// Fronts are the cluster addresses that the node carries: an endpoint at one of
+	// Frontends are the cluster addresses that the node carries: an endpoint at one of
 	// them is not used. Nil: none is known.
-	Fronts *Fronts
+	Frontends *Frontends
 }
 
-// suspects tells whether an endpoint is used last.
+// suspects reports whether an endpoint is used last.
 func (n Node) suspects(e *Endpoint) bool {
 	return e.Node != "" && e.Node != n.Name && n.Suspects[e.Node]
 }
@@ -122,7 +122,7 @@ func choose(svc *proxy.Service, port proxy.Port, all []Endpoint, node Node) *pro
 	return state
 }
 
-// used tells which lists a Service's policies ask for.
+// used reports which lists a Service's policies ask for.
 type used struct{ cluster, local bool }
 
 func lists(svc *proxy.Service, port proxy.Port) used {
@@ -188,10 +188,10 @@ func cluster(c *proxy.Choice, all []Endpoint, node Node) {
 		c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
 		c.Cluster = keep(trusted, node, func(e *Endpoint) bool { return e.Ready && t.allows(e, node) })
 		if t != ignored {
-			c.Spare = keep(trusted, node, func(e *Endpoint) bool { return e.Ready && !t.allows(e, node) })
+			c.Fallback = keep(trusted, node, func(e *Endpoint) bool { return e.Ready && !t.allows(e, node) })
 		}
 	case anyDraining:
-		c.Why = proxy.Draining
+		c.Why = proxy.TerminatingFallback
 		c.Cluster = keep(trusted, node, draining)
 	case len(suspect) > 0: // the same choice among those that are left
 		node.Suspects = nil
@@ -201,10 +201,10 @@ func cluster(c *proxy.Choice, all []Endpoint, node Node) {
 		}
 		return
 	default:
-		c.Why = proxy.Nobody
+		c.Why = proxy.NoEndpoint
 		c.NoCluster = proxy.Reject
 	}
-	c.Spare = append(c.Spare, keep(suspect, node, func(e *Endpoint) bool { return e.Ready })...)
+	c.Fallback = append(c.Fallback, keep(suspect, node, func(e *Endpoint) bool { return e.Ready })...)
 }
 
 // partition divides endpoints into those of trusted nodes and those of suspects, and

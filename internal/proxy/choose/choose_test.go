@@ -286,7 +286,7 @@ func TestSpare(t *testing.T) {
 				endpoints = append(endpoints, ep(e))
 			}
 			got := "none"
-			spare := choose.Endpoints(&proxy.Service{}, proxy.Port{}, endpoints, choose.Node{Name: "here", Zone: "a"}).IPv4.Spare
+			spare := choose.Endpoints(&proxy.Service{}, proxy.Port{}, endpoints, choose.Node{Name: "here", Zone: "a"}).IPv4.Fallback
 			if len(spare) > 0 {
 				got = render(spare, 0)
 			}
@@ -317,10 +317,10 @@ func TestSuspects(t *testing.T) {
 		{"never itself", []string{"10.0.0.1@here ready", "10.0.0.2@y ready"}, []string{"here"}, "10.0.0.1 10.0.0.2", "accept", proxy.AllReady},
 		{"no node", []string{"10.0.0.1 ready", "10.0.0.2@y ready"}, []string{""}, "10.0.0.1 10.0.0.2", "accept", proxy.AllReady},
 		{"the only ones", []string{"10.0.0.1@x ready", "10.0.0.2@y ready"}, []string{"x", "y"}, "10.0.0.1 10.0.0.2", "accept", proxy.Suspected},
-		{"after those that are draining", []string{"10.0.0.1@x ready", "10.0.0.2@y serving terminating"}, []string{"x"}, "10.0.0.2", "10.0.0.1", proxy.Draining},
+		{"after those that are draining", []string{"10.0.0.1@x ready", "10.0.0.2@y serving terminating"}, []string{"x"}, "10.0.0.2", "10.0.0.1", proxy.TerminatingFallback},
 		{"only draining ones", []string{"10.0.0.1@x serving terminating"}, []string{"x"}, "10.0.0.1", "accept", proxy.Suspected},
 		{"not ready", []string{"10.0.0.1@x", "10.0.0.2@y ready"}, []string{"x"}, "10.0.0.2", "accept", proxy.AllReady},
-		{"nobody", []string{"10.0.0.1@x"}, []string{"x"}, "reject", "accept", proxy.Nobody},
+		{"nobody", []string{"10.0.0.1@x"}, []string{"x"}, "reject", "accept", proxy.NoEndpoint},
 		{
 			"the zone has others", []string{"10.0.0.1@x ready zones=a", "10.0.0.2@y ready zones=a", "10.0.0.3@z ready zones=b"},
 			[]string{"x"}, "10.0.0.2", "10.0.0.3 10.0.0.1", proxy.ZoneHints,
@@ -340,7 +340,7 @@ func TestSuspects(t *testing.T) {
 				all = append(all, ep(e))
 			}
 			c := choose.Endpoints(&proxy.Service{}, web, all, suspicious(tc.suspects...)).IPv4
-			got := []any{render(c.Cluster, c.NoCluster), render(c.Spare, proxy.Accept), c.Why}
+			got := []any{render(c.Cluster, c.NoCluster), render(c.Fallback, proxy.Accept), c.Why}
 			if diff := cmp.Diff([]any{tc.cluster, tc.spare, tc.rule}, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}

@@ -64,7 +64,7 @@ func dropSet(ctx context.Context, k kernel, name string) error {
 	return err
 }
 
-// Check tells why the variant can't work here, nil if it can, by trying: it adds
+// Check reports why the variant can't work here, nil if it can, by trying: it adds
 // a chain that no packet meets, with every kind of rule that the mode uses, and
 // removes it. A kernel that can't do client affinity alone passes; services that
 // ask for it fail one by one.

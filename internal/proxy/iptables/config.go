@@ -156,10 +156,10 @@ func ofFamily(prefixes []netip.Prefix, f family) []netip.Prefix {
 	return out
 }
 
-// hasNodePorts tells whether node ports answer in this family.
+// hasNodePorts reports whether node ports answer in this family.
 func (c *config) hasNodePorts() bool { return c.nodePortsAll || len(c.nodePorts) > 0 }
 
-// inServices tells whether a cluster address is covered by the rules for whole
+// inServices reports whether a cluster address is covered by the rules for whole
 // ranges.
 func (c *config) inServices(a netip.Addr) bool {
 	for _, p := range c.services {

@@ -18,7 +18,7 @@ import (
 // counters turn the packet counters of rules, which begin at zero whenever their
 // chain is written, into counts that only grow. The rules that are counted lead
 // from a trie to a service port: a connection meets exactly one, once, and they
-// are written anew only if a virtual address comes or goes beside them.
+// are written again only if a virtual address comes or goes beside them.
 type counters struct {
 	// reading is held from the kernel's answer to its sum, which have to be in one
 	// order.
@@ -64,7 +64,7 @@ func (c *counters) begin(rules []counted) {
 }
 
 // add what came since the last reading. A counter that is less than it was began
-// anew.
+// again.
 func (c *counters) add(rules []counted) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +100,7 @@ func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 	if rules, err := m.readCounters(m.life); err == nil {
 		m.counters.add(rules)
 	} else if m.life.Err() == nil {
-		m.log.Warn("reading counters of rules", "err", err)
+		m.log.Warn("reading counters of rules", "error", err)
 	}
 	m.counters.reading.Unlock()
 	counts := m.counters.snapshot()

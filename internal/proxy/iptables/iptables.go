@@ -2,7 +2,7 @@
 // iptables rules: kube-proxy's semantics in a layout whose cost does not grow
 // with the number of services.
 //
-// Enter at [New]; the result is a proxy.Mode. [Check] tells whether it can work
+// Enter at [New]; the result is a proxy.Mode. [Check] reports whether it can work
 // here, [Cleanup] removes what it left. It owns the chains and sets whose names
 // begin with PROXIMA-, and the rules that lead to them; it changes nothing else
 // of the system, and never chooses endpoints (package choose does).
@@ -122,7 +122,7 @@ func open(ctx context.Context, opts Options) (Variant, kernel, error) {
 	return variant, first, nil
 }
 
-// present tells whether there are chains of ours already.
+// present reports whether there are chains of ours already.
 func present(ctx context.Context, k kernel) (bool, error) {
 	for _, f := range families {
 		if there, err := k.holds(ctx, f, tableFilter); err != nil || !there {
@@ -166,7 +166,7 @@ func start(opts Options, variant Variant, k kernel, flows flowTable) (*Mode, err
 // Name implements proxy.Mode.
 func (m *Mode) Name() string { return "iptables" }
 
-// Variant tells which one is in use.
+// Variant reports which one is in use.
 func (m *Mode) Variant() Variant { return m.variant }
 
 // Apply implements proxy.Mode. Each family's change is one transaction of the
@@ -234,7 +234,7 @@ func (m *Mode) remember(states map[proxy.PortName]*proxy.PortState, failed map[p
 func (m *Mode) readAll() {
 	for _, r := range m.rulesets {
 		if err := r.readSets(); err != nil {
-			m.log.Debug("reading sets", "err", err)
+			m.log.Debug("reading sets", "error", err)
 		}
 	}
 }
@@ -264,15 +264,15 @@ func (m *Mode) flushFamilies(ctx context.Context) []error {
 
 // flush brings the kernel to the desired state.
 func (m *Mode) flush(ctx context.Context) error {
-	before := m.watch.look(m)
+	before := m.watch.readStamps(m)
 	errs := m.flushFamilies(ctx)
-	m.watch.settle(m, before)
+	m.watch.record(m, before)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	for _, r := range m.rulesets {
-		for _, front := range r.orphans {
-			m.prune.Add(front) // an empty list, if nobody has it now
+		for _, frontend := range r.orphans {
+			m.prune.Add(frontend) // an empty list, if nobody has it now
 		}
 		r.orphans = nil
 	}
@@ -310,33 +310,33 @@ func (m *Mode) wipeOthers(ctx context.Context) {
 	defer func() { _ = k.close() }()
 	for _, r := range m.rulesets {
 		if err := wipe(ctx, k, r.config.family); err != nil {
-			m.log.Warn("removing rules of the other variant of iptables", "other", string(other), "err", err)
+			m.log.Warn("removing rules of the other variant of iptables", "other", string(other), "error", err)
 		}
 	}
 }
 
 // pruneOld notes that UDP flows of a former state have to end.
 func (m *Mode) pruneOld(s *proxy.PortState) {
-	for front := range frontsOf(s) {
-		m.prune[front] = nil
+	for frontend := range frontendsOf(s) {
+		m.prune[frontend] = nil
 	}
 }
 
 // pruneNew notes at which endpoints UDP flows may stay.
 func (m *Mode) pruneNew(s *proxy.PortState) {
-	for front, a := range frontsOf(s) {
-		m.prune[front] = nil
+	for frontend, a := range frontendsOf(s) {
+		m.prune[frontend] = nil
 		c := s.For(a)
-		for _, list := range [][]proxy.Target{c.Cluster, c.Local, c.Spare} {
+		for _, list := range [][]proxy.Target{c.Cluster, c.Local, c.Fallback} {
 			for _, t := range list {
-				m.prune.Add(front, netip.AddrPortFrom(t.Addr.Addr().Unmap(), t.Addr.Port()))
+				m.prune.Add(frontend, netip.AddrPortFrom(t.Addr.Addr().Unmap(), t.Addr.Port()))
 			}
 		}
 	}
 }
 
-// frontsOf a UDP service port, each with an address of its family.
-func frontsOf(s *proxy.PortState) map[conntrack.Frontend]netip.Addr {
+// frontendsOf a UDP service port, each with an address of its family.
+func frontendsOf(s *proxy.PortState) map[conntrack.Frontend]netip.Addr {
 	out := map[conntrack.Frontend]netip.Addr{}
 	if s == nil || s.Port.Protocol != proxy.UDP {
 		return out

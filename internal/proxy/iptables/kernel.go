@@ -9,16 +9,16 @@ type kernel interface {
 	save(ctx context.Context, f family, table string, counters bool) ([]byte, error)
 	// restore carries out the text for one table, as iptables-restore --noflush.
 	restore(ctx context.Context, f family, input []byte) error
-	// holds tells whether the variant has a table of that family at all, without
+	// holds reports whether the variant has a table of that family at all, without
 	// making one.
 	holds(ctx context.Context, f family, table string) (bool, error)
 	// stamp changes whenever somebody changes the tables. Cheap. It may miss a
 	// change that leaves the number and the size of rules as they were.
 	stamp(f family) (stamp, error)
-	// follows tells whether a family's tables came from one stamp to the other by
+	// follows reports whether a family's tables came from one stamp to the other by
 	// these transactions alone, of all families, as far as stamps can tell.
 	follows(f family, before, after stamp, done []transaction) bool
-	// fingerprints tells what the rules of a table's chains are, by a number for each
+	// fingerprints reports what the rules of a table's chains are, by a number for each
 	// chain that differs if they do: of our chains all rules (also if there are
 	// none), of others' those that lead to ours (if there are any). With names it is
 	// told of these chains alone, whether they exist or not. It costs a fraction of

@@ -43,8 +43,8 @@ func command(args ...string) error {
 }
 
 // damage runs for both families.
-func damage(name string, v iptables.Variant, args ...string) proxytest.Damage {
-	return proxytest.Damage{Name: name, Do: func() error {
+func tamper(name string, v iptables.Variant, args ...string) proxytest.Corruption {
+	return proxytest.Corruption{Name: name, Do: func() error {
 		for _, base := range []string{"iptables-", "ip6tables-"} {
 			if err := command(append([]string{base + string(v), "-w", "10"}, args...)...); err != nil {
 				return err
@@ -60,11 +60,11 @@ func kernelEnv(v iptables.Variant) proxytest.KernelEnv {
 			return newMode(t, iptables.Options{Variant: v, ServiceCIDRs: node.ServiceCIDRs, WorkloadCIDRs: node.WorkloadCIDRs})
 		},
 		Cleanup: func() error { return iptables.Cleanup(context.Background(), iptables.Options{}) },
-		Damages: []proxytest.Damage{
-			damage("table nat flushed", v, "-t", "nat", "-F"),
-			damage("table filter flushed", v, "-t", "filter", "-F"),
-			damage("the way in removed", v, "-t", "nat", "-D", "PREROUTING", "-j", "PROXIMA-SERVICES"),
-			damage("a chain flushed", v, "-t", "nat", "-F", "PROXIMA-SERVICES"),
+		Corruptions: []proxytest.Corruption{
+			tamper("table nat flushed", v, "-t", "nat", "-F"),
+			tamper("table filter flushed", v, "-t", "filter", "-F"),
+			tamper("the way in removed", v, "-t", "nat", "-D", "PREROUTING", "-j", "PROXIMA-SERVICES"),
+			tamper("a chain flushed", v, "-t", "nat", "-F", "PROXIMA-SERVICES"),
 		},
 	}
 }

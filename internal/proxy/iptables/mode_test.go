@@ -104,7 +104,7 @@ func TestRules(t *testing.T) {
 		"-A PROXIMA-SVC-" + tag + " -p tcp -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
 		"-A PROXIMA-SVC-" + tag + " -p tcp -j DNAT --to-destination 10.244.1.1:8080",
 	}
-	const front, beside = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 ", "-A PROXIMA-P-ROOT -d 10.96.0.1/32 -p tcp "
+	const frontend, beside = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 ", "-A PROXIMA-P-ROOT -d 10.96.0.1/32 -p tcp "
 	many := []proxy.Target{}
 	for i := range shortList + 1 {
 		many = append(many, proxy.Target{Addr: netip.AddrPortFrom(nthAddr("10.244.1.0", i), 8080), Weight: 1})
@@ -115,14 +115,14 @@ func TestRules(t *testing.T) {
 		want []string // rules of the port's own chains and of those that lead there
 	}{
 		{"cluster address", func(*proxy.PortState) {}, []string{
-			"-A PROXIMA-T-ROOT " + front + "-g PROXIMA-P-ROOT",
+			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
 			"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -g PROXIMA-REJECT",
 			"-A PROXIMA-H-ROOT -s 10.244.0.1/32 -d 10.244.0.1/32 -j MASQUERADE --random-fully",
 			beside + "-m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
 			beside + "-j DNAT --to-destination 10.244.1.1:8080",
 		}},
 		{"many endpoints", func(s *proxy.PortState) { s.IPv4.Cluster = many }, []string{
-			"-A PROXIMA-T-ROOT " + front + "-g PROXIMA-SVC-" + tag,
+			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-SVC-" + tag,
 			"-A PROXIMA-SVC-" + tag + " -p tcp -m statistic --mode random --probability 0.20000000019 -j DNAT --to-destination 10.244.1.0:8080",
 			"-A PROXIMA-SVC-" + tag + " -p tcp -j DNAT --to-destination 10.244.1.4:8080",
 		}},
@@ -134,19 +134,19 @@ func TestRules(t *testing.T) {
 			"-A PROXIMA-P-ROOT -d 10.97.0.1/32 -p tcp -j DNAT --to-destination 10.244.1.1:8080",
 		}},
 		{"no endpoint", func(s *proxy.PortState) { s.IPv4 = proxy.Choice{NoCluster: proxy.Reject} }, []string{
-			"-A PROXIMA-T-ROOT " + front + "-g PROXIMA-P-ROOT",
+			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
 			beside + "-g PROXIMA-REJECT",
 		}},
 		{"no endpoint, and a way in from outside", func(s *proxy.PortState) {
 			s.IPv4, s.Port.NodePort = proxy.Choice{NoCluster: proxy.Reject}, 30080
 		}, []string{
-			"-A PROXIMA-T-ROOT " + front + "-g PROXIMA-SVC-" + tag,
+			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-SVC-" + tag,
 			"-A PROXIMA-SVC-" + tag + " -g PROXIMA-REJECT",
 		}},
 		{"none for the policy", func(s *proxy.PortState) {
 			s.Service.InternalLocal, s.IPv4 = true, proxy.Choice{NoLocal: proxy.Drop}
 		}, []string{
-			"-A PROXIMA-T-ROOT " + front + "-g PROXIMA-P-ROOT",
+			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
 			beside + "-g PROXIMA-DROP",
 		}},
 		{"external, Cluster", func(s *proxy.PortState) {
@@ -408,7 +408,7 @@ func TestPrunes(t *testing.T) {
 		}
 		return s
 	}
-	front := func(at string) conntrack.Frontend {
+	frontend := func(at string) conntrack.Frontend {
 		return conntrack.Frontend{Protocol: proxy.UDP, Addr: netip.MustParseAddrPort(at)}
 	}
 	k := newFake()
@@ -420,13 +420,13 @@ func TestPrunes(t *testing.T) {
 	}{
 		{"TCP is none of it", change(state(2, "10.244.0.1:80")), conntrack.Keep{}},
 		{"new", change(dns("10.96.0.9", 30053, "10.244.0.1:53")), conntrack.Keep{
-			front("10.96.0.9:80"): {netip.MustParseAddrPort("10.244.0.1:53")}, front("0.0.0.0:30053"): {netip.MustParseAddrPort("10.244.0.1:53")},
+			frontend("10.96.0.9:80"): {netip.MustParseAddrPort("10.244.0.1:53")}, frontend("0.0.0.0:30053"): {netip.MustParseAddrPort("10.244.0.1:53")},
 		}},
 		{"moved", change(dns("10.96.0.10", 30054, "10.244.0.2:53")), conntrack.Keep{
-			front("10.96.0.9:80"): nil, front("0.0.0.0:30053"): nil,
-			front("10.96.0.10:80"): {netip.MustParseAddrPort("10.244.0.2:53")}, front("0.0.0.0:30054"): {netip.MustParseAddrPort("10.244.0.2:53")},
+			frontend("10.96.0.9:80"): nil, frontend("0.0.0.0:30053"): nil,
+			frontend("10.96.0.10:80"): {netip.MustParseAddrPort("10.244.0.2:53")}, frontend("0.0.0.0:30054"): {netip.MustParseAddrPort("10.244.0.2:53")},
 		}},
-		{"gone", proxy.Change{Name: name("s1", "p")}, conntrack.Keep{front("10.96.0.10:80"): nil, front("0.0.0.0:30054"): nil}},
+		{"gone", proxy.Change{Name: name("s1", "p")}, conntrack.Keep{frontend("10.96.0.10:80"): nil, frontend("0.0.0.0:30054"): nil}},
 	}
 	for _, s := range steps {
 		apply(t, m, s.change)
@@ -439,10 +439,10 @@ func TestPrunes(t *testing.T) {
 	m2, flows2 := onFake(t, k, testOptions())
 	apply(t, m2, change(dns("10.96.0.9", 0, "10.244.0.1:53")))
 	got := flows2.asked[0]
-	if list, asked := got[front("0.0.0.0:30053")]; !asked || len(list) != 0 {
+	if list, asked := got[frontend("0.0.0.0:30053")]; !asked || len(list) != 0 {
 		t.Errorf("flows of a former node port are not ended: %v", got)
 	}
-	if list := got[front("10.96.0.9:80")]; len(list) != 1 {
+	if list := got[frontend("10.96.0.9:80")]; len(list) != 1 {
 		t.Errorf("flows of a service that stayed may be at %v, want its endpoint", list)
 	}
 }
@@ -495,7 +495,7 @@ func TestCounters(t *testing.T) {
 		t.Errorf("second reading %d, want 14: nothing came since", got)
 	}
 	for rule := range m.counters.last {
-		m.counters.last[rule] = 100 // more than there is: the rules were written anew
+		m.counters.last[rule] = 100 // more than there is: the rules were written again
 	}
 	if got := read(); got != 28 {
 		t.Errorf("after the rules began anew %d, want 28", got)
@@ -633,7 +633,7 @@ func drift(t *testing.T, k *fakeKernel) {
 	want, saved := k.everything(), k.saved
 	m.watch.verified = time.Now()
 	now := time.Now()
-	for name, damage := range map[string]func(t *fakeTable){
+	for name, tamper := range map[string]func(t *fakeTable){
 		"a chain gone": func(t *fakeTable) {
 			t.chains["PREROUTING"], t.chains["OUTPUT"] = nil, nil
 			delete(t.chains, chainServices)
@@ -651,7 +651,7 @@ func drift(t *testing.T, k *fakeKernel) {
 		},
 		"a stranger that leads to us": func(t *fakeTable) { t.chains["INPUT"] = []string{"-j " + chainServices} },
 	} {
-		damage(k.tables[v4][tableNAT])
+		tamper(k.tables[v4][tableNAT])
 		k.changes++
 		now = now.Add(time.Second)
 		m.watch.rest = time.Time{}
@@ -689,7 +689,7 @@ func TestChangeBesideApply(t *testing.T) {
 		k.changes++
 	}
 	for _, unprinted := range []bool{false, true} {
-		for when, damage := range map[string]func(k *fakeKernel){
+		for when, tamper := range map[string]func(k *fakeKernel){
 			"before": flush,
 			"at the end": func(k *fakeKernel) {
 				k.fault = func(op string) error {
@@ -707,7 +707,7 @@ func TestChangeBesideApply(t *testing.T) {
 				all := []proxy.Change{change(state(1, "10.244.0.1:80")), change(state(2, "10.244.0.2:80"))}
 				m, _ := onFake(t, k, testOptions())
 				apply(t, m, all[0])
-				damage(k)
+				tamper(k)
 				apply(t, m, all[1])
 				m.check(t.Context(), m.watch.verified.Add(time.Second))
 				m2, _ := onFake(t, fresh, testOptions())

@@ -42,8 +42,8 @@ const (
 
 // tag is a name's hash in the alphabet of chain names: 80 bits, so that chance
 // collisions stay out of reach.
-func tag(parts ...string) string {
-	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+func tag(rendered ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(rendered, "\x00")))
 	return base32.StdEncoding.EncodeToString(sum[:10])
 }
 

@@ -78,7 +78,7 @@ func forBoth(t *testing.T, f func(t *testing.T, v Variant)) {
 
 // settle waits until the kernel has let go of sets, which it does in its own time,
 // and the mode has removed them.
-func settle(t *testing.T, m *Mode) {
+func record(t *testing.T, m *Mode) {
 	t.Helper()
 	for range 200 {
 		m.mu.Lock()
@@ -112,7 +112,7 @@ func TestKernelHoldsWhatIsMeant(t *testing.T) {
 				}
 				apply(t, m, h.step(30)...)
 			}
-			settle(t, m)
+			record(t, m)
 			fresh := realMode(t, v, other, nil)
 			apply(t, fresh, h.all()...)
 			want, got := readBack(t, fresh.kernel), readBack(t, m.kernel)
@@ -171,7 +171,7 @@ func TestRestartTouchesNothing(t *testing.T) {
 		m := realMode(t, v, ns, nil)
 		apply(t, m, h.step(30)...)
 		apply(t, m, h.all()...)
-		settle(t, m)
+		record(t, m)
 		before, err := m.kernel.stamp(v4)
 		if err != nil {
 			t.Fatal(err)
@@ -379,7 +379,7 @@ func TestApplyLeavesNoDoubt(t *testing.T) {
 				m.mu.Unlock()
 			}
 			m.mu.Lock()
-			now := m.watch.look(m)
+			now := m.watch.readStamps(m)
 			for _, r := range m.rulesets {
 				if m.watch.changed(r.config.family, now) {
 					t.Errorf("change %d of %s: to be compared, from %v to %v", i, r.config.family, m.watch.stamps[r.config.family], now)
@@ -412,7 +412,7 @@ func TestFingerprints(t *testing.T) {
 	defer func() { _ = ln.Close() }()
 	m := realMode(t, NFT, ns, nil)
 	apply(t, m, change(state(1, "10.7.0.1:80")))
-	look := func() map[string]map[string]fingerprint {
+	readStamps := func() map[string]map[string]fingerprint {
 		t.Helper()
 		out, err := m.rulesets[v4].fingerprints()
 		if err != nil {
@@ -420,7 +420,7 @@ func TestFingerprints(t *testing.T) {
 		}
 		return out
 	}
-	before := look()
+	before := readStamps()
 	c, err := dialFrom(t, ns, "10.7.0.1", "10.96.0.1:80")
 	if err != nil {
 		t.Fatal(err)
@@ -431,7 +431,7 @@ func TestFingerprints(t *testing.T) {
 			t.Fatal("the connection is not counted, so the test does not test")
 		}
 	}
-	if diff := cmp.Diff(before, look()); diff != "" {
+	if diff := cmp.Diff(before, readStamps()); diff != "" {
 		t.Errorf("a connection changed chains:\n%s", diff)
 	}
 	for _, step := range []struct {
@@ -449,9 +449,9 @@ func TestFingerprints(t *testing.T) {
 		{"-F PROXIMA-T-ROOT", true},
 		{"-F", true},
 	} {
-		before := look()
+		before := readStamps()
 		ns.Run("iptables-nft", append([]string{"-t", "nat"}, strings.Fields(step.args)...)...)
-		if shows := !cmp.Equal(before, look()); shows != step.shows {
+		if shows := !cmp.Equal(before, readStamps()); shows != step.shows {
 			t.Errorf("%s: shows: %v", step.args, shows)
 		}
 	}

@@ -11,12 +11,12 @@ import (
 
 // part is what one service port contributes to one family's tables. It depends
 // on the state and the configuration alone.
-type part struct {
-	chains   map[string]string
-	fronts   map[key]claim // of the trie over virtual addresses
-	nodePort map[key]claim // of the trie over node ports
-	hairpins []netip.Addr  // local endpoints
-	sets     []string
+type portRules struct {
+	chains    map[string]string
+	frontends map[key]claim // of the trie over virtual addresses
+	nodePort  map[key]claim // of the trie over node ports
+	hairpins  []netip.Addr  // local endpoints
+	sets      []string
 }
 
 // claim is a wish for a place in a trie. Of several the least rank wins, then the
@@ -39,20 +39,20 @@ const (
 // renderer makes the part of one service port.
 type renderer struct {
 	*config
-	state  *proxy.PortState
-	choice *proxy.Choice
-	tag    string
-	proto  string // as iptables spells it
-	part   *part
+	state     *proxy.PortState
+	choice    *proxy.Choice
+	tag       string
+	proto     string // as iptables spells it
+	portRules *portRules
 	// outside: there is a way in that is not a cluster address.
 	outside bool
 }
 
 // render makes a service port's part. A family in which the Service has no
 // address gets nothing.
-func (c *config) render(s *proxy.PortState) *part {
-	p := &part{chains: map[string]string{}, fronts: map[key]claim{}, nodePort: map[key]claim{}}
-	r := renderer{config: c, state: s, choice: &s.IPv4, tag: portTag(s.Name), proto: strings.ToLower(string(s.Port.Protocol)), part: p}
+func (c *config) render(s *proxy.PortState) *portRules {
+	p := &portRules{chains: map[string]string{}, frontends: map[key]claim{}, nodePort: map[key]claim{}}
+	r := renderer{config: c, state: s, choice: &s.IPv4, tag: portTag(s.Name), proto: strings.ToLower(string(s.Port.Protocol)), portRules: p}
 	if c.family == v6 {
 		r.choice = &s.IPv6
 	}
@@ -70,14 +70,14 @@ func (c *config) render(s *proxy.PortState) *part {
 	}
 	target := chainExternal + r.tag
 	for _, a := range external {
-		r.front(a, claim{rank: externalIP, rule: r.to(a) + "-g " + target})
+		r.frontend(a, claim{rank: externalIP, rule: r.to(a) + "-g " + target})
 	}
 	if ranges, all := s.Service.SourcesOf(c.family == v4); !all && len(balanced) > 0 {
 		r.firewall(ranges)
 		target = chainFirewall + r.tag
 	}
 	for _, a := range balanced {
-		r.front(a, claim{rank: loadBalancer, rule: r.to(a) + "-g " + target})
+		r.frontend(a, claim{rank: loadBalancer, rule: r.to(a) + "-g " + target})
 	}
 	if ports {
 		p.nodePort[portKey(nil, s.Port.Protocol, s.Port.NodePort)] = claim{
@@ -103,12 +103,12 @@ func (r *renderer) to(a netip.Addr) string {
 	return fmt.Sprintf("-d %s -p %s -m %[2]s --dport %d ", host(a), r.proto, r.state.Port.Port)
 }
 
-// front claims a virtual address for the port. One that the Service has in
+// frontend claims a virtual address for the port. One that the Service has in
 // several roles is what the least rank says.
-func (r *renderer) front(a netip.Addr, c claim) {
+func (r *renderer) frontend(a netip.Addr, c claim) {
 	at := portKey(addrKey(a), r.state.Port.Protocol, r.state.Port.Port)
-	if had, ok := r.part.fronts[at]; !ok || c.rank < had.rank {
-		r.part.fronts[at] = c
+	if had, ok := r.portRules.frontends[at]; !ok || c.rank < had.rank {
+		r.portRules.frontends[at] = c
 	}
 }
 
@@ -123,14 +123,14 @@ func (r *renderer) clusterFront(a netip.Addr) {
 	if r.marksClusterIP() && !r.inServices(a) {
 		c.rule = r.to(a) + "-j " + chainMarkMasq + "\n" + c.rule
 	}
-	r.front(a, c)
-	r.part.fronts[restKey(a)] = claim{rank: clusterIP, rule: "-d " + host(a) + " -g " + chainReject}
+	r.frontend(a, c)
+	r.portRules.frontends[restKey(a)] = claim{rank: clusterIP, rule: "-d " + host(a) + " -g " + chainReject}
 }
 
 // shortList is how many endpoints a list may have to be in the chain of a leaf.
 const shortList = 4
 
-// short tells whether the port needs no chain of its own: one list is all that it
+// short reports whether the port needs no chain of its own: one list is all that it
 // has, and that is short.
 func (r *renderer) short() bool {
 	targets, _ := r.choice.List(r.state.Service.InternalLocal)
@@ -159,7 +159,7 @@ func refusal(v proxy.Verdict) string {
 func (r *renderer) noteLocal(targets []proxy.Target) {
 	for _, t := range targets {
 		if t.Local {
-			r.part.hairpins = append(r.part.hairpins, t.Addr.Addr().Unmap())
+			r.portRules.hairpins = append(r.portRules.hairpins, t.Addr.Addr().Unmap())
 		}
 	}
 }
@@ -196,7 +196,7 @@ func (r *renderer) list(local bool) string {
 	if local {
 		name = chainLocal + r.tag
 	}
-	if _, done := r.part.chains[name]; done {
+	if _, done := r.portRules.chains[name]; done {
 		return name
 	}
 	targets, verdict := r.choice.List(local)
@@ -253,18 +253,18 @@ func (r *renderer) sticky(targets []proxy.Target) []string {
 		set, chain := setName(r.family, id), chainEndpoint+id
 		chains[t.Addr] = chain
 		rules = append(rules, fmt.Sprintf("-p %s -m set --match-set %s src -g %s", r.proto, set, chain))
-		if _, done := r.part.chains[chain]; !done {
+		if _, done := r.portRules.chains[chain]; !done {
 			r.chain(chain, []string{
 				fmt.Sprintf("-j SET --add-set %s src --exist --timeout %d", set, seconds),
 				"-p " + r.proto + " " + r.dnat(t.Addr),
 			})
-			r.part.sets = append(r.part.sets, set)
+			r.portRules.sets = append(r.portRules.sets, set)
 		}
 	}
 	return append(rules, r.picks("-p "+r.proto+" ", targets, func(t proxy.Target) string { return "-g " + chains[t.Addr] })...)
 }
 
-func (r *renderer) chain(name string, rules []string) { r.part.chains[name] = lines(name, rules) }
+func (r *renderer) chain(name string, rules []string) { r.portRules.chains[name] = lines(name, rules) }
 
 // lines is a chain's text, as iptables-save prints it and restore reads it.
 func lines(chain string, rules []string) string {

@@ -24,11 +24,11 @@ type ruleset struct {
 	kernel kernel
 	seed   maphash.Seed // of the counters' keys
 
-	parts    map[proxy.PortName]*part
-	fronts   claims
-	ports    claims
-	shared   owners
-	hairpins map[netip.Addr]int // how often each is asked for
+	rendered  map[proxy.PortName]*portRules
+	frontends claims
+	ports     claims
+	shared    owners
+	hairpins  map[netip.Addr]int // how often each is asked for
 
 	dispatch, nodePorts, hairpin *trie
 	nat, filter                  *table
@@ -40,15 +40,15 @@ type ruleset struct {
 	// reading.
 	found []counted
 	known bool
-	// orphans are UDP fronts of an earlier process that the first flush found.
+	// orphans are UDP frontends of an earlier process that the first flush found.
 	orphans []conntrack.Frontend
 
-	// unsure: what the kernel holds has to be read before the next change.
-	unsure bool
+	// needsResync: what the kernel holds has to be read before the next change.
+	needsResync bool
 	// done are the transactions since the watch looked, and compared tells that the
 	// tables were seen since then.
 	done     []transaction
-	compared bool
+	verified bool
 }
 
 // claims are the wishes for each place in a trie.
@@ -58,14 +58,14 @@ func newRuleset(c *config, k kernel) *ruleset {
 	f := c.family
 	r := &ruleset{
 		config: c, kernel: k, seed: maphash.MakeSeed(),
-		parts: map[proxy.PortName]*part{}, fronts: claims{}, ports: claims{}, hairpins: map[netip.Addr]int{},
+		rendered: map[proxy.PortName]*portRules{}, frontends: claims{}, ports: claims{}, hairpins: map[netip.Addr]int{},
 		dispatch:  newTrie(chainDispatch, f, "-d", f.digits()),
 		nodePorts: newTrie(chainNodePorts, f, "", 0),
 		hairpin:   newTrie(chainHairpin, f, "-s", f.digits()),
 		nat:       newTable(f, tableNAT, c.nat()),
 		filter:    newTable(f, tableFilter, c.filter()),
 		sets:      map[string]struct{}{}, unused: map[string]struct{}{},
-		unsure: true,
+		needsResync: true,
 	}
 	r.dispatch.pairs = true
 	empty := ""
@@ -86,10 +86,10 @@ func (r *ruleset) tries() [3]*trie { return [...]*trie{r.dispatch, r.nodePorts, 
 // Ports whose sets can't be made keep what they had, and are returned.
 func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.PortName]error {
 	failed := map[proxy.PortName]error{}
-	var fronts, ports, hairpins = map[key]struct{}{}, map[key]struct{}{}, map[netip.Addr]struct{}{}
+	var frontends, ports, hairpins = map[key]struct{}{}, map[key]struct{}{}, map[netip.Addr]struct{}{}
 	chains := map[string]*string{}
 	for name, state := range states {
-		next := &part{}
+		next := &portRules{}
 		if state != nil {
 			next = r.config.render(state)
 		}
@@ -97,12 +97,12 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 			failed[name] = err
 			continue
 		}
-		had := r.parts[name]
+		had := r.rendered[name]
 		if had == nil {
-			had = &part{}
+			had = &portRules{}
 		}
 		r.swap(had, next, chains)
-		r.fronts.swap(name, had.fronts, next.fronts, fronts)
+		r.frontends.swap(name, had.frontends, next.frontends, frontends)
 		r.ports.swap(name, had.nodePort, next.nodePort, ports)
 		for by, addrs := range map[int][]netip.Addr{-1: had.hairpins, 1: next.hairpins} {
 			for _, a := range addrs {
@@ -112,11 +112,11 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 				hairpins[a] = struct{}{}
 			}
 		}
-		if r.parts[name] = next; state == nil {
-			delete(r.parts, name)
+		if r.rendered[name] = next; state == nil {
+			delete(r.rendered, name)
 		}
 	}
-	rules, picks := r.fronts.rules(fronts, &r.shared)
+	rules, picks := r.frontends.rules(frontends, &r.shared)
 	r.dispatch.set(rules, picks, chains)
 	rules, _ = r.ports.rules(ports, nil)
 	r.nodePorts.set(rules, nil, chains)
@@ -128,7 +128,7 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 }
 
 // swap a port's own chains and sets.
-func (r *ruleset) swap(had, next *part, chains map[string]*string) {
+func (r *ruleset) swap(had, next *portRules, chains map[string]*string) {
 	for chain := range had.chains {
 		if _, stays := next.chains[chain]; !stays {
 			chains[chain] = nil
@@ -244,10 +244,10 @@ func (r *ruleset) hairpinRules(changed map[netip.Addr]struct{}) map[key]string {
 	return out
 }
 
-// flush brings the kernel to the desired state. It tells whether anything had to
+// flush brings the kernel to the desired state. It reports whether anything had to
 // be changed. After an error the next call reads the kernel's state first.
 func (r *ruleset) flush(ctx context.Context) (changed bool, err error) {
-	if r.unsure {
+	if r.needsResync {
 		if err := r.read(ctx); err != nil {
 			return false, err
 		}
@@ -260,12 +260,12 @@ func (r *ruleset) flush(ctx context.Context) (changed bool, err error) {
 		changed = true
 		r.done = append(r.done, t.transaction())
 		if err := r.kernel.restore(ctx, r.config.family, input); err != nil {
-			r.unsure = true
+			r.needsResync = true
 			return changed, fmt.Errorf("programming table %s of %s: %w", t.name, r.config.family, err)
 		}
 		t.committed()
 	}
-	r.unsure = false
+	r.needsResync = false
 	r.dropSets()
 	return changed, nil
 }
@@ -282,8 +282,8 @@ func (r *ruleset) read(ctx context.Context) error {
 			r.found, r.known = r.countedRules(saved), true
 		}
 	}
-	r.orphans = r.udpFronts(r.nat.actual)
-	r.compared = true
+	r.orphans = r.udpFrontends(r.nat.actual)
+	r.verified = true
 	return r.readSets()
 }
 
@@ -317,7 +317,7 @@ func (r *ruleset) compare(before, now map[string]map[string]fingerprint) (ok boo
 			}
 		}
 	}
-	r.compared = ok
+	r.verified = ok
 	return ok
 }
 
@@ -366,7 +366,7 @@ func (r *ruleset) reprint(prints map[string]map[string]fingerprint) error {
 
 // udpFronts are those that rules of the tries lead on. Text that it does not
 // understand is none.
-func (r *ruleset) udpFronts(chains map[string]string) []conntrack.Frontend {
+func (r *ruleset) udpFrontends(chains map[string]string) []conntrack.Frontend {
 	var out []conntrack.Frontend
 	for chain, text := range chains {
 		if !strings.HasPrefix(chain, chainDispatch) && !strings.HasPrefix(chain, chainNodePorts) {
@@ -420,7 +420,7 @@ func (r *ruleset) readSets() error {
 			r.unused[name] = struct{}{}
 		}
 	}
-	for _, p := range r.parts {
+	for _, p := range r.rendered {
 		if err := r.makeSets(p.sets); err != nil {
 			return err
 		}
@@ -483,8 +483,8 @@ func dumpPicks(b *strings.Builder, text string, owners map[string]proxy.PortName
 
 // rulesOf a service port: those that lead to it, then its own.
 func (r *ruleset) rulesOf(name proxy.PortName) (to, own []string) {
-	part := r.parts[name]
-	if part == nil {
+	portRules := r.rendered[name]
+	if portRules == nil {
 		return nil, nil
 	}
 	take := func(list *[]string, text string) {
@@ -496,7 +496,7 @@ func (r *ruleset) rulesOf(name proxy.PortName) (to, own []string) {
 		claims claims
 		wishes map[key]claim
 		trie   *trie
-	}{{r.fronts, part.fronts, r.dispatch}, {r.ports, part.nodePort, r.nodePorts}} {
+	}{{r.frontends, portRules.frontends, r.dispatch}, {r.ports, portRules.nodePort, r.nodePorts}} {
 		for _, k := range slices.Sorted(maps.Keys(of.wishes)) {
 			if _, owner := of.claims.winner(k); owner == name {
 				leaf, picks := of.trie.linesOf(k)
@@ -505,8 +505,8 @@ func (r *ruleset) rulesOf(name proxy.PortName) (to, own []string) {
 			}
 		}
 	}
-	for _, chain := range slices.Sorted(maps.Keys(part.chains)) {
-		take(&own, part.chains[chain])
+	for _, chain := range slices.Sorted(maps.Keys(portRules.chains)) {
+		take(&own, portRules.chains[chain])
 	}
 	return to, own
 }
@@ -515,12 +515,12 @@ func (r *ruleset) rulesOf(name proxy.PortName) (to, own []string) {
 // that several share.
 func (r *ruleset) owners() (chains, picks map[string]proxy.PortName) {
 	chains, picks = map[string]proxy.PortName{}, map[string]proxy.PortName{}
-	for name, p := range r.parts {
+	for name, p := range r.rendered {
 		for chain := range p.chains {
 			chains[chain] = name
 		}
-		for k := range p.fronts {
-			if _, owner := r.fronts.winner(k); owner == name {
+		for k := range p.frontends {
+			if _, owner := r.frontends.winner(k); owner == name {
 				_, text := r.dispatch.linesOf(k)
 				for line := range strings.Lines(text) {
 					picks[line] = name

@@ -129,7 +129,7 @@ func systemVariant() Variant {
 	return variantOf(path)
 }
 
-// hasFamily tells whether the kernel speaks it.
+// hasFamily reports whether the kernel speaks it.
 func hasFamily(f family) bool {
 	if f == v4 {
 		return true

@@ -88,7 +88,7 @@ func (t *table) input() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "*%s\n", t.name)
 	// Backwards: iptables-nft keeps a sorted list and looks for each chain's place
-	// from the front.
+	// from the frontend.
 	chains := slices.Sorted(maps.Keys(t.dirty))
 	slices.Reverse(chains)
 	for _, chain := range chains {
@@ -169,7 +169,7 @@ func (t *table) transaction() transaction {
 	return tx
 }
 
-// knows tells whether a chain is, or leads to, one of ours by desire.
+// knows reports whether a chain is, or leads to, one of ours by desire.
 func (t *table) knows(chain string) bool {
 	_, ours := t.desired[chain]
 	return ours || slices.ContainsFunc(t.hooks, func(h hook) bool { return h.chain == chain })

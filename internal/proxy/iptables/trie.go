@@ -73,7 +73,7 @@ func restKey(a netip.Addr) key { return key(append(addrKey(a), anyProtocol)) }
 // trie turns a set of rules into chains in which a packet meets few of them. The
 // chains depend on the rules alone, never on the order in which they came, and
 // each name says at which key its chain begins. It is a view: rules are given and
-// asked for, and every change tells which chains are different now.
+// asked for, and every change reports which chains are different now.
 type trie struct {
 	chain  string // prefix of the chains' names
 	family family
@@ -377,7 +377,7 @@ func common(first, last key) int {
 	return n
 }
 
-// digitEnd tells how many of the sorted keys, which begin with this digit in this
+// digitEnd reports how many of the sorted keys, which begin with this digit in this
 // place, do.
 func digitEnd(keys []key, at int, digit byte) int {
 	n, _ := slices.BinarySearchFunc(keys, digit, func(k key, d byte) int {

@@ -129,14 +129,14 @@ func (w *world) setPicks(rules, picks map[key]string) (changed int) {
 	return changed
 }
 
-func front(a netip.Addr, p proxy.Protocol, port uint16) (key, string) {
+func frontend(a netip.Addr, p proxy.Protocol, port uint16) (key, string) {
 	proto := strings.ToLower(string(p))
 	return portKey(addrKey(a), p, port), fmt.Sprintf("-d %s -p %s -m %[2]s --dport %d -g %s:%[2]s:%[3]d", host(a), proto, port, a)
 }
 
 // picking is the same with n rules beside the leaf, the last of which takes.
 func picking(a netip.Addr, p proxy.Protocol, port uint16, n int) (k key, rule, picks string) {
-	k, last := front(a, p, port)
+	k, last := frontend(a, p, port)
 	match, _, _ := strings.Cut(last, "-g ")
 	never := match + "-p none -g never\n"
 	return k, match + "-g " + chainPicks, strings.Repeat(never, n-1) + last
@@ -169,7 +169,7 @@ func TestEveryPacketFindsItsRule(t *testing.T) {
 			all, beside := map[key]string{}, map[key]string{}
 			for i := range p.n {
 				if i%2 == 1 {
-					k, rule := front(p.addr(i), proxy.TCP, 443)
+					k, rule := frontend(p.addr(i), proxy.TCP, 443)
 					all[k] = rule
 				}
 				k, rule, picks := picking(p.addr(i), proxy.TCP, 80, 3)
@@ -209,10 +209,10 @@ func TestManyPortsOfOneAddress(t *testing.T) {
 		all := map[key]string{}
 		put := func(k key, rule string) { all[k] = rule }
 		for i := range 5000 {
-			put(front(a, proxy.TCP, uint16(1000+i)))
+			put(frontend(a, proxy.TCP, uint16(1000+i)))
 		}
-		put(front(a, proxy.UDP, 1000))
-		put(front(b, proxy.TCP, 80))
+		put(frontend(a, proxy.UDP, 1000))
+		put(frontend(b, proxy.TCP, 80))
 		wantRest := ""
 		if withRest {
 			put(rest(a))
@@ -248,7 +248,7 @@ func TestTrieForgetsItsHistory(t *testing.T) {
 			changes, picks := map[key]string{}, map[key]string{}
 			for range 1 + r.IntN(30) {
 				a := nthAddr(bases[r.IntN(len(bases))], r.IntN(64)*(1+r.IntN(2)*15))
-				k, rule := front(a, []proxy.Protocol{proxy.TCP, proxy.UDP}[r.IntN(2)], uint16(80+r.IntN(20)*(1+r.IntN(30))))
+				k, rule := frontend(a, []proxy.Protocol{proxy.TCP, proxy.UDP}[r.IntN(2)], uint16(80+r.IntN(20)*(1+r.IntN(30))))
 				delete(picks, k)
 				switch r.IntN(4) {
 				case 0:
@@ -289,12 +289,12 @@ func TestOneChangeTouchesOnePath(t *testing.T) {
 	w := newWorld(v4)
 	all := map[key]string{}
 	for i := range 10000 {
-		k, rule := front(nthAddr("10.96.0.0", i), proxy.TCP, 80)
+		k, rule := frontend(nthAddr("10.96.0.0", i), proxy.TCP, 80)
 		all[k] = rule
 	}
 	w.set(all)
 	for i := range 200 {
-		k, rule := front(nthAddr("10.96.0.0", 20000+37*i), proxy.TCP, 80)
+		k, rule := frontend(nthAddr("10.96.0.0", 20000+37*i), proxy.TCP, 80)
 		if n := w.set(map[key]string{k: rule}); n > 8 {
 			t.Errorf("adding a rule changed %d chains", n)
 		}
@@ -315,7 +315,7 @@ func TestChainNames(t *testing.T) {
 				b[i] = byte(1 << r.IntN(8))
 			}
 		}
-		k, rule := front(netip.AddrFrom16(b), proxy.TCP, 80)
+		k, rule := frontend(netip.AddrFrom16(b), proxy.TCP, 80)
 		all[k] = rule
 	}
 	w.set(all)
@@ -338,10 +338,10 @@ func TestRestComesAndGoes(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	all := map[key]string{}
 	for i := range 300 {
-		k, rule := front(a, proxy.TCP, uint16(1000+i))
+		k, rule := frontend(a, proxy.TCP, uint16(1000+i))
 		all[k] = rule
 	}
-	k, rule := front(a, proxy.UDP, 1000) // so that it splits by protocol either way
+	k, rule := frontend(a, proxy.UDP, 1000) // so that it splits by protocol either way
 	all[k] = rule
 	w := newWorld(v4)
 	w.set(all)

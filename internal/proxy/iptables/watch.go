@@ -29,8 +29,8 @@ type watch struct {
 	rest     time.Time // no comparison before, unless the time for one has come anyway
 }
 
-// look tells how the tables look now. A sign that can't be had is missing.
-func (w *watch) look(m *Mode) map[family]stamp {
+// look reports how the tables look now. A sign that can't be had is missing.
+func (w *watch) readStamps(m *Mode) map[family]stamp {
 	out := map[family]stamp{}
 	for _, r := range m.rulesets {
 		if s, err := m.kernel.stamp(r.config.family); err == nil {
@@ -40,7 +40,7 @@ func (w *watch) look(m *Mode) map[family]stamp {
 	return out
 }
 
-// changed tells whether a family was changed by somebody since its tables held
+// changed reports whether a family was changed by somebody since its tables held
 // what they should.
 func (w *watch) changed(f family, now map[family]stamp) bool {
 	is, told := now[f]
@@ -51,7 +51,7 @@ func (w *watch) changed(f family, now map[family]stamp) bool {
 // settle takes over how the tables look after changes of ours; before is how they
 // did when these began. If somebody else changed them, since they held what they
 // should or between our changes, they are to be compared.
-func (w *watch) settle(m *Mode, before map[family]stamp) {
+func (w *watch) record(m *Mode, before map[family]stamp) {
 	if w.stamps == nil {
 		w.stamps, w.prints = map[family]stamp{}, map[family]map[string]map[string]fingerprint{}
 	}
@@ -59,13 +59,13 @@ func (w *watch) settle(m *Mode, before map[family]stamp) {
 	for _, r := range m.rulesets {
 		done = append(done, r.done...)
 	}
-	after := w.look(m)
+	after := w.readStamps(m)
 	for _, r := range m.rulesets {
 		f := r.config.family
 		first, looked := before[f]
 		last, told := after[f]
-		alone := looked && told && !r.unsure && m.kernel.follows(f, first, last, done)
-		right := alone && (r.compared || !w.changed(f, before))
+		alone := looked && told && !r.needsResync && m.kernel.follows(f, first, last, done)
+		right := alone && (r.verified || !w.changed(f, before))
 		delete(w.stamps, f)
 		if !alone {
 			delete(w.prints, f) // what was written may be what somebody else wrote
@@ -76,7 +76,7 @@ func (w *watch) settle(m *Mode, before map[family]stamp) {
 		if right {
 			w.stamps[f] = last
 		}
-		r.done, r.compared = nil, false
+		r.done, r.verified = nil, false
 	}
 }
 
@@ -140,9 +140,9 @@ func (m *Mode) check(ctx context.Context, now time.Time) {
 	every := m.opts.verifyInterval(m.variant)
 	due := every > 0 && now.Sub(m.watch.verified) >= every
 	began := time.Now()
-	before := m.watch.look(m)
+	before := m.watch.readStamps(m)
 	var repaired []*ruleset
-	compared, took := false, time.Duration(0) // for comparing alone
+	verified, took := false, time.Duration(0) // for comparing alone
 	for _, r := range m.rulesets {
 		if !due && !m.watch.changed(r.config.family, before) {
 			continue
@@ -150,7 +150,7 @@ func (m *Mode) check(ctx context.Context, now time.Time) {
 		if !due && now.Before(m.watch.rest) && !r.frameBroken(m.watch.prints[r.config.family]) {
 			continue
 		}
-		compared = true
+		verified = true
 		begin := time.Now()
 		err := m.compare(ctx, r)
 		took += time.Since(begin)
@@ -159,16 +159,16 @@ func (m *Mode) check(ctx context.Context, now time.Time) {
 			changed, err = m.repair(ctx, r)
 		}
 		if err != nil && ctx.Err() == nil {
-			m.log.Error("repairing rules", "err", err, "hint", "the next attempt follows by itself")
+			m.log.Error("repairing rules", "error", err, "hint", "the next attempt follows by itself")
 		}
 		if changed {
 			repaired = append(repaired, r)
 		}
 	}
-	if !compared {
+	if !verified {
 		return
 	}
-	m.watch.settle(m, before)
+	m.watch.record(m, before)
 	for _, r := range repaired {
 		// Whoever breaks rules may have done so once more, without a sign.
 		delete(m.watch.stamps, r.config.family)
@@ -180,7 +180,7 @@ func (m *Mode) check(ctx context.Context, now time.Time) {
 	m.watch.rest = end.Add(restFactor*took + end.Sub(began) - took)
 }
 
-// repair one family; it tells whether anything had to be changed.
+// repair one family; it reports whether anything had to be changed.
 func (m *Mode) repair(ctx context.Context, r *ruleset) (changed bool, err error) {
 	chains := len(r.nat.dirty) + len(r.filter.dirty)
 	begin := time.Now()
@@ -198,7 +198,7 @@ func (m *Mode) repair(ctx context.Context, r *ruleset) (changed bool, err error)
 
 // compare finds out what differs: by prints if they are known, else by reading all.
 func (m *Mode) compare(ctx context.Context, r *ruleset) error {
-	if before := m.watch.prints[r.config.family]; before != nil && !r.unsure {
+	if before := m.watch.prints[r.config.family]; before != nil && !r.needsResync {
 		now, err := r.fingerprints()
 		if err != nil {
 			return err
@@ -208,6 +208,6 @@ func (m *Mode) compare(ctx context.Context, r *ruleset) error {
 		}
 	}
 	err := r.read(ctx)
-	r.unsure = err != nil
+	r.needsResync = err != nil
 	return err
 }

@@ -49,8 +49,8 @@ func TestHintsFitThePlan(t *testing.T) {
 	for _, target := range state.IPv4.Cluster {
 		got = append(got, target.Weight)
 	}
-	if !slices.Equal(got, []uint32{3, 1}) || len(state.IPv4.Spare) != 1 {
-		t.Errorf("chosen %v, spare %v", state.IPv4.Cluster, state.IPv4.Spare)
+	if !slices.Equal(got, []uint32{3, 1}) || len(state.IPv4.Fallback) != 1 {
+		t.Errorf("chosen %v, spare %v", state.IPv4.Cluster, state.IPv4.Fallback)
 	}
 	if object.Endpoints[0].Hints.ForZones[0].Name != "c" {
 		t.Error("the object was changed")

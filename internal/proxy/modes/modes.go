@@ -57,7 +57,7 @@ type Mode interface {
 type Kernel struct {
 	// Objects that the kernel has (nftables), or that the mode wants there (iptables).
 	Objects []string
-	// Compared tells whether the mode compares the kernel with what it wants.
+	// Compared reports whether the mode compares the kernel with what it wants.
 	Compared bool
 	// Missing objects should be in the kernel and are not. Foreign ones are in the
 	// mode's tables and should not be.

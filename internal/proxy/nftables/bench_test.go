@@ -55,7 +55,7 @@ func must(b *testing.B, err error) {
 	}
 }
 
-// reportCPU tells what was really worked, which on a busy machine is less than
+// reportCPU reports what was really worked, which on a busy machine is less than
 // what was waited.
 func reportCPU(b *testing.B) func() {
 	cpu := func() int64 {

@@ -19,7 +19,7 @@ import (
 )
 
 func TestKernelContract(t *testing.T) {
-	damage := func(args ...string) func() error {
+	tamper := func(args ...string) func() error {
 		return func() error { return exec.Command("nft", args...).Run() }
 	}
 	proxytest.RunKernel(t, proxytest.KernelEnv{
@@ -33,12 +33,12 @@ func TestKernelContract(t *testing.T) {
 			}
 			return m
 		},
-		Damages: []proxytest.Damage{
-			{Name: "everything flushed", Do: damage("flush", "ruleset")},
-			{Name: "IPv4 table deleted", Do: damage("delete", "table", "ip", "proxima")},
-			{Name: "IPv6 table deleted", Do: damage("delete", "table", "ip6", "proxima")},
-			{Name: "rules of a chain flushed", Do: damage("flush", "chain", "ip", "proxima", "dispatch")},
-			{Name: "endpoints flushed", Do: damage("flush map ip proxima ep; flush map ip6 proxima ep")},
+		Corruptions: []proxytest.Corruption{
+			{Name: "everything flushed", Do: tamper("flush", "ruleset")},
+			{Name: "IPv4 table deleted", Do: tamper("delete", "table", "ip", "proxima")},
+			{Name: "IPv6 table deleted", Do: tamper("delete", "table", "ip6", "proxima")},
+			{Name: "rules of a chain flushed", Do: tamper("flush", "chain", "ip", "proxima", "dispatch")},
+			{Name: "endpoints flushed", Do: tamper("flush map ip proxima ep; flush map ip6 proxima ep")},
 		},
 	})
 }

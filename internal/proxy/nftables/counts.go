@@ -68,7 +68,7 @@ func (m *Mode) readCounters() {
 			}
 		})
 		if err != nil {
-			m.log.Debug("reading counters of service ports", "family", f.String(), "err", err)
+			m.log.Debug("reading counters of service ports", "family", f.String(), "error", err)
 		}
 	}
 }

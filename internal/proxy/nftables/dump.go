@@ -29,7 +29,7 @@ func (m *Mode) Dump(context.Context) (*Dump, error) {
 	}
 	for _, f := range m.families {
 		if err := f.read(m.k); err != nil {
-			m.doubt = true
+			m.needsResync = true
 			return nil, err
 		}
 		want, have := f.lines()

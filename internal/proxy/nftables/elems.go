@@ -115,17 +115,17 @@ func (s *set) each(f func(key, want, have string)) {
 
 func (s *set) len() int { return len(s.same) + len(s.wanted) + len(s.had) + len(s.differ) }
 
-// inKernel tells whether the kernel has an element.
+// inKernel reports whether the kernel has an element.
 func (s *set) inKernel(key string) bool {
 	_, have := s.elem(key)
 	return have != ""
 }
 
-// different tells whether the kernel's elements are not those that are wanted.
+// different reports whether the kernel's elements are not those that are wanted.
 func (s *set) different() bool { return len(s.wanted)+len(s.had)+len(s.differ) > 0 }
 
 // written notes that the kernel has what was wanted. The maps of differences are
-// made anew, as one that was large would stay so.
+// made again, as one that was large would stay so.
 func (s *set) written() {
 	s.same = merge(s.same, s.wanted)
 	for key, d := range s.differ {

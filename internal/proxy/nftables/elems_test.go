@@ -76,14 +76,14 @@ func TestReadAheadIsNotTrustedAfterAChange(t *testing.T) {
 	l.stop(m)
 	k := &counting{}
 	m = l.mode(Options{wrap: func(real kernel) kernel { k.kernel = real; return k }})
-	ahead := func() bool {
+	prefetched := func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return m.ahead
+		return m.prefetched
 	}
-	l.eventually("the kernel is read ahead", ahead)
+	l.eventually("the kernel is read ahead", prefetched)
 	l.node.Run("nft", "delete element ip proxima vip { 10.96.0.1 . tcp . 80 }; add element ip proxima clusterips { 192.0.2.77 }")
-	l.eventually("what was read is given up", func() bool { return !ahead() })
+	l.eventually("what was read is given up", func() bool { return !prefetched() })
 	l.apply(m, full(false)...)
 	if k.commits != 1 {
 		t.Errorf("%d transactions for a difference, want 1", k.commits)

@@ -230,7 +230,7 @@ func (f *family) dropSets() {
 	})
 }
 
-// compare finds the chains that differ anew.
+// compare finds the chains that differ again.
 func (f *family) compare() {
 	for _, c := range f.chains {
 		c.dirty = !c.matches()

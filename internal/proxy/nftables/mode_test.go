@@ -218,7 +218,7 @@ func TestRestartWritesOnlyTheDifference(t *testing.T) {
 		t.Errorf("the service that went while nobody looked is still there:\n%s", out)
 	}
 	l.stop(m)
-	// Other definitions than ours, as of another version: the table is made anew.
+	// Other definitions than ours, as of another version: the table is made again.
 	l.node.Run("nft", "delete", "table", "ip", "proxima")
 	l.node.Run("nft", "add table ip proxima; add set ip proxima vip { type ipv4_addr; }; add chain ip proxima old; add rule ip proxima old drop")
 	m = l.mode(opts)
@@ -242,14 +242,14 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// patience bounds hangs; nothing is measured by it.
-const patience = 30 * time.Second
+// timeout bounds hangs; nothing is measured by it.
+const timeout = 30 * time.Second
 
 func TestDriftIsRepaired(t *testing.T) {
 	l := newLab(t)
 	m := l.mode(Options{})
 	l.apply(m, append(full(false), rename(full(true), "6")...)...)
-	for _, damage := range []string{
+	for _, tamper := range []string{
 		"flush ruleset",
 		"delete table ip6 proxima",
 		"flush chain ip proxima dispatch",
@@ -263,17 +263,17 @@ func TestDriftIsRepaired(t *testing.T) {
 		"add table ip proxima { flags dormant; }",
 		"delete table ip proxima; add table ip proxima; add chain ip proxima nat-prerouting { type nat hook prerouting priority 50; }",
 	} {
-		l.node.Run("nft", damage)
+		l.node.Run("nft", tamper)
 		start := time.Now()
 		for !l.isWhole(m) {
-			if time.Since(start) > patience { // the promise is 1 s, which is for a quiet machine to keep
-				t.Errorf("not repaired within %s: %s", patience, damage)
+			if time.Since(start) > timeout { // the promise is 1 s, which is for a quiet machine to keep
+				t.Errorf("not repaired within %s: %s", timeout, tamper)
 				l.whole(m)
 				break
 			}
 			time.Sleep(time.Millisecond)
 		}
-		t.Logf("repaired after %s: %s", time.Since(start).Round(time.Millisecond), damage)
+		t.Logf("repaired after %s: %s", time.Since(start).Round(time.Millisecond), tamper)
 	}
 	if got := l.node.Run("nft", "list", "table", "ip", "proxima"); strings.Contains(got, "priority 50") || !strings.Contains(got, "hook prerouting priority dstnat") {
 		t.Errorf("a hook at another place is not ours:\n%s", got)
@@ -332,8 +332,8 @@ func TestNodePortsFollowAddresses(t *testing.T) {
 func (l *lab) eventually(what string, ok func() bool) {
 	l.Helper()
 	for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(start) > patience {
-			l.Fatalf("not within %s: %s", patience, what)
+		if time.Since(start) > timeout {
+			l.Fatalf("not within %s: %s", timeout, what)
 		}
 	}
 }

@@ -35,14 +35,14 @@ type Mode struct {
 	// started: the first Apply has been; before it, nothing is written.
 	started bool
 	// ahead: before the first Apply, the kernel's state is read, and has not changed.
-	ahead bool
+	prefetched bool
 	// doubt: have may not be what the kernel has.
-	doubt    bool
-	early    map[proxy.PortName]*proxy.PortState // changes not in the model yet
-	families []*family
-	ports    map[proxy.PortName]*port
-	byNumber map[uint16]*port
-	next     uint16
+	needsResync bool
+	pending     map[proxy.PortName]*proxy.PortState // changes not in the model yet
+	families    []*family
+	ports       map[proxy.PortName]*port
+	byNumber    map[uint16]*port
+	next        uint16
 	// known and reserved are numbers of an earlier process, by comment and by
 	// themselves, during the first Apply.
 	known    map[string]uint16
@@ -95,17 +95,17 @@ func New(opts Options) (*Mode, error) {
 		}
 	}
 	m.watch = startWatch(m)
-	m.watch.wg.Go(m.readAhead)
+	m.watch.wg.Go(m.prefetch)
 	return m, nil
 }
 
-// readAhead reads the kernel's state while the caller gathers the first Apply's
+// prefetch reads the kernel's state while the caller gathers the first Apply's
 // changes. What cannot be read is left to that Apply.
-func (m *Mode) readAhead() {
+func (m *Mode) prefetch() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.closed && !m.started {
-		m.ahead = m.readKernel() == nil
+		m.prefetched = m.readKernel() == nil
 	}
 }
 
@@ -146,14 +146,14 @@ func (m *Mode) Apply(_ context.Context, changes []proxy.Change) error {
 		return ErrClosed
 	}
 	start := time.Now()
-	if len(m.early) == 0 {
-		m.early = make(map[proxy.PortName]*proxy.PortState, len(changes))
+	if len(m.pending) == 0 {
+		m.pending = make(map[proxy.PortName]*proxy.PortState, len(changes))
 	}
 	for _, c := range changes {
-		m.early[c.Name] = c.State
+		m.pending[c.Name] = c.State
 	}
 	if !m.started {
-		if err := m.takeOver(); err != nil {
+		if err := m.adopt(); err != nil {
 			m.metrics.failures.Inc()
 			return err
 		}
@@ -170,9 +170,9 @@ func (m *Mode) Apply(_ context.Context, changes []proxy.Change) error {
 	return nil
 }
 
-// takeOver reads the kernel's state and addresses before the first write.
-func (m *Mode) takeOver() error {
-	if !m.ahead || m.doubt {
+// adopt reads the kernel's state and addresses before the first write.
+func (m *Mode) adopt() error {
+	if !m.prefetched || m.needsResync {
 		if err := m.readKernel(); err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (m *Mode) takeOver() error {
 	for _, f := range m.families {
 		f.adopt(m.known)
 		if err := f.resize(m.k); err != nil {
-			m.log.Warn("the number of clients that affinity remembers stays as it was", "family", f.String(), "clients", f.sets[setAffinity].size, "err", err)
+			m.log.Warn("the number of clients that affinity remembers stays as it was", "family", f.String(), "clients", f.sets[setAffinity].size, "error", err)
 		}
 	}
 	m.reserved = map[uint16]bool{}
@@ -191,7 +191,7 @@ func (m *Mode) takeOver() error {
 	if err := m.readAddresses(); err != nil {
 		return err
 	}
-	m.started, m.ahead, m.doubt = true, false, false
+	m.started, m.prefetched, m.needsResync = true, false, false
 	for i, f := range m.families { // an earlier process may have missed the end of endpoints
 		f.vip.each(func(key, _, _ string) { m.staleKey(i, key) })
 	}
@@ -201,8 +201,8 @@ func (m *Mode) takeOver() error {
 // accept brings the changes into the model. In a first call, in the order of
 // names, so that a table is made the same way each time.
 func (m *Mode) accept() map[proxy.PortName]error {
-	names := make([]proxy.PortName, 0, len(m.early))
-	for name := range m.early {
+	names := make([]proxy.PortName, 0, len(m.pending))
+	for name := range m.pending {
 		names = append(names, name)
 	}
 	slices.SortFunc(names, compareNames)
@@ -212,7 +212,7 @@ func (m *Mode) accept() map[proxy.PortName]error {
 	failed := map[proxy.PortName]error{}
 	for _, withState := range []bool{false, true} { // removals first: numbers and addresses get free
 		for _, name := range names {
-			state := m.early[name]
+			state := m.pending[name]
 			if (state != nil) != withState {
 				continue
 			}
@@ -222,13 +222,13 @@ func (m *Mode) accept() map[proxy.PortName]error {
 		}
 	}
 	for _, name := range names {
-		if p := m.ports[name]; p != nil && failed[name] == nil && m.early[name] != nil {
+		if p := m.ports[name]; p != nil && failed[name] == nil && m.pending[name] != nil {
 			if err := m.conflict(p); err != nil {
 				failed[name] = err
 			}
 		}
 	}
-	m.early = nil // it may have been large
+	m.pending = nil // it may have been large
 	m.known, m.reserved = nil, nil
 	for _, f := range m.families {
 		f.adopted = adopted{}
@@ -277,7 +277,7 @@ func (m *Mode) update(name proxy.PortName, state *proxy.PortState) error {
 		p.state = state
 		return nil
 	}
-	if err := m.place(p, state); err != nil {
+	if err := m.assign(p, state); err != nil {
 		return err
 	}
 	if state == nil {
@@ -288,7 +288,7 @@ func (m *Mode) update(name proxy.PortName, state *proxy.PortState) error {
 }
 
 // place makes the tables want what state says.
-func (m *Mode) place(p *port, state *proxy.PortState) error {
+func (m *Mode) assign(p *port, state *proxy.PortState) error {
 	var errs []error
 	for i, f := range m.families {
 		old := p.of(i)
@@ -326,7 +326,7 @@ func (m *Mode) number(comment string) (uint16, error) {
 // flush writes what differs. If the kernel disagrees, its state is read and the
 // difference written once more.
 func (m *Mode) flush() error {
-	if m.doubt {
+	if m.needsResync {
 		if err := m.readBack(); err != nil {
 			m.metrics.failures.Inc()
 			return err
@@ -336,7 +336,7 @@ func (m *Mode) flush() error {
 	if err == nil || fatal(err) {
 		return err
 	}
-	m.log.Warn("the kernel's tables are not as expected; reading them back", "err", err)
+	m.log.Warn("the kernel's tables are not as expected; reading them back", "error", err)
 	if err2 := m.readBack(); err2 != nil {
 		m.metrics.failures.Inc()
 		return err2
@@ -369,7 +369,7 @@ func (m *Mode) write() error {
 	}()
 	m.batch.Trim()
 	if err != nil {
-		m.doubt = true
+		m.needsResync = true
 		m.metrics.failures.Inc()
 		return fmt.Errorf("writing nftables: %w", err)
 	}
@@ -381,12 +381,12 @@ func (m *Mode) write() error {
 
 // readBack ends doubt.
 func (m *Mode) readBack() error {
-	m.doubt = true
+	m.needsResync = true
 	if err := m.readKernel(); err != nil {
 		return err
 	}
 	m.lostCounters()
-	m.doubt = false
+	m.needsResync = false
 	return nil
 }
 

@@ -480,7 +480,7 @@ func compareNames(a, b proxy.PortName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port))
 }
 
-// conflict tells whether another service has an address of p's.
+// conflict reports whether another service has an address of p's.
 func (f *family) conflict(p *port, s *served) error {
 	for _, v := range s.vips {
 		list := f.claims[vipKey(v.addr, s.proto, v.port)]

@@ -140,7 +140,7 @@ func TestDriftIsRepairedInMemory(t *testing.T) {
 	ip6 := nfnl.Table{Family: ipv6.proto, Name: DefaultTable}
 	other := nfnl.Table{Family: ipv4.proto, Name: "other"}
 	vip := func(f *family) *nfnl.Set { return &f.vip.def }
-	for name, damage := range map[string]func(*nfnl.Batch, *Mode){
+	for name, tamper := range map[string]func(*nfnl.Batch, *Mode){
 		"both tables deleted": func(b *nfnl.Batch, _ *Mode) { b.DeleteTable(ip); b.DeleteTable(ip6) },
 		"a chain flushed":     func(b *nfnl.Batch, _ *Mode) { b.FlushChain(ip, chainDispatch) },
 		"a rule added":        func(b *nfnl.Batch, _ *Mode) { b.AddRule(ip6, chainPre, drop("theirs")) },
@@ -174,7 +174,7 @@ func TestDriftIsRepairedInMemory(t *testing.T) {
 				program := l.sim.fake.Open()
 				var b nfnl.Batch
 				b.AddTable(other)
-				damage(&b, m)
+				tamper(&b, m)
 				if err := program.Commit(&b); err != nil {
 					t.Fatal(err)
 				}

@@ -287,7 +287,7 @@ func (f *family) resize(k kernel) error {
 	return k.Commit(&b)
 }
 
-// different tells whether there is anything to write.
+// different reports whether there is anything to write.
 func (f *family) different() bool {
 	if f.off {
 		return false

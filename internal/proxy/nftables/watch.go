@@ -65,7 +65,7 @@ func (w *watch) listen(l listener, f func(nfnl.Message) bool) {
 			w.m.metrics.overruns.Inc()
 			w.note(true, true)
 		case err != nil:
-			w.m.log.Error("changes of the kernel's tables and addresses go unnoticed from now on", "err", err)
+			w.m.log.Error("changes of the kernel's tables and addresses go unnoticed from now on", "error", err)
 			return
 		}
 	}
@@ -111,7 +111,7 @@ func (w *watch) work() {
 		pause := calm
 		if err := w.m.repair(verify, addrs); err != nil {
 			pause = retry.Next()
-			w.m.log.Warn("repairing nftables failed and will be tried again", "err", err, "in", pause)
+			w.m.log.Warn("repairing nftables failed and will be tried again", "error", err, "in", pause)
 			w.note(verify, addrs)
 		} else {
 			retry.Reset()
@@ -129,7 +129,7 @@ func (m *Mode) repair(verify, addrs bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed || !m.started {
-		m.ahead = m.ahead && !verify
+		m.prefetched = m.prefetched && !verify
 		return nil // the first Apply reads everything
 	}
 	if addrs {
@@ -202,7 +202,7 @@ func (m *Mode) readAddresses() error {
 	return errors.Join(errs...)
 }
 
-// nodePortAddress tells whether node ports are served on an address, and its
+// nodePortAddress reports whether node ports are served on an address, and its
 // family.
 func (m *Mode) nodePortAddress(addr netip.Addr) (_ netip.Addr, family int, ok bool) {
 	if addr.Is6() {

@@ -72,7 +72,7 @@ func (k *kernel) turnedAway(c client, proto proxy.Protocol, to netip.AddrPort) {
 // may notServed.
 func (k *kernel) unanswered(c client, proto proxy.Protocol, to netip.AddrPort) {
 	k.Helper()
-	a, err := c.ask(proto, to, patience)
+	a, err := c.ask(proto, to, timeout)
 	if err != nil || a.who != whoSilent {
 		k.Errorf("%s asks %s %s: %s, %v, want silence", c.name, proto, to, a.who, err)
 	}
@@ -81,7 +81,7 @@ func (k *kernel) unanswered(c client, proto proxy.Protocol, to netip.AddrPort) {
 // notServed, whether it is told so or not.
 func (k *kernel) notServed(c client, proto proxy.Protocol, to netip.AddrPort) {
 	k.Helper()
-	a, err := c.ask(proto, to, patience)
+	a, err := c.ask(proto, to, timeout)
 	if err != nil || (a.who != whoSilent && a.who != whoRefused) {
 		k.Errorf("%s asks %s %s: %s, %v, want no answer", c.name, proto, to, a.who, err)
 	}

@@ -149,7 +149,7 @@ var cases = []testCase{
 		}},
 	},
 	{
-		name: "drop is silent, TCP", needs: []Feature{Silence}, protocol: proxy.TCP, backends: alive3,
+		name: "drop is silent, TCP", needs: []Feature{Drop}, protocol: proxy.TCP, backends: alive3,
 		steps: []step{
 			{
 				services: []service{{name: "a", port: 8080, internalLocal: true, noLocal: proxy.Drop}},
@@ -163,7 +163,7 @@ var cases = []testCase{
 		},
 	},
 	{
-		name: "drop is silent, UDP", needs: []Feature{Silence}, protocol: proxy.UDP, backends: alive3,
+		name: "drop is silent, UDP", needs: []Feature{Drop}, protocol: proxy.UDP, backends: alive3,
 		steps: []step{{
 			services: []service{{name: "a", port: 8080, internalLocal: true, noLocal: proxy.Drop}},
 			asks:     []ask{{port: 8080, times: 1, shares: only(silent)}},
@@ -247,12 +247,12 @@ func (s *setup) ask(proto proxy.Protocol, step string, a ask) {
 	}
 	wait := 5 * time.Second
 	if _, quiet := a.shares[silent]; quiet {
-		wait = patience
+		wait = timeout
 	}
 	got := map[int]int{}
 	for range a.times {
 		who := s.askOnce(proto, to, wait)
-		if got[who]++; who == silent && wait > patience {
+		if got[who]++; who == silent && wait > timeout {
 			s.Fatalf("step %q: %s is silent", step, to) // further questions would take as long
 		}
 	}

@@ -208,7 +208,7 @@ func flowsEndWithService(k *kernel) {
 	}
 	k.apply()
 	for _, f := range flows {
-		if a := f.again(patience); a.who != whoRefused && a.who != whoSilent {
+		if a := f.again(timeout); a.who != whoRefused && a.who != whoSilent {
 			k.Errorf("flow to %s is answered by %s after its service went", f.conn.RemoteAddr(), a.who)
 		}
 	}

@@ -19,15 +19,15 @@ const (
 	// WorkloadShortcut: workloads of the node use the cluster's list under
 	// externalTrafficPolicy Local.
 	WorkloadShortcut Feature = "workloads use the cluster list under policy Local"
-	// SelectiveSilence: some clients of an address are left unanswered, others are
+	// SelectiveDrop: some clients of an address are left unanswered, others are
 	// served.
-	SelectiveSilence Feature = "silence towards some clients"
-	// UnallocatedSilence: addresses of the range that no Service has are silent.
-	UnallocatedSilence Feature = "silence of unallocated addresses"
+	SelectiveDrop Feature = "silence towards some clients"
+	// UnallocatedDrop: addresses of the range that no Service has are silent.
+	UnallocatedDrop Feature = "silence of unallocated addresses"
 	// RandomPick: a new client's endpoint is chosen at random, not by its address.
 	RandomPick Feature = "random first choice under affinity"
-	// Standing: established connections, and new ones, work while no agent runs.
-	Standing Feature = "traffic without an agent"
+	// SurvivesRestart: established connections, and new ones, work while no agent runs.
+	SurvivesRestart Feature = "traffic without an agent"
 	// Sctp: the protocol SCTP is carried.
 	Sctp Feature = "SCTP"
 	// Repair: damage of the kernel's state is noticed (KernelEnv.Damages).
@@ -41,16 +41,16 @@ type KernelEnv struct {
 	New func(t *testing.T, node KernelNode) proxy.Mode
 	// Damages spoil the kernel's state behind the mode's back; it must be whole
 	// within 1 s. They run in the node's namespace. Needed unless Repair lacks.
-	Damages []Damage
+	Corruptions []Corruption
 	// Cleanup removes everything that the mode left on this node, while none runs.
 	// Nil: a mode that is closed leaves nothing.
 	Cleanup func() error
-	// Lacks tells which features are missing, and why.
+	// Lacks reports which features are missing, and why.
 	Lacks map[Feature]string
 }
 
 // Damage is one way to spoil the kernel's state.
-type Damage struct {
+type Corruption struct {
 	Name string
 	Do   func() error
 }

@@ -154,7 +154,7 @@ type kernel struct {
 	told   map[Feature]bool
 }
 
-// lacks tells whether a part of a case is to be left out.
+// lacks reports whether a part of a case is to be left out.
 func (k *kernel) lacks(f Feature) bool {
 	why, lacking := k.env.Lacks[f]
 	if lacking && !k.told[f] {

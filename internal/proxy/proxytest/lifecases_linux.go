@@ -82,7 +82,7 @@ func affinityShared(k *kernel) {
 }
 
 // affinityLapses: a client that goes on asking stays, one that rested for the
-// timeout chooses anew.
+// timeout chooses again.
 func affinityLapses(k *kernel) {
 	k.apply(k.sticky(time.Second, local1, remote1, remote2))
 	first := k.choices(k.at(k.vip(0)))
@@ -123,14 +123,14 @@ func affinityRestart(k *kernel) {
 
 // lifeCases: the agent ends and returns, and somebody else spoils its work.
 var lifeCases = []kernelCase{
-	{name: "traffic goes on without an agent", needs: []Feature{Standing}, run: standing},
+	{name: "traffic goes on without an agent", needs: []Feature{SurvivesRestart}, run: survivesRestart},
 	{name: "a restart finds everything", run: restarted},
 	{name: "a restart after changes", run: restartedChanged},
 	{name: "drift is repaired", needs: []Feature{Repair}, run: repaired},
 	{name: "clean-up leaves nothing", run: cleanedUp},
 }
 
-func standing(k *kernel) {
+func survivesRestart(k *kernel) {
 	k.apply(k.openService(0, k.on(remote1)))
 	sessions := []*session{
 		k.session(k.pod(), proxy.TCP, k.at(k.vip(0))),
@@ -176,7 +176,7 @@ func restartedChanged(k *kernel) {
 		checks = append(checks, func() { k.notServed(k.pod(), proxy.TCP, to) })
 	}
 	together(checks...)
-	if a := gone.again(patience); a.who != whoRefused && a.who != whoSilent {
+	if a := gone.again(timeout); a.who != whoRefused && a.who != whoSilent {
 		k.Errorf("a flow is answered by %s though its service went while no agent ran", a.who)
 	}
 }
@@ -184,7 +184,7 @@ func restartedChanged(k *kernel) {
 // cleanedUp: without a mode, packets go where they would on any machine, which
 // for a cluster address is astray.
 func cleanedUp(k *kernel) {
-	if _, ends := k.env.Lacks[Standing]; !ends && k.env.Cleanup == nil {
+	if _, ends := k.env.Lacks[SurvivesRestart]; !ends && k.env.Cleanup == nil {
 		k.Skip("the environment names no clean-up")
 	}
 	k.apply(k.openService(0, k.on(remote1)), k.svc(1))
@@ -206,12 +206,12 @@ func cleanedUp(k *kernel) {
 }
 
 func repaired(k *kernel) {
-	if len(k.env.Damages) == 0 {
+	if len(k.env.Corruptions) == 0 {
 		k.Fatal("the environment names no damage, nor why there is none")
 	}
 	s, nobody := k.openService(0, k.all(local1, remote1)...), k.svc(1)
 	k.apply(s, nobody)
-	for _, d := range k.env.Damages {
+	for _, d := range k.env.Corruptions {
 		if err := d.Do(); err != nil {
 			k.Fatalf("%s: %v", d.Name, err)
 		}
@@ -229,7 +229,7 @@ func repaired(k *kernel) {
 		k.apply(s, nobody)
 		k.reaches(k.pod(), proxy.TCP, k.at(k.vip(0)), local1, remote1)
 	}
-	if !k.lacks(UnallocatedSilence) {
+	if !k.lacks(UnallocatedDrop) {
 		k.unanswered(k.pod(), proxy.TCP, k.at(k.vip(2)))
 	}
 }
@@ -256,7 +256,7 @@ func (k *kernel) untilWhole(served ...string) time.Duration {
 		for to, who := range want {
 			for range 3 {
 				asked := time.Since(begin)
-				a, err := k.pod().ask(proxy.TCP, to, patience)
+				a, err := k.pod().ask(proxy.TCP, to, timeout)
 				if err != nil || !slices.Contains(who, a.who) {
 					last, wrong = asked, true
 				}

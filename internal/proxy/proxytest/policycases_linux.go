@@ -13,7 +13,7 @@ var policyCases = []kernelCase{
 	{name: "external Local keeps the source", needs: []Feature{KeepSource}, run: externalLocalSource},
 	{name: "external Local without a local endpoint", run: externalLocalNone},
 	{name: "external Local without any endpoint", run: externalLocalNobody},
-	{name: "internal Local", needs: []Feature{Silence}, run: internalLocal},
+	{name: "internal Local", needs: []Feature{Drop}, run: internalLocal},
 	{name: "hints narrow the cluster list", run: zoneHints},
 }
 
@@ -34,7 +34,7 @@ func (k *kernel) localService(i int, endpoints ...proxy.SliceEndpoint) *kernelSe
 func (k *kernel) silentTo(c client, to netip.AddrPort) []func() {
 	k.Helper()
 	check := k.unanswered
-	if k.lacks(SelectiveSilence) {
+	if k.lacks(SelectiveDrop) {
 		check = k.notServed
 	}
 	var checks []func()

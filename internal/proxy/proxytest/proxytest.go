@@ -30,8 +30,8 @@ type Feature string
 const (
 	// Retry: another endpoint is tried when one does not answer.
 	Retry Feature = "retry"
-	// Silence: the verdict Drop leaves packets unanswered.
-	Silence Feature = "silence"
+	// Drop: the verdict Drop leaves packets unanswered.
+	Drop Feature = "silence"
 	// NodePort: node ports listen on Env.Node.
 	NodePort Feature = "node port"
 )
@@ -47,7 +47,7 @@ type Env struct {
 	Node netip.Addr
 	// Random: endpoints are picked at random, so that shares are right up to chance.
 	Random bool
-	// Lacks tells which features are missing, and why.
+	// Lacks reports which features are missing, and why.
 	Lacks map[Feature]string
 }
 
@@ -264,9 +264,9 @@ const (
 	unexpected = -3
 )
 
-// patience is how long silence has to last to be called so; a proxy on the same
+// timeout is how long silence has to last to be called so; a proxy on the same
 // host answers or refuses in well under a millisecond.
-const patience = 200 * time.Millisecond
+const timeout = 200 * time.Millisecond
 
 // askOnce puts a question to an address as a new client and says who answered.
 func (s *setup) askOnce(proto proxy.Protocol, to netip.AddrPort, wait time.Duration) int {

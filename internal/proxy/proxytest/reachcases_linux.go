@@ -15,7 +15,7 @@ var reachCases = []kernelCase{
 	{name: "weights", run: weights},
 	{name: "two families", run: twoFamilies},
 	{name: "unknown port of a known address", run: unknownPort},
-	{name: "unallocated address", needs: []Feature{UnallocatedSilence}, run: unallocated},
+	{name: "unallocated address", needs: []Feature{UnallocatedDrop}, run: unallocated},
 	{name: "no endpoint is a refusal", run: noEndpoint},
 	{name: "SCTP", needs: []Feature{Sctp}, run: sctp},
 	{name: "counts", run: counts},

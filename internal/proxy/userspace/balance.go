@@ -34,7 +34,7 @@ func newView(state *proxy.PortState) *view {
 func newPools(c *proxy.Choice) pools {
 	out := pools{newPool(c.Cluster), newPool(c.Local)}
 	if out.cluster != nil {
-		out.cluster.spare = c.Spare
+		out.cluster.spare = c.Fallback
 	}
 	return out
 }
@@ -46,7 +46,7 @@ func (v *view) pools(vip netip.Addr) pools {
 	return v.v6
 }
 
-// serves tells whether an endpoint is in any list.
+// serves reports whether an endpoint is in any list.
 func (v *view) serves(addr netip.AddrPort) bool {
 	for _, p := range []*pool{v.v4.cluster, v.v4.local, v.v6.cluster, v.v6.local} {
 		if p != nil && p.has(addr) {

@@ -73,7 +73,7 @@ func TestSparesComeWhenNobodyElseAnswers(t *testing.T) {
 	m := &Mode{penalties: newPenalties(time.Second, 6*time.Second)}
 	p := newServicePort(m, proxy.PortName{})
 	near, far := targets(1, 1)[:1], targets(1, 1)[1:]
-	from := newPools(&proxy.Choice{Cluster: near, Spare: far}).cluster
+	from := newPools(&proxy.Choice{Cluster: near, Fallback: far}).cluster
 	for range 10 {
 		if next, ok := p.next(from, nil, now); !ok || next != near[0] {
 			t.Fatalf("near is fine: %v, %t; want %v", next, ok, near[0])
@@ -213,7 +213,7 @@ func TestWhoIsServedWhere(t *testing.T) {
 		{loadBalancer, "198.51.100.9", v.v4.local},
 		{loadBalancer, "198.51.100.77", v.v4.cluster},
 	} {
-		key := frontKey{socketKey: socketKey{addr: netip.AddrPortFrom(vip, 80)}, role: tc.role}
+		key := frontendKey{socketKey: socketKey{addr: netip.AddrPortFrom(vip, 80)}, role: tc.role}
 		if tc.role == nodePort {
 			key.addr = netip.AddrPortFrom(netip.IPv4Unspecified(), 80)
 		}

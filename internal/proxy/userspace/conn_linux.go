@@ -59,13 +59,13 @@ type dialing struct {
 // direction is what goes from one side to the other. It holds a buffer or a pipe
 // only while the other side does not take what was read.
 type direction struct {
-	count *atomic.Uint64
-	ended bool    // end of stream was read and passed on
-	held  *[]byte // of streamBuffers
-	rest  []byte  // part of held that is to be written
-	pipe  *pipe
-	piped int // bytes in pipe
-	full  int // full buffers in a row
+	count  *atomic.Uint64
+	ended  bool    // end of stream was read and passed on
+	buffer *[]byte // of streamBuffers
+	rest   []byte  // part of held that is to be written
+	pipe   *pipe
+	piped  int // bytes in pipe
+	full   int // full buffers in a row
 }
 
 // connect goes on with the search: until an endpoint answers, is being waited
@@ -306,8 +306,8 @@ func (c *conn) move(side int) (int, error) {
 		return 0, err
 	}
 	if w < n {
-		d.held = streamBuffers.get()
-		d.rest = (*d.held)[:copy(*d.held, c.loop.buf[w:n])]
+		d.buffer = streamBuffers.get()
+		d.rest = (*d.buffer)[:copy(*d.buffer, c.loop.buf[w:n])]
 	}
 	return n, nil
 }
@@ -366,9 +366,9 @@ func (c *conn) awaitRoom(side int) error {
 }
 
 func (d *direction) unhold() {
-	if d.held != nil {
-		streamBuffers.put(d.held)
-		d.held, d.rest = nil, nil
+	if d.buffer != nil {
+		streamBuffers.put(d.buffer)
+		d.buffer, d.rest = nil, nil
 	}
 }
 

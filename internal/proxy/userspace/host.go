@@ -20,7 +20,7 @@ type host struct {
 	asked time.Time
 }
 
-// has tells whether an address is one of this host's. An address that comes or
+// has reports whether an address is one of this host's. An address that comes or
 // goes is noticed within hostFresh. If the system does not tell, what it said
 // before holds.
 func (h *host) has(addr netip.Addr, now time.Time) bool {

@@ -18,9 +18,9 @@ import (
 
 const (
 	// What an event's first 32 bits of data say: a connection's index and side
-	// (≥ 0), the loop itself, or a front (below).
-	wakeTag  = -1
-	frontTag = -2
+	// (≥ 0), the loop itself, or a frontend (below).
+	wakeTag     = -1
+	frontendTag = -2
 
 	// eventBatch is how many events are taken at once.
 	eventBatch = 128
@@ -48,9 +48,9 @@ type loop struct {
 	buf   []byte // what is being copied; nothing stays in it
 	pipes []*pipe
 
-	// paused fronts are not watched: no slot is free, or accepting failed, in
+	// paused frontends are not watched: no slot is free, or accepting failed, in
 	// which case they wait until resume.
-	paused []*loopFront
+	paused []*loopFrontend
 	resume time.Time
 	retry  backoff.Backoff
 
@@ -97,11 +97,11 @@ func (l *loop) control(op, fd int, events uint32, tag, generation int32) error {
 
 // watchFront may be called by any goroutine. Of the loops that wait, a client
 // wakes one (EPOLLEXCLUSIVE, epoll_ctl(2)).
-func (l *loop) watchFront(f *loopFront) error {
-	return l.control(unix.EPOLL_CTL_ADD, f.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, frontTag-f.id, 0)
+func (l *loop) watchFront(f *loopFrontend) error {
+	return l.control(unix.EPOLL_CTL_ADD, f.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, frontendTag-f.id, 0)
 }
 
-// wake makes the loop look at stop and at its paused fronts. Any goroutine may
+// wake makes the loop look at stop and at its paused frontends. Any goroutine may
 // call it.
 func (l *loop) wake() {
 	var one [8]byte
@@ -146,7 +146,7 @@ func (l *loop) dispatch(e *unix.EpollEvent) {
 			l.unpause()
 		}
 	default:
-		if f := l.loops.front(frontTag - e.Fd); f != nil {
+		if f := l.loops.frontend(frontendTag - e.Fd); f != nil {
 			l.accept(f)
 		}
 	}
@@ -200,7 +200,7 @@ func (l *loop) expire() {
 
 // accept takes one client, as then an event costs one system call and other
 // loops get their share; the kernel reports what is left again.
-func (l *loop) accept(f *loopFront) {
+func (l *loop) accept(f *loopFrontend) {
 	m := l.mode
 	if !m.slots.takeOrAwait() {
 		l.stopWatching(f)
@@ -227,8 +227,8 @@ func (l *loop) accept(f *loopFront) {
 }
 
 // accept4 leaves the client's address in l.peer. A connection counts as live
-// before the front can be closed, so that drain misses none.
-func (l *loop) accept4(f *loopFront) (int, error) {
+// before the frontend can be closed, so that drain misses none.
+func (l *loop) accept4(f *loopFrontend) (int, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.closed {
@@ -247,7 +247,7 @@ func (l *loop) accept4(f *loopFront) (int, error) {
 	return -1, os.NewSyscallError("accept4", errno)
 }
 
-func (l *loop) stopWatching(f *loopFront) {
+func (l *loop) stopWatching(f *loopFrontend) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if !f.closed && l.control(unix.EPOLL_CTL_DEL, f.fd, 0, 0, 0) == nil {
@@ -272,7 +272,7 @@ func (l *loop) unpause() {
 }
 
 // begin takes over a client and a slot.
-func (l *loop) begin(f *loopFront, fd int, peer netip.Addr) {
+func (l *loop) begin(f *loopFrontend, fd int, peer netip.Addr) {
 	p := f.port
 	p.counters.connections.Add(1)
 	p.counters.active.Add(1)

@@ -26,22 +26,22 @@ type loops struct {
 	idle     chan struct{} // closed when draining and live is 0
 	ended    sync.Once
 
-	mu     sync.RWMutex
-	fronts map[int32]*loopFront
-	lastID int32
+	mu        sync.RWMutex
+	frontends map[int32]*loopFrontend
+	lastID    int32
 }
 
 func newStreams(m *Mode) streams {
-	s := &loops{mode: m, idle: make(chan struct{}), fronts: map[int32]*loopFront{}}
+	s := &loops{mode: m, idle: make(chan struct{}), frontends: map[int32]*loopFrontend{}}
 	m.slots.freed = s.wake
 	return s
 }
 
-// loopFront is a listening socket that all loops watch.
-type loopFront struct {
+// loopFrontend is a listening socket that all loops watch.
+type loopFrontend struct {
 	loops *loops
 	port  *servicePort
-	key   frontKey
+	key   frontendKey
 	id    int32
 
 	// mu keeps the descriptor from being closed, and reused, under an accept.
@@ -51,12 +51,12 @@ type loopFront struct {
 }
 
 // listen implements streams. The caller holds Mode.mu.
-func (s *loops) listen(p *servicePort, key frontKey) (front, error) {
+func (s *loops) listen(p *servicePort, key frontendKey) (frontend, error) {
 	fd, err := listenFD(p, key)
 	if err != nil {
 		return nil, err
 	}
-	f := &loopFront{loops: s, port: p, key: key, fd: fd}
+	f := &loopFrontend{loops: s, port: p, key: key, fd: fd}
 	if key.silent {
 		return f, nil
 	}
@@ -67,7 +67,7 @@ func (s *loops) listen(p *servicePort, key frontKey) (front, error) {
 	s.mu.Lock()
 	s.lastID++
 	f.id = s.lastID
-	s.fronts[f.id] = f
+	s.frontends[f.id] = f
 	s.mu.Unlock()
 	for _, l := range s.all {
 		if err := l.watchFront(f); err != nil {
@@ -81,7 +81,7 @@ func (s *loops) listen(p *servicePort, key frontKey) (front, error) {
 // listenFD opens a listening socket. Package net does it, for its errors and
 // defaults; the descriptor is then taken out of the runtime's poller, which
 // would wake up for every client beside our loops.
-func listenFD(p *servicePort, key frontKey) (int, error) {
+func listenFD(p *servicePort, key frontendKey) (int, error) {
 	lc := net.ListenConfig{Control: control(p.mode, key, true), KeepAlive: -1}
 	lc.SetMultipathTCP(false) // slower, and of no use towards a virtual address
 	ln, err := lc.Listen(p.mode.life, key.network, key.addr.String())
@@ -102,9 +102,9 @@ func listenFD(p *servicePort, key frontKey) (int, error) {
 }
 
 // close stops accepting. It returns when no loop is about to accept any more.
-func (f *loopFront) close() {
+func (f *loopFrontend) close() {
 	f.loops.mu.Lock()
-	delete(f.loops.fronts, f.id)
+	delete(f.loops.frontends, f.id)
 	f.loops.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,12 +116,12 @@ func (f *loopFront) close() {
 }
 
 // prune leaves connections alone: they outlive changes of the endpoints.
-func (f *loopFront) prune(*view) {}
+func (f *loopFrontend) prune(*view) {}
 
-func (s *loops) front(id int32) *loopFront {
+func (s *loops) frontend(id int32) *loopFrontend {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.fronts[id]
+	return s.frontends[id]
 }
 
 // start starts the loops with the first socket.

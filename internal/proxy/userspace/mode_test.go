@@ -306,7 +306,7 @@ func TestUDPFlowsEndWhenIdleOrCrowded(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("idle flows do not end")
 		}
-		time.Sleep(10 * time.Millisecond) // polling; nothing tells when a flow ends
+		time.Sleep(10 * time.Millisecond) // polling; nothing reports when a flow ends
 	}
 }
 

@@ -30,24 +30,24 @@ type socketKey struct {
 
 func (k socketKey) String() string { return k.network + " " + k.addr.String() }
 
-// frontKey is a socket together with what it is for. A socket whose purpose
-// changes is opened anew: that is rare and keeps purposes immutable.
-type frontKey struct {
+// frontendKey is a socket together with what it is for. A socket whose purpose
+// changes is opened again: that is rare and keeps purposes immutable.
+type frontendKey struct {
 	socketKey
 	role role
 	// silent: the verdict is Drop, so whatever arrives is left unanswered.
 	silent bool
 }
 
-// front is an open socket of a service port.
-type front interface {
+// frontend is an open socket of a service port.
+type frontend interface {
 	// close stops accepting. Connections of TCP live on, flows of UDP end.
 	close()
 	// prune ends what must not outlive its endpoint (UDP flows).
 	prune(*view)
 }
 
-// servicePort carries one port of a Service. Its sockets and desired fronts are
+// servicePort carries one port of a Service. Its sockets and desired frontends are
 // guarded by Mode.mu; the rest is safe for concurrent use.
 type servicePort struct {
 	mode     *Mode
@@ -57,12 +57,12 @@ type servicePort struct {
 	sequence atomic.Uint64
 	view     atomic.Pointer[view]
 
-	fronts map[frontKey]front
-	wanted []frontKey
+	frontends map[frontendKey]frontend
+	wanted    []frontendKey
 }
 
 func newServicePort(m *Mode, name proxy.PortName) *servicePort {
-	p := &servicePort{mode: m, name: name, fronts: map[frontKey]front{}}
+	p := &servicePort{mode: m, name: name, frontends: map[frontendKey]frontend{}}
 	p.sequence.Store(randomStart())
 	return p
 }
@@ -76,10 +76,10 @@ func (p *servicePort) release(state *proxy.PortState) {
 		p.wanted = p.desired(state)
 	}
 	p.view.Store(v)
-	for key, f := range p.fronts {
+	for key, f := range p.frontends {
 		if !slices.Contains(p.wanted, key) {
 			f.close()
-			delete(p.fronts, key)
+			delete(p.frontends, key)
 			delete(p.mode.owners, key.socketKey)
 			p.mode.sockets.remove(key.socketKey)
 		} else {
@@ -100,7 +100,7 @@ func (p *servicePort) open() error {
 		}
 	}
 	for _, key := range p.wanted {
-		if p.fronts[key] != nil {
+		if p.frontends[key] != nil {
 			continue
 		}
 		if owner, taken := p.mode.owners[key.socketKey]; taken {
@@ -119,14 +119,14 @@ func (p *servicePort) open() error {
 			errs = append(errs, newBindError(key.socketKey, err))
 			continue
 		}
-		p.fronts[key] = f
+		p.frontends[key] = f
 		p.mode.owners[key.socketKey] = p.name
 		p.mode.sockets.add(key.socketKey, p.name)
 	}
 	return errors.Join(errs...)
 }
 
-func (p *servicePort) listen(key frontKey) (front, error) {
+func (p *servicePort) listen(key frontendKey) (frontend, error) {
 	if p.view.Load().state.Port.Protocol == proxy.UDP {
 		return listenUDP(p, key)
 	}
@@ -135,13 +135,13 @@ func (p *servicePort) listen(key frontKey) (front, error) {
 
 // desired lists the sockets that a state asks for. Where nothing could answer
 // there is none: the kernel then refuses, which is the verdict Reject.
-func (p *servicePort) desired(state *proxy.PortState) []frontKey {
+func (p *servicePort) desired(state *proxy.PortState) []frontendKey {
 	svc, port := state.Service, state.Port
-	var keys []frontKey
+	var keys []frontendKey
 	seen := map[socketKey]bool{}
 	add := func(addr netip.Addr, number uint16, r role) {
 		addr = addr.Unmap()
-		key := frontKey{socketKey: socketKey{network(port.Protocol, addr), netip.AddrPortFrom(addr, number)}, role: r}
+		key := frontendKey{socketKey: socketKey{network(port.Protocol, addr), netip.AddrPortFrom(addr, number)}, role: r}
 		carried, silent := stance(state, addr, r)
 		if number == 0 || seen[key.socketKey] || (!carried && !silent) {
 			return
@@ -162,7 +162,7 @@ func (p *servicePort) desired(state *proxy.PortState) []frontKey {
 	for _, a := range p.nodePortAddresses(svc) {
 		add(a, port.NodePort, nodePort)
 	}
-	slices.SortFunc(keys, func(a, b frontKey) int {
+	slices.SortFunc(keys, func(a, b frontendKey) int {
 		return cmp.Or(cmp.Compare(a.network, b.network), a.addr.Compare(b.addr))
 	})
 	return keys
@@ -185,12 +185,12 @@ func (p *servicePort) nodePortAddresses(svc *proxy.Service) []netip.Addr {
 	return out
 }
 
-// stance tells what a virtual address does in a state: carry traffic, or take
+// stance reports what a virtual address does in a state: carry traffic, or take
 // and ignore it. Neither: refuse.
 func stance(state *proxy.PortState, vip netip.Addr, r role) (carried, silent bool) {
 	if r == loadBalancer {
 		if ranges, all := state.Service.SourcesOf(vip.Is4()); len(ranges) == 0 && !all {
-			return false, canBeSilent // no client of this family is admitted
+			return false, canDrop // no client of this family is admitted
 		}
 	}
 	choice := state.For(vip)
@@ -203,7 +203,7 @@ func stance(state *proxy.PortState, vip netip.Addr, r role) (carried, silent boo
 	if r != clusterIP && len(choice.Cluster) > 0 {
 		return true, false
 	}
-	return false, verdict == proxy.Drop && canBeSilent
+	return false, verdict == proxy.Drop && canDrop
 }
 
 func policyLocal(svc *proxy.Service, r role) bool {
@@ -224,10 +224,10 @@ func network(proto proxy.Protocol, addr netip.Addr) string {
 	return "tcp" + family
 }
 
-// poolFor finds the endpoints for a client that came to a front; local is the
-// address it asked for, where the front is on all of them. None: the client is
+// poolFor finds the endpoints for a client that came to a frontend; local is the
+// address it asked for, where the frontend is on all of them. None: the client is
 // to be turned away.
-func (p *servicePort) poolFor(v *view, key frontKey, client netip.Addr, local func() netip.Addr) *pool {
+func (p *servicePort) poolFor(v *view, key frontendKey, client netip.Addr, local func() netip.Addr) *pool {
 	if v.state == nil {
 		return nil // the port was removed while the client waited in the queue
 	}
@@ -245,8 +245,8 @@ func (p *servicePort) poolFor(v *view, key frontKey, client netip.Addr, local fu
 	return pools.local
 }
 
-// fromHere tells whether a client is a process of this host.
-func (p *servicePort) fromHere(key frontKey, client netip.Addr, local func() netip.Addr) bool {
+// fromHere reports whether a client is a process of this host.
+func (p *servicePort) fromHere(key frontendKey, client netip.Addr, local func() netip.Addr) bool {
 	asked := key.addr.Addr()
 	if asked.IsUnspecified() {
 		asked = local()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canBeSilent: a socket filter makes the kernel ignore what arrives.
-const canBeSilent = true
+// canDrop: a socket filter makes the kernel ignore what arrives.
+const canDrop = true
 
 // dropAll is a classic BPF program that keeps no byte of any packet: the kernel
 // drops it before the socket sees it, even a SYN.
@@ -21,7 +21,7 @@ var dropAll = []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 
 // control prepares a listening socket. Accepted connections inherit the options
 // of a stream, which saves system calls for each of them.
-func control(m *Mode, key frontKey, stream bool) func(string, string, syscall.RawConn) error {
+func control(m *Mode, key frontendKey, stream bool) func(string, string, syscall.RawConn) error {
 	routed := slices.ContainsFunc(m.opts.LocalRanges, func(p netip.Prefix) bool { return p.Contains(key.addr.Addr()) })
 	return func(_, _ string, c syscall.RawConn) error {
 		var errs []error

@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// canBeSilent: without socket filters the verdict Drop becomes a refusal.
-const canBeSilent = false
+// canDrop: without socket filters the verdict Drop becomes a refusal.
+const canDrop = false
 
-func control(*Mode, frontKey, bool) func(string, string, syscall.RawConn) error { return nil }
+func control(*Mode, frontendKey, bool) func(string, string, syscall.RawConn) error { return nil }
 
 // openFiles is a guess on the safe side.
 func openFiles() int { return 1024 }

@@ -15,13 +15,13 @@ import (
 // tcpFront accepts the connections of one virtual address.
 type tcpFront struct {
 	port *servicePort
-	key  frontKey
+	key  frontendKey
 	ln   *net.TCPListener
 
 	relays *relays
 }
 
-func (s *relays) listen(p *servicePort, key frontKey) (front, error) {
+func (s *relays) listen(p *servicePort, key frontendKey) (frontend, error) {
 	lc := net.ListenConfig{Control: control(p.mode, key, true), KeepAlive: -1}
 	lc.SetMultipathTCP(false) // slower, and of no use towards a virtual address
 	ln, err := lc.Listen(p.mode.life, key.network, key.addr.String())
@@ -47,7 +47,7 @@ func (f *tcpFront) serve() {
 		switch {
 		case err == nil:
 			retry.Reset()
-			if !f.port.mode.slots.take(f.port.mode.life) {
+			if !f.port.mode.slots.acquire(f.port.mode.life) {
 				reset(client)
 				return
 			}

@@ -15,11 +15,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// udpFront carries the datagrams of one virtual address. A client's address and
+// udpFrontend carries the datagrams of one virtual address. A client's address and
 // port make a flow, which stays with its endpoint while it lasts.
-type udpFront struct {
+type udpFrontend struct {
 	port *servicePort
-	key  frontKey
+	key  frontendKey
 	conn *net.UDPConn
 
 	mu     sync.Mutex
@@ -29,13 +29,13 @@ type udpFront struct {
 
 // flow is one client at one endpoint.
 type flow struct {
-	front  *udpFront
-	client netip.AddrPort
-	to     netip.AddrPort
-	conn   *net.UDPConn // connected to the endpoint, so that ICMP errors arrive
-	tried  []netip.AddrPort
+	frontend *udpFrontend
+	client   netip.AddrPort
+	to       netip.AddrPort
+	conn     *net.UDPConn // connected to the endpoint, so that ICMP errors arrive
+	tried    []netip.AddrPort
 
-	// Guarded by front.mu. unanswered is the latest datagram while the endpoint
+	// Guarded by frontend.mu. unanswered is the latest datagram while the endpoint
 	// has not answered any: should it turn out dead, another gets the datagram.
 	unanswered []byte
 	answered   bool
@@ -50,20 +50,20 @@ const maxDatagram = 64 << 10
 
 var datagramBuffers = newBuffers(maxDatagram)
 
-func listenUDP(p *servicePort, key frontKey) (front, error) {
+func listenUDP(p *servicePort, key frontendKey) (frontend, error) {
 	lc := net.ListenConfig{Control: control(p.mode, key, false)}
 	c, err := lc.ListenPacket(p.mode.life, key.network, key.addr.String())
 	if err != nil {
 		return nil, err
 	}
-	f := &udpFront{port: p, key: key, conn: c.(*net.UDPConn), flows: map[netip.AddrPort]*flow{}}
+	f := &udpFrontend{port: p, key: key, conn: c.(*net.UDPConn), flows: map[netip.AddrPort]*flow{}}
 	if !key.silent {
 		p.mode.wg.Go(f.serve)
 	}
 	return f, nil
 }
 
-func (f *udpFront) close() {
+func (f *udpFrontend) close() {
 	closeQuietly(f.conn)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,7 +74,7 @@ func (f *udpFront) close() {
 }
 
 // prune ends flows whose endpoint is gone, as a client could not tell.
-func (f *udpFront) prune(v *view) {
+func (f *udpFrontend) prune(v *view) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fl := range f.flows {
@@ -84,7 +84,7 @@ func (f *udpFront) prune(v *view) {
 	}
 }
 
-func (f *udpFront) serve() {
+func (f *udpFrontend) serve() {
 	buf := make([]byte, maxDatagram)
 	failures, retry := 0, listener.Retry()
 	for {
@@ -109,7 +109,7 @@ func (f *udpFront) serve() {
 // freeReadErrors in a row are passed over without a pause.
 const freeReadErrors = 100
 
-func (f *udpFront) forward(data []byte, client netip.AddrPort) {
+func (f *udpFrontend) forward(data []byte, client netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.port.counters.bytesIn.Add(uint64(len(data)))
@@ -125,7 +125,7 @@ func (f *udpFront) forward(data []byte, client netip.AddrPort) {
 
 // send passes data on; where the endpoint is known to be dead, to another one.
 // The caller holds f.mu.
-func (f *udpFront) send(fl *flow, data []byte) {
+func (f *udpFrontend) send(fl *flow, data []byte) {
 	for fl != nil {
 		fl.used.Store(time.Now().UnixNano())
 		if fl.answered {
@@ -142,7 +142,7 @@ func (f *udpFront) send(fl *flow, data []byte) {
 }
 
 // another replaces a flow whose endpoint refused. The caller holds f.mu.
-func (f *udpFront) another(fl *flow) *flow {
+func (f *udpFrontend) another(fl *flow) *flow {
 	f.port.mode.penalties.failed(fl.to, time.Now())
 	f.drop(fl)
 	next := f.begin(fl.client, append(fl.tried, fl.to))
@@ -154,7 +154,7 @@ func (f *udpFront) another(fl *flow) *flow {
 
 // begin opens a flow to an endpoint that was not tried yet; nil if there is
 // none. The caller holds f.mu.
-func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
+func (f *udpFrontend) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	p, m := f.port, f.port.mode
 	v := p.view.Load()
 	from := p.poolFor(v, f.key, client.Addr(), func() netip.Addr { return addrOf(f.conn.LocalAddr()) })
@@ -183,7 +183,7 @@ func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 	if t := v.state.Service.AffinityTimeout; t > 0 {
 		p.affinity.bind(client.Addr(), to, t, now)
 	}
-	fl := &flow{front: f, client: client, to: to, conn: conn, tried: slices.Clone(tried)}
+	fl := &flow{frontend: f, client: client, to: to, conn: conn, tried: slices.Clone(tried)}
 	fl.used.Store(now.UnixNano())
 	f.flows[client] = fl
 	p.counters.active.Add(1)
@@ -192,7 +192,7 @@ func (f *udpFront) begin(client netip.AddrPort, tried []netip.AddrPort) *flow {
 }
 
 // makeRoom takes a slot; with none free, that of the most idle of some flows.
-func (f *udpFront) makeRoom() bool {
+func (f *udpFrontend) makeRoom() bool {
 	if f.port.mode.slots.tryTake() {
 		return true
 	}
@@ -214,7 +214,7 @@ func (f *udpFront) makeRoom() bool {
 }
 
 // drop ends a flow. The caller holds f.mu. It is idempotent.
-func (f *udpFront) drop(fl *flow) {
+func (f *udpFrontend) drop(fl *flow) {
 	if f.flows[fl.client] != fl {
 		return
 	}
@@ -227,7 +227,7 @@ func (f *udpFront) drop(fl *flow) {
 // answers carries what the endpoint sends, until the flow is idle, refused or
 // dropped.
 func (fl *flow) answers() {
-	f := fl.front
+	f := fl.frontend
 	for {
 		_ = fl.conn.SetReadDeadline(fl.expiry())
 		err := receive(fl.conn, datagramBuffers, func(data []byte) (bool, error) {
@@ -252,18 +252,18 @@ func (fl *flow) answers() {
 }
 
 func (fl *flow) confirm() {
-	fl.front.mu.Lock()
-	defer fl.front.mu.Unlock()
+	fl.frontend.mu.Lock()
+	defer fl.frontend.mu.Unlock()
 	if !fl.answered {
 		fl.answered, fl.unanswered = true, nil
-		fl.front.port.mode.penalties.answered(fl.to)
+		fl.frontend.port.mode.penalties.answered(fl.to)
 	}
 }
 
 func (fl *flow) expiry() time.Time {
-	fl.front.mu.Lock()
-	defer fl.front.mu.Unlock()
-	idle := fl.front.port.mode.opts.UDPIdle
+	fl.frontend.mu.Lock()
+	defer fl.frontend.mu.Unlock()
+	idle := fl.frontend.port.mode.opts.UDPIdle
 	if !fl.lasting && fl.answered {
 		idle /= 6
 	}
@@ -272,7 +272,7 @@ func (fl *flow) expiry() time.Time {
 
 // refused moves a client whose endpoint answered with ICMP port unreachable.
 func (fl *flow) refused() {
-	f := fl.front
+	f := fl.frontend
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.flows[fl.client] != fl { // replaced already

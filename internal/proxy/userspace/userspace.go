@@ -9,7 +9,7 @@
 // does) and never reads what it carries.
 //
 // Endpoints see connections from this host: the client's address is lost.
-// DESIGN.md of package proxy tells what else differs from a
+// DESIGN.md of package proxy reports what else differs from a
 // kernel mode, and why.
 package userspace
 
@@ -116,10 +116,10 @@ type Mode struct {
 
 // streams carries TCP: loops on Linux, relays elsewhere.
 type streams interface {
-	// listen opens a socket. Its front accepts at once, unless it is silent.
-	listen(*servicePort, frontKey) (front, error)
+	// listen opens a socket. Its frontend accepts at once, unless it is silent.
+	listen(*servicePort, frontendKey) (frontend, error)
 	// drain waits until all connections have ended and resets the rest when ctx
-	// ends. All fronts are closed before. It is called once.
+	// ends. All frontends are closed before. It is called once.
 	drain(ctx context.Context)
 }
 
@@ -219,7 +219,7 @@ func (m *Mode) SetRanges(ranges []netip.Prefix) error {
 	}
 	m.opts.LocalRanges = want
 	for _, p := range m.ports {
-		if len(p.fronts) < len(p.wanted) {
+		if len(p.frontends) < len(p.wanted) {
 			_ = p.open() // whoever called Apply was told, and calls it again
 		}
 	}
@@ -277,7 +277,7 @@ type slots struct {
 }
 
 // take waits for a slot; false: ctx ended first.
-func (s *slots) take(ctx context.Context) bool {
+func (s *slots) acquire(ctx context.Context) bool {
 	select {
 	case s.c <- struct{}{}:
 		return true

@@ -11,14 +11,14 @@ import (
 
 // Which endpoints a node never uses, and what it says of them.
 func TestUnusableEndpoints(t *testing.T) {
-	fronts := choose.NewFronts()
+	fronts := choose.NewFrontends()
 	other := &proxy.Service{
 		Name:       proxy.ServiceName{Namespace: "shop", Name: "other"},
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.7"), netip.MustParseAddr("fd00:96::7")},
 		Ports:      []proxy.Port{{Name: "http", Port: 80, Protocol: proxy.TCP}},
 	}
 	fronts.Set(nil, other)
-	node := choose.Node{Name: "n1", Machine: "m1", Fronts: fronts}
+	node := choose.Node{Name: "n1", Machine: "m1", Frontends: fronts}
 	port := proxy.Port{Name: "http", Port: 8080, Protocol: proxy.TCP}
 	svc := &proxy.Service{Name: proxy.ServiceName{Namespace: "shop", Name: "web"}, Ports: []proxy.Port{port}}
 	for name, tc := range map[string]struct {

@@ -13,23 +13,23 @@ import (
 // about a node whose machine is not known.
 const UnknownMachine = "-"
 
-// Fronts are the cluster addresses at which Services answer on every node. An
+// Frontends are the cluster addresses at which Services answer on every node. An
 // endpoint at one of them would lead back to the node. Safe for concurrent use.
 //
 // Other addresses of Services (external, of load balancers, node ports) are not
 // among them: programs of a machine may well listen there, as an ingress on the
 // host's network does, and kernel modes translate a connection once only. Where
 // the userspace mode has a socket, it does not dial.
-type Fronts struct {
+type Frontends struct {
 	mu       sync.RWMutex
 	services map[netip.Addr]*proxy.Service
 }
 
 // NewFronts makes an empty set.
-func NewFronts() *Fronts { return &Fronts{services: map[netip.Addr]*proxy.Service{}} }
+func NewFrontends() *Frontends { return &Frontends{services: map[netip.Addr]*proxy.Service{}} }
 
 // Set replaces a Service by another of the same name; nil: there is none.
-func (f *Fronts) Set(old, now *proxy.Service) {
+func (f *Frontends) Set(old, now *proxy.Service) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if old != nil {
@@ -47,8 +47,8 @@ func (f *Fronts) Set(old, now *proxy.Service) {
 }
 
 // At is the Service that answers at an address and port; ok is false if none
-// does. A nil Fronts has none.
-func (f *Fronts) At(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
+// does. A nil Frontends has none.
+func (f *Frontends) At(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
 	if f == nil {
 		return proxy.ServiceName{}, false
 	}
@@ -57,7 +57,7 @@ func (f *Fronts) At(to netip.AddrPort, protocol proxy.Protocol) (service proxy.S
 	return f.at(to, protocol)
 }
 
-func (f *Fronts) at(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
+func (f *Frontends) at(to netip.AddrPort, protocol proxy.Protocol) (service proxy.ServiceName, ok bool) {
 	s := f.services[to.Addr()]
 	if s == nil || !slices.ContainsFunc(s.Ports, func(p proxy.Port) bool { return p.Port == to.Port() && p.Protocol == protocol }) {
 		return proxy.ServiceName{}, false
@@ -90,25 +90,25 @@ func (t *Touched) Touch(old, now *proxy.Service) {
 
 // usable leaves out the endpoints that Unusable has a reason for. It reuses all.
 func usable(all []Endpoint, protocol proxy.Protocol, node Node) []Endpoint {
-	if node.Fronts != nil {
-		node.Fronts.mu.RLock()
-		defer node.Fronts.mu.RUnlock()
+	if node.Frontends != nil {
+		node.Frontends.mu.RLock()
+		defer node.Frontends.mu.RUnlock()
 	}
 	return slices.DeleteFunc(all, func(e Endpoint) bool {
-		if elsewhere(&e, node) {
+		if onOtherMachine(&e, node) {
 			return true
 		}
-		if node.Fronts == nil {
+		if node.Frontends == nil {
 			return false
 		}
-		_, front := node.Fronts.at(unmapped(e.Addr), protocol)
+		_, front := node.Frontends.at(unmapped(e.Addr), protocol)
 		return front
 	})
 }
 
 // elsewhere: a loopback address that is another machine's. Where the machine is
 // not known, it is that of the endpoint's node.
-func elsewhere(e *Endpoint, node Node) bool {
+func onOtherMachine(e *Endpoint, node Node) bool {
 	if node.Machine == "" || !e.Addr.Addr().Unmap().IsLoopback() {
 		return false
 	}
@@ -121,10 +121,10 @@ func elsewhere(e *Endpoint, node Node) bool {
 // Unusable is why a node never uses an endpoint, whatever its conditions; empty:
 // nothing is against it.
 func Unusable(e Endpoint, protocol proxy.Protocol, node Node) string {
-	if elsewhere(&e, node) {
+	if onOtherMachine(&e, node) {
 		return "a loopback address of another machine: only agents of the machine that registered it use it"
 	}
-	if service, ok := node.Fronts.At(unmapped(e.Addr), protocol); ok {
+	if service, ok := node.Frontends.At(unmapped(e.Addr), protocol); ok {
 		return fmt.Sprintf("the virtual IP of service %s: a connection to it would lead back here", service)
 	}
 	return ""
