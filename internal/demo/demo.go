@@ -340,7 +340,7 @@ func kill(ctx context.Context, pid int) error {
 	return nil
 }
 
-// freeAddress finds a loopback port that nobody listens on.
+// freeAddress finds a loopback port that is not in use.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

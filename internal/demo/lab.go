@@ -151,7 +151,7 @@ func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
 		a, err := d.lab.Answer(ctx, client)
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("nobody took over from %s in %s: %w", client, timeout, err)
+			return fmt.Errorf("no backend took over from %s in %s: %w", client, timeout, err)
 		case err != nil || pids[a.Name] != 0:
 			well = 0
 			refused++

@@ -52,7 +52,7 @@ func (d *demo) start(name string, args ...string) (*child, error) {
 		}
 		close(c.lines)
 		_, _ = io.Copy(io.Discard, reader)
-		_ = cmd.Wait() // it is asked to end, or its log tells
+		_ = cmd.Wait() // it is asked to end, or the reason is in its log
 	}()
 	return c, nil
 }

@@ -49,7 +49,7 @@ func (s screen) end()   { fmt.Fprintln(s.out) }
 
 func (s screen) answer(name string) {
 	fmt.Fprint(s.out, s.paint(hue(name), strings.TrimPrefix(name, "web-"))+" ")
-	if s.color { // somebody is watching
+	if s.color { // a terminal
 		time.Sleep(beat)
 	}
 }

@@ -77,7 +77,7 @@ func (s *Server) below(q dns.Question, labels []string) answer {
 	return answer{rcode: dns.RcodeNameError}
 }
 
-// nameserver answers for the name that SOA and NS records tell.
+// nameserver answers for the name in SOA and NS records.
 func (s *Server) nameserver(q dns.Question, labels []string) answer {
 	switch {
 	case len(labels) == 0:
@@ -240,17 +240,17 @@ func (s *Server) ports(q dns.Question, e *records.Entry, ports []records.Port) (
 		return a
 	}
 	base := e.Name.Name + "." + e.Name.Namespace + ".svc." + s.origin
-	told := make(map[string]struct{}, len(ports))
+	sent := make(map[string]struct{}, len(ports))
 	for _, p := range ports {
 		target, h := base, &e.Host
 		if p.Hostname != "" {
 			target, h = p.Hostname+"."+base, e.Hosts[p.Hostname]
 		}
 		a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Weight: 100, Port: p.Number, Target: target})
-		if _, twice := told[target]; twice || h == nil {
+		if _, twice := sent[target]; twice || h == nil {
 			continue
 		}
-		told[target] = struct{}{}
+		sent[target] = struct{}{}
 		a.extra = append(a.extra, addressRecords(target, dns.TypeA, h)...)
 		a.extra = append(a.extra, addressRecords(target, dns.TypeAAAA, h)...)
 	}

@@ -103,7 +103,7 @@ func TestSpecification(t *testing.T) {
 						t.Fatalf("%s %s: %s, want %s", network, name, dns.RcodeToString[r.Rcode], dns.RcodeToString[tt.rcode])
 					}
 					check(t, tt.qtype, name, r)
-					if tt.section == "2.5 to nothing" { // the alias is told though it leads nowhere
+					if tt.section == "2.5 to nothing" { // the alias is returned though it leads nowhere
 						continue
 					}
 					fold := cmp.Transformer("fold", strings.ToLower)

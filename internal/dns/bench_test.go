@@ -19,7 +19,7 @@ import (
 )
 
 // childVariable makes the test binary a server for BenchmarkServer, so that its
-// CPU time can be told from that of the clients.
+// CPU time can be separated from that of the clients.
 const childVariable = "PROXIMA_DNS_BENCH_SERVER"
 
 func serveChild() {

@@ -15,7 +15,7 @@ const (
 	maxNegativeTTL = 5 * time.Minute
 )
 
-// cacheKey tells questions apart that can have different answers.
+// cacheKey distinguishes questions that can have different answers.
 type cacheKey struct {
 	name   string // in lower case
 	qtype  uint16

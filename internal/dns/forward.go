@@ -123,7 +123,7 @@ func (f *forwarder) exchange(ctx context.Context, q, r *dns.Msg) {
 	}
 }
 
-// share asks, or waits for whoever asks the same already. The message is shared
+// share asks, or waits for the same question that is open already. The message is shared
 // and must not be changed; the lists of a copy may.
 func (f *forwarder) share(ctx context.Context, key cacheKey, q *dns.Msg) *dns.Msg {
 	f.mu.Lock()

@@ -24,7 +24,7 @@ const (
 	sources
 )
 
-// rcodes that are told apart; RFC 1035 and its successors use the first dozen.
+// rcodes with a label of their own; RFC 1035 and its successors use the first dozen.
 const rcodes = 24
 
 // metrics are resolved once: a look-up by labels costs as much as an answer.

@@ -17,7 +17,7 @@ func TestServiceCIDRsChange(t *testing.T) {
 		ranges []netip.Prefix
 		want   int
 	}{
-		{before, dns.RcodeServerFailure}, // somebody else's, and there is nobody to ask
+		{before, dns.RcodeServerFailure}, // not ours, and there is no upstream
 		{more, dns.RcodeNameError}, {before, dns.RcodeServerFailure}, {more, dns.RcodeNameError},
 	} {
 		s.SetServiceCIDRs(tc.ranges)

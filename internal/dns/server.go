@@ -122,7 +122,7 @@ func (s *Server) SetServiceCIDRs(prefixes []netip.Prefix) {
 func (s *Server) generation() uint64 { return s.config.Zone.Generation() + s.ranges.Load().changes }
 
 // Run watches for loops with the upstreams until ctx ends, and returns nil then.
-// It is to run beside ServeUDP and ServeTCP.
+// It is to run together with ServeUDP and ServeTCP.
 func (s *Server) Run(ctx context.Context) error { return s.forward.watchLoops(ctx) }
 
 // ServeUDP answers on a socket until ctx ends, and returns nil then. It closes the
@@ -170,7 +170,7 @@ func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.
 		}
 		failures = 0
 		retry.Reset()
-		// Whoever does not listen any more has given up: failures to write are theirs.
+		// A client that does not listen any more has given up: failures to write are ignored.
 		if b := s.fast(in[:n], out); b != nil {
 			_, _ = conn.WriteToUDPAddrPort(b, from)
 			continue
@@ -331,7 +331,7 @@ func (s *Server) failure(packet []byte, rcode int) *dns.Msg {
 	return r
 }
 
-// refuse answers a question for which there is no room.
+// refuse answers a question beyond the limit.
 func (s *Server) refuse(packet []byte, size int, over transport, send func([]byte)) {
 	s.metrics.overload.Inc()
 	var q dns.Msg

@@ -16,7 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// Open a lab that is up, whoever started it.
+// Open a lab that is up, also one of another process.
 func Open(name string) (*Lab, error) {
 	if !namePattern.MatchString(name) {
 		return nil, fmt.Errorf("lab name %q: want 1 to 8 lower-case letters and digits", name)

@@ -62,7 +62,7 @@ func TestGuide(t *testing.T) {
 }
 
 // clearKilledRuns takes down what earlier runs of this test left that were
-// killed: the command line's labs belong to nobody.
+// killed: the command line's labs have no owner.
 func clearKilledRuns(t *testing.T) {
 	t.Helper()
 	names, err := netns.List("pxlab-t")

@@ -16,7 +16,7 @@ import (
 )
 
 // TestKernelModes: in the kernel's modes every zone is served, one that is cut
-// off serves itself, and the death of agents interrupts nobody.
+// off serves itself, and the death of agents interrupts no client.
 func TestKernelModes(t *testing.T) {
 	for _, c := range []struct {
 		mode, chosen string

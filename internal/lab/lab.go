@@ -48,7 +48,7 @@ type Spec struct {
 	// Temporary: the lab belongs to this process. If that dies without taking it
 	// down, the next Start of any lab does.
 	Temporary bool
-	// Progress gets a line for each step; nil: nobody does.
+	// Progress gets a line for each step; may be nil.
 	Progress func(string)
 }
 
@@ -259,7 +259,7 @@ func (p target) port() string {
 	return "uplink"
 }
 
-// NotUpError tells that there is no such lab.
+// NotUpError: there is no such lab.
 type NotUpError struct{ Name string }
 
 func (e *NotUpError) Error() string { return "lab " + e.Name + " is not up" }
@@ -270,7 +270,7 @@ func (e *NotUpError) Code() problem.Code { return problem.LabNotUp }
 // Hint names the remedy.
 func (e *NotUpError) Hint() string { return "start it with \"proxima lab up\"" }
 
-// unavailableError tells that no lab can be made here.
+// unavailableError: no lab can be made here.
 type unavailableError struct{ err error }
 
 func (e *unavailableError) Error() string { return "lab: " + e.err.Error() }
@@ -284,7 +284,7 @@ func (e *unavailableError) Hint() string {
 	return "run it as root on Linux; without root, \"proxima demo\" shows three backends"
 }
 
-// UpError tells that a lab of that name exists.
+// UpError: a lab of that name exists.
 type UpError struct{ Name string }
 
 func (e *UpError) Error() string { return "lab " + e.Name + " is up already, or parts of it are" }

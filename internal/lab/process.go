@@ -47,7 +47,7 @@ func (l *Lab) start(what string, in *netns.NS, args ...string) (*process, error)
 	}
 	go func() {
 		defer close(p.done)
-		_ = cmd.Wait() // its log tells
+		_ = cmd.Wait() // the reason is in its log
 	}()
 	return p, l.kept.change(func(s *state) { s.Processes[what] = cmd.Process.Pid })
 }
@@ -55,8 +55,8 @@ func (l *Lab) start(what string, in *netns.NS, args ...string) (*process, error)
 // outOf a process is the file with what it printed.
 func (l *Lab) outOf(what string) string { return filepath.Join(dirOf(l.spec.Name), what+".out") }
 
-// ready waits for the line that a role prints when it serves. A file tells
-// nobody that it grows, so it is looked at again and again.
+// ready waits for the line that a role prints when it serves. A file sends
+// no notification when it grows, so it is polled.
 func (p *process) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -152,7 +152,7 @@ func (l *Lab) link(z zone, port string) string {
 	return "cut"
 }
 
-// readiness of the nodes, as far as the API tells.
+// readiness of the nodes, as far as the API has it.
 func (l *Lab) readiness(ctx context.Context) map[string]string {
 	out := map[string]string{}
 	if l.client == nil {
@@ -204,7 +204,7 @@ func (l *Lab) lookup(ctx context.Context, node string) []string {
 
 func (l *Lab) askFrom(ctx context.Context, z zone, s *Served, vip string) {
 	s.Answered = map[string]int{}
-	for s.Asked < questions && s.Failed < 2 { // a second failure tells enough
+	for s.Asked < questions && s.Failed < 2 { // a second failure is enough
 		who, err := l.ask(ctx, z, vip)
 		s.Asked++
 		if err != nil {

@@ -30,7 +30,7 @@ type Facts struct {
 	// Machine that the node runs on (package machine); empty: not known.
 	Machine string `json:"machine,omitempty"`
 	// Leaving: the node is being deleted, or tainted by the cluster autoscaler to
-	// be. Load balancers are told to stay away, traffic is carried as ever.
+	// be. Load balancers are to stay away, traffic is proxied as before.
 	Leaving bool `json:"leaving,omitempty"`
 }
 
@@ -39,8 +39,8 @@ type Options struct {
 	// Mode carries the traffic. The agent calls Apply, never Close.
 	Mode  proxy.Mode
 	Facts Facts
-	// Applied is told which changes are in place, by the goroutine of Run, which
-	// waits for it. Nil: nobody.
+	// Applied is called with the changes that are in place, by the goroutine of Run, which
+	// waits for it. May be nil.
 	Applied func([]proxy.Change)
 	// Logger gets failures and recoveries. Default: discard.
 	Logger *slog.Logger
@@ -93,7 +93,7 @@ type Agent struct {
 	dirty    map[proxy.PortName]time.Time // to be looked at; since when
 	inFlight map[proxy.PortName]time.Time // being looked at by Run
 	failed   map[proxy.PortName]*failure  // handed over in vain
-	// triggers are times that slices tell of and that are not in place, each under
+	// triggers are trigger times of slices that are not in place, each under
 	// one port of its slice; none is of before the agent was made.
 	triggers map[proxy.PortName][]time.Time
 	begun    time.Time
@@ -164,7 +164,7 @@ func (a *Agent) Apply(u proxy.Update) {
 	a.signal()
 }
 
-// noteTriggers remembers what slices tell of that are new or different. What was
+// noteTriggers records the trigger times of slices that are new or different. What was
 // before the agent, it can't have been late for; when a slice goes, nobody says
 // why (kube-proxy counts neither).
 func (a *Agent) noteTriggers(u proxy.Update) {

@@ -624,7 +624,7 @@ func BenchmarkOneSlice(b *testing.B) {
 	}
 }
 
-// TestProgrammingDuration counts each cause that a slice tells of once, when what
+// TestProgrammingDuration counts each trigger time of a slice once, when what
 // it changed is in place.
 func TestProgrammingDuration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

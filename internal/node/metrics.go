@@ -17,7 +17,7 @@ var (
 	descServiceChanges  = desc("kubeproxy_sync_proxy_rules_service_changes_total", "Services received as new, different or gone.")
 	descEndpointChanges = desc("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoint slices received as new, different or gone.")
 	descLatency         = desc("proxima_node_change_applied_seconds", "Time from the arrival of a change to its being in place.")
-	descProgramming     = desc("kubeproxy_network_programming_duration_seconds", "Time from what changed a Service's endpoints, as its endpoint slice tells, to its being in place.")
+	descProgramming     = desc("kubeproxy_network_programming_duration_seconds", "Time from the trigger time of an endpoint slice until its change is in place.")
 	descPending         = desc("proxima_node_pending_service_ports", "Service ports whose latest change is not in place.")
 	descFailures        = desc("proxima_node_apply_failures_total", "Calls of the mode that failed, wholly or for some service ports.")
 	descPorts           = desc("proxima_node_service_ports", "Service ports in place.")

@@ -171,7 +171,7 @@ type stats struct {
 	// latency is from the arrival of a change to its being in place, duration
 	// that of the mode's Apply alone.
 	latency, duration Histogram
-	// programming is from what slices tell of to its being in place.
+	// programming is from the trigger time of slices until the change is in place.
 	programming Histogram
 }
 

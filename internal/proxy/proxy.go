@@ -88,7 +88,7 @@ type Slice struct {
 	// Machines that loopback addresses are on, in the order of Endpoints. Nil: no
 	// endpoint has such an address, or none is known.
 	Machines []string
-	// Trigger is when that happened what this version of the slice tells of, such as
+	// Trigger is the time of the cause of this version of the slice, such as
 	// a workload's becoming ready; zero: not known. It concerns no traffic.
 	Trigger time.Time
 }
@@ -149,7 +149,7 @@ func HintsOf(zones []locality.Zone, nodes []string) *Hints {
 	return &Hints{Zones: zones, Nodes: nodes}
 }
 
-// Update is what a feed tells the agent's model: objects that are new or
+// Update is a change of the agent's model by a feed: objects that are new or
 // different, and those that are gone (nil). With Reset the update is the whole
 // state, and what it does not name is gone.
 type Update struct {
@@ -186,7 +186,7 @@ type Choice struct {
 	// that none of the Service's policies asks for is empty.
 	Cluster, Local []Target
 	// Fallback lists ready endpoints that hints keep out of Cluster, and then those of
-	// suspect nodes. A mode that can try again uses them when nobody in Cluster
+	// suspect nodes. A mode that can try again uses them when no endpoint in Cluster
 	// answers; the others ignore them.
 	Fallback []Target
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
@@ -202,7 +202,7 @@ type Rule uint8
 
 // The rules, in the order in which they are tried.
 const (
-	// NotAsked: no policy of the Service uses the list.
+	// Unused: no policy of the Service uses the list.
 	Unused Rule = iota
 	// NodeHints and ZoneHints: every ready endpoint has hints, and one names this
 	// node or zone.
@@ -210,11 +210,11 @@ const (
 	ZoneHints
 	// AllReady: hints do not count here, every ready endpoint is used.
 	AllReady
-	// Draining: nobody is ready; those that are terminating still serve.
+	// TerminatingFallback: no endpoint is ready; those that are terminating still serve.
 	TerminatingFallback
 	// Suspected: only nodes that are suspect have endpoints that can serve.
 	Suspected
-	// Nobody is there.
+	// NoEndpoint: there is none.
 	NoEndpoint
 )
 
@@ -328,7 +328,7 @@ type Counts struct {
 	Retries, Failures uint64
 }
 
-// Counter is what a Mode implements beside Mode if it can tell demand per
+// Counter is what a Mode implements in addition if it can measure demand per
 // service port. Counts may be called at any time and returns a snapshot port by
 // port, not one moment for all.
 type Counter interface {

@@ -39,7 +39,7 @@ type ChecksConfig struct {
 	Clock  clock.WithTicker
 }
 
-// Checks probes the readiness of a node's Dataplanes that nobody runs by
+// Checks probes the readiness of a node's Dataplanes that are not run by
 // "proxima run", and writes what comes of it into their Ready condition. Probes
 // go by the network, to the Dataplane's own address only; those that run a
 // command are left to "proxima run". Make it with NewChecks.
@@ -57,7 +57,7 @@ type check struct {
 	uid        types.UID
 	generation int64
 	stop       context.CancelFunc
-	// seen holds the newest state that the watch told and nobody has looked at.
+	// seen holds the newest state of the watch that has not been processed.
 	seen chan *v1alpha1.Dataplane
 }
 
@@ -106,7 +106,7 @@ func (c *Checks) drop(key resource.Key) {
 	}
 }
 
-// isOurs: there is something to ask by the network, and nobody keeps a lease,
+// isOurs: there is something to probe by the network, and no process keeps a lease,
 // which "proxima run" does from its first sign of life on.
 func (c *Checks) isOurs(dp *v1alpha1.Dataplane) bool {
 	return dp.Spec.NodeName == c.cfg.Node && dp.Spec.Readiness != nil && dp.Spec.Readiness.Exec == nil && dp.Status.Lease == nil
@@ -131,7 +131,7 @@ func (c *Checks) apply(ctx context.Context, dp *v1alpha1.Dataplane) {
 		c.wg.Go(func() { c.keep(checking, running, dp) })
 		return
 	}
-	select { // the newest replaces an older one that nobody took
+	select { // the newest replaces an older one that was not read
 	case <-running.seen:
 	default:
 	}
@@ -180,7 +180,7 @@ func (c *Checks) verdicts(ctx context.Context, dp *v1alpha1.Dataplane) <-chan co
 		out <- condition{reason: "ProbeInvalid", message: err.Error()}
 		return out
 	}
-	p.slots, p.startPeriod, p.tellsFailure = c.slots, 0, true
+	p.slots, p.startPeriod, p.reportsFailure = c.slots, 0, true
 	p.initialDelay = max(0, dp.CreationTimestamp.Add(p.initialDelay).Sub(c.cfg.Clock.Now()))
 	if meta.IsStatusConditionTrue(dp.Status.Conditions, v1alpha1.DataplaneReady) {
 		// It was found ready before this agent started, or this probe was written. It
@@ -203,14 +203,14 @@ func (c *Checks) write(ctx context.Context, key resource.Key, running *check, wa
 	defer cancel()
 	obj, err := c.cfg.Client.Get(ctx, kind.Dataplane, key)
 	if apierrors.IsNotFound(err) {
-		return nil // the watch will tell
+		return nil // the watch delivers it
 	}
 	if err != nil {
 		return err
 	}
 	dp := obj.(*v1alpha1.Dataplane)
 	if dp.UID != running.uid || dp.Generation != running.generation || !c.isOurs(dp) {
-		return nil // the watch will tell
+		return nil // the watch delivers it
 	}
 	changed := meta.SetStatusCondition(&dp.Status.Conditions, want.asCondition(c.cfg.Clock.Now()))
 	if !changed {

@@ -157,7 +157,7 @@ func TestChecksTiming(t *testing.T) {
 	})
 }
 
-// What never was ready is told as failing, and why, once it is certain.
+// What never was ready is reported as failing, and why, once it is certain.
 func TestChecksTellFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecked(t)
@@ -265,7 +265,7 @@ func TestChecksAfterRestart(t *testing.T) {
 }
 
 // While the API is away, probing goes on; what changed is written afterwards, and
-// what somebody else wrote is put right.
+// what another client wrote is corrected.
 func TestChecksOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecked(t)

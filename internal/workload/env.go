@@ -31,7 +31,7 @@ func ServiceEnv(services []*corev1.Service) []string {
 	return env
 }
 
-// isAPI: default/kubernetes is told in every namespace.
+// isAPI: default/kubernetes is set in every namespace.
 func isAPI(svc *corev1.Service) bool {
 	return svc.Namespace == corev1.NamespaceDefault && svc.Name == "kubernetes"
 }

@@ -49,8 +49,8 @@ type prober struct {
 	startPeriod time.Duration
 	// ready is the verdict to begin with.
 	ready bool
-	// tellsFailure: a workload that was never ready is told as failing too.
-	tellsFailure bool
+	// reportsFailure: a workload that was never ready is reported as failing too.
+	reportsFailure bool
 	// slots bounds how many probes are under way together; nil: nothing does.
 	slots chan struct{}
 }
@@ -132,7 +132,7 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 		return
 	}
 	ready, everReady, successes, failures := p.ready, p.ready, 0, 0
-	told := p.ready
+	reported := p.ready
 	for {
 		err := p.once(ctx)
 		if ctx.Err() != nil {
@@ -145,12 +145,12 @@ func (p *prober) loop(ctx context.Context, clk clock.WithTicker, out chan<- cond
 		}
 		switch {
 		case !ready && successes >= p.successThreshold:
-			ready, everReady, told = true, true, true
+			ready, everReady, reported = true, true, true
 			if !p.deliver(ctx, out, condition{ready: true, reason: "ProbeSucceeded", message: p.success}) {
 				return
 			}
-		case failures >= p.failureThreshold && (ready || p.tellsFailure && !told):
-			ready, told = false, true
+		case failures >= p.failureThreshold && (ready || p.reportsFailure && !reported):
+			ready, reported = false, true
 			if !p.deliver(ctx, out, condition{reason: "ProbeFailed", message: err.Error()}) {
 				return
 			}

@@ -68,7 +68,7 @@ func endsProcess(sig os.Signal) bool {
 // ISIG).
 func fromTerminal(sig os.Signal) bool { return sig == os.Interrupt || sig == syscall.SIGQUIT }
 
-// exitCode as a shell would tell it: 128+n for signal n.
+// exitCode as a shell would return it: 128+n for signal n.
 func exitCode(state *os.ProcessState) int {
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return 128 + int(ws.Signal())

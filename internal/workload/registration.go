@@ -59,7 +59,7 @@ func newRegistration(cfg Config) *registration {
 }
 
 // announce tries once to create the Dataplane, not ready yet, so that mistakes
-// in it are told before anything is started. Errors are those that trying again
+// in it are returned before anything is started. Errors are those that trying again
 // would not mend.
 func (r *registration) announce(ctx context.Context) error {
 	r.mu.Lock()
@@ -147,13 +147,13 @@ func (r *registration) delete(timeout time.Duration, now bool) {
 	key := resource.KeyOf(r.current)
 	err := r.cfg.Client.Delete(ctx, kind.Dataplane, key, resource.Preconditions{UID: r.current.UID, Now: now})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		r.cfg.Logger.Warn("the catalogue was not told of the end; the dataplane is not ready once its lease has run out",
+		r.cfg.Logger.Warn("the end could not be written to the catalogue; the dataplane is not ready once its lease has run out",
 			"dataplane", key.String(), "error", err, "lease", r.cfg.Lease)
 	}
 }
 
 // write makes the catalogue say what the registration says. It registers again
-// if the Dataplane is missing, whoever removed it: the workload is there.
+// if the Dataplane is missing: the workload is there.
 func (r *registration) write(ctx context.Context) error {
 	if r.gone {
 		return nil
@@ -173,7 +173,7 @@ func (r *registration) write(ctx context.Context) error {
 		r.current = out.(*v1alpha1.Dataplane)
 		return nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		// Somebody wrote or deleted it meanwhile: look again, once.
+		// Another client wrote or deleted it meanwhile: read it again, once.
 		r.current = nil
 		if err := r.register(ctx); err != nil {
 			return err

@@ -44,15 +44,15 @@ func TestMain(m *testing.M) {
 }
 
 func serveUntilTold(listen string) {
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGTERM)
+	reported := make(chan os.Signal, 1)
+	signal.Notify(reported, syscall.SIGTERM)
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	go func() { _ = http.Serve(l, nil) }() //nolint:gosec // a test's server
-	<-told
+	<-reported
 	os.Exit(42)
 }
 

@@ -62,11 +62,11 @@ func TestEntries(t *testing.T) {
 		{"domain names: the first, on every node", Update{Names: headlessName, Slices: map[proxy.SliceName]*Slice{
 			sliceName("a"): slice(nil, Target{Domain: "b.example.com"}, Target{Domain: "a.example.com"}),
 		}}, &Entry{Name: web, Alias: "a.example.com"}},
-		{"addresses beside a domain name count", Update{Names: headlessName, Slices: map[proxy.SliceName]*Slice{
+		{"addresses in addition to a domain name count", Update{Names: headlessName, Slices: map[proxy.SliceName]*Slice{
 			sliceName("a"): slice(nil, Target{Domain: "a.example.com"}), sliceName("b"): slice(nil, Target{Addr: addr("10.1.0.1")}),
 		}}, &Entry{Name: web, Headless: true, Host: Host{V4: []netip.Addr{addr("10.1.0.1")}},
 			Hosts: map[string]*Host{"10-1-0-1": {V4: []netip.Addr{addr("10.1.0.1")}}}}},
-		{"slices of nobody", Update{Slices: map[proxy.SliceName]*Slice{sliceName("a"): slice(nil, Target{Addr: addr("10.1.0.1")})}}, nil},
+		{"slices without a service", Update{Slices: map[proxy.SliceName]*Slice{sliceName("a"): slice(nil, Target{Addr: addr("10.1.0.1")})}}, nil},
 		{"a virtual address counts before the rest", Update{Names: headlessName,
 			Services: map[proxy.ServiceName]*proxy.Service{web: {Name: web, ClusterIPs: []netip.Addr{addr("10.96.0.7")}}}},
 			&Entry{Name: web, Host: Host{V4: []netip.Addr{addr("10.96.0.7")}}}},
@@ -108,7 +108,7 @@ func TestGeneratedHostname(t *testing.T) {
 }
 
 // Whatever the history, a zone that followed it says the same as one that was
-// told the end of it alone.
+// given the end of it alone.
 func TestHistoryDoesNotMatter(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	addrs := []string{"10.1.0.1", "10.1.0.2", "fd00::1"}

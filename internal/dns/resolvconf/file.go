@@ -112,7 +112,7 @@ func (s System) setResolvConf(to Setting) error {
 	if err := s.keepBackup(path, was, err == nil); err != nil {
 		return err
 	}
-	text := header(to.Server) + "# The file before is beside it, as " + filepath.Base(backup) + ".\n" +
+	text := header(to.Server) + "# The original file is in the same directory, as " + filepath.Base(backup) + ".\n" +
 		"nameserver " + to.Server.Addr().String() + "\n" + markEnd + "\n"
 	hide := s.hasMusl()
 	for line := range strings.Lines(string(was)) {
@@ -129,7 +129,7 @@ func (s System) hasMusl() bool {
 	return err == nil && len(found) > 0
 }
 
-// keepBackup puts the file, or the link, beside itself.
+// keepBackup copies the file, or the link, within its directory.
 func (s System) keepBackup(path string, text []byte, exists bool) error {
 	to := s.path(backup)
 	if !exists {
@@ -146,7 +146,7 @@ func (s System) keepBackup(path string, text []byte, exists bool) error {
 	return nil
 }
 
-// undoResolvConf brings the file before back, unless somebody else has written
+// undoResolvConf restores the original file, unless another program has written
 // the file since: then theirs stays, and the backup is old.
 func (s System) undoResolvConf() (bool, error) {
 	path, kept := s.path(resolvConf), s.path(backup)

@@ -2,7 +2,7 @@
 // points the machine's resolver at an agent's DNS server, and back.
 //
 // It owns one drop-in of systemd-resolved, or a marked /etc/resolv.conf with the
-// file before beside it; it changes nothing else, and nothing that is not marked
+// original file in the same directory; it changes nothing else, and nothing that is not marked
 // as its own. Enter at System: Set, Undo, Current, Lookup. It is idempotent, and a
 // crash between any two steps leaves a file that a resolver can use and that Undo
 // understands.
@@ -60,7 +60,7 @@ type System struct {
 	Port uint16
 }
 
-// Setting is what a machine's resolver is told.
+// Setting is the configuration of a machine's resolver.
 type Setting struct {
 	// Server is the agent's DNS server.
 	Server netip.AddrPort
@@ -160,8 +160,8 @@ func loopback(a netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// Undo takes back what Set did, if it did, whoever called it and when. Files that
-// somebody else has written since are left alone.
+// Undo reverts what Set did, also in another process. Files that
+// another program has written since are left alone.
 func (s System) Undo(ctx context.Context) (undone bool, err error) {
 	first, err := s.undoResolved(ctx)
 	if err != nil {
@@ -171,7 +171,7 @@ func (s System) Undo(ctx context.Context) (undone bool, err error) {
 	return first || second, err
 }
 
-// Upstreams are the resolvers that the machine had before, or has beside the
+// Upstreams are the resolvers that the machine had before, or has in addition to the
 // server at self, as ADDRESS:PORT.
 func (s System) Upstreams(self netip.AddrPort) ([]string, error) {
 	text, err := s.original()

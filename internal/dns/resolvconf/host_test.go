@@ -210,7 +210,7 @@ func TestOthersWriteTheFile(t *testing.T) {
 	m.set("127.0.0.1:53")
 	m.write(resolvConf, "nameserver 198.51.100.1\n")
 	if _, ok := m.system.Current(); ok {
-		t.Error("somebody else's file is taken for ours")
+		t.Error("another program's file is taken for ours")
 	}
 	m.undo(false)
 	if got := m.read(resolvConf); got != "nameserver 198.51.100.1\n" || m.read(backup) != "-" {

@@ -86,7 +86,7 @@ func TestPrune(t *testing.T) {
 				say(t, ns, family.vip+":53")
 			}
 			say(t, ns, family.b+":30053") // a node port
-			say(t, ns, family.b+":5353")  // somebody else's
+			say(t, ns, family.b+":5353")  // of no frontend
 
 			if n := prune(t, table, conntrack.Keep{frontend(family.vip + ":53"): {good}, frontend(family.any + ":30053"): {good, gone}}); n != 0 {
 				t.Errorf("%d flows at their right endpoint were ended", n)
@@ -127,7 +127,7 @@ func TestManyFlowsInOnePass(t *testing.T) {
 	c := listen(t, ns, "10.7.0.2:0")
 	for i := range 2000 {
 		to := netip.AddrPortFrom(netip.MustParseAddr("10.7.0.1"), uint16(1000+i))
-		_, _ = c.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(to)) // may tell of an earlier datagram's refusal
+		_, _ = c.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(to)) // may return an earlier datagram's refusal
 		keep.Add(conntrack.Frontend{Protocol: proxy.UDP, Addr: to})
 	}
 	if n := prune(t, table, keep); n < 1990 {

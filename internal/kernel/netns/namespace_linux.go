@@ -26,7 +26,7 @@ type NS struct {
 	name   string
 	handle *netlink.Handle
 
-	// Connections that nobody waits for any more may still be dialled when the
+	// Connections that no caller waits for any more may still be dialled when the
 	// namespace is given up.
 	mu   sync.RWMutex
 	file *os.File
@@ -289,7 +289,7 @@ func inside(pid int, ns *unix.Stat_t) bool {
 }
 
 // Kill ends all processes in the namespace the hard way and returns when they
-// have left it, or with the context. Nobody else is hit, even if process numbers
+// have left it, or with the context. No other process is hit, even if process numbers
 // are used again meanwhile.
 func (n *NS) Kill(ctx context.Context) error {
 	var mine unix.Stat_t

@@ -39,7 +39,7 @@ type (
 		Timeout bool
 		// Counter: every element counts packets and bytes.
 		Counter bool
-		// UserData tells nft how to print the set.
+		// UserData is read by nft to print the set.
 		UserData string
 	}
 
@@ -214,7 +214,7 @@ func (b *Batch) AddSet(t Table, s *Set) {
 	b.end(at)
 }
 
-// IsMap tells sets from maps.
+// IsMap distinguishes maps from sets.
 func (s *Set) IsMap() bool { return s.ValueType != 0 }
 
 func (s *Set) wireFlags() uint32 {

@@ -99,7 +99,7 @@ func Inside(namespace int, f func() error) error {
 }
 
 // Port is the socket's netlink port: the sender of its transactions, by which
-// listeners can tell them.
+// listeners can recognize them.
 func (c *Conn) Port() uint32 { return c.port }
 
 // Close closes the socket.

@@ -284,7 +284,7 @@ func decodeCounter(b []byte) (packets uint64, ok bool) {
 func (r *Rule) Canonical() string { return canonical(r.a.b) }
 
 // canonical sorts attributes and leaves out those that are zero, as the kernel
-// gives defaults back that nobody wrote.
+// returns defaults that were not written.
 func canonical(expressions []byte) string {
 	var out []byte
 	for _, elem := range ParseAttrs(expressions) {

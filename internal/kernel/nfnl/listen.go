@@ -70,7 +70,7 @@ func subscribe(fd int, ignore uint32, groups []int) error {
 
 // dropFrom attaches a classic BPF program that drops datagrams of one sender.
 // A datagram holds messages of one transaction, so the first one's port
-// (nlmsghdr.nlmsg_pid, in the host's order) tells for all.
+// (nlmsghdr.nlmsg_pid, in the host's order) holds for all.
 func dropFrom(fd int, port uint32) error {
 	want := port
 	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {

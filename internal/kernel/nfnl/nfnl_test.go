@@ -140,7 +140,7 @@ func TestKernelGivesBackWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestEachRule: rules of any program, told apart by what they do and not by what
+// TestEachRule: rules of any program, distinguished by what they do and not by what
 // they counted.
 func TestEachRule(t *testing.T) {
 	ns := netns.New(t, "pnft-nfnl")
@@ -177,7 +177,7 @@ func TestEachRule(t *testing.T) {
 	}
 }
 
-// TestUserDataIsNfts compares what we tell nft of types with what it writes itself.
+// TestUserDataIsNfts compares our user data of types with that of nft.
 func TestUserDataIsNfts(t *testing.T) {
 	ns := netns.New(t, "pnft-nfnl")
 	ns.Run("nft", `add table ip test; add map ip test ep { typeof meta priority . meta l4proto . numgen inc mod 65536 : ip daddr . th dport; };

@@ -65,7 +65,7 @@ const (
 )
 
 // Typeof describes an expression to nft, whose type a set's keys or values
-// have. nft needs it for integers, whose length no type tells.
+// have. nft needs it for integers, whose length is not in a type.
 type Typeof string
 
 // Expressions (enum expr_types of nftables' expression.h) and what they store
@@ -124,7 +124,7 @@ const (
 	setValueTypeof = 4
 )
 
-// SetUserData tells nft how to print keys and values; empty typeofs are left out.
+// SetUserData makes the user data by which nft prints keys and values; empty typeofs are left out.
 func SetUserData(key Order, keyTypeof Typeof, value Order, valueTypeof Typeof) string {
 	s := number(setKeyOrder, uint32(key)) + number(setValueOrder, uint32(value))
 	if keyTypeof != "" {

@@ -52,7 +52,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Selectors of kube-proxy: what another proxy carries, or nobody, is not sent.
+// Selectors of kube-proxy: Services of another proxy, or of none, are not sent.
 const (
 	serviceSelector = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 	sliceSelector   = serviceSelector
@@ -79,7 +79,7 @@ type Status struct {
 	// Services and Slices are those that are known, of the kinds that are wanted.
 	Services int `json:"services"`
 	Slices   int `json:"slices"`
-	// LastEvent is when the API last told anything, bookmarks excluded.
+	// LastEvent is the time of the last event from the API, bookmarks excluded.
 	LastEvent time.Time `json:"lastEvent,omitzero"`
 	// LastError is the latest failure to list or watch; it stays after a recovery.
 	LastError     string    `json:"lastError,omitempty"`
@@ -215,7 +215,7 @@ func (f *Feed) change(do func(*node.Update)) {
 }
 
 // handOverInitial hands the first state on when every kind was read, the Node
-// included: it tells the zone, without which hints would be misjudged.
+// included: it has the zone, without which hints would be misjudged.
 func (f *Feed) handOverInitial() {
 	if !f.seen["services"] || !f.seen["endpointslices"] || !f.seen["nodes"] {
 		return

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// api is an API server that says what it is told to, true or not.
+// api is an API server with scripted answers.
 type api struct {
 	t      *testing.T
 	server *httptest.Server

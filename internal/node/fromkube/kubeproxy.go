@@ -183,7 +183,7 @@ func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	kernel := c.Conntrack
 	note(kernel.MaxPerCore != nil || kernel.Min != nil || kernel.TCPEstablishedTimeout != nil || kernel.TCPCloseWaitTimeout != nil ||
 		kernel.UDPTimeout.Duration != 0 || kernel.UDPStreamTimeout.Duration != 0 || kernel.TCPBeLiberal,
-		"conntrack: the host's sysctls are left to whoever runs the host")
+		"conntrack: the host's sysctls are left to the operator of the host")
 	note(c.IPTables.SyncPeriod.Duration != 0 || c.NFTables.SyncPeriod.Duration != 0, "syncPeriod: drift is noticed by event, not by period")
 	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
 	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")

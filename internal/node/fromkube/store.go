@@ -163,23 +163,23 @@ func (f *Feed) replacedSlices(u *node.Update, all []*discoveryv1.EndpointSlice) 
 // nodeStore takes the agent's own Node.
 type nodeStore struct{ feed *Feed }
 
-func (s *nodeStore) Add(obj any) error    { return s.tell(obj) }
-func (s *nodeStore) Update(obj any) error { return s.tell(obj) }
-func (s *nodeStore) Delete(any) error     { return s.tell(nil) }
+func (s *nodeStore) Add(obj any) error    { return s.observe(obj) }
+func (s *nodeStore) Update(obj any) error { return s.observe(obj) }
+func (s *nodeStore) Delete(any) error     { return s.observe(nil) }
 func (s *nodeStore) Resync() error        { return nil }
 
 func (s *nodeStore) Replace(list []any, _ string) error {
 	var err error
 	if len(list) > 0 {
-		err = s.tell(list[0])
+		err = s.observe(list[0])
 	} else {
-		err = s.tell(nil)
+		err = s.observe(nil)
 	}
 	s.feed.change(func(*node.Update) { s.feed.seen["nodes"] = true })
 	return err
 }
 
-func (s *nodeStore) tell(obj any) error {
+func (s *nodeStore) observe(obj any) error {
 	n, ok := obj.(*corev1.Node)
 	if !ok && obj != nil {
 		return fmt.Errorf("nodes: the API sent a %T", obj)

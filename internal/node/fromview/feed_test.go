@@ -386,7 +386,7 @@ func testRejected(t *testing.T) {
 	}
 	reject := p.server.Status()[0].Types[0].Rejected.Reason
 	if !strings.Contains(reject, `"ns/web"`) || strings.Contains(reject, "other") {
-		t.Errorf("the server was told %q", reject)
+		t.Errorf("the server got %q", reject)
 	}
 
 	// A new stream asks for it again, in case that it is understood now.

@@ -2,7 +2,7 @@
 // agent: its path, the agent's end of it, and the client's.
 //
 // It owns where the socket is, that a data directory has one agent, the client
-// that tells an agent that is not there from one that does not answer, and the
+// that distinguishes an agent that is not there from one that does not answer, and the
 // narrow API by which `proxima run` registers workloads with the node's own
 // credential. Enter at Lock and Listen for an agent, at Client for a program.
 // What the agent answers about itself is the business of package app.

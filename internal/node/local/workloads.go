@@ -34,7 +34,7 @@ type WorkloadsConfig struct {
 // Workloads serves the part of the Kubernetes API that `proxima run` needs, with the
 // node's credential: create, get, update, update of the status and delete of
 // Dataplanes whose spec.nodeName is the agent's node, and reads of Services, which
-// are told to commands by environment variables. Everything else is not found, and
+// are passed to commands in environment variables. Everything else is not found, and
 // Dataplanes of other nodes are forbidden. Each Dataplane written is annotated with
 // the machine's ID. Bodies are JSON.
 func Workloads(cfg WorkloadsConfig) http.Handler {

@@ -48,7 +48,7 @@ type Config struct {
 	Client objects.Client
 	// Name of the Node.
 	Name string
-	// MachineID tells this machine from others that use the same name.
+	// MachineID distinguishes this machine from others that use the same name.
 	MachineID string
 	// Zone and Region for the Node's labels; empty: labels that others set are
 	// kept.

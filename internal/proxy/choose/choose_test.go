@@ -320,7 +320,7 @@ func TestSuspects(t *testing.T) {
 		{"after those that are draining", []string{"10.0.0.1@x ready", "10.0.0.2@y serving terminating"}, []string{"x"}, "10.0.0.2", "10.0.0.1", proxy.TerminatingFallback},
 		{"only draining ones", []string{"10.0.0.1@x serving terminating"}, []string{"x"}, "10.0.0.1", "accept", proxy.Suspected},
 		{"not ready", []string{"10.0.0.1@x", "10.0.0.2@y ready"}, []string{"x"}, "10.0.0.2", "accept", proxy.AllReady},
-		{"nobody", []string{"10.0.0.1@x"}, []string{"x"}, "reject", "accept", proxy.NoEndpoint},
+		{"not serving", []string{"10.0.0.1@x"}, []string{"x"}, "reject", "accept", proxy.NoEndpoint},
 		{
 			"the zone has others", []string{"10.0.0.1@x ready zones=a", "10.0.0.2@y ready zones=a", "10.0.0.3@z ready zones=b"},
 			[]string{"x"}, "10.0.0.2", "10.0.0.3 10.0.0.1", proxy.ZoneHints,

@@ -137,7 +137,7 @@ func BenchmarkChange(b *testing.B) {
 					}
 				}
 			})
-			// What the command alone takes for one rule of somebody else: the floor.
+			// What the command alone takes for one rule of another program: the floor.
 			b.Run(fmt.Sprintf("bare/%d", services), func(b *testing.B) {
 				for b.Loop() {
 					restore(b, v, ns, "*nat\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")

@@ -31,7 +31,7 @@ const (
 	DefaultRefuseMark = 0x2000
 
 	defaultCheckInterval = 500 * time.Millisecond
-	// A legacy table tells its size only, so it is compared more often; nftables
+	// A legacy table has its size only, so it is compared more often; nftables
 	// number every change.
 	defaultVerifyLegacy = time.Minute
 	defaultVerifyNFT    = 10 * time.Minute

@@ -18,7 +18,7 @@ import (
 // counters turn the packet counters of rules, which begin at zero whenever their
 // chain is written, into counts that only grow. The rules that are counted lead
 // from a trie to a service port: a connection meets exactly one, once, and they
-// are written again only if a virtual address comes or goes beside them.
+// are written again only if another virtual address of their leaf comes or goes.
 type counters struct {
 	// reading is held from the kernel's answer to its sum, which have to be in one
 	// order.
@@ -137,7 +137,7 @@ func (r *ruleset) countedRules(saved []byte) []counted {
 }
 
 // parseCounted reads "[packets:bytes] -A CHAIN … -g TARGET" if it leads from a
-// trie to a service port. The tag is empty if nobody knows which.
+// trie to a service port. The tag is empty if it is unknown which.
 func (r *ruleset) parseCounted(line string) (counted, bool) {
 	count, rule, ok := strings.Cut(strings.TrimPrefix(line, "["), "] -A ")
 	if !ok || !strings.HasPrefix(rule, chainDispatch) && !strings.HasPrefix(rule, chainNodePorts) {
@@ -185,7 +185,7 @@ func newMetrics(m *Mode) *metrics {
 			Name: "proxima_iptables_restore_failures_total", Help: "Attempts to program rules that failed.",
 		}, label),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "proxima_iptables_repairs_total", Help: "Repairs of rules that somebody else had changed.",
+			Name: "proxima_iptables_repairs_total", Help: "Repairs of rules that another program had changed.",
 		}, label),
 	}
 }

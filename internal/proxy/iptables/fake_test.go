@@ -16,7 +16,7 @@ import (
 )
 
 // fakeKernel keeps tables as the kernel and the commands do, as far as this mode
-// can tell: a restore is whole or not at all, chains must exist before rules lead
+// can show: a restore is whole or not at all, chains must exist before rules lead
 // to them and must be unused to be removed, and rules can't lead in a circle.
 type fakeKernel struct {
 	mu      sync.Mutex
@@ -27,7 +27,7 @@ type fakeKernel struct {
 	fault func(op string) error
 	// restored are the sizes of the inputs.
 	restored []int
-	// unprinted: it can't tell prints, as iptables-legacy.
+	// unprinted: it has no fingerprints, as iptables-legacy.
 	unprinted bool
 	// saved counts readings of whole tables.
 	saved int

@@ -230,7 +230,7 @@ func (m *Mode) remember(states map[proxy.PortName]*proxy.PortState, failed map[p
 }
 
 // readAll learns which sets exist, as the first change will ask for some. An
-// error comes again, and is told, when the tables are read.
+// error comes again, and is returned, when the tables are read.
 func (m *Mode) readAll() {
 	for _, r := range m.rulesets {
 		if err := r.readSets(); err != nil {
@@ -272,7 +272,7 @@ func (m *Mode) flush(ctx context.Context) error {
 	}
 	for _, r := range m.rulesets {
 		for _, frontend := range r.orphans {
-			m.prune.Add(frontend) // an empty list, if nobody has it now
+			m.prune.Add(frontend) // an empty list, if no port has it now
 		}
 		r.orphans = nil
 	}

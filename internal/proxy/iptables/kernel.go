@@ -2,7 +2,7 @@ package iptables
 
 import "context"
 
-// kernel is one variant's rules in one network namespace, and the sets beside
+// kernel is one variant's rules in one network namespace, and the sets beyond
 // them. Its calls block; their effect is whole or none, unless ctx ends them.
 type kernel interface {
 	// save prints a table, with packet counters if asked.
@@ -12,16 +12,16 @@ type kernel interface {
 	// holds reports whether the variant has a table of that family at all, without
 	// making one.
 	holds(ctx context.Context, f family, table string) (bool, error)
-	// stamp changes whenever somebody changes the tables. Cheap. It may miss a
+	// stamp changes whenever the tables change. Cheap. It may miss a
 	// change that leaves the number and the size of rules as they were.
 	stamp(f family) (stamp, error)
 	// follows reports whether a family's tables came from one stamp to the other by
-	// these transactions alone, of all families, as far as stamps can tell.
+	// these transactions alone, of all families, as far as stamps show.
 	follows(f family, before, after stamp, done []transaction) bool
 	// fingerprints reports what the rules of a table's chains are, by a number for each
 	// chain that differs if they do: of our chains all rules (also if there are
 	// none), of others' those that lead to ours (if there are any). With names it is
-	// told of these chains alone, whether they exist or not. It costs a fraction of
+	// called for these chains alone, whether they exist or not. It costs a fraction of
 	// save; a variant that can't do it says errors.ErrUnsupported.
 	fingerprints(f family, table string, names []string) (map[string]fingerprint, error)
 	// sets lists the sets that are ours.

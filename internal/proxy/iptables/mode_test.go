@@ -104,7 +104,7 @@ func TestRules(t *testing.T) {
 		"-A PROXIMA-SVC-" + tag + " -p tcp -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
 		"-A PROXIMA-SVC-" + tag + " -p tcp -j DNAT --to-destination 10.244.1.1:8080",
 	}
-	const frontend, beside = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 ", "-A PROXIMA-P-ROOT -d 10.96.0.1/32 -p tcp "
+	const frontend, picksChain = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 ", "-A PROXIMA-P-ROOT -d 10.96.0.1/32 -p tcp "
 	many := []proxy.Target{}
 	for i := range shortList + 1 {
 		many = append(many, proxy.Target{Addr: netip.AddrPortFrom(nthAddr("10.244.1.0", i), 8080), Weight: 1})
@@ -118,8 +118,8 @@ func TestRules(t *testing.T) {
 			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
 			"-A PROXIMA-T-ROOT -d 10.96.0.1/32 -g PROXIMA-REJECT",
 			"-A PROXIMA-H-ROOT -s 10.244.0.1/32 -d 10.244.0.1/32 -j MASQUERADE --random-fully",
-			beside + "-m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
-			beside + "-j DNAT --to-destination 10.244.1.1:8080",
+			picksChain + "-m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.0.1:8080",
+			picksChain + "-j DNAT --to-destination 10.244.1.1:8080",
 		}},
 		{"many endpoints", func(s *proxy.PortState) { s.IPv4.Cluster = many }, []string{
 			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-SVC-" + tag,
@@ -135,7 +135,7 @@ func TestRules(t *testing.T) {
 		}},
 		{"no endpoint", func(s *proxy.PortState) { s.IPv4 = proxy.Choice{NoCluster: proxy.Reject} }, []string{
 			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
-			beside + "-g PROXIMA-REJECT",
+			picksChain + "-g PROXIMA-REJECT",
 		}},
 		{"no endpoint, and a way in from outside", func(s *proxy.PortState) {
 			s.IPv4, s.Port.NodePort = proxy.Choice{NoCluster: proxy.Reject}, 30080
@@ -147,7 +147,7 @@ func TestRules(t *testing.T) {
 			s.Service.InternalLocal, s.IPv4 = true, proxy.Choice{NoLocal: proxy.Drop}
 		}, []string{
 			"-A PROXIMA-T-ROOT " + frontend + "-g PROXIMA-P-ROOT",
-			beside + "-g PROXIMA-DROP",
+			picksChain + "-g PROXIMA-DROP",
 		}},
 		{"external, Cluster", func(s *proxy.PortState) {
 			s.Service.ExternalIPs, s.Port.NodePort = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, 30080
@@ -182,7 +182,7 @@ func TestRules(t *testing.T) {
 			"-A PROXIMA-FW-" + tag + " -s 198.51.100.0/24 -g PROXIMA-EXT-" + tag,
 			"-A PROXIMA-FW-" + tag + " -g PROXIMA-DROP",
 		}},
-		{"ranges of the other family admit nobody", func(s *proxy.PortState) {
+		{"ranges of the other family admit no client", func(s *proxy.PortState) {
 			s.Service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 			s.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
 		}, []string{"-A PROXIMA-FW-" + tag + " -g PROXIMA-DROP"}},
@@ -517,7 +517,7 @@ func TestCountedRulesStay(t *testing.T) {
 		m.rulesets[v4].update(map[proxy.PortName]*proxy.PortState{s.Name: s})
 		written = m.rulesets[v4].nat.transaction().chains
 		if len(written) != 1 || !strings.HasPrefix(written[0], chainPicks) {
-			t.Errorf("change %d writes %v, want the chain beside the leaf alone", n, written)
+			t.Errorf("change %d writes %v, want the chain of picks alone", n, written)
 		}
 		apply(t, m)
 	}
@@ -573,20 +573,20 @@ func TestPortsOfOneAddress(t *testing.T) {
 	tls.Name.Port, tls.Port.Name, tls.Port.Port = "tls", "tls", 443
 	dns := state(1, "10.244.0.1:53")
 	dns.Name.Port, dns.Port.Name, dns.Port.Port, dns.Port.Protocol = "dns", "dns", 53, proxy.UDP
-	beside := func() string { return m.rulesets[v4].nat.desired[chainPicks+"ROOT"] }
+	picksChain := func() string { return m.rulesets[v4].nat.desired[chainPicks+"ROOT"] }
 	const match, to = "-A PROXIMA-P-ROOT -d 10.96.0.1/32 -p ", "-j DNAT --to-destination 10.244.0.1:"
 	apply(t, m, change(web), change(dns))
 	alone := match + "tcp " + to + "80\n" + match + "udp " + to + "53\n"
-	if diff := cmp.Diff(alone, beside()); diff != "" {
+	if diff := cmp.Diff(alone, picksChain()); diff != "" {
 		t.Error(diff)
 	}
 	apply(t, m, change(tls))
 	want := match + "tcp -m tcp --dport 80 " + to + "80\n" + match + "tcp -m tcp --dport 443 " + to + "443\n" + match + "udp " + to + "53\n"
-	if diff := cmp.Diff(want, beside()); diff != "" {
+	if diff := cmp.Diff(want, picksChain()); diff != "" {
 		t.Errorf("with another port of the protocol: %s", diff)
 	}
 	apply(t, m, proxy.Change{Name: tls.Name})
-	if diff := cmp.Diff(alone, beside()); diff != "" {
+	if diff := cmp.Diff(alone, picksChain()); diff != "" {
 		t.Errorf("when it is gone: %s", diff)
 	}
 }
@@ -664,7 +664,7 @@ func drift(t *testing.T, k *fakeKernel) {
 	if took := k.saved - saved; !k.unprinted && took != 2*len(tables) {
 		t.Errorf("repairs took %d readings of tables, want %d", took, 2*len(tables))
 	}
-	// A repair is looked at once more: somebody may have come in between.
+	// A repair is checked once more: another change may have come in between.
 	m.watch.rest = time.Time{}
 	m.check(t.Context(), now.Add(time.Millisecond))
 	// A change that leaves no sign is found when it is time.
@@ -679,9 +679,9 @@ func drift(t *testing.T, k *fakeKernel) {
 	}
 }
 
-// TestChangeBesideApply: what somebody else changes since the last look, or just
+// TestChangeDuringApply: what another program changes since the last check, or just
 // when Apply is done, is not taken for ours.
-func TestChangeBesideApply(t *testing.T) {
+func TestChangeDuringApply(t *testing.T) {
 	flush := func(k *fakeKernel) {
 		for c := range k.tables[v4][tableNAT].chains {
 			k.tables[v4][tableNAT].chains[c] = nil

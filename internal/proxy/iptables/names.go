@@ -28,7 +28,7 @@ const (
 	chainDispatch  = prefix + "T-"         // nat: nodes of the trie over virtual addresses
 	chainNodePorts = prefix + "N-"         // nat: nodes of the trie over node ports
 	chainHairpin   = prefix + "H-"         // nat: nodes of the trie over local endpoints
-	chainPicks     = prefix + "P-"         // nat: beside a leaf of T, picks from the short lists of its ports
+	chainPicks     = prefix + "P-"         // nat: of a leaf of T, picks from the short lists of its ports
 	chainExternal  = prefix + "EXT-"       // nat: a port's way in from outside
 	chainFirewall  = prefix + "FW-"        // nat: a port's source ranges
 	chainCluster   = prefix + listCluster  // nat: picks from a port's cluster list

@@ -33,7 +33,7 @@ func realMode(t *testing.T, v Variant, ns *netns.NS, edit func(*Options)) *Mode 
 	return m
 }
 
-// readBack is what the kernel says that it holds of ours. Built-in chains tell of
+// readBack is our state in the kernel. Built-in chains have
 // the rules of the mode in them alone.
 func readBack(t *testing.T, k kernel) map[string]string {
 	t.Helper()
@@ -91,9 +91,9 @@ func record(t *testing.T, m *Mode) {
 		if left == 0 {
 			return
 		}
-		time.Sleep(5 * time.Millisecond) // the kernel tells nobody
+		time.Sleep(5 * time.Millisecond) // the kernel sends no notification
 	}
-	t.Error("sets that nobody uses are left")
+	t.Error("unused sets are left")
 }
 
 // TestKernelHoldsWhatIsMeant: after random histories and restarts the kernel's own
@@ -325,7 +325,7 @@ func TestAffinityHasNoLimitOfClients(t *testing.T) {
 			case <-hosts[2]:
 				return 2
 			case <-time.After(5 * time.Second):
-				t.Fatal("nobody answers")
+				t.Fatal("no backend answers")
 				return -1
 			}
 		}
@@ -363,16 +363,16 @@ func dialFrom(t *testing.T, ns *netns.NS, from, to string) (c net.Conn, err erro
 	return c, err
 }
 
-// TestApplyLeavesNoDoubt: what we change ourselves, the kernel's signs tell from
+// TestApplyNeedsNoResync: the kernel's signs distinguish our own changes from
 // what others do, and chains that were written are known as if all had been read.
-func TestApplyLeavesNoDoubt(t *testing.T) {
+func TestApplyNeedsNoResync(t *testing.T) {
 	forBoth(t, func(t *testing.T, v Variant) {
 		ns := netns.New(t, "pipt-doubt")
 		m := realMode(t, v, ns, nil)
 		h := newHistory(11)
 		for i := range 12 {
 			apply(t, m, h.step(30)...)
-			if i == 6 { // somebody else's, of which nothing is ours to repair
+			if i == 6 { // another program's, with nothing of ours to repair
 				ns.Run("iptables-"+string(v), "-w", "-t", "nat", "-A", "PREROUTING", "-p", "udp", "-j", "ACCEPT")
 				m.mu.Lock()
 				m.check(t.Context(), m.watch.verified)

@@ -24,7 +24,7 @@ type portRules struct {
 type claim struct {
 	rank rank
 	rule string
-	// picks are for the chain beside the rule's, to which it leads.
+	// picks are for the chain of picks, to which the rule leads.
 	picks string
 }
 

@@ -45,7 +45,7 @@ type ruleset struct {
 
 	// needsResync: what the kernel holds has to be read before the next change.
 	needsResync bool
-	// done are the transactions since the watch looked, and compared tells that the
+	// done are the transactions since the watch looked, and verified means that the
 	// tables were seen since then.
 	done     []transaction
 	verified bool
@@ -174,8 +174,8 @@ func (c claims) swap(name proxy.PortName, had, next map[key]claim, changed map[k
 	}
 }
 
-// rules are those of the winners, with their picks; empty where nobody is left.
-// The owners of rules that do not tell whose they are, are noted.
+// rules are those of the winners, with their picks; empty where none is left.
+// The owners of rules that do not name them are recorded.
 func (c claims) rules(changed map[key]struct{}, owners *owners) (rules, picks map[key]string) {
 	rules, picks = make(map[key]string, len(changed)), make(map[key]string, len(changed))
 	for k := range changed {
@@ -190,7 +190,7 @@ func (c claims) rules(changed map[key]struct{}, owners *owners) (rules, picks ma
 	return rules, picks
 }
 
-// winner of a place; an empty claim: nobody wants it.
+// winner of a key; an empty claim: it has none.
 func (c claims) winner(k key) (best claim, owner proxy.PortName) {
 	for name, wish := range c[k] {
 		if best.rule == "" || wish.rank < best.rank || wish.rank == best.rank && before(name, owner) {
@@ -300,7 +300,7 @@ func (r *ruleset) fingerprints() (map[string]map[string]fingerprint, error) {
 	return out, nil
 }
 
-// compare marks chains that are not as they were. If ok is false nobody knows how
+// compare marks chains that are not as they were. If ok is false it is unknown how
 // they are, and the tables have to be read.
 func (r *ruleset) compare(before, now map[string]map[string]fingerprint) (ok bool) {
 	ok = true
@@ -321,7 +321,7 @@ func (r *ruleset) compare(before, now map[string]map[string]fingerprint) (ok boo
 	return ok
 }
 
-// frameBroken tells, cheaply, whether the chains that all service traffic meets
+// frameBroken reports, cheaply, whether the chains that all service traffic meets
 // differ from what is known of them; no, if nothing is.
 func (r *ruleset) frameBroken(known map[string]map[string]fingerprint) bool {
 	for _, t := range r.tables() {
@@ -331,7 +331,7 @@ func (r *ruleset) frameBroken(known map[string]map[string]fingerprint) bool {
 		}
 		now, err := r.kernel.fingerprints(r.config.family, t.name, t.frame)
 		if err != nil {
-			return false // the comparison will tell
+			return false // the comparison will show it
 		}
 		for chain, p := range now {
 			if was[chain] != p {
@@ -408,7 +408,7 @@ func (r *ruleset) readSets() error {
 	names, err := r.kernel.sets()
 	if err != nil {
 		if len(r.sets) == 0 {
-			return nil // a kernel without sets; nobody needs one
+			return nil // a kernel without sets; none is needed
 		}
 		return err
 	}

@@ -252,7 +252,7 @@ func (s *system) legacyInfo(f family, table string) (entries, size uint32, err e
 	return info.entries, info.size, nil
 }
 
-// nftStamp is the generation of the namespace's nftables, whoever changed them.
+// nftStamp is the generation of the namespace's nftables, which every change increments.
 func (s *system) nftStamp() (stamp, error) {
 	req := s.request(unix.NFNL_SUBSYS_NFTABLES<<8|nftMsgGetGen, 0, unix.AF_UNSPEC)
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
@@ -273,7 +273,7 @@ func (s *system) nftStamp() (stamp, error) {
 			}
 		}
 	}
-	return stamp{}, errors.New("the kernel did not tell the generation of nftables")
+	return stamp{}, errors.New("the kernel did not return the generation of nftables")
 }
 
 func (s *system) follows(f family, before, after stamp, done []transaction) bool {
@@ -386,7 +386,7 @@ func (s *system) addSet(f family, name string) error {
 	case err == nil, errors.Is(err, unix.EEXIST):
 		return nil
 	case errors.Is(err, nl.IPSetError(nl.IPSET_ERR_MAX_SETS)):
-		return fmt.Errorf("making set %s: the kernel has no room for further sets (65,534 at most)", name)
+		return fmt.Errorf("making set %s: the kernel takes no further sets (65,534 at most)", name)
 	}
 	return fmt.Errorf("making set %s: %w", name, err)
 }

@@ -77,7 +77,7 @@ func (t *table) adopt(s *snapshot) {
 	}
 }
 
-// input is what iptables-restore --noflush has to be told, in one transaction;
+// input is the input of iptables-restore --noflush, one transaction;
 // nil: nothing. Every rule that leads to a chain is written after it exists, and
 // chains are removed when nothing leads to them any more.
 func (t *table) input() []byte {
@@ -177,7 +177,7 @@ func (t *table) knows(chain string) bool {
 
 // suspect says that a chain is not what it was; it is there or not. Repair needs
 // no reading, unless it is one of others with some rules that lead to ours: which,
-// nobody knows then, and the result is false.
+// the state is unknown then, and the result is false.
 func (t *table) suspect(chain string, there bool) bool {
 	switch {
 	case !strings.HasPrefix(chain, prefix):
@@ -195,7 +195,7 @@ func (t *table) suspect(chain string, there bool) bool {
 // unknownText is that of no chain.
 const unknownText = "?"
 
-// committed tells that the kernel took input.
+// committed records that the kernel took input.
 func (t *table) committed() {
 	for chain := range t.dirty {
 		if text, wanted := t.desired[chain]; wanted {

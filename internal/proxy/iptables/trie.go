@@ -18,7 +18,7 @@ import (
 // copies and checks all of them with every change.
 const leafMax = 32
 
-// picksMax is how many rules the chain beside a leaf may have before the leaf is
+// picksMax is how many rules the chain of picks of a leaf may have before the leaf is
 // split. A packet meets half of them.
 const picksMax = 48
 
@@ -82,7 +82,7 @@ type trie struct {
 
 	keys  []key          // sorted
 	rules map[key]string // without "-A chain"
-	// picks are rules for the chain beside the leaf, to which the key's rule leads:
+	// picks are rules for the leaf's chain of picks, to which the key's rule leads:
 	// its text ends in the beginning of that chain's name, and the trie completes it.
 	// One chain for the picks of a whole leaf keeps the rules that lead there, and
 	// what they counted, as they are when endpoints change, and a table of many
@@ -110,7 +110,7 @@ func (t *trie) root() string { return t.name("") }
 
 // name of the chain for keys that begin so. Keys too long for a name are hashed.
 func (t *trie) name(begin string) string {
-	const room = 16
+	const maxDigits = 16
 	digits := make([]byte, len(begin))
 	for i := range begin {
 		digits[i] = "0123456789abcdef"[begin[i]&15]
@@ -118,7 +118,7 @@ func (t *trie) name(begin string) string {
 	switch {
 	case begin == "":
 		return t.chain + "ROOT"
-	case len(digits) <= room:
+	case len(digits) <= maxDigits:
 		return t.chain + string(digits)
 	default:
 		return t.chain + tag(t.chain, hex.EncodeToString([]byte(begin)))
@@ -211,7 +211,7 @@ func (t *trie) render(begin string, keys, changed []key, rest string, all bool, 
 	t.branch(begin, name, n, keys, changed, rest, all, out)
 }
 
-// pickRules counts the rules that the keys would have beside a leaf.
+// pickRules counts the rules that the keys would have in a chain of picks.
 func (t *trie) pickRules(keys []key) int {
 	n := 0
 	for _, k := range keys {
@@ -222,14 +222,14 @@ func (t *trie) pickRules(keys []key) int {
 	return n
 }
 
-// leaf writes a chain that does not split, and the one beside it.
+// leaf writes a chain that does not split, and its chain of picks.
 func (t *trie) leaf(begin string, keys []key, rest string, out map[string]*string) {
-	name, beside := t.name(begin), t.beside(begin)
+	name, picksChain := t.name(begin), t.picksChain(begin)
 	var b, picks strings.Builder
 	for _, k := range keys {
-		appendRule(&b, name, t.completed(k, beside))
+		appendRule(&b, name, t.completed(k, picksChain))
 		if t.picks[k] != "" {
-			appendRule(&picks, beside, t.picksOf(k, keys))
+			appendRule(&picks, picksChain, t.picksOf(k, keys))
 		}
 	}
 	if rest != "" {
@@ -238,14 +238,14 @@ func (t *trie) leaf(begin string, keys []key, rest string, out map[string]*strin
 	t.put(name, b.String(), out)
 	switch {
 	case picks.Len() > 0:
-		t.put(beside, picks.String(), out)
+		t.put(picksChain, picks.String(), out)
 	case t.pairs:
-		out[beside] = nil
+		out[picksChain] = nil
 	}
 }
 
 // picksOf a key are without its port, if among the keys of its leaf no other needs
-// the port to be told from it: the leaf has looked at that, and each match of each
+// the port to be distinguished by it: the leaf has looked at that, and each match of each
 // rule costs iptables-legacy as much as a rule.
 func (t *trie) picksOf(k key, keys []key) string {
 	upToPort := t.addrs + 1
@@ -262,19 +262,19 @@ func (t *trie) picksOf(k key, keys []key) string {
 }
 
 // completed is a key's rule as it is in its leaf.
-func (t *trie) completed(k key, beside string) string {
+func (t *trie) completed(k key, picksChain string) string {
 	if t.picks[k] == "" {
 		return t.rules[k]
 	}
-	return t.rules[k] + strings.TrimPrefix(beside, chainPicks)
+	return t.rules[k] + strings.TrimPrefix(picksChain, chainPicks)
 }
 
-// beside is the name of the chain beside a leaf.
-func (t *trie) beside(begin string) string {
+// picksChain is the name of a leaf's chain of picks.
+func (t *trie) picksChain(begin string) string {
 	return chainPicks + strings.TrimPrefix(t.name(begin), t.chain)
 }
 
-// linesOf a key, as they are in its leaf and beside it.
+// linesOf a key, as they are in its leaf and its chain of picks.
 func (t *trie) linesOf(k key) (leaf, picks string) {
 	if t.rules[k] == "" {
 		return "", ""
@@ -287,9 +287,9 @@ func (t *trie) linesOf(k key) (leaf, picks string) {
 		}
 	}
 	var b, p strings.Builder
-	appendRule(&b, t.name(begin), t.completed(k, t.beside(begin)))
+	appendRule(&b, t.name(begin), t.completed(k, t.picksChain(begin)))
 	if t.picks[k] != "" {
-		appendRule(&p, t.beside(begin), t.picksOf(k, within(t.keys, begin)))
+		appendRule(&p, t.picksChain(begin), t.picksOf(k, within(t.keys, begin)))
 	}
 	return b.String(), p.String()
 }
@@ -330,7 +330,7 @@ func (t *trie) remove(begin string, out map[string]*string) {
 	delete(t.nodes, begin)
 	out[t.name(begin)] = nil
 	if t.pairs {
-		out[t.beside(begin)] = nil
+		out[t.picksChain(begin)] = nil
 	}
 }
 

@@ -96,7 +96,7 @@ func masked(t testing.TB, cond string, a netip.Addr) bool {
 	return true
 }
 
-// world is a trie with the chains that it told of.
+// world is a trie with the chains that it reported.
 type world struct {
 	trie   *trie
 	chains map[string]string
@@ -134,7 +134,7 @@ func frontend(a netip.Addr, p proxy.Protocol, port uint16) (key, string) {
 	return portKey(addrKey(a), p, port), fmt.Sprintf("-d %s -p %s -m %[2]s --dport %d -g %s:%[2]s:%[3]d", host(a), proto, port, a)
 }
 
-// picking is the same with n rules beside the leaf, the last of which takes.
+// picking is the same with n rules in the chain of picks, the last of which matches.
 func picking(a netip.Addr, p proxy.Protocol, port uint16, n int) (k key, rule, picks string) {
 	k, last := frontend(a, p, port)
 	match, _, _ := strings.Cut(last, "-g ")
@@ -166,18 +166,18 @@ func TestEveryPacketFindsItsRule(t *testing.T) {
 	for name, p := range populations {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(familyOf(p.addr(0)))
-			all, beside := map[key]string{}, map[key]string{}
+			all, picksChain := map[key]string{}, map[key]string{}
 			for i := range p.n {
 				if i%2 == 1 {
 					k, rule := frontend(p.addr(i), proxy.TCP, 443)
 					all[k] = rule
 				}
 				k, rule, picks := picking(p.addr(i), proxy.TCP, 80, 3)
-				all[k], beside[k] = rule, picks
+				all[k], picksChain[k] = rule, picks
 				k, rule = rest(p.addr(i))
 				all[k] = rule
 			}
-			w.setPicks(all, beside)
+			w.setPicks(all, picksChain)
 			worst, sum := 0, 0
 			for i := range p.n {
 				a := p.addr(i)
@@ -191,7 +191,7 @@ func TestEveryPacketFindsItsRule(t *testing.T) {
 				}
 			}
 			if got, _ := walk(t, w.chains, chainDispatch+"ROOT", packet{netip.MustParseAddr("192.0.2.77"), "tcp", 80}); got != "" {
-				t.Errorf("an address of nobody goes to %q", got)
+				t.Errorf("an unassigned address goes to %q", got)
 			}
 			t.Logf("%d addresses: %d chains, at most %d rules for a packet, %d on average", p.n, len(w.chains), worst, sum/p.n)
 			if worst > p.most {
@@ -242,7 +242,7 @@ func TestTrieForgetsItsHistory(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		w := newWorld(v4)
-		current, beside := map[key]string{}, map[key]string{}
+		current, picksChain := map[key]string{}, map[key]string{}
 		bases := []string{"10.96.0.0", "10.96.1.0", "192.0.2.0"}
 		for step := range 60 {
 			changes, picks := map[key]string{}, map[key]string{}
@@ -271,13 +271,13 @@ func TestTrieForgetsItsHistory(t *testing.T) {
 				}
 			}
 			for k, rule := range changes {
-				if current[k], beside[k] = rule, picks[k]; rule == "" {
+				if current[k], picksChain[k] = rule, picks[k]; rule == "" {
 					delete(current, k)
 				}
 			}
 			w.setPicks(changes, picks)
 			fresh := newWorld(v4)
-			fresh.setPicks(current, beside)
+			fresh.setPicks(current, picksChain)
 			if diff := cmp.Diff(fresh.chains, w.chains); diff != "" {
 				t.Fatalf("seed %d, step %d: fresh (-) and changed (+) differ:\n%s", seed, step, diff)
 			}

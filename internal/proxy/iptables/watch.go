@@ -9,14 +9,14 @@ import (
 const (
 	// restFactor keeps comparisons, when others change rules all the time, to a
 	// tenth of the time at most. Repairs are followed by a rest as long as they
-	// took, as whoever breaks rules twice should not wait.
+	// took, as a second change should not wait.
 	restFactor = 10
 	// printMany is from how many chains on it is cheaper to look at all of them.
 	printMany = 1000
 )
 
-// watch knows how the tables looked after our last change. iptables-legacy tells
-// nobody of changes, so the kernel is asked; for iptables-nft a request is as
+// watch has the state of the tables after our last change. iptables-legacy has
+// no notifications, so the kernel is polled; for iptables-nft a request is as
 // cheap, and spares the flood of notifications that our own changes are.
 type watch struct {
 	// stamps of the families whose tables hold what they should since they looked
@@ -40,16 +40,16 @@ func (w *watch) readStamps(m *Mode) map[family]stamp {
 	return out
 }
 
-// changed reports whether a family was changed by somebody since its tables held
+// changed reports whether a family was changed since its tables held
 // what they should.
 func (w *watch) changed(f family, now map[family]stamp) bool {
-	is, told := now[f]
+	is, stamped := now[f]
 	was, known := w.stamps[f]
-	return !told || !known || is != was
+	return !stamped || !known || is != was
 }
 
 // settle takes over how the tables look after changes of ours; before is how they
-// did when these began. If somebody else changed them, since they held what they
+// did when these began. If another program changed them, since they held what they
 // should or between our changes, they are to be compared.
 func (w *watch) record(m *Mode, before map[family]stamp) {
 	if w.stamps == nil {
@@ -63,12 +63,12 @@ func (w *watch) record(m *Mode, before map[family]stamp) {
 	for _, r := range m.rulesets {
 		f := r.config.family
 		first, looked := before[f]
-		last, told := after[f]
-		alone := looked && told && !r.needsResync && m.kernel.follows(f, first, last, done)
+		last, stamped := after[f]
+		alone := looked && stamped && !r.needsResync && m.kernel.follows(f, first, last, done)
 		right := alone && (r.verified || !w.changed(f, before))
 		delete(w.stamps, f)
 		if !alone {
-			delete(w.prints, f) // what was written may be what somebody else wrote
+			delete(w.prints, f) // what was written may be another program's
 		} else if err := w.keep(m, r, right, last); err != nil {
 			delete(w.prints, f)
 			right = false
@@ -170,7 +170,7 @@ func (m *Mode) check(ctx context.Context, now time.Time) {
 	}
 	m.watch.record(m, before)
 	for _, r := range repaired {
-		// Whoever breaks rules may have done so once more, without a sign.
+		// The rules may have been changed once more, without a sign.
 		delete(m.watch.stamps, r.config.family)
 	}
 	if due {
@@ -192,7 +192,7 @@ func (m *Mode) repair(ctx context.Context, r *ruleset) (changed bool, err error)
 		return changed, err
 	}
 	m.metrics.repaired(r.config.family)
-	m.log.Warn("rules had been changed by somebody else, and are restored", "family", r.config.family.String(), "chains", chains)
+	m.log.Warn("rules had been changed by another program, and are restored", "family", r.config.family.String(), "chains", chains)
 	return true, nil
 }
 

@@ -2,7 +2,7 @@
 // behind is removed, and how it answers questions about a connection.
 //
 // It is the one place that names the modes. To add one, add a row to table, and a
-// file beside this one. Enter at New. It owns nothing: the mode that New returns
+// file in this package. Enter at New. It owns nothing: the mode that New returns
 // belongs to the caller.
 package modes
 

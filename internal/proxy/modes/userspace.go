@@ -63,7 +63,7 @@ func (m userspaceMode) noteOwnSocket(t *diag.Trace, to netip.AddrPort, protocol 
 }
 
 // excludedBySocket is what the mode does with a client that the source ranges do
-// not admit: a socket cannot tell clients apart before it accepts.
+// not admit: a socket cannot distinguish clients before it accepts.
 func excludedBySocket(c diag.Connection, state *proxy.PortState) (outcome, does string) {
 	ranges, _ := state.Service.SourcesOf(c.To.Addr().Is4())
 	choice := state.For(c.To.Addr())

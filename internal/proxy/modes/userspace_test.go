@@ -10,7 +10,7 @@ import (
 )
 
 // TestTraceNotAdmitted: in user space a client outside of the source ranges is
-// reset, ignored or refused, depending on what the socket can tell.
+// reset, ignored or refused, depending on what the socket supports.
 func TestTraceNotAdmitted(t *testing.T) {
 	addr := netip.MustParseAddr
 	for _, c := range []struct {

@@ -65,8 +65,8 @@ func Check(opts Options) error {
 }
 
 func checkError(err error) error {
-	if told := new(CheckError); errors.As(err, &told) {
-		return told
+	if checkErr := new(CheckError); errors.As(err, &checkErr) {
+		return checkErr
 	}
 	e := &CheckError{Err: err}
 	switch {

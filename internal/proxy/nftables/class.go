@@ -21,7 +21,7 @@ const (
 
 var markNames = [...]string{markNever: "keep", markOutside: "outside", markAlways: "masq"}
 
-// classKey is all that tells one pick chain from another.
+// classKey is all in which pick chains differ.
 type classKey struct {
 	mark            marking
 	local           bool
@@ -124,5 +124,5 @@ func (f *family) classNumber(chain string) (uint16, error) {
 	return 0, fmt.Errorf("no class is free for %s: there are %d", chain, idBit-firstPick)
 }
 
-// isPick tells chains of lists from the others.
+// isPick reports whether a chain is that of a list.
 func isPick(chain string) bool { return strings.HasPrefix(chain, "pick-") }

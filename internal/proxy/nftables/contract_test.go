@@ -103,7 +103,7 @@ func TestContract(t *testing.T) {
 }
 
 // layContract makes this process's namespace a node that is its own workloads'
-// host, beside a router that refuses whatever address no service has.
+// host, with a router that refuses every address that no service has.
 func layContract(t *testing.T) {
 	t.Helper()
 	current, err := core.Current()

@@ -119,7 +119,7 @@ func newMetrics(m *Mode) *metrics {
 			Name: "proxima_nftables_last_apply_timestamp_seconds", Help: "When a change was last brought into the kernel.",
 		}),
 		failures: counter("failures_total", "Transactions and readings that the kernel refused; they are tried again."),
-		repairs:  counter("repairs_total", "Repairs after somebody else changed the tables."),
+		repairs:  counter("repairs_total", "Repairs after another program changed the tables."),
 		overruns: counter("notification_overruns_total", "Times that notifications were lost, and everything was read back."),
 		flows:    counter("deleted_flows_total", "UDP flows that were ended as their endpoint or service was gone."),
 	}

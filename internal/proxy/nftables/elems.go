@@ -143,7 +143,7 @@ func (s *set) unknown() {
 	s.same, s.had, s.differ = nil, nil, nil
 }
 
-// trim gives the room of differences back that are none any more.
+// trim releases the memory of differences that are applied.
 func (s *set) trim() {
 	if !s.different() {
 		s.wanted, s.had, s.differ = nil, nil, nil

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSetKnowsWhatDiffers: after any history a set tells of every element what is
+// TestSetTracksDifferences: after any history a set has for every element what is
 // wanted and what the kernel has, as two plain maps do.
-func TestSetKnowsWhatDiffers(t *testing.T) {
+func TestSetTracksDifferences(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		s := &set{}
@@ -68,7 +68,7 @@ func TestSetKnowsWhatDiffers(t *testing.T) {
 }
 
 // TestReadAheadIsNotTrustedAfterAChange: a restarted mode reads the kernel before
-// its first Apply; what somebody changes in between is seen all the same.
+// its first Apply; changes in between are seen all the same.
 func TestReadAheadIsNotTrustedAfterAChange(t *testing.T) {
 	l := newLab(t)
 	m := l.mode(Options{})
@@ -81,9 +81,9 @@ func TestReadAheadIsNotTrustedAfterAChange(t *testing.T) {
 		defer m.mu.Unlock()
 		return m.prefetched
 	}
-	l.eventually("the kernel is read ahead", prefetched)
+	l.eventually("the kernel's state is prefetched", prefetched)
 	l.node.Run("nft", "delete element ip proxima vip { 10.96.0.1 . tcp . 80 }; add element ip proxima clusterips { 192.0.2.77 }")
-	l.eventually("what was read is given up", func() bool { return !prefetched() })
+	l.eventually("what was prefetched is discarded", func() bool { return !prefetched() })
 	l.apply(m, full(false)...)
 	if k.commits != 1 {
 		t.Errorf("%d transactions for a difference, want 1", k.commits)

@@ -26,7 +26,7 @@ type family struct {
 	// off: the kernel does not know this family; nothing is written.
 	off      bool
 	hasTable bool
-	dormant  bool // somebody put the table to sleep
+	dormant  bool // the table has the flag dormant
 	// rebuild: something of the kernel's table cannot be changed in place.
 	rebuild bool
 
@@ -220,7 +220,7 @@ func (f *family) unknown() {
 	}
 }
 
-// dropSets forgets the sets that nobody wants.
+// dropSets removes the sets that no port uses.
 func (f *family) dropSets() {
 	f.order = slices.DeleteFunc(f.order, func(s *set) bool {
 		if !s.want {

@@ -70,7 +70,7 @@ func newLab(t *testing.T) *lab {
 		ns.Route("0.0.0.0/0", via)
 		ns.Route("::/0", via6)
 	}
-	// The node needs a route for addresses that nobody has, else its own
+	// The node needs a route for unassigned addresses, else its own
 	// processes fail before the output hook.
 	l.node.Route("0.0.0.0/0", clientIP)
 	l.node.Route("::/0", clientIP6)
@@ -79,7 +79,7 @@ func newLab(t *testing.T) *lab {
 }
 
 // warm waits until neighbours know each other. For IPv6 that is a second: the
-// kernel tells it late that a new link is up.
+// kernel reports late that a new link is up.
 func (l *lab) warm(v6 bool) {
 	l.Helper()
 	at := netip.AddrPortFrom(podIP(v6, 0), 1)

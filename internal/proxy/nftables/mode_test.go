@@ -55,7 +55,7 @@ func full(v6 bool) []proxy.Change {
 			s.Service.ExternalLocal = true
 			s.Port.NodePort = 30443
 		}),
-		spec("nobody", proxy.SCTP, 9, vip(4), func(s *proxy.PortState) { s.For(vip(4)[0]).NoCluster = proxy.Reject }),
+		spec("none", proxy.SCTP, 9, vip(4), func(s *proxy.PortState) { s.For(vip(4)[0]).NoCluster = proxy.Reject }),
 		spec("silent", proxy.TCP, 80, vip(5), func(s *proxy.PortState) {
 			s.Service.InternalLocal = true
 			s.For(vip(5)[0]).NoLocal = proxy.Drop
@@ -215,7 +215,7 @@ func TestRestartWritesOnlyTheDifference(t *testing.T) {
 	}
 	l.whole(m)
 	if out := l.node.Run("nft", "list", "table", "ip", "proxima"); strings.Contains(out, "default/plain:p") {
-		t.Errorf("the service that went while nobody looked is still there:\n%s", out)
+		t.Errorf("the service that was removed while no mode ran is still there:\n%s", out)
 	}
 	l.stop(m)
 	// Other definitions than ours, as of another version: the table is made again.
@@ -365,7 +365,7 @@ func TestCountsOnlyGrow(t *testing.T) {
 	check(m, 5)
 	l.node.Run("nft", "delete", "table", "ip", "proxima")
 	l.eventually("table repaired", func() bool { return l.listed() })
-	for range 6 { // more than before, so that nobody sees the counter jump back
+	for range 6 { // more than before, so that the counter never decreases
 		l.ask(l.client, proxy.TCP, "", at)
 	}
 	check(m, 11)
@@ -468,7 +468,7 @@ func TestAffinityMapGrowsInPlace(t *testing.T) {
 	l.whole(m)
 }
 
-// TestAffinityBeyondItsMap: clients that find no room are served without it.
+// TestAffinityBeyondItsMap: clients beyond its size are served without it.
 func TestAffinityBeyondItsMap(t *testing.T) {
 	l := newLab(t)
 	for i := range 3 {

@@ -34,9 +34,9 @@ type Mode struct {
 
 	// started: the first Apply has been; before it, nothing is written.
 	started bool
-	// ahead: before the first Apply, the kernel's state is read, and has not changed.
+	// prefetched: before the first Apply, the kernel's state is read, and has not changed.
 	prefetched bool
-	// doubt: have may not be what the kernel has.
+	// needsResync: have may not be what the kernel has.
 	needsResync bool
 	pending     map[proxy.PortName]*proxy.PortState // changes not in the model yet
 	families    []*family
@@ -379,7 +379,7 @@ func (m *Mode) write() error {
 	return nil
 }
 
-// readBack ends doubt.
+// readBack clears needsResync.
 func (m *Mode) readBack() error {
 	m.needsResync = true
 	if err := m.readKernel(); err != nil {

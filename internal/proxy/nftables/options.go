@@ -3,7 +3,7 @@
 // endpoint, and a handful of chains whose number does not grow with services.
 //
 // Enter at [New]; the result is a proxy.Mode. It owns the tables that are named
-// by Options.Table, repairs them when somebody else changes them, and deletes
+// by Options.Table, repairs them when another program changes them, and deletes
 // UDP flows to endpoints that are gone from conntrack. It never chooses
 // endpoints (package choose does), never touches other tables, routes or kernel
 // parameters, and leaves its tables in place when it is closed: a new process

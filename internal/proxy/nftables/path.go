@@ -10,7 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// Path tells the way of a new connection from an address to a virtual one, by
+// Path returns the way of a new connection from an address to a virtual one, by
 // what the mode has in the kernel as far as it knows. Whether a client is
 // remembered by affinity is known to the kernel alone.
 func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from netip.Addr) *Path {
@@ -26,7 +26,7 @@ func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from net
 	if claims := w.f.claims[key]; len(claims) > 0 {
 		w.service(slices.MinFunc(claims, compareClaims), key)
 	} else {
-		w.nobody(to)
+		w.noService(to)
 	}
 	return w.path
 }
@@ -43,8 +43,8 @@ func (w *walk) step(object, format string, args ...any) {
 	w.path.Steps = append(w.path.Steps, Step{w.f.String() + " " + object, fmt.Sprintf(format, args...)})
 }
 
-// nobody has the address and port.
-func (w *walk) nobody(to netip.Addr) {
+// noService: no service has the address and port.
+func (w *walk) noService(to netip.Addr) {
 	w.step("map vip", "has no such address, protocol and port")
 	if w.f.clusterIPs.inKernel(addrKey(to)) {
 		w.step("set clusterips", "%s is known, the port is not: refuse", to)

@@ -140,7 +140,7 @@ func randomHistory(l *lab, seed uint64) (faults int) {
 	m.mu.Unlock()
 	l.whole(m)
 	// A process that starts with the same state has nothing to write, though it
-	// does not depend on the history, but for pick chains that nobody uses.
+	// does not depend on the history, but for pick chains that no port uses.
 	l.stop(m)
 	k := &counting{}
 	m = l.mode(Options{wrap: func(real kernel) kernel { k.kernel = real; return k }})

@@ -227,7 +227,7 @@ func (w *writer) send(r *nfnl.Rule, reg nfnl.Reg) *nfnl.Rule {
 func (w *writer) sticky(k classKey, ids string, offset uint32) []*nfnl.Rule {
 	timeout := uint64(k.affinitySeconds) * 1000
 	client := func(r *nfnl.Rule) *nfnl.Rule { return service(r, 0).Network(w.saddr, w.addrLen, 1) }
-	// The carrier's id goes beside the key, as the kernel wants a value.
+	// The carrier's id is the value of the key, as the kernel requires one.
 	withID := func(r *nfnl.Rule) *nfnl.Rule { return client(r).Meta(carrier, 1+w.words) }
 	recall := func(comment string) *nfnl.Rule {
 		return client(rule(comment)).Lookup(setAffinity, 0, 8).SetMeta(carrier, 8)

@@ -38,7 +38,7 @@ func (p *port) of(family int) *served {
 var nothing served
 
 // served is what a service port has in one family's table. Its slots are not kept
-// beside what map ep should be.
+// in addition to what map ep should be.
 type served struct {
 	present bool
 	proto   proxy.Protocol
@@ -63,7 +63,7 @@ type vip struct {
 	uses                  []*class
 }
 
-// role tells kinds of virtual addresses apart. Of two services that claim the same address
+// role is the kind of a virtual address. Of two services that claim the same address
 // and port the lower role has it, then the lower name.
 type role uint8
 
@@ -84,7 +84,7 @@ type claim struct {
 	vip  *vip
 }
 
-// comment names a service port in the kernel. It must tell ports apart, as a
+// comment names a service port in the kernel. It must be unique per port, as a
 // restarted agent finds its numbers by it.
 func comment(n proxy.PortName) string {
 	s := n.String()
@@ -132,7 +132,7 @@ func (f *family) slotsOf(p *port, s *served, state *proxy.PortState) (out slots)
 	prefix := mix(p.number, 0) + protoKey(proto)
 	for list, base := range slotBases {
 		if !s.present && list == 1 && len(f.choice(state).Local) == 0 {
-			break // nobody asks for them
+			break // they are not used
 		}
 		for slot := base; ; slot++ {
 			packed, have := f.ep.elem(prefix + nfnl.Host(slot))

@@ -24,7 +24,7 @@ type kernel interface {
 	Counts(t nfnl.Table, set string, each func(key []byte, packets uint64)) error
 }
 
-// dumpAttempts bounds how often a dump is repeated because somebody changed
+// dumpAttempts bounds how often a dump is repeated because another program changed
 // tables at the same time.
 const dumpAttempts = 20
 
@@ -40,7 +40,7 @@ func steady(f func() error) error {
 }
 
 // read makes have what the kernel has, and the lists of differences. It is the
-// one place that trusts nothing it was told before.
+// one place that relies on no earlier state.
 func (f *family) read(k kernel) error {
 	if f.off {
 		return nil
@@ -107,7 +107,7 @@ func (f *family) readSet(k kernel, def nfnl.Set) error {
 		if bits, ok := sourceBits(def.Name); ok {
 			s.def = f.source(bits)
 		} else {
-			s.opaque = true // somebody's; it goes with all that is in it
+			s.opaque = true // another program's; it is deleted with its content
 		}
 		f.sets[def.Name] = s
 		f.order = append(f.order, s)

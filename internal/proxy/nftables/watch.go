@@ -25,7 +25,7 @@ const (
 var repairRetry = backoff.Policy{First: 100 * time.Millisecond, Last: 10 * time.Second}
 
 // watch notices what others do to our tables and to the node's addresses. Its
-// worker is the only one beside Apply who writes.
+// worker is the only writer except Apply.
 type watch struct {
 	m *Mode
 
@@ -71,7 +71,7 @@ func (w *watch) listen(l listener, f func(nfnl.Message) bool) {
 	}
 }
 
-// table looks whether a change by somebody else was to a table of ours.
+// table checks whether a change by another program was to a table of ours.
 func (w *watch) table(msg nfnl.Message) bool {
 	t, ok := msg.Table()
 	if !ok || t.Name != w.m.opts.Table || (t.Family != ipv4.proto && t.Family != ipv6.proto) {
@@ -143,7 +143,7 @@ func (m *Mode) repair(verify, addrs bool) error {
 		}
 		if m.different() {
 			m.metrics.repairs.Inc()
-			m.log.Warn("somebody changed the tables of Proxima; repairing them", "table", m.opts.Table)
+			m.log.Warn("another program changed the tables of Proxima; repairing them", "table", m.opts.Table)
 		}
 	}
 	if err := m.flush(); err != nil {

@@ -34,7 +34,7 @@ func (k *kernel) ask(n int, c client, proto proxy.Protocol, to netip.AddrPort) [
 	return out
 }
 
-// reaches all of these backends and nobody else, and returns their answers. So
+// reaches all of these backends and no others, and returns their answers. So
 // many questions miss one of them once in a million times.
 func (k *kernel) reaches(c client, proto proxy.Protocol, to netip.AddrPort, want ...string) []answer {
 	k.Helper()
@@ -78,7 +78,7 @@ func (k *kernel) unanswered(c client, proto proxy.Protocol, to netip.AddrPort) {
 	}
 }
 
-// notServed, whether it is told so or not.
+// notServed, whether it gets an answer or not.
 func (k *kernel) notServed(c client, proto proxy.Protocol, to netip.AddrPort) {
 	k.Helper()
 	a, err := c.ask(proto, to, timeout)
@@ -166,7 +166,7 @@ func (s *session) lives(when string) {
 }
 
 // again asks on the flow; an error that an earlier datagram earned does not
-// count, as it is told with the next call.
+// count, as it is returned by the next call.
 func (s *session) again(wait time.Duration) answer {
 	s.k.Helper()
 	a, err := question(s.conn, s.proto, wait)

@@ -278,7 +278,7 @@ func (s *setup) ask(proto proxy.Protocol, step string, a ask) {
 	}
 }
 
-// freePort finds a port number that nobody uses at the moment.
+// freePort finds a port number that is not in use.
 func freePort(addr netip.Addr) (uint16, error) {
 	ln, err := net.Listen("tcp", net.JoinHostPort(addr.String(), "0"))
 	if err != nil {

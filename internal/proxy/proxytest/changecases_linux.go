@@ -34,7 +34,7 @@ func fallback(k *kernel, local bool) {
 			cluster:   []string{local1, remote1}, underLocal: []string{local1},
 		},
 		{
-			name:      "nobody ready: all that drain",
+			name:      "none ready: all that drain",
 			endpoints: []proxy.SliceEndpoint{k.draining(local1), k.finished(local2), k.draining(remote1), k.finished(remote2)},
 			cluster:   []string{local1, remote1}, underLocal: []string{local1},
 		},
@@ -77,7 +77,7 @@ var changeCases = []kernelCase{
 	{name: "streams outlive their endpoint and service", run: streamsOutlive},
 	{name: "flows leave an endpoint that is gone", run: flowsLeaveEndpoint},
 	{name: "flows end with their service", run: flowsEndWithService},
-	{name: "flapping fails nobody", run: flapping},
+	{name: "flapping fails no connection", run: flapping},
 }
 
 func oneNoneOne(k *kernel) {

@@ -8,7 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// Features that cases of RunKernel need, beside those of Run.
+// Features that cases of RunKernel need, in addition to those of Run.
 const (
 	// KeepSource: endpoints see the client's address where nothing demands a
 	// masquerade.
@@ -21,16 +21,16 @@ const (
 	WorkloadShortcut Feature = "workloads use the cluster list under policy Local"
 	// SelectiveDrop: some clients of an address are left unanswered, others are
 	// served.
-	SelectiveDrop Feature = "silence towards some clients"
+	SelectiveDrop Feature = "drop for some clients"
 	// UnallocatedDrop: addresses of the range that no Service has are silent.
-	UnallocatedDrop Feature = "silence of unallocated addresses"
+	UnallocatedDrop Feature = "drop for unallocated addresses"
 	// RandomPick: a new client's endpoint is chosen at random, not by its address.
 	RandomPick Feature = "random first choice under affinity"
 	// SurvivesRestart: established connections, and new ones, work while no agent runs.
 	SurvivesRestart Feature = "traffic without an agent"
 	// Sctp: the protocol SCTP is carried.
 	Sctp Feature = "SCTP"
-	// Repair: damage of the kernel's state is noticed (KernelEnv.Damages).
+	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).
 	Repair Feature = "repair of drift"
 )
 
@@ -39,7 +39,7 @@ type KernelEnv struct {
 	// New makes the mode under test for the node that this process is on. The suite
 	// closes it. It is called again after Close, as a restarted agent does.
 	New func(t *testing.T, node KernelNode) proxy.Mode
-	// Damages spoil the kernel's state behind the mode's back; it must be whole
+	// Corruptions change the kernel's state behind the mode's back; it must be whole
 	// within 1 s. They run in the node's namespace. Needed unless Repair lacks.
 	Corruptions []Corruption
 	// Cleanup removes everything that the mode left on this node, while none runs.
@@ -49,7 +49,7 @@ type KernelEnv struct {
 	Lacks map[Feature]string
 }
 
-// Damage is one way to spoil the kernel's state.
+// Corruption is one way to change the kernel's state.
 type Corruption struct {
 	Name string
 	Do   func() error

@@ -48,7 +48,7 @@ func RunKernel(t *testing.T, env KernelEnv) {
 			for i, c := range kernelCases() {
 				t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
 					Env{Lacks: env.Lacks}.need(t, c.needs)
-					k := &kernel{T: t, sharedMode: shared, family: f, index: i, told: map[Feature]bool{}}
+					k := &kernel{T: t, sharedMode: shared, family: f, index: i, logged: map[Feature]bool{}}
 					t.Cleanup(func() { k.apply() })
 					c.run(k)
 				})
@@ -151,15 +151,15 @@ type kernel struct {
 	*sharedMode
 	family family
 	index  int // of the case: each has addresses of its own
-	told   map[Feature]bool
+	logged map[Feature]bool
 }
 
 // lacks reports whether a part of a case is to be left out.
 func (k *kernel) lacks(f Feature) bool {
 	why, lacking := k.env.Lacks[f]
-	if lacking && !k.told[f] {
+	if lacking && !k.logged[f] {
 		k.Logf("not checked: %s: %s", f, why)
-		k.told[f] = true
+		k.logged[f] = true
 	}
 	return lacking
 }

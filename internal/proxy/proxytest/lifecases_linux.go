@@ -121,7 +121,7 @@ func affinityRestart(k *kernel) {
 	k.same("after a restart, at another address", first, k.choices(k.at(k.external(0))))
 }
 
-// lifeCases: the agent ends and returns, and somebody else spoils its work.
+// lifeCases: the agent ends and returns, and another program corrupts its state.
 var lifeCases = []kernelCase{
 	{name: "traffic goes on without an agent", needs: []Feature{SurvivesRestart}, run: survivesRestart},
 	{name: "a restart finds everything", run: restarted},
@@ -207,16 +207,16 @@ func cleanedUp(k *kernel) {
 
 func repaired(k *kernel) {
 	if len(k.env.Corruptions) == 0 {
-		k.Fatal("the environment names no damage, nor why there is none")
+		k.Fatal("the environment names no corruption, nor why there is none")
 	}
-	s, nobody := k.openService(0, k.all(local1, remote1)...), k.svc(1)
-	k.apply(s, nobody)
+	s, empty := k.openService(0, k.all(local1, remote1)...), k.svc(1)
+	k.apply(s, empty)
 	for _, d := range k.env.Corruptions {
 		if err := d.Do(); err != nil {
 			k.Fatalf("%s: %v", d.Name, err)
 		}
 		took := k.untilWhole(local1, remote1)
-		// The promise is 1 s. It is told here and not judged: on a machine that is
+		// The promise is 1 s. It is logged and not judged: on a machine that is
 		// busy with other tests, the programs that repair wait for their turn.
 		k.Logf("%s: whole after %s", d.Name, took.Round(time.Millisecond))
 		for _, proto := range both {
@@ -224,9 +224,9 @@ func repaired(k *kernel) {
 			k.reaches(k.outside(0), proto, k.at(k.external(0)), local1, remote1)
 		}
 		// And the mode goes on from there.
-		k.apply(k.openService(0, k.on(remote1)), nobody)
+		k.apply(k.openService(0, k.on(remote1)), empty)
 		k.reaches(k.pod(), proxy.TCP, k.at(k.vip(0)), remote1)
-		k.apply(s, nobody)
+		k.apply(s, empty)
 		k.reaches(k.pod(), proxy.TCP, k.at(k.vip(0)), local1, remote1)
 	}
 	if !k.lacks(UnallocatedDrop) {

@@ -101,7 +101,7 @@ func (f family) outside(i int) string {
 // outsideClients is how many addresses there are outside.
 const outsideClients = 40
 
-// backend pod. It tells who it is, and whom it sees.
+// backend pod. It answers with its own name and the client's address.
 type backendPod struct {
 	name, node string
 	zone       locality.Zone

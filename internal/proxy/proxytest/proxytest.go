@@ -31,7 +31,7 @@ const (
 	// Retry: another endpoint is tried when one does not answer.
 	Retry Feature = "retry"
 	// Drop: the verdict Drop leaves packets unanswered.
-	Drop Feature = "silence"
+	Drop Feature = "drop"
 	// NodePort: node ports listen on Env.Node.
 	NodePort Feature = "node port"
 )
@@ -257,7 +257,7 @@ func (b *backend) serveDatagrams(c net.PacketConn) {
 	}
 }
 
-// Outcomes of a question beside the number of the backend that answered.
+// Outcomes of a question other than the number of the backend that answered.
 const (
 	refused    = -1
 	silent     = -2

@@ -165,7 +165,7 @@ func noEndpoint(k *kernel) {
 	}
 }
 
-// counts: a mode that tells demand tells it exactly.
+// counts: a mode that measures demand measures it exactly.
 func counts(k *kernel) {
 	counter, ok := k.mode.(proxy.Counter)
 	if !ok {

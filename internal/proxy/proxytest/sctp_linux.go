@@ -14,7 +14,7 @@ import (
 // protocolSCTP is its number (RFC 9260 section 3).
 const protocolSCTP = "132"
 
-// sctp is carried, as far as a kernel without its sockets can tell: the first
+// sctp is proxied, as far as a kernel without its sockets shows: the first
 // packet of an association arrives at an endpoint's address and port with a
 // checksum that is right.
 func sctp(k *kernel) {

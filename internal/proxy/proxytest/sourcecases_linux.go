@@ -95,7 +95,7 @@ func sourceRangesPerFamily(k *kernel) {
 			in: true, otherIn: true,
 		},
 		{
-			name: "all of both families, beside others",
+			name: "all of both families, among others",
 			ranges: func(in, otherIn netip.Prefix) []string {
 				return []string{in.String(), k.family.everywhere, otherIn.String(), other.family.everywhere}
 			},

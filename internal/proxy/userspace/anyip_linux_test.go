@@ -142,7 +142,7 @@ func TestRoutesOfOthersAreLeftAlone(t *testing.T) {
 	}
 	m := newMode(t, opts)
 	if err := m.Close(t.Context()); err != nil || localRoutes(t, prefix) != 1 {
-		t.Errorf("route of somebody else: %v, %d left", err, localRoutes(t, prefix))
+		t.Errorf("route of another program: %v, %d left", err, localRoutes(t, prefix))
 	}
 }
 

@@ -57,7 +57,7 @@ func bindHint(addr netip.AddrPort, err error) string {
 
 func isNotLocal(err error) bool { return errors.Is(err, syscall.EADDRNOTAVAIL) }
 
-// isOurFault tells errors of this host from those of an endpoint.
+// isOurFault distinguishes errors of this host from those of an endpoint.
 func isOurFault(err error) bool {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, e) {

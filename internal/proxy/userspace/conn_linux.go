@@ -20,9 +20,9 @@ const (
 	endpointSide = 1
 )
 
-// Both sides are watched for these all the time; for room to write only once it
-// was missing. Events are edges: whoever handles one has to go on until the
-// kernel says that there is no more, or would tell of more.
+// Both sides are watched for these all the time; for space to write only once it
+// was missing. Events are edges: the handler of one has to go on until the
+// kernel reports that there is no more, or would report more.
 const watched = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
 
 // conn is one connection between a client and an endpoint, as relay is
@@ -30,14 +30,14 @@ const watched = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
 type conn struct {
 	loop       *loop
 	index      int32
-	generation int32 // of its use, tells events of an earlier one
+	generation int32 // of its use, distinguishes events of an earlier one
 	live       bool
 
-	port    *servicePort
-	fd      [2]int  // -1: none
-	watches [2]bool // is the descriptor watched?
-	room    [2]bool // is it watched for room to write?
-	dir     [2]direction
+	port       *servicePort
+	fd         [2]int  // -1: none
+	watches    [2]bool // is the descriptor watched?
+	wantsWrite [2]bool // is it watched for space to write?
+	dir        [2]direction
 
 	dial dialing
 	// While the endpoint has not answered:
@@ -130,7 +130,7 @@ func (c *conn) answer() error {
 		err = nil
 	}
 	if err == nil && localAddrPort(fd) == netip.AddrPortFrom(to.Addr().Unmap().WithZone(""), to.Port()) {
-		// Where nobody listens, a port of the range for clients can meet itself
+		// Without a listener, a port of the range for clients can meet itself
 		// (simultaneous open, RFC 9293 section 3.5).
 		return unix.ECONNREFUSED
 	}
@@ -145,7 +145,7 @@ func (c *conn) await(now time.Time) {
 	}
 	c.deadline = now.Add(timeout)
 	list.add(c)
-	c.room[endpointSide] = true
+	c.wantsWrite[endpointSide] = true
 	if err := c.watch(endpointSide); err != nil {
 		c.giveUp(err)
 	}
@@ -206,11 +206,11 @@ func (c *conn) connected() {
 	}
 }
 
-// watch has the loop told of events. The kernel reports what is the case
+// watch registers for events. The kernel reports what is the case
 // already.
 func (c *conn) watch(side int) error {
 	events, op := uint32(watched), unix.EPOLL_CTL_ADD
-	if c.room[side] {
+	if c.wantsWrite[side] {
 		events |= unix.EPOLLOUT
 	}
 	if c.watches[side] {
@@ -250,7 +250,7 @@ func (d *direction) blocked() bool { return len(d.rest) > 0 || d.piped > 0 }
 
 // pump carries what came from a side to the other. It reports whether the
 // connection lives on. If toEnd is not set, the end of the stream is known not to
-// be there, so that a buffer that was not filled tells that all is read.
+// be there, so that a buffer that was not filled shows that all is read.
 func (c *conn) pump(side int, toEnd bool) bool {
 	d := &c.dir[side]
 	if d.ended {
@@ -358,10 +358,10 @@ func (c *conn) flush(side int) (done, alive bool) {
 }
 
 func (c *conn) awaitRoom(side int) error {
-	if c.room[side] {
+	if c.wantsWrite[side] {
 		return nil // there will be an edge
 	}
-	c.room[side] = true
+	c.wantsWrite[side] = true
 	return c.watch(side)
 }
 
@@ -446,7 +446,7 @@ func (c *conn) closeSide(side int) {
 	if c.fd[side] >= 0 {
 		_ = unix.Close(c.fd[side])
 	}
-	c.fd[side], c.watches[side], c.room[side] = -1, false, false
+	c.fd[side], c.watches[side], c.wantsWrite[side] = -1, false, false
 }
 
 // setStream prepares a socket towards an endpoint. What is read is written at

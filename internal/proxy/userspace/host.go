@@ -21,7 +21,7 @@ type host struct {
 }
 
 // has reports whether an address is one of this host's. An address that comes or
-// goes is noticed within hostFresh. If the system does not tell, what it said
+// goes is noticed within hostFresh. If the system does not report them, what it said
 // before holds.
 func (h *host) has(addr netip.Addr, now time.Time) bool {
 	h.mu.Lock()

@@ -80,7 +80,7 @@ func (s *loops) listen(p *servicePort, key frontendKey) (frontend, error) {
 
 // listenFD opens a listening socket. Package net does it, for its errors and
 // defaults; the descriptor is then taken out of the runtime's poller, which
-// would wake up for every client beside our loops.
+// would wake up for every client, in addition to our loops.
 func listenFD(p *servicePort, key frontendKey) (int, error) {
 	lc := net.ListenConfig{Control: control(p.mode, key, true), KeepAlive: -1}
 	lc.SetMultipathTCP(false) // slower, and of no use towards a virtual address

@@ -39,7 +39,7 @@ func mute(t *testing.T) netip.AddrPort {
 }
 
 // TestMuteEndpointIsGivenUp: the timeout of an attempt leads to the next
-// endpoint, and connections beside it do not wait meanwhile.
+// endpoint, and other connections do not wait meanwhile.
 func TestMuteEndpointIsGivenUp(t *testing.T) {
 	good, dead := echo(t), mute(t)
 	m := newMode(t, userspace.Options{ConnectTimeout: 100 * time.Millisecond})
@@ -166,15 +166,15 @@ func TestResetAfterHalfClose(t *testing.T) {
 	}
 	_ = client.(*net.TCPConn).SetLinger(0)
 	_ = client.Close()
-	// The endpoint neither reads nor writes: nothing but the reset itself can tell it.
+	// The endpoint neither reads nor writes: only the reset itself shows it.
 	if got := awaitError(t, endpoint.(*net.TCPConn)); got != syscall.EPIPE && got != syscall.ECONNRESET {
-		t.Errorf("the endpoint's connection is told %q, want a reset", got)
+		t.Errorf("the endpoint's connection got %q, want a reset", got)
 	}
 }
 
-// awaitError waits until the kernel has an error for a connection that nobody
+// awaitError waits until the kernel has an error for a connection that no goroutine
 // touches, and returns it; 0: there was none.
-func awaitError(t *testing.T, c *net.TCPConn) (told syscall.Errno) {
+func awaitError(t *testing.T, c *net.TCPConn) (got syscall.Errno) {
 	t.Helper()
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -194,7 +194,7 @@ func awaitError(t *testing.T, c *net.TCPConn) (told syscall.Errno) {
 				if err != nil {
 					t.Error(err)
 				}
-				told = syscall.Errno(code)
+				got = syscall.Errno(code)
 				return
 			}
 		}
@@ -202,5 +202,5 @@ func awaitError(t *testing.T, c *net.TCPConn) (told syscall.Errno) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return told
+	return got
 }

@@ -73,7 +73,7 @@ func (s *relays) drain(ctx context.Context) {
 
 // relay carries one connection between a client and an endpoint. Each direction
 // ends by itself: its end of stream is passed on as a half-close. An error in
-// one direction resets both sides, so that nobody takes a torn stream for a
+// one direction resets both sides, so that no peer takes a torn stream for a
 // complete one.
 type relay struct {
 	relays   *relays

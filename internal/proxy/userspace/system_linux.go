@@ -60,7 +60,7 @@ const routeProtocol = 112
 type routes []netlink.Route
 
 // add routes ranges to this host. A route that a crashed process of ours left
-// behind is taken over; one of somebody else serves as well and is left alone.
+// behind is adopted; one of another program serves as well and is left alone.
 func (r *routes) add(ranges []netip.Prefix) error {
 	if len(ranges) == 0 {
 		return nil

@@ -73,7 +73,7 @@ func (f *udpFrontend) close() {
 	}
 }
 
-// prune ends flows whose endpoint is gone, as a client could not tell.
+// prune ends flows whose endpoint is gone, as a client could not notice.
 func (f *udpFrontend) prune(v *view) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

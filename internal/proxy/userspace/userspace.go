@@ -60,7 +60,7 @@ type Options struct {
 	// MaxConnections bounds connections and flows together. Default: a quarter of
 	// the process's limit of open files, as a connection takes two and, while it
 	// carries bulk, two pipes of two. At the limit TCP clients wait in the
-	// kernel's queue and the most idle UDP flow makes room.
+	// kernel's queue and the most idle UDP flow ends.
 	MaxConnections int
 
 	// portable carries TCP as on systems without an event loop of their own.
@@ -220,7 +220,7 @@ func (m *Mode) SetRanges(ranges []netip.Prefix) error {
 	m.opts.LocalRanges = want
 	for _, p := range m.ports {
 		if len(p.frontends) < len(p.wanted) {
-			_ = p.open() // whoever called Apply was told, and calls it again
+			_ = p.open() // the caller of Apply got the error, and calls it again
 		}
 	}
 	return nil
@@ -271,7 +271,7 @@ func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 // slots bounds connections and flows: one element each.
 type slots struct {
 	c chan struct{}
-	// short is set while somebody waits to be told that a slot was given back.
+	// short is set while a caller waits for a slot to be released.
 	short atomic.Bool
 	freed func()
 }
