@@ -178,6 +178,9 @@ func (c *Client) Page(ctx context.Context, d *resource.Descriptor, opts PageOpti
 	if opts.Labels != nil {
 		lo.LabelSelector = opts.Labels.String()
 	}
+	if opts.Fields != nil {
+		lo.FieldSelector = opts.Fields.String()
+	}
 	req, err := c.request("GET", d, opts.Namespace)
 	if err != nil {
 		return Page{}, err
