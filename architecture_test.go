@@ -54,7 +54,7 @@ var layers = map[string]layer{
 	"internal/resource":              base,
 	"internal/resource/cached":       base,
 	"internal/resource/faulty":       base,
-	"internal/resource/follow":       base,
+	"internal/resource/reflector":    base,
 	"internal/resource/kind":         base,
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,

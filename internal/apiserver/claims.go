@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -16,27 +17,26 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
-	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// followPause is the wait before a broken watch is taken up again.
-const followPause = time.Second
+// watchRetry is the delay before a watch that failed is established again.
+const watchRetry = time.Second
 
 // followClaims keeps the guesses of ipam up to date: which ranges there are,
 // which addresses and node ports have an owner. It returns when they are known
 // for the first time; the followers end with ctx.
 func (s *Server) followClaims(ctx context.Context, followers *sync.WaitGroup) error {
 	addresses := s.services.addresses
-	sources := []func(ctx context.Context, synced func()) error{
-		func(ctx context.Context, synced func()) error {
-			return s.followKind(ctx, networkingv1.SchemeGroupVersion.WithKind("IPAddress"), synced,
-				func(c follow.Change) error {
-					keepAddresses(addresses, c)
-					return nil
-				})
+	sources := []func(ctx context.Context, synced func()){
+		func(ctx context.Context, synced func()) {
+			s.reflect(ctx, networkingv1.SchemeGroupVersion.WithKind("IPAddress"), synced, func(e reflector.Event) error {
+				keepAddresses(addresses, e)
+				return nil
+			})
 		},
 		s.followRanges,
 		s.followPorts,
@@ -44,9 +44,7 @@ func (s *Server) followClaims(ctx context.Context, followers *sync.WaitGroup) er
 	for _, source := range sources {
 		synced := make(chan struct{})
 		once := sync.OnceFunc(func() { close(synced) })
-		followers.Go(func() {
-			s.keepFollowing(ctx, "allocations", func(ctx context.Context) error { return source(ctx, once) })
-		})
+		followers.Go(func() { source(ctx, once) })
 		select {
 		case <-synced:
 		case <-ctx.Done():
@@ -56,37 +54,30 @@ func (s *Server) followClaims(ctx context.Context, followers *sync.WaitGroup) er
 	return nil
 }
 
-// keepAddresses takes over a change of IPAddress objects.
-func keepAddresses(addresses *ipam.Addresses, c follow.Change) {
-	var owned []netip.Addr
-	for _, obj := range c.Set {
+// keepAddresses applies an event of IPAddress objects.
+func keepAddresses(addresses *ipam.Addresses, e reflector.Event) {
+	var named []netip.Addr
+	for _, obj := range e.Objects {
 		if addr, err := netip.ParseAddr(obj.GetName()); err == nil {
-			owned = append(owned, addr)
+			named = append(named, addr)
 		}
 	}
-	switch {
-	case c.Fresh:
-		addresses.Replace(slices.Values(owned))
-	case c.Removed != nil:
-		if addr, err := netip.ParseAddr(c.Removed.GetName()); err == nil {
-			addresses.MarkFree(addr)
-		}
-	default:
-		for _, addr := range owned {
+	switch e.Type {
+	case reflector.Replace:
+		addresses.Replace(slices.Values(named))
+	case reflector.Set:
+		for _, addr := range named {
 			addresses.MarkTaken(addr)
 		}
+	case reflector.Delete:
+		for _, addr := range named {
+			addresses.MarkFree(addr)
+		}
 	}
-}
-
-// keepFollowing takes up a watch again when it breaks, until ctx ends.
-func (s *Server) keepFollowing(ctx context.Context, what string, attempt func(context.Context) error) {
-	follow.Retry(ctx, follow.Pause{First: followPause, Last: followPause}, attempt, func(err error, _ time.Duration) {
-		s.cfg.Logger.Warn("watch broke, taking it up again", "of", what, "error", err)
-	})
 }
 
 // followRanges keeps the ranges to those of the ServiceCIDRs that may be used.
-func (s *Server) followRanges(ctx context.Context, synced func()) error {
+func (s *Server) followRanges(ctx context.Context, synced func()) {
 	ranges := map[string]*networkingv1.ServiceCIDR{}
 	apply := func() error {
 		var prefixes []netip.Prefix
@@ -111,19 +102,22 @@ func (s *Server) followRanges(ctx context.Context, synced func()) error {
 		}
 		return s.services.addresses.SetRanges(prefixes)
 	}
-	return s.followKind(ctx, networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), synced,
-		func(c follow.Change) error {
-			if c.Fresh {
-				clear(ranges)
-			}
-			for _, obj := range c.Set {
+	s.reflect(ctx, networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), synced, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Replace:
+			clear(ranges)
+			for _, obj := range e.Objects {
 				ranges[obj.GetName()] = obj.(*networkingv1.ServiceCIDR)
 			}
-			if c.Removed != nil {
-				delete(ranges, c.Removed.GetName())
-			}
-			return apply()
-		})
+		case reflector.Set:
+			ranges[e.Object().GetName()] = e.Object().(*networkingv1.ServiceCIDR)
+		case reflector.Delete:
+			delete(ranges, e.Object().GetName())
+		default:
+			return nil
+		}
+		return apply()
+	})
 }
 
 // isUsable: a range is used until it is being deleted or somebody said that it
@@ -133,28 +127,43 @@ func isUsable(cidr *networkingv1.ServiceCIDR) bool {
 		!meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 }
 
-// followKind watches a kind until the watch breaks. It calls synced once tell has
-// been told all objects. Of a kind that is not served it tells nothing.
-func (s *Server) followKind(ctx context.Context, gvk schema.GroupVersionKind, synced func(), tell func(follow.Change) error) error {
+// reflect keeps a handler up to date with a kind until ctx ends. It calls synced each time
+// all objects were handled. For a kind that is not served there are no events.
+func (s *Server) reflect(ctx context.Context, gvk schema.GroupVersionKind, synced func(), handle reflector.Handler) {
 	k := s.kinds[gvk]
 	if k == nil {
 		synced()
 		<-ctx.Done()
-		return nil
+		return
 	}
-	return follow.Once(ctx, s.Client("system:apiserver"), k.kind, resource.ListOptions{}, func(c follow.Change) error {
-		if err := tell(c); err != nil {
+	_ = reflector.Run(ctx, reflector.Config{
+		Client:  s.Client("system:apiserver"),
+		Kind:    k.kind,
+		Backoff: backoff.Policy{First: watchRetry, Last: watchRetry},
+		Logger:  s.cfg.Logger,
+		Level:   slog.LevelWarn,
+	}, func(e reflector.Event) error {
+		if err := handle(e); err != nil {
 			return err
 		}
-		if c.Fresh {
+		if e.Type == reflector.Replace {
 			synced()
 		}
 		return nil
 	})
 }
 
-// followPorts watches the claims of node ports, which are no API objects.
-func (s *Server) followPorts(ctx context.Context, synced func()) error {
+// followPorts keeps the node ports that are taken up to date until ctx ends.
+func (s *Server) followPorts(ctx context.Context, synced func()) {
+	backoff.Retry(ctx, backoff.Policy{First: watchRetry, Last: watchRetry}, func(ctx context.Context) error {
+		return s.watchPorts(ctx, synced)
+	}, func(err error, delay time.Duration) {
+		s.cfg.Logger.Warn("claims of node ports are not watched", "error", err, "retry_in", delay.String())
+	})
+}
+
+// watchPorts watches the claims of node ports, which are no API objects, until the watch ends.
+func (s *Server) watchPorts(ctx context.Context, synced func()) error {
 	page, err := s.cfg.Store.List(ctx, store.ListOptions{Prefix: nodePortPrefix, KeysOnly: true})
 	if err != nil {
 		return fmt.Errorf("list claims of node ports: %w", err)

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 // reaper ends deletions whose grace period is over. Where Kubernetes has a
@@ -36,16 +36,16 @@ func (s *Server) reap(ctx context.Context, kind *resource.Descriptor) {
 		},
 	}
 	defer r.end()
-	s.keepFollowing(ctx, "deletions", func(ctx context.Context) error {
-		return s.followKind(ctx, kind.GVK, func() {}, func(c follow.Change) error {
-			for _, obj := range c.Set {
+	s.reflect(ctx, kind.GVK, func() {}, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Replace, reflector.Set:
+			for _, obj := range e.Objects {
 				r.see(ctx, obj)
 			}
-			if c.Removed != nil {
-				r.forget(c.Removed.GetUID())
-			}
-			return nil
-		})
+		case reflector.Delete:
+			r.forget(e.Object().GetUID())
+		}
+		return nil
 	})
 }
 
@@ -74,7 +74,7 @@ func (r *reaper) after(ctx context.Context, wait time.Duration, key resource.Key
 			return
 		}
 		r.fail(key, err)
-		r.after(ctx, followPause, key, uid)
+		r.after(ctx, watchRetry, key, uid)
 	})
 }
 

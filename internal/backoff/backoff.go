@@ -1,12 +1,13 @@
 // Package backoff spaces attempts that fail: delays that double up to a bound, with
 // a random part, and sleep that ends with a context.
 //
-// Enter at Policy for a number of failures that the caller counts, and at Backoff
-// for one that counts them. It never makes an attempt itself; resource/follow does.
+// Enter at Policy for a number of failures that the caller counts, at Backoff for one
+// that counts them, and at Retry for attempts that are made until a context ends.
 package backoff
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -73,5 +74,31 @@ func SleepBy(ctx context.Context, clk clock.Clock, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// errEnded stands for an attempt that ended without an error.
+var errEnded = errors.New("attempt ended")
+
+// Retry makes attempts until ctx ends, with delays by the policy in between. Delays start
+// over after an attempt that lasted longer than p.Last. onError gets the error of each
+// attempt that ended before ctx did, never nil, and the delay that follows. Retry blocks.
+func Retry(ctx context.Context, p Policy, attempt func(context.Context) error, onError func(err error, delay time.Duration)) {
+	retry := Backoff{Policy: p}
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := attempt(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errEnded
+		}
+		if time.Since(began) > p.Last {
+			retry.Reset()
+		}
+		delay := retry.Next()
+		onError(err, delay)
+		Sleep(ctx, delay)
 	}
 }

@@ -2,6 +2,7 @@ package backoff_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -81,6 +82,47 @@ func TestSleep(t *testing.T) {
 		}
 		if backoff.Sleep(ctx, 0) || !backoff.Sleep(t.Context(), -1) {
 			t.Error("no time to sleep: it must tell whether the context is done")
+		}
+	})
+}
+
+// After an attempt that lasted longer than the last delay, delays start over.
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		durations := []time.Duration{0, 0, 0, 0, 5 * time.Second, 0, 0}
+		var delays []time.Duration
+		attempts := 0
+		backoff.Retry(ctx, backoff.Policy{First: time.Second, Last: 4 * time.Second}, func(context.Context) error {
+			if attempts == len(durations) {
+				cancel()
+				return errors.New("not reported: the context has ended")
+			}
+			time.Sleep(durations[attempts])
+			attempts++
+			return nil
+		}, func(err error, delay time.Duration) {
+			if err == nil {
+				t.Error("an attempt that ended without an error is reported without one")
+			}
+			delays = append(delays, delay/time.Second)
+		})
+		if want := []time.Duration{1, 2, 4, 4, 1, 2, 4}; !slices.Equal(delays, want) {
+			t.Errorf("delays %v, want %v", delays, want)
+		}
+	})
+}
+
+// A context that ends during a delay ends Retry at once.
+func TestRetryEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began := time.Now()
+		backoff.Retry(ctx, backoff.Policy{First: time.Hour, Last: time.Hour}, func(context.Context) error {
+			return errors.New("no")
+		}, func(error, time.Duration) { time.AfterFunc(time.Second, cancel) })
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("it ended after %s, want 1s", took)
 		}
 	})
 }

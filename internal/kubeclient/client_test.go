@@ -40,10 +40,10 @@ func TestSelection(t *testing.T) {
 		Labels: labels.SelectorFromSet(labels.Set{"app": "web"}),
 		Fields: fields.OneTermEqualSelector("metadata.name", "a"),
 	}
-	if _, version, err := client.List(t.Context(), kind.ConfigMap(), selection); err != nil || version != "7" {
+	if _, version, err := client.List(t.Context(), kind.ConfigMap, selection); err != nil || version != "7" {
 		t.Fatalf("list: version %q, %v", version, err)
 	}
-	w, err := client.Watch(t.Context(), kind.ConfigMap(), resource.WatchOptions{ListOptions: selection, ResourceVersion: "7"})
+	w, err := client.Watch(t.Context(), kind.ConfigMap, resource.WatchOptions{ListOptions: selection, ResourceVersion: "7"})
 	if err != nil {
 		t.Fatal(err)
 	}

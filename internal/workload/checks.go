@@ -17,8 +17,8 @@ import (
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 const (
@@ -72,19 +72,25 @@ func NewChecks(cfg ChecksConfig) *Checks {
 func (c *Checks) Run(ctx context.Context) error {
 	defer c.wg.Wait()
 	defer c.keepOnly(nil)
-	return follow.Run(ctx, follow.Config{
-		Client: c.cfg.Client, Kind: kind.Dataplane, Logger: c.cfg.Logger, Level: slog.LevelDebug,
-		Select: resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node)},
-		Pause:  follow.Pause{First: checkRetry, Last: checkRetryMax, Clock: c.cfg.Clock},
-	}, func(change follow.Change) error {
-		if change.Fresh {
-			c.keepOnly(change.Keys())
+	return reflector.Run(ctx, reflector.Config{
+		Client:       c.cfg.Client,
+		Kind:         kind.Dataplane,
+		Select:       resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", c.cfg.Node)},
+		AlwaysRelist: true, // they are few, and the server may be another after a cut
+		Backoff:      backoff.Policy{First: checkRetry, Last: checkRetryMax},
+		Clock:        c.cfg.Clock,
+		Logger:       c.cfg.Logger,
+		Level:        slog.LevelDebug,
+	}, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Delete:
+			c.drop(resource.KeyOf(e.Object()))
+			return nil
+		case reflector.Replace:
+			c.keepOnly(e.Keys())
 		}
-		for _, obj := range change.Set {
+		for _, obj := range e.Objects {
 			c.apply(ctx, obj.(*v1alpha1.Dataplane))
-		}
-		if change.Removed != nil {
-			c.drop(resource.KeyOf(change.Removed))
 		}
 		return nil
 	})

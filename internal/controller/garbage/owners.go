@@ -107,7 +107,7 @@ func (o *Owners) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	kinds := slices.Collect(maps.Values(o.byKind))
 	for _, kind := range kinds {
-		all.Go(func() { followKind(ctx, o.Client, kind, o, o.Logger) })
+		all.Go(func() { reflect(ctx, o.Client, kind, o, o.Logger) })
 	}
 	for range ownerWorkers {
 		all.Go(func() { o.work(ctx) })
@@ -149,9 +149,9 @@ func (o *Owners) remove(_ *resource.Descriptor, obj resource.Object) {
 	o.add(o.graph.remove(obj.GetUID()))
 }
 
-// broke lets work begin without a kind that cannot be read: its objects count as
+// disconnected lets work begin without a kind that cannot be read: its objects count as
 // there, so nothing is deleted on account of it.
-func (o *Owners) broke(kind *resource.Descriptor) {
+func (o *Owners) disconnected(kind *resource.Descriptor) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.down[kind.GVK] = true

@@ -83,10 +83,10 @@ func NewPods(cfg PodsConfig) *Pods {
 
 // Run works until ctx ends. It blocks, returns nil and may be called once.
 func (p *Pods) Run(ctx context.Context) error {
-	var followers sync.WaitGroup
-	defer followers.Wait()
+	var reflectors sync.WaitGroup
+	defer reflectors.Wait()
 	for _, kind := range []*resource.Descriptor{p.PodKind, p.NodeKind} {
-		followers.Go(func() { followKind(ctx, p.Client, kind, p, p.Logger) })
+		reflectors.Go(func() { reflect(ctx, p.Client, kind, p, p.Logger) })
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -144,8 +144,8 @@ func (p *Pods) remove(_ *resource.Descriptor, obj resource.Object) {
 	p.wake()
 }
 
-// broke: a Node that was not heard of may be there.
-func (p *Pods) broke(kind *resource.Descriptor) {
+// disconnected: a Node that was not listed may exist.
+func (p *Pods) disconnected(kind *resource.Descriptor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if kind == p.NodeKind {

@@ -5,45 +5,51 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
-// A broken watch is taken up again after a pause, which grows while it goes on
-// breaking: a kind whose objects cannot be read stays so until somebody acts.
+// The delay between attempts to list and watch a kind grows while they fail: a kind whose
+// objects cannot be read stays so until an operator acts.
 const (
-	firstPause = time.Second
-	lastPause  = 32 * time.Second
+	watchRetry    = time.Second
+	watchRetryMax = 32 * time.Second
 )
 
-// follower hears of the objects of kinds. Its methods are called one after the
+// handler is kept up to date with the objects of kinds. Its methods are called one after the
 // other for each kind.
-type follower interface {
-	// replace is told all that exist, at first and after a break.
+type handler interface {
+	// replace gets all that exist, at first and after disconnected.
 	replace(kind *resource.Descriptor, all []resource.Object)
-	// set is told of one that came or changed.
+	// set gets an object that was created or changed.
 	set(kind *resource.Descriptor, obj resource.Object)
-	// remove is told of one that is gone.
+	// remove gets an object that is gone.
 	remove(kind *resource.Descriptor, obj resource.Object)
-	// broke is told that nothing is heard of the kind for now.
-	broke(kind *resource.Descriptor)
+	// disconnected: the kind is not watched until the next replace.
+	disconnected(kind *resource.Descriptor)
 }
 
-// followKind keeps a follower up with a kind until ctx ends.
-func followKind(ctx context.Context, client resource.Client, kind *resource.Descriptor, to follower, log *slog.Logger) {
-	_ = follow.Run(ctx, follow.Config{
-		Client: client, Kind: kind, Logger: log, Level: slog.LevelWarn,
-		Pause: follow.Pause{First: firstPause, Last: lastPause},
-	}, func(c follow.Change) error {
-		switch {
-		case c.Lost != nil:
-			to.broke(c.Kind)
-		case c.Fresh:
-			to.replace(c.Kind, c.Set)
-		case c.Removed != nil:
-			to.remove(c.Kind, c.Removed)
-		default:
-			to.set(c.Kind, c.Set[0])
+// reflect keeps a handler up to date with a kind until ctx ends. It lists again after each
+// cut: objects are deleted because of what is absent.
+func reflect(ctx context.Context, client resource.Client, kind *resource.Descriptor, to handler, log *slog.Logger) {
+	_ = reflector.Run(ctx, reflector.Config{
+		Client:       client,
+		Kind:         kind,
+		AlwaysRelist: true,
+		Backoff:      backoff.Policy{First: watchRetry, Last: watchRetryMax},
+		Logger:       log,
+		Level:        slog.LevelWarn,
+	}, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Replace:
+			to.replace(e.Kind, e.Objects)
+		case reflector.Set:
+			to.set(e.Kind, e.Object())
+		case reflector.Delete:
+			to.remove(e.Kind, e.Object())
+		case reflector.Disconnected:
+			to.disconnected(e.Kind)
 		}
 		return nil
 	})

@@ -11,9 +11,10 @@ import (
 	"time"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,7 +32,7 @@ const (
 	dataplaneKind = "Dataplane"
 
 	tick       = time.Second
-	watchPause = time.Second
+	watchRetry = time.Second
 )
 
 // Config of a Controller.
@@ -99,13 +100,16 @@ func (h *Controller) State() State { return *h.state.Load() }
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (h *Controller) Run(ctx context.Context) error {
-	changes := make(chan follow.Change)
+	events := make(chan reflector.Event)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		follow.Several(ctx, follow.Config{
-			Client: h.client, Logger: h.log, Level: slog.LevelWarn,
-			Pause: follow.Pause{First: watchPause, Last: watchPause},
-		}, h.kinds, changes)
+		reflector.RunAll(ctx, reflector.Config{
+			Client:       h.client,
+			AlwaysRelist: true, // a lease that was renewed during a cut must not look expired
+			Backoff:      backoff.Policy{First: watchRetry, Last: watchRetry},
+			Logger:       h.log,
+			Level:        slog.LevelWarn,
+		}, h.kinds, events)
 	})
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
@@ -114,8 +118,8 @@ func (h *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			watching.Wait()
 			return nil
-		case c := <-changes:
-			h.observe(c)
+		case e := <-events:
+			h.observe(e)
 		case <-ticker.C:
 			if h.seesAll() {
 				h.look(ctx)
@@ -133,13 +137,17 @@ func (h *Controller) seesAll() bool {
 	return true
 }
 
-func (h *Controller) observe(c follow.Change) {
+func (h *Controller) observe(e reflector.Event) {
 	now := time.Now().Round(0) // by the wall: it goes on while the machine sleeps
-	h.synced[c.Kind] = c.Lost == nil
-	if c.Fresh {
-		h.dropGone(c)
+	h.synced[e.Kind] = e.Type != reflector.Disconnected
+	switch e.Type {
+	case reflector.Delete:
+		h.drop(e.Object())
+		return
+	case reflector.Replace:
+		h.dropGone(e)
 	}
-	for _, obj := range c.Set {
+	for _, obj := range e.Objects {
 		switch o := obj.(type) {
 		case *corev1.Node:
 			h.nodes[o.Name] = o
@@ -156,15 +164,12 @@ func (h *Controller) observe(c follow.Change) {
 			h.observeDataplane(o, now)
 		}
 	}
-	if c.Removed != nil {
-		h.drop(c.Removed)
-	}
 }
 
-// dropGone forgets what a fresh list does not hold any more.
-func (h *Controller) dropGone(c follow.Change) {
-	there := c.Keys()
-	switch c.Kind {
+// dropGone forgets what a new list does not hold any more.
+func (h *Controller) dropGone(e reflector.Event) {
+	there := e.Keys()
+	switch e.Kind {
 	case h.kinds[0]:
 		for name, o := range h.nodes {
 			if !there[resource.Key{Name: name}] {

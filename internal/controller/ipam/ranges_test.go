@@ -3,6 +3,7 @@ package ipam
 import (
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -198,8 +199,11 @@ func TestRangeDeletionReadsNewest(t *testing.T) {
 func TestRangeFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
+		var mu sync.Mutex // the watches of all kinds begin at the same time
 		failed := map[string]bool{}
 		w.client.Intercept(func(c resourcetest.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
 			name := string(c.Verb) + c.Kind.Kind
 			if (c.Verb == resourcetest.Update || c.Verb == resourcetest.UpdateStatus || c.Verb == resourcetest.List) && !failed[name] {
 				failed[name] = true

@@ -12,10 +12,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/event"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,7 +28,7 @@ const (
 	orphanGrace = 60 * time.Second
 	// repairRetry is the pause after a write that failed.
 	repairRetry = 5 * time.Second
-	watchPause  = time.Second
+	watchRetry  = time.Second
 )
 
 // Reasons of the events on Services, as in Kubernetes.
@@ -98,13 +99,16 @@ func NewRepair(c RepairConfig) *Repair {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (r *Repair) Run(ctx context.Context) error {
-	changes := make(chan follow.Change)
+	events := make(chan reflector.Event)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		follow.Several(ctx, follow.Config{
-			Client: r.client, Logger: r.log, Level: slog.LevelWarn,
-			Pause: follow.Pause{First: watchPause, Last: watchPause},
-		}, []*resource.Descriptor{r.services, r.objects, r.cidrs}, changes)
+		reflector.RunAll(ctx, reflector.Config{
+			Client:       r.client,
+			AlwaysRelist: true, // an address is orphaned by what is not there
+			Backoff:      backoff.Policy{First: watchRetry, Last: watchRetry},
+			Logger:       r.log,
+			Level:        slog.LevelWarn,
+		}, []*resource.Descriptor{r.services, r.objects, r.cidrs}, events)
 	})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -113,8 +117,8 @@ func (r *Repair) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			watching.Wait()
 			return nil
-		case c := <-changes:
-			r.note(c)
+		case e := <-events:
+			r.note(e)
 		case <-timer.C:
 		}
 		if next, pending := r.lookAll(ctx); pending {

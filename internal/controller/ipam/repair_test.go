@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -274,7 +274,7 @@ func TestRepairReadsNewest(t *testing.T) {
 				return nil
 			})
 			r := NewRepair(w.config)
-			r.note(follow.Change{Kind: w.config.Services, Set: tc.events})
+			r.note(reflector.Event{Type: reflector.Replace, Kind: w.config.Services, Objects: tc.events})
 			r.orphaned[addr] = time.Now().Add(-orphanGrace)
 			if err := r.look(t.Context(), addr, time.Now()); err != nil {
 				t.Error(err)

@@ -8,16 +8,20 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 // note takes over a change and makes the addresses concerned due.
-func (r *Repair) note(c follow.Change) {
-	r.synced[c.Kind] = c.Lost == nil
-	if c.Fresh {
-		r.dropGone(c)
+func (r *Repair) note(e reflector.Event) {
+	r.synced[e.Kind] = e.Type != reflector.Disconnected
+	switch e.Type {
+	case reflector.Delete:
+		r.drop(e.Object())
+		return
+	case reflector.Replace:
+		r.dropGone(e)
 	}
-	for _, obj := range c.Set {
+	for _, obj := range e.Objects {
 		switch o := obj.(type) {
 		case *corev1.Service:
 			r.setService(resource.KeyOf(o), o)
@@ -26,9 +30,6 @@ func (r *Repair) note(c follow.Change) {
 		case *networkingv1.ServiceCIDR:
 			r.setRange(o.Name, o)
 		}
-	}
-	if c.Removed != nil {
-		r.drop(c.Removed)
 	}
 }
 
@@ -43,10 +44,10 @@ func (r *Repair) drop(obj resource.Object) {
 	}
 }
 
-// dropGone forgets what a fresh list does not hold any more.
-func (r *Repair) dropGone(c follow.Change) {
-	there := c.Keys()
-	switch c.Kind {
+// dropGone forgets what a new list does not hold any more.
+func (r *Repair) dropGone(e reflector.Event) {
+	there := e.Keys()
+	switch e.Kind {
 	case r.services:
 		for key := range r.byService {
 			if !there[key] {

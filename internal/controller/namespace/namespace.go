@@ -19,8 +19,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 // Finalizer takes finalizers off a Namespace, which no ordinary write may do.
@@ -35,8 +36,8 @@ const (
 	// then less often: what is left ends by its own clock or its finalizers.
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 2 * time.Second
-	// watchPause is the wait before a broken watch is taken up again.
-	watchPause = time.Second
+	// watchRetry is the delay before a watch that failed is established again.
+	watchRetry = time.Second
 )
 
 // Controller deletes the contents of Terminating namespaces.
@@ -105,11 +106,17 @@ func (c *Controller) work(ctx context.Context, name string) {
 
 // watch puts the names of Terminating namespaces into the queue.
 func (c *Controller) watch(ctx context.Context) {
-	_ = follow.Run(ctx, follow.Config{
-		Client: c.client, Kind: c.namespaces, Logger: c.log, Level: slog.LevelWarn,
-		Pause: follow.Pause{First: watchPause, Last: watchPause},
-	}, func(change follow.Change) error {
-		for _, obj := range change.Set {
+	_ = reflector.Run(ctx, reflector.Config{
+		Client:  c.client,
+		Kind:    c.namespaces,
+		Backoff: backoff.Policy{First: watchRetry, Last: watchRetry},
+		Logger:  c.log,
+		Level:   slog.LevelWarn,
+	}, func(e reflector.Event) error {
+		if e.Type != reflector.Replace && e.Type != reflector.Set {
+			return nil
+		}
+		for _, obj := range e.Objects {
 			if isTerminating(obj.(*corev1.Namespace)) {
 				c.queue.Add(obj.GetName())
 			}

@@ -24,9 +24,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 const (
@@ -116,21 +117,26 @@ func (k *Keeper) Forget() error {
 // have an address of a new range a moment later.
 func (k *Keeper) Run(ctx context.Context, client resource.Client, apply func([]netip.Prefix) error) error {
 	objects := map[string]resource.Object{}
-	return follow.Run(ctx, follow.Config{
-		Client: client, Kind: kind.ServiceCIDR, Logger: k.config.Logger, Level: slog.LevelDebug,
-		Pause: follow.Pause{First: firstRetry, Last: lastRetry},
-	}, func(c follow.Change) error {
-		if c.Lost != nil {
-			return nil // the last ones hold
-		}
-		if c.Fresh {
+	return reflector.Run(ctx, reflector.Config{
+		Client:       client,
+		Kind:         kind.ServiceCIDR,
+		AlwaysRelist: true, // they are few, and the server may be another after a cut
+		Backoff:      backoff.Policy{First: firstRetry, Last: lastRetry},
+		Logger:       k.config.Logger,
+		Level:        slog.LevelDebug,
+	}, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Replace:
 			clear(objects)
-		}
-		for _, obj := range c.Set {
-			objects[obj.GetName()] = obj
-		}
-		if c.Removed != nil {
-			delete(objects, c.Removed.GetName())
+			for _, obj := range e.Objects {
+				objects[obj.GetName()] = obj
+			}
+		case reflector.Set:
+			objects[e.Object().GetName()] = e.Object()
+		case reflector.Delete:
+			delete(objects, e.Object().GetName())
+		default:
+			return nil // while disconnected the last ones hold
 		}
 		now, err := of(slices.Collect(maps.Values(objects)))
 		if err != nil {

@@ -1,28 +1,26 @@
 // Package cached is a resource.Client that reads from memory.
 //
-// It owns an index for each of the kinds it is told, which follows a watch. Enter
-// at New, and run Run beside. Writes and reads of other kinds go to the client
-// underneath; so do reads while the index does not follow, so it is never wrong,
-// only slower.
+// It owns an index for each of the kinds that it is given, kept up to date by a reflector.
+// Enter at New, and run Run. Writes, and reads of other kinds, go to the client underneath;
+// so do reads while an index is not synced. So it is never wrong, only slower.
 //
 // # What a read promises
 //
-// A read of a kind shows everything that this client's writes of that kind, or
-// watches of it through this client, have told anybody before: what came back from
-// a write, and what an event said, goes into the index at once if the watch has
-// not brought it yet. Newer writes of others come with the watch, a moment later.
+// A read of a kind shows everything that this client's writes of that kind, watches of it
+// through this client, and reads that the server answered, have shown any caller before: what
+// came back from a write or a read, and what an event said, goes into the index at once if
+// the watch has not delivered it yet. Newer writes of others come with the watch, a moment
+// later.
 //
-// That is enough for whoever reads, decides and writes on condition of the
-// resource version that it read: a decision on an old state is a conflict. It is
-// not enough to find out that something is absent, or of what other kinds'
-// events imply; for that read from the client underneath.
+// That is enough for callers that read, decide and write on condition of the resource version
+// that they read: a decision on an old state is a conflict. It is not enough to find out that
+// something is absent, or what other kinds' events imply; for that read from the client
+// underneath.
 package cached
 
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -34,8 +32,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/follow"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 // Config of a Client.
@@ -55,7 +54,9 @@ type Client struct {
 	inner resource.Client
 	log   *slog.Logger
 	kinds map[schema.GroupVersionKind]*index
-	reads *prometheus.Desc
+	// reflectors keep the indexes up to date, one each.
+	reflectors []*reflector.Reflector
+	reads      *prometheus.Desc
 }
 
 var _ resource.Client = (*Client)(nil)
@@ -72,7 +73,11 @@ func New(cfg Config) *Client {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	for _, d := range cfg.Kinds {
-		c.kinds[d.GVK] = newIndex(d)
+		ix := newIndex(d)
+		reflector := c.newReflector(ix)
+		ix.relist = reflector.Relist
+		c.kinds[d.GVK] = ix
+		c.reflectors = append(c.reflectors, reflector)
 	}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(collector{c})
@@ -104,72 +109,42 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// Run follows the kinds until ctx ends.
+// Run keeps the indexes up to date until ctx ends, and returns nil then.
 func (c *Client) Run(ctx context.Context) error {
-	var following sync.WaitGroup
-	for _, ix := range c.kinds {
-		following.Go(func() { c.follow(ctx, ix) })
+	var running sync.WaitGroup
+	for _, r := range c.reflectors {
+		running.Go(func() { _ = r.Run(ctx) })
 	}
-	following.Wait()
+	running.Wait()
 	return nil
 }
 
-// firstPause and lastPause are between attempts to follow a kind.
+// Delays between attempts to watch a kind.
 const (
-	firstPause = 50 * time.Millisecond
-	lastPause  = 5 * time.Second
+	watchRetry    = 50 * time.Millisecond
+	watchRetryMax = 5 * time.Second
 )
 
-func (c *Client) follow(ctx context.Context, ix *index) {
-	follow.Retry(ctx, follow.Pause{First: firstPause, Last: lastPause}, func(ctx context.Context) error {
-		defer ix.lost()
-		return c.feed(ctx, ix)
-	}, func(err error, _ time.Duration) {
-		c.log.Debug("reads go to the server until the watch is back", "kind", ix.kind.Resource, "error", err)
-	})
-}
-
-var (
-	errEnded = errors.New("the watch ended")
-	errDoubt = errors.New("a write of unknown outcome")
-)
-
-// feed brings the index up to date and keeps it so until the watch ends.
-func (c *Client) feed(ctx context.Context, ix *index) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ix.collect()
-	w, err := c.inner.Watch(ctx, ix.kind, resource.WatchOptions{})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	for {
-		select {
-		case event, ok := <-w.ResultChan():
-			if !ok {
-				return errEnded
-			}
-			if err := take(ix, event); err != nil {
-				return err
-			}
-		case <-ix.doubts:
-			return errDoubt
-		case <-ctx.Done():
-			return ctx.Err()
+// newReflector makes what keeps an index up to date.
+func (c *Client) newReflector(ix *index) *reflector.Reflector {
+	return reflector.New(reflector.Config{
+		Client:       c.inner,
+		Kind:         ix.kind,
+		AlwaysRelist: true, // see index.disconnected
+		Backoff:      backoff.Policy{First: watchRetry, Last: watchRetryMax},
+		Logger:       c.log,
+		Level:        slog.LevelDebug,
+	}, func(e reflector.Event) error {
+		switch e.Type {
+		case reflector.Disconnected:
+			ix.disconnected()
+			return nil
+		case reflector.Replace:
+			return ix.replace(e.Objects, e.Version)
+		default:
+			return ix.apply(e)
 		}
-	}
-}
-
-func take(ix *index, event watch.Event) error {
-	if event.Type == watch.Error {
-		return apierrors.FromObject(event.Object)
-	}
-	obj, ok := event.Object.(resource.Object)
-	if !ok {
-		return fmt.Errorf("an event holds a %T", event.Object)
-	}
-	return ix.fed(event.Type, obj)
+	})
 }
 
 // Get implements resource.Client.
@@ -181,7 +156,14 @@ func (c *Client) Get(ctx context.Context, kind *resource.Descriptor, key resourc
 	obj, ok := ix.get(key)
 	if !ok {
 		ix.misses.Add(1)
-		return c.inner.Get(ctx, kind, key)
+		obj, err := c.inner.Get(ctx, kind, key)
+		switch {
+		case err == nil:
+			ix.observe(watch.Modified, obj)
+		case apierrors.IsNotFound(err):
+			ix.observeAbsent(key)
+		}
+		return obj, err
 	}
 	ix.hits.Add(1)
 	if obj == nil {
@@ -191,7 +173,7 @@ func (c *Client) Get(ctx context.Context, kind *resource.Descriptor, key resourc
 }
 
 // List implements resource.Client. A watch from the version that it returns may
-// tell again what the list shows.
+// deliver again what the list shows.
 func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
 	ix := c.indexOf(kind)
 	if ix == nil {
@@ -202,7 +184,11 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 	})
 	if !ok {
 		ix.misses.Add(1)
-		return c.inner.List(ctx, kind, opts)
+		objects, version, err := c.inner.List(ctx, kind, opts)
+		if err == nil {
+			ix.observeList(version)
+		}
+		return objects, version, err
 	}
 	ix.hits.Add(1)
 	for i, obj := range objects {
@@ -215,7 +201,7 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 }
 
 // Watch implements resource.Client: a watch of the client underneath, whose
-// events are in the index before anybody sees them.
+// events are in the index before a caller sees them.
 func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
 	w, err := c.inner.Watch(ctx, kind, opts)
 	ix := c.indexOf(kind)
@@ -231,7 +217,7 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 		case event.Type == watch.Deleted && selective:
 			ix.await(obj, stopped)
 		default:
-			ix.told(event.Type, obj)
+			ix.observe(event.Type, obj)
 		}
 	}), nil
 }
@@ -239,27 +225,27 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 // Create implements resource.Client.
 func (c *Client) Create(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	out, err := c.inner.Create(ctx, kind, obj)
-	return c.wrote(kind, out, err)
+	return c.written(kind, out, err)
 }
 
 // Update implements resource.Client.
 func (c *Client) Update(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	out, err := c.inner.Update(ctx, kind, obj)
-	return c.wrote(kind, out, err)
+	return c.written(kind, out, err)
 }
 
 // UpdateStatus implements resource.Client.
 func (c *Client) UpdateStatus(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	out, err := c.inner.UpdateStatus(ctx, kind, obj)
-	return c.wrote(kind, out, err)
+	return c.written(kind, out, err)
 }
 
-func (c *Client) wrote(kind *resource.Descriptor, obj resource.Object, err error) (resource.Object, error) {
+func (c *Client) written(kind *resource.Descriptor, obj resource.Object, err error) (resource.Object, error) {
 	if err != nil {
 		return nil, err
 	}
 	if ix := c.indexOf(kind); ix != nil {
-		ix.told(watch.Modified, obj)
+		ix.observe(watch.Modified, obj)
 	}
 	return obj, nil
 }
@@ -268,8 +254,8 @@ func (c *Client) wrote(kind *resource.Descriptor, obj resource.Object, err error
 // while it is deleted.
 const deleteTries = 5
 
-// Delete implements resource.Client. Of kinds in memory it looks before and after,
-// to know what became of the object: a deletion has no answer that tells.
+// Delete implements resource.Client. Of kinds in memory it reads the object before and after:
+// the answer to a deletion does not say what became of the object.
 func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key resource.Key, pre resource.Preconditions) error {
 	ix := c.indexOf(kind)
 	if ix == nil {
@@ -297,7 +283,7 @@ func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key reso
 
 // deleted notes what a deletion left: nothing, or an object that is terminating.
 func (c *Client) deleted(ctx context.Context, ix *index, key resource.Key, before resource.Object) error {
-	ctx, cancel := context.WithTimeout(ctx, lastPause)
+	ctx, cancel := context.WithTimeout(ctx, watchRetryMax)
 	defer cancel()
 	after, err := c.inner.Get(ctx, ix.kind, key)
 	switch {
@@ -305,11 +291,11 @@ func (c *Client) deleted(ctx context.Context, ix *index, key resource.Key, befor
 		if after.GetUID() != before.GetUID() {
 			ix.gone(before)
 		}
-		ix.told(watch.Modified, after)
+		ix.observe(watch.Modified, after)
 	case apierrors.IsNotFound(err):
 		ix.gone(before)
 	default:
-		ix.doubt() // it is deleted; what is there now a new watch tells
+		ix.needsResync() // it is deleted; a new list shows what exists now
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,6 +222,125 @@ func away(t *testing.T, inner *resourcetest.Client, c *cached.Client) {
 	}
 }
 
+// late is a client whose first list takes long: between the moment that it shows and its
+// return something happens.
+type late struct {
+	resource.Client
+	listed    atomic.Bool
+	meanwhile func()
+}
+
+func (l *late) List(ctx context.Context, d *resource.Descriptor, opts resource.ListOptions) ([]resource.Object, string, error) {
+	objects, version, err := l.Client.List(ctx, d, opts)
+	if d.Resource == kind.ConfigMap.Resource && !l.listed.Swap(true) {
+		l.meanwhile()
+	}
+	return objects, version, err
+}
+
+// TestDelayedList: what the server showed a caller while the index was listing is not taken
+// back when the list is there.
+func TestDelayedList(t *testing.T) {
+	key := resource.Key{Namespace: "default", Name: "a"}
+	for name, tc := range map[string]struct {
+		change func(*resourcetest.Client) error
+		read   func(*cached.Client) string
+		want   string
+	}{
+		"a change that was read": {
+			change: func(inner *resourcetest.Client) error {
+				_, err := inner.Update(context.Background(), kind.ConfigMap, configMap("a", 2))
+				return err
+			},
+			read: get(key), want: "2",
+		},
+		"a change that was listed": {
+			change: func(inner *resourcetest.Client) error {
+				_, err := inner.Update(context.Background(), kind.ConfigMap, configMap("a", 2))
+				return err
+			},
+			read: list, want: "2",
+		},
+		"a deletion that was read": {
+			change: func(inner *resourcetest.Client) error {
+				return inner.Delete(context.Background(), kind.ConfigMap, key, resource.Preconditions{})
+			},
+			read: get(key), want: "absent",
+		},
+		"a deletion that was listed": {
+			change: func(inner *resourcetest.Client) error {
+				return inner.Delete(context.Background(), kind.ConfigMap, key, resource.Preconditions{})
+			},
+			read: list, want: "absent",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inner := fake()
+			if _, err := inner.Create(t.Context(), kind.ConfigMap, configMap("a", 1)); err != nil {
+				t.Fatal(err)
+			}
+			// Events are held back, so that nothing but what was shown can be known.
+			slow := &late{Client: &silent{inner}}
+			var c *cached.Client
+			started, done := make(chan struct{}), make(chan struct{})
+			slow.meanwhile = func() {
+				defer close(done)
+				<-started
+				if err := tc.change(inner); err != nil {
+					t.Error(err)
+				}
+				if got := tc.read(c); got != tc.want {
+					t.Errorf("the server shows %s, want %s", got, tc.want)
+				}
+			}
+			c = run(t, slow)
+			close(started)
+			<-done
+			eventually(t, "the index answers", func() bool {
+				before := hits(c)
+				if got := tc.read(c); hits(c) > before {
+					if got != tc.want {
+						t.Fatalf("memory shows %s after the server showed %s", got, tc.want)
+					}
+					return true
+				}
+				return false
+			})
+		})
+	}
+}
+
+// silent is a client whose watches deliver nothing.
+type silent struct{ resource.Client }
+
+func (s *silent) Watch(context.Context, *resource.Descriptor, resource.WatchOptions) (watch.Interface, error) {
+	return watch.NewFake(), nil
+}
+
+func get(key resource.Key) func(*cached.Client) string {
+	return func(c *cached.Client) string {
+		obj, err := c.Get(context.Background(), kind.ConfigMap, key)
+		if apierrors.IsNotFound(err) {
+			return "absent"
+		}
+		if err != nil {
+			return err.Error()
+		}
+		return obj.(*corev1.ConfigMap).Data["n"]
+	}
+}
+
+func list(c *cached.Client) string {
+	objects, _, err := c.List(context.Background(), kind.ConfigMap, resource.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	for _, obj := range objects {
+		return obj.(*corev1.ConfigMap).Data["n"]
+	}
+	return "absent"
+}
+
 // TestEndsEqual: after any mixture of writers, faults and lost history memory and
 // server agree.
 func TestEndsEqual(t *testing.T) {
@@ -231,7 +351,7 @@ func TestEndsEqual(t *testing.T) {
 	for w := range 4 {
 		via := resource.Client(c)
 		if w%2 == 1 {
-			via = inner // somebody else
+			via = inner // another client
 		}
 		writing.Go(func() {
 			for i := range 150 {

@@ -8,35 +8,39 @@ import (
 	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 // index is one kind in memory.
 //
-// Two sources fill it: the feed, whose events come in order, and what this
-// client's callers have been told, which may be ahead of the feed or behind it.
-// So each change counts only if it is newer than what is known: an object has a
-// version; the feed has one, up to which it has told everything; and an object
-// that is known to be gone leaves a tombstone until the feed has got there.
+// Two sources fill it: the reflector, whose events come in order, and what this client's
+// callers were shown, which may be ahead of the reflector or behind it. So each change counts
+// only if it is newer than what the index has: an object has a version; the reflector has
+// one, up to which it delivered everything; and an object that is known to be gone leaves a
+// tombstone until the reflector has come that far.
 type index struct {
-	kind   *resource.Descriptor
-	doubts chan struct{} // holds one wish to begin anew
+	kind *resource.Descriptor
+	// relist makes the reflector list again.
+	relist func()
 
 	hits, misses atomic.Uint64
 
 	mu sync.RWMutex
-	// following: the feed is up to date, so reads may be answered.
-	following bool
-	version   uint64        // of the feed; 0: it has not begun
-	advanced  chan struct{} // closed and replaced when version changes
-	objects   map[resource.Key]entry
-	graves    map[types.UID]uint64 // → the last version that was seen alive
-	// initial collects what a feed begins with; nil once it is complete.
-	initial map[resource.Key]entry
+	// synced: the reflector is up to date, so reads may be answered.
+	synced     bool
+	version    uint64        // of the reflector; 0: it is not connected
+	advanced   chan struct{} // closed and replaced when version changes
+	objects    map[resource.Key]entry
+	tombstones map[types.UID]uint64 // → the last version that was seen alive
+	// listed is the newest version of a list that the server answered a caller with, and
+	// absent are the keys of which it said that there is no object. A new list must not
+	// show less.
+	listed uint64
+	absent map[resource.Key]struct{}
 }
 
 // entry is an object with its version as a number. The object is never changed.
@@ -46,96 +50,114 @@ type entry struct {
 }
 
 func newIndex(d *resource.Descriptor) *index {
-	return &index{kind: d, doubts: make(chan struct{}, 1),
-		advanced: make(chan struct{}), objects: map[resource.Key]entry{}, graves: map[types.UID]uint64{}}
+	return &index{
+		kind:       d,
+		relist:     func() {},
+		advanced:   make(chan struct{}),
+		objects:    map[resource.Key]entry{},
+		tombstones: map[types.UID]uint64{},
+		absent:     map[resource.Key]struct{}{},
+	}
 }
 
-// errVersion ends a feed whose versions can't be compared: the index is of no
-// use then, and reads go to the server for good.
+// errVersion refuses versions that can't be compared: the index is of no use then, and reads
+// go to the server for good.
 var errVersion = errors.New("its resource versions are no numbers")
 
-func versionOf(obj resource.Object) (uint64, error) {
-	v, err := strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
+// errBehind refuses a list that is older than what the server has shown a caller since.
+var errBehind = errors.New("the list is older than what the server has shown meanwhile")
+
+func versionOf(obj resource.Object) (uint64, error) { return parseVersion(obj.GetResourceVersion()) }
+
+func parseVersion(text string) (uint64, error) {
+	v, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%w: %q", errVersion, obj.GetResourceVersion())
+		return 0, fmt.Errorf("%w: %q", errVersion, text)
 	}
 	return v, nil
 }
 
-// collect makes the index ready for a feed that begins with what exists.
+// disconnected: reads go to the server.
 //
-// A feed never goes on where the one before it ended: until it had caught up, reads
+// The reflector never resumes, it lists again: until a resumed watch had caught up, reads
 // would show less than reads of the server did in between.
-func (ix *index) collect() {
+func (ix *index) disconnected() {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
-	ix.initial = map[resource.Key]entry{}
+	ix.synced, ix.version = false, 0
+	clear(ix.absent)
 }
 
-// lost: the feed has ended, reads go to the server.
-func (ix *index) lost() {
+// needsResync makes reads go to the server until the kind was listed again. It does not block.
+func (ix *index) needsResync() {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
-	ix.following, ix.initial, ix.version = false, nil, 0
+	ix.synced = false
+	ix.relist()
 }
 
-// doubt makes reads go to the server until the feed has begun anew. Does not block.
-func (ix *index) doubt() {
-	ix.mu.Lock()
-	defer ix.mu.Unlock()
-	ix.following = false
-	select {
-	case ix.doubts <- struct{}{}:
-	default: // one is pending
+// replace exchanges the content for what existed at a version. What is known to be newer
+// stays. errBehind: the index stays as it is.
+func (ix *index) replace(objects []resource.Object, resourceVersion string) error {
+	version, err := parseVersion(resourceVersion)
+	if err != nil {
+		return err
 	}
+	next := make(map[resource.Key]entry, len(objects))
+	present := make(map[types.UID]bool, len(objects))
+	for _, obj := range objects {
+		v, err := versionOf(obj)
+		if err != nil {
+			return err
+		}
+		next[resource.KeyOf(obj)] = entry{obj, v}
+		present[obj.GetUID()] = true
+	}
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if version < ix.listed {
+		return errBehind
+	}
+	for key, e := range next {
+		if _, absent := ix.absent[key]; absent {
+			return errBehind
+		}
+		if _, dead := ix.tombstones[e.obj.GetUID()]; dead {
+			delete(next, key)
+		}
+	}
+	for uid, seen := range ix.tombstones {
+		if version >= seen && !present[uid] {
+			delete(ix.tombstones, uid) // the reflector will not deliver it again
+		}
+	}
+	for key, e := range ix.objects {
+		if e.version > version && e.version > next[key].version {
+			next[key] = e
+		}
+	}
+	ix.objects, ix.synced = next, true
+	clear(ix.absent)
+	ix.advance(version)
+	return nil
 }
 
-// fed takes the next event of the feed.
-func (ix *index) fed(event watch.EventType, obj resource.Object) error {
-	version, err := versionOf(obj)
+// apply takes the next event of the watch, of type Set, Delete or Bookmark.
+func (ix *index) apply(e reflector.Event) error {
+	version, err := parseVersion(e.Version)
 	if err != nil {
 		return err
 	}
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
-	switch {
-	case ix.initial == nil:
-		ix.change(event, obj, version)
-		ix.advance(max(ix.version, version))
-	case event == watch.Bookmark:
-		if obj.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
-			ix.begin(version)
-		}
-	case event == watch.Deleted:
-		delete(ix.initial, resource.KeyOf(obj))
-	default:
-		ix.initial[resource.KeyOf(obj)] = entry{obj, version}
+	switch e.Type {
+	case reflector.Set:
+		ix.set(e.Object(), version)
+	case reflector.Delete:
+		ix.remove(e.Object(), version)
 	}
+	ix.advance(max(ix.version, version))
 	return nil
-}
-
-// begin replaces the content by what existed at a version. What is known to be
-// newer stays.
-func (ix *index) begin(version uint64) {
-	present := map[types.UID]bool{}
-	for key, e := range ix.initial {
-		present[e.obj.GetUID()] = true
-		if _, dead := ix.graves[e.obj.GetUID()]; dead {
-			delete(ix.initial, key)
-		}
-	}
-	for uid, seen := range ix.graves {
-		if version >= seen && !present[uid] {
-			delete(ix.graves, uid) // it will not be heard of again
-		}
-	}
-	for key, e := range ix.objects {
-		if e.version > version && e.version > ix.initial[key].version {
-			ix.initial[key] = e
-		}
-	}
-	ix.objects, ix.initial, ix.following = ix.initial, nil, true
-	ix.advance(version)
 }
 
 func (ix *index) advance(version uint64) {
@@ -144,19 +166,19 @@ func (ix *index) advance(version uint64) {
 	ix.advanced = make(chan struct{})
 }
 
-// await waits until the feed has told everything up to the version of an event
-// of this kind. It gives up after a while; then reads go to the server until the
-// feed has begun anew.
+// await waits until the reflector has delivered everything up to the version of an event of
+// this kind. It gives up after awaitTimeout; then reads go to the server until the kind was
+// listed again.
 func (ix *index) await(obj resource.Object, done <-chan struct{}) {
 	version, err := versionOf(obj)
 	if err != nil {
 		return
 	}
-	timer := time.NewTimer(awaitPatience)
+	timer := time.NewTimer(awaitTimeout)
 	defer timer.Stop()
 	for {
 		ix.mu.RLock()
-		reached, advanced := ix.version >= version || !ix.following, ix.advanced
+		reached, advanced := ix.version >= version || !ix.synced, ix.advanced
 		ix.mu.RUnlock()
 		if reached {
 			return
@@ -166,84 +188,114 @@ func (ix *index) await(obj resource.Object, done <-chan struct{}) {
 		case <-done:
 			return
 		case <-timer.C:
-			ix.doubt()
+			ix.needsResync()
 			return
 		}
 	}
 }
 
-// awaitPatience is much longer than two watches of one kind are ever apart while
+// awaitTimeout is much longer than two watches of one kind are ever apart while
 // all is well.
-const awaitPatience = time.Second
+const awaitTimeout = time.Second
 
-// told takes what a caller is about to be told.
-func (ix *index) told(event watch.EventType, obj resource.Object) {
+// observe takes what a caller is about to be shown.
+func (ix *index) observe(event watch.EventType, obj resource.Object) {
 	version, err := versionOf(obj)
 	if err != nil {
-		return // the feed has found out too
+		return // the reflector's events are refused too
 	}
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
 	switch {
 	case version <= ix.version:
-		// The feed has told it, and perhaps what came after.
+		// The reflector has delivered it, and perhaps what came after.
 	case event == watch.Deleted:
 		ix.bury(obj)
 	default:
-		ix.change(event, clone(obj), version)
+		ix.set(clone(obj), version)
 	}
 }
 
-// gone notes that an object which was there is deleted.
+// observeList takes the version of a list that a caller is about to be shown.
+func (ix *index) observeList(resourceVersion string) {
+	version, err := parseVersion(resourceVersion)
+	if err != nil {
+		return
+	}
+	ix.mu.Lock()
+	ix.listed = max(ix.listed, version)
+	behind := ix.synced && ix.version < version
+	ix.mu.Unlock()
+	if behind { // it was requested before the index was synced
+		ix.needsResync()
+	}
+}
+
+// observeAbsent notes that a caller is about to be told that an object does not exist.
+func (ix *index) observeAbsent(key resource.Key) {
+	ix.mu.Lock()
+	_, has := ix.objects[key]
+	behind := ix.synced && has
+	if !ix.synced {
+		ix.absent[key] = struct{}{}
+	}
+	ix.mu.Unlock()
+	if behind { // it was requested before the index was synced
+		ix.needsResync()
+	}
+}
+
+// gone notes that an object which existed is deleted.
 func (ix *index) gone(last resource.Object) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
 	ix.bury(last)
 }
 
-// bury removes an object. If the feed has not told of its end yet, what it tells
-// of it until then does not count.
+// bury removes an object. If the reflector has not delivered its deletion yet, what it
+// delivers of it until then does not count.
 func (ix *index) bury(last resource.Object) {
 	key := resource.KeyOf(last)
-	known, there := ix.objects[key]
-	there = there && known.obj.GetUID() == last.GetUID()
+	known, exists := ix.objects[key]
+	exists = exists && known.obj.GetUID() == last.GetUID()
 	version, err := versionOf(last)
 	if err != nil {
 		return
 	}
-	if there {
+	if exists {
 		delete(ix.objects, key)
 		version = max(version, known.version)
-	} else if ix.initial == nil && version <= ix.version {
-		return // the feed had it, and has it no more
+	} else if version <= ix.version {
+		return // the reflector delivered its deletion
 	}
-	ix.graves[last.GetUID()] = version
+	ix.tombstones[last.GetUID()] = version
 }
 
-// change applies one event if it is news.
-func (ix *index) change(event watch.EventType, obj resource.Object, version uint64) {
+// set stores an object if it is newer than what the index has.
+func (ix *index) set(obj resource.Object, version uint64) {
 	key := resource.KeyOf(obj)
-	known, there := ix.objects[key]
-	switch {
-	case event == watch.Bookmark:
-	case event == watch.Deleted:
-		delete(ix.graves, obj.GetUID())
-		if there && (known.version < version || known.obj.GetUID() == obj.GetUID()) {
-			delete(ix.objects, key)
-		}
-	case there && known.version >= version:
-	default:
-		if _, dead := ix.graves[obj.GetUID()]; !dead {
-			ix.objects[key] = entry{obj, version}
-		}
+	if known, exists := ix.objects[key]; exists && known.version >= version {
+		return
+	}
+	if _, dead := ix.tombstones[obj.GetUID()]; !dead {
+		ix.objects[key] = entry{obj, version}
 	}
 }
 
-// get reads one object; nil: absent. ok=false: ask the server.
+// remove applies a deletion at a version.
+func (ix *index) remove(obj resource.Object, version uint64) {
+	key := resource.KeyOf(obj)
+	delete(ix.tombstones, obj.GetUID())
+	if known, exists := ix.objects[key]; exists && (known.version < version || known.obj.GetUID() == obj.GetUID()) {
+		delete(ix.objects, key)
+	}
+}
+
+// get reads one object; nil: absent. ok=false: read from the server.
 func (ix *index) get(key resource.Key) (obj resource.Object, ok bool) {
 	ix.mu.RLock()
 	defer ix.mu.RUnlock()
-	if !ix.following {
+	if !ix.synced {
 		return nil, false
 	}
 	return ix.objects[key].obj, true
@@ -253,7 +305,7 @@ func (ix *index) get(key resource.Key) (obj resource.Object, ok bool) {
 func (ix *index) list(selected func(resource.Object) bool) (objects []resource.Object, version string, ok bool) {
 	ix.mu.RLock()
 	defer ix.mu.RUnlock()
-	if !ix.following {
+	if !ix.synced {
 		return nil, "", false
 	}
 	for _, e := range ix.objects {

@@ -11,16 +11,11 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
 func object(uid string, version int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: types.UID(uid), ResourceVersion: strconv.Itoa(version)}}
-}
-
-func mark(version int) *corev1.ConfigMap {
-	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version)}}
-	m.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
-	return m
 }
 
 // step is one thing that happens to an index, and the version of the object that
@@ -30,74 +25,77 @@ type step struct {
 	expect int
 }
 
-func feed(event watch.EventType, obj resource.Object, expect int) step {
-	return step{func(ix *index) error { return ix.fed(event, obj) }, expect}
+func event(what reflector.EventType, obj resource.Object, expect int) step {
+	return step{func(ix *index) error {
+		return ix.apply(reflector.Event{Type: what, Objects: []resource.Object{obj}, Version: obj.GetResourceVersion()})
+	}, expect}
 }
 
-func tell(event watch.EventType, obj resource.Object, expect int) step {
-	return step{func(ix *index) error { ix.told(event, obj); return nil }, expect}
+func observe(what watch.EventType, obj resource.Object, expect int) step {
+	return step{func(ix *index) error { ix.observe(what, obj); return nil }, expect}
 }
 
 func gone(last resource.Object, expect int) step {
 	return step{func(ix *index) error { ix.gone(last); return nil }, expect}
 }
 
-// again lets the feed begin anew with one object, or none, at a version.
-func again(at int, obj resource.Object, expect int) step {
+// relist disconnects the index, and connects it with one object, or none, at a version.
+func relist(at int, obj resource.Object, expect int) step {
 	return step{func(ix *index) error {
-		ix.lost()
-		ix.collect()
-		if obj != nil {
-			if err := ix.fed(watch.Added, obj); err != nil {
-				return err
-			}
-		}
-		return ix.fed(watch.Bookmark, mark(at))
+		ix.disconnected()
+		return replace(ix, at, obj)
 	}, expect}
 }
 
-// TestOrders plays what a feed tells and what callers know in the orders that
+func replace(ix *index, at int, obj resource.Object) error {
+	var objects []resource.Object
+	if obj != nil {
+		objects = append(objects, obj)
+	}
+	return ix.replace(objects, strconv.Itoa(at))
+}
+
+// TestOrders plays what a reflector delivers and what callers were shown, in the orders that
 // happen. Nothing that was read before comes back.
 func TestOrders(t *testing.T) {
 	for name, steps := range map[string][]step{
 		"a write before its event": {
-			tell(watch.Modified, object("x", 5), 5), feed(watch.Added, object("x", 5), 5), feed(watch.Modified, object("x", 7), 7),
+			observe(watch.Modified, object("x", 5), 5), event(reflector.Set, object("x", 5), 5), event(reflector.Set, object("x", 7), 7),
 		},
 		"an event before its write": {
-			feed(watch.Added, object("x", 5), 5), feed(watch.Modified, object("x", 7), 7), tell(watch.Modified, object("x", 5), 7),
+			event(reflector.Set, object("x", 5), 5), event(reflector.Set, object("x", 7), 7), observe(watch.Modified, object("x", 5), 7),
 		},
-		"a write after its deletion was told": {
-			feed(watch.Added, object("x", 5), 5), feed(watch.Deleted, object("x", 7), 0), tell(watch.Modified, object("x", 5), 0),
+		"a write after its deletion": {
+			event(reflector.Set, object("x", 5), 5), event(reflector.Delete, object("x", 7), 0), observe(watch.Modified, object("x", 5), 0),
 		},
-		"a deletion before the creation was told": {
-			gone(object("x", 5), 0), feed(watch.Added, object("x", 3), 0), feed(watch.Modified, object("x", 5), 0),
-			feed(watch.Deleted, object("x", 7), 0), feed(watch.Added, object("y", 8), 8),
+		"a deletion before the event of the creation": {
+			gone(object("x", 5), 0), event(reflector.Set, object("x", 3), 0), event(reflector.Set, object("x", 5), 0),
+			event(reflector.Delete, object("x", 7), 0), event(reflector.Set, object("y", 8), 8),
 		},
 		"a deletion while its creation is known": {
-			tell(watch.Modified, object("x", 5), 5), gone(object("x", 5), 0), feed(watch.Added, object("x", 5), 0), feed(watch.Deleted, object("x", 6), 0),
+			observe(watch.Modified, object("x", 5), 5), gone(object("x", 5), 0), event(reflector.Set, object("x", 5), 0), event(reflector.Delete, object("x", 6), 0),
 		},
-		"another of its name before the deletion was told": {
-			feed(watch.Added, object("x", 5), 5), gone(object("x", 5), 0), tell(watch.Modified, object("y", 8), 8),
-			feed(watch.Deleted, object("x", 7), 8), feed(watch.Added, object("y", 8), 8),
+		"another of its name before the event of the deletion": {
+			event(reflector.Set, object("x", 5), 5), gone(object("x", 5), 0), observe(watch.Modified, object("y", 8), 8),
+			event(reflector.Delete, object("x", 7), 8), event(reflector.Set, object("y", 8), 8),
 		},
 		"another's watch is ahead": {
-			tell(watch.Deleted, object("x", 9), 0), feed(watch.Added, object("x", 5), 0), feed(watch.Deleted, object("x", 9), 0),
+			observe(watch.Deleted, object("x", 9), 0), event(reflector.Set, object("x", 5), 0), event(reflector.Delete, object("x", 9), 0),
 		},
-		"begun anew, behind what is known": {
-			tell(watch.Modified, object("x", 20), 20), again(15, object("x", 12), 20), feed(watch.Modified, object("x", 20), 20),
+		"relisted, behind what was shown": {
+			observe(watch.Modified, object("x", 20), 20), relist(15, object("x", 12), 20), event(reflector.Set, object("x", 20), 20),
 		},
-		"begun anew, behind a deletion": {
-			tell(watch.Modified, object("x", 12), 12), gone(object("x", 12), 0), again(15, object("x", 12), 0),
-			feed(watch.Deleted, object("x", 16), 0),
+		"relisted, behind a deletion": {
+			observe(watch.Modified, object("x", 12), 12), gone(object("x", 12), 0), relist(15, object("x", 12), 0),
+			event(reflector.Delete, object("x", 16), 0),
 		},
-		"begun anew, after a deletion": {
-			feed(watch.Added, object("x", 12), 12), again(20, nil, 0), tell(watch.Modified, object("x", 12), 0),
+		"relisted, after a deletion": {
+			event(reflector.Set, object("x", 12), 12), relist(20, nil, 0), observe(watch.Modified, object("x", 12), 0),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ix := newIndex(kind.ConfigMap)
-			ix.collect()
-			if err := ix.fed(watch.Bookmark, mark(1)); err != nil {
+			if err := replace(ix, 1, nil); err != nil {
 				t.Fatal(err)
 			}
 			for i, s := range steps {
@@ -113,24 +111,22 @@ func TestOrders(t *testing.T) {
 					t.Fatalf("step %d: it has version %d, %v; want %d", i, got, ok, s.expect)
 				}
 			}
-			if again(100, nil, 0).what(ix) != nil || len(ix.graves) != 0 {
-				t.Errorf("graves that stay: %v", ix.graves)
+			if relist(100, nil, 0).what(ix) != nil || len(ix.tombstones) != 0 {
+				t.Errorf("tombstones that stay: %v", ix.tombstones)
 			}
 		})
 	}
 }
 
-// TestNoNumbers: versions that can't be compared leave reads to the server.
-func TestNoNumbers(t *testing.T) {
+// TestNotComparable: versions that can't be compared leave reads to the server.
+func TestNotComparable(t *testing.T) {
 	ix := newIndex(kind.ConfigMap)
-	ix.collect()
 	odd := object("x", 1)
 	odd.ResourceVersion = "odd"
-	if err := ix.fed(watch.Added, odd); err == nil {
-		t.Error("it was taken")
+	if err := replace(ix, 1, odd); err == nil {
+		t.Error("the index took an object of an odd version")
 	}
-	ix.lost()
 	if _, ok := ix.get(resource.Key{Name: "a"}); ok {
-		t.Error("it answers")
+		t.Error("the index answers a read")
 	}
 }
