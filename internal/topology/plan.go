@@ -62,8 +62,8 @@ func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
 	}()
 	snapshot := c.config.Catalog.Snapshot()
 	parts := partsOf(snapshot, key)
-	ledger := c.plans.Ledger(key)
-	if !loop.Shows(ledger, snapshot.Plans.Revision(), parts...) {
+	ledger := c.plans.Expectations(key)
+	if !loop.Observed(ledger, snapshot.Plans.Revision(), parts...) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)

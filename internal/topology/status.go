@@ -75,8 +75,8 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 		c.status.Forget(key)
 		return nil
 	}
-	ledger := c.status.Ledger(key)
-	if !loop.Shows(ledger, snapshot.Services.Revision(), service) {
+	ledger := c.status.Expectations(key)
+	if !loop.Observed(ledger, snapshot.Services.Revision(), service) {
 		return loop.ErrStale
 	}
 	want, settled := c.conditions(snapshot, service)

@@ -30,7 +30,7 @@ func (c *Controller) write(
 		return nil
 	}
 	c.plans.Writes(key)
-	ledger := c.plans.Ledger(key)
+	ledger := c.plans.Expectations(key)
 	there := map[string]*plannerv1alpha1.TrafficPlan{}
 	for _, part := range was {
 		there[part.Name] = part

@@ -99,8 +99,8 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if !found {
 		existing = nil
 	}
-	ledger := c.loop.Ledger(key)
-	if !loop.Shows(ledger, snapshot.Endpoints.Revision(), seen(existing)...) {
+	ledger := c.loop.Expectations(key)
+	if !loop.Observed(ledger, snapshot.Endpoints.Revision(), seen(existing)...) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
@@ -149,7 +149,7 @@ func (c *Controller) write(ctx context.Context, key resource.Key, object *corev1
 	}
 	switch {
 	case err == nil:
-		c.loop.Ledger(key).Wrote(made)
+		c.loop.Expectations(key).Wrote(made)
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil // nothing can be created any more, and all will be deleted

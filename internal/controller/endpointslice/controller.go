@@ -110,7 +110,7 @@ func (c *Controller) followAdvice(ctx context.Context, advice *changes.Subscript
 func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	snapshot := c.Catalog.Snapshot()
 	existing := managed(snapshot, key)
-	if !loop.Shows(c.loop.Ledger(key), snapshot.Slices.Revision(), existing...) {
+	if !loop.Observed(c.loop.Expectations(key), snapshot.Slices.Revision(), existing...) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
@@ -203,7 +203,7 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Ledger(key), What: "endpoint slice of service " + key.String()}
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Expectations(key), What: "endpoint slice of service " + key.String()}
 	return w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 }
 

@@ -108,6 +108,25 @@ func (n *network) want(t *testing.T, when, suspects string) {
 	}
 }
 
+// stall steps until a machine whose stream is broken is probed, and returns the probes,
+// which are not carried out.
+func (n *network) stall(t *testing.T, name string) []Probe {
+	t.Helper()
+	for range int(2 * StallAfter / stepEvery) {
+		for other := range n.zones {
+			if other != name {
+				n.d.Heard(other, n.now)
+			}
+		}
+		if orders := n.d.Step(n.now); len(orders) > 0 && orders[0].Node == name {
+			return orders
+		}
+		n.now = n.now.Add(stepEvery)
+	}
+	t.Fatalf("%s was never probed", name)
+	return nil
+}
+
 // wantProbes: some, and no more, were of a machine since orders was cleared.
 func (n *network) wantProbes(t *testing.T, of string, most int) {
 	t.Helper()
@@ -243,13 +262,82 @@ func TestDetector(t *testing.T) {
 	t.Run("the control plane was away", func(t *testing.T) {
 		n := six()
 		n.run(10 * time.Second)
-		n.now = n.now.Add(time.Minute)
+		n.down["b-1"] = true
+		n.run(6 * time.Second)
+		n.want(t, "before", "b-1")
+		// It goes on between two heartbeats: at the first step every stream was silent for
+		// a minute, because nothing was received.
+		n.now = n.now.Add(time.Minute + stepEvery)
+		n.orders = nil
+		n.run(HeartbeatInterval)
+		n.want(t, "back", "b-1")
+		if s := n.d.Stats(); s.Stalls != 1 {
+			t.Errorf("%d stalls, want that of b-1 alone", s.Stalls)
+		}
+		n.wantProbes(t, "b-1", witnesses)
+		// One that died meanwhile has the time to be heard of, like all others.
+		n.down["c-1"] = true
+		n.run(StallAfter - HeartbeatInterval)
+		n.want(t, "c-1 may still be heard", "b-1")
 		n.run(2 * time.Second)
-		n.want(t, "back", "")
-		if s := n.d.Stats(); s.Stalls != 0 {
-			t.Errorf("%d stalls", s.Stalls)
+		n.want(t, "c-1 was not heard", "b-1 c-1")
+	})
+	t.Run("the control plane was away while probes were in hand", func(t *testing.T) {
+		n := six()
+		n.run(10 * time.Second)
+		n.down["b-1"] = true
+		for len(n.pending) == 0 || n.pending[len(n.pending)-1].o != Silent {
+			n.run(stepEvery)
+		}
+		probing := n.d.members[n.pending[0].Witness]
+		if probing.inHand == 0 {
+			t.Fatalf("%s has no probe in hand", probing.name)
+		}
+		n.pending = nil // their results were lost
+		n.now = n.now.Add(time.Minute + stepEvery)
+		n.run(stepEvery)
+		n.run(10 * time.Second)
+		n.want(t, "probed again", "b-1")
+		clear(n.down)
+		n.run(resultWithin + time.Second)
+		for _, m := range n.d.sorted() {
+			if m.inHand != 0 {
+				t.Errorf("%s has %d probes in hand, want none", m.name, m.inHand)
+			}
 		}
 	})
+	// A machine is suspect if all of its witnesses met silence, not if one did and another
+	// could not probe.
+	for name, tc := range map[string]struct {
+		first, second Outcome
+		want          string
+		retry         time.Duration
+	}{
+		"two silent witnesses":                       {Silent, Silent, "b-1", retryFirst},
+		"one silent, the other could not probe":      {Silent, Failed, "", retryFailed},
+		"the first could not probe, one is silent":   {Failed, Silent, "", retryFailed},
+		"neither could probe":                        {Failed, Failed, "", retryFailed},
+		"one silent, the other has got an answer":    {Silent, Answered, "", retryFirst},
+		"one silent, the other was refused":          {Silent, Refused, "", retryFirst},
+		"one could not probe, the other was refused": {Failed, Refused, "", retryFirst},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := six()
+			n.run(10 * time.Second)
+			n.mute["b-1"] = true
+			orders := n.stall(t, "b-1")
+			if len(orders) != witnesses {
+				t.Fatalf("probes %v, want %d", orders, witnesses)
+			}
+			n.d.Result(orders[0].Witness, orders[0].ID, tc.first, n.now)
+			n.want(t, "after one result", "")
+			n.d.Result(orders[1].Witness, orders[1].ID, tc.second, n.now)
+			n.want(t, "after both", tc.want)
+			if got := n.d.members["b-1"].nextStall.Sub(n.now); got != tc.retry {
+				t.Errorf("probed again after %s, want %s", got, tc.retry)
+			}
+		})
+	}
 	t.Run("all streams are closed and come back", func(t *testing.T) { // as at the end of certificates
 		n := six()
 		n.run(10*time.Second + 900*time.Millisecond) // since the last heartbeats

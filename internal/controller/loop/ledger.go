@@ -10,10 +10,10 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Ledger remembers the writes of one kind for one key, so that nobody plans from
+// Expectations remembers the writes of one kind for one key, so that nobody plans from
 // a catalog that does not show them. Safe for concurrent use; the zero value is
 // empty.
-type Ledger struct {
+type Expectations struct {
 	mu sync.Mutex
 	// revision is the highest resource version that a write got.
 	revision uint64
@@ -24,7 +24,7 @@ type Ledger struct {
 }
 
 // Wrote notes the outcome of a create or an update.
-func (g *Ledger) Wrote(made resource.Object) {
+func (g *Expectations) Wrote(made resource.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n, err := strconv.ParseUint(made.GetResourceVersion(), 10, 64); err == nil {
@@ -37,7 +37,7 @@ func (g *Ledger) Wrote(made resource.Object) {
 }
 
 // Deleted notes a deletion.
-func (g *Ledger) Deleted(obj resource.Object) {
+func (g *Expectations) Deleted(obj resource.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.deleted == nil {
@@ -46,13 +46,13 @@ func (g *Ledger) Deleted(obj resource.Object) {
 	g.deleted[obj.GetUID()] = struct{}{}
 }
 
-// Shows reports whether a table that is known up to a revision, and in which
+// Observed reports whether a table that is known up to a revision, and in which
 // these objects of the key are seen, shows all writes.
 //
 // Revisions of one kind are ordered, so this holds also if somebody else changed
 // or deleted an object right after us; waiting for our own version to appear
 // would then never end.
-func Shows[T resource.Object](g *Ledger, revision uint64, seen ...T) bool {
+func Observed[T resource.Object](g *Expectations, revision uint64, seen ...T) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if revision < g.revision {

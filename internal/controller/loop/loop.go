@@ -75,7 +75,7 @@ type Loop struct {
 type progress struct {
 	lastWrite time.Time
 	failures  int
-	ledger    Ledger
+	ledger    Expectations
 }
 
 // New makes a loop; Run starts it.
@@ -133,8 +133,8 @@ func (l *Loop) Add(key resource.Key) {
 // AddAfter queues a key later. For dispatch and Sync.
 func (l *Loop) AddAfter(key resource.Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
 
-// Ledger is where the writes for a key are noted.
-func (l *Loop) Ledger(key resource.Key) *Ledger { return &l.progress(key).ledger }
+// Expectations is where the writes for a key are noted.
+func (l *Loop) Expectations(key resource.Key) *Expectations { return &l.progress(key).ledger }
 
 // Writes opens the window of a key: to be called before its first write of a
 // Sync.
@@ -159,7 +159,7 @@ func (l *Loop) progress(key resource.Key) *progress {
 }
 
 // known is the ledger of a key that was written before; nil: it was not.
-func (l *Loop) known(key resource.Key) *Ledger {
+func (l *Loop) known(key resource.Key) *Expectations {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p := l.keys[key]; p != nil {

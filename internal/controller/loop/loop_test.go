@@ -132,16 +132,16 @@ func TestLedger(t *testing.T) {
 		s.UID, s.ResourceVersion = "u", version
 		return s
 	}
-	var g Ledger
-	if !Shows(&g, 0, object("1")) {
+	var g Expectations
+	if !Observed(&g, 0, object("1")) {
 		t.Error("nothing was written, and it is not shown")
 	}
 	g.Wrote(object("7"))
-	if Shows[*corev1.Service](&g, 6) || !Shows[*corev1.Service](&g, 7) {
+	if Observed[*corev1.Service](&g, 6) || !Observed[*corev1.Service](&g, 7) {
 		t.Error("a write is shown from its revision on")
 	}
 	g.Deleted(object("7"))
-	if Shows(&g, 9, object("7")) || !Shows[*corev1.Service](&g, 9) {
+	if Observed(&g, 9, object("7")) || !Observed[*corev1.Service](&g, 9) {
 		t.Error("a deletion is shown when the object is gone")
 	}
 	l := New(Config{})
@@ -149,11 +149,11 @@ func TestLedger(t *testing.T) {
 	if Echo(l, key, change) {
 		t.Error("an echo of nothing")
 	}
-	l.Ledger(key).Wrote(object("8"))
+	l.Expectations(key).Wrote(object("8"))
 	if !Echo(l, key, change) {
 		t.Error("an own write is not recognised")
 	}
-	l.Ledger(key).Deleted(object("8"))
+	l.Expectations(key).Deleted(object("8"))
 	gone := catalog.Change[*corev1.Service]{Key: key, Old: object("8")}
 	if !Echo(l, key, gone) || Echo(l, key, gone) {
 		t.Error("an own deletion is recognised once")

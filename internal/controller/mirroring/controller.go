@@ -124,7 +124,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 			in.Slices = append(in.Slices, slice)
 		}
 	}
-	if !loop.Shows(c.loop.Ledger(key), snapshot.Slices.Revision(), in.Slices...) {
+	if !loop.Observed(c.loop.Expectations(key), snapshot.Slices.Revision(), in.Slices...) {
 		return loop.ErrStale
 	}
 	plan := Reconcile(in)
@@ -144,7 +144,7 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Ledger(key), What: "mirrored slice of endpoints " + key.String()}
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Expectations(key), What: "mirrored slice of endpoints " + key.String()}
 	err := w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 	if apierrors.IsConflict(err) {
 		return loop.ErrStale // somebody else was first; what they wrote is on its way

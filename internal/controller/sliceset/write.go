@@ -21,7 +21,7 @@ type Writer struct {
 	// Kind is the descriptor of EndpointSlice.
 	Kind *resource.Descriptor
 	// Ledger that takes note of what was written.
-	Ledger *loop.Ledger
+	Ledger *loop.Expectations
 	// What the slices are, in errors: "endpoint slice of service shop/web".
 	What string
 }
