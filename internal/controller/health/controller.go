@@ -349,7 +349,7 @@ func (h *Controller) mark(ctx context.Context, key Key) (marked bool, err error)
 		marked, err = h.markDataplane(ctx, key, renewed)
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || errors.Is(err, errAlive) {
-		return false, nil // the watch will tell
+		return false, nil // the watch will deliver it
 	}
 	if err != nil {
 		return false, fmt.Errorf("mark %s: %w", key, err)

@@ -16,7 +16,7 @@ const (
 	// ProbeTimeout is how long a witness waits for an answer. It sends several packets
 	// meanwhile, so that a lossy network does not look like a dead machine.
 	ProbeTimeout = 700 * time.Millisecond
-	// MaxProbes that one witness has in hand.
+	// MaxProbes that one witness has in flight.
 	MaxProbes = 32
 
 	// witnesses that probe a machine at a time.
@@ -41,12 +41,12 @@ const (
 
 	// A live agent is probed, too: only where probes get through does silence mean
 	// something.
-	checkEvery   = 5 * time.Minute
-	checkRetry   = 5 * time.Second
-	checkUnfit   = time.Minute
-	checkNobody  = time.Second
-	checkTries   = 3
-	evidenceKept = time.Minute
+	checkEvery       = 5 * time.Minute
+	checkRetry       = 5 * time.Second
+	checkUnfit       = time.Minute
+	checkUnwitnessed = time.Second
+	checkTries       = 3
+	evidenceKept     = time.Minute
 )
 
 // Outcome of a probe of a machine's agent.
@@ -96,14 +96,14 @@ type Evidence struct {
 // is ready. It reads no clock and does no I/O; the caller carries probes to witnesses
 // and brings their results back. Not safe for concurrent use.
 type Detector struct {
-	members map[string]*member
-	order   []*member         // by name; nil: to be made
-	probes  map[uint64]*probe // in hand, by ID
-	lastID  uint64
-	turn    int // rotates the choice of witnesses
-	last    time.Time
-	changes uint64 // of the set of suspects
-	stats   DetectorStats
+	members  map[string]*member
+	order    []*member         // by name; nil: to be made
+	probes   map[uint64]*probe // in flight, by ID
+	lastID   uint64
+	rotation int // rotates the choice of witnesses
+	last     time.Time
+	changes  uint64 // of the set of suspects
+	stats    DetectorStats
 }
 
 // DetectorStats count what happened since the start.
@@ -125,7 +125,7 @@ type member struct {
 	connected bool
 	heard     time.Time
 	addr      netip.AddrPort // invalid: it answers no probes
-	inHand    int            // probes that it carries out
+	inFlight  int            // probes that it carries out
 
 	stalled    bool
 	graceUntil time.Time
@@ -248,7 +248,7 @@ func (d *Detector) setSuspect(m *member, s *Suspect) {
 // Changes counts changes of the set of suspects.
 func (d *Detector) Changes() uint64 { return d.changes }
 
-// Detach notes the end of a stream. An agent that said goodbye is not looked for: its
+// Detach notes the end of a stream. An agent that said goodbye is not searched for: its
 // lease decides.
 func (d *Detector) Detach(name string, goodbye bool) {
 	m := d.members[name]
@@ -319,7 +319,7 @@ func (d *Detector) Step(now time.Time) (orders []Probe) {
 			continue
 		}
 		if now.Sub(m.heard) >= StallAfter {
-			orders = append(orders, d.lookAfter(m, now)...)
+			orders = append(orders, d.probeStalled(m, now)...)
 		} else if m.connected && m.addr.IsValid() && m.check == nil && !now.Before(m.nextCheck) {
 			orders = append(orders, d.startCheck(m, now)...)
 		}
@@ -333,13 +333,13 @@ func (d *Detector) wasAway(now time.Time) {
 		if !m.stalled {
 			m.heard = now
 		}
-		m.inHand, m.stall, m.confirm, m.check = 0, nil, nil, nil
+		m.inFlight, m.stall, m.confirm, m.check = 0, nil, nil, nil
 	}
 	clear(d.probes)
 }
 
-// lookAfter a machine whose stream is stalled.
-func (d *Detector) lookAfter(m *member, now time.Time) []Probe {
+// probeStalled starts probes of a machine whose stream is stalled.
+func (d *Detector) probeStalled(m *member, now time.Time) []Probe {
 	if !m.stalled {
 		m.stalled = true
 		d.stats.Stalls++
@@ -354,7 +354,7 @@ func (d *Detector) lookAfter(m *member, now time.Time) []Probe {
 func (d *Detector) startCheck(m *member, now time.Time) []Probe {
 	chosen := d.choose(m, 1, false, now)
 	if len(chosen) == 0 {
-		m.nextCheck = now.Add(checkNobody)
+		m.nextCheck = now.Add(checkUnwitnessed)
 	}
 	return d.start(m, forCheck, chosen, now)
 }
@@ -374,7 +374,7 @@ func (d *Detector) start(m *member, why purpose, by []*member, now time.Time) (o
 	}
 	for _, w := range by {
 		d.lastID++
-		w.inHand++
+		w.inFlight++
 		p := Probe{ID: d.lastID, Witness: w.name, Node: m.name, Addr: m.addr}
 		d.probes[p.ID] = &probe{Probe: p, purpose: why, sent: now}
 		orders = append(orders, p)
@@ -389,15 +389,15 @@ func (d *Detector) choose(m *member, n int, others bool, now time.Time) []*membe
 	var near, far []*member
 	for _, w := range d.sorted() {
 		switch {
-		case w == m || !w.known || !w.connected || now.Sub(w.heard) >= freshWithin || w.inHand >= MaxProbes || !sameHost(w, m):
+		case w == m || !w.known || !w.connected || now.Sub(w.heard) >= freshWithin || w.inFlight >= MaxProbes || !sameHost(w, m):
 		case w.zone == m.zone:
 			near = append(near, w)
 		default:
 			far = append(far, w)
 		}
 	}
-	d.turn++
-	near, far = rotate(near, d.turn), rotate(far, d.turn)
+	d.rotation++
+	near, far = rotate(near, d.rotation), rotate(far, d.rotation)
 	var order []*member
 	switch {
 	case len(far) == 0:
@@ -413,7 +413,7 @@ func (d *Detector) choose(m *member, n int, others bool, now time.Time) []*membe
 }
 
 // sameHost: a machine that reached the control plane over loopback is reached by others
-// that did, and by nobody else.
+// that did, and by no others.
 func sameHost(w, m *member) bool {
 	return !m.addr.Addr().IsLoopback() || w.addr.Addr().IsLoopback()
 }
@@ -426,7 +426,7 @@ func rotate(list []*member, by int) []*member {
 	return append(slices.Clone(list[i:]), list[:i]...)
 }
 
-// Result takes a witness's report. One of a probe that it does not have in hand is ignored.
+// Result takes a witness's report. One of a probe that it does not have in flight is ignored.
 func (d *Detector) Result(witness string, id uint64, o Outcome, now time.Time) {
 	p := d.probes[id]
 	if p == nil || p.Witness != witness || o > Answered {
@@ -435,7 +435,7 @@ func (d *Detector) Result(witness string, id uint64, o Outcome, now time.Time) {
 	delete(d.probes, id)
 	d.stats.Outcomes[o]++
 	if w := d.members[p.Witness]; w != nil {
-		w.inHand--
+		w.inFlight--
 	}
 	m := d.members[p.Node]
 	if m == nil {
@@ -532,7 +532,7 @@ func (d *Detector) Suspects() []Suspect {
 }
 
 // Unreachable are live agents that do not get the probes of others, by name: should such
-// a machine die, only its lease tells.
+// a machine die, only its lease shows it.
 func (d *Detector) Unreachable() []string {
 	var out []string
 	for _, m := range d.sorted() {

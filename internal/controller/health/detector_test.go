@@ -232,7 +232,7 @@ func TestDetector(t *testing.T) {
 		n.run(6 * time.Second)
 		n.want(t, "one witness is enough where there is no other", "a-1")
 	})
-	t.Run("nobody can tell", func(t *testing.T) {
+	t.Run("no witness", func(t *testing.T) {
 		n := newNetwork("a-1")
 		n.run(10 * time.Second)
 		n.down["a-1"] = true
@@ -282,7 +282,7 @@ func TestDetector(t *testing.T) {
 		n.run(2 * time.Second)
 		n.want(t, "c-1 was not heard", "b-1 c-1")
 	})
-	t.Run("the control plane was away while probes were in hand", func(t *testing.T) {
+	t.Run("the control plane was away while probes were in flight", func(t *testing.T) {
 		n := six()
 		n.run(10 * time.Second)
 		n.down["b-1"] = true
@@ -290,8 +290,8 @@ func TestDetector(t *testing.T) {
 			n.run(stepEvery)
 		}
 		probing := n.d.members[n.pending[0].Witness]
-		if probing.inHand == 0 {
-			t.Fatalf("%s has no probe in hand", probing.name)
+		if probing.inFlight == 0 {
+			t.Fatalf("%s has no probe in flight", probing.name)
 		}
 		n.pending = nil // their results were lost
 		n.now = n.now.Add(time.Minute + stepEvery)
@@ -301,10 +301,38 @@ func TestDetector(t *testing.T) {
 		clear(n.down)
 		n.run(resultWithin + time.Second)
 		for _, m := range n.d.sorted() {
-			if m.inHand != 0 {
-				t.Errorf("%s has %d probes in hand, want none", m.name, m.inHand)
+			if m.inFlight != 0 {
+				t.Errorf("%s has %d probes in flight, want none", m.name, m.inFlight)
 			}
 		}
+	})
+	t.Run("no witness is left", func(t *testing.T) {
+		n := six()
+		n.run(10 * time.Second)
+		orders := n.stall(t, "b-1")
+		for name := range n.zones { // meanwhile all others left
+			if name != "b-1" {
+				n.d.Detach(name, true)
+			}
+		}
+		for _, p := range orders {
+			n.d.Result(p.Witness, p.ID, Failed, n.now)
+		}
+		n.want(t, "no probe was carried out", "")
+	})
+	t.Run("probes do not get through any more", func(t *testing.T) {
+		n := six()
+		n.run(10 * time.Second) // it has answered a probe
+		n.down["b-1"] = true
+		for range int((checkEvery + (checkTries+2)*checkRetry) / time.Second) {
+			n.d.Heard("b-1", n.now)
+			n.run(time.Second)
+		}
+		if got := n.d.Unreachable(); !slices.Equal(got, []string{"b-1"}) {
+			t.Errorf("unreachable: %v", got)
+		}
+		n.run(time.Minute)
+		n.want(t, "silence means nothing any more", "")
 	})
 	// A machine is suspect if all of its witnesses met silence, not if one did and another
 	// could not probe.
@@ -348,9 +376,10 @@ func TestDetector(t *testing.T) {
 		n.run(StallAfter - HeartbeatInterval)
 		n.orders = nil
 		for name := range n.zones {
-			delete(n.mute, name)
 			n.d.Attend(name, n.d.members[name].addr, n.now)
 		}
+		n.run(HeartbeatInterval / 2) // the first heartbeat on a stream comes after an interval
+		clear(n.mute)
 		n.run(time.Minute)
 		if s := n.d.Stats(); s.Stalls+s.Suspicions != 0 || len(n.orders) > len(n.zones) {
 			t.Errorf("%+v, and the probes %v", s, n.orders)
@@ -367,7 +396,7 @@ func TestDetector(t *testing.T) {
 		for name, zone := range n.zones {
 			n.d.SetNode(name, zone)
 		}
-		n.down["b-1"] = true // meanwhile: only its lease tells
+		n.down["b-1"] = true // meanwhile: only its lease shows it
 		// The others come back one after the other, and one does not.
 		for _, name := range []string{"a-1", "c-1", "a-2", "b-2"} {
 			n.run(2 * time.Second)
@@ -391,7 +420,7 @@ func TestDetector(t *testing.T) {
 		n.orders = nil
 		n.down["a-1"] = true
 		n.run(time.Minute)
-		n.want(t, "nobody else is on its host", "")
+		n.want(t, "no other is on its host", "")
 		if len(n.orders) > 0 && slices.ContainsFunc(n.orders, func(p Probe) bool { return p.Node == "a-1" }) {
 			t.Errorf("others probed their own loopback: %v", n.orders)
 		}
@@ -401,17 +430,20 @@ func TestDetector(t *testing.T) {
 func TestConfirm(t *testing.T) {
 	n := six()
 	n.run(10 * time.Second)
-	n.down["b-1"], n.gone["b-2"] = true, true
+	n.down["b-1"], n.gone["b-2"], n.mute["c-1"] = true, true, true
 	n.run(5 * time.Second)
 	n.orders = nil
-	n.carry(n.d.Confirm([]string{"a-1", "b-1", "b-2", "nosuch"}, n.now))
+	n.carry(n.d.Confirm([]string{"a-1", "b-1", "b-2", "c-1", "nosuch"}, n.now))
 	n.run(2 * time.Second)
 	for _, p := range n.orders {
+		if p.Node == "a-1" {
+			t.Error("a-1 is probed, though its stream is live")
+		}
 		if p.Node[0] == 'b' && p.Witness[0] == 'b' {
 			t.Errorf("%s asked about its own zone's %s", p.Witness, p.Node)
 		}
 	}
-	for name, alive := range map[string]bool{"a-1": true, "b-1": false, "b-2": false} {
+	for name, alive := range map[string]bool{"a-1": true, "b-1": false, "b-2": false, "c-1": true} {
 		e, ok := n.d.Evidence(name, n.now)
 		if !ok || e.Alive != alive || len(e.Witnesses) == 0 {
 			t.Errorf("%s: %+v, %v", name, e, ok)

@@ -167,6 +167,37 @@ func TestTrackerAway(t *testing.T) {
 	}
 }
 
+// A wave from before this control plane was away is over when it is back.
+func TestTrackerAwayEndsWave(t *testing.T) {
+	var tr Tracker
+	others := []string{"b", "c", "d"}
+	renew := func(at time.Time) {
+		for _, name := range others {
+			tr.Observe(nodeKey(name), Lease{Renewed: at, Machine: name}, at)
+		}
+	}
+	tr.Observe(nodeKey("a"), Lease{Renewed: start, Machine: "a"}, start)
+	renew(start)
+	for at := time.Duration(0); at < DefaultDuration; at += 5 * time.Second {
+		tr.Advance(start.Add(at), around{})
+	}
+	if v := tr.Advance(start.Add(DefaultDuration), around{}); !v.Wave || len(v.Held) != 4 {
+		t.Fatalf("before: %+v, want a wave of four", v)
+	}
+	back := start.Add(time.Hour)
+	for at := time.Duration(0); at < DefaultDuration; at += 5 * time.Second {
+		renew(back.Add(at))
+		if v := tr.Advance(back.Add(at), around{}); len(v.Dead)+len(v.Held) > 0 {
+			t.Fatalf("%s after the return: %+v", at, v)
+		}
+	}
+	renew(back.Add(DefaultDuration))
+	v := tr.Advance(back.Add(DefaultDuration), around{})
+	if len(v.Dead) != 1 || v.Dead[0].Key != nodeKey("a") || v.Dead[0].Wave {
+		t.Errorf("one lease ran out alone: %+v", v)
+	}
+}
+
 func newLease(name string, at time.Time) *coordinationv1.Lease {
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: LeaseNamespace, Name: name}}
 	l.Spec.RenewTime, l.Spec.LeaseDurationSeconds, l.Spec.HolderIdentity = &metav1.MicroTime{Time: at}, new(int32(40)), new(name)
@@ -249,7 +280,7 @@ func TestController(t *testing.T) {
 			return meta.IsStatusConditionTrue(obj.(*meshv1alpha1.Dataplane).Status.Conditions, "Ready")
 		}
 
-		// n1 falls silent, and so does the workload on it, whose lease nobody keeps.
+		// n1 falls silent, and so does the workload on it, whose lease is not renewed.
 		silent["n1"] = true
 		beat(30 * time.Second)
 		if s, _ := ready("n1"); s != corev1.ConditionTrue || !dpReady("web") {

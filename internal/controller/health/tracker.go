@@ -49,7 +49,7 @@ func (k Key) String() string {
 
 // Lease is what is known of one.
 type Lease struct {
-	// Renewed is the holder's own word; it is only compared for change.
+	// Renewed is as the holder wrote it; it is only compared for change.
 	Renewed time.Time
 	// Duration after which the holder is dead; 0: DefaultDuration.
 	Duration time.Duration
@@ -70,7 +70,7 @@ type tracked struct {
 
 func (l *tracked) late(now time.Time) bool { return now.Sub(l.seen) >= l.Duration*3/4 }
 
-// Witnesses tell what is known of machines beside their leases.
+// Witnesses return what is known of machines besides their leases.
 type Witnesses interface {
 	// Zone of a machine; empty: none, or not known.
 	Zone(machine string) string
