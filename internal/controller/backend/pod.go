@@ -19,7 +19,7 @@ func podAddresses(pod *corev1.Pod) []string {
 			}
 		}
 	})
-	// Whoever writes a status by hand may know the older field alone.
+	// A status written by hand may have the older field alone.
 	if len(addresses) == 0 && pod.Status.PodIP != "" {
 		addresses = canonical(slices.Values([]string{pod.Status.PodIP}))
 	}

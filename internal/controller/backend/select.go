@@ -24,7 +24,7 @@ func Selected(s *catalog.Snapshot, service *corev1.Service) (pods []*corev1.Pod,
 
 // Concerned calls queue for every Service whose workloads a delta changes, maybe
 // more than once. Its cost is that of the change: every step goes through an
-// index. Services that changed themselves are not told.
+// index. Services that changed themselves are left out.
 func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 	if d.Before.Services.Len() == 0 {
 		return // all Services there are changed themselves

@@ -47,7 +47,7 @@ type Controller struct {
 	mu       sync.Mutex
 	triggers map[resource.Key]backend.Trigger
 	// gone are Services that were seen to go and whose Endpoints follow them,
-	// whoever wrote these.
+	// their author.
 	gone map[resource.Key]struct{}
 }
 
@@ -63,7 +63,7 @@ func New(config Config) *Controller {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.loop = loop.New(loop.Config{
-		What: "service", Sync: c.sync, GaveUp: c.report,
+		What: "service", Sync: c.sync, OnExhausted: c.report,
 		Workers: c.Workers, Window: c.Window, Clock: c.Clock, Logger: c.Logger,
 	})
 	return c
@@ -99,8 +99,8 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if !found {
 		existing = nil
 	}
-	ledger := c.loop.Expectations(key)
-	if !loop.Observed(ledger, snapshot.Endpoints.Revision(), seen(existing)...) {
+	expected := c.loop.Expectations(key)
+	if !loop.Observed(expected, snapshot.Endpoints.Revision(), seen(existing)...) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
@@ -154,14 +154,14 @@ func (c *Controller) write(ctx context.Context, key resource.Key, object *corev1
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil // nothing can be created any more, and all will be deleted
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return loop.ErrStale // somebody else was first; what they wrote is on its way
+		return loop.ErrStale // another writer was first; what it wrote is on its way
 	default:
 		return fmt.Errorf("%s endpoints of service %s: %w", verb, key, err)
 	}
 }
 
 // clear deletes the Endpoints of a Service that is gone: those of any author if
-// it went before our eyes, as in Kubernetes, else our own only, as somebody may
+// it went before our eyes, as in Kubernetes, else our own only, as a user may
 // have made theirs ahead of the Service. A lock of a leader election stays.
 func (c *Controller) clear(ctx context.Context, key resource.Key, existing *corev1.Endpoints) error {
 	c.mu.Lock()
@@ -195,7 +195,7 @@ func (c *Controller) delete(ctx context.Context, key resource.Key, existing *cor
 	}
 }
 
-// report tells the user, on the Service, that its Endpoints could not be written.
+// report sends an event about the Service: that its Endpoints could not be written.
 func (c *Controller) report(ctx context.Context, key resource.Key, cause error) {
 	service, ok := c.Catalog.Snapshot().Services.Get(key)
 	if !ok {

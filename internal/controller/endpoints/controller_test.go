@@ -168,7 +168,7 @@ func TestDeletionWithTheService(t *testing.T) {
 		"made ahead of the Service":          {endpoints: endpoints(), stays: true},
 		"a lock":                             {endpoints: endpoints(lock), stays: true},
 		"a lock, labelled":                   {endpoints: endpoints(ours, lock), stays: true},
-		"somebody's, the Service goes":       {service: webService(manual), endpoints: endpoints()},
+		"a user's, the Service goes":         {service: webService(manual), endpoints: endpoints()},
 		"a lock, a Service of its name goes": {service: webService(manual), endpoints: endpoints(lock), stays: true},
 	}
 	for name, test := range tests {

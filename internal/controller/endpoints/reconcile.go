@@ -4,7 +4,7 @@
 // Reconcile is the whole of the rules, a pure function from what there is to
 // what has to be written; Controller runs it and writes. The facts come from
 // package backend, as those of EndpointSlices do. Endpoints of Services without
-// a selector, and those that carry a leader election, are somebody else's and
+// a selector, and those that carry a leader election, belong to others and
 // never touched.
 package endpoints
 
@@ -116,7 +116,7 @@ func withoutVersions(in []corev1.EndpointSubset) []corev1.EndpointSubset {
 	return out
 }
 
-// annotations are somebody else's but for two.
+// annotations belong to others but for two.
 func (in *Input) annotations(was map[string]string, cut bool) map[string]string {
 	now := maps.Clone(was)
 	if now == nil {

@@ -44,7 +44,7 @@ func Repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	return out
 }
 
-// portKey tells ports apart; none marks the absence of any.
+// portKey distinguishes ports; none marks the absence of any.
 type portKey struct {
 	none              bool
 	name, application string
@@ -52,7 +52,7 @@ type portKey struct {
 	protocol          corev1.Protocol
 }
 
-// addressKey tells addresses apart: several workloads can share one IP.
+// addressKey distinguishes addresses: several workloads can share one IP.
 type addressKey struct {
 	ip  string
 	uid types.UID

@@ -15,11 +15,11 @@ func truncate(subsets []corev1.EndpointSubset, limit int) (out []corev1.Endpoint
 	if ready+notReady <= limit {
 		return subsets, false
 	}
-	forReady, forNotReady := share{room: ready, of: ready}, share{room: limit - ready, of: notReady}
+	forReady, forNotReady := share{quota: ready, of: ready}, share{quota: limit - ready, of: notReady}
 	if ready > limit {
-		forReady.room, forNotReady.room = limit, 0
+		forReady.quota, forNotReady.quota = limit, 0
 	}
-	forReady.left, forNotReady.left = forReady.room, forNotReady.room
+	forReady.left, forNotReady.left = forReady.quota, forNotReady.quota
 	for _, s := range subsets {
 		s.Addresses = forReady.take(s.Addresses)
 		s.NotReadyAddresses = forNotReady.take(s.NotReadyAddresses)
@@ -30,14 +30,14 @@ func truncate(subsets []corev1.EndpointSubset, limit int) (out []corev1.Endpoint
 	return out, true
 }
 
-// share is room for some of a number of addresses.
-type share struct{ room, of, left int }
+// share is a quota of some of a number of addresses.
+type share struct{ quota, of, left int }
 
 func (s *share) take(all []corev1.EndpointAddress) []corev1.EndpointAddress {
 	if s.of == 0 || len(all) == 0 {
 		return nil
 	}
-	n := min((len(all)*s.room+s.of-1)/s.of, s.left)
+	n := min((len(all)*s.quota+s.of-1)/s.of, s.left)
 	s.left -= n
 	return all[:n:n]
 }

@@ -67,7 +67,7 @@ func New(config Config) *Controller {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.loop = loop.New(loop.Config{
-		What: "service", Sync: c.sync, GaveUp: c.report,
+		What: "service", Sync: c.sync, OnExhausted: c.report,
 		Workers: c.Workers, Window: c.Window, Clock: c.Clock, Logger: c.Logger,
 	})
 	return c
@@ -203,11 +203,11 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Expectations(key), What: "endpoint slice of service " + key.String()}
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Expectations: c.loop.Expectations(key), What: "endpoint slice of service " + key.String()}
 	return w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 }
 
-// report tells the user, on the Service, that its slices could not be written.
+// report sends an event about the Service: that its slices could not be written.
 func (c *Controller) report(ctx context.Context, key resource.Key, cause error) {
 	service, ok := c.Catalog.Snapshot().Services.Get(key)
 	if !ok {

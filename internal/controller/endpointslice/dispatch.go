@@ -31,7 +31,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 	}
 }
 
-// sliceChanged queues the Service of a slice that somebody else touched, before
+// sliceChanged queues the Service of a slice that another client changed, before
 // and after the change.
 func (c *Controller) sliceChanged(change catalog.Change[*discoveryv1.EndpointSlice]) {
 	was, wasOurs := serviceOf(change.Old)

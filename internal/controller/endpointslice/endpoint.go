@@ -48,7 +48,7 @@ type group struct {
 }
 
 // groups sorts the backends by their ports. Those without an address of the
-// family count too: a group that is wanted, though nobody is in it now, is no
+// family count too: a group that is wanted, though it has no endpoint now, is no
 // reason to delete an empty slice.
 func (f *familyReconciler) groups(backends []backend.Backend) map[string]*group {
 	groups := make(map[string]*group)

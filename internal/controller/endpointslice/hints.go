@@ -44,7 +44,7 @@ type Advisor interface {
 }
 
 // TrafficDistribution hints ready endpoints to their own zone, or zone and node,
-// as spec.trafficDistribution asks for (KEP-4444, KEP-3015). Without it nobody
+// as spec.trafficDistribution asks for (KEP-4444, KEP-3015). Without it no endpoint
 // is hinted. The hints of endpoints that are not ready mean nothing, so they are
 // no reason to write a slice.
 func TrafficDistribution(service *corev1.Service, _ discoveryv1.AddressType, all []HintSlice) {

@@ -131,7 +131,7 @@ func (p *packer) fillChanged(drafts []*draft, rest []discoveryv1.Endpoint) []dis
 }
 
 // fillNew is the first half of step 3: whatever fills a whole slice gets a new
-// one, so that less than a slice is left to look for room elsewhere.
+// one, so that less than a slice is left to place elsewhere.
 func (p *packer) fillNew(drafts []*draft, endpoints []discoveryv1.Endpoint) []*draft {
 	slice := p.fresh(p.group.ports)
 	slice.Endpoints = append(slice.Endpoints, endpoints...)

@@ -178,7 +178,7 @@ func editService(t *rapid.T, s *corev1.Service) {
 	}
 }
 
-// damage edits a slice as somebody who has no business there.
+// damage edits a slice as a client that should not.
 func damage(t *rapid.T, w *world) {
 	all := w.list()
 	if len(all) == 0 {
@@ -220,7 +220,7 @@ func check(t *rapid.T, w *world, models map[int]model) {
 		}
 	}
 	slices.Sort(want)
-	// An empty slice beside others says nothing; as in Kubernetes, no write is
+	// An empty slice next to others says nothing; as in Kubernetes, no write is
 	// spent on it.
 	got := slices.DeleteFunc(show(w.list()), func(line string) bool {
 		return strings.HasSuffix(line, " empty") && !slices.Contains(want, line)

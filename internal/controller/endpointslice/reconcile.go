@@ -74,7 +74,7 @@ type SkippedWorkload struct{ Workload, Node string }
 func (p Plan) Empty() bool { return len(p.Create)+len(p.Update)+len(p.Delete) == 0 }
 
 // Applies reports whether a Service's slices are kept by this package: those of
-// ExternalName, or without a selector, are somebody else's.
+// ExternalName, or without a selector, belong to others.
 func Applies(service *corev1.Service) bool {
 	return service.Spec.Type != corev1.ServiceTypeExternalName && len(service.Spec.Selector) > 0
 }
@@ -264,7 +264,7 @@ func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 	return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
 }
 
-// ownedBy tells a Service's slices from those of an earlier one of its name.
+// ownedBy distinguishes a Service's slices from those of an earlier one of its name.
 func ownedBy(slice *discoveryv1.EndpointSlice, service *corev1.Service) bool {
 	return slices.ContainsFunc(slice.OwnerReferences, func(ref metav1.OwnerReference) bool {
 		return ref.UID == service.UID && ref.Kind == "Service" && ref.APIVersion == "v1"

@@ -1,4 +1,4 @@
-// Package event makes the Events by which controllers tell users what they met.
+// Package event makes the Events by which controllers report to users.
 //
 // Enter at Warning. It writes nothing: whether an event that could not be written
 // matters is its caller's to know.

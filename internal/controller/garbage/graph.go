@@ -31,7 +31,7 @@ func nodeOf(kind *resource.Descriptor, obj resource.Object) *node {
 	}
 }
 
-// is tells whether an owner reference of an object in a namespace (empty: of a
+// is reports whether an owner reference of an object in a namespace (empty: of a
 // cluster-scoped one) means this node: an uid alone does not, as its kind and
 // name are what people read.
 func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
@@ -44,7 +44,7 @@ func (n *node) names(owner types.UID) bool {
 	return slices.ContainsFunc(n.owners, func(r metav1.OwnerReference) bool { return r.UID == owner })
 }
 
-// blocks tells whether a node keeps an owner that is deleted in the foreground.
+// blocks reports whether a node keeps an owner that is deleted in the foreground.
 func (n *node) blocks(owner types.UID) bool {
 	return slices.ContainsFunc(n.owners, func(r metav1.OwnerReference) bool {
 		return r.UID == owner && r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion
@@ -63,7 +63,7 @@ func newGraph() *graph {
 	return &graph{nodes: map[types.UID]*node{}, dependents: map[types.UID]map[types.UID]struct{}{}}
 }
 
-// set takes in an object as it is now, and tells which ones must be looked at.
+// set takes in an object as it is now, and returns which ones must be processed.
 func (g *graph) set(n *node) (look []types.UID) {
 	old := g.nodes[n.uid]
 	g.nodes[n.uid] = n
@@ -113,7 +113,7 @@ func (g *graph) allDoubtful() (look []types.UID) {
 	return look
 }
 
-// remove forgets an object that is gone, and tells which ones must be looked at:
+// remove forgets an object that is gone, and returns which ones must be processed:
 // those it owned, and owners that waited for it.
 func (g *graph) remove(uid types.UID) (look []types.UID) {
 	n := g.nodes[uid]

@@ -1,4 +1,4 @@
-// Package garbage removes what nobody needs any more: objects whose owners are
+// Package garbage removes what is not needed any more: objects whose owners are
 // gone, and pods of nodes that are gone.
 //
 // Owners does with metadata.ownerReferences what the garbage collector of
@@ -68,7 +68,7 @@ type Owners struct {
 	pending map[schema.GroupVersionKind]bool
 	// down kinds cannot be watched now: who depends on what is not known of them.
 	down map[schema.GroupVersionKind]bool
-	// reported are objects whose wrong reference was told of.
+	// reported are objects whose wrong reference was reported.
 	reported map[types.UID]bool
 }
 
@@ -199,7 +199,7 @@ func (o *Owners) handle(ctx context.Context, uid types.UID) {
 		o.queue.Forget(uid)
 		return
 	}
-	wait, err := o.look(ctx, n)
+	wait, err := o.process(ctx, n)
 	switch {
 	case ctx.Err() != nil:
 	case apierrors.IsConflict(err):
@@ -215,12 +215,12 @@ func (o *Owners) handle(ctx context.Context, uid types.UID) {
 	}
 }
 
-// look does what is to be done about one object now. wait > 0: look again then.
-func (o *Owners) look(ctx context.Context, n *node) (wait time.Duration, err error) {
+// process does what is to be done about one object now. wait > 0: look again then.
+func (o *Owners) process(ctx context.Context, n *node) (wait time.Duration, err error) {
 	obj, err := o.Client.Get(ctx, n.kind, n.key)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && obj.GetUID() != n.uid:
-		return 0, nil // the watch will tell
+		return 0, nil // the watch will deliver it
 	case err != nil:
 		return 0, fmt.Errorf("read it: %w", err)
 	}
@@ -325,8 +325,8 @@ func (o *Owners) update(ctx context.Context, kind *resource.Descriptor, obj reso
 // owners of an object, by what they are to it.
 type owners struct {
 	solid int
-	// gone are absent, or being deleted in the foreground.
-	absent, waiting map[types.UID]bool
+	// dangling owners do not exist; waiting ones are being deleted in the foreground.
+	dangling, waiting map[types.UID]bool
 }
 
 // collect deletes an object whose owners are all gone, and takes those that are
@@ -338,7 +338,7 @@ func (o *Owners) collect(ctx context.Context, n *node, obj resource.Object) erro
 	}
 	if of.solid > 0 {
 		err := o.update(ctx, n.kind, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
-			return slices.DeleteFunc(refs, func(r metav1.OwnerReference) bool { return of.absent[r.UID] || of.waiting[r.UID] })
+			return slices.DeleteFunc(refs, func(r metav1.OwnerReference) bool { return of.dangling[r.UID] || of.waiting[r.UID] })
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("take owners that are gone out of its references: %w", err)
@@ -362,7 +362,7 @@ func (o *Owners) collect(ctx context.Context, n *node, obj resource.Object) erro
 	return o.delete(ctx, n, pre)
 }
 
-// unblock breaks a circle: the object goes on holding nobody, and is deleted.
+// unblock breaks a circle: the object goes on without blocking its owners, and is deleted.
 func (o *Owners) unblock(ctx context.Context, n *node, obj resource.Object) error {
 	err := o.update(ctx, n.kind, obj, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
 		for i := range refs {
@@ -387,13 +387,13 @@ func (o *Owners) delete(ctx context.Context, n *node, pre resource.Preconditions
 
 // classify finds out about each owner of an object.
 func (o *Owners) classify(ctx context.Context, n *node, obj resource.Object) (owners, error) {
-	out := owners{absent: map[types.UID]bool{}, waiting: map[types.UID]bool{}}
+	out := owners{dangling: map[types.UID]bool{}, waiting: map[types.UID]bool{}}
 	for _, ref := range obj.GetOwnerReferences() {
 		o.mu.Lock()
 		known := o.nodes[ref.UID]
 		o.mu.Unlock()
 		if known != nil && known.is(ref, n.key.Namespace) && !known.foreground {
-			out.solid++ // when it goes, the watch tells
+			out.solid++ // when it goes, the watch delivers that
 			continue
 		}
 		if known != nil && known.key.Namespace != "" && known.key.Namespace != n.key.Namespace {
@@ -404,8 +404,8 @@ func (o *Owners) classify(ctx context.Context, n *node, obj resource.Object) (ow
 			return out, fmt.Errorf("read owner %s %s: %w", ref.Kind, ref.Name, err)
 		}
 		switch state {
-		case absent:
-			out.absent[ref.UID] = true
+		case dangling:
+			out.dangling[ref.UID] = true
 		case waiting:
 			out.waiting[ref.UID] = true
 		default:
@@ -419,7 +419,7 @@ type ownerState uint8
 
 const (
 	solid ownerState = iota
-	absent
+	dangling
 	waiting
 )
 
@@ -441,7 +441,7 @@ func (o *Owners) ownerState(ctx context.Context, n *node, ref metav1.OwnerRefere
 	owner, err := o.Client.Get(ctx, kind, key)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && owner.GetUID() != ref.UID:
-		return absent, nil
+		return dangling, nil
 	case err != nil:
 		return solid, err
 	case nodeOf(kind, owner).foreground:
@@ -472,14 +472,14 @@ func (o *Owners) dependentNodes(owner types.UID) (nodes []*node) {
 	return nodes
 }
 
-// report tells, once, of a reference to an owner in another namespace: it never
+// report sends, once, an event about a reference to an owner in another namespace: it never
 // counts as there.
 func (o *Owners) report(ctx context.Context, n *node, obj resource.Object, ref metav1.OwnerReference) {
 	o.mu.Lock()
-	told := o.reported[n.uid]
+	reported := o.reported[n.uid]
 	o.reported[n.uid] = true
 	o.mu.Unlock()
-	if told {
+	if reported {
 		return
 	}
 	_, err := o.Client.Create(ctx, kind.Event, event.Warning(event.About(n.kind.GVK, obj), "garbage-collector-controller", o.Now(), "OwnerRefInvalidNamespace",

@@ -163,12 +163,12 @@ func (p *Pods) wake() {
 	}
 }
 
-// sweep deletes what is due and tells when to come again.
+// sweep deletes what is due and returns when to come again.
 func (p *Pods) sweep(ctx context.Context) time.Duration {
 	due, next := p.due(time.Now())
 	for _, d := range due {
 		if err := p.delete(ctx, d); err != nil && ctx.Err() == nil {
-			p.Logger.Warn("could not delete a pod that nobody runs, will try again", "pod", d.key.String(), "error", err)
+			p.Logger.Warn("could not delete a pod of a node that is gone, will try again", "pod", d.key.String(), "error", err)
 			next = min(next, podRetry)
 		}
 	}
@@ -227,13 +227,13 @@ func (p *Pods) due(now time.Time) (due []reason, next time.Duration) {
 	return due, next
 }
 
-// delete a pod at once: there is nobody who would end it. One that did not end
+// delete a pod at once: there is no agent to end it. One that did not end
 // by itself has failed, and says why.
 func (p *Pods) delete(ctx context.Context, d reason) error {
 	if d.lost {
 		_, err := p.Client.Get(ctx, p.NodeKind, resource.Key{Name: d.node})
 		if err == nil {
-			return nil // it is back, the watch will tell
+			return nil // it is back, the watch will deliver it
 		}
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("read node %s: %w", d.node, err)

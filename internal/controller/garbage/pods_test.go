@@ -65,7 +65,7 @@ func TestPodsOfANodeThatIsGone(t *testing.T) {
 				failed = c.Object.DeepCopyObject().(*corev1.Pod)
 			}
 			if c.Verb == resourcetest.Delete && !c.Now {
-				return errors.New("with a grace period, though nobody would end it")
+				return errors.New("with a grace period, though no agent would end it")
 			}
 			return nil
 		})
@@ -86,7 +86,7 @@ func TestPodsOfANodeThatIsGone(t *testing.T) {
 			t.Errorf("after it: %v", got)
 		}
 		if failed == nil || failed.Status.Phase != corev1.PodFailed || failed.Status.Conditions[0].Reason != "DeletionByPodGC" {
-			t.Errorf("not told why: %+v", failed)
+			t.Errorf("the condition does not say why: %+v", failed)
 		}
 	})
 }

@@ -98,7 +98,7 @@ func (r *addressRange) inBand(p position) bool {
 }
 
 // Addresses guesses free cluster addresses. It is safe for concurrent use and
-// does no I/O. Marks are facts about the store, told by the caller from the
+// does no I/O. Marks are facts about the store, brought by the caller from the
 // events of IPAddress objects; they are kept for addresses outside of all
 // ranges as well, so ranges may come and go at any time.
 type Addresses struct {
@@ -211,7 +211,7 @@ func (a *Addresses) Contains(addr netip.Addr) bool {
 	return a.contains(addr)
 }
 
-// Check tells why an address asked for cannot be had: *NotInRangeError,
+// Check returns why an address asked for cannot be had: *NotInRangeError,
 // ErrAllocated, or nil if it looks free.
 func (a *Addresses) Check(addr netip.Addr) error {
 	addr = addr.Unmap()

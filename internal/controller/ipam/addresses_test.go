@@ -248,7 +248,7 @@ func TestSetProperties(t *testing.T) {
 }
 
 // Two API servers whose marks lag behind by any number of events, and one truth
-// that refuses a second owner: nobody ever shares an address, and no address is
+// that refuses a second owner: no address ever has two owners, and no address is
 // lost.
 func TestNeverTwoOwners(t *testing.T) {
 	type event struct {

@@ -149,7 +149,7 @@ func (c *Choice) setNumber(i int, number int32) {
 }
 
 // ManagedBy is the value of networkingv1.LabelManagedBy on the IPAddress objects
-// of Services. Objects without it belong to somebody else.
+// of Services. Objects without it have another owner.
 const ManagedBy = "ipallocator.k8s.io"
 
 // IPAddressFor builds the object that makes a Service the owner of an address.

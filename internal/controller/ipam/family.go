@@ -29,7 +29,7 @@ func settleFamilies(svc, old *corev1.Service, families []corev1.IPFamily) field.
 		return errs
 	}
 	if isHeadless(svc) && len(svc.Spec.Selector) == 0 {
-		// Nobody allocates and nobody selects: any family will do, configured or not.
+		// Nothing is allocated and nothing selected: any family will do, configured or not.
 		if len(svc.Spec.IPFamilies) == 0 {
 			svc.Spec.IPFamilies = []corev1.IPFamily{defaultFamily(families)}
 		}
@@ -78,7 +78,7 @@ func addOtherFamily(svc *corev1.Service) {
 }
 
 // defaultPolicy never lets a Service change between single and dual stack
-// without being told: an update without a policy keeps the old one.
+// without being asked: an update without a policy keeps the old one.
 func defaultPolicy(svc, old *corev1.Service) {
 	if svc.Spec.IPFamilyPolicy != nil {
 		return

@@ -100,7 +100,7 @@ func (p *Ports) Replace(taken iter.Seq[int32]) {
 	p.taken = s
 }
 
-// Check tells why a port asked for cannot be had: *NotInRangeError,
+// Check returns why a port asked for cannot be had: *NotInRangeError,
 // ErrPortAllocated, or nil if it looks free.
 func (p *Ports) Check(port int32) error {
 	if port < int32(p.bounds.First) || port > int32(p.bounds.Last) {

@@ -21,14 +21,14 @@ const (
 	// rangeGrace is for how long a range whose deletion was seen is kept, though
 	// no address needs it: until then every allocator has heard that it is not to
 	// be used, and what was under way has ended. Kubernetes waits 10 s; here the
-	// addresses are read anew afterwards, so less will do.
+	// addresses are read again afterwards, so less will do.
 	rangeGrace = time.Second
 
 	messageRangeReady   = "Kubernetes Service CIDR is ready"
 	messageRangeBlocked = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
 )
 
-// keptRange is a ServiceCIDR as the watch last told.
+// keptRange is a ServiceCIDR as the watch last delivered it.
 type keptRange struct {
 	cidr     *networkingv1.ServiceCIDR
 	prefixes []netip.Prefix
@@ -66,7 +66,7 @@ func (r *Repair) setRange(name string, cidr *networkingv1.ServiceCIDR) {
 		r.rangeDue[name] = time.Time{}
 		if was != nil && slices.Equal(was.prefixes, is.prefixes) && was.leaving() == is.leaving() {
 			is.blocking = was.blocking
-			return // its status, or somebody's label
+			return // its status, or a user's label
 		}
 	}
 	for addr := range r.claims {
@@ -75,7 +75,7 @@ func (r *Repair) setRange(name string, cidr *networkingv1.ServiceCIDR) {
 	r.countBlocking()
 }
 
-// countBlocking works out anew which addresses hold back which range. Its cost
+// countBlocking works out again which addresses hold back which range. Its cost
 // is that of all addresses, so it is for changes of the ranges alone.
 func (r *Repair) countBlocking() {
 	for name, k := range r.ranges {
@@ -126,9 +126,9 @@ func (r *Repair) blocks(k *keptRange, addr netip.Addr, ip *networkingv1.IPAddres
 	return true
 }
 
-// lookRange gives a range its finalizer and its condition, and lets one go that
+// processRange gives a range its finalizer and its condition, and lets one go that
 // is being deleted and that nothing needs.
-func (r *Repair) lookRange(ctx context.Context, name string, now time.Time) error {
+func (r *Repair) processRange(ctx context.Context, name string, now time.Time) error {
 	k := r.ranges[name]
 	if k == nil {
 		return nil
@@ -189,7 +189,7 @@ func (r *Repair) letGo(ctx context.Context, k *keptRange) error {
 	}
 	for _, obj := range list {
 		if addr, err := netip.ParseAddr(obj.GetName()); err == nil && r.blocks(k, addr, obj.(*networkingv1.IPAddress)) {
-			return nil // the watch is behind and will tell
+			return nil // the watch is behind and will deliver it
 		}
 	}
 	next := k.cidr.DeepCopy()
@@ -201,7 +201,7 @@ func (r *Repair) letGo(ctx context.Context, k *keptRange) error {
 	return nil
 }
 
-// superseded: somebody else was faster, and the watch will tell.
+// superseded: another writer was faster, and the watch will deliver it.
 func superseded(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// settledRange is a ServiceCIDR that nobody has to do anything about.
+// settledRange is a ServiceCIDR that needs nothing done.
 func settledRange(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{RangeFinalizer}},
@@ -106,7 +106,7 @@ func TestRangeIsKeptAndReady(t *testing.T) {
 	})
 }
 
-// A deletion waits for the addresses that nothing else covers, tells so, and
+// A deletion waits for the addresses that nothing else covers, says so, and
 // comes true by the event that frees the last one.
 func TestRangeDeletionWaits(t *testing.T) {
 	for _, tc := range []struct {
@@ -151,7 +151,7 @@ func TestRangeDeletionCases(t *testing.T) {
 		{"nothing in it: gone after the grace", nil, []string{"more"}, map[string]string{"more": "gone"}},
 		{"an address elsewhere does not matter", []resource.Object{claiming("web", "10.0.0.5", 0), object("10.0.0.5", "web")},
 			[]string{"more"}, map[string]string{"more": "gone"}},
-		{"somebody else's object does not matter", []resource.Object{foreign}, []string{"more"}, map[string]string{"more": "gone"}},
+		{"another owner's object does not matter", []resource.Object{foreign}, []string{"more"}, map[string]string{"more": "gone"}},
 		{"a wider range covers it", []resource.Object{settledRange("wider", "10.1.0.0/16"), claiming("web", "10.1.0.5", 0), object("10.1.0.5", "web")},
 			[]string{"more"}, map[string]string{"more": "gone", "wider": rangeIsReady}},
 		{"of two that overlap and go, both stay", []resource.Object{settledRange("wider", "10.1.0.0/16"), claiming("web", "10.1.0.5", 0), object("10.1.0.5", "web")},
@@ -176,7 +176,7 @@ func TestRangeDeletionCases(t *testing.T) {
 }
 
 // An allocator that heard of the deletion late has given out an address: the
-// range waits for it, whatever the watch of addresses has told so far.
+// range waits for it, whatever the watch of addresses has delivered so far.
 func TestRangeDeletionReadsNewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, settledRange("more", "10.1.0.0/24"))

@@ -73,11 +73,12 @@ type Repair struct {
 	rangeDue map[string]time.Time
 	// orphaned is since when an object has been without its Service.
 	orphaned map[netip.Addr]time.Time
-	told     map[complaint]struct{}
+	// reported are the problems of which an event was sent, while they last.
+	reported map[problem]struct{}
 }
 
-// complaint is an event that was sent and whose cause lasts.
-type complaint struct {
+// problem is the cause of an event that was sent.
+type problem struct {
 	service resource.Key
 	addr    netip.Addr
 	reason  string
@@ -93,7 +94,7 @@ func NewRepair(c RepairConfig) *Repair {
 		byService: map[resource.Key]*corev1.Service{}, claims: map[netip.Addr]map[resource.Key]struct{}{},
 		owned: map[netip.Addr]*networkingv1.IPAddress{}, ranges: map[string]*keptRange{},
 		synced: map[*resource.Descriptor]bool{}, due: map[netip.Addr]time.Time{},
-		rangeDue: map[string]time.Time{}, orphaned: map[netip.Addr]time.Time{}, told: map[complaint]struct{}{},
+		rangeDue: map[string]time.Time{}, orphaned: map[netip.Addr]time.Time{}, reported: map[problem]struct{}{},
 	}
 }
 
@@ -121,15 +122,15 @@ func (r *Repair) Run(ctx context.Context) error {
 			r.note(e)
 		case <-timer.C:
 		}
-		if next, pending := r.lookAll(ctx); pending {
+		if next, pending := r.processDue(ctx); pending {
 			timer.Reset(time.Until(next))
 		}
 	}
 }
 
-// lookAll looks at every address and range that is due and returns when the next
+// processDue processes every address and range that is due and returns when the next
 // one is.
-func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
+func (r *Repair) processDue(ctx context.Context) (next time.Time, pending bool) {
 	if !r.synced[r.services] || !r.synced[r.objects] || !r.synced[r.cidrs] {
 		return time.Time{}, false
 	}
@@ -137,7 +138,7 @@ func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
 	for addr, at := range r.due {
 		if !at.After(now) {
 			delete(r.due, addr)
-			if err := r.look(ctx, addr, now); err != nil && ctx.Err() == nil {
+			if err := r.processAddress(ctx, addr, now); err != nil && ctx.Err() == nil {
 				r.log.Warn("address not repaired; will try again", "address", addr, "error", err)
 				r.due[addr] = now.Add(repairRetry)
 			}
@@ -146,7 +147,7 @@ func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
 	for name, at := range r.rangeDue {
 		if !at.After(now) {
 			delete(r.rangeDue, name)
-			if err := r.lookRange(ctx, name, now); err != nil && ctx.Err() == nil {
+			if err := r.processRange(ctx, name, now); err != nil && ctx.Err() == nil {
 				r.log.Warn("service range not kept; will try again", "servicecidr", name, "error", err)
 				r.rangeDue[name] = now.Add(repairRetry)
 			}
@@ -162,24 +163,24 @@ func (r *Repair) lookAll(ctx context.Context) (next time.Time, pending bool) {
 	return next, pending
 }
 
-// look compares who claims an address with who owns it.
-func (r *Repair) look(ctx context.Context, addr netip.Addr, now time.Time) error {
+// processAddress compares who claims an address with who owns it.
+func (r *Repair) processAddress(ctx context.Context, addr netip.Addr, now time.Time) error {
 	claimants := r.claimants(addr)
 	ip := r.owned[addr]
 	if len(claimants) > 0 {
 		delete(r.orphaned, addr)
 	}
 	owner := ownerOf(ip, claimants)
-	r.forgive(addr, owner, claimants)
+	r.clearReported(addr, owner, claimants)
 	switch {
 	case len(claimants) == 0 && ip == nil:
 		delete(r.orphaned, addr)
 		return nil
 	case len(claimants) == 0:
-		return r.lookOrphan(ctx, addr, ip, now)
+		return r.processOrphan(ctx, addr, ip, now)
 	case !r.inRange(addr):
 		for _, svc := range claimants {
-			r.tell(ctx, svc, addr, ReasonOutOfRange, "is not within any configured Service CIDR; please recreate service")
+			r.report(ctx, svc, addr, ReasonOutOfRange, "is not within any configured Service CIDR; please recreate service")
 		}
 		return nil
 	case ip == nil:
@@ -189,7 +190,7 @@ func (r *Repair) look(ctx context.Context, addr netip.Addr, now time.Time) error
 	}
 	for _, svc := range claimants {
 		if svc != owner {
-			r.tell(ctx, svc, addr, ReasonAlreadyAllocated, "was assigned to somebody else as well; please recreate service")
+			r.report(ctx, svc, addr, ReasonAlreadyAllocated, "was assigned to another Service as well; please recreate service")
 		}
 	}
 	return nil
@@ -229,9 +230,9 @@ func (r *Repair) inRange(addr netip.Addr) bool {
 	return len(r.ranges) == 0 // without any ServiceCIDR object there is nothing to compare with
 }
 
-// lookOrphan deletes an object whose Service is gone, after the grace, if it is
+// processOrphan deletes an object whose Service is gone, after the grace, if it is
 // the allocator's. Others, a Gateway's for example, are left alone.
-func (r *Repair) lookOrphan(ctx context.Context, addr netip.Addr, ip *networkingv1.IPAddress, now time.Time) error {
+func (r *Repair) processOrphan(ctx context.Context, addr netip.Addr, ip *networkingv1.IPAddress, now time.Time) error {
 	if !isManaged(ip) {
 		return nil
 	}
@@ -250,7 +251,7 @@ func (r *Repair) lookOrphan(ctx context.Context, addr netip.Addr, ip *networking
 			return err
 		}
 		if err == nil && slices.Contains(addressesOf(obj.(*corev1.Service)), addr) {
-			return nil // the watch of Services is behind and will tell
+			return nil // the watch of Services is behind and will deliver it
 		}
 	}
 	err := r.deleteExactly(ctx, ip)
@@ -265,7 +266,7 @@ func (r *Repair) lookOrphan(ctx context.Context, addr netip.Addr, ip *networking
 func (r *Repair) recreate(ctx context.Context, addr netip.Addr, svc *corev1.Service, what string) error {
 	_, err := r.client.Get(ctx, r.objects, resource.Key{Name: addr.String()})
 	if err == nil {
-		return nil // the watch is behind and will tell
+		return nil // the watch is behind and will deliver it
 	}
 	if !apierrors.IsNotFound(err) {
 		return err
@@ -281,7 +282,7 @@ func (r *Repair) recreate(ctx context.Context, addr netip.Addr, svc *corev1.Serv
 	if !slices.Contains(addressesOf(newest), addr) {
 		return nil
 	}
-	r.tell(ctx, newest, addr, ReasonNotAllocated, what)
+	r.report(ctx, newest, addr, ReasonNotAllocated, what)
 	if _, err := r.client.Create(ctx, kind.IPAddress, IPAddressFor(addr, newest)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -300,7 +301,7 @@ func (r *Repair) replace(ctx context.Context, addr netip.Addr, ip *networkingv1.
 		return err
 	}
 	if newest := obj.(*networkingv1.IPAddress); newest.ResourceVersion != ip.ResourceVersion {
-		return nil // the watch is behind and will tell
+		return nil // the watch is behind and will deliver it
 	}
 	// The named parent may claim it in a state that has not come by yet.
 	if ref := ip.Spec.ParentRef; ref != nil && ref.Resource == r.services.Resource {
@@ -312,7 +313,7 @@ func (r *Repair) replace(ctx context.Context, addr netip.Addr, ip *networkingv1.
 			return nil
 		}
 	}
-	r.tell(ctx, svc, addr, ReasonNotAllocated, "has a wrong reference; repairing")
+	r.report(ctx, svc, addr, ReasonNotAllocated, "has a wrong reference; repairing")
 	return r.deleteExactly(ctx, ip)
 }
 
@@ -320,16 +321,16 @@ func (r *Repair) replace(ctx context.Context, addr netip.Addr, ip *networkingv1.
 func (r *Repair) deleteExactly(ctx context.Context, ip *networkingv1.IPAddress) error {
 	err := r.client.Delete(ctx, r.objects, resource.KeyOf(ip), resource.Preconditions{UID: ip.UID, ResourceVersion: ip.ResourceVersion})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // the watch will tell
+		return nil // the watch will deliver it
 	}
 	return err
 }
 
-// tell sends an event about a Service, once for as long as the cause lasts. An
+// report sends an event about a Service, once for as long as the cause lasts. An
 // event that cannot be sent is only logged: the repair matters more.
-func (r *Repair) tell(ctx context.Context, svc *corev1.Service, addr netip.Addr, reason, what string) {
-	c := complaint{resource.KeyOf(svc), addr, reason}
-	if _, told := r.told[c]; told {
+func (r *Repair) report(ctx context.Context, svc *corev1.Service, addr netip.Addr, reason, what string) {
+	c := problem{resource.KeyOf(svc), addr, reason}
+	if _, reported := r.reported[c]; reported {
 		return
 	}
 	message := fmt.Sprintf("Cluster IP [%s]: %s %s", familyOf(addr), addr, what)
@@ -339,20 +340,20 @@ func (r *Repair) tell(ctx context.Context, svc *corev1.Service, addr netip.Addr,
 		r.log.Warn("event not sent", "service", c.service, "reason", reason, "message", message, "error", err)
 		return
 	}
-	r.told[c] = struct{}{}
+	r.reported[c] = struct{}{}
 }
 
-// forgive forgets the complaints whose cause is gone.
-func (r *Repair) forgive(addr netip.Addr, owner *corev1.Service, claimants []*corev1.Service) {
+// clearReported forgets the problems that are solved.
+func (r *Repair) clearReported(addr netip.Addr, owner *corev1.Service, claimants []*corev1.Service) {
 	inRange := r.inRange(addr)
-	for c := range r.told {
+	for c := range r.reported {
 		if c.addr != addr {
 			continue
 		}
 		claims := slices.ContainsFunc(claimants, func(s *corev1.Service) bool { return resource.KeyOf(s) == c.service })
 		owns := owner != nil && resource.KeyOf(owner) == c.service
 		if !claims || owns && c.reason != ReasonOutOfRange || inRange && c.reason == ReasonOutOfRange {
-			delete(r.told, c)
+			delete(r.reported, c)
 		}
 	}
 }

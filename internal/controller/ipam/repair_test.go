@@ -210,7 +210,7 @@ func TestRepairOrphans(t *testing.T) {
 		w.client.Seed(claiming("late", "10.0.0.8", 0))
 		w.settle(5 * time.Minute)
 		if w.parent("10.0.0.8") == "" || w.parent("10.0.0.7") == "" || w.parent("10.0.0.5") == "" {
-			t.Error("deleted what is claimed or somebody else's")
+			t.Error("deleted what is claimed or another owner's")
 		}
 		w.expectEvents()
 	})
@@ -276,7 +276,7 @@ func TestRepairReadsNewest(t *testing.T) {
 			r := NewRepair(w.config)
 			r.note(reflector.Event{Type: reflector.Replace, Kind: w.config.Services, Objects: tc.events})
 			r.orphaned[addr] = time.Now().Add(-orphanGrace)
-			if err := r.look(t.Context(), addr, time.Now()); err != nil {
+			if err := r.processAddress(t.Context(), addr, time.Now()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -284,7 +284,7 @@ func TestRepairReadsNewest(t *testing.T) {
 }
 
 // TestRepairOfEveryDamage: whatever came between Services and their addresses is
-// mended, or told, within a second, by the event of the damage itself.
+// mended, or reported, within a second, by the event of the damage itself.
 func TestRepairOfEveryDamage(t *testing.T) {
 	const address = "10.0.0.5"
 	for _, tc := range []struct {

@@ -3,7 +3,7 @@
 // It owns the queue (one key, one worker), the window that lets a burst of
 // changes share one write, the wait for the catalog to show what was written,
 // and the retries. Enter at New and Loop.Run; what a controller writes goes into
-// the Ledger of its key. It knows no kind and writes nothing.
+// the Expectations of its key. It knows no kind and writes nothing.
 package loop
 
 import (
@@ -35,7 +35,7 @@ const (
 )
 
 // ErrStale is what Sync returns when the catalog does not show yet what was
-// written, by us or by whoever won a conflict. The key comes again with the next
+// written, by us or by the client that won a conflict. The key comes again with the next
 // delta.
 var ErrStale = errors.New("catalog is older than the last write")
 
@@ -46,8 +46,8 @@ type Config struct {
 	// Sync brings one key up to date. It is never called for the same key twice
 	// at a time. Required.
 	Sync func(ctx context.Context, key resource.Key) error
-	// GaveUp is called after the last retry of a key; nil: only logged.
-	GaveUp func(ctx context.Context, key resource.Key, err error)
+	// OnExhausted is called after the last retry of a key; nil: only logged.
+	OnExhausted func(ctx context.Context, key resource.Key, err error)
 	// Workers is how many keys are worked on at the same time; 0: 4.
 	Workers int
 	// Window is how long a key is left alone after a write; 0: DefaultWindow,
@@ -71,11 +71,11 @@ type Loop struct {
 	wakes uint64                    // deltas so far
 }
 
-// progress of one key. Only the ledger is touched by others than its worker.
+// progress of one key. Only the expectations are touched by others than its worker.
 type progress struct {
 	lastWrite time.Time
 	failures  int
-	ledger    Expectations
+	expected  Expectations
 }
 
 // New makes a loop; Run starts it.
@@ -134,7 +134,7 @@ func (l *Loop) Add(key resource.Key) {
 func (l *Loop) AddAfter(key resource.Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
 
 // Expectations is where the writes for a key are noted.
-func (l *Loop) Expectations(key resource.Key) *Expectations { return &l.progress(key).ledger }
+func (l *Loop) Expectations(key resource.Key) *Expectations { return &l.progress(key).expected }
 
 // Writes opens the window of a key: to be called before its first write of a
 // Sync.
@@ -158,12 +158,12 @@ func (l *Loop) progress(key resource.Key) *progress {
 	return p
 }
 
-// known is the ledger of a key that was written before; nil: it was not.
+// known returns the expectations of a key that was written before; nil: it was not.
 func (l *Loop) known(key resource.Key) *Expectations {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p := l.keys[key]; p != nil {
-		return &p.ledger
+		return &p.expected
 	}
 	return nil
 }
@@ -219,8 +219,8 @@ func (l *Loop) handle(ctx context.Context, key resource.Key) {
 	default:
 		p.failures = 0
 		l.Logger.Error("not up to date; given up until the next change", l.What, key, "error", err)
-		if l.GaveUp != nil {
-			l.GaveUp(ctx, key, err)
+		if l.OnExhausted != nil {
+			l.OnExhausted(ctx, key, err)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func run(t *testing.T, client *resourcetest.Client, sync func(*Loop, resource.Ke
 			}
 			return sync(loop, k)
 		},
-		GaveUp: func(context.Context, resource.Key, error) { gaveUp() },
+		OnExhausted: func(context.Context, resource.Key, error) { gaveUp() },
 	})
 	world := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -126,7 +126,7 @@ func TestRetriesThenGivesUp(t *testing.T) {
 	})
 }
 
-func TestLedger(t *testing.T) {
+func TestExpectations(t *testing.T) {
 	object := func(version string) *corev1.Service {
 		s := service("web")
 		s.UID, s.ResourceVersion = "u", version

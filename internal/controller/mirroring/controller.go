@@ -47,7 +47,7 @@ type Controller struct {
 	loop *loop.Loop
 
 	mu sync.Mutex
-	// warned is what the author of an object was told last, so that it is told
+	// warned is what the author of an object was warned of last, so that it is said
 	// once and not with every sync.
 	warned map[resource.Key][]Warning
 }
@@ -144,18 +144,18 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Ledger: c.loop.Expectations(key), What: "mirrored slice of endpoints " + key.String()}
+	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Expectations: c.loop.Expectations(key), What: "mirrored slice of endpoints " + key.String()}
 	err := w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 	if apierrors.IsConflict(err) {
-		return loop.ErrStale // somebody else was first; what they wrote is on its way
+		return loop.ErrStale // another writer was first; what it wrote is on its way
 	}
 	return err
 }
 
-// warn tells the author of the Endpoints what was left out, if that is news.
+// warn sends an event about what was left out of the Endpoints, if that is news.
 func (c *Controller) warn(ctx context.Context, key resource.Key, e *corev1.Endpoints, warnings []Warning) {
 	c.mu.Lock()
-	told := c.warned[key]
+	warned := c.warned[key]
 	if len(warnings) == 0 {
 		delete(c.warned, key)
 	} else {
@@ -163,7 +163,7 @@ func (c *Controller) warn(ctx context.Context, key resource.Key, e *corev1.Endpo
 	}
 	c.mu.Unlock()
 	for _, w := range warnings {
-		if slices.Contains(told, w) {
+		if slices.Contains(warned, w) {
 			continue
 		}
 		about := event.About(corev1.SchemeGroupVersion.WithKind("Endpoints"), e)

@@ -89,7 +89,7 @@ func TestControllerFollowsEveryChangeAtOnce(t *testing.T) {
 			r.client.Seed(dbEndpoints(func(e *corev1.Endpoints) { e.Subsets[0].Addresses = ips("10.0.0.1", "10.0.0.2") }))
 		}, []string{"IPv4 sql:5432/TCP 10.0.0.1 10.0.0.2"}},
 		{"and goes", func(r *rig) { r.client.Seed(dbEndpoints()) }, one},
-		{"somebody opts out", func(r *rig) { r.client.Seed(dbEndpoints(label(discoveryv1.LabelSkipMirror, "true"))) }, nil},
+		{"a user opts out", func(r *rig) { r.client.Seed(dbEndpoints(label(discoveryv1.LabelSkipMirror, "true"))) }, nil},
 		{"and in", func(r *rig) { r.client.Seed(dbEndpoints()) }, one},
 		{"a leader is elected", func(r *rig) { r.client.Seed(dbEndpoints(annotate("control-plane.alpha.kubernetes.io/leader", "x"))) }, nil},
 		{"and no more", func(r *rig) { r.client.Seed(dbEndpoints()) }, one},

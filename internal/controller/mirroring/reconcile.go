@@ -1,9 +1,9 @@
-// Package mirroring copies Endpoints that somebody else keeps, of Services
+// Package mirroring copies Endpoints that others write, of Services
 // without a selector, into EndpointSlices, so that readers need to know slices
 // only.
 //
 // Reconcile is the whole of the rules, a pure function from what there is to
-// what has to be written; Controller runs it, writes, and tells of what was left
+// what has to be written; Controller runs it, writes, and reports what was left
 // out. The package never writes Endpoints, nor a slice of another controller.
 package mirroring
 
@@ -67,7 +67,7 @@ func (p Plan) Empty() bool { return len(p.Create)+len(p.Update)+len(p.Delete) ==
 
 // Applies reports whether Endpoints are to be mirrored: there is a Service of
 // their name and it has no selector, they are no lock of a leader election, and
-// nobody opted out.
+// no opt-out.
 func Applies(e *corev1.Endpoints, service *corev1.Service) bool {
 	if e == nil || service == nil || len(service.Spec.Selector) > 0 {
 		return false
@@ -260,7 +260,7 @@ func (in *Input) slice(family discoveryv1.AddressType, ports []discoveryv1.Endpo
 	}
 }
 
-// sliceKey tells the slices of one Endpoints object apart.
+// sliceKey distinguishes the slices of one Endpoints object.
 type sliceKey struct {
 	family discoveryv1.AddressType
 	ports  string

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// dbService has no selector: somebody writes its Endpoints by hand.
+// dbService has no selector: a user writes its Endpoints.
 func dbService(edits ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "svc-1"},
@@ -277,7 +277,7 @@ func TestChanges(t *testing.T) {
 		"a subset less":                     {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b)), nil, writes{D: 1}},
 		"all gone":                          {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets()), nil, writes{D: 2}},
 		"going themselves":                  {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4a, v4b), func(e *corev1.Endpoints) { e.DeletionTimestamp = &metav1.Time{} }), nil, writes{}},
-		"made anew: the owner is another":   {dbEndpoints(), dbEndpoints(func(e *corev1.Endpoints) { e.UID = "ep-2" }), nil, writes{U: 1}},
+		"made again: the owner is another":  {dbEndpoints(), dbEndpoints(func(e *corev1.Endpoints) { e.UID = "ep-2" }), nil, writes{U: 1}},
 		"order of subsets and addresses":    {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b, v4a)), nil, writes{}},
 		"a slice was deleted":               {dbEndpoints(), dbEndpoints(), func([]*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return nil }, writes{C: 1}},
 		"a slice was copied":                {dbEndpoints(), dbEndpoints(), duplicate, writes{D: 1}},

@@ -2,7 +2,7 @@
 //
 // The API server refuses new objects in a Terminating namespace, so what is
 // there can only become less. Enter at New. The controller never deletes a
-// namespace that nobody asked to delete, and leaves finalizers other than its
+// namespace that no user asked to delete, and leaves finalizers other than its
 // own to their owners. Inside Kubernetes it is not run: there the namespace
 // controller of Kubernetes does this.
 package namespace

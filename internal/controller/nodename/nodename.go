@@ -74,7 +74,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		case a := <-c.cfg.Attempts:
 			c.report(ctx, a)
 		case <-ticker.C():
-			c.settle(ctx)
+			c.clearQuiet(ctx)
 		case <-ctx.Done():
 			return nil
 		}
@@ -91,8 +91,8 @@ func (c *Controller) report(ctx context.Context, a Attempt) {
 		"machine %s tries to use the name of this node, which machine %s has, and is refused: stop its agent, or give it another --node-name", a.Machine, a.Holder))
 }
 
-// settle clears conditions that no attempt was made for.
-func (c *Controller) settle(ctx context.Context) {
+// clearQuiet clears conditions that no attempt was made for.
+func (c *Controller) clearQuiet(ctx context.Context) {
 	for node, last := range c.last {
 		if c.cfg.Clock.Since(last) >= Quiet && c.set(ctx, node, corev1.ConditionFalse, reasonQuiet, "one machine uses the name of this node") {
 			delete(c.last, node)
@@ -119,7 +119,7 @@ func (c *Controller) set(ctx context.Context, name string, status corev1.Conditi
 	return err == nil
 }
 
-// setCondition tells whether something changed.
+// setCondition reports whether something changed.
 func setCondition(n *corev1.Node, status corev1.ConditionStatus, reason, message string, now metav1.Time) bool {
 	want := corev1.NodeCondition{Type: Conflict, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
 	for i := range n.Status.Conditions {

@@ -20,8 +20,8 @@ type Writer struct {
 	Client resource.Client
 	// Kind is the descriptor of EndpointSlice.
 	Kind *resource.Descriptor
-	// Ledger that takes note of what was written.
-	Ledger *loop.Expectations
+	// Expectations of the key, which take note of what was written.
+	Expectations *loop.Expectations
 	// What the slices are, in errors: "endpoint slice of service shop/web".
 	What string
 }
@@ -39,21 +39,21 @@ func (w Writer) Write(ctx context.Context, create, update, remove []*discoveryv1
 		if err != nil {
 			return fmt.Errorf("create %s: %w", w.What, err)
 		}
-		w.Ledger.Wrote(made)
+		w.Expectations.Wrote(made)
 	}
 	for _, slice := range update {
 		made, err := w.Client.Update(ctx, kind.EndpointSlice, slice)
 		if err != nil {
 			return fmt.Errorf("update %s, %s: %w", slice.Name, w.What, err)
 		}
-		w.Ledger.Wrote(made)
+		w.Expectations.Wrote(made)
 	}
 	for _, slice := range remove {
 		err := w.Client.Delete(ctx, w.Kind, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete %s, %s: %w", slice.Name, w.What, err)
 		}
-		w.Ledger.Deleted(slice)
+		w.Expectations.Deleted(slice)
 	}
 	return nil
 }

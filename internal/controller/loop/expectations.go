@@ -10,8 +10,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Expectations remembers the writes of one kind for one key, so that nobody plans from
-// a catalog that does not show them. Safe for concurrent use; the zero value is
+// Expectations remembers the writes of one kind for one key, so that no key is synced from
+// a catalog that does not show them yet. Safe for concurrent use; the zero value is
 // empty.
 type Expectations struct {
 	mu sync.Mutex
@@ -24,42 +24,42 @@ type Expectations struct {
 }
 
 // Wrote notes the outcome of a create or an update.
-func (g *Expectations) Wrote(made resource.Object) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (e *Expectations) Wrote(made resource.Object) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if n, err := strconv.ParseUint(made.GetResourceVersion(), 10, 64); err == nil {
-		g.revision = max(g.revision, n)
+		e.revision = max(e.revision, n)
 	}
-	if g.written == nil {
-		g.written = make(map[string]string)
+	if e.written == nil {
+		e.written = make(map[string]string)
 	}
-	g.written[made.GetName()] = made.GetResourceVersion()
+	e.written[made.GetName()] = made.GetResourceVersion()
 }
 
 // Deleted notes a deletion.
-func (g *Expectations) Deleted(obj resource.Object) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.deleted == nil {
-		g.deleted = make(map[types.UID]struct{})
+func (e *Expectations) Deleted(obj resource.Object) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.deleted == nil {
+		e.deleted = make(map[types.UID]struct{})
 	}
-	g.deleted[obj.GetUID()] = struct{}{}
+	e.deleted[obj.GetUID()] = struct{}{}
 }
 
 // Observed reports whether a table that is known up to a revision, and in which
 // these objects of the key are seen, shows all writes.
 //
-// Revisions of one kind are ordered, so this holds also if somebody else changed
+// Revisions of one kind are ordered, so this holds also if another client changed
 // or deleted an object right after us; waiting for our own version to appear
 // would then never end.
-func Observed[T resource.Object](g *Expectations, revision uint64, seen ...T) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if revision < g.revision {
+func Observed[T resource.Object](e *Expectations, revision uint64, seen ...T) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if revision < e.revision {
 		return false
 	}
 	for _, obj := range seen {
-		if _, gone := g.deleted[obj.GetUID()]; gone {
+		if _, gone := e.deleted[obj.GetUID()]; gone {
 			return false
 		}
 	}
@@ -68,19 +68,19 @@ func Observed[T resource.Object](g *Expectations, revision uint64, seen ...T) bo
 
 // Echo reports whether a change is just an own write for the key coming back.
 func Echo[T catalog.Row](l *Loop, key resource.Key, change catalog.Change[T]) bool {
-	g := l.known(key)
-	if g == nil {
+	e := l.known(key)
+	if e == nil {
 		return false
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	var absent T
 	if change.New != absent {
-		return g.written[change.New.GetName()] == change.New.GetResourceVersion()
+		return e.written[change.New.GetName()] == change.New.GetResourceVersion()
 	}
 	// It left the catalog and cannot come back: a UID is never used again.
-	_, ours := g.deleted[change.Old.GetUID()]
-	delete(g.deleted, change.Old.GetUID())
-	delete(g.written, change.Old.GetName())
+	_, ours := e.deleted[change.Old.GetUID()]
+	delete(e.deleted, change.Old.GetUID())
+	delete(e.written, change.Old.GetName())
 	return ours
 }
