@@ -180,16 +180,16 @@ func (s *Solver) direct(p *Plan) bool {
 // proportion to their spare.
 func (s *Solver) wish(p *Plan, row int) {
 	f, n := &s.flow, len(p.rows)
-	room := int64(0)
+	free := int64(0)
 	for _, j := range s.sinks {
 		f.want[row*n+j] = 0
 		if p.topology.arcs[row*n+j]+f.rowPrice[row] == 0 {
 			f.want[row*n+j] = s.spare[j]
-			room += s.spare[j]
+			free += s.spare[j]
 		}
 	}
 	has := s.over[row]
-	if room == 0 {
+	if free == 0 {
 		return
 	}
 	before, done := int64(0), int64(0)
@@ -198,7 +198,7 @@ func (s *Solver) wish(p *Plan, row int) {
 			continue
 		}
 		before += f.want[row*n+j]
-		upTo := mulDiv(has, before, room)
+		upTo := mulDiv(has, before, free)
 		f.want[row*n+j] = upTo - done
 		done = upTo
 	}

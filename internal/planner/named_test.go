@@ -38,10 +38,10 @@ func TestNamed(t *testing.T) {
 		{"a zone newly added, nothing there yet", one,
 			Problem{Demand: []float64{1, 1, 0}, Weight: []int64{2, 2, 0}, Params: DefaultParams(false)},
 			[]Rule{RuleHome, RuleHome, RuleNoDemandAll}, 1, 1},
-		{"nobody asks", one,
+		{"no demand", one,
 			Problem{Demand: []float64{0, 0, 0}, Weight: []int64{2, 2, 0}, Params: DefaultParams(false)},
 			[]Rule{RuleNoDemandHome, RuleNoDemandHome, RuleNoDemandAll}, 1, 0},
-		{"nobody answers", one,
+		{"no endpoints", one,
 			Problem{Demand: []float64{1, 1, 1}, Weight: []int64{0, 0, 0}, Params: DefaultParams(false)},
 			[]Rule{RuleNoEndpoints, RuleNoEndpoints, RuleNoEndpoints}, 1, 0},
 		{"the region before the world", []string{"eu", "eu", "us"},
@@ -171,7 +171,7 @@ func TestSolverIsReusable(t *testing.T) {
 }
 
 // TestWeights: sums are exact, shares by zone are within 0.4 % in 99 of 100 cases, and
-// within a zone nobody gets more than one slot above another of equal weight.
+// within a zone no endpoint gets more than one slot above another of equal weight.
 func TestWeights(t *testing.T) {
 	total, off := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {

@@ -25,7 +25,7 @@ const (
 	maxWeightSum = 1 << 40
 
 	// Demand is held in this many bits, or fewer where the other factors of a
-	// scaled flow need more room.
+	// scaled flow need more bits.
 	demandBits    = 40
 	minDemandBits = 12
 )
@@ -180,9 +180,9 @@ func (p *Problem) wholeDemand(dst []int64, width int) int64 {
 
 func (p *Problem) counts(zone int) bool { return p.NoNodes == nil || !p.NoNodes[zone] }
 
-// room returns how many bits demand may have, so that flows scaled by weight and
+// headroom returns how many bits demand may have, so that flows scaled by weight and
 // factor stay below 2^62.
-func room(weight int64, f Factor) (int, error) {
+func headroom(weight int64, f Factor) (int, error) {
 	width := 61 - bits.Len64(uint64(weight)) - bits.Len64(uint64(max(f.Num, f.Den)))
 	if width < minDemandBits {
 		return 0, refuse("sum too large for this overload", "weight")

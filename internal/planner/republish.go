@@ -71,7 +71,7 @@ var reasonNames = [...]string{"Keep", "EndpointsChanged", "LargeGap", "LastingGa
 
 func (r Reason) String() string { return reasonNames[r] }
 
-// Step tells of the gap as it is now, and returns whether to publish and why. What
+// Step takes the gap as it is now, and returns whether to publish and why. What
 // it says is taken as done. endpointsChanged is anything but demand that the plan
 // depends on.
 func (r *Republisher) Step(now time.Time, endpointsChanged bool, gap float64) Reason {

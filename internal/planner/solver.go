@@ -33,7 +33,7 @@ func (s *Solver) Solve(t *Topology, p *Problem, plan *Plan) error {
 		return err
 	}
 	weightSum := sumOf(p.Weight)
-	width, err := room(weightSum, factor)
+	width, err := headroom(weightSum, factor)
 	if err != nil {
 		return err
 	}
@@ -132,19 +132,19 @@ func (s *Solver) involve(zone int) {
 // the sums by zone are exact.
 func (s *Solver) match(p *Plan, rule Rule) {
 	n := len(p.rows)
-	overflow, room := int64(0), int64(0)
+	overflow, free := int64(0), int64(0)
 	for _, i := range s.sources {
 		overflow += s.over[i]
 	}
 	for _, j := range s.sinks {
-		room += s.spare[j]
+		free += s.spare[j]
 	}
-	moved := min(overflow, room)
+	moved := min(overflow, free)
 	if moved == 0 {
 		return
 	}
 	s.out = s.divide(s.out, s.sources, s.over, moved, overflow)
-	s.in = s.divide(s.in, s.sinks, s.spare, moved, room)
+	s.in = s.divide(s.in, s.sinks, s.spare, moved, free)
 	left := moved // what sinks still wait for, in all
 	for a, i := range s.sources {
 		out, pending, done := s.out[a], left, int64(0)

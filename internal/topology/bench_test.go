@@ -64,7 +64,7 @@ func BenchmarkStep(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/10k-services")
 }
 
-// BenchmarkEndpointChange is what one changed slice costs beside 10,000 Services: the
+// BenchmarkEndpointChange is what one changed slice costs among 10,000 Services: the
 // planner, and the readers of plans.
 func BenchmarkEndpointChange(b *testing.B) {
 	c, s, _ := crowd(b, 10_000)

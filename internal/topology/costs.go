@@ -102,14 +102,14 @@ func (a *atlas) zones(endpoints map[string]int64) []planner.Zone {
 			zones = slices.Insert(zones, i, planner.Zone{Name: name, Region: regionOf(name)})
 		}
 	}
-	if len(zones) == 0 { // neither a node nor an endpoint tells of one
+	if len(zones) == 0 { // neither a node nor an endpoint names one
 		zones = []planner.Zone{{Name: noZone, Region: noZone}}
 	}
 	return zones
 }
 
-// regionOf a zone that no node tells of: none, or for endpoints without a zone one of
-// their own, so that nobody takes them for near.
+// regionOf a zone that no node names: none, or for endpoints without a zone one of
+// their own, so that they do not count as near.
 func regionOf(zone string) string {
 	if zone == noZone {
 		return noZone

@@ -204,7 +204,7 @@ func (d *Decision) check(q Question) error {
 	return nil
 }
 
-// maxRuledWeight is far above what views tell apart, and sums of it are exact.
+// maxRuledWeight is far above what views distinguish, and sums of it are exact.
 const maxRuledWeight = 1e9
 
 // shape brings hints into the shape of the slices.

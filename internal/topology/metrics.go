@@ -13,7 +13,7 @@ type metrics struct {
 	hintsInZone, hintsOverload                                         *prometheus.Desc
 }
 
-// names of the labels that tell planned units apart.
+// names of the labels that distinguish planned units.
 func unitLabels(more ...string) []string {
 	return append([]string{"namespace", "service", "ports", "family"}, more...)
 }

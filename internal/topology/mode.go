@@ -55,7 +55,7 @@ func ModeOf(service *corev1.Service) Mode {
 	return Mode{}
 }
 
-// domainPrefixed tells example.com/Name from a value that Kubernetes may define.
+// domainPrefixed distinguishes example.com/Name from a value that Kubernetes may define.
 func domainPrefixed(value string) bool {
 	domain, name, ok := strings.Cut(value, "/")
 	return ok && domain != "" && name != ""

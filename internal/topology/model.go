@@ -155,7 +155,7 @@ func factsOf(n *corev1.Node) facts {
 	return f
 }
 
-// cluster is what all nodes together say. It is made anew when one of them says
+// cluster is what all nodes together say. It is made again when one of them says
 // something else, and never changed.
 type cluster struct {
 	// zones of all nodes, ascending.

@@ -15,7 +15,7 @@ import (
 )
 
 // Annotations of a Service that set its parameters. Anything else under the prefix
-// is a mistake, and is told as one.
+// is a mistake, and is reported as one.
 const (
 	prefix = "topology.proxima.dev/"
 	// AnnotationOverload is how far above the mean load an endpoint may be planned, as

@@ -62,8 +62,8 @@ func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
 	}()
 	snapshot := c.config.Catalog.Snapshot()
 	parts := partsOf(snapshot, key)
-	ledger := c.plans.Expectations(key)
-	if !loop.Observed(ledger, snapshot.Plans.Revision(), parts...) {
+	expected := c.plans.Expectations(key)
+	if !loop.Observed(expected, snapshot.Plans.Revision(), parts...) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
@@ -526,7 +526,7 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 	return e
 }
 
-// minRate, in connections per second, weighs a belief beside what is measured at
+// minRate, in connections per second, weighs a belief against what is measured at
 // another port: next to nothing.
 const minRate = 1e-6
 

@@ -29,7 +29,7 @@ func TestPlanReachesAgents(t *testing.T) {
 		r := newRig(t, nil, all(equalNodes("abc"), workloads("aaaabbbbccc"), one(adaptive()))...)
 		r.wantPercents("4/4/3", "a", "a 100.0")
 		r.wantPercents("4/4/3", "c", "a 2.1 b 2.1 c 95.7")
-		r.wantPercents("a zone that nobody knows", "x", "a 36.4 b 36.4 c 27.3")
+		r.wantPercents("an unknown zone", "x", "a 36.4 b 36.4 c 27.3")
 		r.wantCondition("4/4/3", ConditionPlan, "True Planned: http IPv4: 11 endpoints in 3 zones, demand guessed from the CPU of nodes; "+
 			"98.6 % stays in its zone, cost 0.01, busiest endpoint 1.17× the mean (limit 1.17×); hints (soft): 100.0 % stays, cost 0.00, busiest 1.22×")
 		r.wantHints("4/4/3", "a1:a a2:a a3:a a4:a b1:b b2:b b3:b b4:b c1:c c2:c c3:c")
@@ -90,7 +90,7 @@ func TestLimitations(t *testing.T) {
 		{"a zone has lost all endpoints", equalNodes("abc"), "aabb", nil, nil,
 			map[string]string{"a": "a 100.0", "c": "a 50.0 b 50.0"},
 			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (4 endpoints, 3 zones) (in zone 33.3 %, cost 0.67, busiest endpoint 1.00× the mean)"},
-		{"a zone is new, and nobody there yet", equalNodes("abcd"), "aabbcc", map[string]float64{"a": 10, "b": 10, "c": 10}, nil,
+		{"a zone is new, and has no clients yet", equalNodes("abcd"), "aabbcc", map[string]float64{"a": 10, "b": 10, "c": 10}, nil,
 			map[string]string{"a": "a 100.0", "d": "a 33.3 b 33.3 c 33.3"},
 			"none: Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (6 endpoints, 4 zones) (in zone 25.0 %, cost 0.75, busiest endpoint 1.00× the mean)"},
 		{"a zone is new, and traffic comes first", equalNodes("abcd"), "aabbcc", map[string]float64{"a": 10, "b": 10, "c": 10, "d": 6}, nil,
@@ -201,7 +201,7 @@ func TestDemandIsRepublishedByTheRules(t *testing.T) {
 	})
 }
 
-// TestDemandAloneReachesViews: no change of the catalog is needed to tell agents, not even
+// TestDemandAloneReachesViews: no change of the catalog is needed to update agents, not even
 // that of a condition.
 func TestDemandAloneReachesViews(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -29,8 +29,8 @@ func abroad(zones string) []resource.Object {
 	return out
 }
 
-// TestExplain compares what people are told in every kind of situation with
-// testdata/explain.txt; set PROXIMA_GOLDEN=1 to write it anew.
+// TestExplain compares the explanation of every kind of situation with
+// testdata/explain.txt; set PROXIMA_GOLDEN=1 to write it again.
 func TestExplain(t *testing.T) {
 	lost := workload("lost", "a", 9, true)
 	lost.Spec.NodeName = ""

@@ -161,11 +161,11 @@ func TestWeightsOfOthersSlices(t *testing.T) {
 		h := &weigher{home: 4, away: 1}
 		r := newRig(t, weighed(h), all(equalNodes("ab"), []resource.Object{service, slice})...)
 		r.wantPercents("weights", "a", "a 80.0 b 20.0")
-		r.wantCondition("weights", ConditionPlan, "True Heuristic: weights are those of example.com/Weigher; its EndpointSlices are somebody else's, who decides over hints")
+		r.wantCondition("weights", ConditionPlan, "True Heuristic: weights are those of example.com/Weigher; another controller manages its EndpointSlices, and decides about hints")
 		h.set(func() { h.hintsAlone = true })
 		r.heuristicChanged(weighing)
 		r.settle()
-		r.wantCondition("no weights", ConditionPlan, "False Heuristic: example.com/Weigher gives no weights, and its EndpointSlices are somebody else's, who decides over hints")
+		r.wantCondition("no weights", ConditionPlan, "False Heuristic: example.com/Weigher gives no weights, and another controller manages its EndpointSlices, and decides about hints")
 		r.wantPercents("no weights", "a", "a 50.0 b 50.0")
 	})
 }

@@ -292,7 +292,7 @@ func (q *question) ratios() auto.Ratios {
 	return clusterOf(left).ratios
 }
 
-// Text tells it in words.
+// Text describes it in words.
 func (s *Simulation) Text() string {
 	var b strings.Builder
 	for i := range s.Services {

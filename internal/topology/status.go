@@ -52,7 +52,7 @@ const statusWindow = time.Second
 // maxMessage of a condition (metav1.Condition).
 const maxMessage = 32768
 
-// dispatchStatus queues Services that somebody may have touched the conditions of, and
+// dispatchStatus queues Services whose conditions others may have changed, and
 // those whose plan is another.
 func (c *Controller) dispatchStatus(d catalog.Delta) {
 	for _, change := range d.Services {
@@ -75,8 +75,8 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 		c.status.Forget(key)
 		return nil
 	}
-	ledger := c.status.Expectations(key)
-	if !loop.Observed(ledger, snapshot.Services.Revision(), service) {
+	expected := c.status.Expectations(key)
+	if !loop.Observed(expected, snapshot.Services.Revision(), service) {
 		return loop.ErrStale
 	}
 	want, settled := c.conditions(snapshot, service)
@@ -97,7 +97,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 	case err != nil:
 		return fmt.Errorf("write conditions of service %s: %w", key, err)
 	}
-	ledger.Wrote(made)
+	expected.Wrote(made)
 	return nil
 }
 
@@ -362,10 +362,10 @@ func (c *Controller) ruleCondition(service *corev1.Service, mode Mode, parts []*
 	case selected:
 		cond.Message = fmt.Sprintf("hints are those of %s", mode.Name)
 	case weights:
-		cond.Message = fmt.Sprintf("weights are those of %s; its EndpointSlices are somebody else's, who decides over hints", mode.Name)
+		cond.Message = fmt.Sprintf("weights are those of %s; another controller manages its EndpointSlices, and decides about hints", mode.Name)
 	default:
 		cond.Status = metav1.ConditionFalse
-		cond.Message = fmt.Sprintf("%s gives no weights, and its EndpointSlices are somebody else's, who decides over hints", mode.Name)
+		cond.Message = fmt.Sprintf("%s gives no weights, and another controller manages its EndpointSlices, and decides about hints", mode.Name)
 	}
 	return cond, true
 }
@@ -374,7 +374,7 @@ func (c *Controller) ruleCondition(service *corev1.Service, mode Mode, parts []*
 func (p *hintPlan) summary() string {
 	switch {
 	case p == nil:
-		return "no hints are given: the slices are not looked at yet, or somebody else's"
+		return "no hints are given: the slices were not processed yet, or another controller manages them"
 	case p.reason == HintsFound:
 		return fmt.Sprintf("hints (%s): %.1f %% stays, cost %.2f, busiest %.2f×", p.mode, 100*p.metrics.InZone, p.metrics.Cost, p.metrics.Worst)
 	case p.hints != nil:

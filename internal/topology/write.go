@@ -30,7 +30,7 @@ func (c *Controller) write(
 		return nil
 	}
 	c.plans.Writes(key)
-	ledger := c.plans.Expectations(key)
+	expected := c.plans.Expectations(key)
 	there := map[string]*plannerv1alpha1.TrafficPlan{}
 	for _, part := range was {
 		there[part.Name] = part
@@ -43,7 +43,7 @@ func (c *Controller) write(
 		if err != nil {
 			return fmt.Errorf("write plan of service %s: %w", key, err)
 		}
-		ledger.Wrote(made)
+		expected.Wrote(made)
 		delete(there, part.Name)
 	}
 	for _, part := range there {
@@ -51,7 +51,7 @@ func (c *Controller) write(
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete plan of service %s: %w", key, err)
 		}
-		ledger.Deleted(part)
+		expected.Deleted(part)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func samePlan(was, is []*plannerv1alpha1.TrafficPlan) bool {
 	return true
 }
 
-// roomForMetadata of a part, and for what its spec has beside groups.
+// roomForMetadata of a part, and for what its spec has besides groups.
 const roomForMetadata = 8 << 10
 
 // partsFor are the objects that hold a plan: one, or several if it is too large for one.

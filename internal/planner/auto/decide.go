@@ -220,7 +220,7 @@ type decision struct {
 }
 
 // keepUnchanged leaves slices alone that would not be written otherwise and whose
-// hints still do, in their order; later ones have the room that earlier ones leave.
+// hints still do, in their order; later ones use what earlier ones leave.
 func (d *decision) keepUnchanged(slices []Slice) {
 	for i, s := range slices {
 		if s.State != Unchanged {

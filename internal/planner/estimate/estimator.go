@@ -131,7 +131,7 @@ func (e *Estimator) check(r Report) error {
 func (r Report) missing(zone int) bool { return r.Missing != nil && r.Missing[zone] }
 
 // Observe takes a report, and says whether it showed a change that made the
-// estimate start anew. An error is a *planner.FieldError and changes nothing.
+// estimate start over. An error is a *planner.FieldError and changes nothing.
 func (e *Estimator) Observe(r Report) (changed bool, err error) {
 	if err := e.check(r); err != nil {
 		return false, err
@@ -179,7 +179,7 @@ func (e *Estimator) keep(r Report) {
 	e.recent[len(e.recent)-1] = one
 }
 
-// restart has the slow mean begin anew: with the newest reports that agree with each
+// restart has the slow mean start over: with the newest reports that agree with each
 // other, if there are at least two, as the fast mean remembers what was before the change;
 // else with the fast mean, as one report alone may be chance.
 func (e *Estimator) restart(fastKept float64) {

@@ -52,7 +52,7 @@ func TestCumulativeMean(t *testing.T) {
 	near(t, "two reports", e.Shares(nil, nil), []float64{0.481, 0.519, 0}, 0.01)
 }
 
-// TestMissingHolds: whoever does not report keeps its demand.
+// TestMissingHolds: a zone that does not report keeps its demand.
 func TestMissingHolds(t *testing.T) {
 	e := New(names)
 	for range 20 {
@@ -100,7 +100,7 @@ func poisson(r *rand.Rand, mean float64) float64 {
 }
 
 // TestStep: 30 connections a second move from one zone to another. The estimate
-// follows within a minute, and hardly ever starts anew in noise.
+// follows within a minute, and hardly ever starts over because of noise.
 func TestStep(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	slow, resets := 0, 0

@@ -26,9 +26,9 @@ type Explanation struct {
 
 	Zones   []Zone          `json:"zones"`
 	Metrics planner.Metrics `json:"metrics"`
-	// Warnings are what somebody should look at.
+	// Warnings are what an operator should look at.
 	Warnings []string `json:"warnings,omitempty"`
-	// Kubernetes is what its own heuristic would have done; nil if nobody gave the
+	// Kubernetes is what its own heuristic would have done; nil if the caller did not give the
 	// information that it needs.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
@@ -75,7 +75,7 @@ type Cluster struct {
 	// Endpoints are the zones of the ready endpoints, by index.
 	Endpoints []int
 	// NoZone is the name under which endpoints without a zone are planned, empty if
-	// that is not done. The heuristic is told that they have none.
+	// that is not done. The heuristic gets none.
 	NoZone string
 }
 

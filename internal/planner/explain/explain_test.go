@@ -67,7 +67,7 @@ func explainOne(t *testing.T, s situation) *Explanation {
 }
 
 // TestText compares every situation with testdata/explain.txt; set PROXIMA_GOLDEN=1 to
-// write it anew.
+// write it again.
 func TestText(t *testing.T) {
 	var b strings.Builder
 	for _, s := range situations() {

@@ -3,7 +3,7 @@
 // goes evenly to the endpoints that name it, or to all where none does.
 //
 // It owns the search for the best such hints. Enter at Searcher.Search; Score says
-// what given hints do, whoever chose them. It does no I/O, reads no clock and draws
+// what given hints do, however they were chosen. It does no I/O, reads no clock and draws
 // no random numbers: equal requests give equal hints.
 package hint
 
@@ -27,7 +27,7 @@ const (
 	fair = 1 + planner.DefaultOverload
 	// softLimit is never exceeded in soft mode.
 	softLimit = 1.5
-	// overloadWeight is what a point of load above fair weighs beside a point of cost in
+	// overloadWeight is what a point of load above fair weighs against a point of cost in
 	// soft mode. At 1 the best hints that there are cost within 2 points of the weights in
 	// only 77 % of random services (bench/planner); at this, in 81 %.
 	overloadWeight = 0.75

@@ -223,7 +223,7 @@ func TestNamed(t *testing.T) {
 		{"1/1/1", []float64{1, 1, 1}, []int{0, 1, 2}, Strict, 1, 1},
 		{"9/0/0", []float64{1, 1, 1}, []int{0, 0, 0, 0, 0, 0, 0, 0, 0}, Strict, 1. / 3, 13. / 12},
 		{"a single endpoint", []float64{0, 5, 1}, []int{2}, Soft, 1. / 6, 1},
-		{"nobody asks", []float64{0, 0, 0}, []int{0, 0, 1}, Soft, 1, 0},
+		{"no demand", []float64{0, 0, 0}, []int{0, 0, 1}, Soft, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := new(Searcher).Search(top, &Request{Demand: c.demand, Endpoints: c.endpoints, Mode: c.mode})

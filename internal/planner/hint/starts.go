@@ -11,7 +11,7 @@ import (
 type slot struct {
 	zone int
 	mask Mask
-	room float64 // until the limit
+	free float64 // until the limit
 }
 
 // allHome hints each endpoint to its own zone, and then zones that would overload
@@ -37,7 +37,7 @@ func (s *Searcher) fit(limit float64) {
 			s.slots = append(s.slots, slot{z, 1 << z, limit - home})
 		}
 	}
-	// The largest first, while there is most room.
+	// The largest first, while the most is free.
 	slices.SortStableFunc(over, func(a, b int) int {
 		return cmp.Compare(st.demand[b]-limit*float64(st.at[b]), st.demand[a]-limit*float64(st.at[a]))
 	})
@@ -57,14 +57,14 @@ func (s *Searcher) spread(z int, limit float64) {
 	st, bit := &s.state, Mask(1)<<z
 	s.order = s.order[:0]
 	for e, slot := range s.slots {
-		if slot.zone != z && bits.OnesCount64(uint64(slot.mask)) < MaxPerEndpoint && slot.room > 0 {
+		if slot.zone != z && bits.OnesCount64(uint64(slot.mask)) < MaxPerEndpoint && slot.free > 0 {
 			s.order = append(s.order, e)
 		}
 	}
-	slices.SortStableFunc(s.order, func(a, b int) int { return cmp.Compare(s.slots[b].room, s.slots[a].room) })
+	slices.SortStableFunc(s.order, func(a, b int) int { return cmp.Compare(s.slots[b].free, s.slots[a].free) })
 	count := 0
 	for k := range s.order {
-		if st.demand[z]/float64(st.at[z]+k+1) <= s.slots[s.order[k]].room {
+		if st.demand[z]/float64(st.at[z]+k+1) <= s.slots[s.order[k]].free {
 			count = k + 1
 			break
 		}
@@ -75,7 +75,7 @@ func (s *Searcher) spread(z int, limit float64) {
 	each := st.demand[z] / float64(st.at[z]+count)
 	eligible := s.order[:0]
 	for _, e := range s.order {
-		if s.slots[e].room >= each {
+		if s.slots[e].free >= each {
 			eligible = append(eligible, e)
 		}
 	}
@@ -84,15 +84,15 @@ func (s *Searcher) spread(z int, limit float64) {
 		if c := cmp.Compare(st.cost[z*st.zones+x.zone], st.cost[z*st.zones+y.zone]); c != 0 {
 			return c
 		}
-		return cmp.Compare(x.room, y.room)
+		return cmp.Compare(x.free, y.free)
 	})
 	for _, e := range eligible[:count] {
 		s.slots[e].mask |= bit
-		s.slots[e].room -= each
+		s.slots[e].free -= each
 	}
 	for e := range s.slots {
 		if s.slots[e].zone == z {
-			s.slots[e].room = limit - each
+			s.slots[e].free = limit - each
 		}
 	}
 }
@@ -206,19 +206,19 @@ func (s *Searcher) allToAll() {
 }
 
 // overflowUnhinted leaves zones that would overload their endpoints without hints, so
-// that they use all. Their endpoints must name something: the zone that has most room.
+// that they use all. Their endpoints must name something: the zone with the most free capacity.
 func (s *Searcher) overflowUnhinted() {
 	st := &s.state
-	roomy, most := -1, math.Inf(-1)
+	widest, most := -1, math.Inf(-1)
 	for z, d := range st.demand {
-		if room := float64(st.at[z]) - d; room > most {
-			roomy, most = z, room
+		if free := float64(st.at[z]) - d; free > most {
+			widest, most = z, free
 		}
 	}
 	st.clear()
 	for z, n := range st.at {
 		if n > 0 && st.demand[z] > fair*float64(n) {
-			st.add(z, 1<<roomy, n)
+			st.add(z, 1<<widest, n)
 		} else {
 			st.add(z, 1<<z, n)
 		}

@@ -41,7 +41,7 @@ func (s *state) init(t *planner.Topology, r *Request) {
 	n := t.Len()
 	s.mode, s.zones, s.endpoints, s.trials = r.Mode, n, len(r.Endpoints), 0
 	s.at = append(s.at[:0], make([]int, n)...)
-	clear(s.each[:]) // zones without demand load nobody
+	clear(s.each[:]) // zones without demand load no endpoint
 	s.demand, s.active, s.cost, s.mean = s.demand[:0], s.active[:0], s.cost[:0], s.mean[:0]
 	for _, z := range r.Endpoints {
 		s.at[z]++

@@ -152,7 +152,7 @@ func (p *Program) cover(r *Result, in Input) error {
 	return nil
 }
 
-// fill lets a zone use all ready endpoints whose hints have room for it.
+// fill lets a zone use all ready endpoints whose hints are not full.
 func (r *Result) fill(zone string) (filled bool) {
 	for i, zones := range r.Zones {
 		if zones == nil || len(zones) == MaxZonesPerEndpoint {

@@ -83,11 +83,11 @@ func TestEval(t *testing.T) {
 		"nowhere":                  {spec: Spec{Zones: `zones.filter(z, z.name == "x").map(z, z.name)`}, fail: "zones of endpoint 10.0.0.1: none"},
 		"failing":                  {spec: Spec{Zones: `[zones[7].name]`}, fail: "index out of bounds: 7"},
 		"too many":                 {spec: Spec{Zones: everywhere}, in: many, fail: "12, and hints name 8 at most"},
-		"no room":                  {spec: Spec{Zones: `zones.filter(z, z.name < "z08").map(z, z.name)`}, in: many, fail: "zone z08 may use no endpoint"},
-		"room in some": {spec: Spec{Zones: `endpoint.address == "1" ? zones.filter(z, z.name < "z08").map(z, z.name) : zones.filter(z, z.name > "z08").map(z, z.name)`}, in: many,
+		"hints are full":           {spec: Spec{Zones: `zones.filter(z, z.name < "z08").map(z, z.name)`}, in: many, fail: "zone z08 may use no endpoint"},
+		"hints of some are full": {spec: Spec{Zones: `endpoint.address == "1" ? zones.filter(z, z.name < "z08").map(z, z.name) : zones.filter(z, z.name > "z08").map(z, z.name)`}, in: many,
 			want:   [][]string{{"z00", "z01", "z02", "z03", "z04", "z05", "z06", "z07"}, {"z08", "z09", "z10", "z11"}},
 			filled: []string{"z08"}},
-		"nobody ready": {spec: Spec{Zones: ownZone, Fallback: Fail}, in: Input{Zones: input().Zones, Endpoints: []Endpoint{{Zone: "a"}}}, want: [][]string{nil}},
+		"no ready endpoint": {spec: Spec{Zones: ownZone, Fallback: Fail}, in: Input{Zones: input().Zones, Endpoints: []Endpoint{{Zone: "a"}}}, want: [][]string{nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.in.Zones == nil {
@@ -164,7 +164,7 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// dear rules pass at admission, as nobody can tell what they cost, and are stopped.
+// dear rules pass at admission, as their cost cannot be estimated, and are stopped.
 func TestRunaways(t *testing.T) {
 	big := input()
 	for i := range 20_000 {
@@ -269,7 +269,7 @@ func TestNoZoneIsLeftOut(t *testing.T) {
 	})
 }
 
-// FuzzCompile: whatever somebody writes is refused or runs within its limits, and keeps the promise.
+// FuzzCompile: whatever a user writes is refused or runs within its limits, and keeps the promise.
 func FuzzCompile(f *testing.F) {
 	for _, rule := range rules {
 		f.Add(rule, "1")

@@ -105,7 +105,7 @@ func hinted(out *Result, in Input) error {
 			}
 		}
 		if len(at) == 0 && lost(out.Zones[i], in.Zones) {
-			continue // it is for its own zone alone, from which nobody asks
+			continue // it is for its own zone alone, which has no demand
 		}
 		if len(at) == 0 {
 			return fmt.Errorf("weight of endpoint %s: 0 for every zone: %s", e.Address, ignored)

@@ -43,14 +43,14 @@ func TestWeights(t *testing.T) {
 			want: [][]float64{{1, 7, 1}, {1, 7, 1}, {1, 7, 1}}, zones: "abc abc abc"},
 		"an endpoint whose zone is gone": {spec: Spec{Zones: `[endpoint.zone]`, Weight: `1`, Fallback: None}, in: stray,
 			want: [][]float64{{1, 0, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 0}}, zones: "a a b gone"},
-		"nobody ready": {spec: Spec{Weight: `1`, Fallback: Fail}, in: Input{Zones: input().Zones, Endpoints: []Endpoint{{Zone: "a"}}}, want: [][]float64{{0, 0, 0}}},
-		"negative":     {spec: Spec{Weight: `zone.demand - 0.5`}, fail: "weight of endpoint 10.0.0.1 for zone a: -0.3, not a number from 0 to 1000000"},
-		"no number":    {spec: Spec{Weight: `(zone.demand - zone.demand) / 0.0`}, fail: "for zone a: NaN, not a number"},
-		"infinite":     {spec: Spec{Weight: `1.0 / zone.capacity`}, fail: "for zone c: +Inf, not a number"},
-		"too much":     {spec: Spec{Weight: `1000001`}, fail: "1.000001e+06, not a number from 0 to 1000000"},
-		"overflow":     {spec: Spec{Weight: `9223372036854775807 + zone.endpoints`}, fail: "weight of endpoint 10.0.0.1 for zone a: integer overflow"},
-		"no zone":      {spec: Spec{Weight: `endpoint.zone == "b" ? 0 : 1`}, fail: "weight of endpoint 10.0.0.3: 0 for every zone"},
-		"failing":      {spec: Spec{Weight: `zones[7].cpu`}, fail: "weight of endpoint 10.0.0.1 for zone a: index out of bounds: 7"},
+		"no ready endpoint": {spec: Spec{Weight: `1`, Fallback: Fail}, in: Input{Zones: input().Zones, Endpoints: []Endpoint{{Zone: "a"}}}, want: [][]float64{{0, 0, 0}}},
+		"negative":          {spec: Spec{Weight: `zone.demand - 0.5`}, fail: "weight of endpoint 10.0.0.1 for zone a: -0.3, not a number from 0 to 1000000"},
+		"no number":         {spec: Spec{Weight: `(zone.demand - zone.demand) / 0.0`}, fail: "for zone a: NaN, not a number"},
+		"infinite":          {spec: Spec{Weight: `1.0 / zone.capacity`}, fail: "for zone c: +Inf, not a number"},
+		"too much":          {spec: Spec{Weight: `1000001`}, fail: "1.000001e+06, not a number from 0 to 1000000"},
+		"overflow":          {spec: Spec{Weight: `9223372036854775807 + zone.endpoints`}, fail: "weight of endpoint 10.0.0.1 for zone a: integer overflow"},
+		"no zone":           {spec: Spec{Weight: `endpoint.zone == "b" ? 0 : 1`}, fail: "weight of endpoint 10.0.0.3: 0 for every zone"},
+		"failing":           {spec: Spec{Weight: `zones[7].cpu`}, fail: "weight of endpoint 10.0.0.1 for zone a: index out of bounds: 7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.in.Zones == nil {

@@ -176,5 +176,5 @@ func (r *compiled) measure(q topology.Question, in *rule.Input) {
 	}
 }
 
-// nothing is what a port without connections weighs beside others: it decides alone.
+// nothing is what a port without connections weighs against others: it decides alone.
 const nothing = 1e-9
