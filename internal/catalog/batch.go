@@ -8,7 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// input is what a feed tells the writer: one event, or a list (full).
+// input is what a feed hands to the writer: one event, or a list (full).
 type input struct {
 	kind     Kind
 	full     bool

@@ -1,11 +1,11 @@
-// Package catalog is the control plane's picture of the world: namespaces,
+// Package catalog is the control plane's view of the state: namespaces,
 // services, endpoint slices and Endpoints, nodes, workloads and the costs between
 // zones as immutable indexed tables.
 //
 // It owns the tables and the one goroutine that writes them, fed by list and
 // watch of a resource.Client. Enter at New; read with Catalog.Snapshot, follow
 // with Catalog.Subscribe. Objects in the catalog are shared by all readers:
-// nobody may change them, and their managedFields are gone. The catalog never
+// they must not be changed, and their managedFields are gone. The catalog never
 // writes to the API and never waits for a reader.
 package catalog
 
@@ -28,7 +28,7 @@ import (
 // restarted control plane therefore goes on about where the earlier one was, but
 // kinds arrive on separate watches, so content at the same number may differ
 // between runs. A position of another run is a hint of age and no proof of
-// content; whoever resumes with one compares content. Positions of different
+// content; a client that resumes with one compares content. Positions of different
 // epochs must not be compared at all.
 type Position struct {
 	Epoch    string

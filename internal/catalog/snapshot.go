@@ -223,7 +223,7 @@ func workloadLabels[T Row](obj T) []string {
 
 // serviceSelector files a service under one term of its selector: a workload
 // that matches has them all, so one finds it. The term with the longest value is
-// taken, as the likeliest to tell services apart ("web-frontend" rather than
+// taken, as the likeliest to distinguish services ("web-frontend" rather than
 // "prod").
 func serviceSelector(service *corev1.Service) []string {
 	var key, value string

@@ -49,7 +49,7 @@ type Delta struct {
 type Subscription struct {
 	catalog *Catalog
 	kinds   [Kinds]bool
-	ready   chan struct{} // holds a token while there is something to tell
+	ready   chan struct{} // holds a token while there is a change to deliver
 	closed  chan struct{}
 	once    sync.Once
 
@@ -61,7 +61,7 @@ type Subscription struct {
 	compare [Kinds]bool // changed was given up: compare the whole table
 }
 
-// Subscribe follows some kinds; none: all. The first Next tells everything there
+// Subscribe follows some kinds; none: all. The first Next returns everything there
 // is. Close it when done.
 func (c *Catalog) Subscribe(kinds ...Kind) *Subscription {
 	s := &Subscription{

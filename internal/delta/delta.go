@@ -1,4 +1,4 @@
-// Package delta is the engine that tells any number of streams what changed.
+// Package delta is the engine that sends any number of streams what changed.
 //
 // It owns, for every scope (a zone's view, say) and type of resource, the newest
 // state of each resource in the order of its last change, and the rules by which
@@ -8,8 +8,8 @@
 // reads it).
 //
 // It never does I/O, starts no goroutine and reads no clock; package stream
-// carries sessions over gRPC. It never looks into a resource: whoever marshals
-// it does so once. DESIGN.md beside this file gives the invariants.
+// carries sessions over gRPC. It never looks into a resource: the caller marshals
+// it once. DESIGN.md in this folder gives the invariants.
 package delta
 
 import (

@@ -159,7 +159,7 @@ func (s *Scope) table(typ string) *table {
 	return t
 }
 
-// lookup returns the table of a type that is being read. A type that nobody has
+// lookup returns the table of a type that is being read. A type that no caller has
 // written is empty; readers must not be able to create tables.
 func (s *Scope) lookup(typ string) *table {
 	if t := s.tables[typ]; t != nil {
@@ -168,7 +168,7 @@ func (s *Scope) lookup(typ string) *table {
 	return s.none
 }
 
-// serves reports whether a client at p can be told what changed since.
+// serves reports whether a client at p can be sent what changed since.
 func (s *Scope) serves(t *table, p Position) bool {
 	return p.Epoch == s.position.Epoch && p.Sequence <= s.position.Sequence &&
 		p.Sequence >= max(s.floor, t.floor)

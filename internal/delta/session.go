@@ -157,7 +157,7 @@ func (sub *subscription) change(r Request) {
 		}
 		if !sub.wildcard {
 			// From the start, where removals are left out: what the client may hold
-			// of them is told apart.
+			// of them is distinguished.
 			sub.wildcard, sub.index, sub.answered = true, fresh, false
 			for name := range sub.names {
 				sub.resend(name)
@@ -319,7 +319,7 @@ func (sub *subscription) has(e *entry) bool {
 
 // vanished ends the first answer: it adds what the client has and does not exist
 // any more, and reports whether all of it fitted. Names asked for that do not
-// exist are told after, as no position depends on them.
+// exist are sent after, as no position depends on them.
 func (sub *subscription) vanished(c *content, t *table) bool {
 	for _, name := range slices.Sorted(maps.Keys(sub.have)) {
 		if !sub.wants(name) {
@@ -334,7 +334,7 @@ func (sub *subscription) vanished(c *content, t *table) bool {
 	return true
 }
 
-// absent has the client told which of the names that it asked for do not exist.
+// absent sends the client which of the names that it asked for do not exist.
 func (sub *subscription) absent(t *table) {
 	for name := range sub.names {
 		if e := t.byName[name]; e == nil || !e.live() {

@@ -219,7 +219,7 @@ func FuzzParsePosition(f *testing.F) {
 }
 
 // FuzzStep: whatever a client says, its session comes to an end of what it has
-// to tell, and a well-behaved client beside it is not disturbed.
+// to tell, and a well-behaved client next to it is not disturbed.
 func FuzzStep(f *testing.F) {
 	f.Add("t +a -b nonce=3.1\nt cursor=1:5\nu +* have:a=1")
 	f.Add("t cursor=1:5\nt -*\nt +* reject=no nonce=1\nt -a")

@@ -31,15 +31,15 @@ const (
 	// maxStep bounds what a step of the estimate covers: time in which this process
 	// did not run is no evidence.
 	maxStep = 3 * Interval
-	// warmUp after which nobody waits for further agents to report.
+	// warmUp after which the aggregator does not wait for further agents to report.
 	warmUp = 30 * time.Second
 
 	// idle time after which a port is not kept, if its demand is forgotten, too: less
-	// than leastConnections weigh nothing beside the prior's 3.
+	// than leastConnections weigh nothing against the prior's 3.
 	idle             = 15 * time.Minute
 	leastConnections = 0.01
 
-	// noticeable difference of a zone's share, of which is told.
+	// noticeable difference of a zone's share, which is published.
 	noticeable = 0.005
 
 	// knownRuns of an agent: those before the newest may still be on their way.
@@ -118,9 +118,9 @@ type port struct {
 	// counts of this step by zone.
 	counts    []float64
 	estimator *estimate.Estimator
-	// told are the shares that subscribers were told of; nil: none.
-	told []float64
-	used time.Time
+	// published are the shares that subscribers got last; nil: none.
+	published []float64
+	used      time.Time
 	// before is the total at the last step; rates of bytes are per second.
 	before          Total
 	inRate, outRate float64
@@ -334,6 +334,6 @@ func (a *Aggregator) rezone(zones []string) {
 	for _, p := range a.ports {
 		p.estimator.Rezone(zones)
 		p.counts = make([]float64, len(zones))
-		p.told = nil
+		p.published = nil
 	}
 }

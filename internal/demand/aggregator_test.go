@@ -107,7 +107,7 @@ func TestSharesOfZones(t *testing.T) {
 	if e := a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, []bool{true, false, false}); e.Shares[0] != 0 || math.Abs(e.Shares[1]-2./3) > 0.005 {
 		t.Errorf("a has no nodes: %v", e.Shares)
 	}
-	// A zone where nobody ever reported stands at its prior.
+	// A zone where no agent ever reported stands at its prior.
 	if e := a.Shares(portNamed("x"), []string{"a", "b", "c", "d"}, []float64{1, 1, 1, 1}, nil); math.Abs(e.Shares[3]-0.25) > 0.01 {
 		t.Errorf("d never reported: %v", e.Shares)
 	}
@@ -237,8 +237,8 @@ func TestHeldIsSmooth(t *testing.T) {
 	a.wantShares("held", 0.04, 0.5, 0.5, 0)
 }
 
-// TestPartitionFadesNobody: of a zone that comes back one by one, nobody is missing at once.
-func TestPartitionFadesNobody(t *testing.T) {
+// TestPartitionFadesNone: of a zone that comes back one by one, none is missing at once.
+func TestPartitionFadesNone(t *testing.T) {
 	a := newAggregatorTest(t, map[string]string{"n-a1": "a", "n-a2": "a", "n-b": "b"})
 	for range 20 {
 		a.report("n-a1", 1, traffic("x", 300))
@@ -418,7 +418,7 @@ func TestSubscription(t *testing.T) {
 	next := func() []proxy.PortName {
 		t.Helper()
 		if quiet() {
-			t.Fatal("nothing to tell")
+			t.Fatal("no change was delivered")
 		}
 		names, err := sub.Next(t.Context())
 		if err != nil {
@@ -439,7 +439,7 @@ func TestSubscription(t *testing.T) {
 		feed(1000, 1000)
 	}
 	if !quiet() {
-		t.Error("told of ports whose demand is the same")
+		t.Error("ports whose demand is the same were delivered")
 	}
 	feed(1500, 1000)
 	if diff := cmp.Diff([]proxy.PortName{portNamed("x")}, next()); diff != "" {
@@ -453,7 +453,7 @@ func TestSubscription(t *testing.T) {
 	late := a.Subscribe()
 	defer late.Close()
 	if names, err := late.Next(t.Context()); err != nil || len(names) != 1 {
-		t.Errorf("a late subscriber is told of %v, %v", names, err)
+		t.Errorf("a late subscriber gets %v, %v", names, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -486,7 +486,7 @@ func TestRun(t *testing.T) {
 		}
 		time.Sleep(Interval + time.Second)
 		if a.Warm() {
-			t.Error("warm, but nobody has reported")
+			t.Error("warm, but no agent has reported")
 		}
 		report("n-a", "n-b")
 		time.Sleep(Interval)

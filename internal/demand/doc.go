@@ -6,6 +6,6 @@
 // in a control plane, keeps per service port how much traffic starts in which zone,
 // on internal/planner/estimate. Enter at NewMeter and NewAggregator. How reports
 // travel is the business of package report; what a plan makes of the estimate is
-// that of the planner. DESIGN.md beside this file says why it is exact where it must
-// be, and what happens when somebody is silent.
+// that of the planner. DESIGN.md in this folder says why it is exact where it must
+// be, and what happens when an agent is silent.
 package demand

@@ -10,7 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// history is a random life of agents and a control plane, beside a plain account of
+// history is a random life of agents and a control plane, next to a plain account of
 // what was carried.
 type history struct {
 	t      *rapid.T
@@ -145,7 +145,7 @@ func (h *history) check() {
 }
 
 // TestHistories: whatever is lost, doubled, late or restarted, counts are never more
-// than what was carried; and exactly that, if nobody forgot anything.
+// than what was carried; and exactly that, if nothing was forgotten.
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := &history{t: t, now: time.Now(), clean: true, world: &fakeWorld{nodes: map[string]string{"n1": "a", "n2": "b"}, gone: map[proxy.PortName]bool{}}}
@@ -184,7 +184,7 @@ func TestHistories(t *testing.T) {
 				h.restartAgent(one(), rapid.Bool().Draw(t, "mode too"))
 			}
 			steps["control plane restarts"] = func(*rapid.T) { h.clean = false; h.restartPlane() }
-			steps["port is made anew"] = func(t *rapid.T) {
+			steps["port is made again"] = func(t *rapid.T) {
 				h.clean = false
 				delete(one().counters, portNamed(rapid.SampledFrom(historyPorts).Draw(t, "port")))
 			}

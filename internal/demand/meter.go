@@ -48,7 +48,7 @@ type reading struct {
 
 // MeterStats describes a Meter.
 type MeterStats struct {
-	// Restarts counts ports whose counters began anew. What they had counted by the
+	// Restarts counts ports whose counters started over. What they had counted by the
 	// next read is not reported.
 	Restarts uint64
 	// Dropped counts connections that were given up: too many ports were waiting, or
@@ -60,7 +60,7 @@ type MeterStats struct {
 	Unacknowledged bool
 }
 
-// NewMeter makes the meter of a node. run must be unique: a meter that is made anew
+// NewMeter makes the meter of a node. run must be unique: a meter that is made again
 // starts at sequence 1.
 func NewMeter(node, run string) *Meter {
 	return &Meter{node: node, run: run, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}}
@@ -83,7 +83,7 @@ func (m *Meter) Read(now time.Time, counts iter.Seq2[proxy.PortName, proxy.Count
 	case !m.started:
 		m.started, m.since = true, now
 	case seen == 0:
-		m.reads-- // nothing could be read, so nobody ages
+		m.reads-- // nothing could be read, so no port ages
 	case m.reads%forgetReads == 0:
 		maps.DeleteFunc(m.last, func(_ proxy.PortName, r reading) bool { return m.reads-r.read >= forgetReads })
 	}
@@ -167,7 +167,7 @@ func comparePorts(a, b proxy.PortName) int {
 	return strings.Compare(a.Port, b.Port)
 }
 
-// Acknowledge tells that a report was taken. It says whether it was the one in
+// Acknowledge notes that a report was taken. It returns whether it was the one in
 // hand; others are acknowledged already.
 func (m *Meter) Acknowledge(sequence uint64) bool {
 	if m.hand == nil || m.hand.Sequence != sequence {
@@ -191,7 +191,7 @@ func (m *Meter) Drop() (connections uint64) {
 	return connections
 }
 
-// Stats tells how it goes.
+// Stats returns the counts so far.
 func (m *Meter) Stats() MeterStats {
 	s := m.stats
 	s.Pending, s.Unacknowledged = len(m.pending), m.hand != nil

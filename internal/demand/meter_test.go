@@ -97,7 +97,7 @@ func TestMeterCountersThatGoBack(t *testing.T) {
 	m.read(counters{portNamed("x"): connections(50)})
 	m.meter.Next("a")
 	m.meter.Acknowledge(1)
-	// Made anew: what it has counted by now is given up, the rest counts.
+	// Made again: what it has counted by now is given up, the rest counts.
 	m.read(counters{portNamed("x"): connections(20)})
 	m.want(2, Interval)
 	m.meter.Acknowledge(2)

@@ -66,7 +66,7 @@ func (t Total) since(before Total) Total {
 	}
 }
 
-// below tells whether any count is less than it was: the counters began anew.
+// below reports whether any count is less than it was: the counters started over.
 func (t Total) below(before Total) bool {
 	return t.Connections < before.Connections || t.BytesIn < before.BytesIn || t.BytesOut < before.BytesOut
 }

@@ -26,7 +26,7 @@ type Stats struct {
 	StepTime time.Duration
 }
 
-// Coverage tells how many nodes report.
+// Coverage says how many nodes report.
 type Coverage struct {
 	// Nodes there are; Reporting of them; Silent ones have reported, but not for 40 s.
 	Nodes     int `json:"nodes"`
@@ -56,7 +56,7 @@ type AgentDemand struct {
 // maxSilent agents are named, so that a zone that is cut off does not flood anybody.
 const maxSilent = 20
 
-// Coverage tells who reports, as of now.
+// Coverage returns which nodes report, as of now.
 func (a *Aggregator) Coverage() Coverage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,7 +123,7 @@ type ZoneShare struct {
 	Share float64 `json:"share"`
 }
 
-// Snapshot tells what is known of the service ports of one Service, or of all (nil),
+// Snapshot returns what is known of the service ports of one Service, or of all (nil),
 // in order. Its cost is that of all service ports with traffic.
 func (a *Aggregator) Snapshot(of *proxy.ServiceName) []PortDemand {
 	a.mu.Lock()
@@ -146,7 +146,7 @@ func (a *Aggregator) describe(p *port) PortDemand {
 	return d
 }
 
-// Stats tells what was seen so far.
+// Stats returns what was seen so far.
 func (a *Aggregator) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()

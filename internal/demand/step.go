@@ -107,7 +107,7 @@ func (a *Aggregator) contribute(g placed, here *present) {
 		g.hold()
 		return
 	}
-	// A zone that is silent as a whole is held by the estimators, and nobody fades.
+	// A zone that is silent as a whole is held by the estimators, and no agent fades.
 	if here.reported[g.zone] {
 		g.quiet += here.elapsed
 	}
@@ -163,7 +163,7 @@ func (g *agent) hold() {
 func (a *Aggregator) observe(now time.Time, here *present) {
 	missing, all := make([]bool, len(a.zones)), true
 	for i, zone := range a.zones {
-		// Nobody ever told, or nobody tells now. A zone that all agents have left has no
+		// No agent ever reported, or none reports now. A zone that all agents have left has no
 		// demand.
 		missing[i] = !here.reported[i] && (here.inhabited[i] || !a.measured[zone])
 		all = all && missing[i]
@@ -177,7 +177,7 @@ func (a *Aggregator) observe(now time.Time, here *present) {
 		if now.Sub(p.used) > idle && p.connections() < leastConnections || !a.world.Has(p.name) {
 			p.gone = true
 			delete(a.ports, p.name)
-			a.tell(p.name)
+			a.notify(p.name)
 		}
 	}
 }
@@ -190,11 +190,11 @@ func (a *Aggregator) observePort(p *port, r estimate.Report) {
 		return
 	}
 	shares := p.estimator.Shares(nil, nil)
-	if !changed && p.told != nil && !differ(shares, p.told) {
+	if !changed && p.published != nil && !differ(shares, p.published) {
 		return
 	}
-	p.told = shares
-	a.tell(p.name)
+	p.published = shares
+	a.notify(p.name)
 }
 
 func differ(a, b []float64) bool {

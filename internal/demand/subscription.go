@@ -13,18 +13,18 @@ import (
 // ErrClosed is returned by Next of a closed Subscription.
 var ErrClosed = errors.New("subscription is closed")
 
-// Subscription tells one reader which service ports have another demand. The reader
+// Subscription delivers to one reader which service ports have another demand. The reader
 // may be slow: what waits is a set of ports.
 type Subscription struct {
 	from   *Aggregator
-	ready  chan struct{} // holds a token while there is something to tell
+	ready  chan struct{} // holds a token while there is a change to deliver
 	closed chan struct{}
 	once   sync.Once
 	// changed is guarded by the aggregator's lock.
 	changed map[proxy.PortName]struct{}
 }
 
-// Subscribe follows the demand. The first Next tells of all service ports that have
+// Subscribe follows the demand. The first Next returns all service ports that have
 // any. Close it when done.
 func (a *Aggregator) Subscribe() *Subscription {
 	s := &Subscription{from: a, ready: make(chan struct{}, 1), closed: make(chan struct{}), changed: map[proxy.PortName]struct{}{}}
@@ -37,8 +37,8 @@ func (a *Aggregator) Subscribe() *Subscription {
 	return s
 }
 
-// tell all subscribers of a port.
-func (a *Aggregator) tell(name proxy.PortName) {
+// notify all subscribers of a port.
+func (a *Aggregator) notify(name proxy.PortName) {
 	for s := range a.subs {
 		s.note(name)
 	}
@@ -53,7 +53,7 @@ func (s *Subscription) note(name proxy.PortName) {
 }
 
 // Next blocks until the demand of some service ports differs noticeably from what the
-// reader was told of, and returns those, in order; also ports whose demand is no longer
+// reader got last, and returns those, in order; also ports whose demand is no longer
 // kept. Errors: ErrClosed, or why ctx ended. For one goroutine at a time.
 func (s *Subscription) Next(ctx context.Context) ([]proxy.PortName, error) {
 	select {

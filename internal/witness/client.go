@@ -61,7 +61,7 @@ func NewClient(c ClientConfig) *Client {
 }
 
 // Run keeps a stream to the control plane until ctx ends, and returns nil then: the
-// control plane has been told by that time that the agent leaves, if it could be told
+// control plane has received by that time that the agent leaves, if it can be reached
 // within a second. Call it once.
 func (c *Client) Run(ctx context.Context) error {
 	retry := backoff.Backoff{Policy: backoff.Policy{First: firstRetry, Last: maxRetry, Jitter: 0.5}}

@@ -22,7 +22,7 @@ type Responder struct {
 }
 
 // socket of one family. Answers leave from the address that was asked: a machine may have
-// several, and whoever asks takes an answer from no other.
+// several, and the asking side takes an answer from no other.
 type socket interface {
 	// read a packet; reply sends one where it came from.
 	read(b []byte) (n int, reply func([]byte) error, err error)

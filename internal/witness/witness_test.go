@@ -406,7 +406,7 @@ func TestReconnect(t *testing.T) {
 	})
 }
 
-// TestLimits: an agent makes no more probes than it should, whoever asks.
+// TestLimits: an agent makes no more probes than it should, however many are ordered.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(ClientConfig{Node: "n1"})

@@ -24,11 +24,11 @@ import (
 // Follower takes what a Client receives, and knows what it has already. Its
 // methods are called by the goroutine of Run, one at a time.
 type Follower interface {
-	// Have returns what to tell the server before the first response of a type:
+	// Have returns what to send to the server before the first response of a type:
 	// with cursor, the position alone under the key "", if one is known; else the
 	// version of every resource by name.
 	Have(typ string, cursor bool) map[string]string
-	// Connected tells that the server admitted a new stream. Responses of the one
+	// Connected reports that the server admitted a new stream. Responses of the one
 	// before can no longer be answered.
 	Connected(header metadata.MD)
 	// Receive takes a response. While it blocks, nothing else is read, and the
@@ -105,7 +105,7 @@ func NewClient(c ClientConfig) *Client {
 	return &Client{config: c}
 }
 
-// Status tells how it goes. Safe at any time.
+// Status returns the state of the connection. Safe at any time.
 func (c *Client) Status() ClientStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +168,7 @@ func (c *Client) follow(ctx context.Context, cursor, waitForReady bool) (receive
 			r.Node = c.config.Node
 		}
 		if err := c.send(stream, r); err != nil {
-			break // RecvMsg tells why
+			break // RecvMsg returns why
 		}
 	}
 	for {

@@ -29,7 +29,7 @@ type Admission struct {
 	// Header is sent to the client before the first response.
 	Header metadata.MD
 	// End, if not nil, ends the stream when it is closed: the client is to be
-	// admitted anew.
+	// admitted again.
 	End <-chan struct{}
 }
 

@@ -4,7 +4,7 @@
 // It owns the protocol on the wire, for both sides: Server feeds streams from
 // delta.Scopes, Client follows a server and comes back after every failure. What
 // the resources mean is up to those who use it. Enter at NewServer and at
-// Client.Run. It listens to no port and dials nobody: servers and connections
+// Client.Run. It listens on no port and dials no server: servers and connections
 // come from the caller, made with ServerOptions and DialOptions.
 package stream
 

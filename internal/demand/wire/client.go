@@ -26,7 +26,7 @@ const timeout = 5 * time.Second
 type ClientConfig struct {
 	// Conn reaches the control plane. It stays the caller's.
 	Conn grpc.ClientConnInterface
-	// Node is this node's name, Zone tells its topology zone as far as is known.
+	// Node is this node's name, Zone returns its topology zone as far as it is known.
 	Node string
 	Zone func() string
 	// Counter is the mode. It is read from Start on (nil: at once), as the counters of the
@@ -65,7 +65,7 @@ func NewClient(c ClientConfig) *Client {
 	return &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text())}
 }
 
-// Status tells how it goes. Safe at any time.
+// Status returns the state of the connection. Safe at any time.
 func (c *Client) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()

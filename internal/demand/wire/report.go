@@ -3,7 +3,7 @@
 // It owns both ends: Client, in an agent, reads a mode's counters and reports them
 // every 10 seconds; Server, in a control plane, hands them to the aggregator. Between
 // them lie the messages of api/demand/v1, which decode checks. It listens to no port
-// and dials nobody: servers and connections come from the caller. What is counted, and
+// and dials no server: servers and connections come from the caller. What is counted, and
 // how often, is decided by package demand.
 package wire
 

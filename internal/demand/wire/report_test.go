@@ -199,7 +199,7 @@ func TestClientRefused(t *testing.T) {
 	})
 }
 
-// TestOverGRPC: the codes that a client tells apart come through, and so does a report.
+// TestOverGRPC: the codes that a client distinguishes come through, and so does a report.
 func TestOverGRPC(t *testing.T) {
 	to := &plane{}
 	listener := bufconn.Listen(1 << 16)
