@@ -113,8 +113,13 @@ func slice(n int) *discoveryv1.EndpointSlice {
 			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", 1+at>>16, at>>8&255, at&255)},
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
 			NodeName:   new(fmt.Sprintf("node-%d", at%500)), Zone: &zone,
-			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("many-%d-%d", n, i), UID: "00000000-0000-4000-8000-000000000000"},
-			Hints:     &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+			TargetRef: &corev1.ObjectReference{
+				Kind:      "Pod",
+				Namespace: "default",
+				Name:      fmt.Sprintf("many-%d-%d", n, i),
+				UID:       "00000000-0000-4000-8000-000000000000",
+			},
+			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
 		})
 	}
 	return s

@@ -43,7 +43,11 @@ func TestVerdicts(t *testing.T) {
 
 func TestTableOfTheAPI(t *testing.T) {
 	r := newResults()
-	r.addTable("writes", "what  measured  goal  \nsqlite, 8 clients: creates  3400/s  ≥ 3000/s  ok\nstart, p50  0.21 s  ≤ 1.00 s  ok\npostgres  skipped: no server\n", newTree)
+	r.addTable(
+		"writes",
+		"what  measured  goal  \nsqlite, 8 clients: creates  3400/s  ≥ 3000/s  ok\nstart, p50  0.21 s  ≤ 1.00 s  ok\npostgres  skipped: no server\n",
+		newTree,
+	)
 	if len(r.order) != 2 {
 		t.Fatalf("figures %q, want 2", r.order)
 	}

@@ -48,7 +48,12 @@ func measurements(smoke bool) []measurement {
 		{name: "choice", packages: []string{"internal/proxy/choose"}, pattern: "^BenchmarkSlices$", time: "1s"},
 		{name: "agent", packages: []string{"internal/node"}, pattern: "^BenchmarkOneSlice$", time: "1s"},
 		{name: "userspace", packages: []string{"internal/proxy/userspace"}, pattern: "^BenchmarkPath$", time: "1s"},
-		{name: "nftables", packages: []string{"internal/proxy/nftables"}, pattern: "BenchmarkChange|BenchmarkColdStart|BenchmarkWarmRestart", time: "20x"},
+		{
+			name:     "nftables",
+			packages: []string{"internal/proxy/nftables"},
+			pattern:  "BenchmarkChange|BenchmarkColdStart|BenchmarkWarmRestart",
+			time:     "20x",
+		},
 		{name: "iptables", packages: []string{"internal/proxy/iptables"}, pattern: "BenchmarkChange", time: "20x"},
 		{name: "dns", packages: []string{"internal/dns", "internal/node/dns"}, pattern: "Benchmark", time: "1s"},
 	}

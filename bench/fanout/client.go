@@ -53,7 +53,14 @@ func start(srv server, n int) (*subject, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &subject{server: srv, cancel: cancel, streams: int64(n), all: make(chan struct{}, 1), failed: make(chan error, n), grpc: srv.grpcServer()}
+	s := &subject{
+		server:  srv,
+		cancel:  cancel,
+		streams: int64(n),
+		all:     make(chan struct{}, 1),
+		failed:  make(chan error, n),
+		grpc:    srv.grpcServer(),
+	}
 	go func() { _ = s.grpc.Serve(l) }()
 	for range n {
 		s.clients.Go(func() {

@@ -160,9 +160,13 @@ func (b *bench) idleOf(ctx context.Context, a *agents) error {
 		resident[c] = []float64{memory}
 	}
 	name, theirs := a.beside(used[a.theirMany])
-	b.add(row{fmt.Sprintf("CPU of one core while idle, over %s", b.idle), a.many.services, percent, used[a.many], name, theirs, atMost(idlePercent)})
+	b.add(
+		row{fmt.Sprintf("CPU of one core while idle, over %s", b.idle), a.many.services, percent, used[a.many], name, theirs,
+			atMost(idlePercent)},
+	)
 	name, theirs = a.beside(resident[a.theirMany])
-	b.add(row{fmt.Sprintf("resident memory, %d endpoints", 3*a.many.services), a.many.services, megabytes, resident[a.many], name, theirs, nil})
+	b.add(
+		row{fmt.Sprintf("resident memory, %d endpoints", 3*a.many.services), a.many.services, megabytes, resident[a.many], name, theirs, nil})
 	return nil
 }
 
@@ -300,7 +304,10 @@ func (b *bench) residentOf(ctx context.Context, c *cluster, perService int, afte
 	}
 	endpoints := c.services * perService
 	limit := megabytesAtMost + float64(endpoints)*bytesPerEndpoint/1e6
-	b.add(row{fmt.Sprintf("memory, %d endpoints, after %s", endpoints, after), c.services, megabytes, figures["VmRSS"], "pages of its file", figures["RssFile"], atMost(limit)})
+	b.add(
+		row{fmt.Sprintf("memory, %d endpoints, after %s", endpoints, after), c.services, megabytes, figures["VmRSS"],
+			"pages of its file", figures["RssFile"], atMost(limit)},
+	)
 	b.add(row{"  the most there was", c.services, megabytes, figures["VmHWM"], "", nil, nil})
 	return nil
 }

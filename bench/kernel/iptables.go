@@ -38,7 +38,9 @@ const linearHooks = `-A PREROUTING -m comment --comment "kubernetes service port
 func linearOf(n int, whole bool, i int, to []netip.AddrPort) string {
 	var chains, list, rules strings.Builder
 	for s := range n {
-		fmt.Fprintf(&list, "-A KUBE-SERVICES -m comment --comment \"default/s%d:p cluster IP\" -m tcp -p tcp -d %s --dport %d -j KUBE-SVC-%08d\n", s, vip(s), servicePort, s)
+		fmt.Fprintf(&list,
+			"-A KUBE-SERVICES -m comment --comment \"default/s%d:p cluster IP\" -m tcp -p tcp -d %s --dport %d -j KUBE-SVC-%08d\n", s,
+			vip(s), servicePort, s)
 		switch {
 		case s == i:
 			linearService(&chains, &rules, s, to)
@@ -56,7 +58,9 @@ func linearOf(n int, whole bool, i int, to []netip.AddrPort) string {
 
 func linearService(chains, rules *strings.Builder, s int, to []netip.AddrPort) {
 	fmt.Fprintf(chains, ":KUBE-SVC-%08d - [0:0]\n", s)
-	fmt.Fprintf(rules, "-A KUBE-SVC-%08d -m comment --comment \"default/s%[1]d:p cluster IP\" -m tcp -p tcp -d %s --dport %d ! -s %s -j KUBE-MARK-MASQ\n", s, vip(s), servicePort, workloads)
+	fmt.Fprintf(rules,
+		"-A KUBE-SVC-%08d -m comment --comment \"default/s%[1]d:p cluster IP\" -m tcp -p tcp -d %s --dport %d ! -s %s -j KUBE-MARK-MASQ\n",
+		s, vip(s), servicePort, workloads)
 	for k, e := range to {
 		sep := fmt.Sprintf("KUBE-SEP-%d-%s", s, e.Addr())
 		fmt.Fprintf(chains, ":%s - [0:0]\n", sep)

@@ -81,7 +81,8 @@ func layoutTable(out *strings.Builder) {
 		fmt.Fprintf(out, "add chain ip kube-proxy %s\ndelete chain ip kube-proxy %[1]s\n", c.name)
 	}
 	for _, c := range baseChains {
-		fmt.Fprintf(out, "add chain ip kube-proxy %s { type %s hook %s priority %d ; }\nflush chain ip kube-proxy %[1]s\n", c.name, c.kind, c.hook, c.priority)
+		fmt.Fprintf(out, "add chain ip kube-proxy %s { type %s hook %s priority %d ; }\nflush chain ip kube-proxy %[1]s\n", c.name,
+			c.kind, c.hook, c.priority)
 	}
 	made := map[string]bool{}
 	for _, j := range jumps {
@@ -151,6 +152,10 @@ func layoutAdd(i int, to []netip.AddrPort) string {
 // layoutRemove removes one. Its chain is emptied; kube-proxy deletes it a second
 // later or more, with the next change.
 func layoutRemove(i int) string {
-	return fmt.Sprintf("flush chain ip kube-proxy %s\ndelete element ip kube-proxy cluster-ips { %s }\ndelete element ip kube-proxy service-ips { %[2]s . tcp . %d }\n",
-		serviceChain(i), vip(i), servicePort)
+	return fmt.Sprintf(
+		"flush chain ip kube-proxy %s\ndelete element ip kube-proxy cluster-ips { %s }\ndelete element ip kube-proxy service-ips { %[2]s . tcp . %d }\n",
+		serviceChain(i),
+		vip(i),
+		servicePort,
+	)
 }

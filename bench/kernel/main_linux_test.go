@@ -69,7 +69,8 @@ func TestFigures(t *testing.T) {
 	tab.add(row{"a", 1, seconds, []float64{0.2}, "", nil, atMost(0.3)})
 	tab.add(row{"a", 1, seconds, []float64{0}, "b", []float64{0}, nil})
 	tab.add(row{"a", 1, seconds, []float64{0.2}, "", nil, atMost(0.1)})
-	if tab.missed != 2 || strings.Count(out.String(), "MISSED") != 2 || strings.Count(out.String(), "met") != 1 || strings.Contains(out.String(), "NaN") {
+	if tab.missed != 2 || strings.Count(out.String(), "MISSED") != 2 || strings.Count(out.String(), "met") != 1 ||
+		strings.Contains(out.String(), "NaN") {
 		t.Errorf("%d missed:\n%s", tab.missed, &out)
 	}
 }

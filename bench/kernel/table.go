@@ -83,8 +83,8 @@ func (t *table) add(r row) {
 			t.missed++
 		}
 	}
-	fmt.Fprintf(t.out, rowFormat, r.what, fmt.Sprint(r.services), r.unit(median(r.ours)), r.unit(slices.Min(r.ours)), r.unit(slices.Max(r.ours)),
-		r.beside, theirs, ratio, want, verdict)
+	fmt.Fprintf(t.out, rowFormat, r.what, fmt.Sprint(r.services), r.unit(median(r.ours)), r.unit(slices.Min(r.ours)),
+		r.unit(slices.Max(r.ours)), r.beside, theirs, ratio, want, verdict)
 }
 
 // median of figures; there must be one at least.

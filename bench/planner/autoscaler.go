@@ -30,7 +30,14 @@ func autoscale(send func(*service) []float64, traffic float64, demand []float64,
 	t := topologies{}.get(3, 1)
 	s.replicas = replicas
 	for range scaleSteps {
-		svc := &service{topology: t[0], matrix: t[1], demand: demand, weight: make([]int64, 3), cpu: []float64{1. / 3, 1. / 3, 1. / 3}, ratios: map[string]float64{}}
+		svc := &service{
+			topology: t[0],
+			matrix:   t[1],
+			demand:   demand,
+			weight:   make([]int64, 3),
+			cpu:      []float64{1. / 3, 1. / 3, 1. / 3},
+			ratios:   map[string]float64{},
+		}
 		for z, share := range svc.cpu {
 			svc.ratios[t[0].Zone(z).Name] = share
 		}
@@ -86,7 +93,12 @@ func autoscalers(out io.Writer) map[string]scaling {
 			return loads(s, plan.Share)
 		}},
 	}
-	fmt.Fprintf(out, "an autoscaler that holds the mean utilisation at %.0f %%: traffic for 6.3 endpoints, %.0f %% of it from one of three zones, 9 endpoints at first\n", 100*scaleTarget, 100*demand[0])
+	fmt.Fprintf(
+		out,
+		"an autoscaler that holds the mean utilisation at %.0f %%: traffic for 6.3 endpoints, %.0f %% of it from one of three zones, 9 endpoints at first\n",
+		100*scaleTarget,
+		100*demand[0],
+	)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "policy\tendpoints it ends with\tmean that it sees\tasked of the busiest endpoint")
 	all := map[string]scaling{}

@@ -301,9 +301,15 @@ func summarise(courses []course) summary {
 func dynamics(out io.Writer, seed uint64, runs int) map[string]summary {
 	t := topologies{}.get(3, 1)[0]
 	fmt.Fprintf(out, "dynamics: 3 zones, 9 endpoints, %.0f connections a second, %d runs each\n", connections, runs)
-	fmt.Fprintln(out, "settled: within 2 points of the best plan within the planned limit, and no endpoint above 1.25, for a minute; gap: to the best plan of all")
+	fmt.Fprintln(
+		out,
+		"settled: within 2 points of the best plan within the planned limit, and no endpoint above 1.25, for a minute; gap: to the best plan of all",
+	)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "event\tsettled p50 s\tp99 s\tmax s\twith the margin a fault, max s\tthen worst p99\tgap, points\t> 1.25, % of time\tchurn %/min\treplans/h")
+	fmt.Fprintln(
+		w,
+		"event\tsettled p50 s\tp99 s\tmax s\twith the margin a fault, max s\tthen worst p99\tgap, points\t> 1.25, % of time\tchurn %/min\treplans/h",
+	)
 	all := map[string]summary{}
 	for k, s := range scenarios() {
 		r := rand.New(rand.NewPCG(seed, uint64(100+k)))
@@ -313,8 +319,8 @@ func dynamics(out io.Writer, seed uint64, runs int) map[string]summary {
 		}
 		x := summarise(courses)
 		all[s.name] = x
-		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t%.2f\t%.1f\n", s.name, x.settledP50, x.settledP99, x.settledMax, x.strictlyMax,
-			x.worstP99, x.gapMean, x.above, x.churnPerMinute, x.replansPerHour)
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t%.2f\t%.1f\n", s.name, x.settledP50, x.settledP99, x.settledMax,
+			x.strictlyMax, x.worstP99, x.gapMean, x.above, x.churnPerMinute, x.replansPerHour)
 	}
 	_ = w.Flush()
 	fmt.Fprintln(out)

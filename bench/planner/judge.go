@@ -73,11 +73,13 @@ func judgeDynamics(all map[string]summary) []verdict {
 	var out []verdict
 	for _, name := range []string{stepFar, stepNear, zoneFails, rollingUpdate, scaleOut} {
 		s := all[name]
-		out = append(out, verdict{name + ": settled, p50", s.settledP50, 200, "s", false}, verdict{name + ": settled, max", s.settledMax, 300, "s", false},
+		out = append(out, verdict{name + ": settled, p50", s.settledP50, 200, "s", false},
+			verdict{name + ": settled, max", s.settledMax, 300, "s", false},
 			verdict{name + ": worst load then, p99", s.worstP99, 1.35, "×", false})
 	}
 	s := all[steady]
-	return append(out, verdict{steady + ": gap", s.gapMean, 1.5, "points", false}, verdict{steady + ": above 1.25", s.above, 3, "% of time", false},
+	return append(out, verdict{steady + ": gap", s.gapMean, 1.5, "points", false},
+		verdict{steady + ": above 1.25", s.above, 3, "% of time", false},
 		verdict{steady + ": traffic moved", s.churnPerMinute, 0.4, "%/min", false})
 }
 

@@ -52,14 +52,17 @@ func lab(out io.Writer, seed uint64, runs int) []summary {
 			stages[k] = append(stages[k], c)
 		}
 	}
-	fmt.Fprintf(out, "the stages of the lab's long test, %d connections a second, %d runs; a report is 10 s old when it counts, and up to 20 s on its way\n", labRate, runs)
+	fmt.Fprintf(out,
+		"the stages of the lab's long test, %d connections a second, %d runs; a report is 10 s old when it counts, and up to 20 s on its way\n",
+		labRate, runs)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "stage\tsettled p50 s\tp99 s\tmax s\tthen in-zone points below the best\tworst p99\treplans")
 	var all []summary
 	for k, courses := range stages {
 		x := summarise(courses)
 		all = append(all, x)
-		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.1f\t%.2f\t%.1f\n", labStages[k].name, x.settledP50, x.settledP99, x.settledMax, x.inZone, x.worstP99, x.replansPerHour*courses[0].duration/3600)
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.1f\t%.2f\t%.1f\n", labStages[k].name, x.settledP50, x.settledP99, x.settledMax,
+			x.inZone, x.worstP99, x.replansPerHour*courses[0].duration/3600)
 	}
 	_ = w.Flush()
 	fmt.Fprintln(out)

@@ -63,7 +63,14 @@ func (t topologies) draw(r *rand.Rand) *service {
 		regions = 2
 	}
 	tops := t.get(zones, regions)
-	s := &service{topology: tops[0], matrix: tops[1], demand: make([]float64, zones), weight: make([]int64, zones), cpu: make([]float64, zones), ratios: auto.Ratios{}}
+	s := &service{
+		topology: tops[0],
+		matrix:   tops[1],
+		demand:   make([]float64, zones),
+		weight:   make([]int64, zones),
+		cpu:      make([]float64, zones),
+		ratios:   auto.Ratios{},
+	}
 	total := 0.0
 	for z := range zones {
 		s.cpu[z] = 1 + 0.5*r.Float64()

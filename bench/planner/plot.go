@@ -47,13 +47,26 @@ func plot(out io.Writer, in io.Reader) error {
 	}
 	panels := []panel{
 		{"in-zone share", 1, []float64{0, 0.5, 1}, func(s seen) float64 { return s.InZone }, func(s seen) float64 { return s.Best }},
-		{"load of the busiest zone's endpoints, × the mean", 2.4, []float64{0, 1, 1.2, 2}, func(s seen) float64 { return s.Worst }, func(s seen) float64 { return s.BestWorst }},
+		{
+			"load of the busiest zone's endpoints, × the mean",
+			2.4,
+			[]float64{0, 1, 1.2, 2},
+			func(s seen) float64 { return s.Worst },
+			func(s seen) float64 { return s.BestWorst },
+		},
 	}
 	height := plotTop + float64(len(panels))*(panelHeight+panelGap)
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="12">`+"\n", plotWidth, height)
+	fmt.Fprintf(
+		&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="12">`+"\n",
+		plotWidth,
+		height,
+	)
 	fmt.Fprintf(&b, `<rect width="%g" height="%g" fill="#fff"/>`+"\n", plotWidth, height)
-	fmt.Fprintf(&b, `<text x="%g" y="16" fill="#0a58ca">measured</text><text x="%g" y="16" fill="#888">best plan for the demand as sent</text>`+"\n", plotLeft, plotLeft+80)
+	fmt.Fprintf(&b,
+		`<text x="%g" y="16" fill="#0a58ca">measured</text><text x="%g" y="16" fill="#888">best plan for the demand as sent</text>`+"\n",
+		plotLeft, plotLeft+80)
 	for i, p := range panels {
 		p.draw(&b, samples, plotTop+float64(i)*(panelHeight+panelGap), i == 0)
 	}

@@ -82,7 +82,8 @@ func timings(out io.Writer, seed uint64, rounds, services int) (verdicts []verdi
 		slices.Sort(took)
 		median := took[len(took)/2]
 		fmt.Fprintf(w, "%s\t%v\t%v\n", name, median.Round(10*time.Nanosecond), limit)
-		verdicts = append(verdicts, verdict{name, float64(median) / float64(time.Microsecond), float64(limit) / float64(time.Microsecond), microseconds, false})
+		verdicts = append(verdicts,
+			verdict{name, float64(median) / float64(time.Microsecond), float64(limit) / float64(time.Microsecond), microseconds, false})
 	}
 	solve := func(t *planner.Topology, p *planner.Problem, _ []int) {
 		if err := solver.Solve(t, p, plan); err != nil {
@@ -101,7 +102,8 @@ func timings(out io.Writer, seed uint64, rounds, services int) (verdicts []verdi
 	line("plan, 3 zones", time.Microsecond, 100, 10, 3, false, solve, false)
 	line("plan, 50 zones", 50*time.Microsecond, 100, 300, 50, false, solve, false)
 	line("plan, 50 zones, cost matrix", 500*time.Microsecond, 30, 300, 50, true, solve, false)
-	line(fmt.Sprintf("%d services of 1-20 endpoints, 3 zones", services), 50*time.Millisecond*time.Duration(services)/10000, services, 20, 3, false, solve, true)
+	line(fmt.Sprintf("%d services of 1-20 endpoints, 3 zones", services), 50*time.Millisecond*time.Duration(services)/10000,
+		services, 20, 3, false, solve, true)
 	line(fmt.Sprintf("%d services with hints", services), time.Second*time.Duration(services)/10000, services, 20, 3, false, both, true)
 	line("hints, 3 zones, 10 endpoints", 100*time.Microsecond, 50, 10, 3, false, search, false)
 	line("hints, 50 zones, 300 endpoints", 5*time.Millisecond, 5, 300, 50, false, search, false)

@@ -268,7 +268,8 @@ func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	l := Open(Config{Dir: dir, Name: "audit"})
 	long := strings.Repeat("ü\x00", 1<<20)
-	l.Write(Record{User: long, Object: "/" + long, From: strings.Split(strings.Repeat("a,", 1000)+long, ","), Details: map[string]string{long: long}})
+	l.Write(
+		Record{User: long, Object: "/" + long, From: strings.Split(strings.Repeat("a,", 1000)+long, ","), Details: map[string]string{long: long}})
 	l.Close()
 	data, err := os.ReadFile(filepath.Join(dir, "audit.log"))
 	if err != nil || len(data) > 64<<10 {

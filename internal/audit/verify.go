@@ -255,7 +255,8 @@ func (v *verifier) event(r Record, where Break) error {
 			v.note("%s:%d: the head was %s when the log was opened: whether records were missing then is not known", where.File, where.Line, why)
 			return nil
 		}
-		where.Reason = fmt.Sprintf("records are missing before it: the log ended with record %s when it was opened, but record %s had been on the disk",
+		where.Reason = fmt.Sprintf(
+			"records are missing before it: the log ended with record %s when it was opened, but record %s had been on the disk",
 			r.Details["last"], r.Details["known"])
 		return &where
 	case EventRemoved:

@@ -390,12 +390,19 @@ func TestIndexesOfSnapshot(t *testing.T) {
 	client := resourcetest.New()
 	other := pod("web-1", "n1", map[string]string{"app": "web"})
 	other.Namespace = "other"
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-x", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-x", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+	}
 	client.Seed(
 		pod("web-1", "n1", map[string]string{"app": "web", "tier": "front"}),
 		pod("web-2", "n2", map[string]string{"app": "web"}),
-		pod("db-1", "n1", map[string]string{"app": "db"}), other, slice,
-		&meshv1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", Labels: map[string]string{"app": "web"}}, Spec: meshv1alpha1.DataplaneSpec{NodeName: "n1"}},
+		pod("db-1", "n1", map[string]string{"app": "db"}),
+		other,
+		slice,
+		&meshv1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "vm", Labels: map[string]string{"app": "web"}},
+			Spec:       meshv1alpha1.DataplaneSpec{NodeName: "n1"},
+		},
 		service("web", map[string]string{"app": "web"}),
 		service("front", map[string]string{"app": "web", "tier": "front"}),
 		service("manual", nil),

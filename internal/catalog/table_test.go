@@ -37,7 +37,8 @@ func TestTableHistory(t *testing.T) {
 		version := 0
 		draw := func() resource.Object {
 			version++
-			p := pod(rapid.SampledFrom([]string{"p1", "p2", "p3", "p4"}).Draw(t, "name"), rapid.SampledFrom([]string{"", "n1"}).Draw(t, "node"), label.Draw(t, "labels"))
+			p := pod(rapid.SampledFrom([]string{"p1", "p2", "p3", "p4"}).Draw(t, "name"),
+				rapid.SampledFrom([]string{"", "n1"}).Draw(t, "node"), label.Draw(t, "labels"))
 			p.ResourceVersion = strconv.Itoa(version)
 			return p
 		}

@@ -51,7 +51,14 @@ func newAggregatorTest(t *testing.T, nodes map[string]string) *aggregatorTest {
 func (a *aggregatorTest) report(node string, intervals float64, traffic ...Traffic) {
 	a.t.Helper()
 	a.last[node]++
-	r := &Report{Node: node, Zone: a.world.nodes[node], Run: "r-" + node, Sequence: a.last[node], Elapsed: time.Duration(intervals * float64(Interval)), Traffic: traffic}
+	r := &Report{
+		Node:     node,
+		Zone:     a.world.nodes[node],
+		Run:      "r-" + node,
+		Sequence: a.last[node],
+		Elapsed:  time.Duration(intervals * float64(Interval)),
+		Traffic:  traffic,
+	}
 	if fresh, err := a.receive(a.now, r); err != nil || !fresh {
 		a.t.Fatalf("report of %s: fresh %v, %v", node, fresh, err)
 	}
@@ -104,7 +111,8 @@ func TestSharesOfZones(t *testing.T) {
 	if e := a.Shares(portNamed("x"), []string{"b", "c"}, nil, nil); math.Abs(e.Shares[0]-2./3) > 0.005 {
 		t.Errorf("of b and c alone: %v", e.Shares)
 	}
-	if e := a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, []bool{true, false, false}); e.Shares[0] != 0 || math.Abs(e.Shares[1]-2./3) > 0.005 {
+	if e := a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, []bool{true, false, false}); e.Shares[0] != 0 ||
+		math.Abs(e.Shares[1]-2./3) > 0.005 {
 		t.Errorf("a has no nodes: %v", e.Shares)
 	}
 	// A zone where no agent ever reported stands at its prior.
@@ -304,7 +312,8 @@ func TestDuplicatesCountOnce(t *testing.T) {
 	a := newAggregatorTest(t, maps.Clone(threeNodes))
 	send := func(run string, sequence uint64) bool {
 		t.Helper()
-		fresh, err := a.receive(a.now, &Report{Node: "n-a", Zone: "a", Run: run, Sequence: sequence, Elapsed: Interval, Traffic: []Traffic{traffic("x", 1)}})
+		fresh, err := a.receive(a.now,
+			&Report{Node: "n-a", Zone: "a", Run: run, Sequence: sequence, Elapsed: Interval, Traffic: []Traffic{traffic("x", 1)}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -148,7 +148,12 @@ func (h *history) check() {
 // than what was carried; and exactly that, if nothing was forgotten.
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := &history{t: t, now: time.Now(), clean: true, world: &fakeWorld{nodes: map[string]string{"n1": "a", "n2": "b"}, gone: map[proxy.PortName]bool{}}}
+		h := &history{
+			t:     t,
+			now:   time.Now(),
+			clean: true,
+			world: &fakeWorld{nodes: map[string]string{"n1": "a", "n2": "b"}, gone: map[proxy.PortName]bool{}},
+		}
 		h.restartPlane()
 		for _, name := range []string{"n1", "n2"} {
 			a := &historyAgent{name: name, counters: counters{}, delivered: map[string]bool{}}

@@ -143,7 +143,8 @@ func (m *Meter) take() []Traffic {
 			break
 		}
 		// A count beyond the limit is a broken counter; the limit is far from any real one.
-		out = append(out, Traffic{Port: name, Connections: min(t.Connections, MaxCount), BytesIn: min(t.BytesIn, MaxCount), BytesOut: min(t.BytesOut, MaxCount)})
+		out = append(out,
+			Traffic{Port: name, Connections: min(t.Connections, MaxCount), BytesIn: min(t.BytesIn, MaxCount), BytesOut: min(t.BytesOut, MaxCount)})
 	}
 	if len(out) == len(m.pending) {
 		// A new map, as the time to clear one grows with the most it ever held.

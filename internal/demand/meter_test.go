@@ -149,7 +149,9 @@ func TestMeterBounds(t *testing.T) {
 	m.read(counters{})
 	many := counters{}
 	for i := range maxPending + 10 {
-		many[proxy.PortName{ServiceName: proxy.ServiceName{Namespace: "ns", Name: string(rune('a'+i%26)) + time.Duration(i).String()}}] = connections(1)
+		many[proxy.PortName{ServiceName: proxy.ServiceName{Namespace: "ns", Name: string(rune('a'+i%26)) + time.Duration(i).String()}}] = connections(
+			1,
+		)
 	}
 	m.read(many)
 	sum := uint64(0)

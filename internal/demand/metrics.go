@@ -5,17 +5,19 @@ import (
 )
 
 var (
-	descReports     = metric("reports_total", "Reports of agents, by what became of them.", "outcome")
-	descMissed      = metric("missed_reports_total", "Reports that are missing in the sequence of an agent: another control plane has them, or the agent gave them up.")
+	descReports = metric("reports_total", "Reports of agents, by what became of them.", "outcome")
+	descMissed  = metric("missed_reports_total",
+		"Reports that are missing in the sequence of an agent: another control plane has them, or the agent gave them up.")
 	descLost        = metric("lost_connections_total", "Reported connections that were not counted, as their service port is not known.")
 	descConnections = metric("connections_total", "New connections in all reports that were taken.")
 	descBytes       = metric("bytes_total", "Bytes in all reports that were taken; in is from clients.", "direction")
 	descAgents      = metric("agents", "Agents that have reported in the last 40 seconds, and those that are silent for longer.", "state")
 	descOldest      = metric("oldest_report_age_seconds", "Time since the report of the agent that is silent the longest.")
-	descAge         = metric("silent_agent_age_seconds", "Time since the last report of an agent that is silent; of the 20 that are so the longest.", "node")
-	descPorts       = metric("service_ports", "Service ports whose demand is kept.")
-	descSteps       = metric("steps_total", "Steps of the estimates.")
-	descStepTime    = metric("step_seconds_total", "Time spent in them.")
+	descAge         = metric("silent_agent_age_seconds",
+		"Time since the last report of an agent that is silent; of the 20 that are so the longest.", "node")
+	descPorts    = metric("service_ports", "Service ports whose demand is kept.")
+	descSteps    = metric("steps_total", "Steps of the estimates.")
+	descStepTime = metric("step_seconds_total", "Time spent in them.")
 )
 
 func metric(name, help string, labels ...string) *prometheus.Desc {

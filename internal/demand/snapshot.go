@@ -139,7 +139,14 @@ func (a *Aggregator) Snapshot(of *proxy.ServiceName) []PortDemand {
 }
 
 func (a *Aggregator) describe(p *port) PortDemand {
-	d := PortDemand{Port: p.name, Name: p.name.String(), Total: p.total, Connections: p.estimator.Rate(), BytesIn: p.inRate, BytesOut: p.outRate}
+	d := PortDemand{
+		Port:        p.name,
+		Name:        p.name.String(),
+		Total:       p.total,
+		Connections: p.estimator.Rate(),
+		BytesIn:     p.inRate,
+		BytesOut:    p.outRate,
+	}
 	for i, share := range p.estimator.Shares(nil, nil) {
 		d.Zones = append(d.Zones, ZoneShare{a.zones[i], share})
 	}

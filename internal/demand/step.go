@@ -73,7 +73,8 @@ func (a *Aggregator) look() *present {
 	zones := slices.Sorted(maps.Keys(names))
 	crowded := len(zones) > planner.MaxZones
 	if crowded && !a.crowded {
-		a.log.Error("more topology zones than can be planned for, demand of the last ones is not measured", "zones", len(zones), "limit", planner.MaxZones)
+		a.log.Error("more topology zones than can be planned for, demand of the last ones is not measured", "zones", len(zones),
+			"limit", planner.MaxZones)
 	}
 	a.crowded = crowded
 	zones = zones[:min(len(zones), planner.MaxZones)]

@@ -226,7 +226,11 @@ func (a *Authority) IssueClient(s Subject, life time.Duration) (Pair, error) {
 
 // SignClient makes a client certificate for a key that the client keeps. Of the
 // request only the public key is used: who the client is was decided before.
-func (a *Authority) SignClient(s Subject, life time.Duration, request *x509.CertificateRequest) (certPEM []byte, notAfter time.Time, err error) {
+func (a *Authority) SignClient(
+	s Subject,
+	life time.Duration,
+	request *x509.CertificateRequest,
+) (certPEM []byte, notAfter time.Time, err error) {
 	der, err := a.signClient(s, life, request.PublicKey)
 	if err != nil {
 		return nil, time.Time{}, err

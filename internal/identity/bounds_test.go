@@ -143,7 +143,8 @@ func TestWorkloadNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if namespace, account, ok := WorkloadName(s.User, s.Groups); !ok || namespace != "shop" || account != "web" || s.User != "proxima:workload:shop/web" {
+	if namespace, account, ok := WorkloadName(s.User, s.Groups); !ok || namespace != "shop" || account != "web" ||
+		s.User != "proxima:workload:shop/web" {
 		t.Errorf("%q is %q %q %t", s.User, namespace, account, ok)
 	}
 	for _, bad := range []string{"web", "/web", "shop/", "a/b/c", "Shop/web"} {

@@ -147,7 +147,8 @@ func refusal(code int, body []byte) error {
 	}
 	switch code {
 	case http.StatusUnauthorized:
-		return fmt.Errorf("%w: %d %s: the token or certificate is wrong, revoked or has run out; make a new token", ErrRefused, code, status.Message)
+		return fmt.Errorf("%w: %d %s: the token or certificate is wrong, revoked or has run out; make a new token", ErrRefused, code,
+			status.Message)
 	case http.StatusForbidden:
 		return fmt.Errorf("%w: %d %s", ErrRefused, code, status.Message)
 	}

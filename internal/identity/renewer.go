@@ -224,9 +224,11 @@ func (r *Renewer) Problem() error {
 func (r *Renewer) warnOfAge(c *Credentials) {
 	switch now := r.cfg.Now(); {
 	case now.After(c.NotAfter):
-		r.cfg.Log.Warn("the certificate has run out; it is renewed as soon as the control plane answers", "user", c.Subject.User, "since", c.NotAfter)
+		r.cfg.Log.Warn("the certificate has run out; it is renewed as soon as the control plane answers", "user", c.Subject.User,
+			"since", c.NotAfter)
 	case now.Before(c.NotBefore):
-		r.cfg.Log.Warn("this machine's clock is behind: the certificate begins later", "user", c.Subject.User, "clock", now, "validFrom", c.NotBefore)
+		r.cfg.Log.Warn("this machine's clock is behind: the certificate begins later", "user", c.Subject.User, "clock", now,
+			"validFrom", c.NotBefore)
 	}
 }
 

@@ -84,8 +84,12 @@ func (r *Renewer) fix(failure error) string {
 			kind, name = k, n
 		}
 	}
-	create := fmt.Sprintf("on the control plane's machine: proxima token create --kind %s --name %s; put it into the file that --token-file names, "+
-		"which is read again within minutes (start again with that flag if there is none)", kind, name)
+	create := fmt.Sprintf(
+		"on the control plane's machine: proxima token create --kind %s --name %s; put it into the file that --token-file names, "+
+			"which is read again within minutes (start again with that flag if there is none)",
+		kind,
+		name,
+	)
 	if errors.Is(failure, ErrRefused) || c == nil {
 		return create
 	}

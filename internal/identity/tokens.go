@@ -99,7 +99,14 @@ func (ts *Tokens) Create(ctx context.Context, kind Kind, name string, ttl time.D
 }
 
 // CreateBounded is Create with bounds, which CheckBounds must find good.
-func (ts *Tokens) CreateBounded(ctx context.Context, kind Kind, name string, bounds Bounds, ttl time.Duration, by string) (Token, TokenInfo, error) {
+func (ts *Tokens) CreateBounded(
+	ctx context.Context,
+	kind Kind,
+	name string,
+	bounds Bounds,
+	ttl time.Duration,
+	by string,
+) (Token, TokenInfo, error) {
 	if _, err := SubjectFor(kind, name); err != nil {
 		return Token{}, TokenInfo{}, fmt.Errorf("create token: %w", err)
 	}

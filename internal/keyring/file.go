@@ -100,7 +100,8 @@ func (r *Ring) reloadLocked() error {
 		return err
 	}
 	if mode := info.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
-		return fmt.Errorf("%s can be read by others (mode %04o): run chmod 600 %s, and proxima secrets rotate if they may have read it", r.path, mode, r.path)
+		return fmt.Errorf("%s can be read by others (mode %04o): run chmod 600 %s, and proxima secrets rotate if they may have read it",
+			r.path, mode, r.path)
 	}
 	const most = 1 << 20
 	if info.Size() > most {

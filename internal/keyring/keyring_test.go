@@ -103,7 +103,8 @@ func TestWrongKey(t *testing.T) {
 		t.Errorf("a plain value: %v", err)
 	}
 	var format *FormatError
-	if _, _, err := ours.Unseal(nil, []byte("proxima:sealed:2:x")); !errors.As(err, &format) || !strings.Contains(err.Error(), "newer version") {
+	if _, _, err := ours.Unseal(nil, []byte("proxima:sealed:2:x")); !errors.As(err, &format) ||
+		!strings.Contains(err.Error(), "newer version") {
 		t.Errorf("another version: %v", err)
 	}
 }
@@ -153,7 +154,8 @@ func TestFile(t *testing.T) {
 	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		secret := r.Keys()[0].secret
-		if shown := fmt.Sprintf(verb, r.Keys()); strings.Contains(shown, fmt.Sprint(secret[0], " ", secret[1])) || strings.Contains(shown, "secret") {
+		if shown := fmt.Sprintf(verb, r.Keys()); strings.Contains(shown, fmt.Sprint(secret[0], " ", secret[1])) ||
+			strings.Contains(shown, "secret") {
 			t.Errorf("%s shows the secret: %s", verb, shown)
 		}
 	}

@@ -102,7 +102,11 @@ func FuzzSolve(f *testing.F) {
 			named(err)
 			return
 		}
-		p := &Problem{Demand: []float64{d1, d2, d3}, Weight: []int64{w1, w2, w3}, Params: Params{Overload: overload, Margin: margin, Utilisation: use}}
+		p := &Problem{
+			Demand: []float64{d1, d2, d3},
+			Weight: []int64{w1, w2, w3},
+			Params: Params{Overload: overload, Margin: margin, Utilisation: use},
+		}
 		plan, err := Solve(topology, p)
 		if err != nil {
 			named(err)

@@ -220,7 +220,8 @@ func TestWeights(t *testing.T) {
 }
 
 func TestWeightsRefuse(t *testing.T) {
-	plan, err := Solve(mustTopology(t, threeZones(), Costs{}), &Problem{Demand: []float64{1, 1, 1}, Weight: []int64{2, 0, 1}, Params: DefaultParams(false)})
+	plan, err := Solve(mustTopology(t, threeZones(), Costs{}),
+		&Problem{Demand: []float64{1, 1, 1}, Weight: []int64{2, 0, 1}, Params: DefaultParams(false)})
 	if err != nil {
 		t.Fatal(err)
 	}

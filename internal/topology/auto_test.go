@@ -207,15 +207,18 @@ func TestCustomHeuristics(t *testing.T) {
 		r.heuristicChanged("example.com/First")
 		r.seed(workloads("abca")...)
 		r.wantHints("failed: those there are stay", "a1:a a2: b1:a c1:a")
-		want := []string{`Warning TopologyHeuristicFailed: topology mode "example.com/First" failed, hints are left as they are: out of ideas, addressType: IPv4`}
+		want := []string{
+			`Warning TopologyHeuristicFailed: topology mode "example.com/First" failed, hints are left as they are: out of ideas, addressType: IPv4`}
 		r.wantEvents("failed", want...)
 
 		r.annotate(mode, "example.com/Second")
 		r.wantHints("unknown: those there are stay", "a1:a a2: b1:a c1:a")
 		r.seed(workloads("abca")...)
-		want = append(want, `Warning TopologyHeuristicUnknown: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
+		want = append(want,
+			`Warning TopologyHeuristicUnknown: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
 		r.wantEvents("unknown", want...)
-		r.wantCondition("unknown", ConditionPlan, `False Heuristic: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
+		r.wantCondition("unknown", ConditionPlan,
+			`False Heuristic: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
 
 		known["example.com/Second"] = &first{}
 		r.heuristicChanged("example.com/Second")

@@ -74,7 +74,13 @@ func BenchmarkEndpointChange(b *testing.B) {
 	var table trafficplan.Table
 	for b.Loop() {
 		planOf(b, c, s, resource.KeyOf(service))
-		table.Apply(&catalog.Delta{Before: s, After: s, Slices: []catalog.Change[*discoveryv1.EndpointSlice]{{Key: resource.KeyOf(slice), Old: slice, New: slice}}})
+		table.Apply(
+			&catalog.Delta{
+				Before: s,
+				After:  s,
+				Slices: []catalog.Change[*discoveryv1.EndpointSlice]{{Key: resource.KeyOf(slice), Old: slice, New: slice}},
+			},
+		)
 	}
 }
 

@@ -101,7 +101,12 @@ func (a *advice) custom(name string) endpointslice.HintFunc {
 	}
 }
 
-func (a *advice) ask(name string, service *corev1.Service, family discoveryv1.AddressType, all []endpointslice.HintSlice) (hints [][]*auto.Hints, reason string, err error) {
+func (a *advice) ask(
+	name string,
+	service *corev1.Service,
+	family discoveryv1.AddressType,
+	all []endpointslice.HintSlice,
+) (hints [][]*auto.Hints, reason string, err error) {
 	d, reason, err := a.c.decide(name, a.c.question(service, family, advisedFacts(all)))
 	if err != nil {
 		return nil, reason, fmt.Errorf("%w, addressType: %s", err, family)

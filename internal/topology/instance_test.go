@@ -113,7 +113,8 @@ func TestPlanIsWrittenWhenItIsPublished(t *testing.T) {
 			t.Errorf("owned by %+v", owner)
 		}
 		g := p.Spec.Groups[0]
-		if g.Outcome != plannerv1alpha1.OutcomePlanned || g.Reason != plannerv1alpha1.PublishEndpointsChanged || g.DemandSource != plannerv1alpha1.DemandGuessed {
+		if g.Outcome != plannerv1alpha1.OutcomePlanned || g.Reason != plannerv1alpha1.PublishEndpointsChanged ||
+			g.DemandSource != plannerv1alpha1.DemandGuessed {
 			t.Errorf("%+v", g)
 		}
 		writes := 0
@@ -236,7 +237,8 @@ func TestLargePlansAreSplit(t *testing.T) {
 	if want := []string{"web", "web.22", "web.33"}; !slices.Equal(names, want) {
 		t.Errorf("parts %v, want %v", names, want)
 	}
-	want := []string{"port-0 Planned", "port-1 Planned", "port-2 Planned", "port-3 Planned", "port-4 Planned", "too-large TooLarge", "small Planned"}
+	want := []string{"port-0 Planned", "port-1 Planned", "port-2 Planned", "port-3 Planned", "port-4 Planned", "too-large TooLarge",
+		"small Planned"}
 	if diff := cmp.Diff(want, ports); diff != "" {
 		t.Error(diff)
 	}

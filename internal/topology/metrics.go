@@ -23,22 +23,35 @@ func newMetrics() metrics {
 		return prometheus.NewDesc("proxima_topology_"+name, help, labels, nil)
 	}
 	return metrics{
-		inZone:        of("in_zone_ratio", "Share of connections that stay in their zone, by the published plan under the present demand.", unitLabels()...),
-		overload:      of("overload_ratio", "Load of the busiest endpoint as a multiple of the mean, by the published plan under the present demand.", unitLabels()...),
-		limit:         of("overload_limit_ratio", "Load that no endpoint is planned above, as a multiple of the mean.", unitLabels()...),
-		cost:          of("cost", "Mean cost of a connection by the published plan under the present demand.", unitLabels()...),
-		gap:           of("gap_points", "How much worse the published plan is than the best one, in points; it is replaced above 3.", unitLabels()...),
-		age:           of("plan_age_seconds", "Time since the plan was published.", unitLabels()...),
-		replans:       of("replans_total", "Plans published, by reason.", unitLabels("reason")...),
-		demand:        of("demand_connections_per_second", "Measured demand; 0 where it is guessed.", unitLabels()...),
-		hintsInZone:   of("hints_in_zone_ratio", "Share of connections that stay in their zone where only hints are read.", unitLabels()...),
-		hintsOverload: of("hints_overload_ratio", "Load of the busiest endpoint as a multiple of the mean where only hints are read.", unitLabels()...),
-		services:      of("services", "Services with a topology mode, by mode.", "mode"),
+		inZone: of(
+			"in_zone_ratio",
+			"Share of connections that stay in their zone, by the published plan under the present demand.",
+			unitLabels()...),
+		overload: of(
+			"overload_ratio",
+			"Load of the busiest endpoint as a multiple of the mean, by the published plan under the present demand.",
+			unitLabels()...),
+		limit: of("overload_limit_ratio", "Load that no endpoint is planned above, as a multiple of the mean.", unitLabels()...),
+		cost:  of("cost", "Mean cost of a connection by the published plan under the present demand.", unitLabels()...),
+		gap: of(
+			"gap_points",
+			"How much worse the published plan is than the best one, in points; it is replaced above 3.",
+			unitLabels()...),
+		age:         of("plan_age_seconds", "Time since the plan was published.", unitLabels()...),
+		replans:     of("replans_total", "Plans published, by reason.", unitLabels("reason")...),
+		demand:      of("demand_connections_per_second", "Measured demand; 0 where it is guessed.", unitLabels()...),
+		hintsInZone: of("hints_in_zone_ratio", "Share of connections that stay in their zone where only hints are read.", unitLabels()...),
+		hintsOverload: of(
+			"hints_overload_ratio",
+			"Load of the busiest endpoint as a multiple of the mean where only hints are read.",
+			unitLabels()...),
+		services: of("services", "Services with a topology mode, by mode.", "mode"),
 	}
 }
 
 func (m metrics) all() []*prometheus.Desc {
-	return []*prometheus.Desc{m.inZone, m.overload, m.limit, m.cost, m.gap, m.age, m.replans, m.demand, m.hintsInZone, m.hintsOverload, m.services}
+	return []*prometheus.Desc{m.inZone, m.overload, m.limit, m.cost, m.gap, m.age, m.replans, m.demand, m.hintsInZone,
+		m.hintsOverload, m.services}
 }
 
 // Describe implements prometheus.Collector.

@@ -282,7 +282,8 @@ func TestCosts(t *testing.T) {
 		r.wantCondition("costs that are not there", ConditionParameters,
 			`False Unresolved: topology.proxima.dev/costs="theirs": there is no ZoneCosts of that name, the default ones hold`)
 		r.seed(costs("theirs", pair("a", "moon", 1)))
-		r.wantCondition("costs of a zone that is not there", ConditionParameters, `False Unresolved: ZoneCosts "theirs" names zones that there are not: moon`)
+		r.wantCondition("costs of a zone that is not there", ConditionParameters,
+			`False Unresolved: ZoneCosts "theirs" names zones that there are not: moon`)
 		r.delete("ZoneCosts", "", "theirs")
 		r.delete("ZoneCosts", "", DefaultCosts)
 		r.annotate(AnnotationCosts, "")
@@ -329,7 +330,8 @@ func TestDefaultCostsAreThePlanners(t *testing.T) {
 		t.Errorf("%+v", c.Spec)
 	}
 	free := costs("x", func(s *meshv1alpha1.ZoneCostsSpec) { s.Region, s.World = ptr.To(0.), ptr.To(0.) })
-	top, err := planner.NewTopology([]planner.Zone{{Name: "a"}, {Name: "b"}}, costTable{&free.Spec}.costs([]planner.Zone{{Name: "a"}, {Name: "b"}}))
+	top, err := planner.NewTopology([]planner.Zone{{Name: "a"}, {Name: "b"}},
+		costTable{&free.Spec}.costs([]planner.Zone{{Name: "a"}, {Name: "b"}}))
 	if err != nil || top.MaxCost() != 0 {
 		t.Errorf("costs of 0 are %v, %v", top.MaxCost(), err)
 	}
@@ -442,7 +444,11 @@ func drawSlices(t *rapid.T, zones []string) []*discoveryv1.EndpointSlice {
 	ip := 0
 	for i := range rapid.IntRange(1, 4).Draw(t, "slices") {
 		s := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "shop",
+				Name:      fmt.Sprintf("web-%d", i),
+				Labels:    map[string]string{discoveryv1.LabelServiceName: "web"},
+			},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP)}},
 		}

@@ -21,7 +21,8 @@ func TestWhatIsWrittenIsValid(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := &rig{t: t, client: resourcetest.New(kind.All()...), demand: &fakeDemand{rates: map[string]float64{}}}
 		service := adaptive(AnnotationOverload, "no number")
-		service.Spec.SessionAffinity, service.Spec.InternalTrafficPolicy = corev1.ServiceAffinityNone, new(corev1.ServiceInternalTrafficPolicyCluster)
+		service.Spec.SessionAffinity, service.Spec.InternalTrafficPolicy = corev1.ServiceAffinityNone, new(
+			corev1.ServiceInternalTrafficPolicyCluster)
 		r.client.Seed(all(equalNodes("abc"), workloads("aaaabbbbccc"), one(service))...)
 		r.start(nil)
 		for _, typ := range []string{ConditionPlan, ConditionParameters} {

@@ -117,7 +117,12 @@ type candidate struct {
 	plan *plannerv1alpha1.PortGroup
 }
 
-func (c *Controller) candidates(snapshot *catalog.Snapshot, m *model, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan) []*candidate {
+func (c *Controller) candidates(
+	snapshot *catalog.Snapshot,
+	m *model,
+	service *corev1.Service,
+	parts []*plannerv1alpha1.TrafficPlan,
+) []*candidate {
 	params := paramsFor(service, parts)
 	var out []*candidate
 	for _, g := range groupsOf(snapshot, resource.KeyOf(service)) {
@@ -268,7 +273,8 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 		fmt.Fprintf(b, "%s%s\n", mark, line)
 	}
 	if planned && p.moved() {
-		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n", measures(p.Now), p.Gap)
+		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n",
+			measures(p.Now), p.Gap)
 	}
 	if h := p.Hints; h != nil {
 		hints := hintPlan{mode: h.Mode, reason: h.Reason, metrics: h.Metrics}

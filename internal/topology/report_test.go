@@ -110,7 +110,8 @@ func TestExplainFollowsTheDemand(t *testing.T) {
 		r.report(map[string]float64{"a": 60.5, "b": 10, "c": 10})
 		report, _ := r.c.Explain(webKey)
 		p := report.Plans[0]
-		if p.Reason != planner.LargeGap.String() || p.Age < 60 || p.Age > 100 || !p.Measured || p.Gap <= 0 || p.Gap > 1 || p.Now == p.Plan.Metrics {
+		if p.Reason != planner.LargeGap.String() || p.Age < 60 || p.Age > 100 || !p.Measured || p.Gap <= 0 || p.Gap > 1 ||
+			p.Now == p.Plan.Metrics {
 			t.Errorf("%+v", p)
 		}
 		if !strings.Contains(report.Text("b"), "\n> b: ") || strings.Contains(report.Text("b"), "\n> a: ") {

@@ -39,7 +39,8 @@ func TestRestartHoldsPlans(t *testing.T) {
 		for _, what := range []string{"restarted", "restarted before it was warm"} {
 			restart()
 			r.wantPercents(what, "a", planned)
-			if got := r.condition(ConditionPlan); !strings.Contains(got, "demand held until all nodes have reported (a 75.00 %, b 12.50 %, c 12.50 %);") {
+			if got := r.condition(ConditionPlan); !strings.Contains(got,
+				"demand held until all nodes have reported (a 75.00 %, b 12.50 %, c 12.50 %);") {
 				t.Errorf("%s: %s", what, got)
 			}
 			if report, ok := r.c.Explain(webKey); !ok || !report.Plans[0].Held || report.Plans[0].Measured {

@@ -126,7 +126,8 @@ func TestGoodWeightsStay(t *testing.T) {
 		r.settle()
 		r.wantPercents("no number", "a", "a 75.0 b 25.0")
 		const failed = "False Heuristic: topology mode \"example.com/Weigher\" failed, hints are left as they are: "
-		r.wantCondition("no number", ConditionPlan, failed+"endpoint 0: weight NaN for zone a, not a number from 0 to 1e+09, addressType: IPv4; the last good weights stay in effect")
+		r.wantCondition("no number", ConditionPlan,
+			failed+"endpoint 0: weight NaN for zone a, not a number from 0 to 1e+09, addressType: IPv4; the last good weights stay in effect")
 		h.set(func() { h.err = errors.New("out of ideas") })
 		r.seed(node("node-c", "c"))
 		r.wantPercents("an error, and a new zone", "a", "a 75.0 b 25.0")
@@ -156,16 +157,19 @@ func TestWeightsOfOthersSlices(t *testing.T) {
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "mine", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP)}},
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Zone: ptr.To("a")}, {Addresses: []string{"10.0.0.2"}, Zone: ptr.To("b")}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Zone: ptr.To("a")},
+				{Addresses: []string{"10.0.0.2"}, Zone: ptr.To("b")}},
 		}
 		h := &weigher{home: 4, away: 1}
 		r := newRig(t, weighed(h), all(equalNodes("ab"), []resource.Object{service, slice})...)
 		r.wantPercents("weights", "a", "a 80.0 b 20.0")
-		r.wantCondition("weights", ConditionPlan, "True Heuristic: weights are those of example.com/Weigher; another controller manages its EndpointSlices, and decides about hints")
+		r.wantCondition("weights", ConditionPlan,
+			"True Heuristic: weights are those of example.com/Weigher; another controller manages its EndpointSlices, and decides about hints")
 		h.set(func() { h.hintsAlone = true })
 		r.heuristicChanged(weighing)
 		r.settle()
-		r.wantCondition("no weights", ConditionPlan, "False Heuristic: example.com/Weigher gives no weights, and another controller manages its EndpointSlices, and decides about hints")
+		r.wantCondition("no weights", ConditionPlan,
+			"False Heuristic: example.com/Weigher gives no weights, and another controller manages its EndpointSlices, and decides about hints")
 		r.wantPercents("no weights", "a", "a 50.0 b 50.0")
 	})
 }

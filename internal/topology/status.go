@@ -321,7 +321,12 @@ func count(n int64, what string) string {
 }
 
 // ruleCondition is the condition of a Service that a heuristic decides over.
-func (c *Controller) ruleCondition(service *corev1.Service, mode Mode, parts []*plannerv1alpha1.TrafficPlan, families []outcome) (cond metav1.Condition, settled bool) {
+func (c *Controller) ruleCondition(
+	service *corev1.Service,
+	mode Mode,
+	parts []*plannerv1alpha1.TrafficPlan,
+	families []outcome,
+) (cond metav1.Condition, settled bool) {
 	cond = metav1.Condition{Type: ConditionPlan, Status: metav1.ConditionTrue, Reason: ReasonHeuristic}
 	c.mu.Lock()
 	e := c.entries[resource.KeyOf(service)]

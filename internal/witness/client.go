@@ -204,7 +204,8 @@ func outcomeIn(o witnessv1.Outcome) health.Outcome {
 	return health.Failed
 }
 
-var descProbes = prometheus.NewDesc("proxima_witness_probes_total", "Probes of other agents that the control plane asked for, by outcome.", []string{"outcome"}, nil)
+var descProbes = prometheus.NewDesc("proxima_witness_probes_total",
+	"Probes of other agents that the control plane asked for, by outcome.", []string{"outcome"}, nil)
 
 // Describe implements prometheus.Collector.
 func (c *Client) Describe(to chan<- *prometheus.Desc) { to <- descProbes }

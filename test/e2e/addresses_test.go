@@ -268,7 +268,8 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 					err := tc.write(name)
 					died := dead.heal()
 					checkOwners(t, inner, witness)
-					if delErr := witness.Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); delErr != nil && !apierrors.IsNotFound(delErr) {
+					if delErr := witness.Delete(t.Context(), kind.Service, resource.Key{Namespace: "default", Name: name}, resource.Preconditions{}); delErr != nil &&
+						!apierrors.IsNotFound(delErr) {
 						t.Fatal(delErr)
 					}
 					checkOwners(t, inner, witness)

@@ -146,7 +146,12 @@ func TestOutage(t *testing.T) {
 	const services = 200
 	var manifest strings.Builder
 	for i := range services {
-		fmt.Fprintf(&manifest, "apiVersion: v1\nkind: Service\nmetadata: {name: bulk-%d, namespace: default}\nspec: {selector: {app: bulk-%d}, ports: [{name: http, port: 8080}]}\n---\n", i, i)
+		fmt.Fprintf(
+			&manifest,
+			"apiVersion: v1\nkind: Service\nmetadata: {name: bulk-%d, namespace: default}\nspec: {selector: {app: bulk-%d}, ports: [{name: http, port: 8080}]}\n---\n",
+			i,
+			i,
+		)
 	}
 	p.apply(manifest.String() + webService)
 	vip := p.vip("web")
@@ -360,7 +365,10 @@ func TestInformers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.Stop()
-		dp := &v1alpha1.Dataplane{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "d"}, Spec: v1alpha1.DataplaneSpec{Addresses: []string{"192.0.2.1"}}}
+		dp := &v1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "d"},
+			Spec:       v1alpha1.DataplaneSpec{Addresses: []string{"192.0.2.1"}},
+		}
 		if _, err := client.Create(t.Context(), kind.Dataplane, dp); err != nil {
 			t.Fatal(err)
 		}

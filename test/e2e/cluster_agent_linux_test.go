@@ -162,7 +162,8 @@ func TestClusterAgent(t *testing.T) {
 		return []string{"--kube-proxy-config", kubeProxyFile(t, p.kubeconfig, health, metrics)}
 	})
 	portA, portB := backendNamed(t, "a"), backendNamed(t, "b")
-	p.apply(fmt.Sprintf(httpService, "") + endpoint("web", "a", portA, "edge-1", "zone-a", "") + endpoint("web", "b", portB, "edge-2", "zone-b", ""))
+	p.apply(
+		fmt.Sprintf(httpService, "") + endpoint("web", "a", portA, "edge-1", "zone-a", "") + endpoint("web", "b", portB, "edge-2", "zone-b", ""))
 	vip := p.vip("web")
 
 	t.Run("a virtual address", func(t *testing.T) { only(t, vip, "a", "b") })
@@ -286,11 +287,16 @@ func TestClusterAgentHealthCheckNodePort(t *testing.T) {
 		return
 	}
 	p, _ := startCluster(t, func(p *plane, health, metrics int) []string {
-		return []string{"--kubeconfig", p.kubeconfig, "--node-name", "edge-1", "--health-port", strconv.Itoa(health), "--metrics-port", strconv.Itoa(metrics)}
+		return []string{"--kubeconfig", p.kubeconfig, "--node-name", "edge-1", "--health-port", strconv.Itoa(health), "--metrics-port",
+			strconv.Itoa(metrics)}
 	})
 	port := backendNamed(t, "a")
-	p.apply(fmt.Sprintf(httpService, "type: LoadBalancer, externalTrafficPolicy: Local, ") + endpoint("web", "a", port, "edge-1", "zone-a", "") + endpoint("web", "b", port, "edge-2", "zone-b", ""))
-	p.kubectl("patch", "service", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"127.97.0.1"}]}}}`)
+	p.apply(
+		fmt.Sprintf(httpService, "type: LoadBalancer, externalTrafficPolicy: Local, ") + endpoint("web", "a", port, "edge-1", "zone-a",
+			"") + endpoint("web", "b", port, "edge-2", "zone-b", ""),
+	)
+	p.kubectl("patch", "service", "web", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"loadBalancer":{"ingress":[{"ip":"127.97.0.1"}]}}}`)
 	checks, err := strconv.Atoi(p.kubectl("get", "service", "web", "-o", "jsonpath={.spec.healthCheckNodePort}"))
 	if err != nil || checks == 0 {
 		t.Fatalf("healthCheckNodePort %d, %v", checks, err)
@@ -337,7 +343,8 @@ func TestClusterAgentLearnsFromItsNode(t *testing.T) {
 	}
 	p := startPlane(t)
 	p.apply(nodeManifest("zone-a"))
-	p.kubectl("patch", "node", "edge-1", "--subresource=status", "--type=merge", "-p", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
+	p.kubectl("patch", "node", "edge-1", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
 	file := kubeProxyFile(t, p.kubeconfig, testkit.FreePort(t), testkit.FreePort(t))
 	text := strings.NewReplacer("127.0.0.0/8", "primary", "clusterCIDR: 10.244.0.0/16", "detectLocalMode: NodeCIDR").Replace(readFile(t, file))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -351,7 +358,8 @@ func TestClusterAgentLearnsFromItsNode(t *testing.T) {
 	agent.FirstLine()
 
 	port := backendNamed(t, "a")
-	p.apply(fmt.Sprintf(httpService, "type: LoadBalancer, externalTrafficPolicy: Local, ") + endpoint("web", "a", port, "edge-1", "zone-a", ""))
+	p.apply(
+		fmt.Sprintf(httpService, "type: LoadBalancer, externalTrafficPolicy: Local, ") + endpoint("web", "a", port, "edge-1", "zone-a", ""))
 	ports := strings.Fields(p.kubectl("get", "service", "web", "-o", "jsonpath={.spec.healthCheckNodePort} {.spec.ports[0].nodePort}"))
 	for _, port := range ports {
 		testkit.Eventually(t, "port "+port+" answers on the Node's address", func() bool {

@@ -114,7 +114,15 @@ func (p *plane) config() *rest.Config {
 // startNode joins an agent, a process of its own, with a node token.
 func (p *plane) startNode(name, zone string) *node {
 	p.t.Helper()
-	n := &node{plane: p, name: name, zone: zone, dir: p.t.TempDir(), health: testkit.FreePort(p.t), metrics: testkit.FreePort(p.t), dns: testkit.FreePort(p.t)}
+	n := &node{
+		plane:   p,
+		name:    name,
+		zone:    zone,
+		dir:     p.t.TempDir(),
+		health:  testkit.FreePort(p.t),
+		metrics: testkit.FreePort(p.t),
+		dns:     testkit.FreePort(p.t),
+	}
 	n.token = filepath.Join(n.dir, "token")
 	token := p.proxima("token", "create", "--kind", "node", "--name", name)
 	if err := os.WriteFile(n.token, []byte(token), 0o600); err != nil {

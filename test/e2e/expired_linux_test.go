@@ -106,7 +106,8 @@ func (n *node) startExpired(ended time.Time) {
 	if first := strings.TrimSpace(n.process.Stdout.String()); !strings.HasPrefix(first, "ready") {
 		n.plane.t.Errorf("the agent says %q, want ready", first)
 	}
-	if log := n.process.Stderr.String(); !strings.Contains(log, "the certificate has run out") || !strings.Contains(log, ended.Format(time.RFC3339)[:len("2006-01-02T15:04:05")]) {
+	if log := n.process.Stderr.String(); !strings.Contains(log, "the certificate has run out") ||
+		!strings.Contains(log, ended.Format(time.RFC3339)[:len("2006-01-02T15:04:05")]) {
 		n.plane.t.Errorf("the agent's log does not say that its certificate ran out on %s", ended)
 	}
 }

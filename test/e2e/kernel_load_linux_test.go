@@ -302,7 +302,11 @@ func (c *cluster) tryService(s int, change func(*corev1.Service)) error {
 func sliceOf(s int, backends ...int) *discoveryv1.EndpointSlice {
 	name, port, protocol := "p", int32(backendPort), corev1.ProtocolTCP
 	out := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: fmt.Sprint("s", s, "-1"), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", s)}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      fmt.Sprint("s", s, "-1"),
+			Namespace: "default",
+			Labels:    map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", s)},
+		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
 	}

@@ -196,7 +196,11 @@ func TestKernelModeSwitch(t *testing.T) {
 		n.run(mode)
 		testkit.Eventually(t, "the rules of the other mode go", func() bool {
 			state := kernelState(t)
-			nft, ipt := strings.Contains(state, "table inet proxima") || strings.Contains(state, "table ip proxima"), strings.Contains(state, "PROXIMA")
+			nft, ipt := strings.Contains(state, "table inet proxima") ||
+				strings.Contains(state, "table ip proxima"), strings.Contains(
+				state,
+				"PROXIMA",
+			)
 			return nft == (mode == "nftables") && ipt == (mode == "iptables")
 		})
 		made, _ := l.count()

@@ -48,8 +48,9 @@ func TestKernelReaction(t *testing.T) {
 				time.Sleep(150 * time.Millisecond)
 			}
 			slices.Sort(took)
-			t.Logf("%s, %d services: slice written to the new backend's answer: p50 %s, p99 %s; the agent has %d MiB",
-				mode, services, took[len(took)/2].Round(10*time.Microsecond), took[len(took)*99/100].Round(10*time.Microsecond), residentMiB(t, n.process.PID()))
+			t.Logf("%s, %d services: slice written to the new backend's answer: p50 %s, p99 %s; the agent has %d MiB", mode, services,
+				took[len(took)/2].Round(10*time.Microsecond), took[len(took)*99/100].Round(10*time.Microsecond),
+				residentMiB(t, n.process.PID()))
 			n.process.Kill()
 			n.cleanup()
 		}

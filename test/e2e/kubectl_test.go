@@ -312,10 +312,14 @@ func (m matrix) replaces() {
 // nobody else, and go with their Service.
 func TestKubectlReadsPlans(t *testing.T) {
 	p := startPlane(t)
-	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: planned, annotations: {service.kubernetes.io/topology-mode: proxima.dev/Adaptive}}, spec: {ports: [{name: http, port: 80}]}}`)
+	p.apply(
+		`{apiVersion: v1, kind: Service, metadata: {name: planned, annotations: {service.kubernetes.io/topology-mode: proxima.dev/Adaptive}}, spec: {ports: [{name: http, port: 80}]}}`,
+	)
 	p.apply(`{apiVersion: v1, kind: Service, metadata: {name: plain}, spec: {ports: [{name: http, port: 80}]}}`)
-	p.apply(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: planned-1, labels: {kubernetes.io/service-name: planned}}, addressType: IPv4,
-  endpoints: [{addresses: [10.0.0.1], zone: a}, {addresses: [10.0.0.2], zone: b}], ports: [{name: http, port: 8080, protocol: TCP}]}`)
+	p.apply(
+		`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: planned-1, labels: {kubernetes.io/service-name: planned}}, addressType: IPv4,
+  endpoints: [{addresses: [10.0.0.1], zone: a}, {addresses: [10.0.0.2], zone: b}], ports: [{name: http, port: 8080, protocol: TCP}]}`,
+	)
 	p.kubectl("wait", "tp/planned", "--for=jsonpath={.spec.groups[0].outcome}=Planned", "--timeout=30s")
 	out := p.kubectl("get", "tp")
 	head, _, _ := strings.Cut(out, "\n")
@@ -356,7 +360,13 @@ func TestKubectlCascade(t *testing.T) {
 			p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
 			p.kubectl("create", "configmap", "owner-"+tc.cascade)
 			uid := p.kubectl("get", "configmap", "owner-"+tc.cascade, "-o", "jsonpath={.metadata.uid}")
-			p.apply(fmt.Sprintf(`{apiVersion: v1, kind: Secret, metadata: {name: owned-%[1]s, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner-%[1]s, uid: %[2]s, blockOwnerDeletion: true}]}}`, tc.cascade, uid))
+			p.apply(
+				fmt.Sprintf(
+					`{apiVersion: v1, kind: Secret, metadata: {name: owned-%[1]s, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner-%[1]s, uid: %[2]s, blockOwnerDeletion: true}]}}`,
+					tc.cascade,
+					uid,
+				),
+			)
 			p.kubectl("delete", "configmap", "owner-"+tc.cascade, "--cascade="+tc.cascade, "--timeout=30s")
 			if !tc.stays {
 				p.kubectl("wait", "--for=delete", "secret/owned-"+tc.cascade, "--timeout=30s")
@@ -397,7 +407,8 @@ func TestKubectlReviews(t *testing.T) {
 		}
 	}
 	if out, err := p.try("", testkit.Kubectl(t), "auth", "can-i", "delete", "services", "--token="+token, "--certificate-authority="+filepath.Join(p.dir, "pki", "ca", "ca.crt"),
-		"--server=https://"+p.apiAddress(), "--kubeconfig=/dev/null"); err == nil || !strings.Contains(out, "no") {
+		"--server=https://"+p.apiAddress(), "--kubeconfig=/dev/null"); err == nil ||
+		!strings.Contains(out, "no") {
 		t.Errorf("can-i: %v %s", err, out)
 	}
 }

@@ -67,7 +67,15 @@ func TestAgentOnlyMachine(t *testing.T) {
 		n.tells("alone", []string{"https://" + p.apiAddress(), "node edge-1", "connected", "no problems found"}, "status")
 		n.tells("alone", []string{"default/web:http", "by its cluster IP"}, "trace", vip)
 		n.tells("alone", []string{"# node edge-1", "default/web:http"}, "node", "dump")
-		n.tells("alone", []string{"ok       control plane https://" + p.apiAddress(), "ok       agent: mode userspace, connected", "service range 127.96.0.0/16: leads to this machine"}, "doctor")
+		n.tells(
+			"alone",
+			[]string{
+				"ok       control plane https://" + p.apiAddress(),
+				"ok       agent: mode userspace, connected",
+				"service range 127.96.0.0/16: leads to this machine",
+			},
+			"doctor",
+		)
 		out, _, _ := n.here(bin, "doctor")
 		if strings.Contains(out, "start a control plane") || strings.Contains(out, "port 6443") {
 			t.Errorf("doctor takes the machine for one without a control plane:\n%s", out)
@@ -145,8 +153,9 @@ func TestAgentOnlyMachine(t *testing.T) {
 func workloadOfAgent(t *testing.T, p *plane, n *node, vip string) {
 	port := strconv.Itoa(testkit.FreePort(t))
 	bin := testkit.Binary(t)
-	w := testkit.Start(t, []string{"PROXIMA_DATA_DIR=" + n.dir}, bin, "run", "--name", "web-1", "--labels", "app=web",
-		"--port", "http:"+port, "--ready-http", "/", "--", bin, "demo", "backend", "--name", "web-1", "--zone", "zone-a", "--listen", "127.0.0.1:"+port)
+	w := testkit.Start(t, []string{"PROXIMA_DATA_DIR=" + n.dir}, bin, "run", "--name", "web-1", "--labels", "app=web", "--port",
+		"http:"+port, "--ready-http", "/", "--", bin, "demo", "backend", "--name", "web-1", "--zone", "zone-a", "--listen",
+		"127.0.0.1:"+port)
 	awaitAnswers(t, vip, "web-1")
 	var dp struct {
 		Metadata struct{ Annotations map[string]string }
@@ -236,7 +245,15 @@ func TestDiskOfAMachine(t *testing.T) {
 	disk := t.TempDir()
 	mountTmpfs(t, disk, "size=24m")
 	p := startPlaneWith(t, "127.96.0.0/16")
-	n := &node{plane: p, name: "edge-1", zone: "zone-a", dir: filepath.Join(disk, "agent"), health: testkit.FreePort(t), metrics: testkit.FreePort(t), dns: testkit.FreePort(t)}
+	n := &node{
+		plane:   p,
+		name:    "edge-1",
+		zone:    "zone-a",
+		dir:     filepath.Join(disk, "agent"),
+		health:  testkit.FreePort(t),
+		metrics: testkit.FreePort(t),
+		dns:     testkit.FreePort(t),
+	}
 	if err := os.Mkdir(n.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +338,8 @@ func TestStoreOnAFullDisk(t *testing.T) {
 	}
 	f.Close()
 	for i := range 20 { // the write-ahead log has some room left
-		_, _ = p.try(fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c%d}\ndata: {k: %q}\n", i, strings.Repeat("x", 64<<10)), testkit.Binary(t), "apply", "-f", "-")
+		_, _ = p.try(fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c%d}\ndata: {k: %q}\n", i, strings.Repeat("x", 64<<10)),
+			testkit.Binary(t), "apply", "-f", "-")
 	}
 	testkit.Eventually(t, "status names the file", func() bool {
 		out, _ := p.try("", testkit.Binary(t), "status")

@@ -87,7 +87,8 @@ func TestNamesOfAMachine(t *testing.T) {
 	})
 
 	out, err := doctor("-o", "json")
-	if problem := resolverFinding(t, out); err == nil || !strings.Contains(problem.Problem, "do not find names") || !strings.Contains(problem.Fix, "doctor --fix") {
+	if problem := resolverFinding(t, out); err == nil || !strings.Contains(problem.Problem, "do not find names") ||
+		!strings.Contains(problem.Fix, "doctor --fix") {
 		t.Fatalf("before the fix: %v, %+v\n%s", err, problem, out)
 	}
 	out, _ = doctor("--fix", "-o", "json")

@@ -18,8 +18,8 @@ func TestPostgres(t *testing.T) {
 	url := testkit.Postgres(t)
 	start := func() *testkit.Process {
 		t.Helper()
-		process := testkit.Start(t, nil, testkit.Binary(t), "control-plane", "--store", url, "--data-dir", p.dir,
-			"--api-address", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.api)), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", "127.96.0.0/16")
+		process := testkit.Start(t, nil, testkit.Binary(t), "control-plane", "--store", url, "--data-dir", p.dir, "--api-address",
+			net.JoinHostPort("127.0.0.1", strconv.Itoa(p.api)), "--grpc-port", strconv.Itoa(p.grpc), "--service-cidr", "127.96.0.0/16")
 		process.FirstLine()
 		return process
 	}
@@ -47,7 +47,8 @@ func TestPostgres(t *testing.T) {
 func TestPostgresAlone(t *testing.T) {
 	url := testkit.Postgres(t)
 	start := func(dir string) (*testkit.Process, []string) {
-		args := []string{"control-plane", "--store", url, "--data-dir", dir, "--api-address", net.JoinHostPort("127.0.0.1", strconv.Itoa(testkit.FreePort(t))), "--grpc-port", "0"}
+		args := []string{"control-plane", "--store", url, "--data-dir", dir, "--api-address",
+			net.JoinHostPort("127.0.0.1", strconv.Itoa(testkit.FreePort(t))), "--grpc-port", "0"}
 		return testkit.Start(t, nil, testkit.Binary(t), args...), args
 	}
 	first, args := start(t.TempDir())

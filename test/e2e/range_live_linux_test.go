@@ -68,7 +68,8 @@ spec: {cidrs: [10.60.0.0/24]}
 	if out := p.kubectl("get", "servicecidr", "more", "-o", "jsonpath={.status.conditions[0].reason}"); out != "Terminating" {
 		t.Errorf("the condition's reason is %q, want Terminating", out)
 	}
-	if out, err := p.try(inRange("late", "10.60.0.11"), testkit.Kubectl(t), "apply", "-f", "-"); err == nil || !strings.Contains(out, "not in the valid range") {
+	if out, err := p.try(inRange("late", "10.60.0.11"), testkit.Kubectl(t), "apply", "-f", "-"); err == nil ||
+		!strings.Contains(out, "not in the valid range") {
 		t.Errorf("an address of a range that is being deleted: %v: %s", err, out)
 	}
 	askMany(t, "10.60.0.10:8080", "web-a", "its range is being deleted")

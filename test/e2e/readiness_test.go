@@ -35,7 +35,8 @@ spec:
   readiness: {httpGet: {port: http, path: /}, periodSeconds: 1, failureThreshold: 2}
 `, port))
 	ready := func() string {
-		return p.kubectl("get", "dataplane", "web-a", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].reason}`)
+		return p.kubectl("get", "dataplane", "web-a", "-o",
+			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].reason}`)
 	}
 	testkit.Eventually(t, "what does not answer is told so", func() bool { return ready() == "False ProbeFailed" })
 	backend := serve()

@@ -105,7 +105,11 @@ func remoteRevisions(t *testing.T, s *remote.Store) {
 			}
 			_, err := s.Update(context.Background(), kind.ConfigMap, configMap("count", fmt.Sprint(i)))
 			if err == nil {
-				_, err = s.Update(context.Background(), kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": fmt.Sprint(i)}}})
+				_, err = s.Update(
+					context.Background(),
+					kind.Node,
+					&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "count", Annotations: map[string]string{"count": fmt.Sprint(i)}}},
+				)
 			}
 			if err != nil {
 				t.Error(err)
@@ -283,7 +287,19 @@ func (c *cutter) cut() {
 // and says what to do instead.
 func TestStoreRemoteIsNone(t *testing.T) {
 	p := &plane{t: t, dir: t.TempDir()}
-	out, err := p.try("", testkit.Binary(t), "control-plane", "--store", "remote:https://127.0.0.1:1", "--data-dir", p.dir, "--api-address", "127.0.0.1:0", "--grpc-port", "0")
+	out, err := p.try(
+		"",
+		testkit.Binary(t),
+		"control-plane",
+		"--store",
+		"remote:https://127.0.0.1:1",
+		"--data-dir",
+		p.dir,
+		"--api-address",
+		"127.0.0.1:0",
+		"--grpc-port",
+		"0",
+	)
 	if err == nil || !strings.Contains(out, "--store remote") || !strings.Contains(out, "sqlite:FILE") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -363,7 +363,8 @@ func TestTopologyTraffic(t *testing.T) {
 	t.Logf("%+v", x)
 	tr.within(x, 0.08, 0.15)
 	tr.follows(x)
-	if e := tr.explain(); e.Topology.Plans[0].ConnectionsPerSecond < 30 || !strings.Contains(e.Topology.Decision, "11 endpoints in 3 zones, demand measured") {
+	if e := tr.explain(); e.Topology.Plans[0].ConnectionsPerSecond < 30 ||
+		!strings.Contains(e.Topology.Decision, "11 endpoints in 3 zones, demand measured") {
 		t.Errorf("explain says %+v", e)
 	}
 	tr.simulateChangesNothing()
@@ -403,7 +404,8 @@ func (tr *traffic) restartMovesNothing(counts []int) {
 }
 
 func (tr *traffic) condition() string {
-	return tr.admin(testkit.Kubectl(tr.t), "get", "service", "shop", "-o", `jsonpath={.status.conditions[?(@.type=="proxima.dev/TopologyPlan")].message}`)
+	return tr.admin(testkit.Kubectl(tr.t), "get", "service", "shop", "-o",
+		`jsonpath={.status.conditions[?(@.type=="proxima.dev/TopologyPlan")].message}`)
 }
 
 // follows: the agents divide what was sent as the plan says that they hold.
@@ -440,8 +442,13 @@ func (tr *traffic) within(x sample, share, load float64) {
 func (tr *traffic) simulateChangesNothing() {
 	tr.t.Helper()
 	state := func() string {
-		return tr.admin(testkit.Kubectl(tr.t), "get", "services,endpointslices,nodes", "-o",
-			`jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.annotations} {.spec} {.endpoints} {.status.conditions[*].type}{"\n"}{end}`)
+		return tr.admin(
+			testkit.Kubectl(tr.t),
+			"get",
+			"services,endpointslices,nodes",
+			"-o",
+			`jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.annotations} {.spec} {.endpoints} {.status.conditions[*].type}{"\n"}{end}`,
+		)
 	}
 	before := state()
 	out := tr.admin(tr.bin, "simulate", "--fail-zone", "zone-a", "--demand", "shop:zone-b:x3")

@@ -54,12 +54,14 @@ spec:
 	})
 	testkit.Eventually(t, "agents follow", func() bool { return tr.observe(time.Second, counts...).Load[0] > 0.62 })
 	divided("the rule's weights")
-	if out := tr.admin(tr.bin, "explain", "service", "default/shop", "--from-zone", "zone-a"); !strings.Contains(out, "75.0 % stays, 25.0 % to zone-b") {
+	if out := tr.admin(tr.bin, "explain", "service", "default/shop", "--from-zone", "zone-a"); !strings.Contains(out,
+		"75.0 % stays, 25.0 % to zone-b") {
 		t.Errorf("explain says\n%s", out)
 	}
 	rule(`zone.cpu - 5.0`)
 	testkit.Eventually(t, "the condition says what is wrong", func() bool {
-		return strings.Contains(tr.condition(), "not a number from 0 to 1000000") && strings.Contains(tr.condition(), "the last good weights stay in effect")
+		return strings.Contains(tr.condition(), "not a number from 0 to 1000000") &&
+			strings.Contains(tr.condition(), "the last good weights stay in effect")
 	})
 	divided("the weights before")
 }

@@ -158,7 +158,8 @@ func (tr *traffic) judge(s stage, o outcome) {
 	tr.t.Helper()
 	switch {
 	case o.settled < 0:
-		tr.t.Errorf("%s: in zone %.3f at the end, the best plan has %.3f; worst load %.2f, the best plan has %.2f", s.event, o.late.InZone, o.late.Best, o.late.Worst, o.late.BestWorst)
+		tr.t.Errorf("%s: in zone %.3f at the end, the best plan has %.3f; worst load %.2f, the best plan has %.2f", s.event,
+			o.late.InZone, o.late.Best, o.late.Worst, o.late.BestWorst)
 	case o.settled > s.settled:
 		tr.t.Errorf("%s: settled after %v, the limit is %v", s.event, o.settled, s.settled)
 	}

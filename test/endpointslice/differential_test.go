@@ -161,7 +161,8 @@ func owners(s *discoveryv1.EndpointSlice) string {
 func ports(s *discoveryv1.EndpointSlice) string {
 	var out []string
 	for _, p := range s.Ports {
-		out = append(out, fmt.Sprintf("%s:%d/%s/%s", ptr.Deref(p.Name, "-"), ptr.Deref(p.Port, -1), ptr.Deref(p.Protocol, "-"), ptr.Deref(p.AppProtocol, "-")))
+		out = append(out,
+			fmt.Sprintf("%s:%d/%s/%s", ptr.Deref(p.Name, "-"), ptr.Deref(p.Port, -1), ptr.Deref(p.Protocol, "-"), ptr.Deref(p.AppProtocol, "-")))
 	}
 	slices.Sort(out)
 	return strings.Join(out, ",")

@@ -123,7 +123,8 @@ func (h *history) editService() {
 	case 3:
 		s.Spec.PublishNotReadyAddresses = !s.Spec.PublishNotReadyAddresses
 	case 4:
-		s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: pick(h, intstr.FromInt32(8080), intstr.FromString("http"))}}
+		s.Spec.Ports = []corev1.ServicePort{
+			{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: pick(h, intstr.FromInt32(8080), intstr.FromString("http"))}}
 	case 5:
 		s.Spec.Ports = append(slices.Clone(s.Spec.Ports), corev1.ServicePort{
 			Name: fmt.Sprintf("p%d", h.step), Port: 90, Protocol: pick(h, corev1.ProtocolTCP, corev1.ProtocolUDP),
@@ -171,7 +172,9 @@ func (h *history) addPod() {
 
 // containers serve the named port, one of them maybe as a sidecar.
 func (h *history) containers(p *corev1.Pod) {
-	c := corev1.Container{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: pick[int32](h, 8080, 8081), Protocol: corev1.ProtocolTCP}}}
+	c := corev1.Container{
+		Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: pick[int32](h, 8080, 8081), Protocol: corev1.ProtocolTCP}},
+	}
 	p.Spec.Containers, p.Spec.InitContainers = nil, nil
 	switch h.IntN(5) {
 	case 0:

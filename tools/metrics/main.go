@@ -56,9 +56,11 @@ func collect(root string) ([]metric, error) {
 
 func write(out io.Writer, all []metric) error {
 	var b strings.Builder
-	b.WriteString("# Metrics\n\nGenerated from the code by `make gen`. The control plane serves its metrics at `/metrics` of the API port (with those of\n" +
-		"Kubernetes' API server, `apiserver_…`, which are documented there), an agent at `/metrics` of its metrics port.\n\n" +
-		"| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	b.WriteString(
+		"# Metrics\n\nGenerated from the code by `make gen`. The control plane serves its metrics at `/metrics` of the API port (with those of\n" +
+			"Kubernetes' API server, `apiserver_…`, which are documented there), an agent at `/metrics` of its metrics port.\n\n" +
+			"| metric | type | labels | meaning |\n|---|---|---|---|\n",
+	)
 	for _, m := range all {
 		labels := "none"
 		if len(m.labels) > 0 {

@@ -166,7 +166,8 @@ func (r *report) take(e event) {
 	switch e.Action {
 	case "output":
 		r.output[name] = append(r.output[name], e.Output)
-		if strings.Contains(e.Output, "WARNING: DATA RACE") || strings.HasPrefix(e.Output, "panic: ") || strings.HasPrefix(e.Output, "fatal error: ") {
+		if strings.Contains(e.Output, "WARNING: DATA RACE") || strings.HasPrefix(e.Output, "panic: ") ||
+			strings.HasPrefix(e.Output, "fatal error: ") {
 			r.racy[e.Package] = true
 		}
 	case "build-output":

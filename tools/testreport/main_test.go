@@ -72,7 +72,8 @@ func TestAgain(t *testing.T) {
 			}
 			var out strings.Builder
 			r.close(&out, forgiven)
-			if len(forgiven) > 0 && !strings.Contains(out.String(), "passed only alone: 1\n  example.test/m TestC") && !strings.Contains(out.String(), "passed only alone: 1\n  example.test/m TestA") {
+			if len(forgiven) > 0 && !strings.Contains(out.String(), "passed only alone: 1\n  example.test/m TestC") &&
+				!strings.Contains(out.String(), "passed only alone: 1\n  example.test/m TestA") {
 				t.Error(out.String())
 			}
 		})

@@ -65,7 +65,9 @@ func vm(name string) *meshv1alpha1.Dataplane {
 	return &meshv1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("vm-" + name), Labels: map[string]string{"app": "web"}},
 		Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.1." + name}},
-		Status:     meshv1alpha1.DataplaneStatus{Conditions: []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}},
+		Status: meshv1alpha1.DataplaneStatus{
+			Conditions: []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}},
+		},
 	}
 }
 
@@ -115,12 +117,32 @@ func TestSubsets(t *testing.T) {
 		dataplanes []*meshv1alpha1.Dataplane
 		want       []string
 	}{
-		"no pods":                   {service: webService()},
-		"ready and not ready":       {service: webService(), pods: pods(webPod("2", unready), webPod("1")), want: []string{"[10.0.0.1=1] [10.0.0.2=2] [http:8080/TCP]"}},
-		"terminating is left out":   {service: webService(), pods: pods(webPod("1", terminating), webPod("2")), want: []string{"[10.0.0.2=2] [] [http:8080/TCP]"}},
-		"publishNotReadyAddresses":  {service: webService(publish), pods: pods(webPod("1", terminating, unready), webPod("2", unready)), want: []string{"[10.0.0.1=1 10.0.0.2=2] [] [http:8080/TCP]"}},
-		"ended, or without address": {service: webService(), pods: pods(webPod("1", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), webPod("2", func(p *corev1.Pod) { p.Status.PodIPs = nil }))},
-		"a node that is not there":  {service: webService(), pods: pods(webPod("1", func(p *corev1.Pod) { p.Spec.NodeName = "ghost" })), want: []string{"[10.0.0.1=1] [] [http:8080/TCP]"}},
+		"no pods": {service: webService()},
+		"ready and not ready": {
+			service: webService(),
+			pods:    pods(webPod("2", unready), webPod("1")),
+			want:    []string{"[10.0.0.1=1] [10.0.0.2=2] [http:8080/TCP]"},
+		},
+		"terminating is left out": {
+			service: webService(),
+			pods:    pods(webPod("1", terminating), webPod("2")),
+			want:    []string{"[10.0.0.2=2] [] [http:8080/TCP]"},
+		},
+		"publishNotReadyAddresses": {
+			service: webService(publish),
+			pods:    pods(webPod("1", terminating, unready), webPod("2", unready)),
+			want:    []string{"[10.0.0.1=1 10.0.0.2=2] [] [http:8080/TCP]"},
+		},
+		"ended, or without address": {
+			service: webService(),
+			pods: pods(webPod("1", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
+				webPod("2", func(p *corev1.Pod) { p.Status.PodIPs = nil })),
+		},
+		"a node that is not there": {
+			service: webService(),
+			pods:    pods(webPod("1", func(p *corev1.Pod) { p.Spec.NodeName = "ghost" })),
+			want:    []string{"[10.0.0.1=1] [] [http:8080/TCP]"},
+		},
 		"first family only": {
 			service: webService(func(s *corev1.Service) {
 				s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
@@ -143,12 +165,32 @@ func TestSubsets(t *testing.T) {
 			service: webService(), pods: pods(webPod("1", func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "h", "db" })),
 			want: []string{"[10.0.0.1=1] [] [http:8080/TCP]"},
 		},
-		"headless without ports":        {service: webService(headless), pods: pods(webPod("1"), webPod("2", unready)), want: []string{"[10.0.0.1=1] [10.0.0.2=2] []"}},
-		"cluster IP without ports":      {service: webService(func(s *corev1.Service) { s.Spec.Ports = nil }), pods: pods(webPod("1"))},
-		"ports that differ by pod":      {service: webService(named), pods: pods(webPod("1", serves("a", 1), serves("b", 2)), webPod("2", serves("a", 1)), webPod("3")), want: []string{"[10.0.0.1=1 10.0.0.2=2] [] [a:1/TCP]", "[10.0.0.1=1] [] [b:2/TCP]"}},
-		"ports with the same addresses": {service: webService(named), pods: pods(webPod("1", serves("a", 1), serves("b", 2))), want: []string{"[10.0.0.1=1] [] [a:1/TCP b:2/TCP]"}},
-		"one name, two numbers":         {service: webService(named), pods: pods(webPod("1", serves("a", 1)), webPod("2", serves("a", 9))), want: []string{"[10.0.0.1=1] [] [a:1/TCP]", "[10.0.0.2=2] [] [a:9/TCP]"}},
-		"a Dataplane":                   {service: webService(), dataplanes: []*meshv1alpha1.Dataplane{vm("7")}, want: []string{"[10.0.1.7=7] [] [http:8080/TCP]"}},
+		"headless without ports": {
+			service: webService(headless),
+			pods:    pods(webPod("1"), webPod("2", unready)),
+			want:    []string{"[10.0.0.1=1] [10.0.0.2=2] []"},
+		},
+		"cluster IP without ports": {service: webService(func(s *corev1.Service) { s.Spec.Ports = nil }), pods: pods(webPod("1"))},
+		"ports that differ by pod": {
+			service: webService(named),
+			pods:    pods(webPod("1", serves("a", 1), serves("b", 2)), webPod("2", serves("a", 1)), webPod("3")),
+			want:    []string{"[10.0.0.1=1 10.0.0.2=2] [] [a:1/TCP]", "[10.0.0.1=1] [] [b:2/TCP]"},
+		},
+		"ports with the same addresses": {
+			service: webService(named),
+			pods:    pods(webPod("1", serves("a", 1), serves("b", 2))),
+			want:    []string{"[10.0.0.1=1] [] [a:1/TCP b:2/TCP]"},
+		},
+		"one name, two numbers": {
+			service: webService(named),
+			pods:    pods(webPod("1", serves("a", 1)), webPod("2", serves("a", 9))),
+			want:    []string{"[10.0.0.1=1] [] [a:1/TCP]", "[10.0.0.2=2] [] [a:9/TCP]"},
+		},
+		"a Dataplane": {
+			service:    webService(),
+			dataplanes: []*meshv1alpha1.Dataplane{vm("7")},
+			want:       []string{"[10.0.1.7=7] [] [http:8080/TCP]"},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -196,19 +238,63 @@ func TestMetadata(t *testing.T) {
 		labels      map[string]string
 		annotations map[string]string
 	}{
-		"as it must be":                         {service: webService(), labels: ours},
-		"the trigger time alone":                {service: webService(), trigger: at, labels: ours},
-		"the leader's annotation moves":         {service: webService(), existing: annotate(LeaderAnnotation, "x"), labels: ours, annotations: map[string]string{LeaderAnnotation: "x"}},
-		"a write keeps others' annotations":     {service: webService(), existing: func(e *corev1.Endpoints) { annotate(LeaderAnnotation, "x")(e); e.Subsets = nil }, trigger: at, write: true, labels: ours, annotations: map[string]string{LeaderAnnotation: "x", corev1.EndpointsLastChangeTriggerTime: "2026-01-02T02:04:05.000000006Z"}},
-		"a write without a time clears the old": {service: webService(), existing: func(e *corev1.Endpoints) { annotate(corev1.EndpointsLastChangeTriggerTime, "x")(e); e.Subsets = nil }, write: true, labels: ours, annotations: map[string]string{}},
-		"over-capacity is removed":              {service: webService(), existing: annotate(corev1.EndpointsOverCapacity, "truncated"), write: true, labels: ours, annotations: map[string]string{}},
-		"labels follow the Service":             {service: webService(func(s *corev1.Service) { s.Labels = map[string]string{"v": "2"} }), write: true, labels: map[string]string{"v": "2", LabelManagedBy: ManagedBy}, annotations: map[string]string{}},
-		"a foreign label goes":                  {service: webService(), existing: func(e *corev1.Endpoints) { e.Labels = with(map[string]string{"x": "y"}) }, write: true, labels: ours, annotations: map[string]string{}},
-		"headless":                              {service: webService(func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }), write: true, labels: with(map[string]string{corev1.IsHeadlessService: ""}), annotations: map[string]string{}},
+		"as it must be":          {service: webService(), labels: ours},
+		"the trigger time alone": {service: webService(), trigger: at, labels: ours},
+		"the leader's annotation moves": {
+			service:     webService(),
+			existing:    annotate(LeaderAnnotation, "x"),
+			labels:      ours,
+			annotations: map[string]string{LeaderAnnotation: "x"},
+		},
+		"a write keeps others' annotations": {
+			service:     webService(),
+			existing:    func(e *corev1.Endpoints) { annotate(LeaderAnnotation, "x")(e); e.Subsets = nil },
+			trigger:     at,
+			write:       true,
+			labels:      ours,
+			annotations: map[string]string{LeaderAnnotation: "x", corev1.EndpointsLastChangeTriggerTime: "2026-01-02T02:04:05.000000006Z"},
+		},
+		"a write without a time clears the old": {
+			service:     webService(),
+			existing:    func(e *corev1.Endpoints) { annotate(corev1.EndpointsLastChangeTriggerTime, "x")(e); e.Subsets = nil },
+			write:       true,
+			labels:      ours,
+			annotations: map[string]string{},
+		},
+		"over-capacity is removed": {
+			service:     webService(),
+			existing:    annotate(corev1.EndpointsOverCapacity, "truncated"),
+			write:       true,
+			labels:      ours,
+			annotations: map[string]string{},
+		},
+		"labels follow the Service": {
+			service:     webService(func(s *corev1.Service) { s.Labels = map[string]string{"v": "2"} }),
+			write:       true,
+			labels:      map[string]string{"v": "2", LabelManagedBy: ManagedBy},
+			annotations: map[string]string{},
+		},
+		"a foreign label goes": {
+			service:     webService(),
+			existing:    func(e *corev1.Endpoints) { e.Labels = with(map[string]string{"x": "y"}) },
+			write:       true,
+			labels:      ours,
+			annotations: map[string]string{},
+		},
+		"headless": {
+			service:     webService(func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }),
+			write:       true,
+			labels:      with(map[string]string{corev1.IsHeadlessService: ""}),
+			annotations: map[string]string{},
+		},
 		"reserved labels of the Service count not": {service: webService(func(s *corev1.Service) {
 			s.Labels = map[string]string{"team": "blue", corev1.IsHeadlessService: "", LabelManagedBy: "me"}
 		}), labels: ours},
-		"a pod's version in a target": {service: webService(), existing: func(e *corev1.Endpoints) { e.Subsets[0].Addresses[0].TargetRef.ResourceVersion = "9" }, labels: ours},
+		"a pod's version in a target": {
+			service:  webService(),
+			existing: func(e *corev1.Endpoints) { e.Subsets[0].Addresses[0].TargetRef.ResourceVersion = "9" },
+			labels:   ours,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -255,13 +341,25 @@ func TestTruncation(t *testing.T) {
 		want [][2]int // ready and not ready of each subset
 		cut  bool
 	}{
-		"exactly full":             {in: []corev1.EndpointSubset{subset(0, 600, 400)}, want: [][2]int{{600, 400}}},
-		"not ready ones go first":  {in: []corev1.EndpointSubset{subset(0, 600, 401)}, want: [][2]int{{600, 400}}, cut: true},
-		"ready ones are too many":  {in: []corev1.EndpointSubset{subset(0, 1001, 5)}, want: [][2]int{{1000, 0}}, cut: true},
-		"in proportion":            {in: []corev1.EndpointSubset{subset(0, 1500, 0), subset(1, 500, 9)}, want: [][2]int{{750, 0}, {250, 0}}, cut: true},
-		"rounded up for the first": {in: []corev1.EndpointSubset{subset(0, 1000, 0), subset(1, 1000, 0), subset(2, 1000, 0)}, want: [][2]int{{334, 0}, {334, 0}, {332, 0}}, cut: true},
-		"not ready in proportion":  {in: []corev1.EndpointSubset{subset(0, 900, 100), subset(1, 0, 100)}, want: [][2]int{{900, 50}, {0, 50}}, cut: true},
-		"an emptied subset goes":   {in: []corev1.EndpointSubset{subset(0, 1001, 0), subset(1, 0, 3)}, want: [][2]int{{1000, 0}}, cut: true},
+		"exactly full":            {in: []corev1.EndpointSubset{subset(0, 600, 400)}, want: [][2]int{{600, 400}}},
+		"not ready ones go first": {in: []corev1.EndpointSubset{subset(0, 600, 401)}, want: [][2]int{{600, 400}}, cut: true},
+		"ready ones are too many": {in: []corev1.EndpointSubset{subset(0, 1001, 5)}, want: [][2]int{{1000, 0}}, cut: true},
+		"in proportion": {
+			in:   []corev1.EndpointSubset{subset(0, 1500, 0), subset(1, 500, 9)},
+			want: [][2]int{{750, 0}, {250, 0}},
+			cut:  true,
+		},
+		"rounded up for the first": {
+			in:   []corev1.EndpointSubset{subset(0, 1000, 0), subset(1, 1000, 0), subset(2, 1000, 0)},
+			want: [][2]int{{334, 0}, {334, 0}, {332, 0}},
+			cut:  true,
+		},
+		"not ready in proportion": {
+			in:   []corev1.EndpointSubset{subset(0, 900, 100), subset(1, 0, 100)},
+			want: [][2]int{{900, 50}, {0, 50}},
+			cut:  true,
+		},
+		"an emptied subset goes": {in: []corev1.EndpointSubset{subset(0, 1001, 0), subset(1, 0, 3)}, want: [][2]int{{1000, 0}}, cut: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -350,7 +448,11 @@ func TestRepackSaysTheSame(t *testing.T) {
 		return a
 	})
 	port := rapid.Custom(func(t *rapid.T) corev1.EndpointPort {
-		p := corev1.EndpointPort{Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), Port: rapid.SampledFrom([]int32{1, 2}).Draw(t, "port"), Protocol: corev1.ProtocolTCP}
+		p := corev1.EndpointPort{
+			Name:     rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
+			Port:     rapid.SampledFrom([]int32{1, 2}).Draw(t, "port"),
+			Protocol: corev1.ProtocolTCP,
+		}
 		if rapid.Bool().Draw(t, "app") {
 			p.AppProtocol = ptr.To("h2")
 		}

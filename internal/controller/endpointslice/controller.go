@@ -203,7 +203,12 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Expectations: c.loop.Expectations(key), What: "endpoint slice of service " + key.String()}
+	w := sliceset.Writer{
+		Client:       c.Client,
+		Kind:         c.Slices,
+		Expectations: c.loop.Expectations(key),
+		What:         "endpoint slice of service " + key.String(),
+	}
 	return w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 }
 

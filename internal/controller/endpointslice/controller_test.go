@@ -116,7 +116,11 @@ func TestControllerFollowsEveryKindAtOnce(t *testing.T) {
 			v.Labels = nil
 			r.client.Seed(v)
 		}, []string{a}},
-		{"pod not ready", func(r *rig) { r.client.Seed(webPod("a", "10.0.0.1", unready)) }, []string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [] node=n1 zone=z1"}},
+		{
+			"pod not ready",
+			func(r *rig) { r.client.Seed(webPod("a", "10.0.0.1", unready)) },
+			[]string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [] node=n1 zone=z1"},
+		},
 		{"pod ready again", func(r *rig) { r.client.Seed(webPod("a", "10.0.0.1")) }, []string{a}},
 		{"node's zone", func(r *rig) { r.client.Seed(node("n1", "z9")) }, []string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [rs] node=n1 zone=z9"}},
 		{"node gone", func(r *rig) { r.delete("Node", "", "n1") }, []string{"IPv4 empty"}},

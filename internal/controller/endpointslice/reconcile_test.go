@@ -45,7 +45,8 @@ func TestReconcileEndpoints(t *testing.T) {
 			want: []string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [rs] node=n1 zone=z1", "IPv4 http:8080/TCP 10.0.0.2 Dataplane/v [rs]"},
 		},
 		"external name": {
-			service: webService(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }), pods: []*corev1.Pod{webPod("a", "10.0.0.1")},
+			service: webService(
+				func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }), pods: []*corev1.Pod{webPod("a", "10.0.0.1")},
 		},
 		"no selector": {
 			service: webService(func(s *corev1.Service) { s.Spec.Selector = nil }), pods: []*corev1.Pod{webPod("a", "10.0.0.1")},
@@ -136,7 +137,8 @@ func TestReconcileEndpoints(t *testing.T) {
 				webPod("none", "10.0.0.3", func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil }),
 				webPod("udp", "10.0.0.4", func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].Protocol = corev1.ProtocolUDP }),
 				webPod("sidecar", "10.0.0.5", func(p *corev1.Pod) {
-					p.Spec.InitContainers = []corev1.Container{{RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Ports: p.Spec.Containers[0].Ports}}
+					p.Spec.InitContainers = []corev1.Container{
+						{RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Ports: p.Spec.Containers[0].Ports}}
 					p.Spec.Containers = nil
 				}),
 				webPod("init", "10.0.0.6", func(p *corev1.Pod) {
@@ -169,7 +171,9 @@ func TestReconcileEndpoints(t *testing.T) {
 			},
 		},
 		"PreferSameNode": {
-			service: webService(distribution("PreferSameNode")), pods: []*corev1.Pod{webPod("a", "10.0.0.1")}, dataplanes: []*meshv1alpha1.Dataplane{vm("v", "10.0.0.2")},
+			service: webService(
+				distribution("PreferSameNode"),
+			), pods: []*corev1.Pod{webPod("a", "10.0.0.1")}, dataplanes: []*meshv1alpha1.Dataplane{vm("v", "10.0.0.2")},
 			want: []string{
 				"IPv4 http:8080/TCP 10.0.0.1 Pod/a [rs] node=n1 zone=z1 hints=[{z1}][{n1}]",
 				"IPv4 http:8080/TCP 10.0.0.2 Dataplane/v [rs]",

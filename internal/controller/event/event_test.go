@@ -19,7 +19,14 @@ func TestWarning(t *testing.T) {
 		"of the cluster": {About(corev1.SchemeGroupVersion.WithKind("Node"), &metav1.ObjectMeta{Name: "web", UID: "u", ResourceVersion: "7"}), "default"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			about := corev1.ObjectReference{APIVersion: "v1", Kind: c.about.Kind, Namespace: c.about.Namespace, Name: "web", UID: "u", ResourceVersion: "7"}
+			about := corev1.ObjectReference{
+				APIVersion:      "v1",
+				Kind:            c.about.Kind,
+				Namespace:       c.about.Namespace,
+				Name:            "web",
+				UID:             "u",
+				ResourceVersion: "7",
+			}
 			want := &corev1.Event{
 				ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, GenerateName: "web-"}, InvolvedObject: about,
 				Type: "Warning", Reason: "Odd", Message: "it is odd", Count: 1,

@@ -345,7 +345,11 @@ func (o *Owners) collect(ctx context.Context, n *node, obj resource.Object) erro
 		}
 		return nil
 	}
-	pre := resource.Preconditions{UID: obj.GetUID(), ResourceVersion: obj.GetResourceVersion(), Propagation: metav1.DeletePropagationBackground}
+	pre := resource.Preconditions{
+		UID:             obj.GetUID(),
+		ResourceVersion: obj.GetResourceVersion(),
+		Propagation:     metav1.DeletePropagationBackground,
+	}
 	dependents := o.dependentNodes(n.uid)
 	switch {
 	case len(of.waiting) > 0 && len(dependents) > 0:
@@ -482,8 +486,24 @@ func (o *Owners) report(ctx context.Context, n *node, obj resource.Object, ref m
 	if reported {
 		return
 	}
-	_, err := o.Client.Create(ctx, kind.Event, event.Warning(event.About(n.kind.GVK, obj), "garbage-collector-controller", o.Now(), "OwnerRefInvalidNamespace",
-		fmt.Sprintf("ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q", ref.APIVersion, ref.Kind, ref.Name, ref.UID, n.key.Namespace)))
+	_, err := o.Client.Create(
+		ctx,
+		kind.Event,
+		event.Warning(
+			event.About(n.kind.GVK, obj),
+			"garbage-collector-controller",
+			o.Now(),
+			"OwnerRefInvalidNamespace",
+			fmt.Sprintf(
+				"ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q",
+				ref.APIVersion,
+				ref.Kind,
+				ref.Name,
+				ref.UID,
+				n.key.Namespace,
+			),
+		),
+	)
 	if err != nil && ctx.Err() == nil {
 		o.Logger.Warn("event could not be written", "object", n.key.String(), "error", err)
 	}

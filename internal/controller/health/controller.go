@@ -331,7 +331,8 @@ func (h *Controller) note(v Verdict) {
 	}
 	h.state.Store(&now)
 	if now.Reason != before.Reason && now.Reason != "" {
-		h.log.Warn("leases ran out together", "leases", v.Leases, "late", v.Late, "held", len(v.Held), "first", v.Held[0].Key, "reason", v.Held[0].Reason)
+		h.log.Warn("leases ran out together", "leases", v.Leases, "late", v.Late, "held", len(v.Held), "first", v.Held[0].Key, "reason",
+			v.Held[0].Reason)
 	} else if now.Reason == "" && len(before.Held) > 0 {
 		h.log.Info("no expiry is held any more")
 	}

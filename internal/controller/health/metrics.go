@@ -3,10 +3,13 @@ package health
 import "github.com/prometheus/client_golang/prometheus"
 
 var (
-	descLeases = prometheus.NewDesc("proxima_health_leases", "Leases of nodes and workloads that are kept up, or were until just now.", nil, nil)
-	descLate   = prometheus.NewDesc("proxima_health_late_leases", "Leases that have missed their renewals.", nil, nil)
-	descHeld   = prometheus.NewDesc("proxima_health_held_expiries", "Leases that ran out together with others and are not marked yet.", nil, nil)
-	descMarked = prometheus.NewDesc("proxima_health_marked_total", "Nodes and workloads marked not ready because their lease ran out.", nil, nil)
+	descLeases = prometheus.NewDesc("proxima_health_leases",
+		"Leases of nodes and workloads that are kept up, or were until just now.", nil, nil)
+	descLate = prometheus.NewDesc("proxima_health_late_leases", "Leases that have missed their renewals.", nil, nil)
+	descHeld = prometheus.NewDesc("proxima_health_held_expiries", "Leases that ran out together with others and are not marked yet.",
+		nil, nil)
+	descMarked = prometheus.NewDesc("proxima_health_marked_total",
+		"Nodes and workloads marked not ready because their lease ran out.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.

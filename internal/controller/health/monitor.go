@@ -168,10 +168,11 @@ func (m *Monitor) evidence(name string) (Evidence, bool) {
 
 var (
 	descSuspects    = prometheus.NewDesc("proxima_health_suspect_nodes", "Nodes whose endpoints are used last.", nil, nil)
-	descUnreachable = prometheus.NewDesc("proxima_health_unreachable_nodes", "Nodes with a live agent that the probes of others do not reach.", nil, nil)
-	descStalls      = prometheus.NewDesc("proxima_health_stalls_total", "Streams of agents that were silent for 3 s.", nil, nil)
-	descSuspicions  = prometheus.NewDesc("proxima_health_suspicions_total", "Nodes that became suspect.", nil, nil)
-	descProbes      = prometheus.NewDesc("proxima_health_probes_total", "Probes of agents by agents, by outcome.", []string{"outcome"}, nil)
+	descUnreachable = prometheus.NewDesc("proxima_health_unreachable_nodes",
+		"Nodes with a live agent that the probes of others do not reach.", nil, nil)
+	descStalls     = prometheus.NewDesc("proxima_health_stalls_total", "Streams of agents that were silent for 3 s.", nil, nil)
+	descSuspicions = prometheus.NewDesc("proxima_health_suspicions_total", "Nodes that became suspect.", nil, nil)
+	descProbes     = prometheus.NewDesc("proxima_health_probes_total", "Probes of agents by agents, by outcome.", []string{"outcome"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -165,7 +165,8 @@ func TestZoneLosesPower(t *testing.T) {
 			t.Errorf("marked: %q", got)
 		}
 		state := h.State()
-		if len(state.Held) != 1 || state.Held[0].Name != "web-b-2" || state.Held[0].Zone != "zone-b" || !strings.Contains(state.Reason, "service shop/only has no other endpoint") {
+		if len(state.Held) != 1 || state.Held[0].Name != "web-b-2" || state.Held[0].Zone != "zone-b" ||
+			!strings.Contains(state.Reason, "service shop/only has no other endpoint") {
 			t.Errorf("state %+v", state)
 		}
 		if got := testutil.CollectAndCount(h) + testutil.CollectAndCount(monitor); got != 12 {

@@ -196,7 +196,8 @@ func TestPlanPorts(t *testing.T) {
 	}
 	dns := func(tcp, udp int32) func(*corev1.ServiceSpec) {
 		return func(s *corev1.ServiceSpec) {
-			s.Ports = []corev1.ServicePort{{Name: "tcp", Port: 53, Protocol: "TCP", NodePort: tcp}, {Name: "udp", Port: 53, Protocol: "UDP", NodePort: udp}}
+			s.Ports = []corev1.ServicePort{{Name: "tcp", Port: 53, Protocol: "TCP", NodePort: tcp},
+				{Name: "udp", Port: 53, Protocol: "UDP", NodePort: udp}}
 		}
 	}
 	decline := func(s *corev1.ServiceSpec) { s.AllocateLoadBalancerNodePorts = &no }

@@ -162,7 +162,12 @@ func (r *Repair) keepRange(ctx context.Context, cidr *networkingv1.ServiceCIDR) 
 	return r.setReady(ctx, cidr, metav1.ConditionTrue, "", messageRangeReady)
 }
 
-func (r *Repair) setReady(ctx context.Context, cidr *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) error {
+func (r *Repair) setReady(
+	ctx context.Context,
+	cidr *networkingv1.ServiceCIDR,
+	status metav1.ConditionStatus,
+	reason, message string,
+) error {
 	next := cidr.DeepCopy()
 	changed := meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
 		Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message,

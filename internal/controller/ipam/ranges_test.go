@@ -97,10 +97,20 @@ func (w *world) mustDelete(d *resource.Descriptor, key resource.Key) {
 func TestRangeIsKeptAndReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.client.Seed(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "from-before"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}}})
+		w.client.Seed(
+			&networkingv1.ServiceCIDR{
+				ObjectMeta: metav1.ObjectMeta{Name: "from-before"},
+				Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.9.0.0/24"}},
+			},
+		)
 		w.run()
 		w.expectRange("from-before", rangeIsReady)
-		w.mustCreate(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/24"}}})
+		w.mustCreate(
+			&networkingv1.ServiceCIDR{
+				ObjectMeta: metav1.ObjectMeta{Name: "more"},
+				Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/24"}},
+			},
+		)
 		w.settle(0)
 		w.expectRange("more", rangeIsReady)
 	})
@@ -212,7 +222,12 @@ func TestRangeFaults(t *testing.T) {
 			return nil
 		})
 		w.run()
-		w.mustCreate(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/24"}}})
+		w.mustCreate(
+			&networkingv1.ServiceCIDR{
+				ObjectMeta: metav1.ObjectMeta{Name: "more"},
+				Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.1.0.0/24"}},
+			},
+		)
 		w.settle(3 * repairRetry)
 		w.expectRange("more", rangeIsReady)
 		clear(failed)

@@ -155,7 +155,12 @@ func TestRepairDuplicate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, claiming("old", "10.0.0.5", time.Hour), claiming("new", "10.0.0.5", 0), claiming("third", "10.0.0.6", 0))
 		gateway := object("10.0.0.6", "x")
-		gateway.Labels, gateway.Spec.ParentRef = nil, &networkingv1.ParentReference{Group: "gateway.networking.k8s.io", Resource: "gateways", Namespace: "shop", Name: "gw"}
+		gateway.Labels, gateway.Spec.ParentRef = nil, &networkingv1.ParentReference{
+			Group:     "gateway.networking.k8s.io",
+			Resource:  "gateways",
+			Namespace: "shop",
+			Name:      "gw",
+		}
 		w.client.Seed(gateway)
 		w.run()
 		w.settle(10 * time.Minute)

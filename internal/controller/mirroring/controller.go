@@ -144,7 +144,12 @@ func (c *Controller) execute(ctx context.Context, key resource.Key, plan Plan) e
 		return nil
 	}
 	c.loop.Writes(key)
-	w := sliceset.Writer{Client: c.Client, Kind: c.Slices, Expectations: c.loop.Expectations(key), What: "mirrored slice of endpoints " + key.String()}
+	w := sliceset.Writer{
+		Client:       c.Client,
+		Kind:         c.Slices,
+		Expectations: c.loop.Expectations(key),
+		What:         "mirrored slice of endpoints " + key.String(),
+	}
 	err := w.Write(ctx, plan.Create, plan.Update, plan.Delete)
 	if apierrors.IsConflict(err) {
 		return loop.ErrStale // another writer was first; what it wrote is on its way

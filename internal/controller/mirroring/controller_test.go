@@ -193,7 +193,9 @@ func TestControllerWarnsOnce(t *testing.T) {
 			}
 			return out
 		}
-		want := []string{"Warning TooManyAddressesToMirror Endpoints/db A max of 100 addresses can be mirrored to EndpointSlices per Endpoints subset. 1 addresses were skipped"}
+		want := []string{
+			"Warning TooManyAddressesToMirror Endpoints/db A max of 100 addresses can be mirrored to EndpointSlices per Endpoints subset. 1 addresses were skipped",
+		}
 		for i := range 3 { // syncs without news
 			if diff := cmp.Diff(want, messages()); diff != "" {
 				t.Fatal(diff)

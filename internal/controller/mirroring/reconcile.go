@@ -175,7 +175,8 @@ func (in *Input) wanted() ([]*discoveryv1.EndpointSlice, Plan) {
 	}
 	if skipped > invalid {
 		plan.Warnings = append(plan.Warnings, Warning{Reason: reasonTooMany,
-			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", limit, skipped)})
+			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped",
+				limit, skipped)})
 	}
 	return out, plan
 }
@@ -238,7 +239,11 @@ func slicePorts(in []corev1.EndpointPort) []discoveryv1.EndpointPort {
 }
 
 // slice is a new one, with everything that the Endpoints hand down.
-func (in *Input) slice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, all []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+func (in *Input) slice(
+	family discoveryv1.AddressType,
+	ports []discoveryv1.EndpointPort,
+	all []discoveryv1.Endpoint,
+) *discoveryv1.EndpointSlice {
 	e := in.Endpoints
 	labels := maps.Clone(e.Labels)
 	if labels == nil {
@@ -270,7 +275,8 @@ type sliceKey struct {
 func keyOf(s *discoveryv1.EndpointSlice) sliceKey {
 	keys := make([]string, len(s.Ports))
 	for i, p := range s.Ports {
-		keys[i] = fmt.Sprintf("%q %d %s %q", ptr.Deref(p.Name, ""), ptr.Deref(p.Port, 0), ptr.Deref(p.Protocol, corev1.ProtocolTCP), ptr.Deref(p.AppProtocol, ""))
+		keys[i] = fmt.Sprintf("%q %d %s %q", ptr.Deref(p.Name, ""), ptr.Deref(p.Port, 0), ptr.Deref(p.Protocol, corev1.ProtocolTCP),
+			ptr.Deref(p.AppProtocol, ""))
 	}
 	slices.Sort(keys)
 	return sliceKey{family: s.AddressType, ports: strings.Join(keys, ",")}

@@ -152,38 +152,95 @@ func TestSlices(t *testing.T) {
 		want      []string
 		warnings  []Warning
 	}{
-		"ready and not ready": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.2"), NotReadyAddresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}})), want: []string{"IPv4 a:1/TCP 10.0.0.2 10.0.0.1(not ready)"}},
-		"none":                {endpoints: dbEndpoints(subsets())},
-		"one slice per family": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("fd00::1", "10.0.0.1"), NotReadyAddresses: ips("fd00::2"), Ports: []corev1.EndpointPort{a}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv6 a:1/TCP fd00::1 fd00::2(not ready)"}},
-		"one slice per ports": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}, corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{b}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv4 b:2/TCP 10.0.0.2"}},
-		"subsets are repacked: same ports": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{a}}, corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1 10.0.0.2"}},
-		"subsets are repacked: same addresses": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}, corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{b}})),
-			want: []string{"IPv4 a:1/TCP b:2/TCP 10.0.0.1"}},
-		"subsets are repacked: not ready wins": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}, corev1.EndpointSubset{NotReadyAddresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1(not ready)"}},
+		"ready and not ready": {
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.2"), NotReadyAddresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}})),
+			want: []string{"IPv4 a:1/TCP 10.0.0.2 10.0.0.1(not ready)"},
+		},
+		"none": {endpoints: dbEndpoints(subsets())},
+		"one slice per family": {
+			endpoints: dbEndpoints(
+				subsets(
+					corev1.EndpointSubset{Addresses: ips("fd00::1", "10.0.0.1"), NotReadyAddresses: ips("fd00::2"), Ports: []corev1.EndpointPort{a}}),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv6 a:1/TCP fd00::1 fd00::2(not ready)"},
+		},
+		"one slice per ports": {
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}},
+					corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{b}}),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv4 b:2/TCP 10.0.0.2"},
+		},
+		"subsets are repacked: same ports": {
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{a}},
+					corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1 10.0.0.2"},
+		},
+		"subsets are repacked: same addresses": {
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}},
+					corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{b}}),
+			),
+			want: []string{"IPv4 a:1/TCP b:2/TCP 10.0.0.1"},
+		},
+		"subsets are repacked: not ready wins": {
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}},
+					corev1.EndpointSubset{NotReadyAddresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1(not ready)"},
+		},
 		"without ports": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1")})), want: []string{"IPv4 10.0.0.1"}},
-		"irregular addresses are written as everywhere": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("010.0.0.001", "FD00:0::1"), Ports: []corev1.EndpointPort{a}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv6 a:1/TCP fd00::1"}},
-		"invalid addresses": {endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1", "x", "y"), Ports: []corev1.EndpointPort{a}})),
-			want:     []string{"IPv4 a:1/TCP 10.0.0.1"},
-			warnings: []Warning{{"InvalidIPAddress", "Skipped 2 invalid IP addresses when mirroring to EndpointSlices"}}},
-		"ready ones first, up to the limit": {max: 3, endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.7", "10.0.0.8"), NotReadyAddresses: ips("10.0.0.1", "10.0.0.2", "10.0.0.3"), Ports: []corev1.EndpointPort{a}})),
-			want:     []string{"IPv4 a:1/TCP 10.0.0.7 10.0.0.8 10.0.0.1(not ready)"},
-			warnings: []Warning{{"TooManyAddressesToMirror", "A max of 3 addresses can be mirrored to EndpointSlices per Endpoints subset. 2 addresses were skipped"}}},
-		"the limit is shared by the families": {max: 2, endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1", "10.0.0.2", "fd00::1"), Ports: []corev1.EndpointPort{a}})),
-			want:     []string{"IPv4 a:1/TCP 10.0.0.1 10.0.0.2"},
-			warnings: []Warning{{"TooManyAddressesToMirror", "A max of 2 addresses can be mirrored to EndpointSlices per Endpoints subset. 1 addresses were skipped"}}},
-		"each subset has its own limit": {max: 1, endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}}, corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{b}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv4 b:2/TCP 10.0.0.2"}},
-		"skipped for both reasons": {max: 1, endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("!", "10.0.0.1", "10.0.0.2"), Ports: []corev1.EndpointPort{a}})),
-			want: []string{"IPv4 a:1/TCP 10.0.0.1"},
+		"irregular addresses are written as everywhere": {
+			endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("010.0.0.001", "FD00:0::1"), Ports: []corev1.EndpointPort{a}})),
+			want:      []string{"IPv4 a:1/TCP 10.0.0.1", "IPv6 a:1/TCP fd00::1"},
+		},
+		"invalid addresses": {
+			endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1", "x", "y"), Ports: []corev1.EndpointPort{a}})),
+			want:      []string{"IPv4 a:1/TCP 10.0.0.1"},
+			warnings:  []Warning{{"InvalidIPAddress", "Skipped 2 invalid IP addresses when mirroring to EndpointSlices"}},
+		},
+		"ready ones first, up to the limit": {
+			max: 3,
+			endpoints: dbEndpoints(
+				subsets(
+					corev1.EndpointSubset{
+						Addresses:         ips("10.0.0.7", "10.0.0.8"),
+						NotReadyAddresses: ips("10.0.0.1", "10.0.0.2", "10.0.0.3"),
+						Ports:             []corev1.EndpointPort{a},
+					},
+				),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.7 10.0.0.8 10.0.0.1(not ready)"},
 			warnings: []Warning{
-				{"InvalidIPAddress", "Skipped 1 invalid IP addresses when mirroring to EndpointSlices"},
-				{"TooManyAddressesToMirror", "A max of 1 addresses can be mirrored to EndpointSlices per Endpoints subset. 2 addresses were skipped"},
-			}},
+				{"TooManyAddressesToMirror", "A max of 3 addresses can be mirrored to EndpointSlices per Endpoints subset. 2 addresses were skipped"}},
+		},
+		"the limit is shared by the families": {
+			max: 2,
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1", "10.0.0.2", "fd00::1"), Ports: []corev1.EndpointPort{a}})),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1 10.0.0.2"},
+			warnings: []Warning{
+				{"TooManyAddressesToMirror", "A max of 2 addresses can be mirrored to EndpointSlices per Endpoints subset. 1 addresses were skipped"}},
+		},
+		"each subset has its own limit": {
+			max: 1,
+			endpoints: dbEndpoints(
+				subsets(corev1.EndpointSubset{Addresses: ips("10.0.0.1"), Ports: []corev1.EndpointPort{a}},
+					corev1.EndpointSubset{Addresses: ips("10.0.0.2"), Ports: []corev1.EndpointPort{b}}),
+			),
+			want: []string{"IPv4 a:1/TCP 10.0.0.1", "IPv4 b:2/TCP 10.0.0.2"},
+		},
+		"skipped for both reasons": {
+			max:       1,
+			endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: ips("!", "10.0.0.1", "10.0.0.2"), Ports: []corev1.EndpointPort{a}})),
+			want:      []string{"IPv4 a:1/TCP 10.0.0.1"},
+			warnings: []Warning{{"InvalidIPAddress", "Skipped 1 invalid IP addresses when mirroring to EndpointSlices"},
+				{"TooManyAddressesToMirror", "A max of 1 addresses can be mirrored to EndpointSlices per Endpoints subset. 2 addresses were skipped"}},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -199,11 +256,17 @@ func TestSlices(t *testing.T) {
 }
 
 func TestDefaultLimit(t *testing.T) {
-	plan := Reconcile(Input{Service: dbService(), Endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: many(1003), Ports: []corev1.EndpointPort{port("a", 1)}}))})
+	plan := Reconcile(
+		Input{
+			Service:   dbService(),
+			Endpoints: dbEndpoints(subsets(corev1.EndpointSubset{Addresses: many(1003), Ports: []corev1.EndpointPort{port("a", 1)}})),
+		},
+	)
 	if n := len(plan.Create[0].Endpoints); n != 1000 {
 		t.Errorf("%d endpoints", n)
 	}
-	want := []Warning{{"TooManyAddressesToMirror", "A max of 1000 addresses can be mirrored to EndpointSlices per Endpoints subset. 3 addresses were skipped"}}
+	want := []Warning{
+		{"TooManyAddressesToMirror", "A max of 1000 addresses can be mirrored to EndpointSlices per Endpoints subset. 3 addresses were skipped"}}
 	if diff := cmp.Diff(want, plan.Warnings); diff != "" {
 		t.Error(diff)
 	}
@@ -218,9 +281,18 @@ func TestWhatASliceSays(t *testing.T) {
 		TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "p", UID: "pod-1"},
 	}
 	e := dbEndpoints(
-		subsets(corev1.EndpointSubset{Addresses: []corev1.EndpointAddress{address}, Ports: []corev1.EndpointPort{{Name: "sql", Port: 5432, Protocol: corev1.ProtocolUDP, AppProtocol: ptr.To("x")}}}),
-		label("team", "blue"), label(discoveryv1.LabelServiceName, "other"), label(discoveryv1.LabelManagedBy, "me"),
-		annotate("note", "1"), annotate(corev1.EndpointsLastChangeTriggerTime, "t"), annotate(corev1.LastAppliedConfigAnnotation, "{}"),
+		subsets(
+			corev1.EndpointSubset{
+				Addresses: []corev1.EndpointAddress{address},
+				Ports:     []corev1.EndpointPort{{Name: "sql", Port: 5432, Protocol: corev1.ProtocolUDP, AppProtocol: ptr.To("x")}},
+			},
+		),
+		label("team", "blue"),
+		label(discoveryv1.LabelServiceName, "other"),
+		label(discoveryv1.LabelManagedBy, "me"),
+		annotate("note", "1"),
+		annotate(corev1.EndpointsLastChangeTriggerTime, "t"),
+		annotate(corev1.LastAppliedConfigAnnotation, "{}"),
 	)
 	before := e.DeepCopy()
 	plan := Reconcile(Input{Endpoints: e, Service: dbService()})
@@ -237,7 +309,8 @@ func TestWhatASliceSays(t *testing.T) {
 			}},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("sql"), Port: ptr.To[int32](5432), Protocol: ptr.To(corev1.ProtocolUDP), AppProtocol: ptr.To("x")}},
+		Ports: []discoveryv1.EndpointPort{
+			{Name: ptr.To("sql"), Port: ptr.To[int32](5432), Protocol: ptr.To(corev1.ProtocolUDP), AppProtocol: ptr.To("x")}},
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
 			Hostname: ptr.To("h"), NodeName: ptr.To("n1"), TargetRef: address.TargetRef,
@@ -264,24 +337,49 @@ func TestChanges(t *testing.T) {
 		damage        func([]*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice
 		want          writes
 	}{
-		"nothing":                           {dbEndpoints(), dbEndpoints(), nil, writes{}},
-		"an address more":                   {dbEndpoints(), dbEndpoints(func(e *corev1.Endpoints) { e.Subsets[0].Addresses = ips("10.0.0.1", "10.0.0.2") }), nil, writes{U: 1}},
-		"ready no more":                     {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(corev1.EndpointSubset{NotReadyAddresses: v4a.Addresses, Ports: a})), nil, writes{U: 1}},
-		"a label":                           {dbEndpoints(), dbEndpoints(label("x", "y")), nil, writes{U: 1}},
-		"a label gone":                      {dbEndpoints(label("x", "y")), dbEndpoints(), nil, writes{U: 1}},
-		"an annotation":                     {dbEndpoints(), dbEndpoints(annotate("x", "y")), nil, writes{U: 1}},
-		"the trigger time":                  {dbEndpoints(), dbEndpoints(annotate(corev1.EndpointsLastChangeTriggerTime, "y")), nil, writes{}},
-		"other ports reuse the slice":       {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4b)), nil, writes{U: 1}},
-		"another family does not":           {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v6a)), nil, writes{C: 1, D: 1}},
-		"a subset more":                     {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4a, v4b)), nil, writes{C: 1}},
-		"a subset less":                     {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b)), nil, writes{D: 1}},
-		"all gone":                          {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets()), nil, writes{D: 2}},
-		"going themselves":                  {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4a, v4b), func(e *corev1.Endpoints) { e.DeletionTimestamp = &metav1.Time{} }), nil, writes{}},
-		"made again: the owner is another":  {dbEndpoints(), dbEndpoints(func(e *corev1.Endpoints) { e.UID = "ep-2" }), nil, writes{U: 1}},
-		"order of subsets and addresses":    {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b, v4a)), nil, writes{}},
-		"a slice was deleted":               {dbEndpoints(), dbEndpoints(), func([]*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return nil }, writes{C: 1}},
-		"a slice was copied":                {dbEndpoints(), dbEndpoints(), duplicate, writes{D: 1}},
-		"a slice was edited: its endpoints": {dbEndpoints(), dbEndpoints(), func(s []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { s[0].Endpoints = nil; return s }, writes{U: 1}},
+		"nothing": {dbEndpoints(), dbEndpoints(), nil, writes{}},
+		"an address more": {
+			dbEndpoints(),
+			dbEndpoints(func(e *corev1.Endpoints) { e.Subsets[0].Addresses = ips("10.0.0.1", "10.0.0.2") }),
+			nil,
+			writes{U: 1},
+		},
+		"ready no more": {
+			dbEndpoints(subsets(v4a)),
+			dbEndpoints(subsets(corev1.EndpointSubset{NotReadyAddresses: v4a.Addresses, Ports: a})),
+			nil,
+			writes{U: 1},
+		},
+		"a label":                     {dbEndpoints(), dbEndpoints(label("x", "y")), nil, writes{U: 1}},
+		"a label gone":                {dbEndpoints(label("x", "y")), dbEndpoints(), nil, writes{U: 1}},
+		"an annotation":               {dbEndpoints(), dbEndpoints(annotate("x", "y")), nil, writes{U: 1}},
+		"the trigger time":            {dbEndpoints(), dbEndpoints(annotate(corev1.EndpointsLastChangeTriggerTime, "y")), nil, writes{}},
+		"other ports reuse the slice": {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4b)), nil, writes{U: 1}},
+		"another family does not":     {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v6a)), nil, writes{C: 1, D: 1}},
+		"a subset more":               {dbEndpoints(subsets(v4a)), dbEndpoints(subsets(v4a, v4b)), nil, writes{C: 1}},
+		"a subset less":               {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b)), nil, writes{D: 1}},
+		"all gone":                    {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets()), nil, writes{D: 2}},
+		"going themselves": {
+			dbEndpoints(subsets(v4a)),
+			dbEndpoints(subsets(v4a, v4b), func(e *corev1.Endpoints) { e.DeletionTimestamp = &metav1.Time{} }),
+			nil,
+			writes{},
+		},
+		"made again: the owner is another": {dbEndpoints(), dbEndpoints(func(e *corev1.Endpoints) { e.UID = "ep-2" }), nil, writes{U: 1}},
+		"order of subsets and addresses":   {dbEndpoints(subsets(v4a, v4b)), dbEndpoints(subsets(v4b, v4a)), nil, writes{}},
+		"a slice was deleted": {
+			dbEndpoints(),
+			dbEndpoints(),
+			func([]*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return nil },
+			writes{C: 1},
+		},
+		"a slice was copied": {dbEndpoints(), dbEndpoints(), duplicate, writes{D: 1}},
+		"a slice was edited: its endpoints": {
+			dbEndpoints(),
+			dbEndpoints(),
+			func(s []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { s[0].Endpoints = nil; return s },
+			writes{U: 1},
+		},
 		"a slice was edited: an owner is gone": {dbEndpoints(), dbEndpoints(), func(s []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 			s[0].OwnerReferences = nil
 			return s

@@ -88,7 +88,8 @@ func (c *Controller) report(ctx context.Context, a Attempt) {
 		c.cfg.Logger.Warn("a second machine tries to use a node name", "node", a.Node, "machine", a.Machine, "holder", a.Holder)
 	}
 	c.set(ctx, a.Node, corev1.ConditionTrue, reasonAttempt, fmt.Sprintf(
-		"machine %s tries to use the name of this node, which machine %s has, and is refused: stop its agent, or give it another --node-name", a.Machine, a.Holder))
+		"machine %s tries to use the name of this node, which machine %s has, and is refused: stop its agent, or give it another --node-name",
+		a.Machine, a.Holder))
 }
 
 // clearQuiet clears conditions that no attempt was made for.
@@ -121,7 +122,14 @@ func (c *Controller) set(ctx context.Context, name string, status corev1.Conditi
 
 // setCondition reports whether something changed.
 func setCondition(n *corev1.Node, status corev1.ConditionStatus, reason, message string, now metav1.Time) bool {
-	want := corev1.NodeCondition{Type: Conflict, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+	want := corev1.NodeCondition{
+		Type:               Conflict,
+		Status:             status,
+		Reason:             reason,
+		Message:            message,
+		LastHeartbeatTime:  now,
+		LastTransitionTime: now,
+	}
 	for i := range n.Status.Conditions {
 		have := &n.Status.Conditions[i]
 		if have.Type != Conflict {

@@ -155,11 +155,16 @@ func (c *Client) note(r *demand.Report, err error) {
 }
 
 var (
-	descReports = prometheus.NewDesc("proxima_demand_client_reports_total", "Reports of demand to the control plane, by outcome.", []string{"outcome"}, nil)
-	descAge     = prometheus.NewDesc("proxima_demand_client_last_acknowledged_timestamp_seconds", "When a report was last acknowledged; 0: never.", nil, nil)
-	descPending = prometheus.NewDesc("proxima_demand_client_pending_service_ports", "Service ports whose traffic waits for a report.", nil, nil)
-	descDropped = prometheus.NewDesc("proxima_demand_client_dropped_connections_total", "Connections that were given up without being reported.", nil, nil)
-	descRestart = prometheus.NewDesc("proxima_demand_client_resets_total", "Service ports whose counters started from zero between two reads.", nil, nil)
+	descReports = prometheus.NewDesc("proxima_demand_client_reports_total", "Reports of demand to the control plane, by outcome.",
+		[]string{"outcome"}, nil)
+	descAge = prometheus.NewDesc("proxima_demand_client_last_acknowledged_timestamp_seconds",
+		"When a report was last acknowledged; 0: never.", nil, nil)
+	descPending = prometheus.NewDesc("proxima_demand_client_pending_service_ports",
+		"Service ports whose traffic waits for a report.", nil, nil)
+	descDropped = prometheus.NewDesc("proxima_demand_client_dropped_connections_total",
+		"Connections that were given up without being reported.", nil, nil)
+	descRestart = prometheus.NewDesc("proxima_demand_client_resets_total",
+		"Service ports whose counters started from zero between two reads.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -167,7 +167,8 @@ func TestClientReports(t *testing.T) {
 			t.Errorf("connections (-want +got):\n%s", diff)
 		}
 		last := to.taken[len(to.taken)-1]
-		if last.Sequence != 5 || last.Elapsed != 5*demand.Interval || last.Node != "n" || last.Zone != "a" || last.Run != to.taken[0].Run || last.Run == "" {
+		if last.Sequence != 5 || last.Elapsed != 5*demand.Interval || last.Node != "n" || last.Zone != "a" || last.Run != to.taken[0].Run ||
+			last.Run == "" {
 			t.Errorf("last report %+v", last)
 		}
 		if s := c.Status(); s.LastError != nil || s.Unacknowledged || s.Pending != 0 {
@@ -264,10 +265,20 @@ func FuzzDecode(f *testing.F) {
 		f.Add(data)
 	}
 	seed(&demandv1.ReportRequest{})
-	seed(&demandv1.ReportRequest{Node: "n", Zone: "a", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 10_000, Traffic: []*demandv1.Traffic{
-		{Namespace: "ns", Service: "x", Port: "http", Connections: 1, BytesIn: 2, BytesOut: 3}, {Namespace: "ns", Service: "y"}, {},
-	}})
-	seed(&demandv1.ReportRequest{Node: "n", Run: []byte{0xff}, Sequence: 1 << 63, ElapsedMilliseconds: 1 << 63, Traffic: []*demandv1.Traffic{nil, {Connections: 1 << 63}}})
+	seed(
+		&demandv1.ReportRequest{Node: "n", Zone: "a", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 10_000, Traffic: []*demandv1.Traffic{
+			{Namespace: "ns", Service: "x", Port: "http", Connections: 1, BytesIn: 2, BytesOut: 3}, {Namespace: "ns", Service: "y"}, {},
+		}},
+	)
+	seed(
+		&demandv1.ReportRequest{
+			Node:                "n",
+			Run:                 []byte{0xff},
+			Sequence:            1 << 63,
+			ElapsedMilliseconds: 1 << 63,
+			Traffic:             []*demandv1.Traffic{nil, {Connections: 1 << 63}},
+		},
+	)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		in := &demandv1.ReportRequest{}
 		if proto.Unmarshal(data, in) != nil {
@@ -290,7 +301,8 @@ func FuzzDecode(f *testing.F) {
 func BenchmarkWire(b *testing.B) {
 	r := &demand.Report{Node: "n", Zone: "a", Run: "r", Sequence: 1, Elapsed: demand.Interval}
 	for i := range 10_000 {
-		r.Traffic = append(r.Traffic, demand.Traffic{Port: port("service-" + time.Duration(i).String()), Connections: 100, BytesIn: 100_000, BytesOut: 1_000_000})
+		r.Traffic = append(r.Traffic,
+			demand.Traffic{Port: port("service-" + time.Duration(i).String()), Connections: 100, BytesIn: 100_000, BytesOut: 1_000_000})
 	}
 	var data []byte
 	b.Run("encode", func(b *testing.B) {

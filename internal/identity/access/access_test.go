@@ -35,7 +35,15 @@ func TestAuthorize(t *testing.T) {
 	impostor := &user.DefaultInfo{Name: "mallory", Groups: []string{identity.GroupNodes, user.AllAuthenticated}}
 	res := func(verb, group, resource, namespace, name string) authorizer.AttributesRecord {
 		resource, sub, _ := strings.Cut(resource, "/")
-		return authorizer.AttributesRecord{Verb: verb, APIGroup: group, Resource: resource, Subresource: sub, Namespace: namespace, Name: name, ResourceRequest: true}
+		return authorizer.AttributesRecord{
+			Verb:            verb,
+			APIGroup:        group,
+			Resource:        resource,
+			Subresource:     sub,
+			Namespace:       namespace,
+			Name:            name,
+			ResourceRequest: true,
+		}
 	}
 	path := func(verb, path string) authorizer.AttributesRecord {
 		return authorizer.AttributesRecord{Verb: verb, Path: path}

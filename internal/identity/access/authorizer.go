@@ -64,7 +64,11 @@ func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attrs authori
 }
 
 // EvaluateConditions implements authorizer.Authorizer; it is never needed.
-func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+func (a *Authorizer) EvaluateConditions(
+	context.Context,
+	authorizer.ConditionsAwareDecision,
+	authorizer.ConditionsData,
+) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
@@ -107,7 +111,11 @@ func (a *Authorizer) explainNode(q *query) string {
 }
 
 // RulesFor implements authorizer.RuleResolver, for kubectl auth can-i --list.
-func (a *Authorizer) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (a *Authorizer) RulesFor(
+	_ context.Context,
+	u user.Info,
+	namespace string,
+) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var resources []authorizer.ResourceRuleInfo
 	var paths []authorizer.NonResourceRuleInfo
 	incomplete := false

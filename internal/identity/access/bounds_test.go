@@ -99,7 +99,8 @@ func TestDataplanesWithinBounds(t *testing.T) {
 		MachineID: "m0", Local: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.100") },
 	}
 	plain := bounded(t, identity.Node, "n1", identity.Bounds{})
-	some := bounded(t, identity.Node, "n1", identity.Bounds{Namespaces: []string{"a", "b"}, Labels: parsedLabels(t, "app=web", "app=api", "tier=front")})
+	some := bounded(t, identity.Node, "n1",
+		identity.Bounds{Namespaces: []string{"a", "b"}, Labels: parsedLabels(t, "app=web", "app=api", "tier=front")})
 	all := bounded(t, identity.Node, "n1", identity.Bounds{Namespaces: []string{"*"}})
 	ranged := bounded(t, identity.Node, "n1", identity.Bounds{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")}})
 	liar := bounded(t, identity.Node, "liar", identity.Bounds{})
@@ -273,7 +274,8 @@ func TestPrepareSetsAnnotations(t *testing.T) {
 			}
 			policy.Prepare(w)
 			got := tc.obj.Annotations
-			if got[meshv1alpha1.AnnotationMachineID] != tc.machine || got[meshv1alpha1.AnnotationServiceAccount] != tc.account || got["other"] != "kept" {
+			if got[meshv1alpha1.AnnotationMachineID] != tc.machine || got[meshv1alpha1.AnnotationServiceAccount] != tc.account ||
+				got["other"] != "kept" {
 				t.Errorf("annotations are %v, want machine %q and account %q", got, tc.machine, tc.account)
 			}
 		})

@@ -30,7 +30,13 @@ type Certificates struct {
 
 // NewCertificates makes the handler. The policy is that of the Authenticator.
 // grpcAddress (host:port) may be empty.
-func NewCertificates(authority *identity.Authority, tokens *identity.Tokens, policy Policy, grpcAddress string, log *slog.Logger) *Certificates {
+func NewCertificates(
+	authority *identity.Authority,
+	tokens *identity.Tokens,
+	policy Policy,
+	grpcAddress string,
+	log *slog.Logger,
+) *Certificates {
 	return &Certificates{authority: authority, tokens: tokens, policy: policy, grpcAddress: grpcAddress, log: log}
 }
 
@@ -72,7 +78,8 @@ func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cert, notAfter, err := h.authority.SignClient(subject, identity.ClientLife, csr)
 	if err != nil {
 		h.log.Error("certificate not issued", "user", subject.User, "error", err)
-		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "the certificate could not be signed; see the control plane's log")
+		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError,
+			"the certificate could not be signed; see the control plane's log")
 		return
 	}
 	h.log.Info("certificate issued", "user", subject.User, "token", subject.TokenID, "from", r.RemoteAddr, "runsOut", notAfter)
@@ -96,7 +103,8 @@ func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
 		s.Groups = []string{identity.GroupZones}
 		return s, nil
 	}
-	return identity.Subject{}, fmt.Errorf("%s is neither a node nor a zone: join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
+	return identity.Subject{}, fmt.Errorf(
+		"%s is neither a node nor a zone: join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
 }
 
 // record notes the certificate before it is signed, so that a revocation from now
@@ -204,7 +212,8 @@ func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens
 		return
 	}
 	if req.TTLSeconds < 0 || req.TTLSeconds > int64(identity.MaxTokenLife/time.Second) {
-		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Sprintf("ttlSeconds is not between 0 (for ever) and %d", int64(identity.MaxTokenLife/time.Second)))
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest,
+			fmt.Sprintf("ttlSeconds is not between 0 (for ever) and %d", int64(identity.MaxTokenLife/time.Second)))
 		return
 	}
 	by := ""

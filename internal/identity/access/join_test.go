@@ -444,7 +444,8 @@ func FuzzCertificates(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		req := httptest.NewRequestWithContext(request.WithUser(context.Background(), node), "POST", identity.CertificatesPath, bytes.NewReader(body))
+		req := httptest.NewRequestWithContext(request.WithUser(context.Background(), node), "POST", identity.CertificatesPath,
+			bytes.NewReader(body))
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, req)
 		if w.Code == http.StatusOK {

@@ -139,7 +139,9 @@ func (m *machine) join(t *testing.T, token string) {
 
 // client sends requests as the machine, each on a connection of its own.
 func (m *machine) client() *http.Client {
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: m.TLSConfig("127.0.0.1"), DialContext: m.pipes.dial, DisableKeepAlives: true}}
+	return &http.Client{
+		Transport: &http.Transport{TLSClientConfig: m.TLSConfig("127.0.0.1"), DialContext: m.pipes.dial, DisableKeepAlives: true},
+	}
 }
 
 func (m *machine) get(t *testing.T, path string) int {
@@ -224,7 +226,8 @@ func TestWithdrawnCredentials(t *testing.T) {
 				if code := m.get(t, "/version"); code != http.StatusUnauthorized {
 					t.Errorf("with the old token: %d", code)
 				}
-				if st := m.Status(); !strings.Contains(st.Problem, strings.TrimPrefix(name, "node ")) || !strings.Contains(st.Fix, "token create --kind node --name n1") {
+				if st := m.Status(); !strings.Contains(st.Problem, strings.TrimPrefix(name, "node ")) ||
+					!strings.Contains(st.Fix, "token create --kind node --name n1") {
 					t.Errorf("status %+v", st)
 				}
 				m.give(t, s.token(t, identity.Node, "n1"))
@@ -361,7 +364,8 @@ func TestRenewExpired(t *testing.T) {
 				if _, err := m.Join(t.Context()); err != nil {
 					t.Fatalf("it does not start: %v", err)
 				}
-				if st := m.Status(); st.State != identity.CertificateExpired || !strings.Contains(st.Problem, "system:node:n1 ran out on") || st.Fix == "" {
+				if st := m.Status(); st.State != identity.CertificateExpired || !strings.Contains(st.Problem, "system:node:n1 ran out on") ||
+					st.Fix == "" {
 					t.Errorf("status %+v", st)
 				}
 				for _, path := range []string{"/version", "/healthz/watch", identity.CertificatesPath, TokensPath} {
@@ -410,7 +414,10 @@ func TestExpiredCertificateOfAnAdmin(t *testing.T) {
 		}
 		time.Sleep(2 * time.Hour)
 		client := &http.Client{Transport: &http.Transport{DialContext: p.dial, DisableKeepAlives: true,
-			TLSClientConfig: &tls.Config{RootCAs: s.authority.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }}}}
+			TLSClientConfig: &tls.Config{
+				RootCAs:              s.authority.Pool(),
+				GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
+			}}}
 		resp, err := client.Post("https://"+pipedAddress+identity.CertificatesPath, "", strings.NewReader(""))
 		if err != nil {
 			t.Fatal(err)
@@ -472,7 +479,8 @@ func TestClockBehind(t *testing.T) {
 		if _, err := m.Join(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if st := m.Status(); st.State != identity.CertificateNotYetValid || !strings.Contains(st.Problem, "clock") || !strings.Contains(st.Fix, "NTP") {
+		if st := m.Status(); st.State != identity.CertificateNotYetValid || !strings.Contains(st.Problem, "clock") ||
+			!strings.Contains(st.Fix, "NTP") {
 			t.Errorf("status %+v", st)
 		}
 		if code := m.get(t, "/version"); code != http.StatusOK {

@@ -41,7 +41,12 @@ func NewSessions(revocations *identity.Revocations, log *slog.Logger) *Sessions 
 // when the credential is withdrawn or at notAfter (zero: it does not run out); it
 // must not block. The caller calls closed when the session is over. An error says
 // that the credential is withdrawn already; then nothing is registered.
-func (s *Sessions) Open(ctx context.Context, subject identity.Subject, notAfter time.Time, end func(reason error)) (closed func(), err error) {
+func (s *Sessions) Open(
+	ctx context.Context,
+	subject identity.Subject,
+	notAfter time.Time,
+	end func(reason error),
+) (closed func(), err error) {
 	one := &session{subject: subject, end: end}
 	s.mu.Lock()
 	s.open[one] = struct{}{}

@@ -59,7 +59,8 @@ func letters(r Result) string {
 const enabled = "Topology Aware Hints has been enabled, addressType: IPv4"
 
 func TestDecide(t *testing.T) {
-	unbalanced := []Node{{Zone: "a", Ready: true, NanoCPU: 8e9}, {Zone: "b", Ready: true, NanoCPU: 1e9}, {Zone: "c", Ready: true, NanoCPU: 1e9}}
+	unbalanced := []Node{{Zone: "a", Ready: true, NanoCPU: 8e9}, {Zone: "b", Ready: true, NanoCPU: 1e9},
+		{Zone: "c", Ready: true, NanoCPU: 1e9}}
 	with := func(nodes []Node, more ...Node) []Node { return append(nodes, more...) }
 	for _, c := range []struct {
 		name      string

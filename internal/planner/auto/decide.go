@@ -113,7 +113,11 @@ func Decide(ratios Ratios, r Request) Result {
 // Disabled is the event for a service that was hinted and does not ask for it any
 // more.
 func Disabled(addressType string) *Event {
-	return &Event{Warning: true, Reason: "TopologyAwareHintsDisabled", Message: withType("Topology Aware Hints has been disabled", addressType)}
+	return &Event{
+		Warning: true,
+		Reason:  "TopologyAwareHintsDisabled",
+		Message: withType("Topology Aware Hints has been disabled", addressType),
+	}
 }
 
 // threshold is what a request asks for, if that is a number above 0.

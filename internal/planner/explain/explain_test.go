@@ -46,7 +46,9 @@ func situations() []situation {
 
 func explainOne(t *testing.T, s situation) *Explanation {
 	t.Helper()
-	top, err := planner.NewTopology([]planner.Zone{{Name: "a", Region: "eu"}, {Name: "b", Region: "eu"}, {Name: "c", Region: "eu"}, {Name: "d", Region: "us"}}, planner.Costs{})
+	top, err := planner.NewTopology(
+		[]planner.Zone{{Name: "a", Region: "eu"}, {Name: "b", Region: "eu"}, {Name: "c", Region: "eu"}, {Name: "d", Region: "us"}},
+		planner.Costs{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -235,7 +235,8 @@ func TestNamed(t *testing.T) {
 			}
 		})
 	}
-	strict, err := new(Searcher).Search(top, &Request{Demand: []float64{1, 1, 1}, Endpoints: []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}, Mode: Strict})
+	strict, err := new(
+		Searcher).Search(top, &Request{Demand: []float64{1, 1, 1}, Endpoints: []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}, Mode: Strict})
 	if err != nil || strict.Metrics.Worst > 1.2+tolerance || strict.Metrics.InZone > 0.95 {
 		t.Errorf("4/4/3 strict: %+v, %v", strict, err)
 	}

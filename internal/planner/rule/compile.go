@@ -183,7 +183,8 @@ func compile(env *cel.Env, expression, field string, want oneOf, errs *Errors) (
 			costText(cost.Max), maxEndpoints, maxZones, MaxCost)
 		return nil, nil
 	}
-	program, err := env.Program(checked, cel.CostLimit(MaxCost), cel.EvalOptions(cel.OptTrackCost), cel.InterruptCheckFrequency(interruptEvery))
+	program, err := env.Program(checked, cel.CostLimit(MaxCost), cel.EvalOptions(cel.OptTrackCost),
+		cel.InterruptCheckFrequency(interruptEvery))
 	if err != nil {
 		errs.add(field, "%v", err)
 		return nil, nil

@@ -250,7 +250,8 @@ func TestNoZoneIsLeftOut(t *testing.T) {
 		}
 		covered := map[string]bool{}
 		for i, zones := range r.Zones {
-			if in.Endpoints[i].Ready != (len(zones) > 0) || len(zones) > MaxZonesPerEndpoint || !slices.IsSorted(zones) || len(slices.Compact(slices.Clone(zones))) != len(zones) {
+			if in.Endpoints[i].Ready != (len(zones) > 0) || len(zones) > MaxZonesPerEndpoint || !slices.IsSorted(zones) ||
+				len(slices.Compact(slices.Clone(zones))) != len(zones) {
 				t.Fatalf("endpoint %+v: zones %q", in.Endpoints[i], zones)
 			}
 			for _, z := range zones {

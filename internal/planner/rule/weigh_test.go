@@ -135,7 +135,8 @@ func TestWeightsRunAway(t *testing.T) {
 	p := compiled(t, Spec{Weight: `zones.exists(z, z.name == "none") ? 1 : 2`})
 	p.timeout = time.Hour
 	p.total /= 10
-	if r, err := p.Eval(t.Context(), in); err == nil || !strings.Contains(err.Error(), "all expressions together cost more than 200000") || r != nil {
+	if r, err := p.Eval(t.Context(), in); err == nil || !strings.Contains(err.Error(), "all expressions together cost more than 200000") ||
+		r != nil {
 		t.Errorf("%v", err)
 	}
 }
@@ -168,7 +169,8 @@ func TestWeightsAreSane(t *testing.T) {
 					t.Fatalf("endpoint %+v: weights %v", in.Endpoints[i], weights)
 				}
 				used[z] = used[z] || w > 0
-				if slices.Contains(r.Zones[i], in.Zones[z].Name) && w == 0 || w > 0 && len(r.Zones[i]) < MaxZonesPerEndpoint && !slices.Contains(r.Zones[i], in.Zones[z].Name) {
+				if slices.Contains(r.Zones[i], in.Zones[z].Name) && w == 0 ||
+					w > 0 && len(r.Zones[i]) < MaxZonesPerEndpoint && !slices.Contains(r.Zones[i], in.Zones[z].Name) {
 					t.Fatalf("endpoint %+v weighs %v, its hints are %q", in.Endpoints[i], weights, r.Zones[i])
 				}
 			}

@@ -32,7 +32,10 @@ func TestDocumentedRules(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", h.Name, err)
 		}
-		in := rule.Input{Zones: []rule.Zone{{Name: "a", Region: "r", Demand: 0.6, Capacity: 0.5}, {Name: "b", Region: "r", Demand: 0.3, Capacity: 0.5}, {Name: "c", Region: "s", Demand: 0.1}}}
+		in := rule.Input{
+			Zones: []rule.Zone{{Name: "a", Region: "r", Demand: 0.6, Capacity: 0.5}, {Name: "b", Region: "r", Demand: 0.3, Capacity: 0.5},
+				{Name: "c", Region: "s", Demand: 0.1}},
+		}
 		in.Endpoints = []rule.Endpoint{{Address: "1", Zone: "a", Region: "r", Ready: true}, {Address: "2", Zone: "b", Region: "r", Ready: true}}
 		if r, err := p.Eval(t.Context(), in); err != nil || len(r.Zones[0]) == 0 {
 			t.Errorf("%s: %+v, %v", h.Name, r, err)

@@ -154,7 +154,9 @@ func (r *compiled) measure(q topology.Question, in *rule.Input) {
 	sum := make([]float64, len(names))
 	total := 0.0
 	for _, port := range q.Service.Spec.Ports {
-		e := r.demand.Shares(proxy.PortName{ServiceName: proxy.ServiceName{Namespace: q.Service.Namespace, Name: q.Service.Name}, Port: port.Name}, names, prior, noNodes)
+		e := r.demand.Shares(
+			proxy.PortName{ServiceName: proxy.ServiceName{Namespace: q.Service.Namespace, Name: q.Service.Name}, Port: port.Name}, names,
+			prior, noNodes)
 		weigh := e.Rate
 		if !e.Measured {
 			weigh = 0

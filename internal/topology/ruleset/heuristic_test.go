@@ -67,7 +67,10 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 	for _, zone := range []string{"a", "b", "c"} {
 		region := map[string]string{"a": "east", "b": "east", "c": "west"}[zone]
 		r.client.Seed(&corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: "node-" + zone, Labels: map[string]string{corev1.LabelTopologyZone: zone, corev1.LabelTopologyRegion: region}},
+			ObjectMeta: metav1.ObjectMeta{
+				Name:   "node-" + zone,
+				Labels: map[string]string{corev1.LabelTopologyZone: zone, corev1.LabelTopologyRegion: region},
+			},
 			Status: corev1.NodeStatus{
 				Allocatable: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("4")},
 				Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
@@ -189,9 +192,17 @@ func TestRulesBecomeHints(t *testing.T) {
 		r.change(`endpoint.zone == "a" ? ["a"] : zones.filter(z, z.endpoints == 2 || z.capacity == 0.0).map(z, z.name)`)
 		r.want("by capacity", "a0:a b1:bc b2:bc", "True")
 		r.change(`[zones[9].name]`)
-		r.want("it fails: hints stay", "a0:a b1:bc b2:bc", "False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: zones of endpoint 10.0.0.1: index out of bounds: 9")
+		r.want(
+			"it fails: hints stay",
+			"a0:a b1:bc b2:bc",
+			"False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: zones of endpoint 10.0.0.1: index out of bounds: 9",
+		)
 		r.change(`[`)
-		r.want("one that an older version took", "a0:a b1:bc b2:bc", "failed, hints are left as they are: topologyheuristic mine: zones: line 1, column 2: Syntax error")
+		r.want(
+			"one that an older version took",
+			"a0:a b1:bc b2:bc",
+			"failed, hints are left as they are: topologyheuristic mine: zones: line 1, column 2: Syntax error",
+		)
 		if err := r.client.Delete(t.Context(), kind.TopologyHeuristic, resource.Key{Name: "mine"}, resource.Preconditions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -261,7 +272,11 @@ func TestRulesBecomeWeights(t *testing.T) {
 			`zone.name == "a" ? "1" : "2"`:           "weight: is of type string",
 		} {
 			r.reweigh(weight)
-			r.want(weight, "a0:abc b1:abc b2:abc", "False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: ")
+			r.want(
+				weight,
+				"a0:abc b1:abc b2:abc",
+				"False: topology mode \"heuristic.proxima.dev/mine\" failed, hints are left as they are: topologyheuristic mine: ",
+			)
 			r.want(weight, "a0:abc b1:abc b2:abc", reason)
 			r.want(weight, "a0:abc b1:abc b2:abc", "; the last good weights stay in effect")
 			r.wantWeights(weight, "a", "3 1 1")
@@ -282,7 +297,11 @@ func TestDemandIsSeen(t *testing.T) {
 		r.demand.mu.Lock()
 		r.demand.shares = map[string]float64{"a": 0.1, "b": 0.2, "c": 0.7}
 		r.demand.mu.Unlock()
-		r.client.Seed(ruled(`service.measured && service.rate == 10.0 && service.name == "web" ? zones.filter(z, z.demand > 0.15 && z.live).map(z, z.name) : ["a"]`))
+		r.client.Seed(
+			ruled(
+				`service.measured && service.rate == 10.0 && service.name == "web" ? zones.filter(z, z.demand > 0.15 && z.live).map(z, z.name) : ["a"]`,
+			),
+		)
 		r.settle()
 		r.want("demand", "a0:abc b1:abc b2:abc", "True") // a is filled
 		r.change(`zones.filter(z, z.demand < 0.15).map(z, z.name) + (endpoint.node == "node-b" ? ["b", "c"] : [])`)

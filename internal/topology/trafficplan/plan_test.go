@@ -200,7 +200,8 @@ func TestTable(t *testing.T) {
 	type step struct{ What, Got, Want string }
 	var steps []step
 	note := func(what, got, want string) { steps = append(steps, step{what, got, want}) }
-	note("a slice without a plan", apply(catalog.Delta{After: snapshot(t, slice("x", "http", "ab")), Slices: changedSlice(nil, sliceOf(before))}), "[]")
+	note("a slice without a plan",
+		apply(catalog.Delta{After: snapshot(t, slice("x", "http", "ab")), Slices: changedSlice(nil, sliceOf(before))}), "[]")
 	note("a plan", apply(catalog.Delta{After: before, Plans: plans(nil, planOf(before))}), "[shop/web]")
 	note("the same slice", apply(catalog.Delta{After: before, Slices: changedSlice(sliceOf(before), sliceOf(before))}), "[]")
 	note("weights", fmt.Sprint(table.Weights("a", sliceOf(before))), "[1 1]")
