@@ -127,6 +127,8 @@ var layers = map[string]layer{
 	"internal/identity":                 adapter,
 	"internal/identity/access":          adapter,
 	"internal/identity/authority/files": adapter,
+	"internal/identity/clusterkey":      adapter,
+	"internal/identity/spiffe":          adapter,
 	"internal/identity/issue":           adapter,
 	"internal/identity/sealed":          adapter,
 	"internal/identity/workload":        adapter,

@@ -29,8 +29,8 @@ const (
 	backdate = 5 * time.Minute
 )
 
-// Request asks for the certificate of an identity. Whoever makes one has decided that
-// the key's owner is that identity.
+// Request asks for the certificate of an identity. The caller has checked that the
+// key's owner is that identity.
 type Request struct {
 	ID mesh.ID
 	// CSR is signed by the key to be certified. Its only name is the URI of ID: an
@@ -176,7 +176,7 @@ func checkLeaf(r Request, chain, roots []*x509.Certificate, now time.Time) error
 	return nil
 }
 
-// Probe signs a certificate that nobody gets, and verifies it: whether the authority
+// Probe signs a certificate that is thrown away, and verifies it: whether the authority
 // can sign for a trust domain now. A change of a mesh's authority asks this first.
 func Probe(ctx context.Context, s Signer, domain mesh.Domain, now time.Time) error {
 	err := probe(ctx, s, domain, now)

@@ -201,7 +201,7 @@ func TestExternalRefusals(t *testing.T) {
 		"no certificate":   func(s *signer, _ *authority.ExternalConfig) { s.data = []byte("sorry") },
 		"denied":           func(s *signer, _ *authority.ExternalConfig) { s.deny = true },
 		"no answer":        func(s *signer, c *authority.ExternalConfig) { s.silent, c.Timeout = true, 50*time.Millisecond },
-		"nobody approves":  func(s *signer, c *authority.ExternalConfig) { s.approve, c.Timeout = false, 50*time.Millisecond },
+		"no approval":      func(s *signer, c *authority.ExternalConfig) { s.approve, c.Timeout = false, 50*time.Millisecond },
 	} {
 		s := newSigner(t)
 		var e *authority.External

@@ -92,7 +92,7 @@ const (
 const DefaultServiceAccount = "default"
 
 // ID is who a part of a mesh is. Comparable: two IDs are the same identity exactly if
-// they are equal. The zero value is nobody's, and no certificate has it.
+// they are equal. No certificate has the zero value.
 type ID struct {
 	domain Domain
 	kind   Kind

@@ -164,7 +164,7 @@ func Start(s State, next Authority, canSign error, now time.Time) (State, error)
 func Abort(s State, now time.Time) (State, error) {
 	switch s.Phase {
 	case Trusting:
-		// Nobody has a certificate of the next authority.
+		// No peer has a certificate of the next authority.
 		out := s.advance(Distrusting, now)
 		out.Trusted = slices.Clone(s.Trusted[:1])
 		return out, nil

@@ -100,7 +100,7 @@ func FuzzDecodeCertificate(f *testing.F) {
 	f.Add([]byte(`{"version":1,"namespace":"web","name":"front-1"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if svid, _, err := decodeCertificate(data, s); err == nil && svid.ID.IsZero() {
-			t.Fatal("a certificate of nobody")
+			t.Fatal("a certificate without identity")
 		}
 	})
 }

@@ -244,7 +244,7 @@ func (m *Manager) check(e *entry, answer *identityv1.IssueResponse, key crypto.S
 var errIssuer = errors.New("it is of an authority that does not issue now: the change is under way")
 
 // current makes sure that a certificate is of the authority that issues, as far as this
-// agent has been told. Otherwise it could hold a certificate of an authority after it has
+// agent has received it. Otherwise it could hold a certificate of an authority after it has
 // acknowledged that it has none.
 func (m *Manager) current(e *entry, issuer string) error {
 	m.mu.Lock()

@@ -229,11 +229,13 @@ func TestAnswerCrossesChange(t *testing.T) {
 		close(p.hold)
 		p.hold = nil
 		p.mu.Unlock()
-		time.Sleep(time.Minute)
-		root := a.certificate(0).Chain[1].AuthorityKeyId
-		if string(root) != string(p.roots[next.ID].Certificate().SubjectKeyId) {
-			t.Error("the agent holds a certificate of the old authority")
+		synctest.Wait() // the answer has come
+		s, _ := subject("n1", 0)
+		if svid, _, err := a.Current(s); err == nil && string(svid.Chain[1].AuthorityKeyId) != string(p.roots[next.ID].Certificate().SubjectKeyId) {
+			t.Error("the agent uses a certificate of the old authority after it has acknowledged the new one")
 		}
+		time.Sleep(time.Minute)
+		a.certificate(0)
 	})
 }
 

@@ -1,0 +1,127 @@
+package spiffe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// Workload is a Dataplane by namespace and name. Comparable.
+type Workload struct{ Namespace, Name string }
+
+func (w Workload) String() string { return w.Namespace + "/" + w.Name }
+
+// ErrNoWorkload: the process is not one of a workload.
+var ErrNoWorkload = errors.New("the process belongs to no workload of this node")
+
+// Attestor finds the workload of a process. Errors: ErrNoWorkload, and others that mean
+// that it is not clear now.
+type Attestor interface {
+	Attest(ctx context.Context, p Process) (Workload, error)
+}
+
+// Table is an Attestor of the workloads that run on this node, by their cgroup or by the
+// process that started them. The zero value is empty. Safe for concurrent use.
+type Table struct {
+	mu        sync.RWMutex
+	cgroups   map[string]Workload
+	processes map[Ancestor]Workload
+}
+
+// AddCgroup makes all processes in a cgroup (v2, a path as in /proc/PID/cgroup), and in
+// those below it, a workload's. The cgroup must not be writable for the workload's user.
+// A cgroup that another workload has is an error, as is the root.
+func (t *Table) AddCgroup(path string, w Workload) error {
+	path = strings.TrimSuffix(path, "/")
+	if !strings.HasPrefix(path, "/") || strings.Contains(path, "/../") || strings.HasSuffix(path, "/..") {
+		return fmt.Errorf("cgroup %q of workload %s: want a path below the root", path, w)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other, ok := t.cgroups[path]; ok && other != w {
+		return fmt.Errorf("cgroup %s is that of workload %s", path, other)
+	}
+	if t.cgroups == nil {
+		t.cgroups = map[string]Workload{}
+	}
+	t.cgroups[path] = w
+	return nil
+}
+
+// AddProcess makes a process and all that it starts a workload's, for as long as it
+// runs. started is its start time, as in Process.
+func (t *Table) AddProcess(pid int, started uint64, w Workload) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := Ancestor{PID: pid, Started: started}
+	if other, ok := t.processes[key]; ok && other != w {
+		return fmt.Errorf("process %d is that of workload %s", pid, other)
+	}
+	if pid <= 1 {
+		return fmt.Errorf("process %d of workload %s: everything on the machine descends from it", pid, w)
+	}
+	if t.processes == nil {
+		t.processes = map[Ancestor]Workload{}
+	}
+	t.processes[key] = w
+	return nil
+}
+
+// Remove everything of a workload.
+func (t *Table) Remove(w Workload) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for path, owner := range t.cgroups {
+		if owner == w {
+			delete(t.cgroups, path)
+		}
+	}
+	for p, owner := range t.processes {
+		if owner == w {
+			delete(t.processes, p)
+		}
+	}
+}
+
+// Attest implements Attestor. The nearest match counts: a workload may start another. If
+// cgroup and process say different things, the process belongs to neither.
+func (t *Table) Attest(_ context.Context, p Process) (Workload, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	byCgroup, inCgroup := t.byCgroup(p.Cgroup)
+	byProcess, inProcess := t.byProcess(p)
+	switch {
+	case inCgroup && inProcess && byCgroup != byProcess:
+		return Workload{}, fmt.Errorf("%s is in the cgroup of %s and was started by %s: %w", p, byCgroup, byProcess, ErrNoWorkload)
+	case inCgroup:
+		return byCgroup, nil
+	case inProcess:
+		return byProcess, nil
+	}
+	return Workload{}, fmt.Errorf("%s: %w", p, ErrNoWorkload)
+}
+
+// byCgroup looks for the path, and then for those above it.
+func (t *Table) byCgroup(path string) (Workload, bool) {
+	for path != "" && path != "/" {
+		if w, ok := t.cgroups[path]; ok {
+			return w, true
+		}
+		path = path[:strings.LastIndexByte(path, '/')]
+	}
+	return Workload{}, false
+}
+
+func (t *Table) byProcess(p Process) (Workload, bool) {
+	if w, ok := t.processes[Ancestor{PID: p.PID, Started: p.Started}]; ok {
+		return w, true
+	}
+	for _, a := range p.Ancestors {
+		if w, ok := t.processes[a]; ok {
+			return w, true
+		}
+	}
+	return Workload{}, false
+}
