@@ -49,6 +49,7 @@ func New(cfg Config) (*Server, error) {
 	s.life, s.cancel = context.WithCancel(context.Background())
 	s.gate = newGate(cfg.Handshakes, cfg.HandshakeQueue, s.life.Done())
 	s.first, s.own = s.tlsConfig()
+	s.wg.Go(func() { cfg.Buffers.Reclaim(s.life) })
 	if cfg.TicketKeys != nil {
 		keys, _ := cfg.TicketKeys.Keys(cfg.Advertised) // before the first handshake
 		if len(keys) > 0 {
