@@ -1,5 +1,5 @@
 // Command gateway measures the path between sites: this project's tunnel and ingress
-// beside pairs of HAProxy and of Envoy, with mTLS between the two proxies of a pair.
+// and, in turns, pairs of HAProxy and of Envoy, with mTLS between the two proxies of a pair.
 //
 // Each proxy is a process of its own. All proxies are on one core, client and endpoint
 // on another one. Ways take turns within each round, in changing order, so that

@@ -227,7 +227,8 @@ func report(out io.Writer, p plan, ways []way, results []result) {
 		}
 	}
 	fmt.Fprintf(out, "medians of %d rounds; %d MB each way, 1-byte echo, connections of %d bytes both ways\n", p.rounds, p.bulk>>20, shortSize)
-	fmt.Fprintf(out, "%-10s %10s %10s %10s %14s %12s %14s\n", "", "down MB/s", "up MB/s", "conn/s", "echo added µs", "cpu s/GB", "cpu µs/conn")
+	fmt.Fprintf(out, "%-10s %10s %10s %10s %14s %12s %14s\n",
+		"", "down MB/s", "up MB/s", "conn/s", "echo added µs", "cpu s/GB", "cpu µs/conn")
 	for i, w := range ways {
 		r := &results[i]
 		fmt.Fprintf(out, "%-10s %10.0f %10.0f %10.0f %14.1f %12.2f %14.0f\n", w.name, median(r.down)/1e6, median(r.up)/1e6, median(r.short),
@@ -237,7 +238,7 @@ func report(out io.Writer, p plan, ways []way, results []result) {
 		if b.name != "haproxy" && b.name != "envoy" {
 			continue
 		}
-		fmt.Fprintf(out, "\nbeside %s: median (least to greatest) of the rounds' ratios\n", b.name)
+		fmt.Fprintf(out, "\ncompared with %s: median (least to greatest) of the rounds' ratios\n", b.name)
 		to := &results[base]
 		for i, w := range ways {
 			if w.name == "direct" || i == base {

@@ -154,7 +154,7 @@ func acceptAll(l net.Listener) {
 	}
 }
 
-// payload that is sent; its content is of no matter, as nobody compresses it.
+// payload that is sent; its content does not matter, as nothing compresses it.
 var payload = make([]byte, 256<<10)
 
 // answer serves one request.

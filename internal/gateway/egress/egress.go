@@ -126,7 +126,8 @@ func (h *Handler) Passthrough(ctx context.Context, sni string, _ netip.AddrPort)
 }
 
 func noTarget(sni string) error {
-	return &server.Refusal{Reason: frame.NoRoute, Err: fmt.Errorf("service %q is not reached through this egress: is it exported by another site, or an ExternalService?", sni)}
+	err := fmt.Errorf("service %q is not reached through this egress: is it exported by another site, or an ExternalService?", sni)
+	return &server.Refusal{Reason: frame.NoRoute, Err: err}
 }
 
 func unreachable(what string, errs []error) error {

@@ -275,7 +275,8 @@ func TestPassthrough(t *testing.T) {
 		echo(s)
 	})
 	r := newRigOf(t, ca, endpoint, nil)
-	c, err := tls.Dial("tcp", r.egress.Address.String(), &tls.Config{ServerName: remote, NextProtos: []string{"proxima"}, InsecureSkipVerify: true})
+	config := &tls.Config{ServerName: remote, NextProtos: []string{"proxima"}, InsecureSkipVerify: true}
+	c, err := tls.Dial("tcp", r.egress.Address.String(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package frame
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"unicode/utf8"
@@ -39,10 +40,11 @@ const (
 // address or with a field that is too long.
 func AppendOpen(b []byte, s Stream) ([]byte, error) {
 	if !s.Client.IsValid() {
-		return b, fmt.Errorf("encode OPEN: the client's address is missing")
+		return b, errors.New("encode OPEN: the client's address is missing")
 	}
 	if len(s.Node) > maxNode || len(s.Identity) > maxIdentity {
-		return b, fmt.Errorf("encode OPEN: node has %d bytes (at most %d), identity %d (at most %d)", len(s.Node), maxNode, len(s.Identity), maxIdentity)
+		return b, fmt.Errorf("encode OPEN: node has %d bytes (at most %d), identity %d (at most %d)",
+			len(s.Node), maxNode, len(s.Identity), maxIdentity)
 	}
 	begin := len(b)
 	b = appendHeader(b, Open, 0)

@@ -42,9 +42,9 @@ func resumed(t *testing.T, g *gateway) float64 {
 	return metric(t, g.registry, "proxima_gateway_handshakes_total", "resumed")
 }
 
-// TestTwoWorkloadsAreToldApartAfterResumption: with one session cache for the client,
+// TestTwoWorkloadsKeepTheirIdentitiesAfterResumption: with one session cache for the client,
 // the second workload would resume the first one's session.
-func TestTwoWorkloadsAreToldApartAfterResumption(t *testing.T) {
+func TestTwoWorkloadsKeepTheirIdentitiesAfterResumption(t *testing.T) {
 	ca := must(gatewaytest.NewCA())
 	g := startIngress(t, ca, route(endpoint(t, echo)), nil)
 	client := tunnel.NewClient(tunnel.Config{Site: "east"})

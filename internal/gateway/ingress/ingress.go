@@ -111,7 +111,8 @@ func (h *Handler) Passthrough(ctx context.Context, sni string, client netip.Addr
 }
 
 func notServed(sni string) error {
-	return &server.Refusal{Reason: frame.NoRoute, Err: fmt.Errorf("service %q is not served in this site: is it exported, and has it endpoints?", sni)}
+	err := fmt.Errorf("service %q is not served in this site: is it exported, and has it endpoints?", sni)
+	return &server.Refusal{Reason: frame.NoRoute, Err: err}
 }
 
 // connect tries the endpoints in order.

@@ -199,7 +199,9 @@ func TestRefusedEndpointCostsNoByte(t *testing.T) {
 		all, _ := io.ReadAll(c)
 		received <- len(all)
 	})), nil)
-	for name, bad := range map[string]ingress.Route{"refused": route(unusedAddress(t)), "none": route(), "the ingress itself": route(good.addr)} {
+	for name, bad := range map[string]ingress.Route{
+		"refused": route(unusedAddress(t)), "none": route(), "the ingress itself": route(good.addr),
+	} {
 		t.Run(name, func(t *testing.T) {
 			refusing := startIngress(t, ca, bad, nil)
 			if name == "the ingress itself" {
@@ -271,13 +273,18 @@ func TestRequestsThatAreRefusedByName(t *testing.T) {
 	client := tunnel.NewClient(tunnel.Config{Site: "east"})
 	defer client.Close()
 	at := unusedAddress(t)
+	peer := func(name string, role tunnel.Role, site string) []tunnel.Peer {
+		return []tunnel.Peer{{Name: name, Address: at, Role: role, Site: site}}
+	}
 	for name, c := range map[string]struct {
 		request tunnel.Request
 		want    string
 	}{
-		"node":         {tunnel.Request{Peers: []tunnel.Peer{{Name: "node-2", Address: at, Role: tunnel.RoleNode, Site: "east"}}, Credentials: creds}, "from node to node"},
-		"in the site":  {tunnel.Request{Peers: []tunnel.Peer{{Name: "east-1", Address: at, Role: tunnel.RoleIngress, Site: "east"}}, Credentials: creds}, "in this site"},
-		"past egress":  {tunnel.Request{Peers: []tunnel.Peer{{Name: "west-1", Address: at, Role: tunnel.RoleIngress, Site: "west"}}, Credentials: creds, EgressOnly: true}, "egress only"},
+		"node":        {tunnel.Request{Peers: peer("node-2", tunnel.RoleNode, "east"), Credentials: creds}, "from node to node"},
+		"in the site": {tunnel.Request{Peers: peer("east-1", tunnel.RoleIngress, "east"), Credentials: creds}, "in this site"},
+		"past egress": {
+			tunnel.Request{Peers: peer("west-1", tunnel.RoleIngress, "west"), Credentials: creds, EgressOnly: true}, "egress only",
+		},
 		"nothing":      {tunnel.Request{Credentials: creds}, "no peer"},
 		"without cert": {tunnel.Request{Peers: []tunnel.Peer{{Address: at, Site: "west"}}}, "no certificate"},
 	} {

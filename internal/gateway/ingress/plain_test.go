@@ -73,7 +73,9 @@ func tlsPeer(t *testing.T, ca *gatewaytest.CA, protocol string, handle func(*tls
 	t.Helper()
 	cert := must(ca.Issue(ingressID, time.Hour))
 	at := endpoint(t, func(c *net.TCPConn) {
-		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{*cert}, NextProtos: []string{protocol}, ClientAuth: tls.RequireAnyClientCert})
+		s := tls.Server(c, &tls.Config{
+			Certificates: []tls.Certificate{*cert}, NextProtos: []string{protocol}, ClientAuth: tls.RequireAnyClientCert,
+		})
 		if s.Handshake() == nil {
 			handle(s)
 		}
@@ -223,7 +225,9 @@ func TestListenerBoundsConnections(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(limited) }()
 	g.addr = addrPort(limited.Addr())
-	n := startNode(t, must(ca.Credentials(workload1)), func(c *tunnel.Config) { c.MaxIdle = 1; c.IdleTimeout = time.Millisecond }, g.peer("west-1"))
+	n := startNode(t, must(ca.Credentials(workload1)), func(c *tunnel.Config) {
+		c.MaxIdle, c.IdleTimeout = 1, time.Millisecond
+	}, g.peer("west-1"))
 	for range 8 {
 		clean, aborted := n.dial(t), n.dial(t)
 		exchange(t, clean, "x")

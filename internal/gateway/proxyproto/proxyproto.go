@@ -6,6 +6,7 @@ package proxyproto
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -44,7 +45,7 @@ type Header struct {
 // are written as IPv4-mapped IPv6 addresses.
 func Append(b []byte, h Header) ([]byte, error) {
 	if !h.Source.IsValid() {
-		return b, fmt.Errorf("PROXY header: the source address is missing")
+		return b, errors.New("PROXY header: the source address is missing")
 	}
 	if len(h.Node) > maxValue || len(h.Identity) > maxValue {
 		return b, fmt.Errorf("PROXY header: node of %d and identity of %d bytes, at most %d are allowed", len(h.Node), len(h.Identity), maxValue)

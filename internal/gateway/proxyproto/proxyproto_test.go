@@ -46,7 +46,9 @@ func TestAppend(t *testing.T) {
 func TestAppendRefuses(t *testing.T) {
 	source := netip.MustParseAddrPort("10.0.0.1:1")
 	for name, h := range map[string]Header{
-		"no source": {}, "long node": {Source: source, Node: strings.Repeat("x", 5000)}, "long identity": {Source: source, Identity: strings.Repeat("x", 5000)},
+		"no source":     {},
+		"long node":     {Source: source, Node: strings.Repeat("x", 5000)},
+		"long identity": {Source: source, Identity: strings.Repeat("x", 5000)},
 	} {
 		if _, err := Append(nil, h); err == nil {
 			t.Errorf("%s: no error", name)

@@ -38,6 +38,16 @@ func tcpPair(t testing.TB) (a, b *net.TCPConn) {
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
 
+// eventually polls with a deadline.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
 // fakeRecord has a header and a body of n bytes.
 func fakeRecord(n int, fill byte) []byte {
 	return append([]byte{23, 3, 3, byte(n >> 8), byte(n)}, bytes.Repeat([]byte{fill}, n)...)
@@ -78,16 +88,13 @@ func TestWaitWaitsForWholeRecords(t *testing.T) {
 	c := established(b, pool)
 	waited := make(chan error, 1)
 	go func() { waited <- c.Wait() }()
+	eventually(t, "Wait has looked, and holds nothing", func() bool { return pool.taken.Load() > 0 && pool.InUse() == 0 })
 	record := fakeRecord(1000, 'x')
 	for _, part := range [][]byte{record[:3], record[3:500]} {
 		if _, err := a.Write(part); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(10 * time.Second); pool.InUse() == 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the part did not arrive")
-			}
-		}
+		eventually(t, "the part arrives", func() bool { return pool.InUse() > 0 })
 		select {
 		case <-waited:
 			t.Fatal("Wait returned for a part of a record")

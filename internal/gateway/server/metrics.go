@@ -28,8 +28,10 @@ func newMetrics(reg prometheus.Registerer, role string) *metrics {
 		handshakes: prometheus.NewCounterVec(prometheus.CounterOpts(opts("handshakes_total",
 			"Handshakes by result: full, resumed, passthrough, passthrough-refused, failed, overloaded.")), []string{"result"}),
 		streams: prometheus.NewGauge(prometheus.GaugeOpts(opts("streams", "Streams that are open."))),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts(opts("refused_total", "Streams that were refused, by reason.")), []string{"reason"}),
-		resets:  prometheus.NewCounterVec(prometheus.CounterOpts(opts("resets_total", "Streams that were reset, by reason.")), []string{"reason"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts(
+			opts("refused_total", "Streams that were refused, by reason.")), []string{"reason"}),
+		resets: prometheus.NewCounterVec(prometheus.CounterOpts(
+			opts("resets_total", "Streams that were reset, by reason.")), []string{"reason"}),
 		received: prometheus.NewCounter(prometheus.CounterOpts(
 			opts("received_bytes_total", "Bytes of streams that came from peers."))),
 		sent: prometheus.NewCounter(prometheus.CounterOpts(opts("sent_bytes_total", "Bytes of streams that were sent to peers."))),

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -207,6 +208,36 @@ func TestRecordsAreSmallAtFirst(t *testing.T) {
 		if largest != 16<<10 {
 			t.Errorf("stream %d: the largest record has %d bytes, want 16 kB", stream, largest)
 		}
+	}
+}
+
+// countingConn counts calls of Write.
+type countingConn struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (c *countingConn) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// TestChunkIsOneWrite, however many records it takes.
+func TestChunkIsOneWrite(t *testing.T) {
+	pool := record.NewPool(0)
+	conns, recs := tlsPair(t, pool)
+	client := NewLink(conns[0], recs[0], pool)
+	counted := &countingConn{Conn: recs[0].Conn}
+	recs[0].Conn = counted
+	const chunk = 200_000
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = io.CopyN(io.Discard, conns[1], 8*(chunk+frame.HeaderSize)) })
+	for range 8 { // with small records, and with large ones
+		sendAll(t, client, pool, make([]byte, chunk))
+	}
+	wg.Wait()
+	if n := counted.writes.Load(); n != 8 {
+		t.Errorf("%d writes for 8 chunks", n)
 	}
 }
 

@@ -30,8 +30,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		reused: prometheus.NewCounter(prometheus.CounterOpts(opts("pool_reused_total", "Streams that used a pooled connection."))),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts(
 			opts("pool_dropped_total", "Pooled connections that were closed: stale, idle, retired, closed.")), []string{"reason"}),
-		idle:    prometheus.NewGauge(prometheus.GaugeOpts(opts("pool_idle_connections", "Pooled connections without a stream."))),
-		retries: prometheus.NewCounter(prometheus.CounterOpts(opts("retries_total", "Attempts with another peer, after one failed before it accepted the stream."))),
+		idle: prometheus.NewGauge(prometheus.GaugeOpts(opts("pool_idle_connections", "Pooled connections without a stream."))),
+		retries: prometheus.NewCounter(prometheus.CounterOpts(
+			opts("retries_total", "Attempts with another peer, after one failed before it accepted the stream."))),
 		openSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "proxima", Subsystem: "tunnel", Name: "open_seconds", Help: "Time until a peer accepted a stream, over all attempts.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),

@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -42,6 +43,9 @@ func originalDestination(conn net.Conn) (netip.AddrPort, error) {
 	}
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("original destination: was the connection redirected? %w", err)
+	}
+	if at == local {
+		return netip.AddrPort{}, errors.New("original destination: the connection was made to the tunnel's port itself, not redirected")
 	}
 	return at, nil
 }

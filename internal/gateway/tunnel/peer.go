@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -79,10 +80,12 @@ type Request struct {
 // check refuses what this version or the configuration of the mesh does not allow.
 func (r *Request) check(site string) error {
 	if len(r.Peers) == 0 {
-		return &OpenError{SNI: r.SNI, Reason: frame.NoRoute, Err: fmt.Errorf("there is no peer: no site exports the service, or the zone has no egress")}
+		return &OpenError{SNI: r.SNI, Reason: frame.NoRoute,
+			Err: errors.New("there is no peer: no site exports the service, or the zone has no egress")}
 	}
 	if r.Credentials == nil || r.Credentials.Certificate == nil || r.Credentials.VerifyPeer == nil {
-		return &OpenError{SNI: r.SNI, Reason: frame.Unauthorized, Err: fmt.Errorf("the workload has no certificate: check its mesh's mtls backend")}
+		return &OpenError{SNI: r.SNI, Reason: frame.Unauthorized,
+			Err: errors.New("the workload has no certificate: check its mesh's mtls backend")}
 	}
 	for _, p := range r.Peers {
 		switch {

@@ -1,11 +1,15 @@
 package tunnel
 
 import (
+	"context"
+	"fmt"
 	"math"
 	"net/netip"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,6 +34,24 @@ func TestOrderIsByWeight(t *testing.T) {
 	}
 	if share := float64(first["two"]) / 30_000; math.Abs(share-2.0/3) > 0.02 {
 		t.Errorf("%v: the share of two is %.3f, want 2/3", first, share)
+	}
+}
+
+func TestLastFailure(t *testing.T) {
+	c := NewClient(Config{Site: "east"})
+	defer c.Close()
+	for i := range maxFailures + 10 {
+		for range 2 {
+			if _, err := c.Open(context.Background(), Request{SNI: fmt.Sprint(i)}, nil); err == nil {
+				t.Fatal("opened")
+			}
+		}
+	}
+	if f, ok := c.LastFailure(fmt.Sprint(maxFailures)); !ok || f.Reason != frame.NoRoute || f.Count != 2 || f.Err == nil {
+		t.Errorf("%+v, %v", f, ok)
+	}
+	if _, ok := c.LastFailure("0"); ok || len(c.failures.all) != maxFailures {
+		t.Errorf("%d failures are kept, want %d", len(c.failures.all), maxFailures)
 	}
 }
 

@@ -93,6 +93,8 @@ type Client struct {
 	metrics *metrics
 	pool    *pool
 
+	failures failures
+
 	mu       sync.Mutex
 	suspects map[netip.AddrPort]time.Time // when they failed
 }
@@ -136,6 +138,7 @@ func (c *Client) Open(ctx context.Context, r Request, first []byte) (*Conn, erro
 			errors.As(err, &failure)
 		}
 		c.metrics.failed(failure.Reason)
+		c.failures.note(r.SNI, failure.Reason, err)
 		return nil, err
 	}
 	c.metrics.openSeconds.Observe(time.Since(begin).Seconds())
