@@ -338,6 +338,34 @@ func TestShutdownEndsWithItsContext(t *testing.T) {
 	expectReset(t, c)
 }
 
+// TestSlowHandshakesHoldNoSlot: clients that send nothing, or a part of the first
+// message, do not keep others from theirs, and end with the timeout.
+func TestSlowHandshakesHoldNoSlot(t *testing.T) {
+	ca := must(gatewaytest.NewCA())
+	g := startIngress(t, ca, route(endpoint(t, echo)), func(c *server.Config) {
+		c.Handshakes, c.HandshakeTimeout = 1, 2*time.Second
+	})
+	var slow []net.Conn
+	for i := range 4 {
+		c := must(net.Dial("tcp", g.addr.String()))
+		defer c.Close()
+		_, _ = c.Write([]byte{22, 3, 1, 2, 0, 1}[:6*(i%2)])
+		slow = append(slow, c)
+	}
+	eventually(t, "they are accepted", func() bool { return metric(t, g.registry, "proxima_gateway_connections") == 4 })
+	n := startNode(t, must(ca.Credentials(workload1)), nil, g.peer("west-1"))
+	exchange(t, n.dial(t), "hello")
+	for _, c := range slow {
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.Copy(io.Discard, c); err != nil && !isReset(err) {
+			t.Errorf("a handshake that makes no progress: %v", err)
+		}
+	}
+	if got := metric(t, g.registry, "proxima_gateway_handshakes_total", "failed"); got != 4 {
+		t.Errorf("%v handshakes failed, want 4", got)
+	}
+}
+
 func TestIdleConnectionsEnd(t *testing.T) {
 	ca := must(gatewaytest.NewCA())
 	g := startIngress(t, ca, route(endpoint(t, echo)), nil)
