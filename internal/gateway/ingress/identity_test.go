@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -204,6 +205,26 @@ func TestHandshakesThatFail(t *testing.T) {
 	}
 	if s := g.policy.Streams(); len(s) != 0 {
 		t.Errorf("streams were authorized: %+v", s)
+	}
+}
+
+// TestRefusedHandshakeCostsNoByte: in TLS 1.3 the client is done, and has sent its
+// first bytes, when the server refuses its certificate.
+func TestRefusedHandshakeCostsNoByte(t *testing.T) {
+	ca, other := must(gatewaytest.NewCA()), must(gatewaytest.NewCA())
+	to := endpoint(t, echo)
+	refusing, good := startIngress(t, ca, route(to), nil), startIngress(t, ca, route(to), nil)
+	refusing.policy.Roots = other.Roots()
+	second := good.peer("north-1")
+	second.Weight = 0
+	n := startNode(t, must(ca.Credentials(workload1)), nil, refusing.peer("west-1"), second)
+	for range 10 {
+		c := n.dial(t)
+		exchange(t, c, strings.Repeat("x", 50_000))
+		finish(t, c)
+	}
+	if got := metric(t, refusing.registry, "proxima_gateway_handshakes_total", "failed"); got != 10 {
+		t.Errorf("%v handshakes failed, want 10", got)
 	}
 }
 

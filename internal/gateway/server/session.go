@@ -115,10 +115,22 @@ func (c *session) handshakeFailed(rec *record.Conn, err error) {
 	if !errors.Is(err, io.EOF) { // a health check of a load balancer just closes
 		c.logger().Info("handshake failed", "error", err)
 	}
-	if rec.Flush() != nil {
+	tcp, ok := stream.Unwrap(c.conn).(*net.TCPConn)
+	if rec.Flush() != nil || !ok || tcp.CloseWrite() != nil {
 		stream.Reset(c.conn)
+		return
 	}
+	// What the peer has sent after its part of the handshake would make the kernel reset
+	// the connection, and the peer might lose the alert.
+	_ = c.conn.SetReadDeadline(time.Now().Add(alertTimeout))
+	_, _ = io.CopyN(io.Discard, tcp, maxAfterAlert) // whatever it is
 }
+
+const (
+	// alertTimeout and maxAfterAlert bound what is read after a handshake that failed.
+	alertTimeout  = 500 * time.Millisecond
+	maxAfterAlert = 64 << 10
+)
 
 // serveFrames serves one stream after the other.
 func (c *session) serveFrames(peer Peer, link *stream.Link) {

@@ -175,10 +175,19 @@ func reasonOf(err error) frame.Reason {
 	switch {
 	case errors.As(err, &refused):
 		return refused.Reason
+	case isAlert(err):
+		return frame.Unauthorized
 	case errors.Is(err, stream.ErrBroken):
 		return frame.Broken
 	}
 	return frame.Unreachable
+}
+
+// isAlert reports whether the peer ended TLS with an alert: it has refused the
+// handshake, so it has passed nothing on.
+func isAlert(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error" // crypto/tls, Conn.Read
 }
 
 // try makes one attempt with a peer. again reports whether the next peer may be tried:
@@ -206,6 +215,10 @@ func (c *Client) try(ctx context.Context, r *Request, peer Peer, first []byte) (
 			if refused.Reason == frame.Draining && pooled {
 				continue // a new connection may lead to another instance
 			}
+			return nil, true, err
+		case isAlert(err) && !pooled:
+			// TLS 1.3: the peer verifies this side's certificate after this side is done.
+			conn.abort()
 			return nil, true, err
 		case sent:
 			conn.abort()
