@@ -180,6 +180,7 @@ func startNode(t testing.TB, creds *tunnel.Credentials, change func(*tunnel.Conf
 	}}
 	s := tunnel.NewServer(tunnel.ServerConfig{
 		Client: n.client, Router: n, Logger: logger(t),
+		FirstBytesTimeout:   500 * time.Millisecond, // of a busy machine
 		OriginalDestination: func(net.Conn) (netip.AddrPort, error) { return destination, nil },
 	})
 	l := listen(t)
