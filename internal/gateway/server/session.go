@@ -113,7 +113,7 @@ func (c *session) handshakeFailed(rec *record.Conn, err error) {
 	}
 	s.metrics.handshakes.WithLabelValues("failed").Inc()
 	if !errors.Is(err, io.EOF) { // a health check of a load balancer just closes
-		c.logger().Info("handshake failed", "error", err)
+		c.logger().Debug("handshake failed", "error", err) // anyone could fill the log
 	}
 	tcp, ok := stream.Unwrap(c.conn).(*net.TCPConn)
 	if rec.Flush() != nil || !ok || tcp.CloseWrite() != nil {
@@ -240,7 +240,12 @@ func (c *session) refused(peer Peer, err error) frame.Reason {
 		reason = refusal.Reason
 	}
 	c.server.metrics.refused.WithLabelValues(reason.String()).Inc()
-	c.logger().Info("stream refused", "identity", peer.Identity, "sni", peer.SNI, "reason", reason.String(), "error", err)
+	level := slog.LevelDebug
+	if reason == frame.Unauthorized { // of an authenticated peer
+		level = slog.LevelInfo
+	}
+	c.logger().Log(context.Background(), level, "stream refused",
+		"identity", peer.Identity, "sni", peer.SNI, "reason", reason.String(), "error", err)
 	return reason
 }
 

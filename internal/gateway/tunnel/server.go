@@ -127,7 +127,8 @@ func (s *Server) remove(conn net.Conn) {
 }
 
 // serve carries one connection. The client has connected successfully by now, so every
-// failure is a reset, with its reason in the counter and the log.
+// failure is a reset, with its reason in the counter; Client.LastFailure has the rest. A
+// line of log for each would be a flood when a service is down.
 func (s *Server) serve(conn net.Conn) {
 	m := s.cfg.Client.metrics
 	m.streams.Inc()
@@ -142,7 +143,7 @@ func (s *Server) serve(conn net.Conn) {
 			reason = failure.Reason
 		}
 		m.reset(reason)
-		s.cfg.Logger.Info("connection reset: no tunnel", "client", conn.RemoteAddr().String(), "reason", reason.String(), "error", err)
+		s.cfg.Logger.Debug("connection reset: no tunnel", "client", conn.RemoteAddr().String(), "reason", reason.String(), "error", err)
 		return
 	}
 	err = stream.Pipe(client, peer, s.cfg.Client.cfg.Buffers, m.sent, m.received)
