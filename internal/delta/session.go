@@ -61,6 +61,9 @@ type subscription struct {
 	again map[string]struct{}
 	// index is the cursor.
 	index uint64
+	// began is the newest removal that was dropped when the stream had nothing yet. It
+	// cannot miss that one, nor those before.
+	began uint64
 	// answered: the client has heard up to which position it is complete.
 	answered bool
 
@@ -213,7 +216,10 @@ func (s *Session) next(sub *subscription) (*Frame, error) {
 			return nil, err
 		}
 	}
-	if sub.index != fresh && sub.index < t.evicted {
+	if sub.index == fresh {
+		sub.began = t.evicted
+	}
+	if sub.index < t.evicted && sub.began < t.evicted {
 		return nil, fmt.Errorf("%w: too many removals of %s since", ErrPosition, sub.typ)
 	}
 	if len(sub.again) > 0 {
