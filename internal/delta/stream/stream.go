@@ -60,8 +60,12 @@ func DialOptions() []grpc.DialOption {
 	}
 }
 
-// Codec is the protobuf codec, with two additions: a frame is written as it is,
-// the same bytes to every stream; and what is received is counted.
+// Marshalled is a message that is encoded already: the concatenation of its parts,
+// which streams may share and nothing may change.
+type Marshalled interface{ Parts() [][]byte }
+
+// Codec is the protobuf codec, with two additions: a frame, or what is Marshalled, is
+// written as it is, the same bytes to every stream; and what is received is counted.
 func Codec() encoding.CodecV2 {
 	return codec{protobuf: encoding.GetCodecV2(proto.Name)}
 }
@@ -83,6 +87,13 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(*delta.Frame); ok {
 		// A SliceBuffer is neither pooled nor counted, so it may be shared.
 		return mem.BufferSlice{mem.SliceBuffer(f.Data)}, nil
+	}
+	if m, ok := v.(Marshalled); ok {
+		var out mem.BufferSlice
+		for _, part := range m.Parts() {
+			out = append(out, mem.SliceBuffer(part))
+		}
+		return out, nil
 	}
 	return c.protobuf.Marshal(v)
 }
