@@ -1,0 +1,185 @@
+// Package local joins the synchronisation of control planes to the objects of the
+// local one, through a resource.Client.
+//
+// It owns the two drivers of package federation: Outlet follows the kinds that this
+// control plane sends and keeps the scopes that streams read; Inlet applies what a
+// peer sends, object by object, along the one write path. It also owns how objects are
+// encoded, and where checkpoints are kept. Enter at NewOutlet and NewInlet. It never
+// opens a connection; package stream does.
+package local
+
+import (
+	"encoding/json"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/payload"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Kind declares how objects of a kind are synchronised.
+type Kind struct {
+	Descriptor *resource.Descriptor
+	// Type as on the wire; TypeOf makes it of the descriptor.
+	Type federation.Type
+	// Mesh that an object belongs to; nil: none.
+	Mesh func(resource.Object) string
+	// Zones that use an object, of types that fan out to SelectedZones.
+	Zones func(resource.Object) []string
+	// Prune removes what changes often and means nothing elsewhere, as times of renewal;
+	// nil: nothing does. The object is a copy.
+	Prune func(resource.Object)
+	// Stamp sets the fields that name the zone of an object, whatever the zone wrote;
+	// nil: there are none.
+	Stamp func(obj resource.Object, zone string)
+}
+
+// TypeOf returns the type of a kind: name, direction and scope are the descriptor's.
+// ok is false for a kind that stays where it is.
+func TypeOf(d *resource.Descriptor) (t federation.Type, ok bool) {
+	t = federation.Type{Name: typeName(d), Namespaced: d.Namespaced}
+	switch d.Direction {
+	case resource.GlobalToZone:
+		t.Direction = federation.GlobalToZone
+	case resource.ZoneToGlobal:
+		t.Direction = federation.ZoneToGlobal
+	case resource.ZoneToZones:
+		t.Direction = federation.ZoneToZones
+	default:
+		return t, false
+	}
+	return t, true
+}
+
+// typeName is the group and the kind: versions of an API differ between programs.
+func typeName(d *resource.Descriptor) string {
+	return d.GVK.Group + "/" + d.GVK.Kind
+}
+
+// Types of kinds, in their order.
+func Types(kinds []Kind) (*federation.Types, error) {
+	var out []federation.Type
+	for _, k := range kinds {
+		out = append(out, k.Type)
+	}
+	return federation.NewTypes(out...)
+}
+
+// bySide returns the kinds that a side sends, or receives.
+func bySide(kinds []Kind, side federation.Side, sends bool) ([]Kind, error) {
+	types, err := Types(kinds)
+	if err != nil {
+		return nil, err
+	}
+	of := types.ReceivedBy(side)
+	if sends {
+		of = types.SentBy(side)
+	}
+	wanted := map[string]bool{}
+	for _, t := range of {
+		wanted[t.Name] = true
+	}
+	var out []Kind
+	for _, k := range kinds {
+		if wanted[k.Type.Name] {
+			out = append(out, k)
+		}
+	}
+	return out, nil
+}
+
+func typesOf(kinds []Kind) []federation.Type {
+	var out []federation.Type
+	for _, k := range kinds {
+		out = append(out, k.Type)
+	}
+	return out
+}
+
+// payloadLimits bound what is decoded: those of the API server for a body of JSON.
+var payloadLimits = payload.Limits{Depth: 64, Values: 500_000, Members: 50_000}
+
+// encode makes what travels of an object. Metadata but for name, labels and annotations
+// is of the store that has it.
+func (k Kind) encode(obj resource.Object) (*federation.Object, error) {
+	if k.Prune != nil {
+		obj = obj.DeepCopyObject().(resource.Object)
+		k.Prune(obj)
+	}
+	body, err := json.Marshal(obj)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)
+	}
+	for _, name := range []string{"metadata", "apiVersion", "kind"} {
+		delete(fields, name)
+	}
+	if body, err = json.Marshal(fields); err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)
+	}
+	o := &federation.Object{
+		Key:    federation.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()},
+		Labels: obj.GetLabels(), Annotations: annotations(obj), Payload: body,
+	}
+	if k.Mesh != nil {
+		o.Mesh = k.Mesh(obj)
+	}
+	return o, nil
+}
+
+// annotations that travel: not those of an earlier hop, nor kubectl's copy of what was
+// applied, which would name another object.
+func annotations(obj resource.Object) map[string]string {
+	out := map[string]string{}
+	for name, value := range obj.GetAnnotations() {
+		switch name {
+		case federation.AnnotationSyncName, federation.AnnotationSyncVersion, "kubectl.kubernetes.io/last-applied-configuration":
+		default:
+			out[name] = value
+		}
+	}
+	return out
+}
+
+// decode makes the object that a put creates.
+func (k Kind) decode(put federation.Put) (resource.Object, error) {
+	if _, err := payload.JSON(put.Object.Payload, payloadLimits); err != nil {
+		return nil, fmt.Errorf("decode payload: %w", err)
+	}
+	obj := k.Descriptor.New()
+	if len(put.Object.Payload) > 0 {
+		if err := json.Unmarshal(put.Object.Payload, obj); err != nil {
+			return nil, fmt.Errorf("decode payload: %w", err)
+		}
+	}
+	// Whatever metadata the payload has: these are all.
+	meta, err := metaOf(obj)
+	if err != nil {
+		return nil, err
+	}
+	*meta = metav1.ObjectMeta{
+		Namespace: put.Key.Namespace, Name: put.Key.Name,
+		Labels: put.Object.Labels, Annotations: put.Object.Annotations,
+	}
+	if k.Stamp != nil && put.Owner.Zone != "" {
+		k.Stamp(obj, put.Owner.Zone)
+	}
+	return obj, nil
+}
+
+func metaOf(obj resource.Object) (*metav1.ObjectMeta, error) {
+	a, ok := obj.(metav1.ObjectMetaAccessor)
+	if !ok {
+		return nil, fmt.Errorf("%T has no metadata", obj)
+	}
+	meta, ok := a.GetObjectMeta().(*metav1.ObjectMeta)
+	if !ok {
+		return nil, fmt.Errorf("metadata of %T is a %T", obj, a.GetObjectMeta())
+	}
+	return meta, nil
+}

@@ -1,0 +1,571 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// descriptors of the test: a mesh and costs of global, Dataplanes of zones, and
+// ConfigMaps as what goes from zone to zone.
+type descriptors struct {
+	mesh, costs, dataplane, ingress, namespace, config *resource.Descriptor
+}
+
+func newDescriptors() descriptors {
+	ingress := *kind.Service
+	ingress.Direction = resource.ZoneToZones
+	ingress.Default, ingress.Prepare, ingress.Validate = nil, nil, nil
+	return descriptors{
+		mesh: kind.Mesh, costs: kind.ZoneCosts, dataplane: kind.Dataplane, ingress: &ingress,
+		namespace: kind.Namespace, config: kind.ConfigMap,
+	}
+}
+
+func (d descriptors) kinds(t testing.TB) []Kind {
+	t.Helper()
+	of := func(d *resource.Descriptor, change func(*Kind)) Kind {
+		typ, ok := TypeOf(d)
+		if !ok {
+			t.Fatalf("%s does not travel", d.Resource)
+		}
+		k := Kind{Descriptor: d, Type: typ}
+		change(&k)
+		return k
+	}
+	return []Kind{
+		of(d.mesh, func(k *Kind) { k.Type.KeepName = true }),
+		of(d.costs, func(*Kind) {}),
+		of(d.ingress, func(k *Kind) { k.Type.Transient = true }),
+		of(d.dataplane, func(k *Kind) {
+			k.Type.Transient = true
+			k.Mesh = func(o resource.Object) string { return o.(*meshv1alpha1.Dataplane).Spec.Mesh }
+			k.Stamp = func(o resource.Object, zone string) {
+				metav1.SetMetaDataLabel(&o.(*meshv1alpha1.Dataplane).ObjectMeta, corev1.LabelTopologyZone, zone)
+			}
+		}),
+	}
+}
+
+// site is a control plane with a store in memory.
+type site struct {
+	t      testing.TB
+	name   string
+	side   federation.Side
+	kinds  descriptors
+	client *resourcetest.Client
+	outlet *Outlet
+}
+
+func newSite(t testing.TB, ctx context.Context, name string, side federation.Side, running *sync.WaitGroup) *site {
+	t.Helper()
+	d := newDescriptors()
+	s := &site{t: t, name: name, side: side, kinds: d}
+	s.client = resourcetest.New(d.mesh, d.costs, d.dataplane, d.ingress, d.namespace, d.config)
+	zone := name
+	if side == federation.AtGlobal {
+		zone = ""
+	}
+	var err error
+	s.outlet, err = NewOutlet(OutletConfig{Client: s.client, Kinds: d.kinds(t), Side: side, Zone: zone, StoreEpoch: "epoch-" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running.Go(func() { _ = s.outlet.Run(ctx) })
+	return s
+}
+
+// inlet for what comes over the link of a zone.
+func (s *site) inlet(zone string) *Inlet {
+	s.t.Helper()
+	i, err := NewInlet(InletConfig{
+		Client: s.client, Kinds: s.kinds.kinds(s.t), Side: s.side, Zone: zone, Namespace: "system",
+		Checkpoints: &ConfigMapCheckpoints{
+			Client: s.client, Kind: s.kinds.config, Key: resource.Key{Namespace: "system", Name: "federation-" + zone},
+		},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return i
+}
+
+// link joins an outlet and an inlet until ctx ends. Streams that fail begin again.
+func link(ctx context.Context, t testing.TB, o *Outlet, zone string, i *Inlet, protocol int) {
+	versions := false
+	for ctx.Err() == nil {
+		err := stream(ctx, o, zone, i, federation.StreamOptions{Protocol: protocol, Versions: versions})
+		if ctx.Err() != nil {
+			return
+		}
+		versions = strings.Contains(err.Error(), "versions of your resources")
+		t.Logf("stream of %s ended: %v", zone, err)
+		time.Sleep(100 * time.Millisecond) // of the bubble's clock
+	}
+}
+
+// stream is one stream, without a network.
+func stream(ctx context.Context, o *Outlet, zone string, i *Inlet, options federation.StreamOptions) error {
+	requests := make(chan proto.Message, 100)
+	flow, err := i.Open(ctx, options, func(m proto.Message) error { requests <- m; return nil })
+	if err != nil {
+		return err
+	}
+	defer flow.Close()
+	step, next := deltaStream(o.Sender(zone))
+	if options.Protocol == 1 {
+		step, next = projectedStream(o.Sender(zone))
+	}
+	for {
+		changed := o.Changed()
+		m, err := next()
+		if err != nil {
+			return err
+		}
+		if m != nil {
+			if err := flow.Receive(ctx, m); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case r := <-requests:
+			if err := step(r); err != nil {
+				return err
+			}
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func deltaStream(c federation.SenderConfig) (step func(proto.Message) error, next func() (proto.Message, error)) {
+	s := federation.NewSender(c)
+	return func(m proto.Message) error { return s.Step(m.(*discovery.DeltaDiscoveryRequest)) }, func() (proto.Message, error) {
+		m, err := s.Next()
+		if m == nil {
+			return nil, err
+		}
+		var d discovery.DeltaDiscoveryResponse
+		return &d, proto.Unmarshal(slices.Concat(m.Parts()...), &d)
+	}
+}
+
+func projectedStream(c federation.SenderConfig) (step func(proto.Message) error, next func() (proto.Message, error)) {
+	s := federation.NewProjectedSender(c)
+	return func(m proto.Message) error { return s.Step(m.(*discovery.DiscoveryRequest)) }, func() (proto.Message, error) {
+		m, err := s.Next()
+		if m == nil {
+			return nil, err
+		}
+		return m, nil
+	}
+}
+
+// names of the objects of a kind, sorted, each with the label that names its owner.
+func (s *site) names(d *resource.Descriptor) []string {
+	s.t.Helper()
+	objects, _, err := s.client.List(context.Background(), d, resource.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var out []string
+	for _, o := range objects {
+		name := o.GetName()
+		if owner, ok := federation.OwnerOf(o.GetLabels()); ok {
+			name = fmt.Sprintf("%s of %s", o.GetLabels()[federation.LabelDisplayName], owner)
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (s *site) want(d *resource.Descriptor, names ...string) {
+	s.t.Helper()
+	synctest.Wait()
+	slices.Sort(names)
+	if diff := cmp.Diff(names, s.names(d)); diff != "" {
+		s.t.Errorf("%s at %s: -want +got\n%s", d.Resource, s.name, diff)
+	}
+}
+
+func (s *site) create(d *resource.Descriptor, o resource.Object) resource.Object {
+	s.t.Helper()
+	out, err := s.client.Create(context.Background(), d, o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *site) delete(d *resource.Descriptor, namespace, name string) {
+	s.t.Helper()
+	if err := s.client.Delete(context.Background(), d, resource.Key{Namespace: namespace, Name: name}, resource.Preconditions{}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func newMesh(name string) *meshv1alpha1.Mesh {
+	return &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func newDataplane(name string) *meshv1alpha1.Dataplane {
+	return &meshv1alpha1.Dataplane{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "forged"}},
+		Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}, Ports: []meshv1alpha1.DataplanePort{{Port: 80}}},
+	}
+}
+
+// world is global and two zones, joined.
+type world struct {
+	global, east, west *site
+	inlets             map[string]*Inlet // by "receiver zone"
+}
+
+// newWorld joins sites until the test ends. cut ends it earlier.
+func newWorld(t *testing.T, protocol int) (w *world, cut func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	cut = func() { cancel(); running.Wait() }
+	t.Cleanup(cut)
+	w = &world{
+		global: newSite(t, ctx, "global", federation.AtGlobal, &running), east: newSite(t, ctx, "east", federation.AtZone, &running),
+		west: newSite(t, ctx, "west", federation.AtZone, &running), inlets: map[string]*Inlet{},
+	}
+	for _, z := range []*site{w.east, w.west} {
+		down, up := z.inlet(z.name), w.global.inlet(z.name)
+		w.inlets[z.name+" "+z.name], w.inlets["global "+z.name] = down, up
+		running.Go(func() { link(ctx, t, w.global.outlet, z.name, down, protocol) })
+		running.Go(func() { link(ctx, t, z.outlet, "", up, protocol) })
+		running.Go(func() { _ = down.Run(ctx, z.kinds.namespace) })
+	}
+	return w, cut
+}
+
+func TestConvergence(t *testing.T) {
+	for protocol := 1; protocol <= 2; protocol++ {
+		t.Run(fmt.Sprintf("protocol %d", protocol), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testConvergence(t, protocol) })
+		})
+	}
+}
+
+func testConvergence(t *testing.T, protocol int) {
+	w, _ := newWorld(t, protocol)
+	g, e := w.global, w.east
+	g.create(g.kinds.mesh, newMesh("default"))
+	dp := e.create(e.kinds.dataplane, newDataplane("web")).(*meshv1alpha1.Dataplane)
+	w.west.create(w.west.kinds.dataplane, newDataplane("web"))
+	e.create(e.kinds.ingress, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "in"}})
+	time.Sleep(time.Second)
+	e.want(e.kinds.mesh, "default of global")
+	w.west.want(w.west.kinds.mesh, "default of global")
+	g.want(g.kinds.dataplane, "web of zone east", "web of zone west")
+	w.west.want(w.west.kinds.ingress, "in of zone east")
+	e.want(e.kinds.ingress, "in")
+	e.want(e.kinds.dataplane, "web")
+
+	// A status follows its object, and global sets the zone.
+	dp.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Test", LastTransitionTime: metav1.Now()}}
+	if _, err := e.client.UpdateStatus(context.Background(), e.kinds.dataplane, dp); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	copies, _, err := g.client.List(context.Background(), g.kinds.dataplane, resource.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range copies {
+		d := o.(*meshv1alpha1.Dataplane)
+		zone := d.Labels[federation.LabelZone]
+		if d.Labels[corev1.LabelTopologyZone] != zone || d.Namespace != "system" || (zone == "east") != (len(d.Status.Conditions) == 1) {
+			t.Errorf("copy of %s: %+v %+v", zone, d.ObjectMeta, d.Status)
+		}
+	}
+
+	// Live changes at all sites at once.
+	var writers sync.WaitGroup
+	for _, s := range []*site{w.east, w.west} {
+		writers.Go(func() {
+			for n := range 50 {
+				s.create(s.kinds.dataplane, newDataplane(fmt.Sprintf("n%d", n)))
+				if n%2 == 0 {
+					s.delete(s.kinds.dataplane, "a", fmt.Sprintf("n%d", n))
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	for n := range 9 {
+		g.create(g.kinds.mesh, newMesh(fmt.Sprintf("m%d", n)))
+		if n%3 == 0 {
+			g.delete(g.kinds.mesh, "", fmt.Sprintf("m%d", n))
+		}
+	}
+	writers.Wait()
+	time.Sleep(time.Second)
+	wantMeshes, wantDataplanes := []string{"default of global"}, []string{"web of zone east", "web of zone west"}
+	for n := range 9 {
+		if n%3 != 0 {
+			wantMeshes = append(wantMeshes, fmt.Sprintf("m%d of global", n))
+		}
+	}
+	for n := 1; n < 50; n += 2 {
+		wantDataplanes = append(wantDataplanes, fmt.Sprintf("n%d of zone east", n), fmt.Sprintf("n%d of zone west", n))
+	}
+	e.want(e.kinds.mesh, wantMeshes...)
+	w.west.want(w.west.kinds.mesh, wantMeshes...)
+	g.want(g.kinds.dataplane, wantDataplanes...)
+
+	// The inventory at global is not the zone's.
+	for _, o := range copies {
+		g.delete(g.kinds.dataplane, "system", o.GetName())
+	}
+	time.Sleep(time.Second)
+	if got := e.names(e.kinds.dataplane); len(got) != 26 {
+		t.Errorf("%d Dataplanes in the zone", len(got))
+	}
+}
+
+// TestNameTaken: a copy does not replace an object of the zone, and is there once that
+// has gone.
+func TestNameTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := newWorld(t, 2)
+		w.east.create(w.east.kinds.mesh, newMesh("m"))
+		w.global.create(w.global.kinds.mesh, newMesh("m"))
+		time.Sleep(time.Second)
+		w.east.want(w.east.kinds.mesh, "m")
+		status := w.inlets["east east"].Status()[0]
+		if len(status.Waiting) != 1 || status.Waiting[0].Resource != "/m" {
+			t.Errorf("%+v", status)
+		}
+		w.east.delete(w.east.kinds.mesh, "", "m")
+		time.Sleep(time.Second)
+		w.east.want(w.east.kinds.mesh, "m of global")
+	})
+}
+
+// TestMissingNamespace: what has no namespace waits for it.
+func TestMissingNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := newWorld(t, 2)
+		missing := true
+		w.west.client.Intercept(func(c resourcetest.Call) error {
+			if missing && c.Verb == resourcetest.Create && c.Key.Namespace == "system" && c.Kind.Kind == "Service" {
+				return apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "system")
+			}
+			return nil
+		})
+		w.east.create(w.east.kinds.ingress, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "in"}})
+		time.Sleep(time.Second)
+		w.west.want(w.west.kinds.ingress)
+		missing = false
+		w.west.create(w.west.kinds.namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "system"}})
+		time.Sleep(time.Second)
+		w.west.want(w.west.kinds.ingress, "in of zone east")
+	})
+}
+
+// TestRefusedByTheStore: an object that the rules of its kind refuse does not hold back
+// the others; global hears of it.
+func TestRefusedByTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := newWorld(t, 2)
+		w.east.client.Intercept(func(c resourcetest.Call) error {
+			if c.Verb == resourcetest.Create && c.Key.Name == "bad" {
+				return apierrors.NewInvalid(c.Kind.GroupKind(), "bad", nil)
+			}
+			return nil
+		})
+		w.global.create(w.global.kinds.mesh, newMesh("bad"))
+		w.global.create(w.global.kinds.mesh, newMesh("good"))
+		time.Sleep(time.Second)
+		w.east.want(w.east.kinds.mesh, "good of global")
+		w.west.want(w.west.kinds.mesh, "bad of global", "good of global")
+		if got := w.inlets["east east"].Status()[0].Refused; len(got) != 1 || got[0].Resource != "/bad" {
+			t.Error(got)
+		}
+	})
+}
+
+// TestStoreFails: what the store did not take is applied once it works again.
+func TestStoreFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := newWorld(t, 2)
+		var mu sync.Mutex
+		calls := 0
+		w.east.client.Intercept(func(c resourcetest.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if calls++; calls%3 != 0 && c.Verb != resourcetest.Watch {
+				return errors.New("the disk is full")
+			}
+			return nil
+		})
+		for n := range 20 {
+			w.global.create(w.global.kinds.mesh, newMesh(fmt.Sprintf("m%d", n)))
+		}
+		time.Sleep(5 * time.Second)
+		w.east.client.Intercept(nil)
+		time.Sleep(10 * time.Second)
+		if got := w.east.names(w.east.kinds.mesh); len(got) != 20 {
+			t.Errorf("%d meshes", len(got))
+		}
+	})
+}
+
+// TestConfirm: an operator releases what the guard holds, also after a restart.
+func TestConfirm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, cut := newWorld(t, 2)
+		for n := range 20 {
+			w.global.create(w.global.kinds.mesh, newMesh(fmt.Sprintf("m%02d", n)))
+		}
+		time.Sleep(time.Second)
+		for n := range 20 {
+			w.global.delete(w.global.kinds.mesh, "", fmt.Sprintf("m%02d", n))
+		}
+		time.Sleep(time.Second)
+		in := w.inlets["east east"]
+		status := in.Status()[0]
+		if len(status.Held) != 1 || len(status.Held[0].Names) != 10 {
+			t.Fatalf("%+v", status)
+		}
+		held := status.Held[0]
+		if err := in.Confirm(context.Background(), status.Type, held.Owner, "another"); !errors.Is(err, federation.ErrChanged) {
+			t.Error(err)
+		}
+		before := len(w.east.names(w.east.kinds.mesh))
+		cut() // all of it restarts, but for the stores
+		if err := in.Confirm(context.Background(), status.Type, held.Owner, held.Token); !errors.Is(err, federation.ErrChanged) {
+			t.Errorf("confirmed without a connection: %v", err)
+		}
+		again := w.east.inlet("east")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var running sync.WaitGroup
+		g := &site{t: t, name: "global", side: federation.AtGlobal, kinds: w.global.kinds, client: w.global.client}
+		var err error
+		g.outlet, err = NewOutlet(OutletConfig{Client: g.client, Kinds: g.kinds.kinds(t), Side: g.side, StoreEpoch: "epoch-global"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		running.Go(func() { _ = g.outlet.Run(ctx) })
+		running.Go(func() { link(ctx, t, g.outlet, "east", again, 2) })
+		time.Sleep(2 * time.Minute)
+		status = again.Status()[0]
+		if len(status.Held) != 1 || len(w.east.names(w.east.kinds.mesh)) != before {
+			t.Fatalf("after a restart: %+v", status)
+		}
+		if err := again.Confirm(context.Background(), status.Type, status.Held[0].Owner, status.Held[0].Token); err != nil {
+			t.Error(err)
+		}
+		w.east.want(w.east.kinds.mesh)
+		cancel()
+		running.Wait()
+	})
+}
+
+// TestDebounce: the first change leaves at once, those that follow within 20 ms together.
+func TestDebounce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		defer func() { cancel(); running.Wait() }()
+		s := newSite(t, ctx, "global", federation.AtGlobal, &running)
+		time.Sleep(time.Second)
+		var flushes []time.Duration
+		began := time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for len(flushes) < 3 {
+				<-s.outlet.Changed()
+				flushes = append(flushes, time.Since(began))
+			}
+		}()
+		synctest.Wait()
+		for n := range 25 {
+			s.create(s.kinds.mesh, newMesh(fmt.Sprintf("m%d", n)))
+			time.Sleep(time.Millisecond)
+		}
+		<-done
+		if want := []time.Duration{0, 20 * time.Millisecond, 40 * time.Millisecond}; !slices.Equal(flushes, want) {
+			t.Errorf("flushed after %v, want %v", flushes, want)
+		}
+	})
+}
+
+// TestPayload: metadata in a payload, or one that explodes, does no harm.
+func TestPayload(t *testing.T) {
+	d := newDescriptors()
+	k := d.kinds(t)[0]
+	put := federation.Put{
+		Copy: federation.Copy{Key: federation.Key{Name: "m"}},
+		Object: &federation.Object{
+			Labels: map[string]string{"a": "b"}, Payload: []byte(`{"metadata":{"name":"x","ownerReferences":[{"name":"o"}],"finalizers":["f"]}}`),
+		},
+	}
+	obj, err := k.decode(put)
+	if err != nil || obj.GetName() != "m" || len(obj.GetOwnerReferences())+len(obj.GetFinalizers()) > 0 ||
+		!maps.Equal(obj.GetLabels(), put.Object.Labels) {
+		t.Errorf("%+v, %v", obj, err)
+	}
+	for _, bad := range []string{`{"spec":`, `[]`, `{"spec":[]}`, strings.Repeat("[", 100_000)} {
+		put.Object.Payload = []byte(bad)
+		if _, err := k.decode(put); err == nil {
+			t.Errorf("%.20s was decoded", bad)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"spec":{"networking":{}}}`))
+	k := newDescriptors().kinds(f)[3]
+	f.Fuzz(func(t *testing.T, b []byte) {
+		obj, err := k.decode(federation.Put{
+			Copy:   federation.Copy{Key: federation.Key{Namespace: "system", Name: "x"}, Owner: federation.Owner{Zone: "east"}},
+			Object: &federation.Object{Payload: b},
+		})
+		if err == nil && (obj.GetName() != "x" || obj.GetNamespace() != "system" || obj.GetLabels()[corev1.LabelTopologyZone] != "east") {
+			t.Errorf("%+v", obj)
+		}
+	})
+}
+
+func FuzzParseCheckpoint(f *testing.F) {
+	f.Add(`{"StoreEpoch":"e","Position":"1:2","Seen":"1:2","Holding":[{"Zone":"east"}]}`)
+	f.Fuzz(func(t *testing.T, s string) {
+		c, err := parseCheckpoint(s)
+		if err == nil && c.Check() != nil {
+			t.Error(c)
+		}
+	})
+}

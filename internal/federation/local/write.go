@@ -1,0 +1,178 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// errStale: a copy is not what the receiver takes it for. Another stream, or a user,
+// has written it; the receiver must be made again.
+var errStale = errors.New("a copy was changed by another writer")
+
+// errTaken: the name of a copy is that of an object of this control plane.
+var errTaken = errors.New("an object of this control plane has the name")
+
+// apply writes a transaction object by object, along the one write path. It may be
+// repeated: what is done already is not done again.
+func (i *Inlet) apply(ctx context.Context, tx *federation.Transaction) (federation.Outcome, error) {
+	k := i.kinds[tx.Type]
+	out := federation.Outcome{Refused: map[string]error{}, Waiting: map[string]error{}}
+	for _, put := range tx.Puts {
+		err := i.put(ctx, k, put)
+		if err == nil && put.Replaces != nil {
+			err = i.delete(ctx, k, *put.Replaces)
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, errTaken) || namespaceMissing(err):
+			out.Waiting[put.Resource] = err
+		case refuses(err):
+			out.Refused[put.Resource] = err
+		default:
+			return out, err
+		}
+	}
+	for _, c := range tx.Deletes {
+		if err := i.delete(ctx, k, c); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// put creates or replaces a copy. The status is written apart; the version, by which a
+// later stream finds the copy complete, comes last.
+func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
+	obj, err := k.decode(put)
+	if err != nil {
+		return &refusal{err}
+	}
+	existing, err := i.config.Client.Get(ctx, k.Descriptor, keyOf(put.Key))
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		if !k.Descriptor.Status || equality.Semantic.DeepEqual(statusOf(obj), statusOf(k.Descriptor.New())) {
+			_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
+			return err
+		}
+		first := obj.DeepCopyObject().(resource.Object)
+		notes := maps.Clone(first.GetAnnotations())
+		delete(notes, federation.AnnotationSyncVersion)
+		first.SetAnnotations(notes)
+		if existing, err = i.config.Client.Create(ctx, k.Descriptor, first); err != nil {
+			return err
+		}
+	} else if err := i.mayReplace(put, existing); err != nil {
+		return err
+	}
+	return i.replace(ctx, k, obj, existing)
+}
+
+// mayReplace verifies that an object is the copy that the receiver takes it for.
+func (i *Inlet) mayReplace(put federation.Put, existing resource.Object) error {
+	c, ok := i.copyOf(existing)
+	switch {
+	case !ok || c.Owner != put.Owner:
+		return errTaken
+	case c.Resource != put.Resource:
+		return fmt.Errorf("%w: %v is the copy of %s", errStale, put.Key, c.Resource)
+	case c.Version != put.Before && c.Version != put.Version:
+		return fmt.Errorf("%w: %v has version %s, not %s", errStale, put.Key, c.Version, put.Before)
+	}
+	return nil
+}
+
+// replace writes the status and then all else of a copy that exists.
+func (i *Inlet) replace(ctx context.Context, k Kind, obj, existing resource.Object) error {
+	meta, err := metaOf(obj)
+	if err != nil {
+		return &refusal{err}
+	}
+	keep := func(from resource.Object) {
+		meta.UID, meta.ResourceVersion = from.GetUID(), from.GetResourceVersion()
+		meta.Finalizers, meta.OwnerReferences = from.GetFinalizers(), from.GetOwnerReferences()
+	}
+	keep(existing)
+	if k.Descriptor.Status && !equality.Semantic.DeepEqual(statusOf(obj), statusOf(existing)) {
+		written, err := i.config.Client.UpdateStatus(ctx, k.Descriptor, obj)
+		if err != nil {
+			return err
+		}
+		keep(written)
+	}
+	_, err = i.config.Client.Update(ctx, k.Descriptor, obj)
+	return err
+}
+
+// delete removes a copy, if it is there and belongs to its owner. What refers to it as
+// its owner stays: a copy never takes objects of this control plane with it.
+func (i *Inlet) delete(ctx context.Context, k Kind, c federation.Copy) error {
+	existing, err := i.config.Client.Get(ctx, k.Descriptor, keyOf(c.Key))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if found, ok := i.copyOf(existing); !ok || found.Owner != c.Owner || found.Resource != c.Resource {
+		return nil
+	}
+	err = i.config.Client.Delete(ctx, k.Descriptor, keyOf(c.Key), resource.Preconditions{
+		UID: existing.GetUID(), ResourceVersion: existing.GetResourceVersion(), Now: true, Propagation: metav1.DeletePropagationOrphan,
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func keyOf(k federation.Key) resource.Key {
+	return resource.Key{Namespace: k.Namespace, Name: k.Name}
+}
+
+// refusal is an object that this side cannot decode.
+type refusal struct{ err error }
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+// refuses reports whether an error is about the object, not about the store.
+func refuses(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) ||
+		apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// namespaceMissing reports whether a create failed as its namespace does not exist, or
+// is being deleted.
+func namespaceMissing(err error) bool {
+	if apierrors.HasStatusCause(err, "NamespaceTerminating") {
+		return true
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || !apierrors.IsNotFound(err) {
+		return false
+	}
+	details := status.Status().Details
+	return details != nil && details.Kind == "namespaces"
+}
+
+// statusOf is the status of an object, as JSON has it.
+func statusOf(obj resource.Object) any {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return err // differs from every status
+	}
+	return m["status"]
+}
