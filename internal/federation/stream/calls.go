@@ -1,0 +1,220 @@
+package stream
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
+)
+
+const (
+	// partSize of an answer; maxAnswer of all parts together: a configuration dump of
+	// a large proxy is some tens of megabytes.
+	partSize  = 256 << 10
+	maxAnswer = 64 << 20
+	// maxCalls are worked on at the same time in a zone.
+	maxCalls = 16
+)
+
+// CallHandler answers a reverse call in a zone. ctx ends when the caller does not wait
+// any longer. Errors should be gRPC statuses: Unavailable names the hop that is missing.
+type CallHandler func(ctx context.Context, call *federationv1.Call) ([]byte, error)
+
+// serveCalls answers the calls of one stream.
+func (z *Zone) serveCalls(ctx context.Context, _ bool, received func()) error {
+	desc := &federationv1.ZoneService_ServiceDesc.Streams[0]
+	s, err := z.open(ctx, desc, federationv1.ZoneService_Serve_FullMethodName)
+	if err != nil {
+		return err
+	}
+	a := &answerer{handler: z.config.Calls, out: &sender{rpc: s}, running: map[uint64]context.CancelFunc{}}
+	defer a.stop()
+	for {
+		var call federationv1.Call
+		if err := s.RecvMsg(&call); err != nil {
+			return statusOf(err)
+		}
+		received()
+		a.take(ctx, &call)
+	}
+}
+
+// answerer works on the calls of one stream.
+type answerer struct {
+	handler CallHandler
+	out     *sender
+	calls   sync.WaitGroup
+
+	mu      sync.Mutex
+	running map[uint64]context.CancelFunc
+}
+
+func (a *answerer) take(ctx context.Context, call *federationv1.Call) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if call.GetCancelled() {
+		if cancel := a.running[call.GetId()]; cancel != nil {
+			cancel()
+		}
+		return
+	}
+	timeout := min(time.Duration(call.GetTimeoutMilliseconds())*time.Millisecond, CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	busy := len(a.running) >= maxCalls || a.running[call.GetId()] != nil
+	if !busy {
+		a.running[call.GetId()] = cancel
+	}
+	a.calls.Go(func() {
+		defer cancel()
+		var body []byte
+		err := status.Errorf(codes.ResourceExhausted, "the zone works on %d calls already", maxCalls)
+		switch {
+		case busy:
+		case a.handler == nil:
+			err = status.Error(codes.Unimplemented, "the zone answers no calls")
+		default:
+			body, err = a.handler(ctx, call)
+		}
+		if !busy {
+			a.mu.Lock()
+			delete(a.running, call.GetId())
+			a.mu.Unlock()
+		}
+		a.answer(call.GetId(), body, err)
+	})
+}
+
+// answer sends the outcome. A stream that has broken has no caller any more.
+func (a *answerer) answer(id uint64, body []byte, err error) {
+	if err == nil && len(body) > maxAnswer {
+		err = status.Errorf(codes.ResourceExhausted, "the answer has %d bytes, the limit is %d", len(body), maxAnswer)
+	}
+	if err != nil {
+		s := status.Convert(err)
+		_ = a.out.send(&federationv1.CallAnswer{Id: id, Last: true, Code: uint32(s.Code()), Message: s.Message()})
+		return
+	}
+	for {
+		part := body[:min(len(body), partSize)]
+		body = body[len(part):]
+		if a.out.send(&federationv1.CallAnswer{Id: id, Part: part, Last: len(body) == 0}) != nil || len(body) == 0 {
+			return
+		}
+	}
+}
+
+func (a *answerer) stop() {
+	a.mu.Lock()
+	for _, cancel := range a.running {
+		cancel()
+	}
+	a.mu.Unlock()
+	a.calls.Wait()
+}
+
+// caller is global's end of a stream of calls.
+type caller struct {
+	out *sender
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]*waitingCall
+	closed  bool
+}
+
+type waitingCall struct {
+	body []byte
+	done chan error // of capacity 1
+}
+
+func newCaller(s rpc) *caller {
+	return &caller{out: &sender{rpc: s}, waiting: map[uint64]*waitingCall{}}
+}
+
+// call sends a call and waits for the answer.
+func (c *caller) call(ctx context.Context, zone string, call *federationv1.Call) ([]byte, error) {
+	w := &waitingCall{done: make(chan error, 1)}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, noStream(zone)
+	}
+	c.last++
+	id := c.last
+	c.waiting[id] = w
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.waiting, id)
+	}()
+	deadline, _ := ctx.Deadline()
+	m := &federationv1.Call{
+		Id: id, Kind: call.GetKind(), Target: call.GetTarget(), Namespace: call.GetNamespace(), Name: call.GetName(),
+		TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)),
+	}
+	if err := c.out.send(m); err != nil {
+		return nil, noStream(zone)
+	}
+	select {
+	case err := <-w.done:
+		return w.body, err
+	case <-ctx.Done():
+		_ = c.out.send(&federationv1.Call{Id: id, Cancelled: true}) // if it fails there is nothing to cancel
+		return nil, status.Errorf(codes.DeadlineExceeded, "zone %s did not answer: %v", zone, ctx.Err())
+	}
+}
+
+func noStream(zone string) error {
+	return status.Errorf(codes.Unavailable, "the control plane of zone %s has no stream to this instance of global", zone)
+}
+
+// read takes answers until the stream ends.
+func (c *caller) read(zone string) error {
+	defer c.close(zone)
+	for {
+		var a federationv1.CallAnswer
+		if err := c.out.rpc.RecvMsg(&a); err != nil {
+			return statusOf(err)
+		}
+		c.take(&a)
+	}
+}
+
+func (c *caller) take(a *federationv1.CallAnswer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.waiting[a.GetId()]
+	if w == nil {
+		return // its caller has gone
+	}
+	var err error
+	switch {
+	case a.GetCode() != 0:
+		err = status.Error(codes.Code(a.GetCode()), a.GetMessage())
+	case len(w.body)+len(a.GetPart()) > maxAnswer:
+		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
+	default:
+		w.body = append(w.body, a.GetPart()...)
+		if !a.GetLast() {
+			return
+		}
+	}
+	delete(c.waiting, a.GetId())
+	w.done <- err
+}
+
+func (c *caller) close(zone string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for id, w := range c.waiting {
+		delete(c.waiting, id)
+		w.done <- noStream(zone)
+	}
+}
