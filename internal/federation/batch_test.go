@@ -123,3 +123,17 @@ func TestProjectedWindow(t *testing.T) {
 		t.Errorf("%v, %v", m, err)
 	}
 }
+
+// TestRefusedAndTakenBack: what was refused and is again as it was ends the refusal.
+func TestRefusedAndTakenBack(t *testing.T) {
+	r := newTestReceiver(t, AtZone)
+	first := policyOf(t, "x")
+	second := resourceOf(t, "policy", &Object{Key: Key{Namespace: "a", Name: "x"}, Payload: []byte("2")})
+	play(t, r, nil, responseOf("policy", "1", first))
+	if _, p := play(t, r, map[string]error{"a/x": errors.New("no")}, responseOf("policy", "2", second)); p.Answer.GetErrorDetail() == nil {
+		t.Error("no refusal")
+	}
+	if _, p := play(t, r, nil, responseOf("policy", "3", first)); p.Answer.GetErrorDetail() != nil {
+		t.Errorf("still refused: %v", p.Answer)
+	}
+}
