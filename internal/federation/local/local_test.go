@@ -462,6 +462,11 @@ func TestConfirm(t *testing.T) {
 		if err := in.Confirm(context.Background(), status.Type, held.Owner, "another"); !errors.Is(err, federation.ErrChanged) {
 			t.Error(err)
 		}
+		// A crash now must not forget it.
+		stored, err := in.config.Checkpoints.Load(context.Background())
+		if err != nil || len(stored[status.Type].Holding) != 1 {
+			t.Errorf("%+v, %v", stored, err)
+		}
 		before := len(w.east.names(w.east.kinds.mesh))
 		cut() // all of it restarts, but for the stores
 		if err := in.Confirm(context.Background(), status.Type, held.Owner, held.Token); !errors.Is(err, federation.ErrChanged) {
@@ -472,7 +477,6 @@ func TestConfirm(t *testing.T) {
 		defer cancel()
 		var running sync.WaitGroup
 		g := &site{t: t, name: "global", side: federation.AtGlobal, kinds: w.global.kinds, client: w.global.client}
-		var err error
 		g.outlet, err = NewOutlet(OutletConfig{Client: g.client, Kinds: g.kinds.kinds(t), Side: g.side, StoreEpoch: "epoch-global"})
 		if err != nil {
 			t.Fatal(err)
@@ -491,6 +495,43 @@ func TestConfirm(t *testing.T) {
 		cancel()
 		running.Wait()
 	})
+}
+
+// TestStaleWriter: what another instance has written since is not written over, and the
+// objects of the zone never.
+func TestStaleWriter(t *testing.T) {
+	s := &site{t: t, name: "east", side: federation.AtZone, kinds: newDescriptors()}
+	s.client = resourcetest.New(s.kinds.mesh, s.kinds.config)
+	in := s.inlet("east")
+	put := func(version, before string) error {
+		return in.put(context.Background(), in.kinds["mesh.proxima.dev/Mesh"], federation.Put{
+			Copy: federation.Copy{Resource: "/m", Version: version, Key: federation.Key{Name: "m"}}, Before: before,
+			Object: &federation.Object{
+				Labels:      map[string]string{federation.LabelOrigin: federation.OriginGlobal},
+				Annotations: map[string]string{federation.AnnotationSyncName: "/m", federation.AnnotationSyncVersion: version},
+			},
+		})
+	}
+	for _, step := range []struct {
+		version, before string
+		want            error
+	}{{"v1", "", nil}, {"v1", "", nil}, {"v2", "v1", nil}, {"v3", "v1", errStale}, {"v3", "", errStale}, {"v3", "v2", nil}} {
+		if err := put(step.version, step.before); !errors.Is(err, step.want) {
+			t.Errorf("%s after %q: %v, want %v", step.version, step.before, err, step.want)
+		}
+	}
+	s.delete(s.kinds.mesh, "", "m")
+	s.create(s.kinds.mesh, newMesh("m"))
+	if err := put("v4", "v3"); !errors.Is(err, errTaken) {
+		t.Error(err)
+	}
+	own := federation.Copy{Resource: "/m", Key: federation.Key{Name: "m"}}
+	if err := in.delete(context.Background(), in.kinds["mesh.proxima.dev/Mesh"], own); err != nil {
+		t.Error(err)
+	}
+	if got := s.names(s.kinds.mesh); len(got) != 1 || got[0] != "m" {
+		t.Error(got)
+	}
 }
 
 // TestDebounce: the first change leaves at once, those that follow within 20 ms together.

@@ -292,10 +292,20 @@ type zoneRig struct {
 	wire  *wire
 	zone  *Zone
 	inlet *local.Inlet
+	stop  func()
 }
 
 func newZoneRig(t testing.TB, g *globalRig, name string, protocol int, calls CallHandler) *zoneRig {
-	z := &zoneRig{name: name, store: newStore(t), wire: &wire{t: t, pki: g.pki, address: g.addr}}
+	z := &zoneRig{name: name, store: newStore(t)}
+	z.start(t, g, protocol, calls)
+	t.Cleanup(func() { z.stop() })
+	return z
+}
+
+func (z *zoneRig) start(t testing.TB, g *globalRig, protocol int, calls CallHandler) {
+	t.Helper()
+	name := z.name
+	z.wire = &wire{t: t, pki: g.pki, address: g.addr}
 	conn, err := grpc.NewClient("passthrough:///"+g.addr, append(deltastream.DialOptions(),
 		grpc.WithContextDialer(z.wire.dial),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
@@ -315,8 +325,7 @@ func newZoneRig(t testing.TB, g *globalRig, name string, protocol int, calls Cal
 		t.Fatal(err)
 	}
 	running.Go(func() { _ = z.zone.Run(ctx) })
-	t.Cleanup(func() { cancel(); running.Wait(); _ = conn.Close() })
-	return z
+	z.stop = sync.OnceFunc(func() { cancel(); running.Wait(); _ = conn.Close() })
 }
 
 func (z *zoneRig) await(t testing.TB, g *globalRig, meshes, dataplanes int) {
@@ -406,6 +415,23 @@ func TestResumeCost(t *testing.T) {
 	if second > first/5 {
 		t.Errorf("the reconnect cost %d bytes, the first connection %d", second, first)
 	}
+}
+
+// TestZoneRestart: a zone that has not kept the changes since global's position is sent
+// the versions of global's copies, and so removes what is gone.
+func TestZoneRestart(t *testing.T) {
+	g := newGlobalRig(t, newPKI(t))
+	z := newZoneRig(t, g, "east", 2, nil)
+	z.store.addDataplane("gone")
+	z.store.addDataplane("stays")
+	z.await(t, g, 0, 2)
+	z.stop()
+	gone := resource.Key{Namespace: "a", Name: "gone"}
+	if err := z.store.client.Delete(context.Background(), z.store.dataplane, gone, resource.Preconditions{}); err != nil {
+		t.Fatal(err)
+	}
+	z.start(t, g, 2, nil)
+	z.await(t, g, 0, 1)
 }
 
 // TestWrongCredential: only a certificate of the authority opens a stream, and what it
