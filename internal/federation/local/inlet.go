@@ -100,7 +100,8 @@ func (i *Inlet) Open(ctx context.Context, s federation.StreamOptions, send func(
 	i.flow = f
 	requests, err := i.connect(s)
 	if err != nil {
-		return nil, err
+		i.flow, i.receiver = nil, nil
+		return nil, fmt.Errorf("begin stream: %w", err)
 	}
 	i.publish()
 	for _, r := range requests {
