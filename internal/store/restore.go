@@ -17,8 +17,8 @@ type Restorer interface {
 	// nothing. Records keep Created, Modified and Expires; they come in ascending
 	// order of keys, none modified after at (else *InvalidError). An error that
 	// records yields ends the restore and is returned. Afterwards the store is at
-	// revision at and everything up to it is compacted, so that a reader of the
-	// old history gets ErrCompacted and not silence.
+	// revision at (a Sparse one: at or above) and everything up to it is compacted,
+	// so that a reader of the old history gets ErrCompacted and not silence.
 	//
 	// The epoch stays the one that was made with this store, so it differs from
 	// that of the store that the records come from.

@@ -12,11 +12,26 @@ import (
 	"time"
 )
 
-// Revision numbers one change of one key. Revisions of a store are global,
-// start at 1 and rise by exactly one with every change, without gaps and
-// without repetition, over restarts too. Zero means "none" or, for an absent
-// key, "does not exist".
+// Revision numbers one change of one key. Revisions of a store are global and
+// rise strictly with every change, without repetition, over restarts too. They
+// start at 1 and rise by exactly one, without gaps, unless the store says that
+// it is Sparse. Zero means "none" or, for an absent key, "does not exist".
 type Revision int64
+
+// Properties are the points in which stores differ within the contract. The zero
+// value is the strictest store.
+type Properties struct {
+	// Sparse: revisions rise strictly, but numbers are left out. A new store may
+	// be at a revision above 0, and Revision, Page.Revision and Batch.Revision may
+	// lie above the last change, but below any later one.
+	Sparse bool
+	// Merges: a Batch may hold several transactions, which were committed at once.
+	// None is split.
+	Merges bool
+	// MaxKeys bounds the different keys in the conditions and ops of one
+	// transaction; more of them are an error. 0: no bound.
+	MaxKeys int
+}
 
 // Record is the state of one key. Records handed out are shared: the caller
 // must not change Value.
@@ -130,6 +145,8 @@ type Watcher interface {
 // Any method may return a context error, ErrClosed, or an error of the medium;
 // those leave the state as it was.
 type Store interface {
+	// Properties do not change while the store is open.
+	Properties() Properties
 	// Epoch identifies this history. It is random, made with the data, kept over
 	// restarts, and different after a restore from a backup: revisions of
 	// different epochs must never be compared.

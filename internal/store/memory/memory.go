@@ -77,6 +77,9 @@ func New(opts Options) *Store {
 	return s
 }
 
+// Properties implements store.Store.
+func (s *Store) Properties() store.Properties { return store.Properties{} }
+
 // Epoch implements store.Store.
 func (s *Store) Epoch() string { return s.epoch }
 

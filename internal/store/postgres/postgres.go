@@ -256,6 +256,9 @@ func (s *Store) failed(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s in state %s: %w", op, s.target.label, explain(err))
 }
 
+// Properties implements store.Store.
+func (s *Store) Properties() store.Properties { return store.Properties{} }
+
 // Epoch implements store.Store.
 func (s *Store) Epoch() string { return s.epoch }
 

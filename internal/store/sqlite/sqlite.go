@@ -179,6 +179,9 @@ func (s *Store) failed(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s in state %q: %w", op, s.path, explain(err))
 }
 
+// Properties implements store.Store.
+func (s *Store) Properties() store.Properties { return store.Properties{} }
+
 // Epoch implements store.Store.
 func (s *Store) Epoch() string { return s.epoch }
 

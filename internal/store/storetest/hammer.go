@@ -176,7 +176,9 @@ func checkAtomicity(f *fixture) {
 	if r.err != nil {
 		f.Error(r.err)
 	}
-	f.equal("transactions", len(batches), movers*moves+1)
+	if got, want := len(batches), movers*moves+1; got != want && (got > want || !f.s.Properties().Merges) {
+		f.Errorf("%d batches for %d transactions", got, want)
+	}
 }
 
 func sum(state map[string]string) int {

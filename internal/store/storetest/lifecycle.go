@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -62,7 +63,9 @@ func checkExpiry(f *fixture) {
 	for i := range many {
 		ops = append(ops, ttl(fmt.Sprintf("many/%d", i), time.Minute))
 	}
-	f.commit(ops...)
+	for part := range slices.Chunk(ops, f.atMost(many)) {
+		f.commit(part...)
+	}
 	f.commit(put("many/7", "stays"))
 	f.opts.Clock.Step(time.Minute)
 	f.eventually("expiry of many", func() bool {

@@ -68,11 +68,40 @@ func Run(t *testing.T, open func(t *testing.T) store.Store, opts Options) {
 		{"concurrent writers", checkHammer},
 		{"concurrent transactions are whole", checkAtomicity},
 	}
+	open, opts = densely(open, opts)
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
 			c.check(&fixture{T: t, s: open(t), open: open, opts: opts})
 		})
 	}
+}
+
+// densely makes Sparse stores look like others, see dense.
+func densely(open func(*testing.T) store.Store, opts Options) (func(*testing.T) store.Store, Options) {
+	wrap := func(t *testing.T, s store.Store, n *numbers) store.Store {
+		t.Helper()
+		if !s.Properties().Sparse {
+			return s
+		}
+		d, err := newDense(t.Context(), s, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.close)
+		return d
+	}
+	reopen := opts.Reopen
+	if reopen != nil {
+		opts.Reopen = func(t *testing.T, s store.Store) store.Store {
+			t.Helper()
+			if d, ok := s.(*dense); ok {
+				d.close()
+				return wrap(t, reopen(t, d.Store), d.numbers)
+			}
+			return reopen(t, s)
+		}
+	}
+	return func(t *testing.T) store.Store { t.Helper(); return wrap(t, open(t), nil) }, opts
 }
 
 // fixture is one store under test with the calls that must not fail.
@@ -92,6 +121,14 @@ func put(key, value string) store.Op {
 }
 
 func del(key string) store.Op { return store.Op{Kind: store.Delete, Key: key} }
+
+// atMost is n, or as many keys as the store takes in one transaction.
+func (f *fixture) atMost(n int) int {
+	if most := f.s.Properties().MaxKeys; most > 0 {
+		return min(n, most)
+	}
+	return n
+}
 
 func (f *fixture) commit(ops ...store.Op) store.Revision {
 	f.Helper()

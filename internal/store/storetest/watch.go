@@ -162,7 +162,8 @@ func checkWatchEnds(f *fixture) {
 func checkSlowWatcher(f *fixture) {
 	slow := f.watch("", 0)
 	var last store.Revision
-	const txns, size = 60, 400 // 24,000 events
+	size := f.atMost(400)
+	txns := 24000 / size
 	for i := range txns {
 		ops := make([]store.Op, 0, size)
 		for j := range size {
@@ -190,9 +191,10 @@ func checkSlowWatcher(f *fixture) {
 func checkSlowWatcherCompacted(f *fixture) {
 	slow := f.watch("", 0)
 	var last store.Revision
-	for i := range 40 {
-		ops := make([]store.Op, 0, 400)
-		for j := range 400 {
+	size := f.atMost(400)
+	for i := range 16000 / size {
+		ops := make([]store.Op, 0, size)
+		for j := range size {
 			ops = append(ops, put(fmt.Sprintf("k/%d", j), fmt.Sprint(i)))
 		}
 		last = f.commit(ops...)

@@ -88,6 +88,29 @@ func (h *Hub) Publish(batch store.Batch) {
 	}
 }
 
+// Advance announces that nothing changed up to a revision, for a store whose
+// revisions have gaps. Ordered like Publish. Does not block.
+func (h *Hub) Advance(revision store.Revision) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.revision
+	if revision <= before {
+		return
+	}
+	h.revision = revision
+	if h.awaited != nil {
+		close(h.awaited)
+		h.awaited = nil
+	}
+	for w := range h.watchers {
+		if w.idle && w.position == before {
+			w.position = revision
+			continue
+		}
+		w.signal()
+	}
+}
+
 // Skip announces history up to a revision without its batches, for a store whose
 // history another process moves on: watchers read it from the source, or end if
 // it is compacted. Ordered like Publish. Does not block.
