@@ -148,6 +148,7 @@ var layers = map[string]layer{
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/proxytest":          adapter,
 	"internal/proxy/userspace":          adapter,
+	"internal/store/etcd":               adapter,
 	"internal/store/memory":             adapter,
 	"internal/store/postgres":           adapter,
 	"internal/store/sqlite":             adapter,
@@ -208,6 +209,7 @@ var onlyImporters = map[string][]string{
 	"k8s.io/apiserver/pkg/storage":  {"internal/apiserver", "internal/keyring"},
 	"modernc.org/sqlite":            {"internal/store/sqlite"},
 	"github.com/jackc/pgx":          {"internal/store/postgres"},
+	"go.etcd.io/etcd":               {"internal/store/etcd"},
 	"github.com/spf13/cobra":        {"internal/cli"},
 	"github.com/google/cel-go":      {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
