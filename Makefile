@@ -5,7 +5,7 @@ BIN := $(CURDIR)/bin
 VERSION ?= v0.1.0-dev
 LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
 # Modules of their own: what they compare us with is not linked into the product.
-MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout 2>/dev/null | paste -sd,)
+MODULES := $(shell ls -d test/endpointslice test/topology test/etcd bench/fanout 2>/dev/null | paste -sd,)
 GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
 
 export GOTOOLCHAIN := local

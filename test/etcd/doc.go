@@ -1,0 +1,2 @@
+// Package etcd has no code of its own.
+package etcd
