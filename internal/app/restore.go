@@ -111,7 +111,8 @@ func (r *restorer) run(ctx context.Context) error {
 		err = &problem.Error{
 			Code: problem.StoreNotEmpty,
 			Err:  fmt.Errorf("--store %s: there is a state already: %w", engine, err),
-			Hint: "restore into an empty database, or into a schema of its own by search_path=NAME in the URL; --force replaces files only",
+			Hint: "restore into an empty database, or into a state of its own by search_path=NAME (postgres) or prefix=NAME (etcd) " +
+				"in the URL; --force replaces files only",
 		}
 	}
 	return errors.Join(err, s.Close())

@@ -21,7 +21,7 @@ const ClusterDomain = "cluster.local"
 
 // ControlPlaneConfig configures a control plane.
 type ControlPlaneConfig struct {
-	// Store as --store names it: memory, sqlite:FILE or postgres://….
+	// Store as --store names it: memory, sqlite:FILE, postgres://… or etcd://….
 	Store   string
 	DataDir string
 	// APIAddress (HOST:PORT) of the API; port 0: any free one.

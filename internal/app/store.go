@@ -13,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/etcd"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/store/postgres"
 	"github.com/proxima-mesh/proxima/internal/store/sqlite"
@@ -22,6 +23,9 @@ const (
 	// compactEvery and compactKeep bound history: a watcher may be away for
 	// about that long and still resume. etcd under Kubernetes keeps 5 minutes.
 	compactEvery = 5 * time.Minute
+	// etcdSeenFile keeps, in the data directory, the newest revision of an etcd that
+	// this control plane has seen.
+	etcdSeenFile = "etcd-seen.json"
 )
 
 // openStore opens what --store names.
@@ -56,16 +60,36 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 			}
 		}
 		return s, err
+	case "etcd":
+		if err := os.MkdirAll(dataDir, 0o700); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		// Controllers and allocators are made for being the only ones.
+		s, err := etcd.Open(ctx, name, etcd.Options{
+			Logger: log.With("part", "store"), SeenFile: filepath.Join(dataDir, etcdSeenFile), Exclusive: true,
+		})
+		var used *etcd.InUseError
+		if errors.As(err, &used) {
+			return nil, &problem.Error{
+				Code: problem.StoreInUse,
+				Err:  err,
+				Hint: "one control plane per state: stop the other one, or keep this one's state apart by prefix=NAME in the URL",
+			}
+		}
+		if err != nil {
+			return nil, err // not s, which would be a store that is not nil
+		}
+		return s, nil
 	case "kubernetes":
-		return nil, fmt.Errorf("--store %s: not in this version; use sqlite:FILE, postgres://… or memory", engine)
+		return nil, fmt.Errorf("--store %s: not in this version; use sqlite:FILE, postgres://…, etcd://… or memory", engine)
 	case "remote":
 		return nil, &problem.Error{
 			Code: problem.StoreUnsupported,
 			Err:  errors.New("--store remote: a control plane keeps its state itself; another one's API is for clients and agents"),
-			Hint: "use sqlite:FILE or postgres://…, and --server for what works with that API",
+			Hint: "use sqlite:FILE, postgres://… or etcd://…, and --server for what works with that API",
 		}
 	}
-	return nil, fmt.Errorf("--store %q: use sqlite:FILE, postgres://… or memory", engine)
+	return nil, fmt.Errorf("--store %q: use sqlite:FILE, postgres://…, etcd://… or memory", engine)
 }
 
 // storeName is what people are shown of --store: a URL may hold a password.

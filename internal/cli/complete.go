@@ -79,7 +79,7 @@ func (s *settings) completeFlags(root *cobra.Command) {
 		"log-level":  fixed("debug", "info", "warn", "error"),
 		"mode":       fixed(modes.Names()...),
 		"role":       fixed("standalone"),
-		"store":      cobra.FixedCompletions([]cobra.Completion{"memory", "sqlite:", "postgres://"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
+		"store":      cobra.FixedCompletions([]cobra.Completion{"memory", "sqlite:", "postgres://", "etcd://"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"filename":   files("yaml", "yml", "json"),
 		"config":     files("yaml", "yml"),
 		"kubeconfig": cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),

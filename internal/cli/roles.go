@@ -234,7 +234,7 @@ func newControlPlane(s *settings) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", "standalone", "role among several control planes: standalone")
-	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… for one control plane, or memory")
+	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, or memory")
 	p.add(cmd)
 	return cmd
 }

@@ -115,7 +115,7 @@ func (n *numbers) wake() {
 
 // wait until all changes up to a revision are known.
 func (n *numbers) wait(ctx context.Context, revision store.Revision) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	for {
 		n.mu.Lock()
