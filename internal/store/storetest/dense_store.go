@@ -122,11 +122,13 @@ func (d *dense) Commit(ctx context.Context, txn store.Txn) (store.Revision, erro
 func (d *dense) conflict(ctx context.Context, err *store.ConflictError, given []store.Condition) error {
 	dense := &store.ConflictError{Condition: err.Condition}
 	for _, c := range given {
-		if c.Key == err.Condition.Key {
+		inner := c
+		if c.Modified != 0 {
+			inner.Modified = d.numbers.of(c.Modified)
+		}
+		if inner == err.Condition { // there may be others on the same key
 			dense.Condition = c
-			if c.Modified == 0 || d.numbers.of(c.Modified) == err.Condition.Modified {
-				break
-			}
+			break
 		}
 	}
 	if err.Current != nil {
