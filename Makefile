@@ -5,14 +5,14 @@ BIN := $(CURDIR)/bin
 VERSION ?= v0.1.0-dev
 LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
 # Modules of their own: what they compare us with is not linked into the product.
-MODULES := $(shell ls -d test/endpointslice test/topology test/etcd bench/fanout 2>/dev/null | paste -sd,)
+MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout 2>/dev/null | paste -sd,)
 GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
 
 export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test soak lint gen bench cross clean
+.PHONY: build help demo check test etcd soak lint gen bench cross clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -38,7 +38,11 @@ test: build $(BIN)/kubectl ## all tests, with the race detector
 
 soak: build $(BIN)/kubectl ## the long versions of the tests
 	@tools/setup
-	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES) -- ./...
+	PROXIMA_SOAK=1 $(GO) run ./tools/testreport -timeout 4h -again 0 -modules $(MODULES),test/etcd -- ./...
+
+etcd: ## the etcd store on real servers: contract, upstream's suite, crashes (minutes)
+	@tools/setup
+	$(GO) run ./tools/testreport -modules test/etcd -- ./internal/store/etcd
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
