@@ -24,7 +24,7 @@ func TestAnonymousCannotRotateTheAuditLog(t *testing.T) {
 
 func anonymousCannotRotateTheAuditLog(t *testing.T) {
 	dir := t.TempDir()
-	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler))
+	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler), nil)
 	write := auditTo(logs)
 	long := "/" + strings.Repeat("x", 1<<20)
 	write(apiserver.AuditEvent{
@@ -66,7 +66,7 @@ func TestAuditFailureIsVisible(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil { // cannot be written
 		t.Fatal(err)
 	}
-	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler))
+	logs := audit.OpenLogs(dir, slog.New(slog.DiscardHandler), nil)
 	defer logs.Close()
 	write := auditTo(logs)
 	write(apiserver.AuditEvent{Time: time.Now(), User: "ann", Verb: "create", Code: 201})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
@@ -57,14 +58,15 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("part", "catalog"),
 	})
 	a.nodes.catalog = i.catalog
-	i.demand = demand.NewAggregator(demand.Config{World: demand.FromCatalog(i.catalog), Logger: log.With("part", "demand")})
+	i.demand = demand.NewAggregator(demand.Config{
+		World: demand.FromCatalog(i.catalog), Logger: log.With("part", "demand"), Registerer: s.metrics,
+	})
 	i.builder = view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: i.weights.Weights, Logger: log.With("part", "views")})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(i.builder.Assign), Log: log.With("part", "views")})
-	i.newMonitor()
+	i.newMonitor(s.metrics)
 	i.names = nodename.New(nodename.Config{
 		Client: a.client, Attempts: a.holders.Attempts, Logger: log.With("part", "node names"), Clock: clock.RealClock{},
 	})
-	s.metrics.MustRegister(i.demand, i.monitor)
 	if cfg.GRPCPort == 0 {
 		return i, nil
 	}
@@ -97,7 +99,7 @@ func (i *instance) followTables(ctx context.Context) error {
 }
 
 // newMonitor makes the monitor of machines and the server of their heartbeats.
-func (i *instance) newMonitor() {
+func (i *instance) newMonitor(registerer prometheus.Registerer) {
 	log := i.log.With("part", "health")
 	i.monitor = health.NewMonitor(health.MonitorConfig{
 		Send: func(p health.Probe) bool { return i.heartbeat.Send(p) },
@@ -106,7 +108,8 @@ func (i *instance) newMonitor() {
 				log.Error("suspect nodes are not in the views", "error", err)
 			}
 		},
-		Logger: log,
+		Logger:     log,
+		Registerer: registerer,
 	})
 	i.heartbeat = witness.NewServer(witness.ServerConfig{
 		Admit: func(ctx context.Context, node string) error {

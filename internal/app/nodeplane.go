@@ -23,9 +23,8 @@ import (
 func (a *agent) planeComponents() ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), StateFile: a.viewFile(),
-		Update: a.apply, Logger: a.log.With("part", "view"),
+		Update: a.apply, Logger: a.log.With("part", "view"), Registerer: a.registry,
 	})
-	registerFeed(a.registry, a.feed)
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},
 		{Name: "view", Run: a.feed.Run},
@@ -68,9 +67,8 @@ func (a *agent) demandComponents() []component {
 	}
 	a.demand = wire.NewClient(wire.ClientConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return string(a.feed.Status().Zone) },
-		Counter: counter, Start: a.agent.Ready(), Log: a.log.With("part", "demand"),
+		Counter: counter, Start: a.agent.Ready(), Logger: a.log.With("part", "demand"), Registerer: a.registry,
 	})
-	a.registry.MustRegister(a.demand)
 	return []component{{Name: "demand", Run: a.demand.Run}}
 }
 
@@ -94,7 +92,8 @@ func (a *agent) heartbeatComponents() (out []component, err error) {
 		}
 		out = append(out, component{Name: "probes", Run: a.probes.Run})
 	}
-	client := witness.NewClient(witness.ClientConfig{Conn: a.conn, Node: a.cfg.Name, ProbePort: port, Log: log})
-	a.registry.MustRegister(client)
+	client := witness.NewClient(witness.ClientConfig{
+		Conn: a.conn, Node: a.cfg.Name, ProbePort: port, Logger: log, Registerer: a.registry,
+	})
 	return append(out, component{Name: "heartbeat", Run: client.Run}), nil
 }

@@ -74,8 +74,7 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
-	s.audit = audit.OpenLogs(cfg.DataDir, log.With("part", "audit"))
-	s.metrics.MustRegister(s.audit)
+	s.audit = audit.OpenLogs(cfg.DataDir, log.With("part", "audit"), s.metrics)
 	return s, nil
 }
 

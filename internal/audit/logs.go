@@ -33,13 +33,16 @@ type Logs struct {
 // States of logs, by name.
 type States map[string]Status
 
-// OpenLogs in a directory. A log that cannot be written is no error: its Status and the
-// metrics say so. Close them when done.
-func OpenLogs(dir string, log *slog.Logger) *Logs {
+// OpenLogs in a directory, and register their metrics (registerer nil: none). A log that
+// cannot be written is no error: its Status and the metrics show it. Close them when done.
+func OpenLogs(dir string, log *slog.Logger, registerer prometheus.Registerer) *Logs {
 	l := &Logs{
 		writes:  Open(Config{Dir: dir, Name: WritesLog, Logger: log}),
 		refused: Open(Config{Dir: dir, Name: RefusedLog, Logger: log}),
 		stop:    make(chan struct{}),
+	}
+	if registerer != nil {
+		registerer.MustRegister(l)
 	}
 	l.done.Go(l.summarize)
 	return l

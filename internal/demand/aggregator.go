@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -54,6 +55,8 @@ var ErrNotReady = errors.New("the control plane is still reading its store")
 type Config struct {
 	World  World
 	Logger *slog.Logger // nil: silence
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
 }
 
 // Aggregator keeps the demand per service port and zone. Its methods are safe for
@@ -132,10 +135,14 @@ func NewAggregator(c Config) *Aggregator {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Aggregator{
+	a := &Aggregator{
 		world: c.World, log: c.Logger, agents: map[string]*agent{}, ports: map[proxy.PortName]*port{},
 		measured: map[string]bool{}, subs: map[*Subscription]struct{}{},
 	}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(a)
+	}
+	return a
 }
 
 // Run steps the estimate until ctx ends, and returns nil then.

@@ -37,7 +37,9 @@ type ClientConfig struct {
 	// Node is this node's name, ProbePort the UDP port of its Responder; 0: it has none.
 	Node      string
 	ProbePort int
-	Log       *slog.Logger // nil: silence
+	Logger    *slog.Logger // nil: silence
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
 }
 
 // Client says that this agent is there, and probes others when it is asked to.
@@ -54,10 +56,14 @@ type Client struct {
 
 // NewClient makes a client.
 func NewClient(c ClientConfig) *Client {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{config: c, ask: Ask, slots: make(chan struct{}, health.MaxProbes)}
+	client := &Client{config: c, ask: Ask, slots: make(chan struct{}, health.MaxProbes)}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(client)
+	}
+	return client
 }
 
 // Run keeps a stream to the control plane until ctx ends, and returns nil then: the
@@ -79,7 +85,7 @@ func (c *Client) Run(ctx context.Context) error {
 			if status.Code(err) == codes.Unimplemented {
 				level = slog.LevelDebug // a control plane that is older
 			}
-			c.config.Log.Log(ctx, level, "heartbeat stream ended, connecting again", "error", err)
+			c.config.Logger.Log(ctx, level, "heartbeat stream ended, connecting again", "error", err)
 		}
 		last = err
 		if !backoff.Sleep(ctx, retry.Next()) {

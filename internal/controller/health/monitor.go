@@ -21,6 +21,8 @@ type MonitorConfig struct {
 	// Publish gets all suspect nodes whenever that set changes, in the goroutine of Run.
 	Publish func([]string)
 	Logger  *slog.Logger // nil: silence
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
 }
 
 // Monitor runs a Detector on the clock: it knows which machines are suspect and gathers
@@ -38,7 +40,11 @@ func NewMonitor(c MonitorConfig) *Monitor {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Monitor{config: c, changed: make(chan struct{}, 1)}
+	m := &Monitor{config: c, changed: make(chan struct{}, 1)}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(m)
+	}
+	return m
 }
 
 // Run works until ctx ends, and returns nil then. It must be called once.

@@ -33,7 +33,9 @@ type ClientConfig struct {
 	// first read are where counting begins.
 	Counter proxy.Counter
 	Start   <-chan struct{}
-	Log     *slog.Logger // nil: silence
+	Logger  *slog.Logger // nil: silence
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
 }
 
 // Client reports a mode's traffic. Make it with NewClient.
@@ -59,10 +61,14 @@ type Status struct {
 
 // NewClient makes a client.
 func NewClient(c ClientConfig) *Client {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text())}
+	client := &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text())}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(client)
+	}
+	return client
 }
 
 // Status returns the state of the connection. Safe at any time.
@@ -148,9 +154,9 @@ func (c *Client) note(r *demand.Report, err error) {
 	c.mu.Unlock()
 	switch {
 	case err != nil && (before == nil || status.Code(before) != status.Code(err)):
-		c.config.Log.Warn("demand not reported, it is kept for the next report", "error", err)
+		c.config.Logger.Warn("demand not reported, it is kept for the next report", "error", err)
 	case err == nil && before != nil:
-		c.config.Log.Info("demand is reported again", "sequence", r.Sequence, "covers", r.Elapsed)
+		c.config.Logger.Info("demand is reported again", "sequence", r.Sequence, "covers", r.Elapsed)
 	}
 }
 

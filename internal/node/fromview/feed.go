@@ -15,6 +15,7 @@ import (
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -59,6 +60,8 @@ type FeedConfig struct {
 	// further changes.
 	Update func(node.Update)
 	Logger *slog.Logger // nil: discard
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
 }
 
 // Feed follows the view of this node's zone and keeps it through failures of the
@@ -89,7 +92,11 @@ func NewFeed(c FeedConfig) *Feed {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Feed{config: c, dirty: make(chan struct{}, 1), zone: c.Zone}
+	f := &Feed{config: c, dirty: make(chan struct{}, 1), zone: c.Zone}
+	if c.Registerer != nil {
+		f.register(c.Registerer)
+	}
+	return f
 }
 
 // FeedStatus describes a feed.
