@@ -20,21 +20,21 @@ import (
 // does not know whether it survives a power failure.
 var ErrNotDurable = errors.New("the new file is in place, but may be lost in a power failure")
 
-// Write replaces the file at path, or makes it, in a folder that exists. Once it
-// returns nil the new content is on disk, its name included. After an error the old
-// file is as it was, except for ErrNotDurable.
+// Write replaces or creates the file at path. Its folder must exist. Once Write
+// returns nil, the new content and the name are on disk. After an error the old
+// file is unchanged, except for ErrNotDurable.
 //
-// A mode that is private (nothing for group and others) is always that of the new
-// file. Otherwise a regular file that is there keeps its permissions, and mode, not
-// reduced by the umask, is that of a file made anew. A symbolic link at path is replaced, not
-// followed.
+// A private mode (no permissions for group and others) always applies to the new
+// file. Otherwise an existing regular file keeps its permissions, and a newly
+// created file gets mode, not reduced by the umask. A symbolic link at path is
+// replaced, not followed.
 func Write(path string, data []byte, mode fs.FileMode) error {
 	_, err := Replace(path, data, mode)
 	return err
 }
 
-// Replace is Write that also returns what Stat said of the new file before it got
-// its name. It is not nil if the error is nil or ErrNotDurable.
+// Replace is Write that also returns the FileInfo of the new file from before the
+// rename. It is not nil if the error is nil or ErrNotDurable.
 func Replace(path string, data []byte, mode fs.FileMode) (fs.FileInfo, error) {
 	if old, err := os.Lstat(path); mode&0o077 != 0 && err == nil && old.Mode().IsRegular() {
 		mode = old.Mode().Perm()

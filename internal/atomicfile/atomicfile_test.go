@@ -54,7 +54,7 @@ func TestWrite(t *testing.T) {
 				t.Errorf("mode %o, want %o", got.Mode().Perm(), c.want)
 			}
 			if !os.SameFile(info, got) || !info.ModTime().Equal(got.ModTime()) {
-				t.Errorf("Replace said %v of the file, Stat says %v", info, got)
+				t.Errorf("Replace returned %v for the file, Stat %v", info, got)
 			}
 			alone(t, path)
 		})

@@ -144,7 +144,7 @@ func TestCrashAtEveryByte(t *testing.T) {
 			t.Fatalf("cut at %d: %v", size, err)
 		}
 		torn := size > 0 && whole[size-1] != '\n' && (size == len(whole) || whole[size] != '\n')
-		if said := strings.Contains(strings.Join(r.Notes, " "), "a crash cut them off"); said != torn {
+		if reported := strings.Contains(strings.Join(r.Notes, " "), "a crash cut them off"); reported != torn {
 			t.Fatalf("cut at %d: torn %t, notes %q", size, torn, r.Notes)
 		}
 		if size%20 != 0 {
@@ -180,7 +180,7 @@ func TestTornLineIsNoExcuse(t *testing.T) {
 	if err := os.WriteFile(path, bytes.Replace(whole, []byte(recordStart+"\x00\x00\ngarbage\n"), nil, 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantBreak(t, dir, "audit.log:4: it says that a crash cut the line before it off")
+	wantBreak(t, dir, "audit.log:4: it reports that a crash cut off the line before it")
 }
 
 // TestTruncationIsNoticedAtStart, and stays known.
@@ -319,20 +319,20 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 }
 
-// faulty is a disk that fails when it is told to.
+// faulty is a disk with injected faults.
 type faulty struct {
 	disk
 	mu sync.Mutex
-	// room is how many bytes can still be written; negative: any number.
-	room int
+	// capacity is how many bytes can still be written; negative: unlimited.
+	capacity int
 	// broken: nothing can be done but to read; truncating fails too.
 	broken bool
 }
 
-func (f *faulty) set(room int, broken bool) {
+func (f *faulty) set(capacity int, broken bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.room, f.broken = room, broken
+	f.capacity, f.broken = capacity, broken
 }
 
 func (f *faulty) Open(name string) (file, error) {
@@ -350,13 +350,13 @@ func (f *faulty) Replace(name string, data []byte) error {
 	return f.disk.Replace(name, data)
 }
 
-// write tells how many of n bytes have room.
+// write returns how many of n bytes fit.
 func (f *faulty) write(n int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.room >= 0 {
-		n = min(n, f.room)
-		f.room -= n
+	if f.capacity >= 0 {
+		n = min(n, f.capacity)
+		f.capacity -= n
 	}
 	return n
 }
@@ -386,35 +386,35 @@ func (f faultyFile) Truncate(size int64) error {
 	return f.file.Truncate(size)
 }
 
-// TestDiskFull at every byte of a few records: it is visible, callers go on, and when
-// there is room again the log says what was lost.
+// TestDiskFull at every byte of a few records: the failure is visible, callers go on,
+// and once there is space again the log records how many records were lost.
 func TestDiskFull(t *testing.T) {
 	for _, broken := range []bool{false, true} {
-		for room := 0; room < 700; room += 7 {
+		for capacity := 0; capacity < 700; capacity += 7 {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
-				fs := &faulty{room: -1}
+				fs := &faulty{capacity: -1}
 				l := Open(Config{Dir: dir, Name: "audit", FileBytes: 400, fs: fs})
 				defer l.Close()
 				l.Write(Record{User: "before"})
-				fs.set(room, broken)
+				fs.set(capacity, broken)
 				for range 10 {
 					l.Write(Record{User: "meanwhile"})
 				}
 				s := l.Status()
 				if s.Lost == 0 || s.Problem == "" || s.Since == nil || !strings.Contains(s.Problem, "no space left") {
-					t.Fatalf("room for %d: status %+v", room, s)
+					t.Fatalf("capacity %d: status %+v", capacity, s)
 				}
 				fs.set(-1, false)
 				time.Sleep(3 * time.Second) // of the bubble: it is tried again
 				l.Write(Record{User: "after"})
 				if s := l.Status(); s.Problem != "" || s.Lost == 0 {
-					t.Fatalf("room for %d: status afterwards %+v", room, s)
+					t.Fatalf("capacity %d: status afterwards %+v", capacity, s)
 				}
 				l.Close()
 				r := mustVerify(t, dir)
 				if !strings.Contains(strings.Join(r.Notes, " "), fmt.Sprintf("%d records were lost before it", s.Lost)) {
-					t.Fatalf("room for %d: lost %d, notes %q", room, s.Lost, r.Notes)
+					t.Fatalf("capacity %d: lost %d, notes %q", capacity, s.Lost, r.Notes)
 				}
 			})
 		}

@@ -1,14 +1,14 @@
 // Package audit keeps a log of requests in files: one JSON record a line, each with
 // the SHA-256 of the line before it, so that a change of any line is found.
 //
-// A log NAME in a directory is NAME.log, which is written, NAME-TIME-SEQ.log, which
-// are older, and NAME.head, which holds the number and hash of the last record that
-// is known to be on the disk. The chain goes on over rotations and restarts. Enter at
-// Open to write and at Verify to check; Limiter bounds how fast records come. What a
-// log itself has to say is a record too: see the events.
+// A log NAME in a directory consists of NAME.log, the file being written,
+// NAME-TIME-SEQ.log, the older files, and NAME.head, which holds the number and hash of
+// the last record known to be on disk. The chain continues across rotations and
+// restarts. Enter at Open to write and at Verify to check; Limiter bounds the rate of
+// records. The log's own events are records too.
 //
-// A failure to write never stops the caller. Records are lost then, Status says so,
-// and the first record that can be written afterwards says how many.
+// A write failure never stops the caller. Records are then lost: Status reports it, and
+// the first record written afterwards states how many.
 package audit
 
 import (

@@ -120,7 +120,7 @@ func (l *Log) open() (err error) {
 	return l.resume(at, t)
 }
 
-// resume writes what is to be said where a log goes on.
+// resume writes the log's own records about the state in which it continues.
 func (l *Log) resume(at position, t tail) error {
 	head, headErr := readHead(l.cfg)
 	before := l.at
@@ -182,8 +182,8 @@ type tail struct {
 	foreign bool
 }
 
-// firstLook at the end of a file; it grows until there is a record in what is read.
-const firstLook = 64 << 10
+// firstWindow at the end of a file; it grows until there is a record in what is read.
+const firstWindow = 64 << 10
 
 func tailOf(f file) (t tail, err error) {
 	info, err := f.Stat()
@@ -193,8 +193,8 @@ func tailOf(f file) (t tail, err error) {
 	if t.size = info.Size(); t.size == 0 {
 		return t, nil
 	}
-	for look := int64(firstLook); ; look *= 4 {
-		start := max(0, t.size-look)
+	for window := int64(firstWindow); ; window *= 4 {
+		start := max(0, t.size-window)
 		chunk := make([]byte, t.size-start)
 		if _, err := f.ReadAt(chunk, start); err != nil && !errors.Is(err, io.EOF) {
 			return t, err
@@ -335,8 +335,8 @@ func (l *Log) rotate() error {
 	return l.retain(time.Now())
 }
 
-// retain removes files that are too many or too old, and says so first. The lock is
-// held.
+// retain removes files that are too many or too old, after recording their removal. The
+// lock is held.
 func (l *Log) retain(now time.Time) error {
 	l.kept = now
 	files, err := listRotated(l.cfg.Dir, l.cfg.Name)

@@ -23,7 +23,7 @@ const (
 	syncEvery = time.Second
 	// retryEvery is how often a log that fails is tried again.
 	retryEvery = time.Second
-	// keepEvery is how often files are looked at for their age.
+	// keepEvery is the interval between checks for expired files.
 	keepEvery = time.Hour
 )
 
@@ -64,19 +64,19 @@ type Log struct {
 	status Status
 	// tried to open last.
 	tried time.Time
-	// unreported are those of status.Lost that no record tells of yet.
+	// unreported are those of status.Lost that no record reports yet.
 	unreported uint64
 	lostWhy    string
 	kept       time.Time
-	started    bool // and a record says so
+	started    bool // its start is recorded
 	closed     bool
 
 	stop chan struct{}
 	done sync.WaitGroup
 }
 
-// Open a log, and close it when it is no longer needed. It has no error: a log that
-// cannot be written says so in its Status, and is tried again.
+// Open a log, and close it when it is no longer needed. It returns no error: a failure
+// to write is reported by Status, and writing is retried.
 func Open(cfg Config) *Log {
 	cfg.FileBytes = cmp.Or(cfg.FileBytes, DefaultFileBytes)
 	cfg.FileAge = cmp.Or(cfg.FileAge, DefaultFileAge)
@@ -170,7 +170,7 @@ func (l *Log) ready() bool {
 	return true
 }
 
-// fail closes the file: the next attempt looks at what is in it. The lock is held.
+// fail closes the file; the next attempt inspects its content. The lock is held.
 func (l *Log) fail(err error) {
 	if l.file != nil {
 		_ = l.file.Close()
@@ -245,8 +245,8 @@ func (l *Log) put(r Record) error {
 	return nil
 }
 
-// sync brings what was written to the disk, and then says so in the head: so the head
-// never names a record that a loss of power can take.
+// sync flushes what was written to disk, and only then updates the head: the head
+// never names a record that a power failure can lose.
 func (l *Log) sync() {
 	l.mu.Lock()
 	file, at, dirty := l.file, l.at, l.dirty
@@ -269,7 +269,7 @@ func (l *Log) sync() {
 	}
 }
 
-// tend tries again what failed, and looks after old files.
+// tend retries what failed and removes old files.
 func (l *Log) tend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -294,8 +294,8 @@ func (l *Log) tend() {
 	}
 }
 
-// moved tells whether the file that is open is no longer the one of that name. The
-// lock is held.
+// moved reports whether the open file no longer has its name, for example after a
+// rename. The lock is held.
 func (l *Log) moved() bool {
 	named, err := os.Stat(l.cfg.path(".log"))
 	if err != nil {

@@ -43,10 +43,10 @@ func (b *Break) Error() string {
 }
 
 // Verify checks the chain of a log in a directory, from its oldest file to its head.
-// It may be written meanwhile. The error is a *Break, or one of reading.
+// The log may be written meanwhile. The error is a *Break, or one of reading.
 //
-// The chain has no secret: whoever can write the files and the head can make another
-// chain. Keep the hash of the last record elsewhere to find that.
+// The chain has no secret: with write access to the files and the head, another chain
+// can be made. To detect that, keep the hash of the last record elsewhere.
 func Verify(dir, name string) (Report, error) {
 	cfg := Config{Dir: dir, Name: name}
 	// The head is read first, and the file that is written is opened before the others
@@ -85,7 +85,7 @@ func Verify(dir, name string) (Report, error) {
 		return v.report, err
 	}
 	if r := v.report; r.First > 1 && v.through+1 < r.First {
-		return r, &Break{v.firstFile, 0, fmt.Sprintf("it begins with record %d, and no record says that those before it were removed", r.First)}
+		return r, &Break{v.firstFile, 0, fmt.Sprintf("it begins with record %d, and no record explains the removal of those before it", r.First)}
 	}
 	return v.report, v.checkHead(cfg.path(".head"), headErr)
 }
@@ -171,7 +171,7 @@ func (v *verifier) file(name string, from io.Reader) error {
 	}
 }
 
-// pend keeps bytes that are no record until one says what they are.
+// pend keeps bytes that are not a record until a later record explains them.
 func (v *verifier) pend(text []byte, where Break) error {
 	if len(text) == 0 {
 		return nil
@@ -187,7 +187,7 @@ func (v *verifier) pend(text []byte, where Break) error {
 
 func (v *verifier) garbage() error {
 	b := v.pendingFrom
-	b.Reason = "it is no record, or was changed, and the next record does not say that a crash cut it off"
+	b.Reason = "it is no record, or was changed, and the next record does not report that a crash cut it off"
 	return &b
 }
 
@@ -231,7 +231,7 @@ func (v *verifier) follows(r Record, where Break) error {
 		if len(v.pending) > 0 {
 			return v.garbage()
 		}
-		where.Reason = "it says that a crash cut the line before it off, which is not there"
+		where.Reason = "it reports that a crash cut off the line before it, and there is no such line"
 		return &where
 	}
 	if r.Event == EventTorn {
@@ -247,7 +247,7 @@ func (v *verifier) follows(r Record, where Break) error {
 	return nil
 }
 
-// event looks at what the log says of itself.
+// event checks a record of the log's own events.
 func (v *verifier) event(r Record, where Break) error {
 	switch r.Event {
 	case EventMissing:

@@ -15,8 +15,8 @@ var (
 	ErrAbsent = errors.New("there is no such object")
 	// ErrReadable: the object can be decrypted, so it is deleted as any other.
 	ErrReadable = errors.New("it can be decrypted: delete it as usual")
-	// ErrChanged: the object was written while it was looked at.
-	ErrChanged = errors.New("it was written just now: look at it again")
+	// ErrChanged: the object was written after it was read.
+	ErrChanged = errors.New("it was written just now: review it again")
 )
 
 // UnknownResourceError: nothing of this resource is encrypted.

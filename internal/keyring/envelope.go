@@ -22,8 +22,8 @@ const (
 )
 
 var (
-	// ErrPlain: a value that should be encrypted is not. It is never accepted, or
-	// whoever can write to the store could forge secrets.
+	// ErrPlain: a value that should be encrypted is not. It is never accepted:
+	// otherwise a writer to the store could forge secrets.
 	ErrPlain = errors.New("it is not encrypted")
 	// ErrTampered: the value was changed, or belongs to another name.
 	ErrTampered = errors.New("it was changed, or is the value of another name: authentication failed")
@@ -34,7 +34,7 @@ type FormatError struct{ Reason string }
 
 func (e *FormatError) Error() string { return "encrypted value: " + e.Reason }
 
-// KeyID tells which key a value is encrypted with, without decrypting it.
+// KeyID returns the ID of the key that encrypted a value, without decrypting it.
 // Errors: ErrPlain, *FormatError.
 func KeyID(sealed []byte) (string, error) {
 	id, _, err := split(sealed)
@@ -88,7 +88,7 @@ func (r *Ring) Seal(name, plain []byte) ([]byte, error) {
 	return aead.Seal(sealed, nonce, plain, authenticated(sealed, name)), nil
 }
 
-// Unseal decrypts a value of a name. stale: it should be encrypted anew, with
+// Unseal decrypts the value stored under name. stale: it should be re-encrypted with
 // the ring's first key. Errors: ErrPlain, ErrTampered, *FormatError,
 // *MissingKeyError.
 func (r *Ring) Unseal(name, sealed []byte) (plain []byte, stale bool, err error) {

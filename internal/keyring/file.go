@@ -74,7 +74,7 @@ func decode(data []byte) ([]Key, error) {
 	return keys, nil
 }
 
-// changed tells whether the file is another one than was read.
+// changed reports whether the file has changed since it was read.
 func (r *Ring) changed() bool {
 	info, err := os.Stat(r.path)
 	r.mu.RLock()

@@ -23,7 +23,7 @@ const (
 	DiscardPath = "/proxima/v1/secrets/discard"
 )
 
-// DiscardRequest asks to delete an object whose key is lost for good.
+// DiscardRequest is a request to delete an object whose key is lost for good.
 type DiscardRequest struct {
 	// Resource: secrets or globalsecrets.
 	Resource string `json:"resource"`
@@ -31,20 +31,20 @@ type DiscardRequest struct {
 	Object string `json:"object"`
 }
 
-// RotateRequest asks for a part of a rotation.
+// RotateRequest is a request for one step of a rotation.
 type RotateRequest struct {
 	// Continue: no new key, only what is left to rewrite.
 	Continue bool `json:"continue,omitempty"`
 }
 
-// RotateAnswer tells how far a rotation is.
+// RotateAnswer is the progress of a rotation.
 type RotateAnswer struct {
 	// More is left to do; ask again with Continue.
 	More   bool   `json:"more,omitempty"`
 	Status Status `json:"status"`
 }
 
-// PruneAnswer tells which keys were dropped.
+// PruneAnswer lists the keys that were dropped.
 type PruneAnswer struct {
 	Dropped []string `json:"dropped"`
 	// WaitSeconds, if not 0: it is too early, ask again after this time.
@@ -147,7 +147,7 @@ func (h handler) fail(w http.ResponseWriter, err error) {
 	var missing *MissingKeyError
 	switch {
 	case errors.Is(err, context.Canceled):
-		// The client has gone; nobody reads an answer.
+		// The client has disconnected: no answer.
 	case errors.Is(err, ErrBusy), errors.As(err, &unfinished), errors.As(err, &missing):
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict, err.Error())
 	default:

@@ -8,11 +8,11 @@
 //
 // # What it protects
 //
-// Whoever gets hold of the state file or of a backup without keys reads no
-// secret, cannot change one without notice, and cannot put the secret of one
-// name under another: the name in the store is authenticated with the value.
-// Replaying an older value of the same name is not noticed, nor is a deletion.
-// The running process and whoever reads the key file see everything.
+// With the state file or a backup, but without the keys, an attacker cannot read
+// a secret, cannot change one undetected, and cannot move the secret of one name
+// to another: the name in the store is authenticated with the value. A replay of
+// an older value under the same name is not detected, nor is a deletion. The
+// running process and every reader of the key file can decrypt everything.
 //
 // # Format
 //
@@ -74,7 +74,7 @@ type Ring struct {
 	file stamp
 }
 
-// stamp tells whether a file has changed.
+// stamp identifies a version of a file, to detect changes.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -82,10 +82,10 @@ type stamp struct {
 
 func stampOf(info os.FileInfo) stamp { return stamp{info.ModTime(), info.Size()} }
 
-// Open reads the key file at path. If there is none it makes one, unless
-// sealed says that something is encrypted already: then the keys are lost
-// or misplaced, and making new ones would hide that. Such a ring is returned
-// too; all it does is to fail with *MissingKeyError until the file is back.
+// Open reads the key file at path. If it does not exist, Open creates it, unless
+// sealed reports that the store has encrypted records: then the keys are lost or
+// misplaced, and new ones would hide that. In that case Open returns a ring that
+// fails with *MissingKeyError until the file is restored.
 func Open(path string, sealed bool) (*Ring, error) {
 	r := &Ring{path: path}
 	err := r.reload()
@@ -134,8 +134,8 @@ func (r *Ring) drop() (dropped []Key, err error) {
 	return dropped, r.saveLocked(r.keys[:1])
 }
 
-// current makes sure that keys which somebody put into the file are not lost by
-// writing it. The caller holds the lock.
+// current rereads the key file if another writer changed it, so that keys added
+// there are not overwritten. The caller holds the lock.
 func (r *Ring) current() error {
 	err := r.reloadLocked()
 	if errors.Is(err, os.ErrNotExist) {

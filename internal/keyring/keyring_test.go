@@ -94,7 +94,7 @@ func TestWrongKey(t *testing.T) {
 	if !errors.As(err, &missing) || missing.ID != theirs.Keys()[0].ID || !strings.Contains(err.Error(), ours.Path()) {
 		t.Errorf("an unknown key: %v", err)
 	}
-	// Somebody claims that it is our key.
+	// An attacker replaces the key ID with ours.
 	forged := bytes.Replace(sealed, []byte(theirs.Keys()[0].ID), []byte(ours.Keys()[0].ID), 1)
 	if _, _, err := ours.Unseal([]byte("/secrets/a"), forged); !errors.Is(err, ErrTampered) {
 		t.Errorf("with another id: %v", err)
@@ -259,7 +259,7 @@ func TestKeyPutBack(t *testing.T) {
 	}
 }
 
-// TestCrashWhileSaving: leftovers of a write that was cut short harm nobody.
+// TestCrashWhileSaving: leftovers of an interrupted write are ignored.
 func TestCrashWhileSaving(t *testing.T) {
 	r := openRing(t, keyFile(t))
 	sealed := sealIn(t, r, "a", "plain")
@@ -306,7 +306,7 @@ func FuzzUnseal(f *testing.F) {
 			t.Errorf("forged: %q", plain)
 		}
 		if err != nil && (plain != nil || stale) {
-			t.Errorf("%q, stale %v beside %v", plain, stale, err)
+			t.Errorf("%q, stale %v, with error %v", plain, stale, err)
 		}
 	})
 }

@@ -113,10 +113,10 @@ func (r *Rotation) Status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
-// Step rotates for at most the given time: it adds a key, unless records wait for
-// a rotation that was begun, and rewrites records. more says that some are
+// Step rotates for at most the given time: it adds a key, unless an earlier
+// rotation is unfinished, and rewrites records. more reports whether records are
 // left for the next Step. Errors: ErrBusy, *MissingKeyError, those of Rewrite
-// and of the store; what was done stays.
+// and of the store. Records rewritten before an error stay rewritten.
 func (r *Rotation) Step(ctx context.Context, atMost time.Duration, fresh bool) (more bool, err error) {
 	if !r.busy.TryLock() {
 		return false, ErrBusy
@@ -175,8 +175,8 @@ func (r *Rotation) Step(ctx context.Context, atMost time.Duration, fresh bool) (
 // errLater ends a step whose time is over.
 var errLater = errors.New("later")
 
-// Prune drops all keys but the first. It checks that no record needs them, and
-// compacts the store, as history may: watches that are behind list anew.
+// Prune drops all keys but the first. It first checks that no record needs them
+// and compacts the store, since history may need them too: watches that are behind list again.
 // Errors: ErrBusy, *UnfinishedError, *MissingKeyError and those of the store.
 func (r *Rotation) Prune(ctx context.Context) (dropped []Key, err error) {
 	if !r.busy.TryLock() {
@@ -190,7 +190,7 @@ func (r *Rotation) Prune(ctx context.Context) (dropped []Key, err error) {
 	if err := r.finished(ctx); err != nil {
 		return nil, err
 	}
-	// A clock that was set back makes nobody wait for longer.
+	// A clock that was set back must not extend the wait.
 	if wait := min(keys[0].Created.Add(settle).Sub(r.now()), settle); wait > 0 && len(keys) > 1 {
 		return nil, &UnfinishedError{Wait: wait.Round(time.Second)}
 	}
@@ -230,7 +230,7 @@ func (r *Rotation) now() time.Time {
 	return time.Now()
 }
 
-// AnySealed tells whether a store has encrypted records under prefixes.
+// AnySealed reports whether a store has encrypted records under prefixes.
 func AnySealed(ctx context.Context, s store.Store, prefixes []string) (bool, error) {
 	found := errors.New("found")
 	err := eachSealed(ctx, s, prefixes, func(rec store.Record) error {

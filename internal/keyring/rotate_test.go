@@ -38,7 +38,8 @@ func newBed(t *testing.T, records int) *bed {
 	for i := range records {
 		b.put(fmt.Sprintf("/secrets/%04d", i), fmt.Sprint("plain ", i))
 	}
-	if _, err := b.inner.Commit(t.Context(), store.Txn{Ops: []store.Op{{Kind: store.Put, Key: "/other", Value: []byte("plain")}}}); err != nil {
+	plain := []store.Op{{Kind: store.Put, Key: "/other", Value: []byte("plain")}}
+	if _, err := b.inner.Commit(t.Context(), store.Txn{Ops: plain}); err != nil {
 		t.Fatal(err)
 	}
 	return b
@@ -73,7 +74,7 @@ func (b *bed) rewrite(ctx context.Context, key string) error {
 	return err
 }
 
-// check that all records can be read with a ring that is opened anew.
+// check that a newly opened ring can read all records.
 func (b *bed) check(records int) {
 	b.Helper()
 	ring := openRing(b.T, b.Ring.Path())
@@ -226,7 +227,7 @@ func TestRotateAroundTrouble(t *testing.T) {
 	if dropped, err := b.Prune(t.Context()); err != nil || len(dropped) != 1 {
 		t.Errorf("dropped %v, %v", dropped, err)
 	}
-	// A key that is lost does not keep anybody from rotating once more.
+	// A lost key does not prevent another rotation.
 	if _, err := b.Step(t.Context(), time.Hour, true); err != nil || len(b.Ring.Keys()) != 2 {
 		t.Errorf("keys %v, %v", b.Ring.Keys(), err)
 	}

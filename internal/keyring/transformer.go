@@ -29,8 +29,8 @@ func (t transformer) TransformToStorage(_ context.Context, data []byte, name val
 	return t.ring.Seal(name.AuthenticatedData(), data)
 }
 
-// TransformFromStorage implements value.Transformer. A value that another key
-// than the first encrypted is stale, so that any update encrypts it anew.
+// TransformFromStorage implements value.Transformer. A value encrypted with a key
+// other than the first is stale, so that any update re-encrypts it.
 func (t transformer) TransformFromStorage(_ context.Context, data []byte, name value.Context) ([]byte, bool, error) {
 	return t.ring.Unseal(name.AuthenticatedData(), data)
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// AddressTowards another address: the one that this machine sends from. The kernel is
-// asked for the route; nothing is sent. Without a route it is the loopback address.
+// AddressTowards returns the source address for packets to another address, from a
+// route lookup in the kernel; nothing is sent. Without a route it is the loopback address.
 func AddressTowards(to netip.AddrPort) netip.Addr {
 	conn, err := net.Dial("udp", to.String())
 	if err != nil {

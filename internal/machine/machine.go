@@ -1,9 +1,9 @@
 // Package machine identifies the machine that a process runs on.
 //
 // Two processes have the same ID exactly when they share a loopback interface:
-// the same host, and on Linux the same network namespace. Agents use it to tell
-// whose loopback addresses an endpoint has, and to notice that one node name is
-// in use on two machines. Enter at ID. The package never contacts another
+// the same host, and on Linux the same network namespace. Agents use it to find
+// out on which machine an endpoint's loopback address is, and to detect one node
+// name in use on two machines. Enter at ID. The package never contacts another
 // machine, and an ID does not reveal the host's own machine ID.
 package machine
 
@@ -24,7 +24,7 @@ import (
 )
 
 // application is the key of the HMAC, so that the ID of this application can't be
-// compared with those of others (machine-id(5) asks for that).
+// compared with those of others (as machine-id(5) requires).
 const application = "proxima-mesh/proxima machine identity v1"
 
 // idBytes of the HMAC are kept: 16, as in machine-id(5).

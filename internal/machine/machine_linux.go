@@ -32,8 +32,8 @@ func networkNamespace() (string, error) {
 	// Linux 5.14 and later.
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		// The inode number tells namespaces apart as well, but not the first from
-		// the others, so that such an ID changes at a reboot.
+		// The inode number distinguishes namespaces too, but does not identify the
+		// initial one, so such an ID would change at a reboot.
 		var st unix.Stat_t
 		if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
 			return "", err

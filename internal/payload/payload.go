@@ -18,8 +18,8 @@ type Limits struct {
 	Depth int
 	// Values are members of objects, elements of lists and the root.
 	Values int
-	// Members of one object. Decoders that look for duplicate names take time that
-	// grows with their square. Does not count for protobuf.
+	// Members of one object. Decoders that check for duplicate names need time
+	// quadratic in their number. Does not count for protobuf.
 	Members int
 	// Aliases of YAML are allowed, and what they stand for counts each time. Without
 	// it they are refused.
