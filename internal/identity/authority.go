@@ -46,14 +46,14 @@ type Authority struct {
 	pem     []byte
 }
 
-// Open loads the authority kept under dir, or makes one if there is none yet.
-// Whatever it finds there it leaves alone: a missing, damaged or mismatched file
-// is an error, since a new authority would lock out all that trust the old one.
+// Open loads the authority kept under dir, or creates it if there is none yet.
+// Existing files are never changed: a missing, damaged or mismatched file is an
+// error, since a new authority would lock out all that trust the old one.
 // Several processes may call it at once; all get the same authority.
 //
 // The certificate file may hold several certificates. The first belongs to the
 // key and signs; the others are trusted as well. To change the authority, append
-// the new certificate, wait for a day until everybody has heard of it, then put
+// the new certificate, wait a day until all clients have received it, then put
 // the new certificate first and its key in place.
 func Open(dir string) (*Authority, error) {
 	path := filepath.Join(dir, authorityDir)
@@ -67,7 +67,7 @@ func Open(dir string) (*Authority, error) {
 	a, err := loadAuthority(path)
 	if err != nil {
 		return nil, fmt.Errorf("open certificate authority %s: %w; restore the directory from a backup. "+
-			"If there is none, remove it and let every node, zone and user join anew", path, err)
+			"If there is none, remove it and let every node, zone and user join again", path, err)
 	}
 	return a, nil
 }
@@ -114,7 +114,7 @@ func createAuthority(dir string) error {
 	path := filepath.Join(dir, authorityDir)
 	if err := os.Rename(staging, path); err != nil {
 		if _, statErr := os.Stat(path); statErr == nil {
-			return nil // somebody else was faster; theirs is loaded
+			return nil // another process was faster; its files are loaded
 		}
 		return err
 	}
@@ -182,8 +182,8 @@ func (a *Authority) Pool() *x509.CertPool {
 // Pair is a certificate chain and its key, as PEM.
 type Pair struct{ Cert, Key []byte }
 
-// IssueServer makes a key and a certificate for a server. The chain ends with
-// the authority's certificate: whoever joins by a token has only its pin.
+// IssueServer makes a key and a certificate for a server. The chain includes the
+// authority's certificate: a client that joins by a token has only its pin.
 func (a *Authority) IssueServer(name string, dns []string, ips []net.IP) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

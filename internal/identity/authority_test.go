@@ -64,7 +64,7 @@ func TestOpenAtOnce(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with the files, Open says so and changes nothing.
+// Open reports everything that is wrong with the files, and changes nothing.
 func TestOpenDamaged(t *testing.T) {
 	other, err := Open(t.TempDir())
 	if err != nil {
@@ -79,8 +79,8 @@ func TestOpenDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
-		damage func(t *testing.T, cert, key string)
-		want   string
+		corrupt func(t *testing.T, cert, key string)
+		want    string
 	}{
 		"no key":             {func(t *testing.T, _, key string) { remove(t, key) }, "ca.key"},
 		"no certificate":     {func(t *testing.T, cert, _ string) { remove(t, cert) }, "ca.crt"},
@@ -102,7 +102,7 @@ func TestOpenDamaged(t *testing.T) {
 				t.Fatal(err)
 			}
 			cert, key := filepath.Join(dir, authorityDir, authorityCert), filepath.Join(dir, authorityDir, authorityKey)
-			tc.damage(t, cert, key)
+			tc.corrupt(t, cert, key)
 			before := snapshot(t, dir)
 			_, err := Open(dir)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "backup") {

@@ -179,8 +179,8 @@ const (
 	uriAddresses = "addresses:"
 )
 
-// uris are the names of a certificate that say which token bought it and what
-// bounds it has.
+// uris are the names of a certificate that encode the token it was issued for, and
+// its bounds.
 func (s Subject) uris() []*url.URL {
 	var out []*url.URL
 	add := func(prefix, value string) {
@@ -201,8 +201,8 @@ func (s Subject) uris() []*url.URL {
 	return out
 }
 
-// readURIs is the way back. Names of other kinds are for others. A bound that is
-// damaged allows nothing.
+// readURIs is the inverse of uris. Names with other prefixes are ignored. A bound that
+// cannot be parsed allows nothing.
 func (s *Subject) readURIs(uris []*url.URL) {
 	for _, u := range uris {
 		text, ours := strings.CutPrefix(u.String(), uriScheme+":")
@@ -266,7 +266,7 @@ func (b Bounds) Extra() map[string][]string {
 	return out
 }
 
-// BoundsOf is the way back from Extra. What is damaged allows nothing.
+// BoundsOf is the inverse of Extra. A value that cannot be parsed allows nothing.
 func BoundsOf(extra map[string][]string) Bounds {
 	b := Bounds{Namespaces: slices.Clone(extra[ExtraNamespaces])}
 	for _, text := range extra[ExtraLabels] {

@@ -87,7 +87,7 @@ func TestDamagedBoundsAllowNothing(t *testing.T) {
 		}
 	}
 	if BoundsOf(b.Extra()).CheckLabels(map[string]string{"app": "web"}) == nil {
-		t.Error("a damaged label must not get lost on its way")
+		t.Error("a damaged label must not get lost in encoding")
 	}
 }
 

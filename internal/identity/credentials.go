@@ -19,7 +19,7 @@ import (
 )
 
 // credentialsFile holds key, certificate and authority in one file, so that a
-// crash while it is replaced cannot leave a key beside another's certificate.
+// crash during its replacement cannot combine a key with another's certificate.
 const credentialsFile = "credentials.json"
 
 // ErrNotJoined: the directory holds no credentials.
@@ -44,7 +44,7 @@ type Credentials struct {
 	pins    []Pin // of trusted
 }
 
-// Trusts tells whether a token's pin is that of an authority of these credentials.
+// Trusts reports whether a token's pin is that of an authority of these credentials.
 func (c *Credentials) Trusts(pin Pin) bool { return slices.Contains(c.pins, pin) }
 
 type storedCredentials struct {
@@ -55,8 +55,8 @@ type storedCredentials struct {
 	Key         string `json:"key"`
 }
 
-// LoadCredentials reads what Enroll and Renewer left in a directory. No clock is
-// asked: the certificate may have run out. Errors: ErrNotJoined, or what is wrong
+// LoadCredentials reads what Enroll and Renewer stored in a directory. It ignores the
+// clock: the certificate may have expired. Errors: ErrNotJoined, or what is wrong
 // with the file.
 func LoadCredentials(dir string) (*Credentials, error) {
 	path := filepath.Join(dir, credentialsFile)
@@ -126,8 +126,8 @@ func newCredentials(s storedCredentials) (*Credentials, error) {
 	}, nil
 }
 
-// answered turns the answer to a request into credentials, and keeps them if
-// accept (nil: everybody) has no objection to the subject.
+// answered makes credentials of the answer to a request, and stores them unless accept
+// (nil: all are accepted) rejects the subject.
 func answered(server, dir string, key crypto.Signer, a CertificateAnswer, accept func(Subject) error) (*Credentials, error) {
 	keyPEM, err := encodeKey(key)
 	if err != nil {
@@ -156,21 +156,20 @@ func answered(server, dir string, key crypto.Signer, a CertificateAnswer, accept
 	return c, nil
 }
 
-// SubjectError: the token is good, but stands for somebody else than this machine
-// is to be. No further attempt with it can succeed.
+// SubjectError: the token is valid, but its subject is not what this machine should
+// join as. No further attempt with it can succeed.
 type SubjectError struct{ Err error }
 
 func (e *SubjectError) Error() string { return e.Err.Error() }
 func (e *SubjectError) Unwrap() error { return e.Err }
 
-// verifyChain is the check that crypto/tls would do. The host is given, because
-// a connection's state does not hold it where it is an IP address.
+// verifyChain is the check that crypto/tls would do. The host is an argument, because
+// a connection's state lacks it if it is an IP address.
 //
 // The time is that of the local clock, unless a certificate of the authority shows
 // that the clock is behind: an authority never dates a certificate ahead, so the
-// beginning of the server's certificate is in the past, whatever the clock says.
-// What this admits is no more than what the wrong clock admits already: a server
-// certificate that has run out since.
+// beginning of the server's certificate is in the past. This accepts no more than the
+// wrong clock does already: a server certificate that has expired since.
 func verifyChain(cs tls.ConnectionState, roots *x509.CertPool, host string, now time.Time) error {
 	if len(cs.PeerCertificates) == 0 {
 		return errors.New("the server showed no certificate")

@@ -87,7 +87,7 @@ func pinnedTLS(pin Pin, host string, now func() time.Time) *tls.Config {
 }
 
 // verifyPinned accepts a server whose chain leads to the pinned authority and
-// whose certificate is for the name asked for.
+// whose certificate is for the requested name.
 func verifyPinned(cs tls.ConnectionState, pin Pin, host string, now time.Time) error {
 	for _, c := range cs.PeerCertificates {
 		if c.IsCA && pinOf(c) == pin {

@@ -23,7 +23,7 @@ func writeFile(path string, data []byte) error {
 	return atomicfile.Write(path, data, secretMode)
 }
 
-// readSecret reads a file that nobody but its owner may read.
+// readSecret reads a file that must be readable by its owner only.
 func readSecret(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

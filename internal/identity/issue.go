@@ -10,7 +10,7 @@ import (
 )
 
 // DefaultRenewExpired is how long after its end a certificate can still be renewed
-// by proof of its key, unless a control plane says otherwise.
+// by proof of its key, unless a control plane is configured otherwise.
 const DefaultRenewExpired = 30 * 24 * time.Hour
 
 // recoveredBy is the creator of a token record that was lost and made again from a

@@ -22,7 +22,7 @@ const (
 	// retryExpired bounds it once the certificate ran out and the server did not
 	// answer: until the renewal the machine is cut off.
 	retryExpired = 20 * time.Second
-	// tokenCheck is how often a new token is looked for in such a pause.
+	// tokenCheck is how often a new token is checked for in such a pause.
 	tokenCheck = 5 * time.Second
 	// clockCheck bounds how long a renewal can be late because the machine slept:
 	// timers stand still meanwhile.
@@ -35,10 +35,10 @@ type RenewerConfig struct {
 	Dir string
 	// Server (HOST:PORT) that issues certificates.
 	Server string
-	// Accept judges who the credentials stand for; its error ends the attempt for
-	// good. Nil: everybody.
+	// Accept checks the subject of the credentials; its error ends the attempt for
+	// good. Nil: all are accepted.
 	Accept func(Subject) error
-	// Token reads the configured token; "": there is none. It is asked before every
+	// Token reads the configured token; "": there is none. It is called before every
 	// attempt, so that a new one is found. Nil: none is configured.
 	Token func() (string, error)
 	// NewToken makes a token when nothing else helps. Nil: nothing can.
@@ -61,8 +61,8 @@ type Renewer struct {
 	suspect chan struct{}
 
 	mu sync.Mutex
-	// damage is why there are no credentials; nil: there are.
-	damage error
+	// missing is why there are no credentials; nil: there are.
+	missing error
 	// failure of the last attempt, and since when attempts fail.
 	failure error
 	failing time.Time
@@ -95,11 +95,11 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 	if err == nil {
 		r.current.Store(c)
 	}
-	r.damage = err
+	r.missing = err
 	return r
 }
 
-// usable tells whether credentials are for this machine and server.
+// usable returns an error unless credentials are for this machine and server.
 func (r *Renewer) usable(c *Credentials) error {
 	var err error
 	if r.cfg.Accept != nil {
@@ -168,11 +168,11 @@ type Joined struct {
 	Elsewhere bool
 }
 
-// Join sees to credentials before the machine starts to serve: stored ones hold,
-// whatever the clock says of them, unless the configured token is another than the
-// one they descend from. It blocks for one request at most. An error means that
-// there are no credentials yet; Run goes on trying. *SubjectError and
-// *OtherCredentialsError need a person.
+// Join provides credentials before the machine starts to serve: stored ones are used,
+// expired or not, unless the configured token is another than the one they descend
+// from. It blocks for one request at most. An error means that there are no
+// credentials yet; Run keeps trying. *SubjectError and *OtherCredentialsError need an
+// administrator.
 func (r *Renewer) Join(ctx context.Context) (Joined, error) {
 	before := r.Credentials()
 	token, given, err := r.token()
@@ -218,7 +218,7 @@ func (c *Credentials) trustsAny(other *Credentials) bool {
 func (r *Renewer) Problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.damage
+	return r.missing
 }
 
 func (r *Renewer) warnOfAge(c *Credentials) {
@@ -247,16 +247,16 @@ func (r *Renewer) token() (t Token, given bool, err error) {
 	return t, true, nil
 }
 
-// isOther tells a token that the credentials do not descend from, and that was not
-// refused before.
+// isOther reports whether the credentials do not descend from a token, and the token
+// was not refused before.
 func (r *Renewer) isOther(c *Credentials, t Token) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return t.ID != r.refused && (c == nil || t.ID != c.Subject.TokenID || !c.Trusts(t.Pin))
 }
 
-// Suspect says that the server does not take the certificate any more. Run then
-// renews it at once, unless it has just tried. It does not block.
+// Suspect reports that the server no longer accepts the certificate. Run then renews
+// it at once, unless it has just tried. It does not block.
 func (r *Renewer) Suspect() {
 	select {
 	case r.suspect <- struct{}{}:
@@ -264,9 +264,9 @@ func (r *Renewer) Suspect() {
 	}
 }
 
-// Run renews until ctx ends, then returns nil. A renewal that fails is tried
-// again and logged; Run never gives up, since the server may come back. It returns
-// an error only if the configured token stands for somebody else.
+// Run renews until ctx ends, then returns nil. A renewal that fails is logged and
+// retried; Run never gives up, since the server may come back. It returns an error
+// only if the subject of the configured token is not accepted.
 func (r *Renewer) Run(ctx context.Context) error {
 	// Up to a fifth less, so that nodes do not come back all at once.
 	retry := backoff.Backoff{Policy: backoff.Policy{First: retryFirst, Last: retryMax, Jitter: 0.2}}
@@ -287,8 +287,8 @@ func (r *Renewer) Run(ctx context.Context) error {
 		if err == nil {
 			retry.Reset()
 			at = r.renewAt()
-			// An authority that is about to run out gives certificates that are old at
-			// birth, and a clock that is ahead makes all of them look so.
+			// An authority that is about to expire issues certificates that are nearly
+			// expired, and with a clock that is ahead all of them look so.
 			if soonest := r.cfg.Now().Add(retryMax); at.Before(soonest) {
 				at = soonest
 			}
@@ -466,7 +466,7 @@ func (r *Renewer) byNewToken(ctx context.Context) error {
 func (r *Renewer) use(c *Credentials) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.damage = nil
+	r.missing = nil
 	r.current.Store(c)
 }
 

@@ -134,7 +134,7 @@ func TestRenewer(t *testing.T) {
 	})
 }
 
-// A server whose certificates are nearly out at birth is not asked all the time.
+// A server that issues nearly expired certificates is not contacted all the time.
 func TestRenewerShortLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, err := Open(t.TempDir())
@@ -193,8 +193,8 @@ func TestLoadCredentialsDamaged(t *testing.T) {
 			return value
 		}
 		for name, tc := range map[string]struct {
-			damage func(path string)
-			want   string
+			corrupt func(path string)
+			want    string
 		}{
 			"cut":     {func(path string) { cut(t, path) }, "damaged"},
 			"empty":   {func(path string) { overwrite(t, path, nil) }, "damaged"},
@@ -213,7 +213,7 @@ func TestLoadCredentialsDamaged(t *testing.T) {
 				continue
 			}
 			dir := joined(t, a)
-			tc.damage(filepath.Join(dir, credentialsFile))
+			tc.corrupt(filepath.Join(dir, credentialsFile))
 			if _, err := LoadCredentials(dir); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%s: error %v, want %q", name, err, tc.want)
 			}
@@ -235,7 +235,7 @@ func TestUselessAnswers(t *testing.T) {
 	dir := joined(t, a)
 	r := renewerOf(t, dir)
 	before := string(read(t, filepath.Join(dir, credentialsFile)))
-	_, foreign, err := newRequest() // a certificate for somebody else's key
+	_, foreign, err := newRequest() // a certificate for another key
 	must(t, err)
 	for name, bad := range map[string]func(context.Context, []byte) (CertificateAnswer, error){
 		"empty": func(context.Context, []byte) (CertificateAnswer, error) { return CertificateAnswer{}, nil },
@@ -297,7 +297,7 @@ func TestParseRequest(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
 	}
-	// The subject is the server's to say, whatever the request asks for.
+	// The server sets the subject, whatever the request contains.
 	a, err := Open(t.TempDir())
 	must(t, err)
 	request, err := ParseRequest(good)

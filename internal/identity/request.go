@@ -34,7 +34,7 @@ type CertificateAnswer struct {
 	// GRPCAddress (host:port) of views and federation; empty: it is off.
 	GRPCAddress string `json:"grpcAddress,omitempty"`
 
-	date time.Time // the server's clock; zero: it did not say
+	date time.Time // the server's clock; zero: unknown
 }
 
 // at is the time of the answer: by the server's clock, which dated the certificate.
@@ -48,8 +48,8 @@ func (a CertificateAnswer) at() time.Time {
 // minRSABits is the least that NIST SP 800-57 allows after 2010.
 const minRSABits = 2048
 
-// ParseRequest reads a certificate request: one PEM block, signed by the key it
-// asks for, of a kind that can be trusted.
+// ParseRequest reads a certificate request: one PEM block, signed by its own key, of
+// an accepted key type.
 func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(data)
 	if block == nil || block.Type != pemRequest || len(bytes.TrimSpace(rest)) > 0 {

@@ -45,12 +45,12 @@ func DeletedNodeRecord(name string, d DeletedNode) (key string, value []byte, er
 // retryWatch is the pause before a watch of the store is taken up again.
 const retryWatch = time.Second
 
-// pruneEvery is how often records of deletions are looked at that may go.
+// pruneEvery is the interval between removals of obsolete records of deletions.
 const pruneEvery = time.Hour
 
-// Revocations knows which credentials were withdrawn: by the revocation of a
-// token, or by the deletion of a node. It holds them in memory and follows the
-// store. Safe for concurrent use.
+// Revocations tracks withdrawn credentials: by the revocation of a token, or by the
+// deletion of a node. It holds them in memory and follows the store. Safe for
+// concurrent use.
 type Revocations struct {
 	store store.Store
 	log   *slog.Logger

@@ -39,7 +39,7 @@ type CertificateStatus struct {
 func (r *Renewer) Status() CertificateStatus {
 	c, now := r.Credentials(), r.cfg.Now()
 	r.mu.Lock()
-	failure, failing, damage := r.failure, r.failing, r.damage
+	failure, failing, missing := r.failure, r.failing, r.missing
 	r.mu.Unlock()
 	s := CertificateStatus{State: CertificateMissing}
 	if c != nil {
@@ -54,7 +54,7 @@ func (r *Renewer) Status() CertificateStatus {
 	}
 	switch {
 	case c == nil:
-		s.Problem = fmt.Sprintf("there is no certificate: %v", damage)
+		s.Problem = fmt.Sprintf("there is no certificate: %v", missing)
 	case now.After(c.NotAfter):
 		s.State = CertificateExpired
 		s.Problem = fmt.Sprintf("the certificate of %s ran out on %s, %s ago", s.User, s.NotAfter.Format(time.RFC3339), age(now.Sub(c.NotAfter)))

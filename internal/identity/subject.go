@@ -48,7 +48,7 @@ const (
 	readOnlyUserPrefix = "proxima:read-only:"
 )
 
-// Subject is somebody who was recognised.
+// Subject is an authenticated user.
 type Subject struct {
 	User   string
 	Groups []string
@@ -87,7 +87,7 @@ func SubjectFor(kind Kind, name string) (Subject, error) {
 	return Subject{}, fmt.Errorf("unknown kind of token %q", kind)
 }
 
-// checkAccount wants NAMESPACE/SERVICEACCOUNT.
+// checkAccount requires the form NAMESPACE/SERVICEACCOUNT.
 func checkAccount(name string) []string {
 	namespace, account, ok := strings.Cut(name, "/")
 	if !ok {

@@ -20,7 +20,7 @@ const TokenPrefix = "/proxima/tokens/"
 // certificate that descends from it is of use.
 const keepDead = 30 * 24 * time.Hour
 
-// ErrToken is all that somebody learns whose token is not taken.
+// ErrToken is the only error that is shown to the bearer of a token that is refused.
 var ErrToken = errors.New("invalid bearer token")
 
 // Reason why a token is not taken, for logs and metrics only.
@@ -36,7 +36,7 @@ const (
 )
 
 // TokenError is the reason behind an ErrToken. Its text is ErrToken's: the reason
-// is for whoever looks for it.
+// must be read explicitly, for logs.
 type TokenError struct {
 	ID     string // empty if the token is malformed
 	Reason Reason
@@ -88,7 +88,7 @@ type Tokens struct {
 	pin   Pin
 }
 
-// NewTokens uses a store that somebody else opens and closes. pin goes into
+// NewTokens uses a store that the caller opens and closes. pin goes into
 // every new token.
 func NewTokens(s store.Store, pin Pin) *Tokens { return &Tokens{store: s, pin: pin} }
 
@@ -131,8 +131,8 @@ func (ts *Tokens) CreateBounded(
 	return token, r.TokenInfo, nil
 }
 
-// Check tells who shows a token. Errors: *TokenError (which is ErrToken) if the
-// token is not taken, others if the store cannot tell.
+// Check returns the subject of a token. Errors: *TokenError (which is ErrToken) if the
+// token is refused, others if the store is unavailable.
 func (ts *Tokens) Check(ctx context.Context, text string) (Subject, error) {
 	info, err := ts.Lookup(ctx, text)
 	if err != nil {
@@ -155,7 +155,7 @@ func (ts *Tokens) Lookup(ctx context.Context, text string) (TokenInfo, error) {
 		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Unknown}
 	}
 	sum := sha256.Sum256(token.secret[:])
-	// Whoever does not know the secret learns nothing of the token's state.
+	// Without the secret, a client must not find out the token's state.
 	if subtle.ConstantTimeCompare(sum[:], r.SecretSHA256) != 1 {
 		return TokenInfo{}, &TokenError{ID: token.ID, Reason: Wrong}
 	}
@@ -188,7 +188,7 @@ func (ts *Tokens) Revoke(ctx context.Context, id string) (TokenInfo, error) {
 		err = ts.put(ctx, r, modified, r.keepFor(r.Revoked))
 		var conflict *store.ConflictError
 		if errors.As(err, &conflict) {
-			continue // somebody else revoked it, or it has just run out
+			continue // it was revoked elsewhere, or has just expired
 		}
 		if err != nil {
 			return TokenInfo{}, fmt.Errorf("revoke token %s: %w", id, err)

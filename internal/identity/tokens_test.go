@@ -95,7 +95,7 @@ func TestCheck(t *testing.T) {
 			case !errors.As(err, &refused) || refused.Reason != reason:
 				t.Errorf("error %v (%+v), want %s", err, refused, reason)
 			case !errors.Is(err, ErrToken) || err.Error() != ErrToken.Error():
-				t.Errorf("the public error %q tells more than %q", err, ErrToken)
+				t.Errorf("the public error %q reveals more than %q", err, ErrToken)
 			}
 		}
 		expect(forever, "proxima:admin:x1", "")
@@ -109,7 +109,7 @@ func TestCheck(t *testing.T) {
 		expect(hour, "system:node:x1", "")
 		time.Sleep(time.Nanosecond)
 		expect(hour, "", Expired)
-		expect(wrong.Reveal(), "", Wrong) // state is told to the owner only
+		expect(wrong.Reveal(), "", Wrong) // the state is shown to the owner only
 		if list, err := ts.List(ctx); err != nil || len(list) != 3 {
 			t.Errorf("%v %v", list, err)
 		}

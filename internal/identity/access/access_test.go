@@ -202,7 +202,7 @@ func TestAllow(t *testing.T) {
 
 func TestRulesFor(t *testing.T) {
 	resources, paths, incomplete, err := NewAuthorizer().RulesFor(context.Background(), userOf(t, identity.Node, "n1"), LeaseNamespace)
-	if err != nil || !incomplete || len(paths) == 0 { // the exception of global secrets is not told
+	if err != nil || !incomplete || len(paths) == 0 { // the exception of global secrets is not listed
 		t.Fatalf("%v %v %v", paths, incomplete, err)
 	}
 	found := false
@@ -215,7 +215,7 @@ func TestRulesFor(t *testing.T) {
 		t.Error("the rule for its own Lease is missing")
 	}
 	if _, _, incomplete, _ := NewAuthorizer().RulesFor(context.Background(), userOf(t, identity.ReadOnly, "rob"), ""); !incomplete {
-		t.Error("the exception of secrets is not told")
+		t.Error("the exception of secrets is not listed")
 	}
 }
 

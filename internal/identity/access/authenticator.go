@@ -19,9 +19,9 @@ import (
 // bought the certificate.
 const TokenIDKey = "mesh.proxima.dev/token-id"
 
-// Authenticator recognises a request by its bearer token, else by its client
-// certificate. Whoever shows something that is wrong is refused, never taken for
-// anonymous; whoever shows nothing is anonymous.
+// Authenticator authenticates a request by its bearer token, else by its client
+// certificate. A request with an invalid credential is refused, never treated as
+// anonymous; a request without a credential is anonymous.
 type Authenticator struct {
 	tokens *identity.Tokens
 	roots  *x509.CertPool
@@ -29,7 +29,7 @@ type Authenticator struct {
 	log    *slog.Logger
 }
 
-// Policy is what an Authenticator asks beyond whether a credential is authentic.
+// Policy is what an Authenticator checks beyond the authenticity of a credential.
 type Policy struct {
 	// Revocations withdraw credentials.
 	Revocations *identity.Revocations
@@ -51,9 +51,9 @@ func NewAuthenticator(tokens *identity.Tokens, roots *x509.CertPool, policy Poli
 var errScheme = errors.New("only bearer tokens and client certificates are understood")
 
 // AuthenticateRequest implements authenticator.Request. ok is true or err is
-// set. It reads the store if there is a token, and takes the token out of the
-// request when it was good. Whether a credential was withdrawn it leaves to the
-// handler at identity.CertificatesPath, which says why.
+// set. It reads the store if there is a token, and removes a valid token from the
+// request. For requests to identity.CertificatesPath, the handler there checks for
+// withdrawn credentials, so that it can answer with the reason.
 func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	headers, shown := req.Header["Authorization"]
 	switch {
@@ -106,7 +106,7 @@ func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Respons
 		return nil, false, fmt.Errorf("client certificate: %w", err)
 	}
 	if subject.User == "" {
-		return nil, false, errors.New("client certificate: it names nobody")
+		return nil, false, errors.New("client certificate: it has no user name")
 	}
 	if err := a.admit(req, subject, notAfter); err != nil {
 		return nil, false, err
@@ -114,17 +114,17 @@ func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Respons
 	return respond(subject), true, nil
 }
 
-// asksCertificate tells the one request of nodes and zones that the handler of
-// certificates judges by itself, so that it can answer with the reason. Others, and
-// workloads, get no certificate there.
+// asksCertificate reports whether a request is one of a node or zone for a certificate.
+// The certificate handler checks these itself, so that it can answer with the reason.
+// All others, and workloads, get no certificate there.
 func asksCertificate(req *http.Request, subject identity.Subject) bool {
 	_, isNode := identity.NodeName(subject.User, subject.Groups)
 	_, isZone := identity.ZoneName(subject.User, subject.Groups)
 	return (isNode || isZone) && req.Method == http.MethodPost && req.URL.Path == identity.CertificatesPath
 }
 
-// mayRenewExpired tells whether a certificate that ran out is taken all the same.
-// TLS has proven by then that the client has its key.
+// mayRenewExpired reports whether an expired certificate is accepted for its renewal.
+// TLS has already proven that the client has its key.
 func (a *Authenticator) mayRenewExpired(req *http.Request, subject identity.Subject, leaf *x509.Certificate) bool {
 	late := time.Since(leaf.NotAfter)
 	return asksCertificate(req, subject) && late > 0 && late <= a.policy.RenewExpired

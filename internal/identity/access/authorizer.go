@@ -30,7 +30,7 @@ func NewAuthorizer() *Authorizer {
 }
 
 // Authorize implements authorizer.Authorizer. What no rule allows is NoOpinion,
-// so that other authorizers can stand beside this one; alone it is a denial.
+// so that it can be chained with other authorizers; alone it is a denial.
 // The reason names the fix.
 func (a *Authorizer) Authorize(_ context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := attrs.GetUser()
@@ -72,7 +72,7 @@ func (a *Authorizer) EvaluateConditions(
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
-// explain says what would help whoever was denied.
+// explain returns the fix for a denied request.
 func (a *Authorizer) explain(u user.Info, q *query) string {
 	const byAdmin = "use a token of an admin (proxima token create --kind admin --name NAME)"
 	groups := u.GetGroups()
@@ -137,7 +137,7 @@ func (a *Authorizer) RulesFor(
 			if r.OwnName {
 				info.ResourceNames = []string{node}
 			}
-			incomplete = incomplete || len(r.Except) > 0 // exceptions cannot be told
+			incomplete = incomplete || len(r.Except) > 0 // exceptions cannot be listed
 			resources = append(resources, info)
 		}
 	}

@@ -131,7 +131,7 @@ func TestDataplanesWithinBounds(t *testing.T) {
 		"its other family":             {plain, here, at("n1", "default", "", here, "fd00::1"), nil, "", ""},
 		"the pod range of another":     {plain, here, at("n1", "default", "", "10.244.2.7"), nil, "", "not of this machine"},
 		"the address of another":       {plain, here, at("n1", "default", "", "10.9.9.9"), nil, "", "not of this machine"},
-		"an address of nobody":         {plain, here, at("n1", "default", "", "192.0.2.1"), nil, "", "not of this machine"},
+		"an address without an owner":  {plain, here, at("n1", "default", "", "192.0.2.1"), nil, "", "not of this machine"},
 		"claimed, but of another":      {liar, "203.0.113.9", at("liar", "default", "", "10.0.0.2"), nil, "", "is of node n2, too"},
 		"claimed, of another's range":  {liar, "203.0.113.9", at("liar", "default", "", "10.244.2.7"), nil, "", "is of node n2, too"},
 		"claimed, and free":            {liar, "203.0.113.9", at("liar", "default", "", "10.0.0.66"), nil, "", ""},
@@ -191,8 +191,8 @@ func TestWorkloadWritesDataplanesOnly(t *testing.T) {
 	}
 }
 
-// What a node may say of its own Node: a stolen credential claims no address that
-// another Node has.
+// What a node may write to its own Node: a stolen credential cannot claim an address
+// of another Node.
 func TestNodeClaims(t *testing.T) {
 	policy := &WritePolicy{Cluster: nodeList{
 		nodeAt("n1", nil), nodeAt("n2", []string{"10.244.2.0/24"}, "10.0.0.2"),
@@ -238,7 +238,7 @@ func TestNodeClaims(t *testing.T) {
 	}
 }
 
-// The server alone says whose loopback address it is, and which account it is.
+// Only the server sets the machine of a loopback address, and the account.
 func TestPrepareSetsAnnotations(t *testing.T) {
 	policy := &WritePolicy{MachineID: "m0"}
 	app := bounded(t, identity.Workload, "shop/web", identity.Bounds{})

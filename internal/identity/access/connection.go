@@ -11,7 +11,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
-// admitTimeout bounds the look at the store that an admission may need.
+// admitTimeout bounds the store read that an admission may need.
 const admitTimeout = 5 * time.Second
 
 // Credentials are the credentials of a gRPC server that closes connections, and
@@ -35,7 +35,7 @@ func (s sessionCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	}
 	state, ok := info.(credentials.TLSInfo)
 	if !ok || len(state.State.VerifiedChains) == 0 {
-		return conn, info, nil // whatever asks for a certificate refuses it
+		return conn, info, nil // handlers that require a certificate refuse it
 	}
 	leaf := state.State.VerifiedChains[0][0]
 	ctx, cancel := context.WithTimeout(context.Background(), admitTimeout)

@@ -15,9 +15,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// allowNodesDataplane looks at both sides of a write: a node neither takes a
-// workload from another nor gives it one, and neither leaves nor enters its
-// bounds.
+// allowNodesDataplane checks both the old and the new object: a node neither takes a
+// workload from another nor gives it one, and both objects are within its bounds.
 func (p *WritePolicy) allowNodesDataplane(ctx context.Context, w Write, node string) error {
 	bounds := identity.BoundsOf(w.User.GetExtra())
 	obj, old, err := dataplanes(w, "node "+node)
@@ -34,7 +33,7 @@ func (p *WritePolicy) allowNodesDataplane(ctx context.Context, w Write, node str
 				node, namespaces(bounds), dp.Namespace)
 		}
 		if err := bounds.CheckLabels(dp.Labels); err != nil {
-			return fmt.Errorf("node %s may not write Dataplane %s/%s: %w, as its token says", node, dp.Namespace, dp.Name, err)
+			return fmt.Errorf("node %s may not write Dataplane %s/%s: %w, as its token requires", node, dp.Namespace, dp.Name, err)
 		}
 	}
 	if accountOf(obj) != accountOf(old) && accountOf(obj) != "" {
@@ -64,7 +63,7 @@ func (p *WritePolicy) allowWorkload(ctx context.Context, w Write, namespace, acc
 				who, dp.Namespace, dp.Name, accountOf(dp))
 		}
 		if err := bounds.CheckLabels(dp.Labels); err != nil {
-			return fmt.Errorf("%s may not write Dataplane %s/%s: %w, as its token says", who, dp.Namespace, dp.Name, err)
+			return fmt.Errorf("%s may not write Dataplane %s/%s: %w, as its token requires", who, dp.Namespace, dp.Name, err)
 		}
 	}
 	return p.allowAddresses(ctx, w, "", bounds)
@@ -104,9 +103,9 @@ func namespaces(b identity.Bounds) string {
 	return "namespaces " + strings.Join(b.Namespaces, ", ")
 }
 
-// allowAddresses wants every address that the write adds to belong to the machine
-// that the credential is for: see owns. nodeName is the node that writes; empty:
-// a workload does, on the Node that it names.
+// allowAddresses requires every address that the write adds to belong to the machine
+// of the credential: see owns. nodeName is the node that writes; empty: a workload
+// does, on the Node that it names.
 func (p *WritePolicy) allowAddresses(ctx context.Context, w Write, nodeName string, bounds identity.Bounds) error {
 	obj, _ := w.Object.(*meshv1alpha1.Dataplane)
 	old, _ := w.Old.(*meshv1alpha1.Dataplane)

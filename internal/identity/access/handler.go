@@ -15,15 +15,15 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Certificates answers identity.CertificatesPath: it gives a node or zone a
-// client certificate of identity.ClientLife. It stands behind the API server's
+// Certificates serves identity.CertificatesPath: it issues a client certificate of
+// identity.ClientLife to a node or zone. It runs after the API server's
 // authentication and takes the user from the request's context; the subject of
-// the certificate is that user, whatever the request asks for.
+// the certificate is that user, whatever the certificate request contains.
 type Certificates struct {
 	authority *identity.Authority
 	tokens    *identity.Tokens
 	policy    Policy
-	// grpcAddress is told to whoever joins.
+	// grpcAddress is returned to a machine that joins.
 	grpcAddress string
 	log         *slog.Logger
 }
@@ -88,11 +88,11 @@ func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// subject is who asks, with no more than the one group that a node or zone has.
+// subject is the user of the request, with only the group of nodes or zones.
 func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
 	u, ok := request.UserFrom(r.Context())
 	if !ok {
-		return identity.Subject{}, errors.New("nobody asks")
+		return identity.Subject{}, errors.New("the request has no user")
 	}
 	s := subjectOf(u)
 	if _, ok := identity.NodeName(s.User, s.Groups); ok {
@@ -117,7 +117,7 @@ func (h *Certificates) record(r *http.Request, s identity.Subject) error {
 }
 
 // refuse answers with the reason: 403 if the credential was withdrawn, 503 if the
-// store cannot tell.
+// store is unavailable.
 func (h *Certificates) refuse(w http.ResponseWriter, r *http.Request, s identity.Subject, err error) {
 	var token *identity.TokenError
 	switch {
@@ -135,7 +135,7 @@ func (h *Certificates) refuse(w http.ResponseWriter, r *http.Request, s identity
 	fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
 }
 
-// ranOut tells whether the request is made with a certificate that has run out.
+// ranOut reports whether the client certificate of a request has expired.
 func ranOut(r *http.Request) bool {
 	return r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && time.Now().After(r.TLS.PeerCertificates[0].NotAfter)
 }
@@ -144,7 +144,7 @@ func ranOut(r *http.Request) bool {
 // makes one, DELETE TokensPath/ID revokes one.
 const TokensPath = "/proxima/v1/tokens"
 
-// TokenRequest asks for a token.
+// TokenRequest is a request for a token.
 type TokenRequest struct {
 	Kind identity.Kind `json:"kind"`
 	Name string        `json:"name"`

@@ -14,7 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// defaultLease is the duration of a node's Lease that does not say, as in
+// defaultLease is the duration of a node's Lease that specifies none, as in
 // Kubernetes (node-monitor-grace-period before 1.32).
 const defaultLease = 40 * time.Second
 
@@ -48,8 +48,8 @@ type renewal struct {
 	at      time.Time // by our clock
 }
 
-// NewHolders knows of no renewal yet: a Lease that it meets for the first time
-// counts as just renewed.
+// NewHolders starts without renewals: a Lease seen for the first time counts as just
+// renewed.
 func NewHolders() *Holders {
 	return &Holders{Attempts: make(chan nodename.Attempt, 100), seen: map[string]renewal{}}
 }

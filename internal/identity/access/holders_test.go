@@ -19,8 +19,8 @@ func leaseOf(holder string, renewed time.Time) *coordinationv1.Lease {
 	}
 }
 
-// The clock of the machine that holds the name is a day behind all the while: it is
-// never asked.
+// The clock of the machine that holds the name is a day behind all the time. It is
+// never used.
 func TestHolders(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	past := start.Add(-24 * time.Hour)
@@ -64,7 +64,7 @@ func TestHoldersLookAtLeasesOfNodesOnly(t *testing.T) {
 	election, next := leaseOf("n1/a", time.Now()), leaseOf("n1/b", time.Now())
 	election.Namespace, next.Namespace = "default", "default"
 	if err := h.AllowWrite(lease, next, election); err != nil {
-		t.Errorf("a lease of somebody else: %v", err)
+		t.Errorf("the lease of another holder: %v", err)
 	}
 	if err := h.AllowWrite(lease, leaseOf("n1/b", time.Now()), leaseOf("n1/a", time.Now())); err == nil {
 		t.Error("a second machine was let in")

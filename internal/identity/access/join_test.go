@@ -219,7 +219,7 @@ func TestJoinRefusals(t *testing.T) {
 		"no token":                  {s.address, "hello", nil, "not a Proxima token"},
 		"no port":                   {"localhost", s.token(t, identity.Node, "n1"), nil, "HOST:PORT"},
 		"not https":                 {"http://" + s.address, s.token(t, identity.Node, "n1"), nil, "HOST:PORT"},
-		"nobody there":              {"127.0.0.1:1", s.token(t, identity.Node, "n1"), nil, "127.0.0.1:1"},
+		"no listener":               {"127.0.0.1:1", s.token(t, identity.Node, "n1"), nil, "127.0.0.1:1"},
 		"unknown to the real place": {other.address, forged(t, s, other), identity.ErrRefused, "401"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -302,7 +302,7 @@ func TestCertificatesLimits(t *testing.T) {
 		method, token, body string
 		code                int
 	}{
-		"GET":       {"GET", node, "", http.StatusForbidden}, // the rule table knows POST only
+		"GET":       {"GET", node, "", http.StatusForbidden}, // the rule table allows POST only
 		"empty":     {"POST", node, "", http.StatusBadRequest},
 		"too large": {"POST", node, strings.Repeat("x", identity.MaxRequest+1), http.StatusRequestEntityTooLarge},
 		"anonymous": {"POST", "", "", http.StatusForbidden},

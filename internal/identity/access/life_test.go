@@ -83,7 +83,7 @@ func (s *server) serve(t *testing.T) *pipes {
 		p.Close()
 		srv.Close()
 		<-done
-		// A TLS connection takes up to 5 s to say goodbye to a peer that does not read.
+		// Closing a TLS connection takes up to 5 s if the peer does not read.
 		time.Sleep(10 * time.Second)
 	})
 	return p
@@ -335,8 +335,8 @@ func TestLostRecordIsMadeAgain(t *testing.T) {
 	})
 }
 
-// A certificate that ran out renews itself by proof of its key, for as long as the
-// control plane says, and does nothing else.
+// An expired certificate can be renewed by proof of its key, for as long as the control
+// plane allows, and is good for nothing else.
 func TestRenewExpired(t *testing.T) {
 	const day = 24 * time.Hour
 	for name, tc := range map[string]struct {
@@ -464,9 +464,9 @@ func TestOutageLongerThanTheCertificate(t *testing.T) {
 	}
 }
 
-// A machine without a clock of its own boots 25 h in the past, before NTP: it
-// starts, says so, is recognised all the same, and the certificate of the server is
-// still checked.
+// A machine without a clock of its own boots 25 h in the past, before NTP: it starts,
+// reports the clock, is authenticated all the same, and still verifies the server's
+// certificate.
 func TestClockBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t, identity.DefaultRenewExpired)
@@ -487,7 +487,7 @@ func TestClockBehind(t *testing.T) {
 			t.Errorf("with a clock that is behind: %d", code)
 		}
 		follow(t, m.Run)
-		time.Sleep(26 * time.Hour) // the certificate runs out long before the local clock says so
+		time.Sleep(26 * time.Hour) // the certificate expires long before that on the local clock
 		if code := m.get(t, "/version"); code != http.StatusUnauthorized && code != http.StatusOK {
 			t.Errorf("%d", code)
 		}
@@ -545,8 +545,8 @@ func TestNewTokenBesideCredentials(t *testing.T) {
 	})
 }
 
-// A running agent whose control plane was installed anew changes over when it is
-// given a token of the new one.
+// A running agent whose control plane was reinstalled switches to the new one when it
+// gets a token of it.
 func TestReinstalledWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, again := newServer(t, 0), newServer(t, 0)

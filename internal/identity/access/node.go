@@ -10,9 +10,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
-// allowClaims looks at what a node says of its own Node: new addresses are those
+// allowClaims checks what a node writes to its own Node: new addresses must be those
 // that the request comes from, in the token's ranges, or of no other Node; ranges
-// of workloads are set by administrators, or lie in the token's ranges.
+// of workloads must be set by administrators, or lie in the token's ranges.
 func (p *WritePolicy) allowClaims(w Write, name string) error {
 	obj, _ := w.Object.(*corev1.Node)
 	if obj == nil {

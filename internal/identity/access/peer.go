@@ -11,8 +11,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
-// RequireNode refuses the peer of a gRPC call unless it is the node of a name, which its
-// verified client certificate says. what completes "may not … of node". The error is a
+// RequireNode refuses the peer of a gRPC call unless its verified client certificate is
+// that of the named node. what completes the message "may not … of node". The error is a
 // gRPC status.
 func RequireNode(ctx context.Context, name, what string) error {
 	p, _ := peer.FromContext(ctx)

@@ -34,7 +34,7 @@ func TestRequireNode(t *testing.T) {
 		"a zone":                 {with("proxima:zone:n", "proxima:zones", true), codes.PermissionDenied},
 		"certificate unverified": {with("system:node:n", "system:nodes", false), codes.Unauthenticated},
 		"no certificate":         {peer.NewContext(t.Context(), &peer.Peer{}), codes.Unauthenticated},
-		"nobody":                 {t.Context(), codes.Unauthenticated},
+		"no peer":                {t.Context(), codes.Unauthenticated},
 	} {
 		if err := RequireNode(tc.ctx, "n", "report the demand"); status.Code(err) != tc.want {
 			t.Errorf("%s: %v, want %v", name, err, tc.want)

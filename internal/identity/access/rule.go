@@ -21,7 +21,7 @@ type Rule struct {
 	Except    []string
 	// Namespace that it is limited to; empty: all.
 	Namespace string
-	// OwnNamespace limits it to the namespace of the workload that asks.
+	// OwnNamespace limits it to the namespace of the requesting workload.
 	OwnNamespace bool
 	// OwnName: only objects named like the node. Creation is let through where the
 	// name is not known yet; WritePolicy decides then.
@@ -34,7 +34,7 @@ type Rule struct {
 
 var (
 	read = []string{"get", "list", "watch"}
-	// write leaves out deletecollection: no object's owner would be looked at.
+	// write leaves out deletecollection: it would skip the check of each object's owner.
 	write     = []string{"create", "update", "patch", "delete"}
 	heartbeat = []string{"get", "create", "update", "patch", "delete"}
 )
@@ -61,7 +61,7 @@ func Rules() []Rule {
 			Why: "clients discover what the API serves"},
 		{Group: user.AllAuthenticated, Verbs: []string{"create"}, APIGroups: []string{"authorization.k8s.io", "authentication.k8s.io"},
 			Resources: []string{"selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews"},
-			Why:       "everybody may ask what they may do (kubectl auth can-i)"},
+			Why:       "every user may query their own permissions (kubectl auth can-i)"},
 
 		{
 			Group:     identity.GroupAdmins,
@@ -121,7 +121,7 @@ func Rules() []Rule {
 			Verbs:     []string{"create", "update", "patch"},
 			APIGroups: []string{"", "events.k8s.io"},
 			Resources: []string{"events"},
-			Why:       "what the agent has to tell",
+			Why:       "what the agent reports",
 		},
 		{Group: identity.GroupNodes, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath}, Why: "its own certificate"},
 
@@ -140,13 +140,13 @@ func Rules() []Rule {
 	}
 }
 
-// query is what a rule looks at.
+// query is the part of a request that rules match.
 type query struct {
 	verb, apiGroup, resource, subresource, namespace, name string
 	path                                                   string
 	isResource                                             bool
 	node                                                   string
-	// workload is the namespace of the workload that asks; empty: it is none.
+	// workload is the namespace of the requesting workload; empty: it is none.
 	workload string
 }
 
@@ -163,7 +163,7 @@ func (r *Rule) allows(q *query) bool {
 		(!r.OwnName || q.name == q.node || q.name == "" && q.verb == "create")
 }
 
-// covers looks at the resource alone.
+// covers matches the resource alone.
 func (r *Rule) covers(q *query) bool {
 	resource := q.resource
 	if q.subresource != "" {

@@ -38,9 +38,9 @@ func NewSessions(revocations *identity.Revocations, log *slog.Logger) *Sessions 
 }
 
 // Open registers a session. end is called at most once, from another goroutine,
-// when the credential is withdrawn or at notAfter (zero: it does not run out); it
-// must not block. The caller calls closed when the session is over. An error says
-// that the credential is withdrawn already; then nothing is registered.
+// when the credential is withdrawn or at notAfter (zero: it does not expire); it
+// must not block. The caller calls closed when the session is over. An error means
+// that the credential is already withdrawn; then nothing is registered.
 func (s *Sessions) Open(
 	ctx context.Context,
 	subject identity.Subject,

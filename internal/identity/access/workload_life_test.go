@@ -118,7 +118,7 @@ func TestWithdrawnWorkloadToken(t *testing.T) {
 	})
 }
 
-// certificateOf is a request that asks for a certificate with one of a subject.
+// certificateOf is a request for a certificate, made with the certificate of a subject.
 func certificateOf(t *testing.T, s *server, subject identity.Subject, life time.Duration) *http.Request {
 	t.Helper()
 	pair, err := s.authority.IssueClient(subject, life)
@@ -135,8 +135,8 @@ func certificateOf(t *testing.T, s *server, subject identity.Subject, life time.
 	return req
 }
 
-// Where certificates are given, the handler says itself what is wrong with those of
-// nodes and zones; a workload's is treated as everywhere else.
+// At the path for certificates the handler checks the credentials of nodes and zones
+// itself; a workload's are refused by the authenticator, as everywhere.
 func TestWorkloadAsksForCertificate(t *testing.T) {
 	s := startServer(t, net.IPv4(127, 0, 0, 1))
 	for kind, name := range map[identity.Kind]string{identity.Node: "n1", identity.Zone: "east", identity.Workload: "shop/web"} {

@@ -27,7 +27,7 @@ type Write struct {
 	From netip.Addr
 }
 
-// Cluster is what a WritePolicy asks of the cluster's state.
+// Cluster is the part of the cluster's state that a WritePolicy reads.
 type Cluster interface {
 	// Node of a name, in its newest state; nil: there is none. It may block for a
 	// read of the store.
@@ -42,7 +42,7 @@ type Cluster interface {
 // object: whether a node or a workload writes what is its own, within the bounds
 // of its credential. Safe for concurrent use.
 type WritePolicy struct {
-	// Cluster is asked about addresses. Nil: no Node is known.
+	// Cluster resolves addresses to Nodes. Nil: there are no Nodes.
 	Cluster Cluster
 	// MachineID of the machine that the control plane runs on.
 	MachineID string
@@ -68,10 +68,10 @@ func (p *WritePolicy) Prepare(w Write) {
 	}
 }
 
-// Allow is to be asked about every write, after mutation and before the store. A
-// plain error is the reason of a 403; one that has a status of the API is the
-// answer. It reads the store for Dataplanes of nodes and workloads that have a
-// new address.
+// Allow must be called for every write, after mutation and before the store. A plain
+// error is the reason of a 403; an error with an API status is the answer itself.
+// Allow reads the store for Dataplanes of nodes and workloads that have a new
+// address.
 func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
 	if w.User == nil {
 		return fmt.Errorf("a write of %s without a user", w.Kind)

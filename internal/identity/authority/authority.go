@@ -29,14 +29,14 @@ const (
 	backdate = 5 * time.Minute
 )
 
-// Request asks for the certificate of an identity. The caller has checked that the
+// Request is for the certificate of an identity. The caller has checked that the
 // key's owner is that identity.
 type Request struct {
 	ID mesh.ID
 	// CSR is signed by the key to be certified. Its only name is the URI of ID: an
 	// external signer copies names from it.
 	CSR *x509.CertificateRequest
-	// Life wanted; 0: LeafLife. An authority may shorten it.
+	// Life is the requested lifetime; 0: LeafLife. An authority may shorten it.
 	Life time.Duration
 }
 
@@ -146,7 +146,7 @@ func create(template, issuer *x509.Certificate, public crypto.PublicKey, key cry
 	return x509.ParseCertificate(der)
 }
 
-// checkLeaf makes sure that a chain which some authority returned is what was asked for,
+// checkLeaf verifies that the chain which an authority returned matches the request,
 // and that peers which trust the roots accept it.
 func checkLeaf(r Request, chain, roots []*x509.Certificate, now time.Time) error {
 	if len(chain) == 0 {
@@ -176,8 +176,8 @@ func checkLeaf(r Request, chain, roots []*x509.Certificate, now time.Time) error
 	return nil
 }
 
-// Probe signs a certificate that is thrown away, and verifies it: whether the authority
-// can sign for a trust domain now. A change of a mesh's authority asks this first.
+// Probe signs a certificate, verifies it and throws it away, to check that the authority
+// can sign for a trust domain now. It is called before a mesh's authority is changed.
 func Probe(ctx context.Context, s Signer, domain mesh.Domain, now time.Time) error {
 	err := probe(ctx, s, domain, now)
 	if err != nil {
@@ -225,7 +225,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// isRoot says whether a certificate is signed by its own key.
+// isRoot reports whether a certificate is signed by its own key.
 func isRoot(c *x509.Certificate) bool {
 	return slices.Equal(c.RawSubject, c.RawIssuer) && c.CheckSignatureFrom(c) == nil
 }

@@ -344,7 +344,7 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s: the error quotes the record: %v", what, err)
 		}
 	}
-	// A damaged record of an intermediate leads to another one, and not to a failure.
+	// A damaged record of an intermediate is replaced; it is not an error.
 	synctest.Test(t, func(t *testing.T) {
 		k := &keeper{record: []byte("damaged")}
 		z, stop := startZone(t, newRoot(t, "shop").ForZone("east", time.Now), k)

@@ -220,7 +220,7 @@ func TestExternalRefusals(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if err := authority.Probe(t.Context(), e, domain(t, "shop.mesh"), time.Now()); err == nil {
-			t.Errorf("%s: the probe says that it can sign", what)
+			t.Errorf("%s: the probe succeeds", what)
 		}
 		stop()
 		if left, err := s.api.List(t.Context(), metav1.ListOptions{}); err != nil || len(left.Items) != 0 {

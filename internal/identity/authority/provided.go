@@ -30,8 +30,8 @@ type Material struct {
 type Source interface {
 	// Load reads what is there now.
 	Load(ctx context.Context) (Material, error)
-	// Changed is a channel that is closed, or gets a value, when there may be something
-	// else to load. It is asked for before each Load, so that nothing is missed.
+	// Changed is a channel that is closed, or gets a value, when there may be a new
+	// version to load. It is called before each Load, so that no change is missed.
 	Changed() <-chan struct{}
 }
 

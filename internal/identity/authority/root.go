@@ -187,7 +187,7 @@ func parsePair(certPEM, keyPEM []byte) ([]*x509.Certificate, crypto.Signer, erro
 	return certs, key, nil
 }
 
-// checkConstraints wants an authority of the mesh's trust domain and no other.
+// checkConstraints requires an authority of the mesh's trust domain and no other.
 func checkConstraints(c *x509.Certificate, domain mesh.Domain) error {
 	if len(c.PermittedURIDomains) != 1 || c.PermittedURIDomains[0] != domain.Name() {
 		return fmt.Errorf("its certificate is not limited to trust domain %s", domain)

@@ -75,8 +75,8 @@ const (
 	issueTimeout = 30 * time.Second
 )
 
-// NewZoneSigner starts from what an earlier one kept. A record that is damaged or has
-// run out is no error: Run gets another intermediate. It reads the Keeper, nothing else.
+// NewZoneSigner loads the intermediate that an earlier one stored. A damaged or expired
+// record is not an error: Run gets another intermediate. It reads only the Keeper.
 func NewZoneSigner(ctx context.Context, c ZoneConfig) (*ZoneSigner, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -234,7 +234,7 @@ func (z *ZoneSigner) renew(ctx context.Context) error {
 	return nil
 }
 
-// check wants an intermediate of this zone and domain that signs verifiable leaves.
+// check requires an intermediate of this zone and domain that signs verifiable leaves.
 func (a *zoneAuthority) check(c ZoneConfig, now time.Time) error {
 	if len(a.chain) == 0 || len(a.roots) == 0 {
 		return errors.New("chain or roots are missing")

@@ -216,7 +216,7 @@ func (f failing) Sign(context.Context, authority.Request) ([]*x509.Certificate, 
 }
 func (f failing) Roots() []*x509.Certificate { return nil }
 
-// TestLimits: a node that asks too often is refused, and another one is not.
+// TestLimits: a node that requests too often is refused, and another one is not.
 func TestLimits(t *testing.T) {
 	now := time.Now()
 	node := "n1"
@@ -277,7 +277,7 @@ func FuzzIssue(f *testing.F) {
 	})
 }
 
-// TestBoard: what agents say counts only within what was published and for as long as
+// TestBoard: agents' reports count only within what was published and for as long as
 // their stream is the newest.
 func TestBoard(t *testing.T) {
 	acks := 0

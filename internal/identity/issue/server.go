@@ -33,7 +33,7 @@ type Workload struct {
 type Workloads interface {
 	// Workload by its namespace and name; ok is false if there is none.
 	Workload(ctx context.Context, namespace, name string) (w Workload, ok bool, err error)
-	// NodeInMesh says whether a node has workloads of a mesh, or is a gateway for it.
+	// NodeInMesh reports whether a node has workloads of a mesh, or is a gateway for it.
 	NodeInMesh(ctx context.Context, node, mesh string) (bool, error)
 }
 
@@ -48,7 +48,7 @@ type Mesh struct {
 
 // Issued is the record of a certificate.
 type Issued struct {
-	// Node that asked for it.
+	// Node that requested it.
 	Node string
 	// Namespace and Workload of the Dataplane; empty: it is the node's own.
 	Namespace, Workload string
@@ -107,7 +107,8 @@ func (s *Server) Issue(ctx context.Context, r *identityv1.IssueRequest) (*identi
 		return nil, err
 	}
 	if !s.limits.allow(node, s.config.Now()) {
-		return nil, status.Errorf(codes.ResourceExhausted, "node %s asks for too many certificates: at most %g a second", node, float64(s.limits.limits.Rate))
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"node %s requests too many certificates: at most %g a second", node, float64(s.limits.limits.Rate))
 	}
 	csr, err := parseRequest(r.GetRequest())
 	if err != nil {

@@ -245,7 +245,7 @@ func (id ID) of(k Kind, part string) string {
 	return part
 }
 
-// IsZero says whether the ID is the zero value.
+// IsZero reports whether the ID is the zero value.
 func (id ID) IsZero() bool { return id.kind == 0 }
 
 // MarshalText is String. It fails for the zero value.

@@ -46,12 +46,12 @@ func Accounts(ids ...ID) Matcher {
 	return m
 }
 
-// Match says whether an identity is acceptable.
+// Match reports whether an identity is accepted.
 func (m Matcher) Match(id ID) bool {
 	return m.exact[id] || id.kind == WorkloadID && m.namespaces[namespaceOf{id.domain, id.scope}]
 }
 
-// Empty says whether nothing is acceptable.
+// Empty reports whether no identity is accepted.
 func (m Matcher) Empty() bool { return len(m.exact) == 0 && len(m.namespaces) == 0 }
 
 // Exact lists the identities that are compared as a whole, in no order.

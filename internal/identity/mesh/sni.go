@@ -93,8 +93,8 @@ func readable(part string, limit int) string {
 	return label
 }
 
-// IsSNI says whether a name has the form of SNI's results. Which service it is only an
-// Index can say: the labels alone do not identify one.
+// IsSNI reports whether a name has the form of SNI's results. The labels alone do not
+// identify a service: that takes an Index.
 func IsSNI(name string) bool {
 	labels := strings.Split(name, ".")
 	if len(labels) != 6 || labels[5] != sniSuffix || len(labels[0]) != sniHash {

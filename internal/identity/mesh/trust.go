@@ -111,7 +111,7 @@ type Peer struct {
 
 // Verify checks a certificate chain, leaf first, by the roots of the leaf's own trust
 // domain alone, as X509-SVID (section 5) demands, and for both TLS usages. It does not
-// say whether the peer is welcome: see Client and Server.
+// authorize the peer: see Client and Server.
 func (t *Trust) Verify(chain []*x509.Certificate, now time.Time) (Peer, error) {
 	if len(chain) == 0 {
 		return Peer{}, errors.New("verify peer: it showed no certificate")

@@ -14,11 +14,11 @@ type Phase string
 const (
 	// Stable: one authority is trusted and issues.
 	Stable Phase = "Stable"
-	// Trusting: peers learn to trust the next authority; the old one issues.
+	// Trusting: peers are given the next authority to trust; the old one issues.
 	Trusting Phase = "Trusting"
 	// Issuing: the next authority issues; peers replace certificates of the old one.
 	Issuing Phase = "Issuing"
-	// Distrusting: the old authority is no longer trusted; peers learn so.
+	// Distrusting: the old authority is no longer trusted; peers are being updated.
 	Distrusting Phase = "Distrusting"
 )
 
@@ -111,7 +111,7 @@ func (s State) Check() error {
 	return nil
 }
 
-// Trusts says whether certificates of an authority are valid.
+// Trusts reports whether certificates of an authority are valid.
 func (s State) Trusts(id string) bool {
 	return slices.ContainsFunc(s.Trusted, func(a Authority) bool { return a.ID == id })
 }
@@ -125,7 +125,7 @@ func (s State) Roots() []byte {
 	return out
 }
 
-// AcceptsPlain says whether servers accept plain text.
+// AcceptsPlain reports whether servers accept plain text.
 func (s State) AcceptsPlain() bool { return s.Trusts(None) }
 
 // Next is the authority that is being introduced; ok is false if there is none.

@@ -19,7 +19,7 @@ type Peer struct {
 	HoldsUntil time.Time
 }
 
-// live says whether a peer may carry traffic.
+// live reports whether a peer may carry traffic.
 func (p Peer) live(now time.Time) bool { return p.Connected || now.Before(p.HoldsUntil) }
 
 // Progress is what Step found.

@@ -86,7 +86,7 @@ func (t *Table) Remove(w Workload) {
 }
 
 // Attest implements Attestor. The nearest match counts: a workload may start another. If
-// cgroup and process say different things, the process belongs to neither.
+// cgroup and process lead to different workloads, the process belongs to neither.
 func (t *Table) Attest(_ context.Context, p Process) (Workload, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -103,7 +103,7 @@ func (t *Table) Attest(_ context.Context, p Process) (Workload, error) {
 	return Workload{}, fmt.Errorf("%s: %w", p, ErrNoWorkload)
 }
 
-// byCgroup looks for the path, and then for those above it.
+// byCgroup finds the workload of the path, or of the nearest parent that has one.
 func (t *Table) byCgroup(path string) (Workload, bool) {
 	for path != "" && path != "/" {
 		if w, ok := t.cgroups[path]; ok {

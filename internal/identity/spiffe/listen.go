@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// socketMode lets every user of the machine connect: the kernel says who it is, and what
-// is no workload gets nothing.
+// socketMode lets every user of the machine connect: the kernel identifies the process,
+// and one without a workload gets nothing.
 const socketMode = 0o666
 
 // Listen opens the socket of the Workload API. A socket that is left from before is

@@ -47,8 +47,8 @@ func processOf(conn *net.UnixConn) (Process, error) {
 	if err != nil {
 		return Process{}, err
 	}
-	// From Linux 6.5 on the kernel says whether the process that connected still runs, so
-	// that what was read is not of a later one with its ID.
+	// From Linux 6.5 on a pidfd shows whether the connected process still runs, so that
+	// what was read is not that of a later process with the same ID.
 	if pidfd >= 0 {
 		if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); errors.Is(err, unix.ESRCH) {
 			return Process{}, fmt.Errorf("process %d: it has ended", p.PID)
@@ -66,7 +66,7 @@ func StartTime(pid int) (uint64, error) {
 	return started, nil
 }
 
-// readProcess reads what the kernel says of a process.
+// readProcess reads the attributes of a process from /proc.
 func readProcess(proc fs.FS, pid int, uid, gid uint32) (Process, error) {
 	p := Process{PID: pid, UID: uid, GID: gid}
 	started, parent, err := stat(proc, pid)
@@ -97,7 +97,7 @@ func readProcess(proc fs.FS, pid int, uid, gid uint32) (Process, error) {
 	return p, nil
 }
 
-// same says whether a process still runs.
+// same reports whether a process still runs.
 func (p Process) same() bool {
 	started, _, err := stat(os.DirFS(procFS), p.PID)
 	return err == nil && started == p.Started

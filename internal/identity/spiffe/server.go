@@ -117,7 +117,7 @@ func (s *Server) caller(ctx context.Context) (Workload, error) {
 		return w, nil
 	case errors.Is(err, ErrNoWorkload):
 		s.config.Log.Debug("a process without identity called the Workload API", "process", info.process.String(), "error", err)
-		// The specification wants this code where there is no identity.
+		// The specification requires this code if there is no identity.
 		return Workload{}, status.Error(codes.PermissionDenied, ErrNoWorkload.Error())
 	}
 	s.config.Log.Warn("a process could not be attested", "process", info.process.String(), "error", err)

@@ -376,7 +376,7 @@ func TestProcesses(t *testing.T) {
 	if got := ask(); got != codes.PermissionDenied.String() {
 		t.Errorf("a process of no workload: %s", got)
 	}
-	// A process whose ID was another's: the start time says so.
+	// A process with a reused ID: the start time differs.
 	pid, ask = start(t, socket)
 	if err := table.AddProcess(pid, 1, front); err != nil {
 		t.Fatal(err)

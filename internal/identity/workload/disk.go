@@ -75,8 +75,8 @@ func saveCertificate(dir string, s Subject, svid *mesh.SVID, issuer string) erro
 	return atomicfile.Write(certificatePath(dir, s), data, secretMode)
 }
 
-// loadCertificate of a subject and its ID. No file, and one of another ID, are no error.
-// The clock is not looked at: Current does.
+// loadCertificate of a subject and its ID. A missing file, or one of another ID, is not
+// an error. The clock is ignored: Current checks it.
 func (m *Manager) loadCertificate(s Subject, id mesh.ID) (*mesh.SVID, string, error) {
 	path := certificatePath(m.config.Dir, s)
 	data, err := readSecret(path)

@@ -326,7 +326,7 @@ func (a *agent) certificate(i int) *mesh.SVID {
 	return svid
 }
 
-// accepts says whether an agent's servers accept a client.
+// accepts returns nil if an agent's servers accept a client.
 func (a *agent) accepts(client *agent, i int) error {
 	s, _ := subject(client.name, i)
 	svid, _, err := client.Current(s)

@@ -96,7 +96,7 @@ type entry struct {
 	changed chan struct{}
 }
 
-// New starts from what an earlier Manager left in the directory. Damaged files are
+// New loads what an earlier Manager stored in the directory. Damaged files are
 // logged and replaced later. Add and Run come next.
 func New(c Config) (*Manager, error) {
 	if c.Log == nil {
@@ -230,8 +230,8 @@ func (m *Manager) Trust() (*mesh.Trust, <-chan struct{}) {
 	return m.trust, m.changed
 }
 
-// AcceptsPlain says whether servers of a mesh accept plain text. A mesh that is not
-// there does not.
+// AcceptsPlain reports whether servers of a mesh accept plain text; false for an
+// unknown mesh.
 func (m *Manager) AcceptsPlain(meshName string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -229,7 +229,7 @@ func (m *Manager) check(e *entry, answer *identityv1.IssueResponse, key crypto.S
 	}
 	trust, _ := m.Trust()
 	if name, _ := trust.MeshOf(svid.ID.Domain()); name != answer.GetMesh() {
-		return nil, fmt.Errorf("it is said to be of mesh %q, and its trust domain is that of %q", answer.GetMesh(), name)
+		return nil, fmt.Errorf("the answer names mesh %q, but the trust domain is that of %q", answer.GetMesh(), name)
 	}
 	// This machine's clock may be behind that of the authority.
 	now := m.config.Now()

@@ -321,7 +321,7 @@ func TestSubjects(t *testing.T) {
 			t.Errorf("the node's own: %v", err)
 		}
 		a.stop()
-		// What went while the agent was away is removed once it knows its workloads.
+		// What was deleted while the agent was away is removed once its workloads are known.
 		a = p.newAgent(t, dir, "n1", 0)
 		a.Add(node, nodeID)
 		if err := a.Prune(); err != nil {
@@ -349,14 +349,14 @@ func TestDamagedFiles(t *testing.T) {
 			t.Fatal(files, err)
 		}
 		cert, trust := filepath.Join(certificates, files[0].Name()), filepath.Join(dir, "n1", "trust.json")
-		for _, damage := range []func() error{
+		for _, corrupt := range []func() error{
 			func() error { return os.WriteFile(cert, []byte("{"), 0o600) },
 			func() error { return os.Chmod(cert, 0o644) },
 			func() error { return os.WriteFile(trust, []byte(`{"version":1,"bundles":[null]}`), 0o600) },
 			func() error { return os.WriteFile(trust, []byte(`{"version":1,"bundles":[{"mesh":"shop"}]}`), 0o600) },
 			func() error { return os.Remove(trust) },
 		} {
-			if err := damage(); err != nil {
+			if err := corrupt(); err != nil {
 				t.Fatal(err)
 			}
 			a = p.newAgent(t, dir, "n1", 1)
