@@ -6,9 +6,9 @@ import (
 )
 
 var (
-	// ErrCompacted: the revision asked for is older than what is kept. List again.
+	// ErrCompacted: the requested revision is older than what is kept. List again.
 	ErrCompacted = errors.New("revision is compacted")
-	// ErrFuture: the revision asked for has not been reached.
+	// ErrFuture: the requested revision has not been reached.
 	ErrFuture = errors.New("revision is in the future")
 	// ErrClosed: the store was closed.
 	ErrClosed = errors.New("store is closed")

@@ -6,7 +6,7 @@ import (
 	"iter"
 )
 
-// ErrNotEmpty: a restore was asked of a store that has a history already.
+// ErrNotEmpty: the target of a restore already has a history.
 var ErrNotEmpty = errors.New("store is not empty")
 
 // Restorer is a store that can take over the state of another one. Stores that

@@ -1,8 +1,8 @@
-// Package store is the contract between Proxima and whatever keeps its state:
+// Package store is the contract between Proxima and the storage of its state:
 // a flat map of keys to opaque values with one strictly ordered history.
 //
 // It owns the interface, its errors and its option types. Enter at Store. It
-// never interprets values, never knows Kubernetes types and never imports an
+// never interprets values, never depends on Kubernetes types and never imports an
 // implementation; those live in the sub-packages memory, sqlite, … and all pass
 // the contract suite in storetest.
 package store
@@ -46,7 +46,7 @@ type Record struct {
 	Expires time.Time
 }
 
-// EventKind says what happened to a key.
+// EventKind is the type of a change of a key.
 type EventKind uint8
 
 // The kinds of event. Expiry is a Delete.
@@ -128,11 +128,11 @@ type Page struct {
 
 // Watcher delivers changes. Not safe for concurrent use, except Close.
 type Watcher interface {
-	// Batches is closed when the watcher ends; then Err says why. A watcher
-	// whose reader is slow is never a brake on writers: it falls back to reading
+	// Batches is closed when the watcher ends; Err then returns the reason. A slow
+	// reader never slows down writers: its watcher falls back to reading
 	// history, and ends with ErrCompacted if that is gone.
 	Batches() <-chan Batch
-	// Progress asks for a progress marker as soon as everything committed before
+	// Progress requests a progress marker as soon as everything committed before
 	// the call is delivered. Does not block.
 	Progress()
 	// Err is nil until Batches is closed, and nil if Close ended the watcher.

@@ -10,7 +10,7 @@
 //	gzip of frames: one header, files, records in order of keys, one end
 //	SHA-256 of everything before it (32 bytes)
 //
-// A frame is a byte that says what it is, the length of its payload as uvarint,
+// A frame is a byte for its type, the length of its payload as uvarint,
 // and the payload. Header and end are JSON. The hash comes last, as a backup is
 // written while it is read; a file that was cut off does not have it. It guards
 // against accidents: an attacker who can write the file can also make a hash that fits.
@@ -33,7 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// Header says what a backup is of.
+// Header describes the state in a backup.
 type Header struct {
 	// Epoch and Revision of the store that was backed up, at one moment.
 	Epoch    string         `json:"epoch"`

@@ -331,7 +331,7 @@ func TestConcurrentWrites(t *testing.T) {
 
 func number(n int) string { return string(binary.BigEndian.AppendUint32(nil, uint32(n))) }
 
-// TestCompactedMeanwhile: a backup that took too long says so and is not usable.
+// TestCompactedMeanwhile: a backup that took too long fails with an error and is not usable.
 func TestCompactedMeanwhile(t *testing.T) {
 	s := engines["memory"](t)
 	var ops []store.Op

@@ -75,8 +75,8 @@ func (b *Backup) check(size int64) error {
 	return nil
 }
 
-// Records yields all records in ascending order of keys. A body that is not as
-// the format says ends it with a *FormatError. May be called more than once.
+// Records yields all records in ascending order of keys. A body that violates the
+// format ends it with a *FormatError. May be called more than once.
 func (b *Backup) Records() iter.Seq2[store.Record, error] {
 	return func(yield func(store.Record, error) bool) {
 		r, err := b.begin()
@@ -193,7 +193,7 @@ func (r *reader) end() error {
 		return damagedf("end: %v", err)
 	}
 	if got := (end{Records: r.records, Files: len(r.files)}); got != want {
-		return damagedf("it has %d records and %d files, and says %d and %d", got.Records, got.Files, want.Records, want.Files)
+		return damagedf("it has %d records and %d files, but its end frame counts %d and %d", got.Records, got.Files, want.Records, want.Files)
 	}
 	if _, err := r.in.ReadByte(); !errors.Is(err, io.EOF) {
 		return damagedf("something follows its end")

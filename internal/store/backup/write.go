@@ -16,7 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// WriteOptions say what goes into a backup besides the store. The zero value is
+// WriteOptions select what goes into a backup besides the store. The zero value is
 // usable.
 type WriteOptions struct {
 	Program string

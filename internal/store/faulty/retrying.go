@@ -93,10 +93,10 @@ type resumed struct {
 	gone  chan struct{} // Close was called
 	close sync.Once
 
-	mu     sync.Mutex
-	inner  store.Watcher
-	wanted bool // a progress marker
-	err    error
+	mu                sync.Mutex
+	inner             store.Watcher
+	progressRequested bool // a progress marker
+	err               error
 }
 
 func (w *resumed) run(ctx context.Context, p Retrying, prefix string, after store.Revision) {
@@ -142,7 +142,7 @@ func (w *resumed) goOn(inner store.Watcher) bool {
 	default:
 	}
 	w.inner = inner
-	if w.wanted {
+	if w.progressRequested {
 		inner.Progress()
 	}
 	return true
@@ -151,7 +151,7 @@ func (w *resumed) goOn(inner store.Watcher) bool {
 func (w *resumed) delivered(b store.Batch) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.wanted = w.wanted && len(b.Events) > 0
+	w.progressRequested = w.progressRequested && len(b.Events) > 0
 }
 
 // Batches implements store.Watcher.
@@ -161,7 +161,7 @@ func (w *resumed) Batches() <-chan store.Batch { return w.out }
 func (w *resumed) Progress() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.wanted = true
+	w.progressRequested = true
 	w.inner.Progress()
 }
 

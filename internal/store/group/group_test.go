@@ -80,7 +80,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestGivingUp: who waits can leave, who is being written learns the outcome.
+// TestGivingUp: a waiting request can be canceled; one being written gets the outcome.
 func TestGivingUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, w := group.New(), &writer{hold: make(chan struct{})}

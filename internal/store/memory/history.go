@@ -65,8 +65,8 @@ func (s *Store) add(e store.Event) {
 	k.versions = append(k.versions, v)
 }
 
-// boundary turns a revision asked for into the one to read at. A revision inside
-// a transaction becomes the transaction's last, as no reader sees a part of it.
+// boundary maps a requested revision to the one to read at. A revision inside a
+// transaction becomes the transaction's last, as no reader sees a part of it.
 // The caller holds the lock.
 func (s *Store) boundary(at store.Revision) (store.Revision, error) {
 	switch {

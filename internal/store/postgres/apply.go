@@ -124,9 +124,9 @@ type plan struct {
 func (p *plan) first() store.Revision { return p.before.revision + 1 }
 
 // commit applies a group in the order of its requests, each on top of those
-// before, and leaves their answers; a conflict is an answer like another. It
-// returns the revision that the group was built on. An error other than an
-// *UnknownError says that nothing of it happened.
+// before, and records their answers; a conflict is an answer like another. It
+// returns the revision that the group was built on. With an error other than an
+// *UnknownError nothing was committed.
 //
 // There are two exchanges. The first takes the lock and reads, the second writes
 // and commits.
@@ -163,8 +163,8 @@ func (w *writer) commit(ctx context.Context, requests []*group.Request, now time
 // when they become visible. Numbers from a sequence would be in order too, but
 // they are given out before their transactions commit: a watcher that has read
 // up to revision 8 while the transaction that took 7 is still open would skip 7
-// for ever. With the lock, who sees a revision sees all before it. And whoever
-// gets the lock knows that those who had it are through, which resolve needs.
+// for ever. With the lock, a reader of a revision sees all before it. And once
+// a session gets the lock, all earlier commits are over, which resolve needs.
 //
 // The isolation must be READ COMMITTED: each statement sees what was committed
 // when it began, so the ones after the lock see all that earlier holders did.
@@ -375,12 +375,12 @@ func (w *writer) undo(ctx context.Context) {
 	}
 }
 
-// resolve finds out whether a plan was committed whose session was lost while it
-// asked for that. It returns nil if it was, the cause if it was not, and an
-// *UnknownError if the database does not say.
+// resolve finds out whether a plan was committed whose session was lost during the
+// COMMIT. It returns nil if it was, the cause if it was not, and an *UnknownError if
+// the database gives no answer.
 //
-// Who has the commit lock knows that the lost session is over: it had the lock
-// until then, whatever it did. So the answer is final.
+// resolve takes the commit lock. The lost session held that lock, so it is over by
+// then, and the answer is final.
 func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 	begin := time.Now()
 	for try := 0; ; try++ {
@@ -398,7 +398,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 	}
 }
 
-// lookUp looks for the rows of a plan.
+// lookUp searches for the rows of a plan.
 func (w *writer) lookUp(ctx context.Context, p *plan) (committed, known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, phaseTimeout)
 	defer cancel()
@@ -428,8 +428,8 @@ func (w *writer) lookUp(ctx context.Context, p *plan) (committed, known bool, er
 		w.disconnect()
 		return false, false, err
 	}
-	// Rows of others, or none yet, say that it did not happen. None any more says
-	// nothing.
+	// Rows of another transaction, or none yet, prove that it was not committed. Rows
+	// that compaction removed prove nothing.
 	return ours > 0, rows > 0 || now.revision < p.first(), w.store.accept(now, p.before.revision)
 }
 

@@ -18,7 +18,7 @@ import (
 // oldest is the PostgreSQL version that has all we use (idle_session_timeout).
 const oldest = 14
 
-// connectTimeout bounds one attempt to connect, unless the URL says
+// connectTimeout bounds one attempt to connect, unless the URL has
 // connect_timeout.
 const connectTimeout = 5 * time.Second
 
@@ -36,8 +36,8 @@ type URLError struct {
 
 func (e *URLError) Error() string { return "PostgreSQL URL: " + e.Reason }
 
-// parse takes the password out of the URL before anything looks at it: an error
-// of a parser quotes what it could not parse.
+// parse removes the password from the URL before it is parsed: a parser's error
+// quotes its input.
 func parse(rawURL string) (target, error) {
 	stripped, password, err := strip(rawURL)
 	if err != nil {
@@ -149,7 +149,7 @@ func (t target) dial(ctx context.Context) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, t.config.ConnConfig.Copy())
 }
 
-// inspect checks the server, and says what about it an operator should know.
+// inspect checks the server, and logs what an operator should know about it.
 func (t target) inspect(ctx context.Context, conn *pgx.Conn, logger *slog.Logger) error {
 	var version int
 	var fsync, pageWrites bool

@@ -19,7 +19,7 @@ type SchemaError struct {
 }
 
 func (e *SchemaError) Error() string {
-	return fmt.Sprintf("the database has schema version %d, this program knows up to %d; use a newer program", e.Version, e.Known)
+	return fmt.Sprintf("the database has schema version %d, this program supports up to %d; use a newer program", e.Version, e.Known)
 }
 
 // DamagedError reports tables whose bookkeeping contradicts their content.
@@ -44,7 +44,7 @@ func (e *ReplacedError) Error() string {
 
 // InUseError reports that another process has the state open alone.
 type InUseError struct {
-	// Holder is what the database knows of it; empty if that is nothing.
+	// Holder describes the holder of the lock; empty if unknown.
 	Holder string
 }
 
@@ -57,7 +57,7 @@ func (e *InUseError) Error() string {
 }
 
 // UnknownError reports a commit that may have happened or not: the connection
-// was lost while it was under way, and the database could not be asked since.
+// was lost while it was under way, and the database could not be reached since.
 // Read before trying again.
 type UnknownError struct {
 	Err error
@@ -69,9 +69,8 @@ func (e *UnknownError) Error() string {
 
 func (e *UnknownError) Unwrap() error { return e.Err }
 
-// unavailable reports an error that says nothing about the request, but that the
-// server, the connection or a neighbour was in the way: the same request may go
-// through a moment later.
+// unavailable reports whether an error has its cause not in the request, but in the
+// server, the connection or another session: a retry may succeed.
 func unavailable(err error) bool {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -98,9 +97,9 @@ func unavailable(err error) bool {
 	return !errors.Is(err, context.Canceled)
 }
 
-// refused reports that the server itself rejected a statement and goes on: the
-// transaction did not happen. Anything worse than ERROR ends the session, and
-// does not say what became of a COMMIT.
+// refused reports whether the server itself rejected a statement and goes on: the
+// transaction did not happen. Anything worse than ERROR ends the session and leaves
+// the outcome of a COMMIT open.
 func refused(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR"
@@ -118,7 +117,7 @@ func explain(err error) error {
 	hints := map[string]string{
 		"28P01": "the server does not accept user and password",
 		"28000": "the server does not let this user in; see its pg_hba.conf",
-		"3D000": "create the database first, say with createdb",
+		"3D000": "create the database first, for example with createdb",
 		"42501": "grant the user CREATE on the schema, or name one of its own by search_path=NAME in the URL",
 		"53100": "the server's disk is full; free space and writing goes on by itself",
 		"53300": "the server has no connections left; raise max_connections, or set pool_max_conns in the URL",

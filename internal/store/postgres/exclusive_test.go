@@ -112,8 +112,8 @@ func TestExclusiveTakenOver(t *testing.T) {
 	}
 }
 
-// TestRestoreBesideAnother: an instance that has the empty state open learns of
-// a restore, and its watchers end.
+// TestRestoreBesideAnother: an instance that has the empty state open detects a
+// restore, and its watchers end.
 func TestRestoreBesideAnother(t *testing.T) {
 	url := testkit.Postgres(t)
 	a, b := open(t, url, Options{}), open(t, url, Options{})

@@ -47,8 +47,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestLock: no commit gets past the holder of the lock, not even one that only
-// asks, and what the holder commits counts for those that waited.
+// TestLock: no commit gets past the holder of the lock, not even a read-only one, and
+// what the holder commits counts for those that waited.
 func TestLock(t *testing.T) {
 	url := testkit.Postgres(t)
 	s := open(t, url, Options{})
@@ -130,8 +130,8 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-// TestUnknown: the database is out of reach after a COMMIT. The error says that
-// it may have happened; when the database is back, it is seen to have.
+// TestUnknown: the database is out of reach after a COMMIT. The error reports that it
+// may have happened; when the database is back, the commit is found.
 func TestUnknown(t *testing.T) {
 	wire := newWire()
 	s := open(t, testkit.Postgres(t), Options{dial: wire.dial, outageTimeout: 100 * time.Millisecond})
@@ -147,7 +147,7 @@ func TestUnknown(t *testing.T) {
 	}
 	// Now that it is known that nothing gets through, errors are plain.
 	if _, err := s.Commit(t.Context(), put("a", "lost")); err == nil || errors.As(err, &unknown) {
-		t.Errorf("error %v, want one that says that nothing happened", err)
+		t.Errorf("error %v, want one that reports that nothing was committed", err)
 	}
 	if err := s.Ready(t.Context()); err == nil {
 		t.Error("ready without a database")

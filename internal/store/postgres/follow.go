@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// pollDeaf is how often the database is asked for news while no connection
-	// listens for them; pollListening while one does, in case that notifications
-	// get lost on the way, say by a pooler that can't pass them on.
+	// pollDeaf is the polling interval while no connection listens for notifications;
+	// pollListening while one does, as notifications can get lost on the way, for
+	// example in a pooler that does not support them.
 	pollDeaf      = 500 * time.Millisecond
 	pollListening = 10 * time.Second
-	// listenerSilence is when the listening connection is asked whether it is
-	// still one.
+	// listenerSilence is the time without notifications after which the listening
+	// connection is probed.
 	listenerSilence = 15 * time.Second
 	// followTimeout bounds one read of news.
 	followTimeout = 10 * time.Second
@@ -45,7 +45,7 @@ type follower struct {
 
 func newFollower() *follower { return &follower{wakeup: make(chan struct{}, 1)} }
 
-// wake makes the follower look for news. Does not block.
+// wake makes the follower poll. Does not block.
 func (f *follower) wake() {
 	select {
 	case f.wakeup <- struct{}{}:
@@ -53,7 +53,7 @@ func (f *follower) wake() {
 	}
 }
 
-// progress passes on a wish for a progress marker, after the next look for news.
+// progress requests a progress marker for a watcher, to be sent after the next poll.
 func (f *follower) progress(w store.Watcher) {
 	f.mu.Lock()
 	f.waiting = append(f.waiting, w)
@@ -61,7 +61,7 @@ func (f *follower) progress(w store.Watcher) {
 	f.wake()
 }
 
-// served takes the wishes that a look for news which begins now will serve.
+// served returns the watchers whose requests a poll that begins now will serve.
 func (f *follower) served() []store.Watcher {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -26,7 +26,7 @@ func (s *Store) History(ctx context.Context, prefix string, after, until store.R
 	return batches, done, err
 }
 
-// past asks for a page of history. done is the revision up to which it is
+// past is the query for a page of history. done is the revision up to which it is
 // complete.
 func past(prefix string, after, until store.Revision, batches *[]store.Batch, done *store.Revision) question {
 	return question{

@@ -174,7 +174,7 @@ func TestTwoInstances(t *testing.T) {
 	l.end(seenA, seenB)
 }
 
-// TestInstancesAgree: what one instance says holds for the other at once.
+// TestInstancesAgree: what one instance returned is visible to the other at once.
 func TestInstancesAgree(t *testing.T) {
 	url := testkit.Postgres(t)
 	a, b := open(t, url, Options{}), open(t, url, Options{})
@@ -183,7 +183,7 @@ func TestInstancesAgree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A revision from a can be watched from at b, whatever b knew.
+		// A revision from a can be watched from at b, whatever b has seen.
 		w, err := b.Watch(t.Context(), "", rev)
 		if err != nil {
 			t.Fatalf("watch at b after %d from a: %v", rev, err)
@@ -215,7 +215,7 @@ func TestInstancesAgree(t *testing.T) {
 	if err := a.Compact(t.Context(), rev); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, "b knows of a's compaction", func() bool { return b.Compacted() == rev })
+	testkit.Eventually(t, "b has seen a's compaction", func() bool { return b.Compacted() == rev })
 	if size, err := b.Size(t.Context()); size != 4 || err != nil {
 		t.Errorf("size %d, %v; want 4", size, err)
 	}
@@ -267,11 +267,11 @@ func TestListenerKilled(t *testing.T) {
 	l.end(seenA, seenB)
 	t.Logf("%d killed", killed)
 	if !strings.Contains(log.String(), "the connection that listens for commits is lost") {
-		t.Errorf("the log says nothing about it:\n%s", log.String())
+		t.Errorf("it is not in the log:\n%s", log.String())
 	}
 }
 
-// TestDeaf: without LISTEN an instance asks.
+// TestDeaf: without LISTEN an instance polls.
 func TestDeaf(t *testing.T) {
 	url := testkit.Postgres(t)
 	wire := newWire()
@@ -325,7 +325,7 @@ func TestLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	// What it learns of deadlines that it missed, it keeps.
+	// Deadlines that it missed and reads later are kept.
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestExpiryByOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !isClosed(a) {
-			if _, err := a.Revision(t.Context()); err != nil { // a knows the deadlines
+			if _, err := a.Revision(t.Context()); err != nil { // a has read the deadlines
 				t.Fatal(err)
 			}
 		}

@@ -19,7 +19,7 @@ import (
 var migrations embed.FS
 
 // Classes of advisory locks, the first of two numbers; the second distinguishes
-// states in one database. The first bytes say "Prox".
+// states in one database. The first bytes spell "Prox".
 const (
 	lockCommit  = 0x50726f01 // for the length of a commit
 	lockExpiry  = 0x50726f02 // for the life of the session that deletes expired keys

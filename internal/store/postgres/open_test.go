@@ -16,12 +16,12 @@ func TestOpenRefuses(t *testing.T) {
 	cases := []struct {
 		name, statement string
 		kind            any
-		says            string
+		message         string
 	}{
-		{"a newer schema", `INSERT INTO proxima_schema (version) VALUES (2)`, new(*SchemaError), "schema version 2, this program knows up to 1"},
+		{"a newer schema", `INSERT INTO proxima_schema (version) VALUES (2)`, new(*SchemaError), "schema version 2, this program supports up to 1"},
 		{"no bookkeeping", `DELETE FROM proxima_meta`, new(*DamagedError), "proxima_meta is empty"},
-		{"a history that lost its end", `DELETE FROM proxima_history WHERE revision > 1`, new(*DamagedError), "said to be 2, the history ends at 1"},
-		{"bookkeeping that was set back", `UPDATE proxima_meta SET revision = 1`, new(*DamagedError), "said to be 1, the history ends at 2"},
+		{"a history that lost its end", `DELETE FROM proxima_history WHERE revision > 1`, new(*DamagedError), "recorded as 2, but the history ends at 1"},
+		{"bookkeeping that was set back", `UPDATE proxima_meta SET revision = 1`, new(*DamagedError), "recorded as 1, but the history ends at 2"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -43,8 +43,8 @@ func TestOpenRefuses(t *testing.T) {
 				_ = s.Close()
 				t.Fatal("it was opened")
 			}
-			if !errors.As(err, c.kind) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "state postgres:///test") {
-				t.Errorf("error %q (%T), want a %T that says %q", err, err, c.kind, c.says)
+			if !errors.As(err, c.kind) || !strings.Contains(err.Error(), c.message) || !strings.Contains(err.Error(), "state postgres:///test") {
+				t.Errorf("error %q (%T), want a %T with %q", err, err, c.kind, c.message)
 			}
 		})
 	}
@@ -112,7 +112,7 @@ func TestSecrets(t *testing.T) {
 			t.Errorf("%s: the password is in %q or in the log:\n%s", url, err, log.String())
 		}
 	}
-	// A server that lets everybody in does not mind a password.
+	// A server that trusts all connections ignores the password.
 	var log syncBuffer
 	s := open(t, with(t, testkit.Postgres(t), "password", "hunter2"), Options{Logger: logTo(&log)})
 	if s.target.config.ConnConfig.Password != "hunter2" {
@@ -123,10 +123,10 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestHints: errors say what to do.
+// TestHints: errors name the fix.
 func TestHints(t *testing.T) {
 	server := testkit.Postgres(t)
-	for name, c := range map[string]struct{ url, says string }{
+	for name, c := range map[string]struct{ url, message string }{
 		"no database": {strings.Replace(server, "/test", "/none", 1), "create the database first"},
 		"no server":   {"postgres://127.0.0.1:1/db", "connection refused"},
 		"no TLS":      {"postgres://127.0.0.1:1/db?sslmode=sometimes", "sslmode"},
@@ -138,8 +138,8 @@ func TestHints(t *testing.T) {
 				_ = s.Close()
 				t.Fatal("it was opened")
 			}
-			if !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("error %q does not say %q on one line", err, c.says)
+			if !strings.Contains(err.Error(), c.message) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q does not contain %q on one line", err, c.message)
 			}
 			t.Log(err)
 		})

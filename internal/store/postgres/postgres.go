@@ -1,5 +1,5 @@
 // Package postgres keeps state in a PostgreSQL database: the store of a control
-// plane that has several processes, or that wants its state off the machine.
+// plane that has several processes, or keeps its state on another machine.
 //
 // It owns the tables proxima_* in one schema, whose layout it migrates forward.
 // Enter at Open. A commit that returned is as durable as the server makes it.
@@ -190,7 +190,7 @@ func verify(ctx context.Context, conn *pgx.Conn) (now bookkeeping, err error) {
 	case err != nil:
 		return now, err
 	case last > now.revision || (now.revision > now.compacted && last < now.revision):
-		return now, &DamagedError{Detail: fmt.Sprintf("the newest revision is said to be %d, the history ends at %d", now.revision, last)}
+		return now, &DamagedError{Detail: fmt.Sprintf("the newest revision is recorded as %d, but the history ends at %d", now.revision, last)}
 	}
 	return now, nil
 }
@@ -248,7 +248,7 @@ func (s *Store) usable(ctx context.Context) error {
 // closed or the context ended meanwhile, its true cause.
 func (s *Store) failed(ctx context.Context, op string, err error) error {
 	var unknown *UnknownError
-	if !errors.As(err, &unknown) { // that must never look like "nothing was changed"
+	if !errors.As(err, &unknown) { // that must not be mistaken for "nothing was changed"
 		if err := s.usable(ctx); err != nil {
 			return err
 		}
@@ -287,8 +287,8 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 	return &watcher{Watcher: w, store: s}, nil
 }
 
-// watcher asks the database before it promises progress: what "everything
-// committed" is, the hub alone does not know.
+// watcher reads the revision from the database before it promises progress: the hub
+// alone may be behind what is committed.
 type watcher struct {
 	store.Watcher
 	store *Store

@@ -66,7 +66,7 @@ func open(t testing.TB, url string, opts Options) *Store {
 	return s
 }
 
-// session is a connection next to the store, to look and to interfere.
+// session is a separate connection, to inspect the database and to inject faults.
 func session(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(context.Background(), url)

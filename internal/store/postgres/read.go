@@ -87,9 +87,9 @@ func (s *Store) accept(now bookkeeping, known store.Revision) error {
 	return err
 }
 
-// read asks until there is an answer, or trying again is of no use. What it saw
-// is published when read returns, so that a caller can watch from there. Errors
-// of the contract pass unchanged.
+// read repeats a query until it succeeds, or a retry is of no use. The revision that
+// it saw is published when read returns, so that a caller can watch from there.
+// Errors of the contract pass unchanged.
 func (s *Store) read(ctx context.Context, op string, q question) (now bookkeeping, err error) {
 	if err := s.usable(ctx); err != nil {
 		return now, err
@@ -161,8 +161,8 @@ func successor(prefix string) (key []byte, bounded bool) {
 // keeps the row of the compacted revision itself.
 const selectBatch = `SELECT batch FROM proxima_history WHERE revision = $1`
 
-// boundary turns a revision asked for into the one to read at, given the answer
-// to selectBatch. A revision inside a transaction becomes the transaction's last,
+// boundary maps a requested revision to the one to read at, given the result of
+// selectBatch. A revision inside a transaction becomes the transaction's last,
 // as no reader sees a part of it.
 func boundary(results pgx.BatchResults, at store.Revision, now bookkeeping) (store.Revision, error) {
 	var batch store.Revision
@@ -216,9 +216,9 @@ func (s *Store) Get(ctx context.Context, key string, at store.Revision) (rec sto
 	return rec, true, read, nil
 }
 
-// rowOf looks up the row of the history that a column of another table names.
-// OFFSET 0 keeps the planner from turning it into a join: that could read the
-// whole history, say by a plan that was made when it was small.
+// rowOf looks up the row of the history that a column of another table refers to.
+// OFFSET 0 prevents the planner from making it a join: that could read the whole
+// history, for example with a plan that was cached when it was small.
 func rowOf(revision string) string {
 	return `LATERAL (SELECT * FROM proxima_history WHERE revision = ` + revision + ` OFFSET 0)`
 }
@@ -259,8 +259,8 @@ func (s *Store) List(ctx context.Context, opts store.ListOptions) (page store.Pa
 	return page, nil
 }
 
-// queueList asks for a page, one record more than its limit, and, if it has a
-// limit, for the number of keys without it.
+// queueList queues the query for a page, one record more than its limit, and, if it
+// has a limit, for the number of keys without it.
 func queueList(b *pgx.Batch, opts store.ListOptions) {
 	value := `h.value`
 	if opts.KeysOnly {
@@ -323,7 +323,7 @@ func takeList(results pgx.BatchResults, opts store.ListOptions, page *store.Page
 	return err
 }
 
-// Revision implements store.Store. It asks the database: another instance may
+// Revision implements store.Store. It reads the database: another instance may
 // have committed.
 func (s *Store) Revision(ctx context.Context) (store.Revision, error) {
 	now, err := s.read(ctx, "read the revision", question{})

@@ -128,8 +128,8 @@ func (r *restoration) row(next func() (store.Record, error, bool), writer int64)
 		toColumn(record.Expires), writer, value}, nil
 }
 
-// restored makes this instance go on from the restored state. Others find out
-// by what NOTIFY says.
+// restored makes this instance continue from the restored state. Other instances are
+// informed by NOTIFY.
 func (s *Store) restored(ctx context.Context, at store.Revision) error {
 	s.follower.publishing.Lock()
 	defer s.follower.publishing.Unlock()

@@ -18,7 +18,7 @@ type wire struct {
 	conns map[*wireConn]struct{}
 	down  bool
 	deaf  bool // a session that sends LISTEN is cut off
-	// marks say what happens to what is written with such bytes in it, once.
+	// marks are faults to inject, once, into writes that contain such bytes.
 	marks map[string]fault
 }
 

@@ -75,8 +75,8 @@ func (s *Store) settle(ctx context.Context, requests []*group.Request) {
 				continue
 			}
 		case len(requests) > 1 && refused(err):
-			// One of them may be the reason, say too large for what is left of the
-			// disk. Each gets its own try.
+			// One of them may be the reason, for example too large for the space left
+			// on the disk. Each is tried alone.
 			for _, r := range requests {
 				s.settle(ctx, []*group.Request{r})
 			}
@@ -121,5 +121,5 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 		pause = lastPause // the outage itself is in the log
 	}
 	backoff.Sleep(ctx, pause)
-	return 0, nil // the queue looks again at what is due
+	return 0, nil // the queue checks again what is due
 }

@@ -81,7 +81,7 @@ func (w *writer) open(ctx context.Context) (err error) {
 		return err
 	}
 	if last.V > w.revision || (w.revision > w.compacted && last.V < w.revision) {
-		return &DamagedError{Detail: fmt.Sprintf("the newest revision is said to be %d, the history ends at %d", w.revision, last.V)}
+		return &DamagedError{Detail: fmt.Sprintf("the newest revision is recorded as %d, but the history ends at %d", w.revision, last.V)}
 	}
 	return nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// BenchmarkSync is what the disk asks for one durable write of a page; the floor
-// under a commit that is alone.
+// BenchmarkSync is one durable write of a page to the disk, the lower bound for a
+// single commit.
 func BenchmarkSync(b *testing.B) {
 	f, err := os.Create(filepath.Join(b.TempDir(), "f"))
 	if err != nil {

@@ -24,7 +24,7 @@ const childPath = "PROXIMA_TEST_SQLITE_CHILD"
 
 const childWriters = 4
 
-// ack is what the child says about a commit that returned.
+// ack is the child's report of a commit that returned.
 type ack struct {
 	revision store.Revision
 	writer   int
@@ -69,7 +69,7 @@ func TestChild(t *testing.T) {
 	done.Wait()
 }
 
-// childCount is how far a writer is. Both of its keys always say the same.
+// childCount is how far a writer is. Both of its keys always have the same value.
 func childCount(t *testing.T, s *Store, writer int) int {
 	page, err := s.List(t.Context(), store.ListOptions{})
 	if err != nil {
@@ -129,7 +129,7 @@ func killed(t *testing.T, path string, after int) (acks []ack) {
 	for lines.Scan() {
 		var a ack
 		if n, _ := fmt.Sscanf(lines.Text(), "ack %d %d %d", &a.revision, &a.writer, &a.count); n != 3 {
-			t.Errorf("the child says %q", lines.Text())
+			t.Errorf("the child reports %q", lines.Text())
 			continue
 		}
 		if acks = append(acks, a); len(acks) == after {
@@ -230,8 +230,8 @@ func resume(t *testing.T, s *Store, from, last store.Revision) {
 // has much else to do. The goal is a second; BenchmarkOpen measures it.
 const restartTimeout = 20 * time.Second
 
-// TestRestart opens the copy of a state that was not closed, as after a kill. What
-// it takes must not grow out of hand; the log says what it took.
+// TestRestart opens the copy of a state that was not closed, as after a kill. The time
+// that it takes must stay bounded; the test logs it.
 func TestRestart(t *testing.T) {
 	image := left(t)
 	fastest := time.Duration(math.MaxInt64) // the machine may be busy

@@ -58,14 +58,14 @@ func alter(t *testing.T, path, statement string) {
 
 func TestOpenRefuses(t *testing.T) {
 	cases := []struct {
-		name   string
-		damage func(t *testing.T, path string)
-		kind   any
-		says   string
+		name    string
+		tamper  func(t *testing.T, path string)
+		kind    any
+		message string
 	}{
 		{"a newer schema", func(t *testing.T, path string) {
 			alter(t, path, "PRAGMA user_version = 2")
-		}, new(*SchemaError), "schema version 2, this program knows up to 1"},
+		}, new(*SchemaError), "schema version 2, this program supports up to 1"},
 		{"another application's database", func(t *testing.T, path string) {
 			alter(t, path, "PRAGMA application_id = 7")
 		}, new(*SchemaError), "another application"},
@@ -88,19 +88,19 @@ func TestOpenRefuses(t *testing.T) {
 		}, new(*DamagedError), "damaged"},
 		{"a history that lost its end", func(t *testing.T, path string) {
 			alter(t, path, "DELETE FROM history WHERE revision > 45")
-		}, new(*DamagedError), "said to be 50, the history ends at 45"},
+		}, new(*DamagedError), "recorded as 50, but the history ends at 45"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			path := filled(t)
-			c.damage(t, path)
+			c.tamper(t, path)
 			s, err := Open(t.Context(), path, Options{})
 			if err == nil {
 				_ = s.Close()
 				t.Fatal("it was opened")
 			}
-			if !errors.As(err, c.kind) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), path) {
-				t.Errorf("error %q (%T), want a %T that says %q", err, err, c.kind, c.says)
+			if !errors.As(err, c.kind) || !strings.Contains(err.Error(), c.message) || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %q (%T), want a %T with %q", err, err, c.kind, c.message)
 			}
 			t.Log(err)
 		})
@@ -172,7 +172,7 @@ func TestOddPath(t *testing.T) {
 	}
 }
 
-// TestFilesArePrivate: tokens' hashes and everybody's objects are in them.
+// TestFilesArePrivate: they contain hashes of tokens and the objects of all users.
 func TestFilesArePrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store.db")
 	s, err := Open(t.Context(), path, Options{})

@@ -190,8 +190,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// TestPowerCutIsAlive: a disk that says that it has synced, and has not, is found
-// out.
+// TestPowerCutIsAlive: a disk that reports a sync without doing it is detected.
 func TestPowerCutIsAlive(t *testing.T) {
 	o := newOutage(t, nil, 1)
 	o.live(t, faultdisk.Faults{LostSyncs: 0.5}, 60)

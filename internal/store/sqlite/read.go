@@ -39,7 +39,7 @@ func (s *Store) read(ctx context.Context, op string, f func(snapshot) error) err
 	return s.hub.Await(ctx, snap.revision)
 }
 
-// boundary turns a revision asked for into the one to read at. A revision inside
+// boundary maps a requested revision to the one to read at. A revision inside
 // a transaction becomes the transaction's last, as no reader sees a part of it.
 func (snap snapshot) boundary(ctx context.Context, at store.Revision) (store.Revision, error) {
 	switch {

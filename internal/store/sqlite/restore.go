@@ -73,7 +73,7 @@ func (s *Store) Restore(ctx context.Context, at store.Revision, records iter.Seq
 	return nil
 }
 
-// Replacement says how Replace treats what is there.
+// Replacement selects how Replace treats an existing state.
 type Replacement struct {
 	// Force replaces a state that is not empty, or that cannot be read. It is kept
 	// under another name.
@@ -85,7 +85,7 @@ type Replacement struct {
 
 // NotEmptyError reports a state that a restore would have replaced.
 type NotEmptyError struct {
-	// Revision that it is at; 0 if Err says why that could not be read.
+	// Revision that it is at; 0 if it could not be read: see Err.
 	Revision store.Revision
 	Err      error
 }
@@ -147,8 +147,8 @@ func Replace(ctx context.Context, path string, how Replacement, fill func(ctx co
 	return kept, atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// inspect reads how far a state is. The caller holds its lock. On return nobody
-// has the file open and its log is merged, unless it is broken.
+// inspect reads how far a state is. The caller holds its lock. On return the file
+// is closed and its log is merged, unless it is broken.
 func inspect(ctx context.Context, path string) (at store.Revision, exists bool, err error) {
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return 0, false, nil

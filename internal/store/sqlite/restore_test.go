@@ -21,7 +21,7 @@ func restored(yield func(store.Record, error) bool) {
 		yield(store.Record{Key: "b", Value: []byte("lease"), Created: 3, Modified: 3, Expires: time.Now().Add(time.Hour).UTC()}, nil)
 }
 
-// fillWith restores records, and remembers what it was told.
+// fillWith restores records, and stores the revision that it was called with.
 func fillWith(records iter.Seq2[store.Record, error], previous *store.Revision) func(context.Context, *Store, store.Revision) error {
 	return func(ctx context.Context, into *Store, known store.Revision) error {
 		*previous = known
@@ -154,8 +154,8 @@ func TestReplaceDamaged(t *testing.T) {
 	var previous store.Revision
 	fill := fillWith(restored, &previous)
 	var occupied *NotEmptyError
-	var damage *DamagedError
-	if _, err := Replace(t.Context(), path, Replacement{}, fill); !errors.As(err, &occupied) || !errors.As(err, &damage) {
+	var damaged *DamagedError
+	if _, err := Replace(t.Context(), path, Replacement{}, fill); !errors.As(err, &occupied) || !errors.As(err, &damaged) {
 		t.Errorf("without force: %v", err)
 	}
 	kept, err := Replace(t.Context(), path, Replacement{Force: true}, fill)

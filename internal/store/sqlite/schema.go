@@ -81,7 +81,7 @@ func (e *SchemaError) Error() string {
 	if e.Foreign {
 		return "the file is a database of another application"
 	}
-	return fmt.Sprintf("the file has schema version %d, this program knows up to %d; use a newer program", e.Version, e.Known)
+	return fmt.Sprintf("the file has schema version %d, this program supports up to %d; use a newer program", e.Version, e.Known)
 }
 
 // dsn names the database for the driver, with what every connection needs.
@@ -166,7 +166,7 @@ func create(ctx context.Context, db *sql.DB) error {
 	return tx.Commit()
 }
 
-// damaged recognises SQLite's ways to say that a file is broken.
+// damaged recognises the errors by which SQLite reports a broken file.
 func damaged(err error) error {
 	var e *driver.Error
 	if errors.As(err, &e) {

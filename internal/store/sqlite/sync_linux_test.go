@@ -37,10 +37,9 @@ func TestSyncChild(t *testing.T) {
 	}
 }
 
-// TestSyncBeforeAck watches the system calls of a process that commits: when it
-// says that a commit is done, everything that was written to the log has been
-// synced; and before the log is restarted, everything that was written to the
-// file has been.
+// TestSyncBeforeAck traces the system calls of a process that commits: when it
+// acknowledges a commit, everything that was written to the log has been synced; and
+// before the log is restarted, everything that was written to the file has been.
 func TestSyncBeforeAck(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {

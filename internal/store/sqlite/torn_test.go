@@ -14,15 +14,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// These tests play power cuts: they take the bytes of a state's files, leave out or
+// These tests simulate power cuts: they take the bytes of a state's files, leave out or
 // tamper with what was written after the last sync, as a disk may, and open the result.
 //
-// They prove that what the files say is read back right whatever happened to the
-// part that no commit was acknowledged for. They take from SQLite's
-// documentation where it syncs: the log before a commit returns, the file before
-// the log is reused, the log's new header before its frames. TestPowerCut takes
-// nothing from there: it knows what was synced. That the disk does what it is asked
-// no test can show.
+// They prove that the files are read back correctly whatever happened to the part
+// without an acknowledged commit. Where SQLite syncs is taken from its
+// documentation: the log before a commit returns, the file before the log is reused,
+// the log's new header before its frames. TestPowerCut does not rely on that: it
+// records the syncs. That the disk honours a sync, no test can show.
 
 // image is the bytes of a state at one moment.
 type image struct{ db, log []byte }

@@ -37,8 +37,8 @@ func (s *Store) write() {
 func (s *Store) settle(requests []*group.Request) {
 	err := s.noted(s.writer.commit(requests, s.clock.Now()))
 	if err != nil && len(requests) > 1 {
-		// One of them may be the reason, say too large for what is left of the
-		// disk. Each gets its own try.
+		// One of them may be the reason, for example too large for the space left on
+		// the disk. Each is tried alone.
 		for _, r := range requests {
 			s.settle([]*group.Request{r})
 		}
@@ -71,7 +71,7 @@ func (s *Store) ascertain() {
 	}
 	missed, err := s.writer.ascertain()
 	if err != nil {
-		return // the next write fails, and says so
+		return // the next write fails, and reports it
 	}
 	for _, batch := range missed {
 		s.logger.Warn("a commit that was reported as failed is durable", "path", s.path, "revision", batch.Revision)

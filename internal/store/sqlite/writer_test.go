@@ -49,7 +49,7 @@ func TestCancel(t *testing.T) {
 	g := &gate{reads: make(chan chan struct{})}
 	opened := make(chan struct{})
 	go func() {
-		close(<-g.reads) // expiry looks at the clock once when it starts
+		close(<-g.reads) // expiry reads the clock once when it starts
 		close(opened)
 	}()
 	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "state.db"), Options{Clock: g})

@@ -91,7 +91,7 @@ func checkConditions(f *fixture) {
 		}
 		f.equal(c.name, rev, before+1)
 	}
-	// Without ops a transaction only asks.
+	// A transaction without ops only checks its conditions.
 	before := f.revision()
 	if rev, err := f.s.Commit(f.Context(), store.Txn{Conditions: []store.Condition{{Key: "a", Modified: a}}}); err != nil || rev != before {
 		f.Errorf("a question alone: %d, %v; want %d", rev, err, before)

@@ -102,7 +102,7 @@ func (r *replica) apply(b store.Batch) {
 		case e.Record.Modified != r.revision+1:
 			r.err = errors.Join(r.err, fmt.Errorf("revision %d follows %d", e.Record.Modified, r.revision))
 		case existed != (e.Prev != nil) || (existed && before != string(e.Prev.Value)):
-			r.err = errors.Join(r.err, fmt.Errorf("revision %d: before it was %q, the event says %+v", e.Record.Modified, before, e.Prev))
+			r.err = errors.Join(r.err, fmt.Errorf("revision %d: before it was %q, the event has %+v", e.Record.Modified, before, e.Prev))
 		}
 		r.revision = e.Record.Modified
 		if e.Kind == store.Put {

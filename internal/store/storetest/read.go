@@ -59,8 +59,8 @@ func (f *fixture) wantErrors(what string, want error, at store.Revision) {
 	}
 }
 
-// checkReadInsideTxn: asked for a revision inside a transaction, a store reads
-// at the transaction's end, and says so.
+// checkReadInsideTxn: for a revision inside a transaction, a store reads at the
+// transaction's end, and returns that revision.
 func checkReadInsideTxn(f *fixture) {
 	f.commit(put("a", "1"))
 	f.commit(put("a", "2"), put("b", "2"), put("c", "2"))

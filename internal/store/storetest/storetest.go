@@ -28,8 +28,8 @@ type Options struct {
 	Reopen func(t *testing.T, s store.Store) store.Store
 }
 
-// Run checks a store against the contract. open makes an empty store; whoever
-// wrote open closes it with t.Cleanup (Close is idempotent).
+// Run checks a store against the contract. open makes an empty store and closes it
+// with t.Cleanup (Close is idempotent).
 func Run(t *testing.T, open func(t *testing.T) store.Store, opts Options) {
 	t.Helper()
 	if opts.Clock == nil {

@@ -79,8 +79,8 @@ func (h *Hub) Publish(batch store.Batch) {
 		h.awaited = nil
 	}
 	for w := range h.watchers {
-		// A watcher that has everything and wants none of this stays asleep.
-		if w.idle && w.position == before && !slices.ContainsFunc(batch.Events, w.wants) {
+		// A watcher that is up to date and matches none of this stays asleep.
+		if w.idle && w.position == before && !slices.ContainsFunc(batch.Events, w.matches) {
 			w.position = batch.Revision
 			continue
 		}
@@ -266,25 +266,25 @@ func (h *Hub) next(w *watcher) work {
 	return next
 }
 
-func (w *watcher) wants(e store.Event) bool { return strings.HasPrefix(e.Record.Key, w.prefix) }
+func (w *watcher) matches(e store.Event) bool { return strings.HasPrefix(e.Record.Key, w.prefix) }
 
-// cut leaves the events of a batch that the watcher wants and has not had.
+// cut returns the events of a batch that match the watcher and were not yet delivered.
 func (w *watcher) cut(b store.Batch, after store.Revision) store.Batch {
 	events := b.Events
 	for len(events) > 0 && events[0].Record.Modified <= after {
 		events = events[1:]
 	}
 	for i := range events {
-		if w.wants(events[i]) {
+		if w.matches(events[i]) {
 			continue
 		}
-		wanted := slices.Clone(events[:i])
+		matched := slices.Clone(events[:i])
 		for _, e := range events[i+1:] {
-			if w.wants(e) {
-				wanted = append(wanted, e)
+			if w.matches(e) {
+				matched = append(matched, e)
 			}
 		}
-		return store.Batch{Events: wanted, Revision: b.Revision}
+		return store.Batch{Events: matched, Revision: b.Revision}
 	}
 	return store.Batch{Events: events, Revision: b.Revision}
 }

@@ -16,24 +16,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// history is a source that counts how often it is asked.
+// history is a source that counts its calls.
 type history struct {
 	mu      sync.Mutex
 	batches []store.Batch
-	asked   int
+	reads   int
 	err     error
 }
 
 func (h *history) History(_ context.Context, _ string, after, until store.Revision) ([]store.Batch, store.Revision, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.asked++
+	h.reads++
 	if h.err != nil {
 		return nil, 0, h.err
 	}
 	for _, b := range h.batches {
 		if b.Revision > after && b.Revision <= until {
-			return []store.Batch{b}, b.Revision, nil // one at a time, to be asked again
+			return []store.Batch{b}, b.Revision, nil // one batch per call
 		}
 	}
 	return nil, until, nil
@@ -105,19 +105,19 @@ func TestDelivery(t *testing.T) {
 		want(t, "a", drain(a), "2: a@1", "6: a/1@4 a/2@6")
 		want(t, "none", drain(none))
 		none.Progress()
-		want(t, "none, asked for progress", drain(none), "6:")
-		if source.asked != 0 {
-			t.Errorf("watchers that kept up asked for history %d times", source.asked)
+		want(t, "none, progress requested", drain(none), "6:")
+		if source.reads != 0 {
+			t.Errorf("watchers that kept up read history %d times", source.reads)
 		}
 
 		want(t, "inside a kept batch", drain(watch("", 4)), "6: b@5 a/2@6")
 		want(t, "after the floor", drain(watch("", 2)), "3: b@3", "6: a/1@4 b@5 a/2@6")
-		if source.asked != 0 {
-			t.Errorf("what is kept was asked for from history %d times", source.asked)
+		if source.reads != 0 {
+			t.Errorf("what is kept was read from history %d times", source.reads)
 		}
 		want(t, "below the floor", drain(watch("", 1)), "2: b@2", "3: b@3", "6: a/1@4 b@5 a/2@6")
-		if source.asked != 1 {
-			t.Errorf("history was asked %d times, want 1: the rest is kept", source.asked)
+		if source.reads != 1 {
+			t.Errorf("history was read %d times, want 1: the rest is kept", source.reads)
 		}
 
 		source.err = store.ErrCompacted

@@ -26,7 +26,7 @@ type watcher struct {
 	// Guarded by hub.mu.
 	position store.Revision // everything up to it is delivered
 	idle     bool           // waits, and everything published is delivered
-	marker   bool           // a marker is asked for …
+	marker   bool           // a marker is requested …
 	target   store.Revision // … once position is here
 
 	endMu sync.Mutex

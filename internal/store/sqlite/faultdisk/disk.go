@@ -1,4 +1,4 @@
-// Package faultdisk is a layer under SQLite that plays a disk: it knows what a
+// Package faultdisk is a layer under SQLite that simulates a disk: it tracks what a
 // power cut would leave of every file, and makes syncs fail or lie. It is for
 // tests.
 //
@@ -53,7 +53,7 @@ type Disk struct {
 	seen   Seen
 }
 
-// Seen counts what a Disk was asked for.
+// Seen counts the operations on a Disk.
 type Seen struct {
 	Writes, Syncs, FailedSyncs, LostSyncs, Truncations, Deletions int
 }
@@ -299,7 +299,7 @@ func (d *Disk) truncated(path string, size int64) {
 	d.changed()
 }
 
-// sync makes a file durable, or says that it did not, or only says so.
+// sync makes a file durable, or fails, or only pretends to succeed.
 func (d *Disk) sync(path string) (ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -102,7 +102,7 @@ func TestModel(t *testing.T) {
 			d.Set(Faults{LostSyncs: 1})
 			d.wrote("/f/a", 0, fill('y', 512))
 			if !d.sync("/f/a") {
-				t.Error("it says so")
+				t.Error("it reports a sync")
 			}
 		}, "x y"},
 	} {

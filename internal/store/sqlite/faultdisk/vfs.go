@@ -178,7 +178,7 @@ func xTruncate(tls *libc.TLS, file uintptr, size int64) int32 {
 	return code
 }
 
-// xSync asks the disk that is played; what the real one has does not matter.
+// xSync syncs the simulated disk; the real one does not matter.
 func xSync(_ *libc.TLS, file uintptr, _ int32) int32 {
 	if h := handleOf(file); !h.disk.sync(h.path) {
 		return sqlite3.SQLITE_IOERR_FSYNC
