@@ -82,7 +82,7 @@ type Preconditions struct {
 	ResourceVersion string
 	// Now deletes without a grace period.
 	Now bool
-	// Propagation says what becomes of the objects that name this one as their
-	// owner; empty: they go after it, in the background.
+	// Propagation is how a deletion propagates to the objects that this one owns;
+	// empty: they are deleted after it, in the background.
 	Propagation metav1.DeletionPropagation
 }

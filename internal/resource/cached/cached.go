@@ -8,7 +8,7 @@
 //
 // A read of a kind shows everything that this client's writes of that kind, watches of it
 // through this client, and reads that the server answered, have shown any caller before: what
-// came back from a write or a read, and what an event said, goes into the index at once if
+// came back from a write or a read, and what an event contained, goes into the index at once if
 // the watch has not delivered it yet. Newer writes of others come with the watch, a moment
 // later.
 //
@@ -255,7 +255,7 @@ func (c *Client) written(kind *resource.Descriptor, obj resource.Object, err err
 const deleteTries = 5
 
 // Delete implements resource.Client. Of kinds in memory it reads the object before and after:
-// the answer to a deletion does not say what became of the object.
+// the answer to a deletion does not show what became of the object.
 func (c *Client) Delete(ctx context.Context, kind *resource.Descriptor, key resource.Key, pre resource.Preconditions) error {
 	ix := c.indexOf(kind)
 	if ix == nil {

@@ -137,8 +137,8 @@ func configMap(name string, n int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Data: map[string]string{"n": strconv.Itoa(n)}}
 }
 
-// TestReadsFromMemory: while the index follows nothing is asked of the server, and
-// the metrics say so.
+// TestReadsFromMemory: while the index is synced the server gets no requests, and the
+// metrics show it.
 func TestReadsFromMemory(t *testing.T) {
 	inner := fake()
 	c := followed(t, run(t, inner))
@@ -147,7 +147,7 @@ func TestReadsFromMemory(t *testing.T) {
 	}
 	inner.Intercept(func(call resourcetest.Call) error {
 		if call.Verb == resourcetest.Get || call.Verb == resourcetest.List {
-			return errors.New("the server was asked")
+			return errors.New("the server got a request")
 		}
 		return nil
 	})

@@ -37,7 +37,7 @@ type index struct {
 	objects    map[resource.Key]entry
 	tombstones map[types.UID]uint64 // → the last version that was seen alive
 	// listed is the newest version of a list that the server answered a caller with, and
-	// absent are the keys of which it said that there is no object. A new list must not
+	// absent are the keys that it reported as not found. A new list must not
 	// show less.
 	listed uint64
 	absent map[resource.Key]struct{}
@@ -231,7 +231,7 @@ func (ix *index) observeList(resourceVersion string) {
 	}
 }
 
-// observeAbsent notes that a caller is about to be told that an object does not exist.
+// observeAbsent records that a caller is about to get NotFound for an object.
 func (ix *index) observeAbsent(key resource.Key) {
 	ix.mu.Lock()
 	_, has := ix.objects[key]

@@ -7,7 +7,7 @@ import (
 )
 
 // tap passes the events of a watch on after it has seen them. Unlike upstream's
-// filter it ends when it is stopped, also if nobody reads any more.
+// filter it ends when it is stopped, also without a reader.
 type tap struct {
 	inner watch.Interface
 	see   func(event watch.Event, stopped <-chan struct{})

@@ -30,7 +30,7 @@ func checkMeta(obj metav1.Object, old metav1.Object, namespaced bool, name valid
 	return errs
 }
 
-// checkFinalizer wants names with a domain, except Kubernetes' own three.
+// checkFinalizer requires names with a domain, except Kubernetes' own three.
 func checkFinalizer(path *field.Path, name string) field.ErrorList {
 	switch name {
 	case string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents:
@@ -96,7 +96,7 @@ func checkIP(path *field.Path, value string, kept []string) field.ErrorList {
 	return utilvalidation.IsValidIPForLegacyField(path, value, true, kept)
 }
 
-// loopback says whether an address may be one of the machine itself.
+// loopback is whether an address may be one of the machine itself.
 type loopback bool
 
 const (

@@ -134,8 +134,8 @@ func checkReadiness(path *field.Path, p *mesh.Probe, ports []mesh.DataplanePort)
 	}, false)...)
 }
 
-// checkProbePort also wants a named port to exist: a probe that can never
-// resolve would keep the workload out of service without a word.
+// checkProbePort also requires that a named port exists: a probe that can never
+// resolve would silently keep the workload out of service.
 func checkProbePort(path *field.Path, port intstr.IntOrString, ports []mesh.DataplanePort) field.ErrorList {
 	errs := checkPortRef(path, port)
 	if len(errs) > 0 || port.Type != intstr.String {

@@ -103,7 +103,7 @@ func TestPrepareNamespace(t *testing.T) {
 	n := decode(t, d, `{metadata: {name: a}, status: {phase: Terminating}}`).(*corev1.Namespace)
 	d.Prepare(n, nil)
 	if n.Status.Phase != corev1.NamespaceActive {
-		t.Errorf("phase %s at birth", n.Status.Phase)
+		t.Errorf("phase %s after creation", n.Status.Phase)
 	}
 	if diff := cmp.Diff([]corev1.FinalizerName{"kubernetes"}, n.Spec.Finalizers); diff != "" {
 		t.Error(diff)

@@ -57,7 +57,7 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 }
 
 // prepareEndpointSlice counts generations and drops the topology of the beta
-// API, which v1 does not let anybody write.
+// API, which v1 makes read-only.
 func prepareEndpointSlice(s, old *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].DeprecatedTopology = nil

@@ -29,8 +29,7 @@ const (
 	onlyLB    = "Forbidden: may only be used when `type` is 'LoadBalancer'"
 )
 
-// TestInvalidOnCreate breaks a valid object in one way and wants exactly one
-// mistake found.
+// TestInvalidOnCreate breaks a valid object in one way and expects exactly one error.
 func TestInvalidOnCreate(t *testing.T) {
 	tests := []struct {
 		kind string

@@ -1,5 +1,5 @@
 // Package kind describes every kind of object that Proxima serves: its names,
-// what is filled in where the user said nothing, what is refused and why, and
+// its defaults, what is refused and why, and
 // how a row of it is printed.
 //
 // It owns the rules alone. All functions are pure: they do no I/O, read no clock

@@ -49,7 +49,7 @@ var Mesh = &resource.Descriptor{
 	Cells: of(meshCells),
 }
 
-// MeshOf is the mesh that a namespace's labels say it belongs to.
+// MeshOf is the mesh of a namespace, from its labels.
 func MeshOf(labels map[string]string) string {
 	return orElse(labels[mesh.LabelMesh], mesh.DefaultMesh)
 }
@@ -195,7 +195,7 @@ func checkDataSource(path *field.Path, s *mesh.DataSource, in scope, may inline)
 	return errs
 }
 
-// warnMesh: backends that are not enabled look like encryption, and are none.
+// warnMesh: backends that are not enabled encrypt nothing.
 func warnMesh(m, _ *mesh.Mesh) []string {
 	if t := m.Spec.MTLS; t != nil && len(t.Backends) > 0 && t.EnabledBackend == "" {
 		return []string{"spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh"}

@@ -68,8 +68,8 @@ func prepareNamespace(n, old *corev1.Namespace) {
 	defaultNamespace(n)
 }
 
-// prepareNamespaceStatus keeps the mesh too: whether it exists is asked by
-// writes of the namespace only.
+// prepareNamespaceStatus keeps the mesh too: only writes of the namespace itself
+// check that it exists.
 func prepareNamespaceStatus(n, old *corev1.Namespace) {
 	n.Spec = *old.Spec.DeepCopy()
 	if m, ok := old.Labels[mesh.LabelMesh]; ok {

@@ -64,15 +64,15 @@ func preparePodStatus(p, old *corev1.Pod) {
 }
 
 // podQOS is Kubernetes' quality-of-service class: Guaranteed if every container
-// limits cpu and memory to what it requests, BestEffort if none asks for either.
+// limits cpu and memory to what it requests, BestEffort if none requests either.
 func podQOS(p *corev1.Pod) corev1.PodQOSClass {
-	guaranteed, asks := true, false
+	guaranteed, requests := true, false
 	for _, list := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
 		for _, c := range list {
 			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 				request, limit := c.Resources.Requests[name], c.Resources.Limits[name]
 				if request.Sign() > 0 || limit.Sign() > 0 {
-					asks = true
+					requests = true
 				}
 				if limit.Sign() <= 0 || limit.Cmp(request) != 0 {
 					guaranteed = false
@@ -81,7 +81,7 @@ func podQOS(p *corev1.Pod) corev1.PodQOSClass {
 		}
 	}
 	switch {
-	case !asks:
+	case !requests:
 		return corev1.PodQOSBestEffort
 	case guaranteed:
 		return corev1.PodQOSGuaranteed

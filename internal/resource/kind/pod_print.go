@@ -40,7 +40,7 @@ func podCells(p *corev1.Pod) []any {
 	}
 }
 
-// podSummary is what kubectl says of a Pod in one line.
+// podSummary is kubectl's row for a Pod.
 type podSummary struct {
 	ready, containers int
 	restarts          int

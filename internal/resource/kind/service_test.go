@@ -10,8 +10,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// TestServiceUpdate writes over a stored Service and wants the spec that the
-// user meant, or one mistake.
+// TestServiceUpdate writes over a stored Service and expects the intended spec, or one
+// error.
 func TestServiceUpdate(t *testing.T) {
 	const v4, v6 = "10.96.0.10", "fd00:96::10"
 	dual := func(t *testing.T) *corev1.Service { return service(t, v4, v6) }

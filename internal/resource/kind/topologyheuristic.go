@@ -45,7 +45,7 @@ var TopologyHeuristic = &resource.Descriptor{
 
 func oneLine(expression string) string { return strings.Join(strings.Fields(expression), " ") }
 
-// HeuristicSpec is what a TopologyHeuristic says, as those who compile it want it.
+// HeuristicSpec is the spec of a TopologyHeuristic in the form that is compiled.
 func HeuristicSpec(h *mesh.TopologyHeuristic) rule.Spec {
 	spec := rule.Spec{Zones: h.Spec.Zones, Weight: h.Spec.Weight, Fallback: rule.Fallback(h.Spec.Fallback)}
 	for _, v := range h.Spec.Variables {

@@ -116,7 +116,7 @@ func checkZoneName(path *field.Path, name string) field.ErrorList {
 	return invalid(path, name, utilvalidation.IsValidLabelValue(name))
 }
 
-// checkCost also refuses what JSON cannot say, as objects come in other ways too.
+// checkCost also refuses what JSON cannot express, as objects come in other ways too.
 func checkCost(path *field.Path, cost float64) field.ErrorList {
 	if math.IsNaN(cost) || cost < 0 || cost > maxZoneCost {
 		return field.ErrorList{field.Invalid(path, fmt.Sprint(cost), fmt.Sprintf("must be from 0 to %d", int64(maxZoneCost)))}

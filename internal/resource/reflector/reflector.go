@@ -26,7 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// EventType says what an Event means.
+// EventType is the meaning of an Event.
 type EventType string
 
 // The types of events. The first event of a kind is Replace or Disconnected; after
@@ -134,7 +134,7 @@ func New(cfg Config, handle Handler) *Reflector {
 // Run is Run of a new Reflector.
 func Run(ctx context.Context, cfg Config, handle Handler) error { return New(cfg, handle).Run(ctx) }
 
-// RunAll runs a reflector for each of several kinds, whatever cfg.Kind says, and sends their
+// RunAll runs a reflector for each of several kinds, ignoring cfg.Kind, and sends their
 // events to a channel, which must be read until ctx ends. It blocks until then.
 func RunAll(ctx context.Context, cfg Config, kinds []*resource.Descriptor, events chan<- Event) {
 	var running sync.WaitGroup

@@ -326,9 +326,9 @@ func TestEpochChangeByCheck(t *testing.T) {
 // scripted is a client whose lists and watches the test gives.
 type scripted struct {
 	resource.Client
-	lists   chan string // the version of each list, with one object of that name
-	watches chan *watch.FakeWatcher
-	asked   chan string // the versions from which it was watched
+	lists    chan string // the version of each list, with one object of that name
+	watches  chan *watch.FakeWatcher
+	versions chan string // the versions from which it was watched
 }
 
 func (s *scripted) List(ctx context.Context, _ *resource.Descriptor, _ resource.ListOptions) ([]resource.Object, string, error) {
@@ -341,7 +341,7 @@ func (s *scripted) List(ctx context.Context, _ *resource.Descriptor, _ resource.
 }
 
 func (s *scripted) Watch(_ context.Context, _ *resource.Descriptor, opts resource.WatchOptions) (watch.Interface, error) {
-	s.asked <- opts.ResourceVersion
+	s.versions <- opts.ResourceVersion
 	return <-s.watches, nil
 }
 
@@ -351,15 +351,15 @@ func at(obj *corev1.ConfigMap, version string) *corev1.ConfigMap {
 }
 
 func runScripted(t *testing.T, test func(*testing.T, *scripted, *rig)) {
-	s := &scripted{lists: make(chan string, 2), watches: make(chan *watch.FakeWatcher, 2), asked: make(chan string, 8)}
+	s := &scripted{lists: make(chan string, 2), watches: make(chan *watch.FakeWatcher, 2), versions: make(chan string, 8)}
 	run(t, func(c *reflector.Config) {
-		s.lists, s.watches, s.asked = make(chan string, 2), make(chan *watch.FakeWatcher, 2), make(chan string, 8)
+		s.lists, s.watches, s.versions = make(chan string, 2), make(chan *watch.FakeWatcher, 2), make(chan string, 8)
 		c.Client = s
 	}, func(t *testing.T, r *rig) { test(t, s, r) })
 }
 
-// Versions that go backwards belong to another history, say of a server that was restored:
-// what was known is replaced.
+// Versions that go backwards belong to another history, for example of a restored
+// server: the known objects are replaced.
 func TestEpochChangeByVersion(t *testing.T) {
 	runScripted(t, func(t *testing.T, s *scripted, r *rig) {
 		first, second, third := watch.NewFake(), watch.NewFake(), watch.NewFake()
@@ -376,13 +376,13 @@ func TestEpochChangeByVersion(t *testing.T) {
 		s.watches <- third
 		time.Sleep(time.Second)
 		r.expect(t, "replace v9")
-		close(s.asked)
-		var asked []string
-		for version := range s.asked {
-			asked = append(asked, version)
+		close(s.versions)
+		var versions []string
+		for version := range s.versions {
+			versions = append(versions, version)
 		}
-		if want := []string{"100", "105", "9"}; !slices.Equal(asked, want) {
-			t.Errorf("watched from %q, want %q", asked, want)
+		if want := []string{"100", "105", "9"}; !slices.Equal(versions, want) {
+			t.Errorf("watched from %q, want %q", versions, want)
 		}
 	})
 }
@@ -399,8 +399,8 @@ func TestBookmark(t *testing.T) {
 		s.watches <- watch.NewFake()
 		first.Stop()
 		r.expect(t, "disconnected: watch ended: configmaps", "resumed")
-		<-s.asked
-		if version := <-s.asked; version != "140" {
+		<-s.versions
+		if version := <-s.versions; version != "140" {
 			t.Errorf("resumed from %q, want 140", version)
 		}
 	})

@@ -166,7 +166,7 @@ func (c *contract) life() {
 		c.Errorf("get of nothing: %v", err)
 	}
 	created := c.create(in)
-	if born := created.GetCreationTimestamp(); created.GetUID() == "" || created.GetResourceVersion() == "" || born.IsZero() {
+	if createdAt := created.GetCreationTimestamp(); created.GetUID() == "" || created.GetResourceVersion() == "" || createdAt.IsZero() {
 		c.Errorf("created: %+v", created)
 	}
 	if in.UID != "" || in.ResourceVersion != "" {

@@ -29,7 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// Verb is what a caller wants to do.
+// Verb is the operation of a call.
 type Verb string
 
 // The verbs.
@@ -80,7 +80,7 @@ type record struct {
 
 var _ resource.Client = (*Client)(nil)
 
-// New makes a client that knows the given kinds; none: Descriptors.
+// New makes a client for the given kinds; none: Descriptors.
 func New(descriptors ...*resource.Descriptor) *Client {
 	if len(descriptors) == 0 {
 		descriptors = Descriptors()
