@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// isPublic tells the paths that anybody may read: health and version.
+// isPublic reports whether a path is readable without authentication: health and version.
 func isPublic(path string) bool {
 	if path == "/version" || path == "/version/" {
 		return true
@@ -62,8 +62,8 @@ func offersCredentials(req *http.Request) bool {
 	return false
 }
 
-// gate is the authorizer of the server: public paths are for everybody to read,
-// all else is as the next one says, and anonymous gets no further.
+// gate is the authorizer of the server: everyone may read public paths, anonymous
+// users get no further, and all else is decided by the next authorizer.
 type gate struct {
 	next authorizer.UnconditionalAuthorizer
 }
@@ -91,6 +91,8 @@ func (g gate) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attribu
 }
 
 // EvaluateConditions refuses: there are none to evaluate.
-func (g gate) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+func (g gate) EvaluateConditions(
+	context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData,
+) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }

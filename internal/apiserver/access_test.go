@@ -56,7 +56,7 @@ func TestAudit(t *testing.T) {
 		t.Errorf("audit event %+v", e)
 	}
 	if !e.Refused {
-		t.Error("it is not said that it was refused")
+		t.Error("the refusal is not recorded")
 	}
 }
 
@@ -90,20 +90,26 @@ func TestAuditedRequests(t *testing.T) {
 		check func(apiserver.AuditEvent) bool
 	}{
 		{"create", "POST", maps, "writer", jsonType, `{"metadata":{"name":"a"}}`, "written", nil},
-		{"create twice", "POST", maps, "writer", jsonType, `{"metadata":{"name":"a"}}`, "written", func(e apiserver.AuditEvent) bool { return e.Code == 409 }},
+		{"create twice", "POST", maps, "writer", jsonType, `{"metadata":{"name":"a"}}`, "written",
+			func(e apiserver.AuditEvent) bool { return e.Code == 409 }},
 		{"read", "GET", maps, "reader", nil, "", "", nil},
 		{"read that is recorded", "GET", "/extra?x=y", "reader", nil, "", "written", nil},
-		{"read by nobody", "GET", maps, "", nil, "", "refused", func(e apiserver.AuditEvent) bool { return e.Code == 401 }},
+		{"read without credentials", "GET", maps, "", nil, "", "refused", func(e apiserver.AuditEvent) bool { return e.Code == 401 }},
 		{"read with a wrong token", "GET", maps, "wrong", nil, "", "refused", nil},
-		{"write that is not allowed", "POST", maps, "reader", jsonType, `{}`, "refused", func(e apiserver.AuditEvent) bool { return e.User == "rob" }},
-		{"too large", "POST", maps, "writer", jsonType, strings.Repeat("[", 200), "refused", func(e apiserver.AuditEvent) bool { return e.Code == 413 }},
+		{"write that is not allowed", "POST", maps, "reader", jsonType, `{}`, "refused",
+			func(e apiserver.AuditEvent) bool { return e.User == "rob" }},
+		{"too large", "POST", maps, "writer", jsonType, strings.Repeat("[", 200), "refused",
+			func(e apiserver.AuditEvent) bool { return e.Code == 413 }},
 		{"in another's name", "POST", maps, "admin", as, `{"metadata":{"name":"b"}}`, "refused",
 			func(e apiserver.AuditEvent) bool { return e.User == "rob" && e.Actor == "ann" }},
 		{"review", "POST", review, "reader", jsonType, `{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`, "", nil},
 		{"first lease", "POST", leases, "node", jsonType, `{"metadata":{"name":"n1"}}`, "written", nil},
-		{"renewal", "PATCH", leases + "/n1", "node", http.Header{"Content-Type": {"application/merge-patch+json"}}, `{"spec":{"leaseTransitions":1}}`, "", nil},
-		{"renewal by another", "PATCH", leases + "/n1", "writer", http.Header{"Content-Type": {"application/merge-patch+json"}}, `{"spec":{"leaseTransitions":2}}`, "written", nil},
-		{"detail", "POST", "/other", "writer", jsonType, `{}`, "written", func(e apiserver.AuditEvent) bool { return e.Details["token-kind"] == "admin" }},
+		{"renewal", "PATCH", leases + "/n1", "node", http.Header{"Content-Type": {"application/merge-patch+json"}},
+			`{"spec":{"leaseTransitions":1}}`, "", nil},
+		{"renewal by another", "PATCH", leases + "/n1", "writer", http.Header{"Content-Type": {"application/merge-patch+json"}},
+			`{"spec":{"leaseTransitions":2}}`, "written", nil},
+		{"detail", "POST", "/other", "writer", jsonType, `{}`, "written",
+			func(e apiserver.AuditEvent) bool { return e.Details["token-kind"] == "admin" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			srv.audits.reset()
@@ -131,7 +137,7 @@ func TestAllowWriteJudgesWhatIsWritten(t *testing.T) {
 	path := "/api/v1/namespaces/default/configmaps"
 	header := http.Header{"Content-Type": {"application/json"}}
 	code, body := shared.do(t, "POST", path, "admin", header, `{"metadata":{"name":"forbidden"}}`)
-	if code != http.StatusForbidden || !strings.Contains(body, "nobody may write this") {
+	if code != http.StatusForbidden || !strings.Contains(body, "this may not be written") {
 		t.Errorf("create: %d: %s", code, body)
 	}
 	code, body = shared.do(t, "POST", path, "admin", header, `{"metadata":{"name":"keep"}}`)
@@ -139,7 +145,7 @@ func TestAllowWriteJudgesWhatIsWritten(t *testing.T) {
 		t.Fatalf("create: %d: %s", code, body)
 	}
 	code, body = shared.do(t, "DELETE", path+"/keep", "admin", nil, "")
-	if code != http.StatusForbidden || !strings.Contains(body, "nobody may delete this") {
+	if code != http.StatusForbidden || !strings.Contains(body, "this may not be deleted") {
 		t.Errorf("delete: %d: %s", code, body)
 	}
 }

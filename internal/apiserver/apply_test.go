@@ -154,7 +154,8 @@ func TestDiscoveryAndVersion(t *testing.T) {
 			t.Errorf("%s/status: %v, want %v", at, ok, k.Status)
 		}
 	}
-	for _, extra := range []string{"v1/namespaces/finalize", "authorization.k8s.io/v1/selfsubjectaccessreviews", "authentication.k8s.io/v1/selfsubjectreviews"} {
+	for _, extra := range []string{"v1/namespaces/finalize", "authorization.k8s.io/v1/selfsubjectaccessreviews",
+		"authentication.k8s.io/v1/selfsubjectreviews"} {
 		if _, ok := served[extra]; !ok {
 			t.Errorf("%s is not discovered", extra)
 		}

@@ -32,8 +32,8 @@ type AuditEvent struct {
 	// Code is the HTTP status; Reason is set on failures.
 	Code   int32
 	Reason string
-	// Refused: nobody looked at what the request asks for, as its credential, its right
-	// or a limit did not allow it.
+	// Refused: the request was rejected before its handler ran, because of its
+	// credential, a missing permission or a limit.
 	Refused bool
 	// Details are the request's audit annotations with the prefix mesh.proxima.dev/,
 	// without it.
@@ -55,8 +55,8 @@ var (
 	_ audit.PolicyRuleEvaluator = auditor{}
 )
 
-// EvaluatePolicyRule asks for an event of every request, once it has ended: only then
-// it is known whether a read was refused.
+// EvaluatePolicyRule selects an event for every request, once it has ended: only then
+// is it known whether a read was refused.
 func (a auditor) EvaluatePolicyRule(authorizer.Attributes) audit.RequestAuditConfig {
 	return audit.RequestAuditConfig{
 		Level:      auditinternal.LevelMetadata,
@@ -122,9 +122,9 @@ func isRefused(e *auditinternal.Event) bool {
 	return false
 }
 
-// isRecorded tells whether a request that was not refused is recorded: if it may have
-// changed something. Renewals of nodes' Leases are left out, as there would be little
-// else.
+// isRecorded reports whether a request that was not refused is recorded: only if it
+// may have changed something. Renewals of nodes' Leases are left out, as they would
+// make up most of the log.
 func (a auditor) isRecorded(e *auditinternal.Event) bool {
 	if !isMutating(e.Verb) {
 		path, _, _ := strings.Cut(e.RequestURI, "?")

@@ -199,8 +199,8 @@ func readAll(from io.Reader, announced, limit int64, mem *reservation) ([]byte, 
 	}
 }
 
-// checkBody bounds what a body becomes, and reserves the memory for it. Handlers of
-// paths that are no resources decode JSON, whatever the header says.
+// checkBody bounds the decoded size of a body and reserves memory for it. Handlers of
+// paths that are no resources decode JSON, whatever the Content-Type.
 func checkBody(r *http.Request, resource bool, body []byte, mem *reservation) error {
 	media := "application/json"
 	if resource {

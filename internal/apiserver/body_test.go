@@ -39,7 +39,8 @@ func TestBodiesThatGrow(t *testing.T) {
 	yamlBomb := bomb("ConfigMap")
 	many := `{"metadata":{"name":"there"},"x":[` + strings.Repeat("{},", 200_000) + `{}]}`
 	deep := `{"metadata":{"name":"there"},"x":` + strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5001)
-	copies := `[{"op":"add","path":"/data/b","value":"` + strings.Repeat("x", 100_000) + `"}` + strings.Repeat(`,{"op":"copy","from":"/data/b","path":"/data/c"}`, 9000) + `]`
+	copies := `[{"op":"add","path":"/data/b","value":"` + strings.Repeat("x", 100_000) + `"}` +
+		strings.Repeat(`,{"op":"copy","from":"/data/b","path":"/data/c"}`, 9000) + `]`
 	for _, tc := range []struct {
 		name, method, path, token, media, body string
 		want                                   int
@@ -59,20 +60,26 @@ func TestBodiesThatGrow(t *testing.T) {
 		{"merge patch, many", "PATCH", maps + "/there", "admin", "application/merge-patch+json", many, 413, "values"},
 		{"strategic patch, many", "PATCH", maps + "/there", "admin", "application/strategic-merge-patch+json", many, 413, "values"},
 		{"apply, many", "PATCH", maps + "/there?fieldManager=m", "admin", "application/apply-patch+yaml", many, 413, "values"},
-		{"protobuf, many", "POST", maps, "admin", "application/vnd.kubernetes.protobuf", "k8s\x00" + strings.Repeat("\x0a\x00", 200_000), 413, "values"},
-		{"create, wide", "POST", maps, "admin", "application/json", `{"data":{"a":""` + strings.Repeat(`,"b":""`, 20_000) + `}}`, 413, "more than 10000 members"},
-		{"many mistakes", "POST", maps, "admin", "application/json", `{"metadata":{"name":"m","labels":` + invalidLabels(9000) + `}}`, 422, "more mistakes"},
-		{"many mistakes in a patch", "PATCH", maps + "/there", "admin", "application/merge-patch+json", `{"metadata":{"labels":` + invalidLabels(9000) + `}}`, 422, "more mistakes"},
+		{"protobuf, many", "POST", maps, "admin", "application/vnd.kubernetes.protobuf", "k8s\x00" + strings.Repeat("\x0a\x00", 200_000), 413,
+			"values"},
+		{"create, wide", "POST", maps, "admin", "application/json", `{"data":{"a":""` + strings.Repeat(`,"b":""`, 20_000) + `}}`, 413,
+			"more than 10000 members"},
+		{"many mistakes", "POST", maps, "admin", "application/json", `{"metadata":{"name":"m","labels":` + invalidLabels(9000) + `}}`, 422,
+			"more mistakes"},
+		{"many mistakes in a patch", "PATCH", maps + "/there", "admin", "application/merge-patch+json",
+			`{"metadata":{"labels":` + invalidLabels(9000) + `}}`, 422, "more mistakes"},
 		{"many mistakes in the object", "POST", "/api/v1/namespaces/default/pods", "admin", "application/json",
 			`{"metadata":{"name":"m"},"spec":{"containers":[{}` + strings.Repeat(",{}", 20_000) + `]}}`, 422, "more mistakes"},
 		{"create, deep", "POST", maps, "admin", "application/json", deep, 413, "100 levels"},
 		{"apply, deep", "PATCH", maps + "/there?fieldManager=m", "admin", "application/apply-patch+yaml", deep, 413, "100 levels"},
 		{"JSON patch, copies", "PATCH", maps + "/there", "admin", "application/json-patch+json", copies, 422, ""},
-		{"JSON patch, one copy", "PATCH", maps + "/there", "admin", "application/json-patch+json", `[{"op":"copy","from":"/data/a","path":"/data/c"}]`, 200, `"c":"b"`},
+		{"JSON patch, one copy", "PATCH", maps + "/there", "admin", "application/json-patch+json",
+			`[{"op":"copy","from":"/data/a","path":"/data/c"}]`, 200, `"c":"b"`},
 		{"our own path, many", "POST", "/extra", "admin", "text/plain", many, 413, "values"},
 		{"aliases that are text", "POST", maps, "admin", "application/yaml",
 			"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: text\ndata:\n  a: |\n    - *b\n    &c\n  d: \"*e\"\n", 201, ""},
-		{"delete with options", "DELETE", maps + "/gone", "admin", "application/yaml", "apiVersion: v1\nkind: DeleteOptions\ngracePeriodSeconds: 0\n", 200, "Success"},
+		{"delete with options", "DELETE", maps + "/gone", "admin", "application/yaml",
+			"apiVersion: v1\nkind: DeleteOptions\ngracePeriodSeconds: 0\n", 200, "Success"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			header := http.Header{"Content-Type": {tc.media}}
@@ -118,12 +125,14 @@ func (s *server) slowRequest(t *testing.T, method, path, token string) (*tls.Con
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", method, path, token)
+	fmt.Fprintf(conn,
+		"%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", method,
+		path, token)
 	return conn, bufio.NewReader(conn)
 }
 
-// TestSlowBodies: one user with slow bodies, and as many of them as there are slots
-// and more, keeps nobody from writing, and no node from renewing its lease.
+// TestSlowBodies: slow bodies of one user, more than there are slots, block neither
+// the writes of others nor a node's renewal of its Lease.
 func TestSlowBodies(t *testing.T) {
 	srv := limited(t, apiserver.Limits{RequestsInFlight: 8, MutatingInFlight: 8, BodyTime: 30 * time.Second}, nil)
 	for range 20 {
@@ -141,7 +150,8 @@ func TestSlowBodies(t *testing.T) {
 		t.Fatalf("lease: %d %s", code, out)
 	}
 	for i := range 10 {
-		code, out := srv.do(t, "PATCH", leases+"/n1", "node", http.Header{"Content-Type": {"application/merge-patch+json"}}, fmt.Sprintf(`{"spec":{"leaseTransitions":%d}}`, i))
+		code, out := srv.do(t, "PATCH", leases+"/n1", "node", http.Header{"Content-Type": {"application/merge-patch+json"}},
+			fmt.Sprintf(`{"spec":{"leaseTransitions":%d}}`, i))
 		if code != http.StatusOK {
 			t.Fatalf("renewal %d: %d %s", i, code, out)
 		}
@@ -184,7 +194,8 @@ func TestNodesRenewWhileWritesAreFull(t *testing.T) {
 	if code != http.StatusTooManyRequests || !strings.Contains(out, "--max-mutating-requests-inflight") {
 		t.Errorf("a write beyond the total: %d %s", code, out)
 	}
-	code, out = srv.do(t, "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", "node", jsonType, `{"metadata":{"name":"n1"}}`)
+	code, out = srv.do(t, "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", "node", jsonType,
+		`{"metadata":{"name":"n1"}}`)
 	if code != http.StatusCreated {
 		t.Errorf("lease: %d %s", code, out)
 	}

@@ -153,8 +153,8 @@ func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.
 	return got.(*corev1.Service), nil
 }
 
-// ensureAPISlice says where the Service leads: here. Addresses that mean
-// something else on another machine are left out, and the slice is empty.
+// ensureAPISlice makes this server the endpoint of the Service. Addresses that are
+// valid only on this machine are left out; then the slice is empty.
 func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *corev1.Service) error {
 	at := s.advertised()
 	name, number, protocol, ready := apiPortName, int32(at.Port()), corev1.ProtocolTCP, true

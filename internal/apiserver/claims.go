@@ -120,8 +120,8 @@ func (s *Server) followRanges(ctx context.Context, synced func()) {
 	})
 }
 
-// isUsable: a range is used until it is being deleted or somebody said that it
-// is not ready.
+// isUsable reports whether addresses of a range may be allocated: not if it is being
+// deleted or has a condition that it is not ready.
 func isUsable(cidr *networkingv1.ServiceCIDR) bool {
 	return cidr.DeletionTimestamp.IsZero() &&
 		!meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)

@@ -42,7 +42,7 @@ func (s *Server) Client(name string) *Client {
 
 func (c *Client) context(ctx context.Context, s *served, namespace string) context.Context {
 	ctx = request.WithNamespace(request.WithUser(ctx, c.user), namespace)
-	if s.alias { // tell the registry which face is meant
+	if s.alias { // selects the API version of the Event for the registry
 		ctx = request.WithRequestInfo(ctx, &request.RequestInfo{
 			IsResourceRequest: true, APIGroup: s.kind.GVK.Group, APIVersion: s.kind.GVK.Version, Resource: s.kind.Resource,
 		})
@@ -87,7 +87,8 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 	if err != nil {
 		return nil, "", err
 	}
-	list, err := s.front.List(c.context(ctx, s, opts.Namespace), &metainternalversion.ListOptions{LabelSelector: opts.Labels, FieldSelector: opts.Fields})
+	list, err := s.front.List(c.context(ctx, s, opts.Namespace),
+		&metainternalversion.ListOptions{LabelSelector: opts.Labels, FieldSelector: opts.Fields})
 	if err != nil {
 		return nil, "", err
 	}
@@ -255,8 +256,8 @@ func (s *served) stored(obj resource.Object) (runtime.Object, error) {
 	return out, nil
 }
 
-// own turns an answer of the registry into an object of the kind that was asked
-// for. It passes an error on.
+// own converts an object returned by the registry into the kind of the request.
+// It passes an error on.
 func (s *served) own(obj runtime.Object, err error) (resource.Object, error) {
 	if err != nil {
 		return nil, err

@@ -110,8 +110,8 @@ func TestClientWatch(t *testing.T) {
 	}
 }
 
-// TestClientWatchStoppedUnread: a watch that is stopped while events wait leaves no
-// goroutine. TestMain looks for those that are left.
+// TestClientWatchStoppedUnread: a watch that is stopped while events wait leaks no
+// goroutine. TestMain checks for leaks.
 func TestClientWatchStoppedUnread(t *testing.T) {
 	client := shared.Client("system:test")
 	k := descriptor(t, "ConfigMap")

@@ -54,7 +54,8 @@ func createConfigMaps(t *testing.T, cs *kubernetes.Clientset, namespace, prefix 
 // the list as it was when it was begun, each object once.
 func TestPagesAreOneRevision(t *testing.T) {
 	cs := shared.clientset(t, "")
-	if _, err := cs.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "paged"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := cs.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "paged"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	createConfigMaps(t, cs, "paged", "old", 0, 30)
@@ -109,8 +110,8 @@ func TestPagesAreOneRevision(t *testing.T) {
 	}
 }
 
-// TestPagesAfterCompaction: a token whose revision is gone is refused with one
-// that goes on at the newest, as client-go's pager wants it.
+// TestPagesAfterCompaction: a continue token of a compacted revision is refused with
+// a new token that continues at the newest revision, as client-go's pager expects.
 func TestPagesAfterCompaction(t *testing.T) {
 	srv, s := alone(t)
 	cs := srv.clientset(t, "")
@@ -154,7 +155,7 @@ func (s *server) compacted(t *testing.T, kept store.Store) *kubernetes.Clientset
 	return s.clientset(t, "")
 }
 
-// requests counts what a reflector asks for.
+// requests counts the requests of a reflector.
 type requests struct {
 	mu                      sync.Mutex
 	lists, streams, watches int
@@ -185,9 +186,9 @@ func TestWatchListInformer(t *testing.T) {
 	})
 }
 
-// TestRelistAfterCompaction: a reflector whose watch broke, and whose place in
-// history was compacted away, is told 410 and begins anew. It then knows also
-// what went meanwhile.
+// TestRelistAfterCompaction: a reflector whose watch broke, and whose revision was
+// compacted, gets 410 and lists again. The list also shows what was deleted
+// meanwhile.
 func TestRelistAfterCompaction(t *testing.T) {
 	srv, s := alone(t)
 	cs := srv.clientset(t, "")
@@ -213,14 +214,15 @@ func TestRelistAfterCompaction(t *testing.T) {
 	w, err := lw.WatchFuncWithContext(t.Context(), metav1.ListOptions{})
 	if err == nil {
 		event, open := <-w.ResultChan()
-		if !open || event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) && !apierrors.IsGone(apierrors.FromObject(event.Object)) {
+		if !open || event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) &&
+			!apierrors.IsGone(apierrors.FromObject(event.Object)) {
 			t.Errorf("a watch from what is compacted: open %v, %+v", open, event)
 		}
 		w.Stop()
 	} else if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 		t.Errorf("a watch from what is compacted: %v", err)
 	}
-	// The same from a reflector that believes it is at that place.
+	// The same with a reflector that resumes from that revision.
 	once = sync.Once{}
 	store, stop := reflectWith(t, lw)
 	defer stop()
@@ -274,8 +276,8 @@ func reflectWith(t *testing.T, lw *cache.ListWatch) (cache.Store, func()) {
 // it leaves it gives the lease back.
 func TestLeaderElection(t *testing.T) {
 	cs := shared.clientset(t, "")
-	// Long beside what a request takes on a busy machine: a leader that cannot renew
-	// in time steps down.
+	// Long compared with a request on a busy machine: a leader that cannot renew in
+	// time steps down.
 	const lease, renew, retry = 9 * time.Second, 6 * time.Second, 500 * time.Millisecond
 	type term struct {
 		who  string
@@ -311,7 +313,7 @@ func TestLeaderElection(t *testing.T) {
 		case got := <-terms:
 			return got.who
 		case <-time.After(2 * time.Minute):
-			t.Fatal("nobody leads")
+			t.Fatal("there is no leader")
 			return ""
 		}
 	}
@@ -339,7 +341,7 @@ func TestLeaderElection(t *testing.T) {
 	if took := time.Since(died); took < lease-renew {
 		t.Errorf("taken over after %s, before the lease had run out", took)
 	}
-	stopB() // says so
+	stopB() // releases the lease
 	if who := holder(); who != "" {
 		t.Errorf("%s holds the lease after b left", who)
 	}

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// shutdownTimeout is how long requests get to finish when the server ends. Upstream's
-// own default is the longest time of a request, 60 s, and a connection whose
-// handshake ends after the shutdown began is not told of it: it waits all that time.
+// shutdownTimeout is how long requests may take to finish at shutdown. Upstream's
+// default is the longest time of a request, 60 s. A connection whose handshake ends
+// after the shutdown began gets no GOAWAY: it uses up the whole timeout.
 const shutdownTimeout = 10 * time.Second
 
-// connections is a listener that knows its open connections. Safe for concurrent use.
+// connections is a listener that tracks its open connections. Safe for concurrent use.
 type connections struct {
 	net.Listener
 

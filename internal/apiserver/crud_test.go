@@ -282,12 +282,14 @@ func TestEventsAreTheSameRows(t *testing.T) {
 	if e.Note != "m" || e.Regarding.Name != "p" || e.Reason != "Tested" {
 		t.Errorf("as events.k8s.io: %+v", e)
 	}
-	// Each face is validated by its own rules: the newer asks for more.
+	// Each version is validated by its own rules: the newer one is stricter.
 	short := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Name: "short"}, Regarding: e.Regarding, Reason: "R", Type: "Normal"}
-	if _, err := cs.EventsV1().Events("default").Create(t.Context(), short, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "eventTime") {
+	if _, err := cs.EventsV1().Events("default").Create(t.Context(), short, metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "eventTime") {
 		t.Errorf("events.k8s.io without eventTime: %v", err)
 	}
-	list, err := cs.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=p,metadata.name=same-rows"})
+	list, err := cs.EventsV1().Events("default").List(t.Context(),
+		metav1.ListOptions{FieldSelector: "regarding.name=p,metadata.name=same-rows"})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("list by regarding.name: %v, %+v", err, list)
 	}

@@ -8,9 +8,9 @@
 // have behaviour of their own, in files of these names. client.go is the
 // in-process way in, along the same registries.
 //
-// It owns the one write path, not the rules: what is valid, defaulted or printed
-// is said by the descriptors, which address is given out by ipam. It never
-// writes to the store past a registry, and never decides who somebody is. What a
-// write depends on (its namespace, the mesh of a namespace) is guarded in the
-// write's own transaction, so that instances which share a store agree.
+// It owns the one write path, not the rules: descriptors define what is valid,
+// defaulted and printed, and ipam allocates addresses. It never writes to the
+// store past a registry, and never authenticates users itself. What a write
+// depends on (its namespace, the mesh of a namespace) is guarded in the write's
+// own transaction, so that instances which share a store agree.
 package apiserver

@@ -20,7 +20,7 @@ import (
 // server and in the store they are core Events; the other face, the alias, is
 // converted on its way in and out, and only its validation is its own.
 
-// isEventAlias tells the kind that is only another face of core Events.
+// isEventAlias reports whether a kind is the events.k8s.io version of core Events.
 func isEventAlias(k *resource.Descriptor) bool {
 	return k.GVK == eventsv1.SchemeGroupVersion.WithKind("Event")
 }

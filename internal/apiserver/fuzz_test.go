@@ -134,7 +134,8 @@ func FuzzListOptions(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, which uint8, labels, fields, limit, version, match string) {
 		k := kindAt(which)
-		query := map[string][]string{"labelSelector": {labels}, "fieldSelector": {fields}, "limit": {limit}, "resourceVersion": {version}, "resourceVersionMatch": {match}}
+		query := map[string][]string{"labelSelector": {labels}, "fieldSelector": {fields}, "limit": {limit}, "resourceVersion": {version},
+			"resourceVersionMatch": {match}}
 		var opts metainternalversion.ListOptions
 		if err := codec.DecodeParameters(query, k.GVK.GroupVersion(), &opts); err != nil {
 			return
@@ -229,7 +230,8 @@ func strategicMerge(original, patch []byte, like any) (patched []byte, err error
 // for is decided before who may do it, so no path may panic.
 func FuzzRequestInfo(f *testing.F) {
 	resolver := &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
-	for _, path := range []string{"/api/v1/namespaces/a/services/b/status", "/apis/mesh.proxima.dev/v1alpha1/meshes?watch=1&fieldSelector=metadata.name%3Dx", "/apis", "/api/v1/watch/namespaces//pods", "//"} {
+	for _, path := range []string{"/api/v1/namespaces/a/services/b/status",
+		"/apis/mesh.proxima.dev/v1alpha1/meshes?watch=1&fieldSelector=metadata.name%3Dx", "/apis", "/api/v1/watch/namespaces//pods", "//"} {
 		f.Add("GET", path)
 	}
 	f.Fuzz(func(t *testing.T, method, path string) {

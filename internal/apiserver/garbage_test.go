@@ -32,7 +32,8 @@ func collecting(t *testing.T) family {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	owners := garbage.NewOwners(garbage.OwnersConfig{Client: srv.Client("system:test:garbage"), Kinds: kind.All(), Settle: 50 * time.Millisecond})
+	owners := garbage.NewOwners(garbage.OwnersConfig{Client: srv.Client("system:test:garbage"), Kinds: kind.All(),
+		Settle: 50 * time.Millisecond})
 	done := make(chan error, 1)
 	go func() { done <- owners.Run(ctx) }()
 	t.Cleanup(func() {
@@ -56,7 +57,7 @@ func refTo(o *corev1.ConfigMap, block bool) metav1.OwnerReference {
 	return ref
 }
 
-func (f family) born(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
+func (f family) create(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
 	f.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}}
 	out, err := f.cs.CoreV1().ConfigMaps("default").Create(f.Context(), cm, metav1.CreateOptions{})
@@ -102,16 +103,16 @@ func TestOwnerGarbageCollection(t *testing.T) {
 	f := collecting(t)
 	t.Run("background: a chain goes, link by link", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("chain-a")
-		b := f.born("chain-b", refTo(a, false))
-		f.born("chain-c", refTo(b, true))
+		a := f.create("chain-a")
+		b := f.create("chain-b", refTo(a, false))
+		f.create("chain-c", refTo(b, true))
 		f.delete("chain-a", metav1.DeletePropagationBackground)
 		f.gone("chain-a", "chain-b", "chain-c")
 	})
 	t.Run("two owners: it stays until both are gone", func(t *testing.T) {
 		f := family{t, f.cs}
-		a, b := f.born("two-a"), f.born("two-b")
-		f.born("two-c", refTo(a, false), refTo(b, false))
+		a, b := f.create("two-a"), f.create("two-b")
+		f.create("two-c", refTo(a, false), refTo(b, false))
 		f.delete("two-a", metav1.DeletePropagationBackground)
 		eventually(t, "the reference to the owner that is gone is taken out", func() bool {
 			c, there := f.get("two-c")
@@ -122,8 +123,8 @@ func TestOwnerGarbageCollection(t *testing.T) {
 	})
 	t.Run("orphan: dependents stay, without an owner", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("orphan-a")
-		f.born("orphan-b", refTo(a, true))
+		a := f.create("orphan-a")
+		f.create("orphan-b", refTo(a, true))
 		f.delete("orphan-a", metav1.DeletePropagationOrphan)
 		f.gone("orphan-a")
 		if b, there := f.get("orphan-b"); !there || len(b.OwnerReferences) != 0 || b.DeletionTimestamp != nil {
@@ -132,9 +133,9 @@ func TestOwnerGarbageCollection(t *testing.T) {
 	})
 	t.Run("foreground: an owner waits for those that block it", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("front-a")
-		f.born("front-b", refTo(a, true))
-		f.born("front-c", refTo(a, false))
+		a := f.create("front-a")
+		f.create("front-b", refTo(a, true))
+		f.create("front-c", refTo(a, false))
 		hold := func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"example.com/hold"} }
 		f.edit("front-b", hold)
 		f.edit("front-c", hold)
@@ -144,8 +145,8 @@ func TestOwnerGarbageCollection(t *testing.T) {
 			c, _ := f.get("front-c")
 			return b.DeletionTimestamp != nil && c.DeletionTimestamp != nil
 		})
-		// One that need not wait, and was asked to go later, is gone first.
-		f.born("front-free")
+		// One that does not block its owner, and was deleted later, is gone first.
+		f.create("front-free")
 		f.delete("front-free", metav1.DeletePropagationForeground)
 		f.gone("front-free")
 		if a, there := f.get("front-a"); !there || a.DeletionTimestamp == nil {
@@ -159,51 +160,54 @@ func TestOwnerGarbageCollection(t *testing.T) {
 	})
 	t.Run("foreground through two generations", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("deep-a")
-		b := f.born("deep-b", refTo(a, true))
-		f.born("deep-c", refTo(b, true))
+		a := f.create("deep-a")
+		b := f.create("deep-b", refTo(a, true))
+		f.create("deep-c", refTo(b, true))
 		f.delete("deep-a", metav1.DeletePropagationForeground)
 		f.gone("deep-a", "deep-b", "deep-c")
 	})
 	t.Run("foreground in a circle does not wait for ever", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("circle-a")
-		b := f.born("circle-b", refTo(a, true))
+		a := f.create("circle-a")
+		b := f.create("circle-b", refTo(a, true))
 		f.edit("circle-a", func(cm *corev1.ConfigMap) { cm.OwnerReferences = []metav1.OwnerReference{refTo(b, true)} })
 		f.delete("circle-a", metav1.DeletePropagationForeground)
 		f.gone("circle-a", "circle-b")
 	})
 	t.Run("an owner that never was", func(t *testing.T) {
 		f := family{t, f.cs}
-		f.born("never-b", metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "never-a", UID: "11111111-2222-3333-4444-555555555555"})
+		f.create("never-b",
+			metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "never-a", UID: "11111111-2222-3333-4444-555555555555"})
 		f.gone("never-b")
 	})
 	t.Run("an owner of the same name but another uid", func(t *testing.T) {
 		f := family{t, f.cs}
-		a := f.born("again-a")
+		a := f.create("again-a")
 		ref := refTo(a, false)
 		ref.UID = "11111111-2222-3333-4444-666666666666"
-		f.born("again-b", ref)
+		f.create("again-b", ref)
 		f.gone("again-b")
 	})
 	t.Run("an owner of a kind that is not served counts as there", func(t *testing.T) {
 		f := family{t, f.cs}
-		f.born("foreign", metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "11111111-2222-3333-4444-777777777777"})
-		a := f.born("fence-a")
-		f.born("fence-b", refTo(a, false))
+		f.create("foreign",
+			metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "11111111-2222-3333-4444-777777777777"})
+		a := f.create("fence-a")
+		f.create("fence-b", refTo(a, false))
 		f.delete("fence-a", metav1.DeletePropagationBackground)
-		f.gone("fence-b") // by now the other was looked at too
+		f.gone("fence-b") // by now the other one was processed too
 		if _, there := f.get("foreign"); !there {
 			t.Error("it was collected")
 		}
 	})
-	t.Run("an owner in another namespace is none, and that is told", func(t *testing.T) {
+	t.Run("an owner in another namespace is ignored and reported", func(t *testing.T) {
 		f := family{t, f.cs}
-		other, err := f.cs.CoreV1().ConfigMaps("kube-system").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "abroad"}}, metav1.CreateOptions{})
+		other, err := f.cs.CoreV1().ConfigMaps("kube-system").Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "abroad"}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := f.born("at-home", refTo(other, false))
+		b := f.create("at-home", refTo(other, false))
 		f.gone("at-home")
 		eventually(t, "there is an event", func() bool {
 			events, err := f.cs.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=OwnerRefInvalidNamespace"})
@@ -220,7 +224,7 @@ func TestOwnerGarbageCollection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.born("of-node", metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "owner", UID: node.UID})
+		f.create("of-node", metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "owner", UID: node.UID})
 		if err := f.cs.CoreV1().Nodes().Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/reflector"
 )
 
-// reaper ends deletions whose grace period is over. Where Kubernetes has a
-// kubelet to confirm that a workload has ended, here the clock decides; whoever
-// runs the workload may be quicker and delete it for good himself.
+// reaper ends deletions whose grace period is over. In Kubernetes the kubelet
+// confirms that a workload has ended; here the grace period decides, unless the
+// agent of the workload deletes the object earlier.
 type reaper struct {
 	client *Client
 	kind   *resource.Descriptor

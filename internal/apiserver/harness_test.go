@@ -181,7 +181,7 @@ func (s *server) do(t *testing.T, method, path, token string, header http.Header
 	return resp.StatusCode, string(data)
 }
 
-// authenticate knows some tokens and refuses all others.
+// authenticate accepts a few tokens and refuses all others.
 func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 	token, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 	switch {
@@ -204,7 +204,8 @@ func authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 }
 
 func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if name := a.GetUser().GetName(); name == "ann" || strings.HasPrefix(name, "wes") || name == "system:node:n1" || a.IsReadOnly() || a.GetResource() == "selfsubjectaccessreviews" {
+	if name := a.GetUser().GetName(); name == "ann" || strings.HasPrefix(name, "wes") || name == "system:node:n1" || a.IsReadOnly() ||
+		a.GetResource() == "selfsubjectaccessreviews" {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "readers may not write", nil
@@ -219,9 +220,9 @@ func (byName) Allow(_ context.Context, w access.Write) error {
 	obj, old := w.Object, w.Old
 	switch {
 	case obj != nil && obj.GetName() == "forbidden":
-		return errors.New("nobody may write this")
+		return errors.New("this may not be written")
 	case obj == nil && old.GetName() == "keep":
-		return errors.New("nobody may delete this")
+		return errors.New("this may not be deleted")
 	}
 	return nil
 }

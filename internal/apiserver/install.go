@@ -154,7 +154,7 @@ func (s *Server) specializeMeshes(options *kvstorage.RESTOptions, namespaces *na
 func (s *Server) specializeEvents(alias *resource.Descriptor) error {
 	core := s.kinds[corev1.SchemeGroupVersion.WithKind("Event")]
 	if core == nil {
-		return fmt.Errorf("kind %s is served only beside %s", alias.GVK, corev1.SchemeGroupVersion.WithKind("Event"))
+		return fmt.Errorf("kind %s is served only together with %s", alias.GVK, corev1.SchemeGroupVersion.WithKind("Event"))
 	}
 	strategy := eventStrategy{newStrategy(core.schemes.serving, core.kind), alias}
 	core.registry.CreateStrategy, core.registry.UpdateStrategy = strategy, strategy
@@ -264,8 +264,8 @@ func (s *Server) install(schemes *schemes) error {
 	return nil
 }
 
-// customKindsPath is asked by kubectl before it creates an object of a kind that
-// cannot be patched, such as a review; without an answer it gives up.
+// customKindsPath is requested by kubectl before it creates an object of a kind that
+// cannot be patched, such as a review; without an answer kubectl fails.
 const customKindsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 // noCustomKinds answers that there are none. Discovery does not show the kind, as
@@ -277,7 +277,8 @@ func noCustomKinds(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	_, _ = io.WriteString(w, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinitionList","metadata":{"resourceVersion":"1"},"items":[]}`)
+	_, _ = io.WriteString(w,
+		`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinitionList","metadata":{"resourceVersion":"1"},"items":[]}`)
 }
 
 // namespaceCollection is what HTTP may do with Namespaces: all but deleting them

@@ -123,7 +123,7 @@ func TestInstances(t *testing.T) {
 			t.Errorf("create: %v", err)
 		}
 	})
-	t.Run("a namespace that only changes stops nobody", func(t *testing.T) {
+	t.Run("a namespace that only changes blocks no creation", func(t *testing.T) {
 		ns := createNamespace(t, one, inMesh("busy", ""))
 		held.holdUp("/registry/configmaps/busy/a", func() {
 			ns.Labels["more"] = "labels"
@@ -193,7 +193,8 @@ func TestMeshOfNamespaces(t *testing.T) {
 	ns.Labels[meshv1alpha1.LabelMesh] = "blue"
 	_, err = namespaces.Update(t.Context(), ns, metav1.UpdateOptions{})
 	refused("update into it", err)
-	if out, err := namespaces.UpdateStatus(t.Context(), ns, metav1.UpdateOptions{}); err != nil || out.Labels[meshv1alpha1.LabelMesh] != "default" {
+	if out, err := namespaces.UpdateStatus(t.Context(), ns, metav1.UpdateOptions{}); err != nil ||
+		out.Labels[meshv1alpha1.LabelMesh] != "default" {
 		t.Errorf("by its status: %v %v", err, out.Labels)
 	}
 	if err := shared.createMesh(t, "blue"); err != nil {
@@ -221,7 +222,7 @@ func TestMeshOfNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := shared.deleteMesh(t, "blue"); err != nil {
-		t.Errorf("delete of a mesh that nobody is in any more: %v", err)
+		t.Errorf("delete of a mesh without members: %v", err)
 	}
 }
 
@@ -284,7 +285,7 @@ func TestMeshOfMembers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := shared.deleteMesh(t, mesh); err != nil {
-				t.Errorf("delete of a mesh that nobody names any more: %v", err)
+				t.Errorf("delete of a mesh without references: %v", err)
 			}
 		})
 	}

@@ -58,7 +58,7 @@ func (l *limiter) collectLanes(to chan<- prometheus.Metric) {
 	}
 }
 
-// arrival is one authorized request that wants to be served.
+// arrival is one authorized request waiting to be served.
 type arrival struct {
 	limiter *limiter
 	info    *request.RequestInfo
@@ -118,7 +118,7 @@ func (q *arrival) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	next.ServeHTTP(w, r)
 }
 
-// full says why there is no slot.
+// full is the message for a request that gets no slot.
 func (l *lane) full(name string, why quota.Result) string {
 	raise := ""
 	if l.flag != "" {
@@ -146,7 +146,8 @@ func (q *arrival) serveWatch(w http.ResponseWriter, r *http.Request, next http.H
 	if !l.begin(name) {
 		l.refused.WithLabelValues(limitWatches).Inc()
 		err := apierrors.NewTooManyRequests(fmt.Sprintf(
-			"%s has %d watches open already: end some, or raise --max-watches-per-client of the control plane", name, l.WatchesPerClient), watchRetryAfterSeconds)
+			"%s has %d watches open already: end some, or raise --max-watches-per-client of the control plane", name, l.WatchesPerClient),
+			watchRetryAfterSeconds)
 		l.refuse(w, r, q.info, err)
 		return
 	}

@@ -86,7 +86,7 @@ func TestNamespaceRefusals(t *testing.T) {
 	}
 }
 
-// TestNamespaceCascade runs the controller only after it has looked at what a
+// TestNamespaceCascade starts the controller only after the test has checked what a
 // Terminating namespace refuses.
 func TestNamespaceCascade(t *testing.T) {
 	cs := shared.clientset(t, "")
@@ -131,7 +131,8 @@ func TestNamespaceCascade(t *testing.T) {
 	if _, err := cs.CoreV1().Namespaces().Get(ctx, "doomed", metav1.GetOptions{}); err != nil {
 		t.Fatalf("a write of the status ended the namespace: %v", err)
 	}
-	_, err = cs.CoreV1().ConfigMaps("doomed").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{})
+	_, err = cs.CoreV1().ConfigMaps("doomed").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "late"}},
+		metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		t.Errorf("create in a terminating namespace: %v", err)
 	}
@@ -249,7 +250,8 @@ func TestRestartOnTheSameStore(t *testing.T) {
 			}
 		} else {
 			after, err := cs.CoreV1().Services("default").Get(t.Context(), "stays", metav1.GetOptions{})
-			if err != nil || after.UID != before.UID || after.ResourceVersion != before.ResourceVersion || after.Spec.ClusterIP != before.Spec.ClusterIP {
+			if err != nil || after.UID != before.UID || after.ResourceVersion != before.ResourceVersion ||
+				after.Spec.ClusterIP != before.Spec.ClusterIP {
 				t.Errorf("after the restart: %v, %+v, want %+v", err, after, before)
 			}
 			other := service("other")

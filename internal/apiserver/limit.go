@@ -140,9 +140,9 @@ func (l *limiter) Collect(to chan<- prometheus.Metric) {
 	l.collectLanes(to)
 }
 
-// configure puts the limits around upstream's chain and at its end, behind
+// configure puts the limits around upstream's chain and at its end, after
 // authorization. Upstream's own slots are off: they are taken before the body is
-// read, and by anybody.
+// read, and by unauthorized requests too.
 func (l *limiter) configure(c *genericapiserver.Config) {
 	c.MaxRequestBodyBytes = l.MaxRequestBytes
 	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = 0, 0
@@ -152,7 +152,7 @@ func (l *limiter) configure(c *genericapiserver.Config) {
 	}
 }
 
-// inside knows who asks, and that they may: it counts watches and hands out slots.
+// inside runs after authentication and authorization: it counts watches and assigns slots.
 func (l *limiter) inside(next http.Handler, c *genericapiserver.Config) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := request.RequestInfoFrom(r.Context())
@@ -206,7 +206,7 @@ func (l *limiter) outside(next http.Handler, c *genericapiserver.Config) http.Ha
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, err := c.RequestInfoResolver.NewRequestInfo(r)
 		if err != nil {
-			next.ServeHTTP(w, r) // which says what is wrong
+			next.ServeHTTP(w, r) // which reports the error
 			return
 		}
 		t := &transfer{control: http.NewResponseController(w), until: time.Now().Add(c.RequestTimeout + l.SlowClient)}
@@ -223,8 +223,8 @@ func (l *limiter) outside(next http.Handler, c *genericapiserver.Config) http.Ha
 			out.timer.Stop()
 			defer out.timer.Stop()
 		} else {
-			// The request is over by then; this is for the connection, where nobody
-			// may be left on the other side. The server takes them back after it.
+			// The request is over by then. The deadline is for the connection, whose
+			// peer may be gone. The server resets both deadlines afterwards.
 			_ = t.control.SetReadDeadline(t.until) // not supported by recorders in tests
 			_ = t.control.SetWriteDeadline(t.until)
 		}

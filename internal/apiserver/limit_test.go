@@ -68,7 +68,8 @@ func TestBodyLimit(t *testing.T) {
 	if code != http.StatusRequestEntityTooLarge {
 		t.Errorf("%d %s", code, out)
 	}
-	code, out = srv.do(t, "POST", "/api/v1/namespaces/default/configmaps", "admin", header, strings.Replace(body, strings.Repeat("x", 2_000), "", 1))
+	code, out = srv.do(t, "POST", "/api/v1/namespaces/default/configmaps", "admin", header,
+		strings.Replace(body, strings.Repeat("x", 2_000), "", 1))
 	if code != http.StatusCreated {
 		t.Errorf("below the limit: %d %s", code, out)
 	}
@@ -77,8 +78,8 @@ func TestBodyLimit(t *testing.T) {
 	}
 }
 
-// TestRequestsInFlight fills both lanes: one does not fill the other, refusals say
-// when to come again, and administrators get through.
+// TestRequestsInFlight fills both lanes: one does not fill the other, refusals have a
+// Retry-After, and administrators get through.
 func TestRequestsInFlight(t *testing.T) {
 	release := make(chan struct{})
 	srv := limited(t, apiserver.Limits{RequestsInFlight: 8, MutatingInFlight: 1}, release)
@@ -108,7 +109,7 @@ func TestRequestsInFlight(t *testing.T) {
 	}
 	held = append(held, get("POST", "writer", "/slow"))
 	if resp := held[2]; resp.StatusCode != http.StatusOK {
-		t.Errorf("a write beside the reads: %s", resp.Status)
+		t.Errorf("a write while all read slots are taken: %s", resp.Status)
 	}
 	if resp := get("POST", "writer", "/slow"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("one write too many: %s", resp.Status)
@@ -118,7 +119,7 @@ func TestRequestsInFlight(t *testing.T) {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
-	eventually(t, "there is room again", func() bool {
+	eventually(t, "there are free slots again", func() bool {
 		resp := get("GET", "reader", "/api/v1/namespaces/default")
 		defer resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
@@ -146,7 +147,8 @@ func TestWatchesPerClient(t *testing.T) {
 		defer w.Stop()
 	}
 	code, out := srv.do(t, "GET", "/api/v1/services?watch=true", "admin", nil, "") // client-go would wait and try again
-	if code != http.StatusTooManyRequests || !strings.Contains(out, "--max-watches-per-client") || !strings.Contains(out, `"retryAfterSeconds":5`) {
+	if code != http.StatusTooManyRequests || !strings.Contains(out, "--max-watches-per-client") ||
+		!strings.Contains(out, `"retryAfterSeconds":5`) {
 		t.Errorf("one too many: %d %s", code, out)
 	}
 	if code, out := srv.do(t, "GET", "/api/v1/services?watch=true&timeoutSeconds=1", "reader", nil, ""); code != 200 {
@@ -156,11 +158,11 @@ func TestWatchesPerClient(t *testing.T) {
 		t.Error("not counted")
 	}
 	cancel()
-	eventually(t, "ended watches make room", func() bool { return srv.metric(t, "proxima_api_watches 0") })
+	eventually(t, "ended watches free their slots", func() bool { return srv.metric(t, "proxima_api_watches 0") })
 }
 
-// TestWatcherThatDoesNotRead is cut off, over both protocols; those who read miss
-// nothing and wait for nobody meanwhile.
+// TestWatcherThatDoesNotRead is disconnected, over both protocols; watchers that read
+// miss nothing and are not delayed meanwhile.
 func TestWatcherThatDoesNotRead(t *testing.T) {
 	for protocol, next := range map[string][]string{"HTTP/1.1": {"http/1.1"}, "HTTP/2": {"h2"}} {
 		t.Run(protocol, func(t *testing.T) {
@@ -175,7 +177,8 @@ func TestWatcherThatDoesNotRead(t *testing.T) {
 			// More than the buffers of a connection hold.
 			const writes, size = 25, 600_000
 			cm, err := cs.CoreV1().ConfigMaps("default").Create(t.Context(),
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "big"}, Data: map[string]string{"a": strings.Repeat("x", size)}}, metav1.CreateOptions{})
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "big"}, Data: map[string]string{"a": strings.Repeat("x", size)}},
+				metav1.CreateOptions{})
 			for i := range writes {
 				if err != nil {
 					t.Fatal(err)
@@ -194,7 +197,7 @@ func TestWatcherThatDoesNotRead(t *testing.T) {
 			}
 			cancel()
 			eventually(t, "the one that does not is cut off", func() bool { return !srv.metric(t, "proxima_api_slow_clients_total 0") })
-			eventually(t, "nothing is held for anybody", func() bool { return srv.metric(t, "proxima_api_watches 0") })
+			eventually(t, "no watch is counted", func() bool { return srv.metric(t, "proxima_api_watches 0") })
 			if _, err := io.Copy(io.Discard, stuck); err == nil {
 				t.Error("its answer ended as if it were whole")
 			}
@@ -227,12 +230,13 @@ func changesSeen(ctx context.Context, cs *kubernetes.Clientset) int {
 	return len(seen)
 }
 
-// client speaks HTTP as this server's users do.
+// client is an HTTP client like those of this server's users.
 func (s *server) client(t *testing.T, protocols ...string) *http.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.ca)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, NextProtos: protocols}, ForceAttemptHTTP2: len(protocols) == 0 || protocols[0] == "h2"}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, NextProtos: protocols},
+		ForceAttemptHTTP2: len(protocols) == 0 || protocols[0] == "h2"}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
@@ -251,7 +255,8 @@ func (s *server) watchRaw(t *testing.T, protocols []string) io.Reader {
 	}
 	var once sync.Once
 	t.Cleanup(func() { once.Do(func() { resp.Body.Close() }) })
-	if resp.StatusCode != 200 || !strings.HasPrefix(resp.Proto, strings.ToUpper(map[string]string{"h2": "HTTP/2", "http/1.1": "HTTP/1"}[protocols[0]])) {
+	if resp.StatusCode != 200 ||
+		!strings.HasPrefix(resp.Proto, strings.ToUpper(map[string]string{"h2": "HTTP/2", "http/1.1": "HTTP/1"}[protocols[0]])) {
 		t.Fatalf("%s over %s", resp.Status, resp.Proto)
 	}
 	return bufio.NewReaderSize(resp.Body, 16)

@@ -27,10 +27,10 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// meshPrefix holds a key for every mesh that something was ever put into, by the
-// mesh's name. It is written with each such object and guarded by each deletion
-// of a mesh, so that of two that would miss each other one fails. The value is what
-// came last, for people who look.
+// meshPrefix holds a key for every mesh that ever had a member, by the mesh's name.
+// It is written with each such object and guarded by each deletion of a mesh, so that
+// of two concurrent transactions one fails. The value names the last member written,
+// for debugging.
 const meshPrefix = "/proxima/meshes/"
 
 // meshes is the registry of Meshes. One that namespaces belong to, or that others
@@ -121,8 +121,10 @@ func (m *meshes) join(ctx context.Context, r *registry, obj resource.Object, pat
 	return nil
 }
 
-// Delete removes a mesh that nobody is in.
-func (m *meshes) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (out runtime.Object, gone bool, err error) {
+// Delete removes a mesh that has no members.
+func (m *meshes) Delete(
+	ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions,
+) (out runtime.Object, gone bool, err error) {
 	err = m.attempts(ctx, func(ctx context.Context) error {
 		out, gone, err = m.registry.Delete(ctx, name, m.leaving(validate), options.DeepCopy())
 		return err
@@ -131,7 +133,9 @@ func (m *meshes) Delete(ctx context.Context, name string, validate rest.Validate
 }
 
 // DeleteCollection deletes Meshes one after the other, each as Delete does.
-func (m *meshes) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions) (out runtime.Object, err error) {
+func (m *meshes) DeleteCollection(
+	ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions,
+) (out runtime.Object, err error) {
 	err = m.attempts(ctx, func(ctx context.Context) error {
 		out, err = m.registry.DeleteCollection(ctx, m.leaving(validate), options, list)
 		return err
@@ -139,8 +143,8 @@ func (m *meshes) DeleteCollection(ctx context.Context, validate rest.ValidateObj
 	return out, err
 }
 
-// leaving makes the check of a deletion refuse where the mesh is needed, and set
-// up the guard that nobody comes in.
+// leaving extends the validation of a deletion: it refuses if the mesh is in use, and
+// sets up the guard against new members.
 func (m *meshes) leaving(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if validate != nil {
@@ -162,7 +166,8 @@ func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
 	}
 	set.Reset()
 	if mesh.Name == meshv1alpha1.DefaultMesh {
-		return apierrors.NewForbidden(m.DefaultQualifiedResource, mesh.Name, errors.New("this mesh may not be deleted: it is that of every namespace that names no other"))
+		return apierrors.NewForbidden(m.DefaultQualifiedResource, mesh.Name,
+			errors.New("this mesh may not be deleted: it is that of every namespace that names no other"))
 	}
 	// The order matters: who comes in after the claim was read changes it.
 	rec, claimed, _, err := m.store.Get(ctx, meshPrefix+mesh.Name, 0)
@@ -196,8 +201,8 @@ func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
 	return nil
 }
 
-// inUse refuses the deletion of a mesh if a list holds anything. how tells what the
-// list is, and fix what to do about it.
+// inUse refuses the deletion of a mesh if a list is not empty. how describes the
+// list's relation to the mesh, and fix how to resolve it.
 func (m *meshes) inUse(mesh *meshv1alpha1.Mesh, list runtime.Object, how, fix string) error {
 	var names []string
 	more := 0

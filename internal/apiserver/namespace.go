@@ -30,9 +30,9 @@ var immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.
 // namespace turns Terminating, a controller deletes what is in it and takes
 // itself off spec.finalizers, and with the last finalizer the namespace goes.
 //
-// Objects are created under the guard that their namespace is as it was when it
-// was asked (see admit). So once a namespace is Terminating, whoever lists what
-// is in it sees everything, whichever instance took the creation.
+// Objects are created under the guard that their namespace has not changed since it
+// was checked (see admit). So once a namespace is Terminating, a list of its content
+// is complete, whichever instance handled the creation.
 type namespaces struct {
 	*registry
 	// stored is how Namespaces are stored.
@@ -43,13 +43,15 @@ func newNamespaces(r *registry, stored *kvstorage.Resource) *namespaces {
 	r.ShouldDeleteDuringUpdate = func(_ context.Context, _ string, obj, _ runtime.Object) bool {
 		return len(obj.(*corev1.Namespace).Spec.Finalizers) == 0
 	}
-	// Clients learn from the answer that the namespace is still terminating.
+	// The answer shows clients that the namespace is still terminating.
 	r.ReturnDeletedObject = true
 	return &namespaces{registry: r, stored: stored}
 }
 
 // Delete turns a namespace Terminating, or removes it if nothing holds it.
-func (n *namespaces) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (n *namespaces) Delete(
+	ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions,
+) (runtime.Object, bool, error) {
 	if slices.Contains(immortal, name) {
 		return nil, false, apierrors.NewForbidden(n.DefaultQualifiedResource, name, errors.New("this namespace may not be deleted"))
 	}
@@ -70,7 +72,9 @@ func (n *namespaces) Delete(ctx context.Context, name string, validate rest.Vali
 }
 
 // terminate sets the deletion timestamp and the phase. Idempotent.
-func (n *namespaces) terminate(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, error) {
+func (n *namespaces) terminate(
+	ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions,
+) (runtime.Object, error) {
 	key, err := n.KeyFunc(ctx, name)
 	if err != nil {
 		return nil, err
@@ -140,8 +144,8 @@ func (n *namespaces) admit(ctx context.Context, kind *resource.Descriptor, obj r
 		return guard{}, err
 	}
 	if ctx.Value(firstAttempt{}) != nil {
-		// What the watch cache says is good enough where the guard decides. Where it
-		// says no, it may be behind.
+		// Where the guard decides, a yes from the watch cache is enough. A no may be
+		// out of date.
 		var cached corev1.Namespace
 		err := n.Storage.Get(ctx, key, storage.GetOptions{ResourceVersion: "0"}, &cached)
 		if err == nil && cached.Status.Phase != corev1.NamespaceTerminating {
@@ -171,7 +175,7 @@ func guardOf(stored *kvstorage.Resource, obj metav1.Object) (guard, error) {
 	return guard{key: key, at: store.Revision(at)}, nil
 }
 
-// terminatingError is Kubernetes' own, which clients look into for the cause.
+// terminatingError is Kubernetes' own error; clients check its cause.
 func terminatingError(group schema.GroupResource, name, namespace string) error {
 	err := apierrors.NewForbidden(group, name,
 		fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))

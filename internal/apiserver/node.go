@@ -50,13 +50,17 @@ func (n *nodes) Update(ctx context.Context, name string, info rest.UpdatedObject
 }
 
 // Delete removes a Node and leaves the record.
-func (n *nodes) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (n *nodes) Delete(
+	ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions,
+) (runtime.Object, bool, error) {
 	ctx, _ = kvstorage.WithCompanions(ctx, kvstorage.OnDelete)
 	return n.registry.Delete(ctx, name, n.leaving(validate), options)
 }
 
 // DeleteCollection deletes Nodes one after the other, each as Delete does.
-func (n *nodes) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions) (runtime.Object, error) {
+func (n *nodes) DeleteCollection(
+	ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions,
+) (runtime.Object, error) {
 	ctx, _ = kvstorage.WithCompanions(ctx, kvstorage.OnDelete)
 	return n.registry.DeleteCollection(ctx, n.leaving(validate), options, list)
 }

@@ -51,7 +51,7 @@ func TestNodeDeletionIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// recorded looks whether the record came with the deletion: no revision has one
+	// recorded checks whether the record came with the deletion: no revision has one
 	// without the other.
 	recorded := func(name string, want bool) {
 		t.Helper()
@@ -118,7 +118,7 @@ func TestNodeDeletionIsRecorded(t *testing.T) {
 	recorded("d1", true)
 }
 
-// A watch ends when the guard of its request says so.
+// A watch ends when the guard of its request ends it.
 func TestGuardEndsWatches(t *testing.T) {
 	st := memory.New(memory.Options{})
 	t.Cleanup(func() { st.Close() })

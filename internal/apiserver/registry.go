@@ -34,9 +34,8 @@ type registry struct {
 	guarded bool
 }
 
-// maxGuardAttempts is how often a write is tried whose guards failed. Each
-// failure is somebody else's write that came through, and what is guarded
-// changes seldom.
+// maxGuardAttempts is how often a write is tried whose guards fail. Each failure
+// means that another write succeeded, and guarded objects change seldom.
 const maxGuardAttempts = 16
 
 // front is a registry as its users see it, with the behaviour that some kinds
@@ -49,10 +48,10 @@ type front interface {
 	rest.Watcher
 }
 
-// within makes every creation, also one by an update or apply, ask whether its
-// namespace takes new objects. The answer is guarded: if the namespace changes
-// before the object is stored, whoever shares the store changed it, the object is
-// not stored.
+// within makes every creation, also one by an update or apply, check whether its
+// namespace accepts new objects. The result is guarded: if any instance that shares
+// the store changes the namespace before the object is stored, the object is not
+// stored.
 func (r *registry) within(namespaces *namespaces) {
 	r.guarded = true
 	next := r.BeginCreate
@@ -84,7 +83,9 @@ type guard struct {
 }
 
 // Create implements rest.Creater.
-func (r *registry) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
+func (r *registry) Create(
+	ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions,
+) (out runtime.Object, err error) {
 	if err := checkMeta(r.kind.GVK.GroupKind(), obj); err != nil {
 		return nil, err
 	}
@@ -158,12 +159,12 @@ func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, k
 	if err != nil {
 		return nil, fmt.Errorf("registry of %s: %w", kind.GVK, err)
 	}
-	// Events belong to nobody, as in Kubernetes.
+	// Events have no owners, as in Kubernetes.
 	made.EnableGarbageCollection = kind.GVK.Kind != "Event"
 	return &registry{Store: made, kind: kind}, nil
 }
 
-// isGraceful tells the kinds whose deletion leaves the workload time to end.
+// isGraceful reports whether deletions of a kind have a grace period.
 func isGraceful(kind *resource.Descriptor) bool {
 	return kind.GVK == corev1.SchemeGroupVersion.WithKind("Pod") ||
 		kind.GVK == meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane")

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// registerReviews registers the types by which a client asks who it is and what
-// it may do.
+// registerReviews registers the types that report a client's identity and
+// permissions.
 func registerReviews(scheme *runtime.Scheme) {
 	scheme.AddKnownTypes(authenticationv1.SchemeGroupVersion, authenticationReviews()...)
 	scheme.AddKnownTypes(authorizationv1.SchemeGroupVersion, authorizationReviews()...)
@@ -42,11 +42,11 @@ func authorizationReviews() []runtime.Object {
 	}
 }
 
-// review answers a question that is asked by "creating" it. Nothing is stored.
+// review answers a request that "creates" it. Nothing is stored.
 type review struct {
 	newFunc  func() runtime.Object
 	singular string
-	// namespaced: the question is asked about one namespace, under its URL.
+	// namespaced: the review is about one namespace, under its URL.
 	namespaced bool
 	answer     func(ctx context.Context, who user.Info, question runtime.Object) error
 }
@@ -70,7 +70,9 @@ func (r review) NamespaceScoped() bool { return r.namespaced }
 func (r review) GetSingularName() string { return r.singular }
 
 // Create answers the question in obj.
-func (r review) Create(ctx context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (r review) Create(
+	ctx context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions,
+) (runtime.Object, error) {
 	who, ok := request.UserFrom(ctx)
 	if !ok {
 		return nil, apierrors.NewBadRequest("no user present on request")

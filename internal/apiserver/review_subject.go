@@ -17,9 +17,9 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// tokenReview tells other servers whose token they were shown. Tokens are good
-// for this API alone, so no other audience is ever confirmed: status.audiences
-// stays empty, which means just that.
+// tokenReview authenticates a token on behalf of another server. Tokens are valid
+// for this API alone, so no other audience is ever confirmed: status.audiences stays
+// empty, which means exactly that.
 func tokenReview(authn authenticator.Request) review {
 	return review{
 		newFunc:  func() runtime.Object { return &authenticationv1.TokenReview{} },
@@ -29,8 +29,7 @@ func tokenReview(authn authenticator.Request) review {
 			if r.Spec.Token == "" {
 				return apierrors.NewBadRequest("token is required for TokenReview in authentication")
 			}
-			// Nobody but the authenticator knows what a good token is, and it reads
-			// requests.
+			// Only the authenticator can validate a token, and its input is a request.
 			shown := (&http.Request{Header: http.Header{"Authorization": {"Bearer " + r.Spec.Token}}}).WithContext(ctx)
 			answer, ok, err := authn.AuthenticateRequest(shown)
 			r.Status = authenticationv1.TokenReviewStatus{}
@@ -45,7 +44,7 @@ func tokenReview(authn authenticator.Request) review {
 	}
 }
 
-// subjectAccessReview tells what somebody else may do.
+// subjectAccessReview reports what another user may do.
 func subjectAccessReview(authz authorizer.Authorizer) review {
 	return review{
 		newFunc:  func() runtime.Object { return &authorizationv1.SubjectAccessReview{} },
@@ -92,7 +91,8 @@ func checkLocalReview(ctx context.Context, r *authorizationv1.LocalSubjectAccess
 		errs = append(errs, field.Invalid(spec.Child("resourceAttributes", "namespace"), a.Namespace, "must match metadata.namespace"))
 	}
 	if r.Spec.NonResourceAttributes != nil {
-		errs = append(errs, field.Invalid(spec.Child("nonResourceAttributes"), r.Spec.NonResourceAttributes, "disallowed on this kind of request"))
+		errs = append(errs,
+			field.Invalid(spec.Child("nonResourceAttributes"), r.Spec.NonResourceAttributes, "disallowed on this kind of request"))
 	}
 	return errs
 }
@@ -104,14 +104,17 @@ func checkSubject(spec *authorizationv1.SubjectAccessReviewSpec) field.ErrorList
 	return nil
 }
 
-// checkAccessReview: a question has no name and asks about one thing.
-func checkAccessReview(meta *metav1.ObjectMeta, r *authorizationv1.ResourceAttributes, n *authorizationv1.NonResourceAttributes) (errs field.ErrorList) {
+// checkAccessReview: a review has no name and exactly one subject.
+func checkAccessReview(
+	meta *metav1.ObjectMeta, r *authorizationv1.ResourceAttributes, n *authorizationv1.NonResourceAttributes,
+) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
 	switch {
 	case r != nil && n != nil:
 		errs = append(errs, field.Invalid(spec.Child("nonResourceAttributes"), n, "cannot be specified in combination with resourceAttributes"))
 	case r == nil && n == nil:
-		errs = append(errs, field.Invalid(spec.Child("resourceAttributes"), r, "exactly one of nonResourceAttributes or resourceAttributes must be specified"))
+		errs = append(errs,
+			field.Invalid(spec.Child("resourceAttributes"), r, "exactly one of nonResourceAttributes or resourceAttributes must be specified"))
 	}
 	if meta.Name != "" || meta.Namespace != "" || len(meta.Labels) > 0 || len(meta.Annotations) > 0 {
 		errs = append(errs, field.Invalid(field.NewPath("metadata"), meta.Name, "must be empty"))
@@ -134,7 +137,7 @@ func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	return who
 }
 
-// decide asks the authorizer; exactly one of r and n is set.
+// decide calls the authorizer; exactly one of r and n is set.
 func decide(ctx context.Context, authz authorizer.Authorizer, who user.Info,
 	r *authorizationv1.ResourceAttributes, n *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
 	attrs := authorizer.AttributesRecord{User: who}

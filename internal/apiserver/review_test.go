@@ -15,10 +15,12 @@ func TestTokenReview(t *testing.T) {
 	for _, contentType := range []string{"", runtime.ContentTypeProtobuf} {
 		reviews := shared.clientset(t, contentType).AuthenticationV1().TokenReviews()
 		ask := func(token string) (*authenticationv1.TokenReview, error) {
-			return reviews.Create(t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+			return reviews.Create(t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}},
+				metav1.CreateOptions{})
 		}
 		r, err := ask("reader")
-		if err != nil || !r.Status.Authenticated || r.Status.User.Username != "rob" || len(r.Status.User.Groups) == 0 || len(r.Status.Audiences) != 0 {
+		if err != nil || !r.Status.Authenticated || r.Status.User.Username != "rob" || len(r.Status.User.Groups) == 0 ||
+			len(r.Status.Audiences) != 0 {
 			t.Errorf("a good token: %v %+v", err, r)
 		}
 		r, err = ask("rubbish")
@@ -29,10 +31,11 @@ func TestTokenReview(t *testing.T) {
 			t.Errorf("no token: %v", err)
 		}
 	}
-	code, _ := shared.do(t, "POST", "/apis/authentication.k8s.io/v1/tokenreviews", "reader", map[string][]string{"Content-Type": {"application/json"}},
+	code, _ := shared.do(t, "POST", "/apis/authentication.k8s.io/v1/tokenreviews", "reader",
+		map[string][]string{"Content-Type": {"application/json"}},
 		`{"spec":{"token":"admin"}}`)
 	if code != 403 {
-		t.Errorf("somebody without the right to ask: %d", code)
+		t.Errorf("a user without the right to review: %d", code)
 	}
 }
 
@@ -48,11 +51,13 @@ func TestSubjectAccessReviews(t *testing.T) {
 	}{
 		{"may", authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: get}, true, ""},
 		{"may not", authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: create}, false, ""},
-		{"a path", authorizationv1.SubjectAccessReviewSpec{User: "rob", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}}, true, ""},
+		{"a path", authorizationv1.SubjectAccessReviewSpec{User: "rob",
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}}, true, ""},
 		{"anonymous", authorizationv1.SubjectAccessReviewSpec{User: "system:anonymous", ResourceAttributes: get}, false, ""},
-		{"nobody", authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: get}, false, "spec.user"},
+		{"no user", authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: get}, false, "spec.user"},
 		{"nothing", authorizationv1.SubjectAccessReviewSpec{User: "rob"}, false, "spec.resourceAttributes"},
-		{"two things", authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: get, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/"}}, false, "spec.nonResourceAttributes"},
+		{"two things", authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: get,
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/"}}, false, "spec.nonResourceAttributes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r, err := authz.SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: tc.spec}, metav1.CreateOptions{})
@@ -66,13 +71,16 @@ func TestSubjectAccessReviews(t *testing.T) {
 		})
 	}
 	for invalid, spec := range map[string]authorizationv1.SubjectAccessReviewSpec{
-		"spec.resourceAttributes.namespace": {User: "rob", ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "other", Verb: "get", Resource: "services"}},
-		"spec.nonResourceAttributes":        {User: "rob", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/"}},
+		"spec.resourceAttributes.namespace": {User: "rob",
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "other", Verb: "get", Resource: "services"}},
+		"spec.nonResourceAttributes": {User: "rob", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/"}},
 	} {
-		_, err := authz.LocalSubjectAccessReviews("default").Create(t.Context(), &authorizationv1.LocalSubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		_, err := authz.LocalSubjectAccessReviews("default").Create(t.Context(), &authorizationv1.LocalSubjectAccessReview{Spec: spec},
+			metav1.CreateOptions{})
 		checkReview(t, "local only", false, invalid, err, nil)
 	}
-	named := &authorizationv1.SubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: get}}
+	named := &authorizationv1.SubjectAccessReview{ObjectMeta: metav1.ObjectMeta{Name: "x"},
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: "rob", ResourceAttributes: get}}
 	_, err := authz.SubjectAccessReviews().Create(t.Context(), named, metav1.CreateOptions{})
 	checkReview(t, "with a name", false, "metadata", err, nil)
 	self := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{}}
@@ -80,7 +88,9 @@ func TestSubjectAccessReviews(t *testing.T) {
 	checkReview(t, "about oneself and nothing", false, "spec.resourceAttributes", err, nil)
 }
 
-func checkReview(t *testing.T, what string, allowed bool, invalid string, err error, status func() authorizationv1.SubjectAccessReviewStatus) {
+func checkReview(
+	t *testing.T, what string, allowed bool, invalid string, err error, status func() authorizationv1.SubjectAccessReviewStatus,
+) {
 	t.Helper()
 	if invalid != "" {
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), " "+invalid+": ") {

@@ -76,7 +76,7 @@ func nameFor(k *resource.Descriptor, name, ip string) string {
 	return name
 }
 
-// scheme knows all kinds as clients see them.
+// scheme has all kinds as clients see them.
 func scheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	s := runtime.NewScheme()

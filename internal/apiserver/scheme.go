@@ -104,7 +104,7 @@ func (s *schemes) storageCodec(kind *resource.Descriptor) (runtime.Codec, error)
 	return s.codecs.CodecForVersions(info.Serializer, s.codecs.UniversalDeserializer(), kind.GVK.GroupVersion(), internal), nil
 }
 
-// isProtobuf tells whether a kind can be encoded as protobuf.
+// isProtobuf reports whether a kind can be encoded as protobuf.
 func isProtobuf(kind *resource.Descriptor) bool {
 	_, ok := kind.New().(interface{ Marshal() ([]byte, error) })
 	return ok
@@ -119,7 +119,7 @@ func (s *schemes) negotiated(kinds []*resource.Descriptor) runtime.NegotiatedSer
 	return s.codecs
 }
 
-// textOnly speaks JSON and YAML.
+// textOnly supports JSON and YAML only.
 type textOnly struct{ runtime.NegotiatedSerializer }
 
 func (t textOnly) SupportedMediaTypes() []runtime.SerializerInfo {
@@ -132,8 +132,8 @@ func (t textOnly) SupportedMediaTypes() []runtime.SerializerInfo {
 	return out
 }
 
-// fieldLabels tells which fields a selector may name, and by what name they are
-// found in the attributes of a stored object.
+// fieldLabels defines which fields a selector may name, and their names in the
+// attributes of a stored object.
 func fieldLabels(kind *resource.Descriptor) runtime.FieldLabelConversionFunc {
 	known := map[string]string{"metadata.name": "metadata.name", "metadata.namespace": "metadata.namespace"}
 	if kind.Fields != nil {

@@ -43,12 +43,12 @@ type Config struct {
 	Listener net.Listener
 	// CertPEM and KeyPEM are the serving certificate with its chain, and its key.
 	CertPEM, KeyPEM []byte
-	// ClientCAPEM are the authorities that client certificates are asked of.
+	// ClientCAPEM are the authorities that the TLS handshake names for client certificates.
 	ClientCAPEM []byte
-	// Authenticator says who a request is from. It must refuse credentials that
-	// are wrong; anonymous access is decided here.
+	// Authenticator identifies the user of a request. It must refuse invalid
+	// credentials; anonymous access is decided here.
 	Authenticator authenticator.Request
-	// Authorizer says what a user may do.
+	// Authorizer decides what a user may do.
 	Authorizer authorizer.UnconditionalAuthorizer
 	Logger     *slog.Logger
 	// Version of Proxima, as in 0.1.0; it is shown behind Kubernetes' own.
@@ -67,11 +67,11 @@ type Config struct {
 	// is. What is encrypted is read past the watch cache: a value that cannot be
 	// decrypted then fails requests that want it, and nothing else. Optional.
 	Transformer func(schema.GroupResource) value.Transformer
-	// Metrics are shown at /metrics, beside the server's own. Optional.
+	// Metrics are served at /metrics, with the server's own. Optional.
 	Metrics prometheus.Gatherer
 	// ServiceCIDRs are the ranges of ClusterIPs at the first start, one or two;
-	// from then on the ServiceCIDR objects say. Optional: then no default ranges
-	// and no Service "kubernetes" are made.
+	// later starts use the ServiceCIDR objects. Optional: without them, neither
+	// default ranges nor the Service "kubernetes" are created.
 	ServiceCIDRs []netip.Prefix
 	// NodePorts is the range of node ports. Optional: 30000-32767.
 	NodePorts ipam.PortRange
@@ -83,9 +83,9 @@ type Config struct {
 	// Guard goes around the handler of every request, before it is recognised.
 	// Optional.
 	Guard func(http.Handler) http.Handler
-	// NodeDeletion is what to keep of a Node that is deleted, in the transaction that
-	// deletes it: a key of the store beside those of objects, and its value. who may
-	// be nil. Optional.
+	// NodeDeletion returns a record that the transaction which deletes a Node writes to
+	// the store: its key, outside the keys of objects, and its value. who may be nil.
+	// Optional.
 	NodeDeletion func(n *corev1.Node, who user.Info) (key string, value []byte, err error)
 	// Writes prepares and judges writes over HTTP by what is written, after
 	// authorization. Optional.
@@ -165,7 +165,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	}
 	c.Authentication.Authenticator = door{s.cfg.Authenticator}
 	c.Authorization.Authorizer = gate{s.cfg.Authorizer}
-	// Nobody calls back over the network; New only insists that it is there.
+	// There are no calls over loopback; New only requires that it is set.
 	c.LoopbackClientConfig = &restclient.Config{}
 	c.EffectiveVersion = newVersion(s.cfg.Version)
 	c.EnableProfiling = false

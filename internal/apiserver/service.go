@@ -26,7 +26,7 @@ import (
 )
 
 // nodePortPrefix holds a key for every claimed node port; the value names the
-// Service. It lies beside the folders of API objects.
+// Service. It is outside the keys of API objects.
 const nodePortPrefix = "/proxima/nodeports/"
 
 // maxClaimAttempts bounds how often a write of a Service tries again after
@@ -72,7 +72,9 @@ func (s *services) begin() {
 }
 
 // Create makes a Service with its addresses and ports.
-func (s *services) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (out runtime.Object, err error) {
+func (s *services) Create(
+	ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions,
+) (out runtime.Object, err error) {
 	err = s.attempts(ctx, func(ctx context.Context) error {
 		out, err = s.registry.Create(ctx, obj.DeepCopyObject(), validate, options)
 		return err
@@ -91,7 +93,9 @@ func (s *services) Update(ctx context.Context, name string, info rest.UpdatedObj
 }
 
 // Delete removes a Service and what it holds.
-func (s *services) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (out runtime.Object, gone bool, err error) {
+func (s *services) Delete(
+	ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions,
+) (out runtime.Object, gone bool, err error) {
 	err = s.attempts(ctx, func(ctx context.Context) error {
 		out, gone, err = s.registry.Delete(ctx, name, s.releasing(validate), options.DeepCopy())
 		return err
@@ -100,7 +104,9 @@ func (s *services) Delete(ctx context.Context, name string, validate rest.Valida
 }
 
 // DeleteCollection deletes Services one after the other, each as Delete does.
-func (s *services) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions) (out runtime.Object, err error) {
+func (s *services) DeleteCollection(
+	ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions,
+) (out runtime.Object, err error) {
 	err = s.attempts(ctx, func(ctx context.Context) error {
 		out, err = s.registry.DeleteCollection(ctx, s.releasing(validate), options, list)
 		return err
@@ -139,8 +145,8 @@ func (s *services) attempts(ctx context.Context, write func(context.Context) err
 	return err
 }
 
-// learn notes what somebody else holds. Conflicts on a release teach nothing:
-// the next attempt reads the state anew.
+// learn records an address or port that another Service holds. Conflicts on a release are
+// ignored: the next attempt reads the current state.
 func (c *claim) learn(conflict *kvstorage.CompanionConflictError) {
 	if conflict.Current == nil {
 		return
@@ -236,8 +242,8 @@ func (s *services) release(ctx context.Context, svc *corev1.Service) error {
 	return s.giveBack(ctx, svc, ipam.NewRelease(svc))
 }
 
-// giveBack deletes what a plan releases, but only what is this Service's, and
-// only in the state that was looked at.
+// giveBack deletes what a plan releases, but only what this Service owns, and only if
+// it is unchanged since it was read.
 func (s *services) giveBack(ctx context.Context, svc *corev1.Service, plan ipam.Plan) error {
 	set := kvstorage.CompanionsFrom(ctx)
 	for _, addr := range plan.ReleaseAddresses {

@@ -27,7 +27,7 @@ func service(name string) *corev1.Service {
 	}
 }
 
-// owner is who holds an address; "" if nobody does.
+// owner is the holder of an address; "" if it is free.
 func owner(t *testing.T, cs kubernetes.Interface, ip string) string {
 	t.Helper()
 	got, err := cs.NetworkingV1().IPAddresses().Get(t.Context(), ip, metav1.GetOptions{})
@@ -94,7 +94,8 @@ func TestServiceAddressLife(t *testing.T) {
 	other = service("same-port")
 	other.Spec.Type, other.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, port
 	if _, err := services.Create(t.Context(), other, metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
-		!strings.Contains(err.Error(), "spec.ports[0].nodePort: Invalid value") || !strings.Contains(err.Error(), "provided port is already allocated") {
+		!strings.Contains(err.Error(), "spec.ports[0].nodePort: Invalid value") ||
+		!strings.Contains(err.Error(), "provided port is already allocated") {
 		t.Errorf("taken port: %v", err)
 	}
 	if err := services.Delete(t.Context(), "addressed", metav1.DeleteOptions{}); err != nil {
@@ -138,7 +139,8 @@ func TestServiceFinalizerReleasesAtTheEnd(t *testing.T) {
 	if owner(t, cs, svc.Spec.ClusterIP) == "" {
 		t.Error("the address was released before the service went")
 	}
-	if _, err := services.Patch(t.Context(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := services.Patch(t.Context(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := services.Get(t.Context(), "held", metav1.GetOptions{}); !apierrors.IsNotFound(err) {

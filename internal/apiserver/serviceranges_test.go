@@ -34,7 +34,8 @@ func TestAddressesInServiceRanges(t *testing.T) {
 	}
 	refused := func(method, path, body string) {
 		t.Helper()
-		if code, answer := s.do(t, method, path, "admin", header, body); code != http.StatusUnprocessableEntity || !strings.Contains(answer, "service range") {
+		if code, answer := s.do(t, method, path, "admin", header, body); code != http.StatusUnprocessableEntity ||
+			!strings.Contains(answer, "service range") {
 			t.Errorf("%s %s: %d %s", method, path, code, answer)
 		}
 	}
@@ -55,7 +56,8 @@ func TestAddressesInServiceRanges(t *testing.T) {
 	}
 
 	cidrs := "/apis/networking.k8s.io/v1/servicecidrs"
-	if w := s.warnings(t, "POST", cidrs, `{"metadata":{"name":"more"},"spec":{"cidrs":["10.97.0.0/24"]}}`); !strings.Contains(w, "dataplane default/early") {
+	if w := s.warnings(t, "POST", cidrs, `{"metadata":{"name":"more"},"spec":{"cidrs":["10.97.0.0/24"]}}`); !strings.Contains(w,
+		"dataplane default/early") {
 		t.Errorf("range: warnings %q", w)
 	}
 	// The range takes effect in a moment; what it covers may stay, nothing comes in.

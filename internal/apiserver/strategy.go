@@ -72,8 +72,8 @@ func (s strategy) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) [
 	return s.kind.Warnings(obj.(resource.Object), old.(resource.Object))
 }
 
-// GetResetFields tells server-side apply what a write of the object cannot
-// own: the status, if that is a sub-resource.
+// GetResetFields returns the fields that a write of the object cannot own in
+// server-side apply: the status, if that is a sub-resource.
 func (s strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	if !s.kind.Status {
 		return nil
@@ -110,9 +110,9 @@ func (s statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set
 	return s.reset("spec")
 }
 
-// gracefulStrategy lets workloads end in their own time: a deletion first sets
-// the deletion timestamp; the object goes when its grace period is over, or when
-// whoever runs the workload deletes it without one.
+// gracefulStrategy gives workloads time to end: a deletion first sets the deletion
+// timestamp; the object is removed when its grace period is over, or by a deletion
+// without one from the agent of the workload.
 type gracefulStrategy struct{ strategy }
 
 var _ rest.RESTGracefulDeleteStrategy = gracefulStrategy{}

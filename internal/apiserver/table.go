@@ -13,7 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// tables prints objects of a kind as rows, as its descriptor says.
+// tables prints objects of a kind as rows, as defined by its descriptor.
 type tables struct{ kind *resource.Descriptor }
 
 // ConvertToTable implements rest.TableConvertor for one object or a list.

@@ -11,7 +11,7 @@ const (
 	kubernetesGitVersion = "v1.37.2"
 )
 
-// version says which Kubernetes this server behaves like. Clients parse major
+// version is the Kubernetes version that this server behaves like. Clients parse major
 // and minor as numbers and gitVersion as a semantic version.
 type version struct {
 	compatibility.EffectiveVersion

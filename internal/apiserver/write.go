@@ -24,7 +24,7 @@ type WritePolicy interface {
 	Allow(ctx context.Context, w access.Write) error
 }
 
-// writeCheck is the admission plugin that asks a WritePolicy.
+// writeCheck is the admission plugin that enforces a WritePolicy.
 type writeCheck struct{ policy WritePolicy }
 
 var (
@@ -82,8 +82,8 @@ func peerOf(ctx context.Context) netip.Addr {
 	return peer
 }
 
-// forwarded are the headers by which a proxy says that the peer is not the client
-// (RFC 7239, and what was usual before it).
+// forwarded are the headers by which a proxy shows that the peer is not the client
+// (RFC 7239, and the headers in use before it).
 var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via"}
 
 // directPeer is the address at the other end of the connection, unless a proxy is

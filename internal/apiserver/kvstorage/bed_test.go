@@ -194,8 +194,8 @@ func (b *bed) increaseRV(ctx context.Context, t *testing.T) int64 {
 	return int64(rev)
 }
 
-// compact compacts and, as etcd's compactor does, leaves a mark that takes one
-// revision. It returns when the cache knows.
+// compact compacts the store and, like etcd's compactor, writes a marker that takes
+// one revision. It returns when the cache has seen it.
 func (b *bed) compact(ctx context.Context, t *testing.T, resourceVersion string) {
 	t.Helper()
 	rev, err := strconv.ParseInt(resourceVersion, 10, 64)
@@ -281,14 +281,16 @@ type failingCodec struct {
 	fail atomic.Bool
 }
 
-func (c *failingCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+func (c *failingCodec) Decode(
+	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
+) (runtime.Object, *schema.GroupVersionKind, error) {
 	if c.fail.Load() {
 		return nil, nil, fmt.Errorf("synthetic error")
 	}
 	return c.Codec.Decode(data, defaults, into)
 }
 
-// recordingStore counts reads and tells upstream's recorder of each list.
+// recordingStore counts reads and reports each list to upstream's recorder.
 type recordingStore struct {
 	store.Store
 	reads atomic.Uint64
@@ -308,8 +310,8 @@ func (noEtcd) List(context.Context, string, kubernetes.ListOptions) (kubernetes.
 	return kubernetes.ListResponse{}, nil
 }
 
-// compactorClock is the real clock, but the watch cache's compactor, known by its
-// period, runs when the test says so.
+// compactorClock is the real clock, except that the watch cache's compactor,
+// recognised by its period, runs only when triggered by the test.
 type compactorClock struct {
 	clock.RealClock
 	fire chan time.Time

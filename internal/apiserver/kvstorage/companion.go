@@ -55,8 +55,8 @@ type companion struct {
 //     that the set is meant for, commits them with the object: both or neither,
 //     and no reader sees one without the other. Watchers see the companions just
 //     before the object, each at a revision of its own.
-//   - A commit empties the set. Any failure leaves it as it was, so a caller that
-//     tries again calls Reset first, and sets up anew. A GuaranteedUpdate whose
+//   - A commit empties the set. Any failure leaves it unchanged, so a caller that
+//     retries calls Reset first and fills the set again. A GuaranteedUpdate whose
 //     object does not change still commits the companions, guarded by the state
 //     of the object that tryUpdate saw.
 //   - The object's own condition is checked first. If another writer was faster,
@@ -111,8 +111,8 @@ func (c *Companions) PutObject(ctx context.Context, r *Resource, obj runtime.Obj
 	return nil
 }
 
-// Guard adds a condition without a write: what the object depends on must still
-// be as it was looked at.
+// Guard adds a condition without a write: the record that the object depends on must
+// be unchanged since it was read.
 func (c *Companions) Guard(key string, condition Condition) {
 	c.add(companion{op: store.Op{Key: key}, condition: condition, guard: true})
 }
@@ -130,8 +130,8 @@ func (c *Companions) Reset() {
 	c.items = nil
 }
 
-// Len is the number of companions that wait for a commit. A caller that asks for
-// a dry run or an update that might not happen uses it to see whether they went.
+// Len is the number of companions that wait for a commit. After a dry run, or an
+// update that may be a no-op, it shows whether they were committed.
 func (c *Companions) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +161,7 @@ func (c *Companions) snapshot(kind WriteKind) []companion {
 }
 
 // CompanionConflictError reports that a companion's condition did not hold.
-// Nothing was changed. Where nobody handles it, API clients see a 409 Conflict.
+// Nothing was changed. If it is not handled, API clients get a 409 Conflict.
 type CompanionConflictError struct {
 	// Key of the companion.
 	Key string

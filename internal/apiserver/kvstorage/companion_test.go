@@ -221,7 +221,8 @@ func TestOwnConflictComesFirst(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := []string{b.value(t, addressKey), b.value(t, "/addresses/first-try")}; attempts != 2 || !cmp.Equal(got, []string{"second try", ""}) {
+		if got := []string{b.value(t, addressKey), b.value(t, "/addresses/first-try")}; attempts != 2 ||
+			!cmp.Equal(got, []string{"second try", ""}) {
 			t.Errorf("%d attempts left %q, want 2 and the companions of the second only", attempts, got)
 		}
 	})
@@ -282,7 +283,7 @@ func TestObjectIsNotItsOwnCompanion(t *testing.T) {
 	}
 }
 
-// TestRaceForAddresses: many creators, few addresses, nobody shares.
+// TestRaceForAddresses: many creators, few addresses, no duplicates.
 func TestRaceForAddresses(t *testing.T) {
 	bothWays(t, func(t *testing.T, b *bed) {
 		const creators, addresses = 12, 7
@@ -343,7 +344,8 @@ func TestResourceAsCompanion(t *testing.T) {
 		t.Errorf("an object without uid: error %v", err)
 	}
 	owner.UID = "u"
-	if err := set.PutObject(ctx, addresses, owner, kvstorage.IfAbsent()); err == nil || !strings.Contains(err.Error(), "no creationTimestamp") {
+	if err := set.PutObject(ctx, addresses, owner, kvstorage.IfAbsent()); err == nil ||
+		!strings.Contains(err.Error(), "no creationTimestamp") {
 		t.Errorf("an object without creationTimestamp: error %v", err)
 	}
 	owner.CreationTimestamp = metav1.Unix(1, 0)

@@ -59,15 +59,15 @@ type check struct {
 	name string
 	run  func(*testing.T, *bed)
 	opts bedOptions
-	// gates are set for the check, which then has only itself on other stores
-	// beside it. nil: it runs with all others.
+	// gates are set for the check, which then runs in parallel only with itself on
+	// other stores. nil: it runs in parallel with all others.
 	gates map[featuregate.Feature]bool
-	// alone: nothing may run beside it, not even itself on another store: it sets
-	// gates itself, or is pressed for time.
+	// alone: it does not run in parallel, not even with itself on another store: it
+	// sets gates itself, or is sensitive to timing.
 	alone bool
-	// notCached is why the check says nothing about a cached storage.
+	// notCached is why the check does not apply to a cached storage.
 	notCached string
-	// notBare is why the check says nothing about a bare storage.
+	// notBare is why the check does not apply to a bare storage.
 	notBare string
 }
 
@@ -88,7 +88,7 @@ var checks = []check{
 	{name: "Create", run: func(t *testing.T, b *bed) { storagetesting.RunTestCreate(b.ctx, t, b, b.stored) }},
 	{name: "CreateWithTTL", run: func(t *testing.T, b *bed) { storagetesting.RunTestCreateWithTTL(b.ctx, t, b) }},
 	{name: "CreateWithKeyExist", run: func(t *testing.T, b *bed) { storagetesting.RunTestCreateWithKeyExist(b.ctx, t, b) }},
-	// Get's object lives for a second, too short beside everything else.
+	// Get's object lives for a second, too short to run in parallel with the rest.
 	{name: "Get", gates: map[featuregate.Feature]bool{}, run: func(t *testing.T, b *bed) { storagetesting.RunTestGet(b.ctx, t, b) }},
 	{name: "UnconditionalDelete", run: func(t *testing.T, b *bed) { storagetesting.RunTestUnconditionalDelete(b.ctx, t, b) }},
 	{name: "ConditionalDelete", run: func(t *testing.T, b *bed) { storagetesting.RunTestConditionalDelete(b.ctx, t, b) }},
@@ -205,7 +205,8 @@ var checks = []check{
 	}},
 	{name: "DeleteTriggerWatch", run: func(t *testing.T, b *bed) { storagetesting.RunTestDeleteTriggerWatch(b.ctx, t, b) }},
 	{name: "WatchFromNonZero", run: func(t *testing.T, b *bed) { storagetesting.RunTestWatchFromNonZero(b.ctx, t, b) }},
-	{name: "DelayedWatchDelivery", alone: true, run: func(t *testing.T, b *bed) { storagetesting.RunTestDelayedWatchDelivery(b.ctx, t, b.paced(t)) }},
+	{name: "DelayedWatchDelivery", alone: true,
+		run: func(t *testing.T, b *bed) { storagetesting.RunTestDelayedWatchDelivery(b.ctx, t, b.paced(t)) }},
 	{name: "WatchError", notCached: ownReads, run: func(t *testing.T, b *bed) { storagetesting.RunTestWatchError(b.ctx, t, b) }},
 	{name: "WatchWithUnsafeDelete", gates: unsafeDelete, notCached: ownReads, run: func(t *testing.T, b *bed) {
 		storagetesting.RunTestWatchWithUnsafeDelete(b.ctx, t, b, errCorrupt)
@@ -351,10 +352,10 @@ func (s seenCreate) Create(ctx context.Context, key string, obj, out runtime.Obj
 	})
 }
 
-// paced returns a storage whose updates wait until the cache has handed as many
-// events to the watch as that has room for. The check fills the buffers of a watch
-// that nobody reads, and the cache gives up one whose goroutine has not run for a
-// moment by the time they are full.
+// paced returns a storage whose updates wait until the cache has delivered as many
+// events as the watch can buffer. The check fills the buffers of a watch without a
+// reader, and the cache closes a watch whose goroutine was not scheduled in time once
+// they are full.
 func (b *bed) paced(t *testing.T) storage.Interface {
 	if !b.cached {
 		return b

@@ -15,10 +15,10 @@ import (
 // registries and its conformance suite expect 100 (KEP-3926).
 const maxCorruptObjects = 100
 
-// CorruptError says that a stored value can never be read again. Values that do
+// CorruptError reports that a stored value can never be read again. Values that do
 // not decode are corrupt. A value that does not transform is corrupt only if the
-// transformer returns this error: a key server that is away must not make healthy
-// data look deletable.
+// transformer returns this error: while a key server is unreachable, intact data must
+// not be treated as deletable.
 //
 // It matters only while the feature gate AllowUnsafeMalformedObjectDeletion is
 // on: administrators may then delete such objects.
@@ -29,7 +29,7 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("stored object is cor
 func (e *CorruptError) Unwrap() error { return e.Err }
 
 // corruptList collects the broken objects of one list, so that an administrator
-// learns of all at once.
+// sees all of them at once.
 type corruptList struct {
 	causes []metav1.StatusCause
 	first  error

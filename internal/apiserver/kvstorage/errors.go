@@ -21,7 +21,7 @@ func storageError(op, key string, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.Is(err, store.ErrClosed):
-		// The client is told to try again: another instance may serve it.
+		// The client should retry: another instance may serve it.
 		return storage.NewUnreachableError(key, 0)
 	default:
 		return storage.NewInternalError(fmt.Errorf("%s %s: %w", op, key, err))

@@ -19,7 +19,7 @@ import (
 
 var errDisk = errors.New("disk is full")
 
-// faultyStore fails every call while it is told to, and can end its watches.
+// faultyStore fails every call while switched on, and can end its watches.
 type faultyStore struct {
 	store.Store
 	fault atomic.Pointer[error]
@@ -258,7 +258,7 @@ func TestWatchFromAnotherHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, ok := next(t, w).Object.(*metav1.Status); !ok || status.Code != http.StatusGone {
-		t.Errorf("got %+v, want 410, so that the client lists anew", status)
+		t.Errorf("got %+v, want 410, so that the client lists again", status)
 	}
 }
 

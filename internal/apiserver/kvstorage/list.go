@@ -31,7 +31,7 @@ type lister struct {
 
 	at   store.Revision // 0 until the first page is read
 	from string         // key to go on with
-	last string         // last key that was looked at
+	last string         // last key that was processed
 	more bool           // keys follow it
 	// remaining counts the keys that follow; valid if more and nothing is selected.
 	remaining int64

@@ -32,7 +32,9 @@ type Resource struct {
 	corruptible bool
 }
 
-func newResource(group schema.GroupResource, pathPrefix, resourcePrefix string, codec runtime.Codec, transformer value.Transformer) (*Resource, error) {
+func newResource(
+	group schema.GroupResource, pathPrefix, resourcePrefix string, codec runtime.Codec, transformer value.Transformer,
+) (*Resource, error) {
 	if codec == nil {
 		return nil, fmt.Errorf("resource %s: no codec", group)
 	}

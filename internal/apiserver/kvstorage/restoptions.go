@@ -22,11 +22,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// RESTConfig tells how all resources of one server are stored. Store and Codec
+// RESTConfig defines how all resources of one server are stored. Store and Codec
 // are required. The functions are called once per resource and must be pure.
 type RESTConfig struct {
-	// Store stays the caller's: closed by nobody here, and only after every
-	// registry was destroyed.
+	// Store is owned by the caller, who closes it after every registry was
+	// destroyed. It is never closed here.
 	Store store.Store
 	// Codec to store a resource with.
 	Codec func(schema.GroupResource) (runtime.Codec, error)
@@ -174,12 +174,12 @@ func (o *RESTOptions) decorate(
 // declare guards upstream's variable, which is read without a lock.
 var declare sync.Once
 
-// DeclareWatchProgress tells upstream's watch cache that our storage answers
-// RequestWatchProgress. Upstream asks a process-wide variable,
-// feature.DefaultFeatureSupportChecker, which by itself says yes only after
-// it has talked to an etcd; while it says no, every consistent list goes past the
-// cache to the store, and watch lists are refused. This is the one place that
-// replaces it. Idempotent; NewRESTOptions calls it, before any cache exists.
+// DeclareWatchProgress declares to upstream's watch cache that our storage supports
+// RequestWatchProgress. Upstream checks a process-wide variable,
+// feature.DefaultFeatureSupportChecker, whose default is true only after contact with
+// an etcd; until then every consistent list bypasses the cache and reads the store,
+// and watch lists are refused. This is the one place that replaces it. Idempotent;
+// NewRESTOptions calls it, before any cache exists.
 func DeclareWatchProgress() {
 	declare.Do(func() {
 		feature.DefaultFeatureSupportChecker = supportedFeatures{feature.DefaultFeatureSupportChecker}

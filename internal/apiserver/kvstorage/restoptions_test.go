@@ -177,7 +177,7 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 // BenchmarkConsistentList is a list from the watch cache just after a change of
-// another resource, which the cache must learn of first.
+// another resource, for which the cache must first wait.
 func BenchmarkConsistentList(b *testing.B) {
 	s := backends["memory"](b)
 	ctx, registry := newRegistry(b, s, false)

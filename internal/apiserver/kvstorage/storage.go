@@ -208,8 +208,8 @@ func (s *Storage) ReadinessCheck() error {
 
 // GetCurrentResourceVersion implements storage.Interface. The watch cache calls
 // it to serve a consistent list and then waits until it has seen that revision.
-// If the last change was of another resource, only a progress marker tells it so,
-// and it asks for one every 100 ms; asking here saves that wait.
+// If the last change was of another resource, the cache reaches the revision only by
+// a progress marker, which it requests every 100 ms; requesting one here saves that wait.
 func (s *Storage) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 	rev, err := s.store.Revision(ctx)
 	if err != nil {
@@ -222,8 +222,8 @@ func (s *Storage) GetCurrentResourceVersion(ctx context.Context) (uint64, error)
 	return uint64(rev), nil
 }
 
-// RequestWatchProgress implements storage.Interface: every open watch that asked
-// for progress gets a bookmark at the store's global revision. Does not block.
+// RequestWatchProgress implements storage.Interface: every open watch with progress
+// notifications gets a bookmark at the store's global revision. Does not block.
 func (s *Storage) RequestWatchProgress(context.Context) error {
 	s.requestProgress()
 	return nil

@@ -23,8 +23,8 @@ const (
 	resultBuffer = 100
 	// initialPage bounds how many objects one read of the initial state returns.
 	initialPage = 1000
-	// futureRetrySeconds tells a client when to try a revision again that this
-	// instance has not seen yet.
+	// futureRetrySeconds is the Retry-After for a revision that this instance has not
+	// reached yet.
 	futureRetrySeconds = 1
 )
 
@@ -67,9 +67,9 @@ func (s *Storage) Watch(ctx context.Context, key string, opts storage.ListOption
 		result:    make(chan watch.Event, resultBuffer),
 		nudge:     make(chan struct{}, 1),
 	}
-	if asked := opts.SendInitialEvents; asked != nil {
-		w.initial = *asked
-		w.bookmark = *asked && opts.Predicate.AllowWatchBookmarks
+	if initial := opts.SendInitialEvents; initial != nil {
+		w.initial = *initial
+		w.bookmark = *initial && opts.Predicate.AllowWatchBookmarks
 	} else {
 		w.initial = rv == 0
 	}
@@ -288,15 +288,15 @@ func (w *watcher) send(e watch.Event) {
 	}
 }
 
-// corruptDeletionError ends a watch that cannot tell which object was deleted.
+// corruptDeletionError ends a watch that cannot determine which object was deleted.
 type corruptDeletionError struct{ err *CorruptError }
 
 func (e *corruptDeletionError) Error() string {
 	return fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", e.err)
 }
 
-// errorEvent tells the client why its watch ends, and by the status whether to
-// go on at the same revision (503, 500) or to list anew (410).
+// errorEvent reports to the client why its watch ends. The status decides whether the
+// client resumes at the same revision (503, 500) or lists again (410).
 func errorEvent(err error) watch.Event {
 	var status *apierrors.StatusError
 	var corrupt *corruptDeletionError
@@ -312,8 +312,8 @@ func errorEvent(err error) watch.Event {
 	case errors.Is(err, store.ErrCompacted):
 		status = apierrors.NewResourceExpired(watchExpired)
 	case errors.Is(err, store.ErrFuture):
-		// A revision that this history never reached was handed out by another
-		// one. Waiting for it would skip changes; listing anew is always right.
+		// A revision that this history never reached comes from another history.
+		// Waiting for it would skip changes; listing again is always correct.
 		status = apierrors.NewResourceExpired(watchFuture)
 	case errors.Is(err, store.ErrClosed):
 		status = apierrors.NewServiceUnavailable(err.Error())

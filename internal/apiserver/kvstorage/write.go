@@ -22,7 +22,7 @@ type state struct {
 	data []byte // serialised, without transformation
 	// rev is 0 for an object that does not exist.
 	rev store.Revision
-	// stale: the transformer wants the value written anew.
+	// stale: the transformer requires the value to be rewritten.
 	stale bool
 	// current: read from the store, not suggested by the caller.
 	current bool
@@ -100,9 +100,9 @@ func (r *reader) first(ctx context.Context, suggestion runtime.Object) (*state, 
 	return r.read(ctx)
 }
 
-// afterRefusal decides what an error of the caller's function (or precondition)
-// means. If it judged a suggestion that was out of date, the fresh state is
-// returned, to be judged anew; otherwise the error stands.
+// afterRefusal handles an error of the caller's function (or precondition). If it was
+// computed from a suggestion that is out of date, the current state is returned for
+// another attempt; otherwise the error is final.
 func (r *reader) afterRefusal(ctx context.Context, judged *state, refusal error) (*state, error) {
 	if judged.current {
 		return nil, refusal
@@ -121,7 +121,9 @@ func (r *reader) afterRefusal(ctx context.Context, judged *state, refusal error)
 // seen, together with the companions of ctx. It returns the revision of op, or
 // of the condition without op. A conflict on key itself is returned as lost; one
 // on a companion is an error.
-func (s *Storage) commit(ctx context.Context, kind WriteKind, key string, seen store.Revision, op *store.Op) (rev store.Revision, lost *store.ConflictError, err error) {
+func (s *Storage) commit(
+	ctx context.Context, kind WriteKind, key string, seen store.Revision, op *store.Op,
+) (rev store.Revision, lost *store.ConflictError, err error) {
 	set := CompanionsFrom(ctx)
 	companions := set.snapshot(kind)
 	// The object's condition comes first, so that it is the one to be reported:
@@ -239,7 +241,9 @@ func (s *Storage) GuaranteedUpdate(
 }
 
 // attempt runs the caller's function on a state.
-func (r *reader) attempt(st *state, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc) (data []byte, ttl uint64, err error) {
+func (r *reader) attempt(
+	st *state, preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc,
+) (data []byte, ttl uint64, err error) {
 	if err := preconditions.Check(r.key, st.obj); err != nil {
 		return nil, 0, err
 	}
@@ -258,7 +262,9 @@ func (r *reader) attempt(st *state, preconditions *storage.Preconditions, tryUpd
 
 // update commits one attempt. If another writer was faster, it returns the state
 // to try again with.
-func (r *reader) update(ctx context.Context, st *state, data []byte, ttl uint64, unchanged bool, destination runtime.Object) (*state, error) {
+func (r *reader) update(
+	ctx context.Context, st *state, data []byte, ttl uint64, unchanged bool, destination runtime.Object,
+) (*state, error) {
 	var op *store.Op
 	if !unchanged {
 		sealed, err := r.transform(ctx, r.key, data)
@@ -298,7 +304,7 @@ func (s *Storage) Delete(
 	if err != nil {
 		return err
 	}
-	if st.rev == 0 { // a suggestion that was never stored says nothing
+	if st.rev == 0 { // the suggestion was never stored
 		if st, err = r.read(ctx); err != nil {
 			return err
 		}
@@ -326,7 +332,9 @@ func (s *Storage) Delete(
 	}
 }
 
-func checkDeletion(ctx context.Context, key string, obj runtime.Object, preconditions *storage.Preconditions, validate storage.ValidateObjectFunc) error {
+func checkDeletion(
+	ctx context.Context, key string, obj runtime.Object, preconditions *storage.Preconditions, validate storage.ValidateObjectFunc,
+) error {
 	if err := preconditions.Check(key, obj); err != nil {
 		return err
 	}

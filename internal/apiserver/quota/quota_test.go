@@ -34,7 +34,8 @@ func TestPool(t *testing.T) {
 }
 
 func TestSmallPool(t *testing.T) {
-	if p := Quarter(2); p.Share() != 1 || p.Take("a", 1, false) != Taken || p.Take("a", 1, false) != ShareUsed || p.Take("b", 1, false) != Taken {
+	if p := Quarter(2); p.Share() != 1 || p.Take("a", 1, false) != Taken || p.Take("a", 1, false) != ShareUsed ||
+		p.Take("b", 1, false) != Taken {
 		t.Error("a quarter of 2 is not 1")
 	}
 }
