@@ -93,7 +93,8 @@ func (r *Renewer) fix(failure error) string {
 	if errors.Is(failure, ErrRefused) || c == nil {
 		return create
 	}
-	return "the agent renews it by itself when the control plane at " + r.cfg.Server + " answers: is that reachable from here? if it still refuses then, " + create
+	return "the agent renews it by itself when the control plane at " + r.cfg.Server +
+		" answers: is that reachable from here? if it still refuses then, " + create
 }
 
 // age in a unit that suits it.

@@ -131,7 +131,8 @@ func TestCreateRefuses(t *testing.T) {
 		kind Kind
 		name string
 		ttl  time.Duration
-	}{{"root", "x", 0}, {Node, "", 0}, {Node, "A", 0}, {Node, "a:b", 0}, {Zone, "a.b", 0}, {Admin, "a", -1}, {Admin, "a", 20 * authorityLife}} {
+	}{{"root", "x", 0}, {Node, "", 0}, {Node, "A", 0}, {Node, "a:b", 0}, {Zone, "a.b", 0}, {Admin, "a", -1},
+		{Admin, "a", 20 * authorityLife}} {
 		if _, _, err := ts.Create(t.Context(), tc.kind, tc.name, tc.ttl, ""); err == nil {
 			t.Errorf("%+v was accepted", tc)
 		}

@@ -123,7 +123,8 @@ func ExampleIntercept() {
 		return next(ctx)
 	})
 	c := resource.Wrap(fake(), tenant)
-	for _, key := range []resource.Key{{Namespace: "mine", Name: "a"}, {Namespace: "yours", Name: "a"}, {Namespace: "mine", Name: "b"}, {Namespace: "mine", Name: "c"}} {
+	for _, key := range []resource.Key{{Namespace: "mine", Name: "a"}, {Namespace: "yours", Name: "a"}, {Namespace: "mine", Name: "b"},
+		{Namespace: "mine", Name: "c"}} {
 		_, err := c.Create(context.Background(), kind.ConfigMap, configMap(key.Namespace, key.Name))
 		fmt.Println(key, err)
 	}

@@ -128,7 +128,8 @@ func TestAuthorize(t *testing.T) {
 		tc.what.User = tc.who
 		a := NewAuthorizer()
 		got, reason, err := a.Authorize(context.Background(), tc.what)
-		name := tc.who.GetName() + " " + tc.what.Verb + " " + tc.what.Resource + "/" + tc.what.Subresource + " " + tc.what.Namespace + "/" + tc.what.Name + tc.what.Path
+		name := tc.who.GetName() + " " + tc.what.Verb + " " + tc.what.Resource + "/" + tc.what.Subresource + " " + tc.what.Namespace + "/" +
+			tc.what.Name + tc.what.Path
 		if err != nil || (got == authorizer.DecisionAllow) != (tc.deny == "") {
 			t.Errorf("%s: %v %q %v", name, got, reason, err)
 		}
@@ -142,7 +143,8 @@ func TestAuthorize(t *testing.T) {
 			t.Errorf("%s: the two ways to ask differ", name)
 		}
 	}
-	if d, _, _ := NewAuthorizer().Authorize(context.Background(), authorizer.AttributesRecord{Verb: "get", Path: "/healthz"}); d == authorizer.DecisionAllow {
+	if d, _, _ := NewAuthorizer().Authorize(context.Background(),
+		authorizer.AttributesRecord{Verb: "get", Path: "/healthz"}); d == authorizer.DecisionAllow {
 		t.Error("a request without a user was allowed")
 	}
 }

@@ -32,15 +32,20 @@ func TestHolders(t *testing.T) {
 		refused  bool
 	}
 	for name, writes := range map[string][]write{
-		"renewal":                     {{at: 0, from: "n1/a", to: "n1/a", renewed: past}, {at: 10, from: "n1/a", to: "n1/a", renewed: past}},
-		"a second machine":            {{at: 0, from: "n1/a", to: "n1/a", renewed: past}, {at: 5, from: "n1/a", to: "n1/b", renewed: past, refused: true}},
-		"unknown lease is fresh":      {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true}, {at: 39, from: "n1/a", to: "n1/b", renewed: past, refused: true}},
-		"ran out":                     {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true}, {at: 40, from: "n1/a", to: "n1/b", renewed: past}},
-		"renewed meanwhile elsewhere": {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true}, {at: 40, from: "n1/a", to: "n1/b", renewed: past.Add(time.Second), refused: true}},
-		"released":                    {{at: 0, from: "", to: "n1/b", renewed: past}},
-		"of an older agent":           {{at: 0, from: "n1", to: "n1/b", renewed: past}},
-		"the loser comes back":        {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true}, {at: 40, from: "n1/a", to: "n1/b", renewed: past}, {at: 41, from: "n1/b", to: "n1/a", renewed: past, refused: true}},
-		"release of one's own":        {{at: 0, from: "n1/a", to: "", renewed: past}},
+		"renewal": {{at: 0, from: "n1/a", to: "n1/a", renewed: past}, {at: 10, from: "n1/a", to: "n1/a", renewed: past}},
+		"a second machine": {{at: 0, from: "n1/a", to: "n1/a", renewed: past},
+			{at: 5, from: "n1/a", to: "n1/b", renewed: past, refused: true}},
+		"unknown lease is fresh": {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true},
+			{at: 39, from: "n1/a", to: "n1/b", renewed: past, refused: true}},
+		"ran out": {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true},
+			{at: 40, from: "n1/a", to: "n1/b", renewed: past}},
+		"renewed meanwhile elsewhere": {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true},
+			{at: 40, from: "n1/a", to: "n1/b", renewed: past.Add(time.Second), refused: true}},
+		"released":          {{at: 0, from: "", to: "n1/b", renewed: past}},
+		"of an older agent": {{at: 0, from: "n1", to: "n1/b", renewed: past}},
+		"the loser comes back": {{at: 0, from: "n1/a", to: "n1/b", renewed: past, refused: true},
+			{at: 40, from: "n1/a", to: "n1/b", renewed: past}, {at: 41, from: "n1/b", to: "n1/a", renewed: past, refused: true}},
+		"release of one's own": {{at: 0, from: "n1/a", to: "", renewed: past}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := NewHolders()

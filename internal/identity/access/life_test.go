@@ -344,12 +344,13 @@ func TestRenewExpired(t *testing.T) {
 		withdraw     func(t *testing.T, s *server, m *machine)
 		renewed      bool
 	}{
-		"an hour late":    {window: 30 * day, away: 25 * time.Hour, renewed: true},
-		"29 days late":    {window: 30 * day, away: 30 * day, renewed: true},
-		"31 days late":    {window: 30 * day, away: 32*day + time.Hour},
-		"off":             {window: 0, away: 25 * time.Hour},
-		"revoked before":  {window: 30 * day, away: 25 * time.Hour, withdraw: revoke},
-		"node is deleted": {window: 30 * day, away: 25 * time.Hour, withdraw: func(t *testing.T, s *server, _ *machine) { s.deleteNode(t, "n1") }},
+		"an hour late":   {window: 30 * day, away: 25 * time.Hour, renewed: true},
+		"29 days late":   {window: 30 * day, away: 30 * day, renewed: true},
+		"31 days late":   {window: 30 * day, away: 32*day + time.Hour},
+		"off":            {window: 0, away: 25 * time.Hour},
+		"revoked before": {window: 30 * day, away: 25 * time.Hour, withdraw: revoke},
+		"node is deleted": {window: 30 * day, away: 25 * time.Hour,
+			withdraw: func(t *testing.T, s *server, _ *machine) { s.deleteNode(t, "n1") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -34,7 +34,8 @@ func newRoot(t testing.TB, meshName string) *authority.Root {
 // startZone runs a zone's authority. Only inside of a synctest bubble.
 func startZone(t *testing.T, l authority.IntermediateIssuer, k authority.Keeper) (z *authority.ZoneSigner, stop func()) {
 	t.Helper()
-	z, err := authority.NewZoneSigner(t.Context(), authority.ZoneConfig{Mesh: "shop", Domain: domain(t, "shop.mesh"), Zone: "east", Issuer: l, Keeper: k})
+	z, err := authority.NewZoneSigner(t.Context(),
+		authority.ZoneConfig{Mesh: "shop", Domain: domain(t, "shop.mesh"), Zone: "east", Issuer: l, Keeper: k})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,8 @@ const ExternalTimeout = 60 * time.Second
 // CSRs is the API of CertificateSigningRequest objects; client-go's
 // CertificateSigningRequestInterface is one.
 type CSRs interface {
-	Create(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, opts metav1.CreateOptions) (*certificatesv1.CertificateSigningRequest, error)
+	Create(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
+		opts metav1.CreateOptions) (*certificatesv1.CertificateSigningRequest, error)
 	UpdateApproval(ctx context.Context, name string, csr *certificatesv1.CertificateSigningRequest,
 		opts metav1.UpdateOptions) (*certificatesv1.CertificateSigningRequest, error)
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certificatesv1.CertificateSigningRequest, error)

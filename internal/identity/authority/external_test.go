@@ -130,7 +130,8 @@ func (s *signer) sign(csr *certificatesv1.CertificateSigningRequest) []byte {
 
 func newSigner(t *testing.T) *signer {
 	ca := newCustom(t, "company root", nil, nil)
-	return &signer{api: fake.NewClientset().CertificatesV1().CertificateSigningRequests(), ca: ca, middle: newCustom(t, "company issuer", ca, nil), approve: true}
+	return &signer{api: fake.NewClientset().CertificatesV1().CertificateSigningRequests(), ca: ca,
+		middle: newCustom(t, "company issuer", ca, nil), approve: true}
 }
 
 func (s *signer) external(t *testing.T, edit func(*authority.ExternalConfig)) *authority.External {

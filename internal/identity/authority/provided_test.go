@@ -49,7 +49,8 @@ func (s *source) set(m authority.Material, fail error) {
 
 func material(t testing.TB, c *custom, roots ...*x509.Certificate) authority.Material {
 	t.Helper()
-	return authority.Material{Certificate: authority.EncodeCertificates(c.cert), Key: c.keyPEM(t), Roots: authority.EncodeCertificates(roots...)}
+	return authority.Material{Certificate: authority.EncodeCertificates(c.cert), Key: c.keyPEM(t),
+		Roots: authority.EncodeCertificates(roots...)}
 }
 
 func TestProvided(t *testing.T) {
@@ -84,7 +85,8 @@ func TestProvided(t *testing.T) {
 		{"longer than the path length", material(t, belowNoPath, noPath.cert), 0},
 		{"nothing", authority.Material{}, 0},
 	} {
-		p, err := authority.NewProvided(t.Context(), authority.ProvidedConfig{Domain: domain(t, "shop.mesh"), Source: &source{material: tc.material}})
+		p, err := authority.NewProvided(t.Context(),
+			authority.ProvidedConfig{Domain: domain(t, "shop.mesh"), Source: &source{material: tc.material}})
 		if (err == nil) != (tc.depth > 0) {
 			t.Errorf("%s: %v", tc.what, err)
 		}

@@ -69,7 +69,8 @@ func TestThreeInstances(t *testing.T) {
 	if _, err := clusterkey.Join(ctx, s, keyFile(t, key), items("1"), never); err != nil {
 		t.Errorf("an instance with the same keys: %v", err)
 	}
-	if _, err := clusterkey.Join(ctx, s, keyFile(t, key), items("2"), never); !errors.Is(err, clusterkey.ErrDiffers) || !strings.Contains(err.Error(), "[ca.key secrets.keys]") {
+	if _, err := clusterkey.Join(ctx, s, keyFile(t, key), items("2"), never); !errors.Is(err, clusterkey.ErrDiffers) ||
+		!strings.Contains(err.Error(), "[ca.key secrets.keys]") {
 		t.Errorf("an instance with other keys: %v", err)
 	}
 	if _, err := clusterkey.Join(ctx, s, nil, items("1"), never); !errors.Is(err, clusterkey.ErrKeyNeeded) {
@@ -94,7 +95,8 @@ func TestThreeInstances(t *testing.T) {
 		t.Errorf("%v %v", shared, err)
 	}
 	rec, _, _, err := s.Get(ctx, clusterkey.Key, 0)
-	if err != nil || bytes.Contains(rec.Value, []byte("authority")) || bytes.Contains(rec.Value, []byte(base64.StdEncoding.EncodeToString([]byte("authority 3")))) {
+	if err != nil || bytes.Contains(rec.Value, []byte("authority")) ||
+		bytes.Contains(rec.Value, []byte(base64.StdEncoding.EncodeToString([]byte("authority 3")))) {
 		t.Errorf("the store has the keys in the clear: %v", err)
 	}
 }

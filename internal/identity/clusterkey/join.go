@@ -71,7 +71,8 @@ func join(ctx context.Context, s store.Store, w Wrapper, local Items, fresh func
 		}
 		if shared.revision != 0 {
 			if local != nil && !local.equal(shared.Items) {
-				return nil, fmt.Errorf("%w (%s): remove them from the data directory, or start it with an empty one", ErrDiffers, differing(local, shared.Items))
+				return nil, fmt.Errorf("%w (%s): remove them from the data directory, or start it with an empty one", ErrDiffers,
+					differing(local, shared.Items))
 			}
 			return shared, nil
 		}

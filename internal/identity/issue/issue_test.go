@@ -156,14 +156,15 @@ func TestIssue(t *testing.T) {
 		"another node":                 {forNode(csr(t, "spiffe://shop.mesh/zone/east/node/n2"), "shop"), codes.InvalidArgument},
 		"another zone":                 {forNode(csr(t, "spiffe://shop.mesh/zone/west/node/n1"), "shop"), codes.InvalidArgument},
 		"another account":              {forWorkload(csr(t, "spiffe://shop.mesh/ns/web/sa/admin"), "web", "front-1"), codes.InvalidArgument},
-		"a second name":                {forWorkload(csr(t, front, "spiffe://shop.mesh/ns/web/sa/admin"), "web", "front-1"), codes.InvalidArgument},
-		"no name":                      {forWorkload(csr(t), "web", "front-1"), codes.InvalidArgument},
-		"nothing":                      {&identityv1.IssueRequest{}, codes.InvalidArgument},
-		"no subject":                   {&identityv1.IssueRequest{Request: good}, codes.InvalidArgument},
-		"an empty workload":            {&identityv1.IssueRequest{Request: good, Subject: &identityv1.IssueRequest_Workload{}}, codes.NotFound},
-		"no request":                   {forWorkload(nil, "web", "front-1"), codes.InvalidArgument},
-		"a long request":               {forWorkload(make([]byte, issue.MaxRequest+1), "web", "front-1"), codes.InvalidArgument},
-		"not signed by its key":        {forWorkload(tampered, "web", "front-1"), codes.InvalidArgument},
+		"a second name": {forWorkload(csr(t, front, "spiffe://shop.mesh/ns/web/sa/admin"), "web", "front-1"),
+			codes.InvalidArgument},
+		"no name":               {forWorkload(csr(t), "web", "front-1"), codes.InvalidArgument},
+		"nothing":               {&identityv1.IssueRequest{}, codes.InvalidArgument},
+		"no subject":            {&identityv1.IssueRequest{Request: good}, codes.InvalidArgument},
+		"an empty workload":     {&identityv1.IssueRequest{Request: good, Subject: &identityv1.IssueRequest_Workload{}}, codes.NotFound},
+		"no request":            {forWorkload(nil, "web", "front-1"), codes.InvalidArgument},
+		"a long request":        {forWorkload(make([]byte, issue.MaxRequest+1), "web", "front-1"), codes.InvalidArgument},
+		"not signed by its key": {forWorkload(tampered, "web", "front-1"), codes.InvalidArgument},
 	} {
 		recorded = nil
 		answer, err := s.Issue(t.Context(), tc.request)
@@ -180,7 +181,8 @@ func TestIssue(t *testing.T) {
 			continue
 		}
 		r := recorded[0]
-		if r.ID.String() != leaf.URIs[0].String() || r.Serial != mesh.SerialOf(leaf) || !r.NotAfter.Equal(leaf.NotAfter) || r.Node != "n1" || r.Issuer != "a" {
+		if r.ID.String() != leaf.URIs[0].String() || r.Serial != mesh.SerialOf(leaf) || !r.NotAfter.Equal(leaf.NotAfter) || r.Node != "n1" ||
+			r.Issuer != "a" {
 			t.Errorf("%s: recorded %+v", what, r)
 		}
 		if p := board.Peers("shop"); len(p) != 1 || !p[0].HoldsUntil.Equal(leaf.NotAfter) || p[0].Connected {
@@ -282,7 +284,8 @@ func FuzzIssue(f *testing.F) {
 func TestBoard(t *testing.T) {
 	acks := 0
 	b := issue.NewBoard(func() { acks++ })
-	if err := b.Publish(issue.Published{State: rotation.New("shop", rotation.Authority{ID: "a", Roots: []byte("x")}, time.Now()), Domain: shop(t)}); err == nil {
+	if err := b.Publish(issue.Published{State: rotation.New("shop", rotation.Authority{ID: "a", Roots: []byte("x")}, time.Now()),
+		Domain: shop(t)}); err == nil {
 		t.Error("roots that are no certificates are published")
 	}
 	if trust, err := b.Trust(); err != nil || len(trust.Meshes()) != 0 {

@@ -131,7 +131,8 @@ func TestWorkloadDefaultsAndParts(t *testing.T) {
 
 // FuzzParseID: what is accepted is written back as it was, through a URL too.
 func FuzzParseID(f *testing.F) {
-	for _, s := range []string{"spiffe://default.mesh/ns/shop/sa/web", "spiffe://d/zone/z/node/n", "spiffe://d/zone/z/ingress", "spiffe://1.2.3.4/ns/a/sa/b"} {
+	for _, s := range []string{"spiffe://default.mesh/ns/shop/sa/web", "spiffe://d/zone/z/node/n", "spiffe://d/zone/z/ingress",
+		"spiffe://1.2.3.4/ns/a/sa/b"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -166,7 +167,8 @@ func TestMatcher(t *testing.T) {
 		t.Error("one account")
 	}
 	var none mesh.Matcher
-	if none.Match(web) || none.Match(mesh.ID{}) || !none.Empty() || !mesh.Exactly(mesh.ID{}).Empty() || mesh.Exactly(mesh.ID{}).Match(mesh.ID{}) {
+	if none.Match(web) || none.Match(mesh.ID{}) || !none.Empty() || !mesh.Exactly(mesh.ID{}).Empty() ||
+		mesh.Exactly(mesh.ID{}).Match(mesh.ID{}) {
 		t.Error("an empty set matches")
 	}
 	node, _ := mesh.Node(domain(t, "a.mesh"), "shop", "n")
@@ -200,7 +202,8 @@ var part = rapid.OneOf(
 )
 
 var service = rapid.Custom(func(t *rapid.T) mesh.Service {
-	return mesh.Service{Mesh: part.Draw(t, "mesh"), Namespace: part.Draw(t, "namespace"), Name: part.Draw(t, "name"), Port: part.Draw(t, "port")}
+	return mesh.Service{Mesh: part.Draw(t, "mesh"), Namespace: part.Draw(t, "namespace"), Name: part.Draw(t, "name"),
+		Port: part.Draw(t, "port")}
 })
 
 // TestSNI: a server name is a DNS name, and different for different services.
@@ -219,7 +222,8 @@ func TestSNI(t *testing.T) {
 			t.Fatalf("%q", nameA)
 		}
 		for label := range strings.SplitSeq(nameA, ".") {
-			if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || strings.Trim(label, "-") != label {
+			if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" ||
+				strings.Trim(label, "-") != label {
 				t.Fatalf("label %q of %q", label, nameA)
 			}
 		}
@@ -245,7 +249,8 @@ func TestSNIExamples(t *testing.T) {
 	if one[:16] == two[:16] {
 		t.Error("one hash for two services")
 	}
-	longest := mesh.Service{Mesh: strings.Repeat("m", 63), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63), Port: strings.Repeat("p", 15)}
+	longest := mesh.Service{Mesh: strings.Repeat("m", 63), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63),
+		Port: strings.Repeat("p", 15)}
 	if name, err := mesh.SNI(longest); err != nil || len(name) != 232 {
 		t.Errorf("%d %v", len(name), err)
 	}
@@ -290,7 +295,8 @@ func TestIndexFind(t *testing.T) {
 	if _, ok := (mesh.Index{}).Find(name); ok {
 		t.Error("the zero value finds a service")
 	}
-	for _, in := range []string{"", "proxima", name + ".x", strings.ToUpper(name), strings.Replace(name, "80", "", 1), "0123456789abcdeg.80.a.b.c.proxima"} {
+	for _, in := range []string{"", "proxima", name + ".x", strings.ToUpper(name), strings.Replace(name, "80", "", 1),
+		"0123456789abcdeg.80.a.b.c.proxima"} {
 		if mesh.IsSNI(in) {
 			t.Errorf("%q is a server name", in)
 		}

@@ -173,7 +173,9 @@ func (t *Trust) Server(want Matcher, chain []*x509.Certificate, now time.Time) (
 // RequireAnyClientCert. It runs for resumed connections too. meshOf finds the mesh from
 // the server name; trust is called per connection, so that rotations take effect; now
 // nil is time.Now.
-func VerifyClient(trust func() *Trust, meshOf func(serverName string) (string, bool), now func() time.Time) func(tls.ConnectionState) error {
+func VerifyClient(
+	trust func() *Trust, meshOf func(serverName string) (string, bool), now func() time.Time,
+) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		mesh, ok := meshOf(cs.ServerName)
 		if !ok {

@@ -49,7 +49,8 @@ func TestRotation(t *testing.T) {
 		t.Helper()
 		var p rotation.Progress
 		s, p = rotation.Step(s, ps, canSign, start.Add(time.Hour))
-		if s.Phase != phase || s.Issuer != issuer || string(s.Roots()) != roots || s.Generation != generation || !slices.Equal(p.Waiting, waiting) {
+		if s.Phase != phase || s.Issuer != issuer || string(s.Roots()) != roots || s.Generation != generation ||
+			!slices.Equal(p.Waiting, waiting) {
 			t.Fatalf("%+v, waiting for %q", s, p.Waiting)
 		}
 		if err := s.Check(); err != nil {
@@ -106,7 +107,8 @@ func TestAbortAndForce(t *testing.T) {
 		t.Errorf("%+v %v", issuing, err)
 	}
 	s, err = rotation.Abort(issuing, start)
-	if err != nil || s.Phase != rotation.Issuing || s.Issuer != "a" || !s.Trusts("b") || s.Generation != issuing.Generation+1 || s.Check() != nil {
+	if err != nil || s.Phase != rotation.Issuing || s.Issuer != "a" || !s.Trusts("b") || s.Generation != issuing.Generation+1 ||
+		s.Check() != nil {
 		t.Errorf("%+v %v", s, err)
 	}
 	distrusting, _ := rotation.Force(issuing, start)

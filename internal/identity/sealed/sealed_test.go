@@ -54,7 +54,8 @@ func TestRecord(t *testing.T) {
 		t.Errorf("stored as %q %v", stored.Value, err)
 	}
 	// A record does not pass for another one.
-	if _, err := s.Commit(ctx, store.Txn{Ops: []store.Op{{Kind: store.Put, Key: sealed.Prefix + "rotation/other", Value: stored.Value}}}); err != nil {
+	if _, err := s.Commit(ctx,
+		store.Txn{Ops: []store.Op{{Kind: store.Put, Key: sealed.Prefix + "rotation/other", Value: stored.Value}}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := sealed.New(s, ring, "rotation/other").Load(ctx); !errors.Is(err, keyring.ErrTampered) {

@@ -63,7 +63,8 @@ func NewServer(c Config) *Server {
 // Serve serves a listener of Listen until ctx ends, and closes it. It returns nil then.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer(
-		grpc.Creds(&peerCredentials{users: map[uint32]int{}}), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10),
+		grpc.Creds(&peerCredentials{users: map[uint32]int{}}), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(16<<10),
 		grpc.ChainUnaryInterceptor(checkUnary), grpc.ChainStreamInterceptor(checkStream),
 	)
 	workload.RegisterSpiffeWorkloadAPIServer(server, s)

@@ -238,7 +238,8 @@ func TestSource(t *testing.T) {
 	}
 	defer source.Close()
 	svid, err := source.GetX509SVID()
-	if err != nil || svid.ID.String() != first.ID.String() || len(svid.Certificates) != 2 || mesh.SerialOf(svid.Certificates[0]) != first.Serial() {
+	if err != nil || svid.ID.String() != first.ID.String() || len(svid.Certificates) != 2 ||
+		mesh.SerialOf(svid.Certificates[0]) != first.Serial() {
 		t.Fatalf("%+v %v", svid, err)
 	}
 	// Bundles of the own mesh and of the one that it is exported to, and no others.
@@ -401,7 +402,8 @@ func TestProcesses(t *testing.T) {
 // TestProtocol: what the specification demands of a server, by plain gRPC.
 func TestProtocol(t *testing.T) {
 	a := newPKI(t, "a")
-	i := &identities{svids: map[spiffe.Workload]*mesh.SVID{front: a.issue(t, "front")}, changed: make(chan struct{}), trust: newTrust(t, a.bundle())}
+	i := &identities{svids: map[spiffe.Workload]*mesh.SVID{front: a.issue(t, "front")}, changed: make(chan struct{}),
+		trust: newTrust(t, a.bundle())}
 	table := self(t)
 	socket := serve(t, i, table)
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -446,7 +448,8 @@ func TestProtocol(t *testing.T) {
 // served again once one of them is closed.
 func TestConnectionsPerUser(t *testing.T) {
 	a := newPKI(t, "a")
-	i := &identities{svids: map[spiffe.Workload]*mesh.SVID{front: a.issue(t, "front")}, changed: make(chan struct{}), trust: newTrust(t, a.bundle())}
+	i := &identities{svids: map[spiffe.Workload]*mesh.SVID{front: a.issue(t, "front")}, changed: make(chan struct{}),
+		trust: newTrust(t, a.bundle())}
 	socket := serve(t, i, self(t))
 	var open []net.Conn
 	defer func() {
@@ -520,7 +523,8 @@ func TestListen(t *testing.T) {
 func TestTable(t *testing.T) {
 	var table spiffe.Table
 	back := spiffe.Workload{Namespace: "web", Name: "back-1"}
-	for path, ok := range map[string]bool{"/proxima/front": true, "/proxima/front/": true, "": false, "/": false, "front": false, "/a/../b": false, "/a/..": false} {
+	for path, ok := range map[string]bool{"/proxima/front": true, "/proxima/front/": true, "": false, "/": false, "front": false,
+		"/a/../b": false, "/a/..": false} {
 		if err := table.AddCgroup(path, front); (err == nil) != ok {
 			t.Errorf("cgroup %q: %v", path, err)
 		}

@@ -231,7 +231,8 @@ func TestAnswerCrossesChange(t *testing.T) {
 		p.mu.Unlock()
 		synctest.Wait() // the answer has come
 		s, _ := subject("n1", 0)
-		if svid, _, err := a.Current(s); err == nil && string(svid.Chain[1].AuthorityKeyId) != string(p.roots[next.ID].Certificate().SubjectKeyId) {
+		if svid, _, err := a.Current(s); err == nil &&
+			string(svid.Chain[1].AuthorityKeyId) != string(p.roots[next.ID].Certificate().SubjectKeyId) {
 			t.Error("the agent uses a certificate of the old authority after it has acknowledged the new one")
 		}
 		time.Sleep(time.Minute)

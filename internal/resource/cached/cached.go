@@ -180,7 +180,8 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 		return c.inner.List(ctx, kind, opts)
 	}
 	objects, version, ok := ix.list(func(obj resource.Object) bool {
-		return (opts.Namespace == "" || obj.GetNamespace() == opts.Namespace) && (opts.Labels == nil || opts.Labels.Matches(labels.Set(obj.GetLabels())))
+		return (opts.Namespace == "" || obj.GetNamespace() == opts.Namespace) &&
+			(opts.Labels == nil || opts.Labels.Matches(labels.Set(obj.GetLabels())))
 	})
 	if !ok {
 		ix.misses.Add(1)

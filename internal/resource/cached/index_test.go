@@ -73,7 +73,8 @@ func TestOrders(t *testing.T) {
 			event(reflector.Delete, object("x", 7), 0), event(reflector.Set, object("y", 8), 8),
 		},
 		"a deletion while its creation is known": {
-			observe(watch.Modified, object("x", 5), 5), gone(object("x", 5), 0), event(reflector.Set, object("x", 5), 0), event(reflector.Delete, object("x", 6), 0),
+			observe(watch.Modified, object("x", 5), 5), gone(object("x", 5), 0), event(reflector.Set, object("x", 5), 0),
+			event(reflector.Delete, object("x", 6), 0),
 		},
 		"another of its name before the event of the deletion": {
 			event(reflector.Set, object("x", 5), 5), gone(object("x", 5), 0), observe(watch.Modified, object("y", 8), 8),

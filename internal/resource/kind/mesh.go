@@ -172,7 +172,8 @@ func checkDataSource(path *field.Path, s *mesh.DataSource, in scope, may inline)
 		}
 		return field.ErrorList{field.Required(path, "must specify one of `inline` and `secretRef`")}
 	case len(s.Inline) > 0 && may == inlineRefused:
-		return field.ErrorList{field.Forbidden(path.Child("inline"), "a key is not for everybody to read: put it into a secret and name it in `secretRef`")}
+		return field.ErrorList{field.Forbidden(path.Child("inline"),
+			"a key is not for everybody to read: put it into a secret and name it in `secretRef`")}
 	case len(s.Inline) > 0 && s.SecretRef != nil:
 		return field.ErrorList{field.Forbidden(path, "may not specify more than one of `inline` and `secretRef`")}
 	case s.SecretRef == nil:

@@ -211,8 +211,9 @@ func TestServiceStatus(t *testing.T) {
 		"ip: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)": {IP: "x", IPMode: vip},
 		"ipMode: Required value: must be specified when `ip` is set":                       {IP: "192.0.2.1"},
 		"ipMode: Forbidden: may not be specified when `ip` is not set":                     {IPMode: vip},
-		`ipMode: Unsupported value: supported values: "Proxy", "VIP"`:                      {IP: "192.0.2.1", IPMode: new(corev1.LoadBalancerIPMode("x"))},
-		"hostname: Invalid value: must be a DNS name, not an IP address":                   {Hostname: "192.0.2.1"},
+		`ipMode: Unsupported value: supported values: "Proxy", "VIP"`: {IP: "192.0.2.1",
+			IPMode: new(corev1.LoadBalancerIPMode("x"))},
+		"hostname: Invalid value: must be a DNS name, not an IP address": {Hostname: "192.0.2.1"},
 	} {
 		obj.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{in}
 		if errs := d.ValidateStatus(obj, old); len(errs) != 1 {
@@ -237,7 +238,8 @@ func TestWarnings(t *testing.T) {
 			"spec.externalIPs is deprecated and may no longer be implemented in some clusters",
 			`spec.externalIPs[0]: IPv6 address "2001:DB8::1" should be in RFC 5952 canonical format ("2001:db8::1")`}},
 		{"Service", `{spec: {clusterIP: None, sessionAffinity: ClientIP}}`, []string{"spec.SessionAffinity is ignored for headless services"}},
-		{"Service", `{spec: {externalIPs: [nonsense], type: ExternalName}}`, []string{`spec.externalIPs is ignored when spec.type is "ExternalName"`}},
+		{"Service", `{spec: {externalIPs: [nonsense], type: ExternalName}}`,
+			[]string{`spec.externalIPs is ignored when spec.type is "ExternalName"`}},
 		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [a.b]}]}`, []string{"addressType: FQDN endpoints are deprecated"}},
 		{"Endpoints", `{subsets: [{addresses: [{ip: "2001:DB8::1"}]}]}`, []string{
 			`subsets[0].addresses[0].ip: IPv6 address "2001:DB8::1" should be in RFC 5952 canonical format ("2001:db8::1")`}},

@@ -309,7 +309,8 @@ func (c *contract) watchFromList() {
 	for e.Object.(resource.Object).GetName() == before.Name {
 		e = c.next(w)
 	}
-	if got := e.Object.(resource.Object); e.Type != watch.Added || got.GetName() != obj.Name || got.GetResourceVersion() != created.GetResourceVersion() {
+	if got := e.Object.(resource.Object); e.Type != watch.Added || got.GetName() != obj.Name ||
+		got.GetResourceVersion() != created.GetResourceVersion() {
 		c.Fatalf("event %+v", e)
 	}
 	next := c.get(obj.Name)

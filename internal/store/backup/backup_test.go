@@ -399,7 +399,8 @@ func TestDamage(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	s := memory.New(memory.Options{})
 	defer s.Close()
-	if _, err := s.Commit(f.Context(), store.Txn{Ops: []store.Op{put("/a", "one"), {Kind: store.Put, Key: "/b", TTL: time.Hour}}}); err != nil {
+	if _, err := s.Commit(f.Context(),
+		store.Txn{Ops: []store.Op{put("/a", "one"), {Kind: store.Put, Key: "/b", TTL: time.Hour}}}); err != nil {
 		f.Fatal(err)
 	}
 	var b bytes.Buffer

@@ -99,7 +99,8 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	want := map[string]float64{
-		"operation_seconds commit": 3, "operation_seconds get": 1, "operation_seconds list": 1, "operation_seconds watch": 3, "operation_seconds compact": 1,
+		"operation_seconds commit": 3, "operation_seconds get": 1, "operation_seconds list": 1, "operation_seconds watch": 3,
+		"operation_seconds compact":              1,
 		"operation_errors_total commit conflict": 1, "operation_errors_total commit invalid": 1, "operation_errors_total get future": 1,
 		"operation_errors_total list medium": 1, "operation_errors_total watch compacted": 1,
 		"watches": 2, "revision": 1, "compacted_revision": 1, "bytes": 3,

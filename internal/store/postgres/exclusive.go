@@ -81,7 +81,8 @@ var errBusy = fmt.Errorf("it is changing hands")
 // tryClaim does not wait.
 func (w *writer) tryClaim(ctx context.Context, conn *pgx.Conn) (mine bool, err error) {
 	var now claim
-	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1, `+stateID+`), pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()`,
+	err = conn.QueryRow(ctx,
+		`SELECT pg_try_advisory_lock($1, `+stateID+`), pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()`,
 		lockAlone).Scan(&mine, &now.pid, &now.started)
 	if mine {
 		w.claim = now

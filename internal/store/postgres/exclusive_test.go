@@ -123,7 +123,8 @@ func TestRestoreBesideAnother(t *testing.T) {
 	}
 	defer w.Close()
 	records := func(yield func(store.Record, error) bool) {
-		_ = yield(store.Record{Key: "a", Value: []byte("old"), Created: 2, Modified: 5}, nil) && yield(store.Record{Key: "b", Created: 3, Modified: 3}, nil)
+		_ = yield(store.Record{Key: "a", Value: []byte("old"), Created: 2, Modified: 5}, nil) &&
+			yield(store.Record{Key: "b", Created: 3, Modified: 3}, nil)
 	}
 	if err := a.Restore(t.Context(), 100, records); err != nil {
 		t.Fatal(err)

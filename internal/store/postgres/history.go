@@ -21,7 +21,9 @@ const (
 const newest store.Revision = math.MaxInt64
 
 // History implements watch.Source.
-func (s *Store) History(ctx context.Context, prefix string, after, until store.Revision) (batches []store.Batch, done store.Revision, err error) {
+func (s *Store) History(
+	ctx context.Context, prefix string, after, until store.Revision,
+) (batches []store.Batch, done store.Revision, err error) {
 	_, err = s.read(ctx, "watch", past(prefix, after, until, &batches, &done))
 	return batches, done, err
 }

@@ -344,7 +344,8 @@ func TestExpiryByOne(t *testing.T) {
 	seen := follow(t, "b", b)
 	admin := session(t, url)
 	owner := func() (pid uint32) {
-		if err := admin.QueryRow(t.Context(), `SELECT coalesce((SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = $1), 0)`,
+		if err := admin.QueryRow(t.Context(),
+			`SELECT coalesce((SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = $1), 0)`,
 			lockExpiry).Scan(&pid); err != nil {
 			t.Fatal(err)
 		}

@@ -18,9 +18,11 @@ func TestOpenRefuses(t *testing.T) {
 		kind            any
 		message         string
 	}{
-		{"a newer schema", `INSERT INTO proxima_schema (version) VALUES (2)`, new(*SchemaError), "schema version 2, this program supports up to 1"},
+		{"a newer schema", `INSERT INTO proxima_schema (version) VALUES (2)`, new(*SchemaError),
+			"schema version 2, this program supports up to 1"},
 		{"no bookkeeping", `DELETE FROM proxima_meta`, new(*DamagedError), "proxima_meta is empty"},
-		{"a history that lost its end", `DELETE FROM proxima_history WHERE revision > 1`, new(*DamagedError), "recorded as 2, but the history ends at 1"},
+		{"a history that lost its end", `DELETE FROM proxima_history WHERE revision > 1`, new(*DamagedError),
+			"recorded as 2, but the history ends at 1"},
 		{"bookkeeping that was set back", `UPDATE proxima_meta SET revision = 1`, new(*DamagedError), "recorded as 1, but the history ends at 2"},
 	}
 	for _, c := range cases {

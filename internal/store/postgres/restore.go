@@ -96,7 +96,8 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, r *restoration) error {
 	})); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO proxima_live (key, revision, expires) SELECT key, revision, expires FROM proxima_history`); err != nil {
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO proxima_live (key, revision, expires) SELECT key, revision, expires FROM proxima_history`); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `UPDATE proxima_meta SET revision = $1, compacted = $1, swept = $1, size = $2`, r.at, r.size)
@@ -107,7 +108,8 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, r *restoration) error {
 }
 
 // row is the next row of the history; nil: there is none.
-func (r *restoration) row(next func() (store.Record, error, bool), writer int64) ([]any, error) { //nolint:revive // the order is that of iter.Seq2
+func (r *restoration) row(next func() (store.Record, error, bool), writer int64) ([]any,
+	error) { //nolint:revive // the order is that of iter.Seq2
 	record, err, ok := next()
 	switch {
 	case !ok:

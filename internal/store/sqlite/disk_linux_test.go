@@ -92,7 +92,8 @@ func smallDisk(t *testing.T, folder string) {
 	if err := syscall.Mount("none", folder, "tmpfs", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatalf("read-only: %v", err)
 	}
-	if _, err := Open(t.Context(), path, Options{}); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "must exist and be writable") {
+	if _, err := Open(t.Context(), path, Options{}); !errors.Is(err, syscall.EROFS) ||
+		!strings.Contains(err.Error(), "must exist and be writable") {
 		t.Errorf("read-only: %v", err)
 	}
 }

@@ -15,7 +15,9 @@ const (
 )
 
 // History implements watch.Source.
-func (s *Store) History(ctx context.Context, prefix string, after, until store.Revision) (batches []store.Batch, done store.Revision, err error) {
+func (s *Store) History(
+	ctx context.Context, prefix string, after, until store.Revision,
+) (batches []store.Batch, done store.Revision, err error) {
 	err = s.read(ctx, "watch", func(snap snapshot) error {
 		if after < snap.compacted {
 			return store.ErrCompacted

@@ -181,7 +181,8 @@ func (snap snapshot) list(ctx context.Context, p span, opts store.ListOptions, p
 	if opts.KeysOnly {
 		value = `NULL`
 	}
-	query := `SELECT h.key, h.revision, h.created, h.expires, ` + value + ` FROM ` + p.from + p.values + ` WHERE ` + p.where + ` ORDER BY ` + p.key
+	query := `SELECT h.key, h.revision, h.created, h.expires, ` + value + ` FROM ` + p.from + p.values + ` WHERE ` + p.where + ` ORDER BY ` +
+		p.key
 	if opts.Limit > 0 {
 		query += ` LIMIT ?`
 		p.args = append(p.args[:len(p.args):len(p.args)], opts.Limit+1) // one more shows whether keys follow

@@ -106,7 +106,9 @@ func (e *NotEmptyError) Unwrap() error { return e.Err }
 // under which the old state was put aside, if it was not empty.
 //
 // Errors: *InUseError, *NotEmptyError, those of fill and of the medium.
-func Replace(ctx context.Context, path string, how Replacement, fill func(ctx context.Context, into *Store, known store.Revision) error) (kept string, err error) {
+func Replace(
+	ctx context.Context, path string, how Replacement, fill func(ctx context.Context, into *Store, known store.Revision) error,
+) (kept string, err error) {
 	l, err := acquire(path + ".lock")
 	if err != nil {
 		return "", fmt.Errorf("replace state %q: %w", path, err)
@@ -163,7 +165,9 @@ func inspect(ctx context.Context, path string) (at store.Revision, exists bool, 
 	return w.revision, true, w.close()
 }
 
-func build(ctx context.Context, path string, known store.Revision, logger *slog.Logger, fill func(context.Context, *Store, store.Revision) error) error {
+func build(
+	ctx context.Context, path string, known store.Revision, logger *slog.Logger, fill func(context.Context, *Store, store.Revision) error,
+) error {
 	s, err := Open(ctx, path, Options{Logger: logger})
 	if err != nil {
 		return err

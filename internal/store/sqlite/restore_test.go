@@ -66,7 +66,8 @@ func TestReplaceNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	var previous store.Revision
 	for range 2 { // an empty state is like none
-		if kept, err := Replace(t.Context(), path, Replacement{}, func(context.Context, *Store, store.Revision) error { return nil }); kept != "" || err != nil {
+		if kept, err := Replace(t.Context(), path, Replacement{},
+			func(context.Context, *Store, store.Revision) error { return nil }); kept != "" || err != nil {
 			t.Fatal(kept, err)
 		}
 	}

@@ -160,7 +160,8 @@ func create(ctx context.Context, db *sql.DB) error {
 	if _, err := tx.ExecContext(ctx, `INSERT INTO meta VALUES (1, ?, 0, 0, 0, 0, 0)`, hex.EncodeToString(id)); err != nil {
 		return err
 	}
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`PRAGMA application_id = %d; PRAGMA user_version = %d`, applicationID, schemaVersion)); err != nil {
+	if _, err := tx.ExecContext(ctx,
+		fmt.Sprintf(`PRAGMA application_id = %d; PRAGMA user_version = %d`, applicationID, schemaVersion)); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -166,7 +166,8 @@ func checkPaging(f *fixture) {
 				return
 			default:
 			}
-			txn := store.Txn{Ops: []store.Op{put(fmt.Sprintf("p/%03d", i%keys), "after"), put(fmt.Sprintf("p/%03d-new", i%keys), "after"), del(fmt.Sprintf("p/%03d", (i+7)%keys))}}
+			txn := store.Txn{Ops: []store.Op{put(fmt.Sprintf("p/%03d", i%keys), "after"), put(fmt.Sprintf("p/%03d-new", i%keys), "after"),
+				del(fmt.Sprintf("p/%03d", (i+7)%keys))}}
 			if _, err := f.s.Commit(f.Context(), txn); err != nil {
 				f.Errorf("commit: %v", err)
 				return
@@ -228,7 +229,8 @@ func checkCompaction(f *fixture) {
 	f.equal("the newest state stays", contents(f.list(store.ListOptions{At: 5})), map[string]string{"a": "3"})
 	f.equal("revision stays", f.revision(), store.Revision(5))
 	f.equal("revisions go on", f.commit(put("b", "2")), store.Revision(6))
-	f.equal("made again", f.list(store.ListOptions{Prefix: "b"}).Records, []store.Record{{Key: "b", Value: []byte("2"), Created: 6, Modified: 6}})
+	f.equal("made again", f.list(store.ListOptions{Prefix: "b"}).Records,
+		[]store.Record{{Key: "b", Value: []byte("2"), Created: 6, Modified: 6}})
 }
 
 func checkCompactionInsideTxn(f *fixture) {
