@@ -54,7 +54,9 @@ func (w *writer) connected(ctx context.Context) (*pgx.Conn, error) {
 	}
 	w.conn = conn
 	// A commit that is acknowledged before it is on the disk is none.
-	if _, err := conn.Exec(ctx, `SELECT set_config('idle_in_transaction_session_timeout', $1, false), set_config('idle_session_timeout', $2, false),
+	if _, err := conn.Exec(ctx, `SELECT
+		set_config('idle_in_transaction_session_timeout', $1, false),
+		set_config('idle_session_timeout', $2, false),
 		CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END`,
 		silentInCommit, silentAtAll); err != nil {
 		w.disconnect()
@@ -340,7 +342,8 @@ func (p *plan) queueHistory(batch *pgx.Batch, writer int64) {
 		}
 	}
 	batch.Queue(`INSERT INTO proxima_history (revision, batch, kind, key, created, prev, expires, value, writer)
-		SELECT *, $9::bigint FROM unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bytea[])`,
+		SELECT *, $9::bigint FROM unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bytea[], $5::bigint[],
+			$6::bigint[], $7::bigint[], $8::bytea[])`,
 		revisions, batches, kinds, keys, created, prevs, expires, values, writer)
 }
 

@@ -384,7 +384,7 @@ func TestExpiryByOne(t *testing.T) {
 	}
 	rev := set()
 	clock.Step(time.Minute)
-	testkit.Eventually(t, "both ask for the lock", func() bool {
+	testkit.Eventually(t, "both try to get the lock", func() bool {
 		var n int
 		if err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory_lock%' AND state = 'idle'
 			AND pid IN ($1, $2)`, a.writer.pid.Load(), b.writer.pid.Load()).Scan(&n); err != nil {

@@ -63,7 +63,8 @@ func (w *writer) open(ctx context.Context) (err error) {
 		{&w.undo, `ROLLBACK`},
 		{&w.newest, `SELECT h.revision, h.created, h.expires, h.value FROM live JOIN history AS h USING (revision) WHERE live.key = ?`},
 		{&w.append, `INSERT INTO history (revision, batch, kind, key, created, prev, expires, value) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`},
-		{&w.point, `INSERT INTO live (key, revision, expires) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, expires = excluded.expires`},
+		{&w.point, `INSERT INTO live (key, revision, expires) VALUES (?, ?, ?)
+			ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, expires = excluded.expires`},
 		{&w.unlink, `DELETE FROM live WHERE key = ?`},
 		{&w.note, `UPDATE meta SET revision = ?, compacted = ?, swept = ?, size = ?, probes = ?`},
 		{&w.meta, selectMeta},
