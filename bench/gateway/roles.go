@@ -98,7 +98,7 @@ func serveNode(ctx context.Context, l net.Listener, to netip.AddrPort, cert *tls
 		// Nothing is redirected here: the port stands for the service.
 		OriginalDestination: func(c net.Conn) (netip.AddrPort, error) { return c.LocalAddr().(*net.TCPAddr).AddrPort(), nil },
 	})
-	err = s.Serve(ctx, listener.Limit(l, listener.Options{Name: "tunnel"}))
+	err = s.Serve(ctx, listener.Limit(l, listener.Config{Name: "tunnel"}))
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	s.Close(done)
@@ -129,7 +129,7 @@ func serveIngress(ctx context.Context, l net.Listener, to netip.AddrPort, cert *
 		cancel()
 		s.Shutdown(done)
 	})
-	return s.Serve(listener.Limit(l, listener.Options{Name: "ingress"}))
+	return s.Serve(listener.Limit(l, listener.Config{Name: "ingress"}))
 }
 
 // Requests to the endpoint: a letter and a number of 8 bytes.

@@ -28,7 +28,7 @@ func listen(what, flag, address string, limit int, log *slog.Logger) (net.Listen
 			Hint: "is another one running on this machine? choose another address with " + flag,
 		}
 	}
-	return listener.Limit(l, listener.Options{Name: what, MaxConnections: limit, Logger: log}), nil
+	return listener.Limit(l, listener.Config{Name: what, MaxConnections: limit, Logger: log}), nil
 }
 
 // reachable is an address by which this machine reaches a listener.

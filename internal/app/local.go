@@ -34,7 +34,7 @@ func (a *agent) listenLocal() error {
 		return nil
 	}
 	a.log.Info("local programs are served", "socket", l.Addr().String())
-	a.local = listener.Limit(l, listener.Options{Name: "local programs", MaxConnections: maxLocalConnections, Logger: a.log})
+	a.local = listener.Limit(l, listener.Config{Name: "local programs", MaxConnections: maxLocalConnections, Logger: a.log})
 	return nil
 }
 

@@ -190,7 +190,7 @@ func (s *Server) slow(ctx context.Context, packet []byte, forwards *sync.WaitGro
 // ServeTCP answers on a listener until ctx ends (nil) or the listener is broken;
 // a lack of file descriptors is none of its ends. It closes the listener.
 func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
-	limited := listener.Limit(l, listener.Options{Name: "DNS over TCP", MaxConnections: s.config.MaxConnections, Logger: s.log})
+	limited := listener.Limit(l, listener.Config{Name: "DNS over TCP", MaxConnections: s.config.MaxConnections, Logger: s.log})
 	stop := context.AfterFunc(ctx, func() { _ = limited.Close() })
 	defer stop()
 	defer limited.Close()

@@ -17,8 +17,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
-// Options of Limit.
-type Options struct {
+// Config of Limit.
+type Config struct {
 	// Name of the listener in the log.
 	Name string
 	// MaxConnections that are open at a time; further ones wait in the kernel's
@@ -32,20 +32,20 @@ type Options struct {
 // as a lack of file descriptors, with a pause that grows to one second. Other
 // errors are returned. Close ends every Accept with net.ErrClosed, and closes l;
 // open connections are left alone. Safe for concurrent use.
-func Limit(l net.Listener, o Options) net.Listener {
-	limited := &limitedListener{Listener: l, opts: o, closed: make(chan struct{})}
-	if limited.opts.Logger == nil {
-		limited.opts.Logger = slog.New(slog.DiscardHandler)
+func Limit(l net.Listener, cfg Config) net.Listener {
+	limited := &limitedListener{Listener: l, cfg: cfg, closed: make(chan struct{})}
+	if limited.cfg.Logger == nil {
+		limited.cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.MaxConnections > 0 {
-		limited.slots = make(chan struct{}, o.MaxConnections)
+	if cfg.MaxConnections > 0 {
+		limited.slots = make(chan struct{}, cfg.MaxConnections)
 	}
 	return limited
 }
 
 type limitedListener struct {
 	net.Listener
-	opts      Options
+	cfg       Config
 	slots     chan struct{} // nil: no limit
 	closed    chan struct{}
 	closeOnce sync.Once
@@ -76,7 +76,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		d := retry.Next()
-		l.opts.Logger.Warn("accepting a connection failed, trying again", "listener", l.opts.Name, "error", err, "retry_in", d.String())
+		l.cfg.Logger.Warn("accepting a connection failed, trying again", "listener", l.cfg.Name, "error", err, "retry_in", d.String())
 		timer := time.NewTimer(d)
 		select {
 		case <-timer.C:

@@ -49,7 +49,7 @@ func TestAcceptIsTriedAgain(t *testing.T) {
 				for range 12 {
 					inner.errs = append(inner.errs, errno)
 				}
-				l := Limit(inner, Options{Name: "test", MaxConnections: 1})
+				l := Limit(inner, Config{Name: "test", MaxConnections: 1})
 				conn, err := l.Accept()
 				if err != nil {
 					t.Fatal(err)
@@ -68,7 +68,7 @@ func TestAcceptIsTriedAgain(t *testing.T) {
 }
 
 func TestAcceptReturnsOtherErrors(t *testing.T) {
-	l := Limit(&scripted{errs: []error{syscall.EINVAL}, closed: make(chan struct{})}, Options{MaxConnections: 1})
+	l := Limit(&scripted{errs: []error{syscall.EINVAL}, closed: make(chan struct{})}, Config{MaxConnections: 1})
 	if _, err := l.Accept(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("got %v, want EINVAL", err)
 	}
@@ -83,7 +83,7 @@ func TestCloseEndsAccept(t *testing.T) {
 	for name, errs := range map[string][]error{"in a pause": {syscall.EMFILE, syscall.EMFILE, syscall.EMFILE}, "without a slot": nil} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := Limit(&scripted{errs: errs, closed: make(chan struct{})}, Options{MaxConnections: 1})
+				l := Limit(&scripted{errs: errs, closed: make(chan struct{})}, Config{MaxConnections: 1})
 				if errs == nil {
 					if _, err := l.Accept(); err != nil { // stays open
 						t.Fatal(err)
@@ -103,7 +103,7 @@ func TestCloseEndsAccept(t *testing.T) {
 
 func TestConnectionsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := Limit(&scripted{closed: make(chan struct{})}, Options{MaxConnections: 2})
+		l := Limit(&scripted{closed: make(chan struct{})}, Config{MaxConnections: 2})
 		first, _ := l.Accept()
 		_, _ = l.Accept()
 		var third atomic.Bool
@@ -137,7 +137,7 @@ func TestHTTPServerSurvives(t *testing.T) {
 	}
 	srv := HTTPServer(http.NotFoundHandler())
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(Limit(&failing{Listener: tcp, left: 3}, Options{MaxConnections: 8})) }()
+	go func() { done <- srv.Serve(Limit(&failing{Listener: tcp, left: 3}, Config{MaxConnections: 8})) }()
 	resp, err := http.Get("http://" + tcp.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -221,7 +221,7 @@ func TestProxyProtocol(t *testing.T) {
 func TestListenerBoundsConnections(t *testing.T) {
 	ca := must(gatewaytest.NewCA())
 	g := startIngress(t, ca, route(endpoint(t, echo)), nil)
-	limited := listener.Limit(listen(t), listener.Options{Name: "test", MaxConnections: 2})
+	limited := listener.Limit(listen(t), listener.Config{Name: "test", MaxConnections: 2})
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(limited) }()
 	g.addr = addrPort(limited.Addr())

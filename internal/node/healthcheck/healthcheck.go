@@ -239,7 +239,7 @@ func (s *Servers) open(ctx context.Context, port uint16, srv *server, now time.T
 			srv.err = err
 			break
 		}
-		srv.listeners = append(srv.listeners, listener.Limit(l, listener.Options{
+		srv.listeners = append(srv.listeners, listener.Limit(l, listener.Config{
 			Name: fmt.Sprintf("health check node port %d", port), MaxConnections: maxConnections, Logger: s.opts.Logger,
 		}))
 	}
