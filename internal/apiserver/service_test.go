@@ -65,7 +65,8 @@ func TestServiceAddressLife(t *testing.T) {
 	other := service("same-address")
 	other.Spec.ClusterIP = ip
 	_, err = services.Create(t.Context(), other, metav1.CreateOptions{})
-	want := fmt.Sprintf(`Service "same-address" is invalid: spec.clusterIPs: Invalid value: ["%s"]: failed to allocate IP %s: provided IP is already allocated`, ip, ip)
+	want := fmt.Sprintf(`Service "same-address" is invalid: spec.clusterIPs: Invalid value: ["%s"]: `+
+		`failed to allocate IP %s: provided IP is already allocated`, ip, ip)
 	if !apierrors.IsInvalid(err) || err.Error() != want {
 		t.Errorf("taken address: %v\nwant %s", err, want)
 	}

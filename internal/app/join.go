@@ -33,7 +33,7 @@ func (a *agent) viewFile() string { return filepath.Join(a.dir(), "view") }
 func (a *agent) join(ctx context.Context) error {
 	log := a.log.With("part", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{
-		Dir: a.dir(), Server: a.cfg.Server, Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Log: log,
+		Dir: a.dir(), Server: a.cfg.Server, Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
 	})
 	stored := a.renewer.Problem()
 	joined, err := a.renewer.Join(ctx)

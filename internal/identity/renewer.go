@@ -43,7 +43,7 @@ type RenewerConfig struct {
 	Token func() (string, error)
 	// NewToken makes a token when nothing else helps. Nil: nothing can.
 	NewToken func(context.Context) (string, error)
-	Log      *slog.Logger
+	Logger   *slog.Logger
 	// Now is the machine's clock. Nil: time.Now.
 	Now func() time.Time
 	// Dial connects to the server. Nil: the usual way.
@@ -180,7 +180,7 @@ func (r *Renewer) Join(ctx context.Context) (Joined, error) {
 		return Joined{}, err
 	}
 	if err != nil {
-		r.cfg.Log.Warn("the token is not used; the stored credentials hold", "error", err)
+		r.cfg.Logger.Warn("the token is not used; the stored credentials hold", "error", err)
 	}
 	switch {
 	case given && r.isOther(before, token):
@@ -198,7 +198,7 @@ func (r *Renewer) Join(ctx context.Context) (Joined, error) {
 		return Joined{}, err
 	}
 	if err != nil {
-		r.cfg.Log.Warn("the token was not taken; the stored credentials hold", "token", token.ID, "error", err)
+		r.cfg.Logger.Warn("the token was not taken; the stored credentials hold", "token", token.ID, "error", err)
 		r.warnOfAge(before)
 		return Joined{}, nil
 	}
@@ -224,10 +224,10 @@ func (r *Renewer) Problem() error {
 func (r *Renewer) warnOfAge(c *Credentials) {
 	switch now := r.cfg.Now(); {
 	case now.After(c.NotAfter):
-		r.cfg.Log.Warn("the certificate has run out; it is renewed as soon as the control plane answers", "user", c.Subject.User,
+		r.cfg.Logger.Warn("the certificate has run out; it is renewed as soon as the control plane answers", "user", c.Subject.User,
 			"since", c.NotAfter)
 	case now.Before(c.NotBefore):
-		r.cfg.Log.Warn("this machine's clock is behind: the certificate begins later", "user", c.Subject.User, "clock", now,
+		r.cfg.Logger.Warn("this machine's clock is behind: the certificate begins later", "user", c.Subject.User, "clock", now,
 			"validFrom", c.NotBefore)
 	}
 }
@@ -299,7 +299,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 		if !errors.Is(err, ErrRefused) && r.cfg.Now().After(r.end()) {
 			pause = min(pause, backoff.Policy{First: retryExpired, Last: retryExpired, Jitter: 0.2}.After(1))
 		}
-		r.cfg.Log.Warn("certificate was not renewed; will try again", "error", err, "retryIn", pause, "runsOut", r.end())
+		r.cfg.Logger.Warn("certificate was not renewed; will try again", "error", err, "retryIn", pause, "runsOut", r.end())
 		r.rest(ctx, pause)
 		at = r.cfg.Now()
 	}
@@ -432,7 +432,7 @@ func (r *Renewer) byCertificate(ctx context.Context, old *Credentials) error {
 		return fmt.Errorf("renew certificate of %s: %w", old.Subject.User, err)
 	}
 	r.use(c)
-	r.cfg.Log.Info("certificate renewed", "user", c.Subject.User, "runsOut", c.NotAfter)
+	r.cfg.Logger.Info("certificate renewed", "user", c.Subject.User, "runsOut", c.NotAfter)
 	return nil
 }
 
@@ -447,7 +447,7 @@ func (r *Renewer) byToken(ctx context.Context, t Token) error {
 		return fmt.Errorf("by token %s: %w", t.ID, err)
 	}
 	r.use(c)
-	r.cfg.Log.Info("joined by a token", "user", c.Subject.User, "token", t.ID, "runsOut", c.NotAfter)
+	r.cfg.Logger.Info("joined by a token", "user", c.Subject.User, "token", t.ID, "runsOut", c.NotAfter)
 	return nil
 }
 

@@ -59,7 +59,7 @@ func joined(t *testing.T, a *Authority) string {
 // renewerOf what joined left.
 func renewerOf(t *testing.T, dir string) *Renewer {
 	t.Helper()
-	r := NewRenewer(RenewerConfig{Dir: dir, Server: "cp:6443", Log: slog.New(slog.DiscardHandler)})
+	r := NewRenewer(RenewerConfig{Dir: dir, Server: "cp:6443", Logger: slog.New(slog.DiscardHandler)})
 	if err := r.Problem(); err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func (s *server) tls(t *testing.T, ips ...net.IP) *tls.Config {
 // renewer of what Enroll left.
 func (s *server) renewer(t *testing.T, dir string) *identity.Renewer {
 	t.Helper()
-	r := identity.NewRenewer(identity.RenewerConfig{Dir: dir, Server: s.address, Log: slog.New(slog.DiscardHandler)})
+	r := identity.NewRenewer(identity.RenewerConfig{Dir: dir, Server: s.address, Logger: slog.New(slog.DiscardHandler)})
 	if err := r.Problem(); err != nil {
 		t.Fatal(err)
 	}

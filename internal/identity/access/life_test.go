@@ -107,7 +107,7 @@ func newMachine(t *testing.T, p *pipes, dir string) *machine {
 // open starts it (again).
 func (m *machine) open() {
 	m.Renewer = identity.NewRenewer(identity.RenewerConfig{
-		Dir: m.dir, Server: pipedAddress, Log: slog.New(slog.DiscardHandler), Dial: m.pipes.dial,
+		Dir: m.dir, Server: pipedAddress, Logger: slog.New(slog.DiscardHandler), Dial: m.pipes.dial,
 		Now: func() time.Time { return time.Now().Add(-m.behind) },
 		Token: func() (string, error) {
 			text, err := os.ReadFile(m.file)

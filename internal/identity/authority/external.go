@@ -25,8 +25,9 @@ const ExternalTimeout = 60 * time.Second
 // CSRs is the API of CertificateSigningRequest objects; client-go's
 // CertificateSigningRequestInterface is one.
 type CSRs interface {
-	Create(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
-		opts metav1.CreateOptions) (*certificatesv1.CertificateSigningRequest, error)
+	Create(
+		ctx context.Context, csr *certificatesv1.CertificateSigningRequest, opts metav1.CreateOptions,
+	) (*certificatesv1.CertificateSigningRequest, error)
 	UpdateApproval(ctx context.Context, name string, csr *certificatesv1.CertificateSigningRequest,
 		opts metav1.UpdateOptions) (*certificatesv1.CertificateSigningRequest, error)
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certificatesv1.CertificateSigningRequest, error)
@@ -117,7 +118,8 @@ func (e *External) sign(ctx context.Context, r Request) ([]*x509.Certificate, er
 	data, err := e.await(within, obj)
 	if err != nil {
 		if within.Err() != nil && ctx.Err() == nil {
-			return nil, fmt.Errorf("%w: CertificateSigningRequest %s was not signed within %s: is the signer running, and who approves its requests?",
+			return nil, fmt.Errorf("%w: CertificateSigningRequest %s was not signed within %s: "+
+				"check that the signer is running and that its requests are approved",
 				ErrCannotSign, obj.Name, e.config.Timeout)
 		}
 		return nil, err

@@ -63,14 +63,14 @@ type ProvidedConfig struct {
 	// OnRoots is called by Run after the roots changed. A change of roots has to be
 	// rotated in by overlap. Nil: nothing.
 	OnRoots func()
-	Log     *slog.Logger     // nil: silence
+	Logger  *slog.Logger     // nil: silence
 	Now     func() time.Time // nil: time.Now
 }
 
 // NewProvided loads the material. Material that cannot be used is an error.
 func NewProvided(ctx context.Context, c ProvidedConfig) (*Provided, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -78,7 +78,7 @@ func NewProvided(ctx context.Context, c ProvidedConfig) (*Provided, error) {
 	if c.OnRoots == nil {
 		c.OnRoots = func() {}
 	}
-	p := &Provided{domain: c.Domain, source: c.Source, log: c.Log, now: c.Now, onRoots: c.OnRoots}
+	p := &Provided{domain: c.Domain, source: c.Source, log: c.Logger, now: c.Now, onRoots: c.OnRoots}
 	if _, err := p.reload(ctx); err != nil {
 		return nil, err
 	}

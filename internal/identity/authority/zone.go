@@ -45,7 +45,7 @@ type ZoneConfig struct {
 	Zone   string
 	Issuer IntermediateIssuer
 	Keeper Keeper
-	Log    *slog.Logger     // nil: silence
+	Logger *slog.Logger     // nil: silence
 	Now    func() time.Time // nil: time.Now
 }
 
@@ -78,8 +78,8 @@ const (
 // NewZoneSigner loads the intermediate that an earlier one stored. A damaged or expired
 // record is not an error: Run gets another intermediate. It reads only the Keeper.
 func NewZoneSigner(ctx context.Context, c ZoneConfig) (*ZoneSigner, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -97,7 +97,7 @@ func NewZoneSigner(ctx context.Context, c ZoneConfig) (*ZoneSigner, error) {
 		err = a.check(c, c.Now())
 	}
 	if err != nil {
-		c.Log.Warn("the stored intermediate cannot be used; another one is requested", "mesh", c.Mesh, "error", err)
+		c.Logger.Warn("the stored intermediate cannot be used; another one is requested", "mesh", c.Mesh, "error", err)
 		return z, nil
 	}
 	z.current.Store(a)
@@ -159,7 +159,7 @@ func (z *ZoneSigner) Run(ctx context.Context) error {
 		err := z.renew(ctx)
 		for err != nil && ctx.Err() == nil {
 			delay := pause.Next()
-			z.config.Log.Warn("no intermediate from global; the zone signs on with the one that it has",
+			z.config.Logger.Warn("no intermediate from global; the zone signs on with the one that it has",
 				"mesh", z.config.Mesh, "runsOut", z.NotAfter(), "retryIn", delay, "error", err)
 			if !backoff.Sleep(ctx, delay) {
 				return nil
@@ -229,7 +229,7 @@ func (z *ZoneSigner) renew(ctx context.Context) error {
 		return fmt.Errorf("keep the intermediate: %w", err)
 	}
 	z.current.Store(a)
-	z.config.Log.Info("intermediate issued", "mesh", z.config.Mesh, "authority", ID(a.chain[0]),
+	z.config.Logger.Info("intermediate issued", "mesh", z.config.Mesh, "authority", ID(a.chain[0]),
 		"root", ID(a.roots[0]), "runsOut", a.chain[0].NotAfter)
 	return nil
 }

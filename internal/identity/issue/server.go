@@ -75,7 +75,7 @@ type Config struct {
 	// Board has what is trusted, and takes acknowledgements.
 	Board  *Board
 	Limits Limits
-	Log    *slog.Logger     // nil: silence
+	Logger *slog.Logger     // nil: silence
 	Now    func() time.Time // nil: time.Now
 }
 
@@ -88,8 +88,8 @@ type Server struct {
 
 // NewServer makes a server.
 func NewServer(c Config) *Server {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -130,7 +130,7 @@ func (s *Server) Issue(ctx context.Context, r *identityv1.IssueRequest) (*identi
 	// The peer holds the certificate from here on, as far as rotations are concerned.
 	s.config.Board.holds(m.Name, node, leaf.NotAfter)
 	if err := s.config.Record(ctx, record); err != nil {
-		s.config.Log.Error("a certificate was kept back as it could not be recorded", "id", record.ID, "node", node, "error", err)
+		s.config.Logger.Error("a certificate was kept back as it could not be recorded", "id", record.ID, "node", node, "error", err)
 		return nil, status.Error(codes.Unavailable, "the certificate could not be recorded: try again")
 	}
 	out := &identityv1.IssueResponse{Mesh: m.Name, Issuer: m.Issuer}
@@ -144,7 +144,7 @@ func (s *Server) signFailed(ctx context.Context, record Issued, err error) error
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	s.config.Log.Warn("certificate not issued", "id", record.ID, "node", record.Node, "error", err)
+	s.config.Logger.Warn("certificate not issued", "id", record.ID, "node", record.Node, "error", err)
 	var denied *authority.DeniedError
 	if errors.As(err, &denied) {
 		return status.Error(codes.PermissionDenied, err.Error())
@@ -217,7 +217,7 @@ func (s *Server) node(ctx context.Context, node, meshName string) (Issued, Mesh,
 }
 
 func (s *Server) unavailable(what string, err error) error {
-	s.config.Log.Error("certificate not issued", "object", what, "error", err)
+	s.config.Logger.Error("certificate not issued", "object", what, "error", err)
 	return status.Errorf(codes.Unavailable, "%s cannot be read now: try again", what)
 }
 

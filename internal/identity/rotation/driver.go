@@ -33,7 +33,7 @@ type DriverConfig struct {
 	// Publish takes every state that was stored, before peers may act on it. It is
 	// called again after a restart and has to be idempotent.
 	Publish func(State)
-	Log     *slog.Logger     // nil: silence
+	Logger  *slog.Logger     // nil: silence
 	Now     func() time.Time // nil: time.Now
 }
 
@@ -51,8 +51,8 @@ type Driver struct {
 
 // NewDriver makes a driver. It does no I/O.
 func NewDriver(c DriverConfig) *Driver {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -142,7 +142,7 @@ func (d *Driver) change(ctx context.Context, f func(State) (State, error)) (Stat
 		d.loaded = false
 		return d.state, fmt.Errorf("authorities of mesh %s: %w", d.config.Mesh, err)
 	}
-	d.config.Log.Info("authorities of a mesh changed", "mesh", d.config.Mesh, "phase", next.Phase,
+	d.config.Logger.Info("authorities of a mesh changed", "mesh", d.config.Mesh, "phase", next.Phase,
 		"generation", next.Generation, "issuer", name(next.Issuer))
 	d.config.Publish(d.state)
 	return d.state, nil

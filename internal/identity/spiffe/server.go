@@ -33,7 +33,7 @@ type Identities interface {
 type Config struct {
 	Identities Identities
 	Attestor   Attestor
-	Log        *slog.Logger // nil: silence
+	Logger     *slog.Logger // nil: silence
 }
 
 const (
@@ -54,8 +54,8 @@ type Server struct {
 
 // NewServer makes a server.
 func NewServer(c Config) *Server {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Server{config: c}
 }
@@ -117,11 +117,11 @@ func (s *Server) caller(ctx context.Context) (Workload, error) {
 	case err == nil:
 		return w, nil
 	case errors.Is(err, ErrNoWorkload):
-		s.config.Log.Debug("a process without identity called the Workload API", "process", info.process.String(), "error", err)
+		s.config.Logger.Debug("a process without identity called the Workload API", "process", info.process.String(), "error", err)
 		// The specification requires this code if there is no identity.
 		return Workload{}, status.Error(codes.PermissionDenied, ErrNoWorkload.Error())
 	}
-	s.config.Log.Warn("a process could not be attested", "process", info.process.String(), "error", err)
+	s.config.Logger.Warn("a process could not be attested", "process", info.process.String(), "error", err)
 	return Workload{}, status.Error(codes.Unavailable, "the process could not be attested now: try again")
 }
 

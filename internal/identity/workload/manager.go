@@ -45,7 +45,7 @@ type Config struct {
 	// Spread is the time over which certificates are replaced when another authority
 	// issues; 0: 30 s. Negative: at once.
 	Spread time.Duration
-	Log    *slog.Logger     // nil: silence
+	Logger *slog.Logger     // nil: silence
 	Now    func() time.Time // the machine's clock; nil: time.Now
 }
 
@@ -99,8 +99,8 @@ type entry struct {
 // New loads what an earlier Manager stored in the directory. Damaged files are
 // logged and replaced later. Add and Run come next.
 func New(c Config) (*Manager, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -120,7 +120,7 @@ func New(c Config) (*Manager, error) {
 		m.trust, err = trustOf(bundles)
 	}
 	if err != nil {
-		c.Log.Error("the stored roots cannot be used; they are requested", "error", err)
+		c.Logger.Error("the stored roots cannot be used; they are requested", "error", err)
 	}
 	if m.trust == nil {
 		bundles = map[string]*bundle{}
@@ -148,7 +148,7 @@ func (m *Manager) Add(s Subject, id mesh.ID) {
 	e.life, e.end = context.WithCancel(context.Background())
 	svid, issuer, err := m.loadCertificate(s, id)
 	if err != nil {
-		m.config.Log.Error("the stored certificate cannot be used; another one is requested", "subject", s.String(), "error", err)
+		m.config.Logger.Error("the stored certificate cannot be used; another one is requested", "subject", s.String(), "error", err)
 	}
 	e.svid, e.issuer = svid, issuer
 	m.mu.Lock()
@@ -180,7 +180,7 @@ func (m *Manager) Remove(s Subject) {
 		<-e.done
 	}
 	if err := removeCertificate(m.config.Dir, s); err != nil {
-		m.config.Log.Error("a certificate that is not needed any more stays on disk", "subject", s.String(), "error", err)
+		m.config.Logger.Error("a certificate that is not needed any more stays on disk", "subject", s.String(), "error", err)
 	}
 	m.wantAck()
 }

@@ -86,7 +86,7 @@ func (m *Manager) keep(ctx context.Context, e *entry) {
 		}
 		delay := pause.After(failures)
 		retryAt = m.config.Now().Add(delay)
-		m.config.Log.Warn("certificate not renewed", "subject", e.subject.String(), "id", e.id.String(), "retryIn", delay, "error", err)
+		m.config.Logger.Warn("certificate not renewed", "subject", e.subject.String(), "id", e.id.String(), "retryIn", delay, "error", err)
 	}
 }
 

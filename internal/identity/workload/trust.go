@@ -119,7 +119,7 @@ func (m *Manager) follow(ctx context.Context) {
 			return
 		}
 		delay := pause.Next()
-		m.config.Log.Debug("the stream of roots ended", "retryIn", delay, "error", err)
+		m.config.Logger.Debug("the stream of roots ended", "retryIn", delay, "error", err)
 		backoff.Sleep(ctx, delay)
 	}
 }
@@ -162,7 +162,7 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 		case r := <-messages:
 			got = true
 			if err := m.apply(r.GetBundles()); err != nil {
-				m.config.Log.Error("roots from the control plane are not used; those from before are", "error", err)
+				m.config.Logger.Error("roots from the control plane are not used; those from before are", "error", err)
 			}
 		case <-m.ack:
 		}
@@ -248,7 +248,7 @@ func (m *Manager) use(next map[string]*bundle, trust *mesh.Trust) {
 	m.mu.Unlock()
 	for _, s := range dropped {
 		if err := removeCertificate(m.config.Dir, s); err != nil {
-			m.config.Log.Error("a certificate of a mesh without mTLS stays on disk", "subject", s.String(), "error", err)
+			m.config.Logger.Error("a certificate of a mesh without mTLS stays on disk", "subject", s.String(), "error", err)
 		}
 	}
 }
