@@ -44,7 +44,7 @@ func TestBodiesThatGrow(t *testing.T) {
 	for _, tc := range []struct {
 		name, method, path, token, media, body string
 		want                                   int
-		say                                    string
+		message                                string
 	}{
 		{"create, aliases", "POST", maps, "admin", "application/yaml", yamlBomb, 400, "aliases (*name) are not accepted"},
 		{"create dry, aliases", "POST", maps + "?dryRun=All", "admin", "application/yaml", yamlBomb, 400, "aliases"},
@@ -90,8 +90,8 @@ func TestBodiesThatGrow(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			code, out := srv.do(t, tc.method, tc.path, tc.token, header, tc.body)
 			runtime.ReadMemStats(&after)
-			if code != tc.want || !strings.Contains(out, tc.say) {
-				t.Errorf("%d %.300s; want %d, %q", code, out, tc.want, tc.say)
+			if code != tc.want || !strings.Contains(out, tc.message) {
+				t.Errorf("%d %.300s; want %d, %q", code, out, tc.want, tc.message)
 			}
 			if used := after.TotalAlloc - before.TotalAlloc; used > 400<<20 { // garbage counts; unchecked it is gigabytes
 				t.Errorf("%d MB were allocated for a body of %d kB", used>>20, len(tc.body)>>10)

@@ -59,7 +59,7 @@ func eventFieldLabels() map[string]string {
 	return out
 }
 
-// registerEventConversions lets the scheme convert between the faces.
+// registerEventConversions registers the conversions between the two versions.
 func registerEventConversions(scheme *runtime.Scheme) error {
 	for _, p := range []struct {
 		from, to any

@@ -37,7 +37,7 @@ func newNodes(r *registry, record func(*corev1.Node, user.Info) (string, []byte,
 		if len(next.Finalizers) > 0 || prev.DeletionTimestamp.IsZero() {
 			return done, nil
 		}
-		return done, n.leave(ctx, prev) // this update lets a deletion that was waiting come true
+		return done, n.leave(ctx, prev) // this update completes a pending deletion
 	}
 	return n
 }

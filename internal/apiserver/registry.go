@@ -89,7 +89,7 @@ func (r *registry) Create(
 	if err := checkMeta(r.kind.GVK.GroupKind(), obj); err != nil {
 		return nil, err
 	}
-	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil { // who brings companions sees to their conflicts
+	if !r.guarded || kvstorage.CompanionsFrom(ctx) != nil { // a caller with companions handles their conflicts
 		return r.Store.Create(ctx, obj, validate, options)
 	}
 	err = r.attempts(ctx, func(ctx context.Context) error {

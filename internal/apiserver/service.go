@@ -64,7 +64,7 @@ func (s *services) begin() {
 	s.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		next, prev := obj.(*corev1.Service), old.(*corev1.Service)
 		if len(next.Finalizers) == 0 && !prev.DeletionTimestamp.IsZero() {
-			// This update lets a deletion that was waiting come true.
+			// This update completes a pending deletion.
 			return done, s.release(ctx, prev)
 		}
 		return done, s.allot(ctx, prev, next)

@@ -28,7 +28,7 @@ type rangeStrategy struct {
 	server *Server
 }
 
-// InServiceRange reports whether an address lies in a range of virtual IPs. Safe
+// InServiceRange reports whether an address is in a range of virtual IPs. Safe
 // once the server is ready; false without Services.
 func (s *Server) InServiceRange(a netip.Addr) bool {
 	return s.services != nil && s.services.addresses.Contains(a.Unmap())

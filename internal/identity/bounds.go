@@ -66,7 +66,7 @@ func (b Bounds) CheckLabels(labels map[string]string) error {
 	return nil
 }
 
-// AllowsAddress reports whether an address lies in the ranges; false without any.
+// AllowsAddress reports whether an address is in the ranges; false without any.
 func (b Bounds) AllowsAddress(a netip.Addr) bool {
 	return slices.ContainsFunc(b.Addresses, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
@@ -116,7 +116,7 @@ func ParseAddresses(texts []string) ([]netip.Prefix, error) {
 // 4291 section 2.5.5.2).
 const mappedBits = 96
 
-// LabelTexts is the way back from ParseLabels, sorted by key. A key without a
+// LabelTexts is the inverse of ParseLabels, sorted by key. A key without a
 // value, which allows no workload, stands alone.
 func (b Bounds) LabelTexts() []string {
 	var out []string

@@ -49,7 +49,7 @@ type joiner struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error) // nil: the usual one
 }
 
-// join spends a token.
+// join exchanges a token for a certificate.
 func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
 	address, host, err := serverAddress(j.server)
 	if err != nil {

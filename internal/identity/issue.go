@@ -89,7 +89,7 @@ func (s Subject) kindAndName() (Kind, string, bool) {
 }
 
 // keepFor is how long the record is needed from now on: until keepDead after
-// neither the token nor a certificate that descends from it is of use. 0: for ever.
+// neither the token nor a certificate that descends from it is valid. 0: forever.
 func (r tokenRecord) keepFor(now time.Time) time.Duration {
 	if r.Expires.IsZero() && r.Revoked.IsZero() {
 		return 0

@@ -288,7 +288,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 			retry.Reset()
 			at = r.renewAt()
 			// An authority that is about to expire issues certificates that are nearly
-			// expired, and with a clock that is ahead all of them look so.
+			// expired, and with a clock that is ahead all of them appear so.
 			if soonest := r.cfg.Now().Add(retryMax); at.Before(soonest) {
 				at = soonest
 			}

@@ -30,7 +30,7 @@ type CertificateStatus struct {
 	RenewalError string `json:"renewalError,omitempty"`
 	// FailingSince is the first of the attempts that failed since the last success.
 	FailingSince time.Time `json:"failingSince,omitzero"`
-	// Problem in words, and the command that mends it; empty: there is none.
+	// Problem as text, and the command that fixes it; empty: there is none.
 	Problem string `json:"problem,omitempty"`
 	Fix     string `json:"fix,omitempty"`
 }

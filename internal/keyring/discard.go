@@ -79,7 +79,7 @@ func (r *Rotation) keyOf(resource, object string) (string, error) {
 	return "", &UnknownResourceError{Resource: resource}
 }
 
-// objectOf is the way back: secrets/NAMESPACE/NAME.
+// objectOf is the name of the object stored at a key, as secrets/NAMESPACE/NAME.
 func (r *Rotation) objectOf(key string) string {
 	for _, prefix := range r.Prefixes {
 		if rest, ok := strings.CutPrefix(key, prefix); ok {

@@ -246,7 +246,7 @@ func AnySealed(ctx context.Context, s store.Store, prefixes []string) (bool, err
 }
 
 // eachSealed visits the records under prefixes, in pages, each as new as it can
-// be: history may be compacted while a rotation goes on.
+// be: history may be compacted during a rotation.
 func eachSealed(ctx context.Context, s store.Store, prefixes []string, visit func(store.Record) error) error {
 	const page = 200
 	for _, prefix := range prefixes {

@@ -32,7 +32,7 @@ func (e *ConflictError) Error() string {
 	if e.Condition.Modified != 0 {
 		want = fmt.Sprintf("at revision %d", e.Condition.Modified)
 	}
-	return fmt.Sprintf("conflict on key %q: wanted it %s, it is %s", e.Condition.Key, want, have)
+	return fmt.Sprintf("conflict on key %q: expected it %s, it is %s", e.Condition.Key, want, have)
 }
 
 // InvalidError reports a transaction that no store accepts, whatever its state:

@@ -211,7 +211,7 @@ func (b *bed) compact(ctx context.Context, t *testing.T, resourceVersion string)
 	}
 }
 
-// stored checks what lies in the store under a key.
+// stored checks the value in the store under a key.
 func (b *bed) stored(ctx context.Context, t *testing.T, key string) {
 	t.Helper()
 	if b.cached {

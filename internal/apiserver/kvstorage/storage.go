@@ -26,7 +26,7 @@ const (
 	defaultProgressInterval = 5 * time.Second
 	// sizeSample bounds how many values one Stats call reads for the average size.
 	sizeSample = 500
-	// primeKey lies outside every path prefix that starts with a letter.
+	// primeKey is outside every path prefix that starts with a letter.
 	primeKey = "/.origin"
 )
 

@@ -114,10 +114,10 @@ func (a *Authenticator) byCertificate(req *http.Request) (*authenticator.Respons
 	return respond(subject), true, nil
 }
 
-// asksCertificate reports whether a request is one of a node or zone for a certificate.
+// isCertificateRequest reports whether a request is one of a node or zone for a certificate.
 // The certificate handler checks these itself, so that it can answer with the reason.
 // All others, and workloads, get no certificate there.
-func asksCertificate(req *http.Request, subject identity.Subject) bool {
+func isCertificateRequest(req *http.Request, subject identity.Subject) bool {
 	_, isNode := identity.NodeName(subject.User, subject.Groups)
 	_, isZone := identity.ZoneName(subject.User, subject.Groups)
 	return (isNode || isZone) && req.Method == http.MethodPost && req.URL.Path == identity.CertificatesPath
@@ -127,13 +127,13 @@ func asksCertificate(req *http.Request, subject identity.Subject) bool {
 // TLS has already proven that the client has its key.
 func (a *Authenticator) mayRenewExpired(req *http.Request, subject identity.Subject, leaf *x509.Certificate) bool {
 	late := time.Since(leaf.NotAfter)
-	return asksCertificate(req, subject) && late > 0 && late <= a.policy.RenewExpired
+	return isCertificateRequest(req, subject) && late > 0 && late <= a.policy.RenewExpired
 }
 
 // admit refuses credentials that were withdrawn, and makes the request end when
 // this one is.
 func (a *Authenticator) admit(req *http.Request, subject identity.Subject, notAfter time.Time) error {
-	if asksCertificate(req, subject) {
+	if isCertificateRequest(req, subject) {
 		return nil
 	}
 	err := a.policy.Revocations.Check(req.Context(), subject)
@@ -155,7 +155,7 @@ func respond(s identity.Subject) *authenticator.Response {
 	return &authenticator.Response{User: info}
 }
 
-// subjectOf is the way back, for handlers behind the authenticator.
+// subjectOf converts a user back to the subject, for handlers behind the authenticator.
 func subjectOf(u user.Info) identity.Subject {
 	s := identity.Subject{User: u.GetName(), Bounds: identity.BoundsOf(u.GetExtra())}
 	for _, g := range u.GetGroups() {

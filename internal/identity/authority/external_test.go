@@ -77,7 +77,7 @@ func (s *signer) answer(csr *certificatesv1.CertificateSigningRequest) error {
 	}
 	set := func(c certificatesv1.RequestConditionType) (err error) {
 		csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: c, Status: corev1.ConditionTrue, Reason: "Policy", Message: "as the policy says",
+			Type: c, Status: corev1.ConditionTrue, Reason: "Policy", Message: "as the policy requires",
 		})
 		csr, err = s.api.UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
 		return err

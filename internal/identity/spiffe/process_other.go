@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-var errUnsupported = errors.New("the kernel does not say here which process has connected: the Workload API is served on Linux only")
+var errUnsupported = errors.New("the connected process cannot be identified on this system: the Workload API is served on Linux only")
 
 // StartTime of a process that runs, as in Process. It always fails here.
 func StartTime(int) (uint64, error) { return 0, errUnsupported }

@@ -162,7 +162,7 @@ func TestReadsFromMemory(t *testing.T) {
 	if got := hits(c); got < 101 {
 		t.Errorf("%v hits", got)
 	}
-	// Another's change arrives by itself.
+	// A change of another client arrives with the watch.
 	inner.Intercept(nil)
 	if _, err := inner.Update(t.Context(), kind.ConfigMap, configMap("a", 2)); err != nil {
 		t.Fatal(err)

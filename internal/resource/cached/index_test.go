@@ -55,7 +55,7 @@ func replace(ix *index, at int, obj resource.Object) error {
 	return ix.replace(objects, strconv.Itoa(at))
 }
 
-// TestOrders plays what a reflector delivers and what callers were shown, in the orders that
+// TestOrders applies what a reflector delivers and what callers were shown, in the orders that
 // happen. Nothing that was read before comes back.
 func TestOrders(t *testing.T) {
 	for name, steps := range map[string][]step{

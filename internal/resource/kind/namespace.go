@@ -42,7 +42,7 @@ var Namespace = &resource.Descriptor{
 }
 
 func defaultNamespace(n *corev1.Namespace) {
-	if n.Name != "" { // a name may still be generated; Prepare sees to it
+	if n.Name != "" { // a name may still be generated; Prepare handles that
 		if n.Labels == nil {
 			n.Labels = map[string]string{}
 		}

@@ -87,7 +87,7 @@ func (p Retrying) begin(ctx context.Context, prefix string, after store.Revision
 	return w, err
 }
 
-// resumed is a watch that goes on after faults.
+// resumed is a watch that resumes after faults.
 type resumed struct {
 	out   chan store.Batch
 	gone  chan struct{} // Close was called

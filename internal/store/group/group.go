@@ -60,7 +60,7 @@ func (r *Request) bytes() int {
 	return n
 }
 
-// Answer lets the owners of a group go on.
+// Answer completes the requests of a group.
 func Answer(group []*Request) {
 	for _, r := range group {
 		close(r.done)

@@ -161,7 +161,7 @@ func (t target) inspect(ctx context.Context, conn *pgx.Conn, logger *slog.Logger
 		return fmt.Errorf("the server is PostgreSQL %d, it must be %d or newer", version/10000, oldest)
 	}
 	if !fsync || !pageWrites {
-		logger.Warn("the PostgreSQL server runs without fsync or full_page_writes: a power cut loses or damages acknowledged commits",
+		logger.Warn("the PostgreSQL server runs without fsync or full_page_writes: a power cut loses or corrupts acknowledged commits",
 			"store", t.label)
 	}
 	if _, encrypted := conn.PgConn().Conn().(*tls.Conn); !encrypted && !local(conn.PgConn().Conn().RemoteAddr()) {

@@ -255,7 +255,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// TestTooLarge: what does not fit fails by itself, and not its neighbours.
+// TestTooLarge: what does not fit fails alone, not with the rest of its group.
 func TestTooLarge(t *testing.T) {
 	s := open(t, testkit.Postgres(t), Options{})
 	var invalid *store.InvalidError

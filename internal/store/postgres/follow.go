@@ -23,7 +23,7 @@ const (
 	// listenerSilence is the time without notifications after which the listening
 	// connection is probed.
 	listenerSilence = 15 * time.Second
-	// followTimeout bounds one read of news.
+	// followTimeout bounds one poll.
 	followTimeout = 10 * time.Second
 )
 

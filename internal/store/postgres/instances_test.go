@@ -161,7 +161,7 @@ func (l *load) end(journals ...*journal) {
 	l.t.Logf("%d commits", len(l.acks))
 }
 
-// TestTwoInstances lets two processes' worth of stores share a state.
+// TestTwoInstances shares one state between two instances.
 func TestTwoInstances(t *testing.T) {
 	url := testkit.Postgres(t)
 	a, b := open(t, url, Options{}), open(t, url, Options{})

@@ -225,7 +225,7 @@ func (s *Store) release() {
 	}
 }
 
-// end ends the store for a reason that no later call can mend.
+// end ends the store for a reason that no later call can fix.
 func (s *Store) end(err error) {
 	if s.ended.CompareAndSwap(nil, &err) {
 		s.logger.Error("the store ends", "store", s.target.label, "error", err)

@@ -52,7 +52,7 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return conn, nil
 }
 
-// cut ends all connections and lets none begin until heal.
+// cut ends all connections and refuses new ones until heal.
 func (w *wire) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -47,7 +47,7 @@ func (s *Store) task(ctx context.Context, f func(context.Context)) error {
 }
 
 // write is the goroutine that has the writer. It runs on the store's context
-// alone: to interrupt a statement for one caller would fail its neighbours.
+// alone: to interrupt a statement for one caller would fail the rest of the group.
 func (s *Store) write() {
 	s.queue.Run(group.Writer{
 		Settle: func(requests []*group.Request) { s.settle(s.running, requests) },

@@ -2,7 +2,7 @@
 // it; a store that passes can stand in for any other.
 //
 // It owns the checks and a model of a store that is simple enough to be read as
-// the specification. Enter at Run. It never looks behind the interface.
+// the specification. Enter at Run. It uses the interface only.
 package storetest
 
 import (

@@ -11,7 +11,7 @@ import (
 // errEnded is the cause of a watcher that its owner closed.
 var errEnded = errors.New("watcher closed")
 
-// buffered lets a reader take a burst without a switch per batch.
+// buffered is the capacity of the channel: a burst is read without a context switch per batch.
 const buffered = 16
 
 type watcher struct {

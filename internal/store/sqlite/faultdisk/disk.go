@@ -36,7 +36,7 @@ import (
 type Faults struct {
 	// FailedSyncs return an I/O error.
 	FailedSyncs float64
-	// LostSyncs return without an error and have written nothing: a disk that lies.
+	// LostSyncs return without an error and have written nothing: a disk that ignores flushes.
 	LostSyncs float64
 }
 
