@@ -83,7 +83,7 @@ func (e *LimitError) Unwrap() error { return e.Err }
 
 // UnknownError reports a commit that may have happened or not: the connection
 // was lost while it was under way, and etcd could not be read since, or its
-// history does not say. Read before the next try.
+// history does not show it. Read before the next try.
 type UnknownError struct {
 	Err error
 }

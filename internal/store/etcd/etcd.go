@@ -282,7 +282,7 @@ func (s *Store) usable(ctx context.Context) error {
 // closed or the context ended meanwhile, its true cause.
 func (s *Store) failed(ctx context.Context, op string, err error) error {
 	var unknown *UnknownError
-	if !errors.As(err, &unknown) { // that must never look like "nothing was changed"
+	if !errors.As(err, &unknown) { // that must not be mistaken for "nothing was changed"
 		if err := s.usable(ctx); err != nil {
 			return err
 		}

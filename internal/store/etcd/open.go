@@ -30,7 +30,7 @@ func (s *Store) makeMeta(ctx context.Context, prefix, epoch string) (m meta, at 
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// A comparison of a range holds if it holds for each key in it, so this one
-	// says that there is none.
+	// means that there is none.
 	unused := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
 	read := clientv3.OpGet(prefix+metaFolder, clientv3.WithPrefix())
 	resp, err := s.client.Txn(ctx).If(unused).Then(

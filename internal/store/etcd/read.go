@@ -137,7 +137,7 @@ func (s *Store) bound(ctx context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() { stop(); cancel() }
 }
 
-// at turns a revision asked for into etcd's, and into the one that the answer is
+// at maps a requested revision to etcd's, and to the one that the answer is
 // of: a read inside of a transaction answers at its end.
 func (s *Store) at(v *view, revision store.Revision) (etcd int64, read store.Revision, err error) {
 	if revision == 0 {

@@ -104,7 +104,7 @@ func (o *outage) again(ctx context.Context, try int) bool {
 	return backoff.Sleep(ctx, retryPolicy.After(try+1))
 }
 
-// alarmed reports what etcd's status says of a full database.
+// alarmed returns an error if etcd's status reports a full database.
 func alarmed(reports []string) error {
 	for _, text := range reports {
 		if strings.Contains(text, "NOSPACE") {

@@ -17,7 +17,7 @@ import (
 // resolve finds out whether an attempt was applied whose answer was lost. since
 // is etcd's revision before it was sent. It returns nil if it was, the requests
 // whose outcome has to be found by another try, the cause if it was not, and an
-// *UnknownError if etcd does not say.
+// *UnknownError if etcd gives no answer.
 //
 // The attempt may still be on its way to etcd. So meta/epoch is written first,
 // which every attempt compares: the lost one was applied before, or never will
@@ -109,7 +109,7 @@ func (s *Store) inspect(ctx context.Context, a *attempt, fenced int64) (unchange
 	return false, 0, nil
 }
 
-// searchHistory looks for an attempt among the changes after etcd's revision
+// searchHistory searches for an attempt among the changes after etcd's revision
 // since, up to fenced.
 func (s *Store) searchHistory(ctx context.Context, a *attempt, since, fenced int64) (at int64, applied bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -147,8 +147,8 @@ func (s *Store) searchHistory(ctx context.Context, a *attempt, since, fenced int
 }
 
 // matches compares a transaction of the history with an attempt. Without a put
-// there is no commit ID, so an equal transaction of another instance looks the
-// same.
+// there is no commit ID, so an equal transaction of another instance cannot be
+// distinguished.
 func (a *attempt) matches(t transaction) (ours, certain bool) {
 	if len(t.events) != len(a.changes) {
 		return false, true

@@ -27,7 +27,7 @@ type stream struct {
 	send   sync.Mutex
 }
 
-// compactedError says up to where etcd's history is gone.
+// compactedError reports up to where etcd's history is compacted.
 type compactedError struct{ revision int64 }
 
 func (e *compactedError) Error() string { return fmt.Sprintf("etcd is compacted up to %d", e.revision) }
@@ -114,8 +114,8 @@ func (w *stream) receive() (events []*mvccpb.Event, progress int64, err error) {
 	}
 }
 
-// findCompacted looks up to where etcd's history is gone. Only the error of a
-// watch says it.
+// findCompacted finds up to where etcd's history is compacted. Only the error of a
+// watch contains it.
 func (s *Store) findCompacted(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -12,10 +12,13 @@ import (
 
 func TestParse(t *testing.T) {
 	for raw, want := range map[string]target{
-		"etcd://h:2379":                            {endpoints: []string{"http://h:2379"}, prefix: "/proxima/", label: "etcd://h:2379"},
-		"etcd://a:1,b:2,[::1]:3/?prefix=mesh":      {endpoints: []string{"http://a:1", "http://b:2", "http://[::1]:3"}, prefix: "mesh/", label: "etcd://a:1,b:2,[::1]:3?prefix=mesh/"},
-		"etcd://127.0.0.1:2379?prefix=/proxima/":   {endpoints: []string{"http://127.0.0.1:2379"}, prefix: "/proxima/", label: "etcd://127.0.0.1:2379"},
-		"etcd://127.0.0.1:2379?prefix=%2Fa%2Fb%2F": {endpoints: []string{"http://127.0.0.1:2379"}, prefix: "/a/b/", label: "etcd://127.0.0.1:2379?prefix=/a/b/"},
+		"etcd://h:2379": {endpoints: []string{"http://h:2379"}, prefix: "/proxima/", label: "etcd://h:2379"},
+		"etcd://a:1,b:2,[::1]:3/?prefix=mesh": {endpoints: []string{"http://a:1", "http://b:2", "http://[::1]:3"}, prefix: "mesh/",
+			label: "etcd://a:1,b:2,[::1]:3?prefix=mesh/"},
+		"etcd://127.0.0.1:2379?prefix=/proxima/": {endpoints: []string{"http://127.0.0.1:2379"}, prefix: "/proxima/",
+			label: "etcd://127.0.0.1:2379"},
+		"etcd://127.0.0.1:2379?prefix=%2Fa%2Fb%2F": {endpoints: []string{"http://127.0.0.1:2379"}, prefix: "/a/b/",
+			label: "etcd://127.0.0.1:2379?prefix=/a/b/"},
 	} {
 		got, err := parse(raw)
 		if err != nil {

@@ -198,10 +198,10 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 		pause = retryPolicy.Last // the outage itself is in the log
 	}
 	backoff.Sleep(ctx, pause)
-	return 0, nil // the queue looks again at what is due
+	return 0, nil // the queue checks again what is due
 }
 
-// expiryPause is how long an instance without the lease waits before it looks
+// expiryPause is how long an instance without the lease waits before it checks
 // again.
 const expiryPause = 250 * time.Millisecond
 
