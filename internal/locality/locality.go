@@ -6,7 +6,12 @@
 // Names are compared as they are; the package validates nothing.
 package locality
 
-import corev1 "k8s.io/api/core/v1"
+// Labels of Nodes, as k8s.io/api/core/v1 has them. They are repeated here as the planner
+// uses this package, and imports no API types.
+const (
+	labelZone   = "topology.kubernetes.io/zone"
+	labelRegion = "topology.kubernetes.io/region"
+)
 
 // Zone is a topology zone: the value of a Node's label topology.kubernetes.io/zone. Empty:
 // in no zone.
@@ -24,13 +29,25 @@ type Site string
 const Local Site = "local"
 
 // ZoneOf returns the topology zone in the labels of a Node.
-func ZoneOf(labels map[string]string) Zone { return Zone(labels[corev1.LabelTopologyZone]) }
+func ZoneOf(labels map[string]string) Zone { return Zone(labels[labelZone]) }
+
+// RegionOf returns the region in the labels of a Node.
+func RegionOf(labels map[string]string) Region { return Region(labels[labelRegion]) }
 
 // Zones converts names; nil: there are none.
 func Zones(names ...string) []Zone {
 	var out []Zone
 	for _, name := range names {
 		out = append(out, Zone(name))
+	}
+	return out
+}
+
+// Names is the reverse of Zones.
+func Names(zones []Zone) []string {
+	var out []string
+	for _, zone := range zones {
+		out = append(out, string(zone))
 	}
 	return out
 }
