@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/proxima-mesh/proxima/internal/planner"
+	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
 
 // scaling is where an autoscaler by mean utilisation comes to rest.
@@ -36,7 +37,7 @@ func autoscale(send func(*service) []float64, traffic float64, demand []float64,
 			demand:   demand,
 			weight:   make([]int64, 3),
 			cpu:      []float64{1. / 3, 1. / 3, 1. / 3},
-			ratios:   map[string]float64{},
+			ratios:   auto.Ratios{},
 		}
 		for z, share := range svc.cpu {
 			svc.ratios[t[0].Zone(z).Name] = share

@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 )
@@ -192,7 +193,7 @@ type control struct {
 }
 
 func newLoop(t *planner.Topology) *control {
-	names := make([]string, t.Len())
+	names := make([]locality.Zone, t.Len())
 	for i := range names {
 		names[i] = t.Zone(i).Name
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
@@ -31,7 +32,7 @@ func (t topologies) get(zones, regions int) [2]*planner.Topology {
 	}
 	var list []planner.Zone
 	for i := range zones {
-		list = append(list, planner.Zone{Name: fmt.Sprintf("zone-%02d", i), Region: fmt.Sprint("region-", i*regions/zones)})
+		list = append(list, planner.Zone{Name: locality.Zone(fmt.Sprintf("zone-%02d", i)), Region: locality.Region(fmt.Sprint("region-", i*regions/zones))})
 	}
 	levels := mustTopology(list, planner.Costs{})
 	costs := make([][]float64, zones)

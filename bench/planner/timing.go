@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
 )
@@ -17,7 +18,7 @@ func grid(r *rand.Rand, n int, matrix bool) *planner.Topology {
 	var zones []planner.Zone
 	costs := planner.Costs{}
 	for i := range n {
-		zones = append(zones, planner.Zone{Name: fmt.Sprintf("zone-%03d", i), Region: fmt.Sprint("region-", i/3)})
+		zones = append(zones, planner.Zone{Name: locality.Zone(fmt.Sprintf("zone-%03d", i)), Region: locality.Region(fmt.Sprint("region-", i/3))})
 		if matrix {
 			row := make([]float64, n)
 			for j := range row {

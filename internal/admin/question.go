@@ -135,7 +135,7 @@ func frontendsOf(s *catalog.Snapshot) *choose.Frontends {
 }
 
 func simulate(c Config, q url.Values) (any, error) {
-	change := topology.Change{FailZones: q["failZone"]}
+	change := topology.Change{FailZones: locality.Zones(q["failZone"]...)}
 	for _, text := range q["endpoints"] {
 		endpoints, err := topology.ParseEndpoints(text, corev1.NamespaceDefault)
 		if err != nil {

@@ -66,7 +66,7 @@ func (a *agent) demandComponents() []component {
 		return nil
 	}
 	a.demand = wire.NewClient(wire.ClientConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: func() string { return string(a.feed.Status().Zone) },
+		Conn: a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
 		Counter: counter, Start: a.agent.Ready(), Logger: a.log.With("part", "demand"), Registerer: a.registry,
 	})
 	return []component{{Name: "demand", Run: a.demand.Run}}

@@ -158,7 +158,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		}
 	}
 	if e.Topology != nil {
-		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
+		fmt.Fprintf(out, "\n%s", e.Topology.Text(locality.Zone(e.Zone)))
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -72,8 +74,8 @@ type Aggregator struct {
 	serial uint64
 	// zones are those of all estimators, in order; measured marks the ones where
 	// agents were seen.
-	zones    []string
-	measured map[string]bool
+	zones    []locality.Zone
+	measured map[locality.Zone]bool
 	crowded  bool // more zones than there may be
 	// stepped is when the last step was, began the first.
 	stepped, began time.Time
@@ -84,9 +86,11 @@ type Aggregator struct {
 
 // agent is one reporter.
 type agent struct {
-	node, zone string // as reported
-	runs       []run  // newest last
-	reported   time.Time
+	// node and zone as reported.
+	node     string
+	zone     locality.Zone
+	runs     []run // newest last
+	reported time.Time
 	// window is what was reported since the last step, in order of ports, and the
 	// time that it covers.
 	window        []count
@@ -137,7 +141,7 @@ func NewAggregator(c Config) *Aggregator {
 	}
 	a := &Aggregator{
 		world: c.World, log: c.Logger, agents: map[string]*agent{}, ports: map[proxy.PortName]*port{},
-		measured: map[string]bool{}, subs: map[*Subscription]struct{}{},
+		measured: map[locality.Zone]bool{}, subs: map[*Subscription]struct{}{},
 	}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(a)
@@ -284,7 +288,7 @@ type Estimate struct {
 // is what to believe as long as nothing is measured, noNodes marks zones without live
 // nodes; both are as in planner/estimate and may be nil. Demand of other zones does
 // not count.
-func (a *Aggregator) Shares(name proxy.PortName, zones []string, prior []float64, noNodes []bool) Estimate {
+func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) Estimate {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.ports[name]
@@ -322,7 +326,7 @@ func (a *Aggregator) Shares(name proxy.PortName, zones []string, prior []float64
 }
 
 // unite returns the zones that there are, and these.
-func (a *Aggregator) unite(zones []string) []string {
+func (a *Aggregator) unite(zones []locality.Zone) []locality.Zone {
 	united := a.zones
 	for _, zone := range zones {
 		if i, ok := slices.BinarySearch(united, zone); !ok && len(united) < planner.MaxZones {
@@ -333,7 +337,7 @@ func (a *Aggregator) unite(zones []string) []string {
 }
 
 // rezone changes the zones of all estimators, if they are others than before.
-func (a *Aggregator) rezone(zones []string) {
+func (a *Aggregator) rezone(zones []locality.Zone) {
 	if slices.Equal(zones, a.zones) {
 		return
 	}

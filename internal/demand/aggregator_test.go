@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -22,14 +23,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeWorld has the zones of nodes, and every service port but those that are gone.
 type fakeWorld struct {
 	asleep bool
-	nodes  map[string]string
+	nodes  map[string]locality.Zone
 	gone   map[proxy.PortName]bool
 }
 
-func (w *fakeWorld) Synced() bool                     { return !w.asleep }
-func (w *fakeWorld) Zone(node string) (string, bool)  { z, ok := w.nodes[node]; return z, ok }
-func (w *fakeWorld) Nodes() iter.Seq2[string, string] { return maps.All(w.nodes) }
-func (w *fakeWorld) Has(port proxy.PortName) bool     { return !w.gone[port] }
+func (w *fakeWorld) Synced() bool                            { return !w.asleep }
+func (w *fakeWorld) Zone(node string) (locality.Zone, bool)  { z, ok := w.nodes[node]; return z, ok }
+func (w *fakeWorld) Nodes() iter.Seq2[string, locality.Zone] { return maps.All(w.nodes) }
+func (w *fakeWorld) Has(port proxy.PortName) bool            { return !w.gone[port] }
 
 // aggregatorTest lets nodes report and steps, on a clock of its own.
 type aggregatorTest struct {
@@ -40,7 +41,7 @@ type aggregatorTest struct {
 	last  map[string]uint64
 }
 
-func newAggregatorTest(t *testing.T, nodes map[string]string) *aggregatorTest {
+func newAggregatorTest(t *testing.T, nodes map[string]locality.Zone) *aggregatorTest {
 	w := &fakeWorld{nodes: nodes, gone: map[proxy.PortName]bool{}}
 	a := &aggregatorTest{Aggregator: NewAggregator(Config{World: w}), t: t, world: w, now: time.Now(), last: map[string]uint64{}}
 	a.step(a.now)
@@ -76,7 +77,7 @@ func (a *aggregatorTest) shares() []float64 {
 		noNodes[0] = noNodes[0] && zone != "a"
 		noNodes[2] = noNodes[2] && zone != "c"
 	}
-	return a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, noNodes).Shares
+	return a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, noNodes).Shares
 }
 
 func (a *aggregatorTest) wantShares(what string, within float64, want ...float64) {
@@ -90,11 +91,11 @@ func (a *aggregatorTest) wantShares(what string, within float64, want ...float64
 	}
 }
 
-var threeNodes = map[string]string{"n-a": "a", "n-b": "b", "n-c": "c"}
+var threeNodes = map[string]locality.Zone{"n-a": "a", "n-b": "b", "n-c": "c"}
 
 func TestSharesOfZones(t *testing.T) {
 	a := newAggregatorTest(t, maps.Clone(threeNodes))
-	got := a.Shares(portNamed("x"), []string{"a", "b"}, []float64{3, 1}, nil)
+	got := a.Shares(portNamed("x"), locality.Zones("a", "b"), []float64{3, 1}, nil)
 	if diff := cmp.Diff(Estimate{Shares: []float64{0.75, 0.25}}, got); diff != "" {
 		t.Errorf("nothing measured (-want +got):\n%s", diff)
 	}
@@ -105,18 +106,18 @@ func TestSharesOfZones(t *testing.T) {
 		a.tick()
 	}
 	a.wantShares("all zones", 0.005, 0.7, 0.2, 0.1)
-	if e := a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, nil); math.Abs(e.Rate-100) > 1e-6 || !e.Measured {
+	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, nil); math.Abs(e.Rate-100) > 1e-6 || !e.Measured {
 		t.Errorf("rate %v, measured %v; want 100 a second", e.Rate, e.Measured)
 	}
-	if e := a.Shares(portNamed("x"), []string{"b", "c"}, nil, nil); math.Abs(e.Shares[0]-2./3) > 0.005 {
+	if e := a.Shares(portNamed("x"), locality.Zones("b", "c"), nil, nil); math.Abs(e.Shares[0]-2./3) > 0.005 {
 		t.Errorf("of b and c alone: %v", e.Shares)
 	}
-	if e := a.Shares(portNamed("x"), []string{"a", "b", "c"}, nil, []bool{true, false, false}); e.Shares[0] != 0 ||
+	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c"), nil, []bool{true, false, false}); e.Shares[0] != 0 ||
 		math.Abs(e.Shares[1]-2./3) > 0.005 {
 		t.Errorf("a has no nodes: %v", e.Shares)
 	}
 	// A zone where no agent ever reported stands at its prior.
-	if e := a.Shares(portNamed("x"), []string{"a", "b", "c", "d"}, []float64{1, 1, 1, 1}, nil); math.Abs(e.Shares[3]-0.25) > 0.01 {
+	if e := a.Shares(portNamed("x"), locality.Zones("a", "b", "c", "d"), []float64{1, 1, 1, 1}, nil); math.Abs(e.Shares[3]-0.25) > 0.01 {
 		t.Errorf("d never reported: %v", e.Shares)
 	}
 }
@@ -173,7 +174,7 @@ func TestSilentZoneHolds(t *testing.T) {
 
 // TestLostAgentFades, while others of its zone go on.
 func TestLostAgentFades(t *testing.T) {
-	a := newAggregatorTest(t, map[string]string{"n-a": "a", "n-lost": "a", "n-b": "b", "n-c": "c"})
+	a := newAggregatorTest(t, map[string]locality.Zone{"n-a": "a", "n-lost": "a", "n-b": "b", "n-c": "c"})
 	others := func() {
 		a.report("n-a", 1, traffic("x", 100))
 		a.report("n-b", 1, traffic("x", 100))
@@ -230,7 +231,7 @@ func TestLostAgentFades(t *testing.T) {
 
 // TestHeldIsSmooth: what stands in for a silent agent is not its last report alone.
 func TestHeldIsSmooth(t *testing.T) {
-	a := newAggregatorTest(t, map[string]string{"n-a": "a", "n-busy": "a", "n-b": "b"})
+	a := newAggregatorTest(t, map[string]locality.Zone{"n-a": "a", "n-busy": "a", "n-b": "b"})
 	for k := range 40 {
 		a.report("n-busy", 1, traffic("x", uint64(k%2)*2000))
 		a.report("n-a", 1)
@@ -247,7 +248,7 @@ func TestHeldIsSmooth(t *testing.T) {
 
 // TestPartitionFadesNone: of a zone that comes back one by one, none is missing at once.
 func TestPartitionFadesNone(t *testing.T) {
-	a := newAggregatorTest(t, map[string]string{"n-a1": "a", "n-a2": "a", "n-b": "b"})
+	a := newAggregatorTest(t, map[string]locality.Zone{"n-a1": "a", "n-a2": "a", "n-b": "b"})
 	for range 20 {
 		a.report("n-a1", 1, traffic("x", 300))
 		a.report("n-a2", 1, traffic("x", 300))
@@ -265,7 +266,7 @@ func TestPartitionFadesNone(t *testing.T) {
 }
 
 func TestZoneOfNodeChanges(t *testing.T) {
-	for name, others := range map[string]map[string]string{
+	for name, others := range map[string]map[string]locality.Zone{
 		"others stay": {"n": "a", "m": "a"}, "the zone is empty": {"n": "a"}, "a node without an agent stays": {"n": "a", "idle": "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -294,7 +295,7 @@ func TestZoneOfNodeChanges(t *testing.T) {
 
 // TestNodeObjectOverrulesReport, and the report counts where the object says nothing.
 func TestNodeObjectOverrulesReport(t *testing.T) {
-	a := newAggregatorTest(t, map[string]string{"labelled": "a", "bare": ""})
+	a := newAggregatorTest(t, map[string]locality.Zone{"labelled": "a", "bare": ""})
 	for k := range 10 {
 		for _, node := range []string{"labelled", "bare"} {
 			n := map[string]uint64{"labelled": 1000, "bare": 3000}[node]
@@ -349,7 +350,7 @@ func TestRefused(t *testing.T) {
 	}
 	long := string(make([]byte, 300))
 	for field, change := range map[string]func(*Report){
-		"node": func(r *Report) { r.Node = "" }, "zone": func(r *Report) { r.Zone = long }, "run": func(r *Report) { r.Run = long },
+		"node": func(r *Report) { r.Node = "" }, "zone": func(r *Report) { r.Zone = locality.Zone(long) }, "run": func(r *Report) { r.Run = long },
 		"sequence": func(r *Report) { r.Sequence = 0 }, "elapsed": func(r *Report) { r.Elapsed = -1 },
 		"traffic": func(r *Report) { r.Traffic = make([]Traffic, MaxPorts+1) },
 		"traffic[0]": func(r *Report) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // What 10,000 services cost: each benchmark is what has to be done every 10 s, so
@@ -44,12 +46,12 @@ func BenchmarkMeter(b *testing.B) {
 func BenchmarkAggregator(b *testing.B) {
 	for _, size := range []struct{ agents, perAgent, zones int }{{3, 10_000, 3}, {100, 1_000, 3}, {1_000, 50, 3}, {100, 1_000, 50}} {
 		b.Run(fmt.Sprintf("agents=%d/each=%d/zones=%d", size.agents, size.perAgent, size.zones), func(b *testing.B) {
-			w := &fakeWorld{nodes: map[string]string{}}
+			w := &fakeWorld{nodes: map[string]locality.Zone{}}
 			a, now := NewAggregator(Config{World: w}), time.Now()
 			a.step(now)
 			reports := make([]*Report, size.agents)
 			for i := range reports {
-				r := &Report{Node: fmt.Sprint("n", i), Zone: fmt.Sprint("z", i%size.zones), Run: "r", Elapsed: Interval}
+				r := &Report{Node: fmt.Sprint("n", i), Zone: locality.Zone(fmt.Sprint("z", i%size.zones)), Run: "r", Elapsed: Interval}
 				w.nodes[r.Node] = r.Zone
 				for k := range size.perAgent {
 					r.Traffic = append(r.Traffic, traffic(fmt.Sprint("service-", (i*size.perAgent+k)%10_000), uint64(100+k%7)))

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -123,7 +124,7 @@ func (h *history) send(a *historyAgent, mishap string) {
 	}
 }
 
-func (h *history) zone(a *historyAgent) string { return h.world.nodes[a.name] }
+func (h *history) zone(a *historyAgent) locality.Zone { return h.world.nodes[a.name] }
 
 // check that nothing is counted twice, and nothing that is not restarted is lost.
 func (h *history) check() {
@@ -152,7 +153,7 @@ func TestHistories(t *testing.T) {
 			t:     t,
 			now:   time.Now(),
 			clean: true,
-			world: &fakeWorld{nodes: map[string]string{"n1": "a", "n2": "b"}, gone: map[proxy.PortName]bool{}},
+			world: &fakeWorld{nodes: map[string]locality.Zone{"n1": "a", "n2": "b"}, gone: map[proxy.PortName]bool{}},
 		}
 		h.restartPlane()
 		for _, name := range []string{"n1", "n2"} {
@@ -178,8 +179,10 @@ func TestHistories(t *testing.T) {
 					}
 				}
 			},
-			"step":             func(*rapid.T) { h.now = h.now.Add(Interval); h.plane.step(h.now) },
-			"node moves":       func(t *rapid.T) { h.world.nodes["n1"] = rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "zone") },
+			"step": func(*rapid.T) { h.now = h.now.Add(Interval); h.plane.step(h.now) },
+			"node moves": func(t *rapid.T) {
+				h.world.nodes["n1"] = rapid.SampledFrom(locality.Zones("a", "b", "c")).Draw(t, "zone")
+			},
 			"nothing readable": func(*rapid.T) { h.now = h.now.Add(Interval); one().meter.Read(h.now, counters{}.all()) },
 			"":                 func(*rapid.T) { h.check() },
 		}
@@ -212,7 +215,7 @@ func TestHistories(t *testing.T) {
 			t.Fatalf("%+v was carried, %+v is counted", carried, h.taken)
 		}
 		for _, p := range historyPorts {
-			e := h.plane.Shares(portNamed(p), []string{"a", "b", "c"}, nil, nil)
+			e := h.plane.Shares(portNamed(p), locality.Zones("a", "b", "c"), nil, nil)
 			if s := e.Shares[0] + e.Shares[1] + e.Shares[2]; !(s > 1-1e-9 && s < 1+1e-9) || e.Rate < 0 {
 				t.Fatalf("%s: %+v", p, e)
 			}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -119,7 +120,7 @@ func (m *Meter) readPort(name proxy.PortName, now Total) {
 // Next returns the report to send: the one that was not acknowledged, else what was
 // counted since, which may be nothing. It returns nil as long as there was no time to
 // count in. The report is the meter's until it is acknowledged; it never changes.
-func (m *Meter) Next(zone string) *Report {
+func (m *Meter) Next(zone locality.Zone) *Report {
 	if m.hand != nil {
 		return m.hand
 	}

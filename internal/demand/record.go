@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -28,7 +29,8 @@ const (
 // Report is what one agent carried in a span of time.
 type Report struct {
 	// Node that reports, and its zone as far as it knows.
-	Node, Zone string
+	Node string
+	Zone locality.Zone
 	// Run names a life of the agent's Meter. Sequence counts its reports from 1.
 	Run      string
 	Sequence uint64

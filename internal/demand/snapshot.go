@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -45,8 +46,8 @@ type Coverage struct {
 
 // AgentDemand is one reporter.
 type AgentDemand struct {
-	Node string `json:"node"`
-	Zone string `json:"zone,omitempty"`
+	Node string        `json:"node"`
+	Zone locality.Zone `json:"zone,omitempty"`
 	// Age of the newest report.
 	Age time.Duration `json:"ageNanoseconds"`
 	// Kept is what its share has faded to; 1: nothing.
@@ -119,8 +120,8 @@ type PortDemand struct {
 
 // ZoneShare is the share of a service port's demand that starts in a zone.
 type ZoneShare struct {
-	Zone  string  `json:"zone"`
-	Share float64 `json:"share"`
+	Zone  locality.Zone `json:"zone"`
+	Share float64       `json:"share"`
 }
 
 // Snapshot returns what is known of the service ports of one Service, or of all (nil),

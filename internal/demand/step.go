@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 )
@@ -57,9 +58,9 @@ func (a *Aggregator) step(now time.Time) {
 
 // look finds out which zones there are and who is in them, and counts in those.
 func (a *Aggregator) look() *present {
-	zoneOf := make(map[*agent]string, len(a.agents))
+	zoneOf := make(map[*agent]locality.Zone, len(a.agents))
 	gone := map[*agent]bool{}
-	names := map[string]bool{}
+	names := map[locality.Zone]bool{}
 	for _, zone := range a.world.Nodes() {
 		names[zone] = true
 	}
@@ -78,7 +79,7 @@ func (a *Aggregator) look() *present {
 	}
 	a.crowded = crowded
 	zones = zones[:min(len(zones), planner.MaxZones)]
-	maps.DeleteFunc(a.measured, func(zone string, _ bool) bool { return !names[zone] })
+	maps.DeleteFunc(a.measured, func(zone locality.Zone, _ bool) bool { return !names[zone] })
 	a.rezone(zones)
 
 	here := &present{reported: make([]bool, len(zones)), inhabited: make([]bool, len(zones))}

@@ -3,9 +3,8 @@ package demand
 import (
 	"iter"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -15,9 +14,9 @@ type World interface {
 	// Synced: the other answers are complete.
 	Synced() bool
 	// Zone of a node; empty: it has none. ok is false if there is no such node.
-	Zone(node string) (zone string, ok bool)
+	Zone(node string) (zone locality.Zone, ok bool)
 	// Nodes and their zones.
-	Nodes() iter.Seq2[string, string]
+	Nodes() iter.Seq2[string, locality.Zone]
 	// Has a Service such a port?
 	Has(port proxy.PortName) bool
 }
@@ -29,18 +28,18 @@ type world struct{ catalog *catalog.Catalog }
 
 func (w world) Synced() bool { return w.catalog.Synced() }
 
-func (w world) Zone(node string) (string, bool) {
+func (w world) Zone(node string) (locality.Zone, bool) {
 	n, ok := w.catalog.Snapshot().Nodes.Get(catalog.Key{Name: node})
 	if !ok {
 		return "", false
 	}
-	return n.Labels[corev1.LabelTopologyZone], true
+	return locality.ZoneOf(n.Labels), true
 }
 
-func (w world) Nodes() iter.Seq2[string, string] {
-	return func(yield func(string, string) bool) {
+func (w world) Nodes() iter.Seq2[string, locality.Zone] {
+	return func(yield func(string, locality.Zone) bool) {
 		for key, n := range w.catalog.Snapshot().Nodes.All() {
-			if !yield(key.Name, n.Labels[corev1.LabelTopologyZone]) {
+			if !yield(key.Name, locality.ZoneOf(n.Labels)) {
 				return
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"strconv"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // The oracle solves the same problem in another way: rationals instead of scaled
@@ -197,7 +199,7 @@ func (s *sample) problem() *Problem {
 func zonesNamed(regions []string) []Zone {
 	zones := make([]Zone, len(regions))
 	for i, r := range regions {
-		zones[i] = Zone{Name: "zone-" + strconv.Itoa(1000 + i)[1:], Region: r}
+		zones[i] = Zone{Name: locality.Zone("zone-" + strconv.Itoa(1000 + i)[1:]), Region: locality.Region(r)}
 	}
 	return zones
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // MaxZones is the size at which a topology is refused. Plans are dense matrices;
@@ -33,7 +35,8 @@ func refuse(reason, field string, args ...any) error {
 // Zone is a place where traffic starts and endpoints are. Zones with the same
 // region are near to each other; the empty region is a region like any other.
 type Zone struct {
-	Name, Region string
+	Name   locality.Zone
+	Region locality.Region
 }
 
 // Costs say what a connection costs from zone to zone. With the zero value that
@@ -51,7 +54,7 @@ type Costs struct {
 // It is immutable and made once for all services.
 type Topology struct {
 	zones   []Zone
-	index   map[string]int
+	index   map[locality.Zone]int
 	cost    []float64 // n×n, as given
 	maxCost float64
 	regions int
@@ -71,7 +74,7 @@ func NewTopology(zones []Zone, costs Costs) (*Topology, error) {
 	if n == 0 || n > MaxZones {
 		return nil, refuse(fmt.Sprintf("%d zones, not 1 to %d", n, MaxZones), "zones")
 	}
-	t := &Topology{zones: slices.Clone(zones), index: make(map[string]int, n), cost: make([]float64, n*n)}
+	t := &Topology{zones: slices.Clone(zones), index: make(map[locality.Zone]int, n), cost: make([]float64, n*n)}
 	for i, z := range zones {
 		if z.Name == "" {
 			return nil, refuse("empty", "zones[%d].name", i)
@@ -106,7 +109,7 @@ func (t *Topology) Len() int { return len(t.zones) }
 func (t *Topology) Zone(i int) Zone { return t.zones[i] }
 
 // Index returns the index of a zone by name.
-func (t *Topology) Index(name string) (int, bool) {
+func (t *Topology) Index(name locality.Zone) (int, bool) {
 	i, ok := t.index[name]
 	return i, ok
 }
@@ -162,8 +165,8 @@ func (t *Topology) setLevels(costs Costs) error {
 		return refuse("above costs.world", "costs.region")
 	}
 	n := len(t.zones)
-	byRegion := map[string][]int{}
-	var regions []string
+	byRegion := map[locality.Region][]int{}
+	var regions []locality.Region
 	for i, from := range t.zones {
 		for j, to := range t.zones {
 			switch {

@@ -10,6 +10,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -185,7 +186,7 @@ func autoSlices(all []endpointslice.HintSlice) []auto.Slice {
 		for k := range s.Endpoints {
 			e := &s.Endpoints[k]
 			out[i].Endpoints[k] = auto.Endpoint{
-				Zone: value(e.Zone), Node: value(e.NodeName), Hints: autoHints(e.Hints),
+				Zone: locality.Zone(value(e.Zone)), Node: value(e.NodeName), Hints: autoHints(e.Hints),
 				Ready: e.Conditions.Ready != nil && *e.Conditions.Ready,
 			}
 		}
@@ -206,7 +207,7 @@ func autoHints(h *discoveryv1.EndpointHints) *auto.Hints {
 	}
 	out := &auto.Hints{}
 	for _, z := range h.ForZones {
-		out.ForZones = append(out.ForZones, z.Name)
+		out.ForZones = append(out.ForZones, locality.Zone(z.Name))
 	}
 	for _, n := range h.ForNodes {
 		out.ForNodes = append(out.ForNodes, n.Name)
@@ -235,7 +236,7 @@ func apiHints(was *discoveryv1.EndpointHints, is *auto.Hints) *discoveryv1.Endpo
 	}
 	out := &discoveryv1.EndpointHints{}
 	for _, z := range is.ForZones {
-		out.ForZones = append(out.ForZones, discoveryv1.ForZone{Name: z})
+		out.ForZones = append(out.ForZones, discoveryv1.ForZone{Name: string(z)})
 	}
 	for _, n := range is.ForNodes {
 		out.ForNodes = append(out.ForNodes, discoveryv1.ForNode{Name: n})

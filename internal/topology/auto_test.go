@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
 
@@ -186,7 +187,7 @@ type first struct{ err error }
 func (f *first) Decide(q Question) (Decision, error) {
 	out := make([]*auto.Hints, len(q.Endpoints))
 	for i := range out {
-		out[i] = &auto.Hints{ForZones: []string{q.Zones[0].Name}}
+		out[i] = &auto.Hints{ForZones: []locality.Zone{q.Zones[0].Name}}
 	}
 	return Decision{Hints: out}, f.err
 }
@@ -236,8 +237,8 @@ func TestAnswersOfHeuristicsAreChecked(t *testing.T) {
 	}{
 		"none":               {Decision{Hints: none}, ""},
 		"too few":            {Decision{Hints: none[:1]}, "1 hints for 2 endpoints"},
-		"too many":           {Decision{Hints: []*auto.Hints{{ForZones: strings.Split("abcdefghi", "")}, nil}}, "endpoint 0: 9 hints"},
-		"doubled":            {Decision{Hints: []*auto.Hints{{ForZones: []string{"a", "a"}}, nil}}, "endpoint 0: hints [a a]"},
+		"too many":           {Decision{Hints: []*auto.Hints{{ForZones: locality.Zones(strings.Split("abcdefghi", "")...)}, nil}}, "endpoint 0: 9 hints"},
+		"doubled":            {Decision{Hints: []*auto.Hints{{ForZones: locality.Zones("a", "a")}, nil}}, "endpoint 0: hints [a a]"},
 		"empty":              {Decision{Hints: []*auto.Hints{{ForNodes: []string{""}}, nil}}, "endpoint 0: hints []"},
 		"weights":            {Decision{Hints: none, Weights: [][]float64{{0, 1}, {2.5, 1e9}}}, ""},
 		"weights of too few": {Decision{Hints: none, Weights: [][]float64{{0, 1}}}, "weights of 1 endpoints for 2"},

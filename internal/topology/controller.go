@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/estimate"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -27,14 +28,14 @@ import (
 type Demand interface {
 	// Shares of zones in ascending order. prior is what to believe as long as nothing is
 	// measured; zones with noNodes have no demand.
-	Shares(port proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate
+	Shares(port proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate
 }
 
 // Unmeasured is the Demand of those who measure nothing: the prior.
 type Unmeasured struct{}
 
 // Shares implements Demand.
-func (Unmeasured) Shares(_ proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate {
+func (Unmeasured) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	return demand.Estimate{Shares: estimate.New(zones).Shares(prior, noNodes)}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
@@ -67,7 +68,7 @@ func (a *atlas) forget() { a.made = map[string]*frame{} }
 
 // frame for the zones of the cluster and those of some endpoints. problem says
 // why other costs hold than those asked for, or what of them does not fit the zones.
-func (a *atlas) frame(costs string, endpoints map[string]int64) (f *frame, problem string, err error) {
+func (a *atlas) frame(costs string, endpoints map[locality.Zone]int64) (f *frame, problem string, err error) {
 	zones := a.zones(endpoints)
 	table, problem := a.table(costs, zones)
 	key := costs + "\x00" + names(zones)
@@ -86,7 +87,7 @@ func (a *atlas) frame(costs string, endpoints map[string]int64) (f *frame, probl
 func names(zones []planner.Zone) string {
 	var b strings.Builder
 	for _, z := range zones {
-		b.WriteString(z.Name)
+		b.WriteString(string(z.Name))
 		b.WriteByte(0)
 	}
 	return b.String()
@@ -94,10 +95,10 @@ func names(zones []planner.Zone) string {
 
 // zones of the cluster and of endpoints, ascending. An endpoint's zone without nodes
 // has no region that anybody knows.
-func (a *atlas) zones(endpoints map[string]int64) []planner.Zone {
+func (a *atlas) zones(endpoints map[locality.Zone]int64) []planner.Zone {
 	zones := slices.Clip(a.cluster.zones)
 	for _, name := range sortedKeys(endpoints) {
-		i, ok := slices.BinarySearchFunc(zones, name, func(z planner.Zone, name string) int { return strings.Compare(z.Name, name) })
+		i, ok := slices.BinarySearchFunc(zones, name, func(z planner.Zone, name locality.Zone) int { return cmp.Compare(z.Name, name) })
 		if !ok {
 			zones = slices.Insert(zones, i, planner.Zone{Name: name, Region: regionOf(name)})
 		}
@@ -110,7 +111,7 @@ func (a *atlas) zones(endpoints map[string]int64) []planner.Zone {
 
 // regionOf a zone that no node names: none, or for endpoints without a zone one of
 // their own, so that they do not count as near.
-func regionOf(zone string) string {
+func regionOf(zone locality.Zone) locality.Region {
 	if zone == noZone {
 		return noZone
 	}
@@ -144,7 +145,7 @@ func (a *atlas) table(name string, zones []planner.Zone) (t costTable, problem s
 	var unknown []string
 	for _, p := range object.Spec.Pairs {
 		for _, zone := range []string{p.From, p.To} {
-			known := slices.ContainsFunc(zones, func(z planner.Zone) bool { return z.Name == zone })
+			known := slices.ContainsFunc(zones, func(z planner.Zone) bool { return z.Name == locality.Zone(zone) })
 			if !known && !slices.Contains(unknown, zone) {
 				unknown = append(unknown, zone)
 			}
@@ -190,7 +191,7 @@ func (t costTable) costs(zones []planner.Zone) planner.Costs {
 		}
 	}
 	at := func(name string) int {
-		return slices.IndexFunc(zones, func(z planner.Zone) bool { return z.Name == name })
+		return slices.IndexFunc(zones, func(z planner.Zone) bool { return z.Name == locality.Zone(name) })
 	}
 	for _, p := range t.spec.Pairs {
 		i, j := at(p.From), at(p.To)

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
 
@@ -27,7 +28,8 @@ type Question struct {
 
 // ZoneFacts are what is known of a zone.
 type ZoneFacts struct {
-	Name, Region string
+	Name   locality.Zone
+	Region locality.Region
 	// CPU is the zone's share of the allocatable CPU of nodes that count.
 	CPU float64
 	// Live: there is a node that is ready.
@@ -36,8 +38,9 @@ type ZoneFacts struct {
 
 // EndpointFacts are what is known of an endpoint.
 type EndpointFacts struct {
-	Address, Zone, Node string
-	Ready               bool
+	Address, Node string
+	Zone          locality.Zone
+	Ready         bool
 	// Hints that it has; nil: none. Not to be changed.
 	Hints *auto.Hints
 }
@@ -180,7 +183,7 @@ func (d *Decision) check(q Question) error {
 		if h == nil {
 			continue
 		}
-		for _, list := range [][]string{h.ForZones, h.ForNodes} {
+		for _, list := range [][]string{locality.Names(h.ForZones), h.ForNodes} {
 			if len(list) > maxHints {
 				return fmt.Errorf("endpoint %d: %d hints, at most %d are allowed", i, len(list), maxHints)
 			}

@@ -11,6 +11,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
@@ -25,9 +26,9 @@ type hintPlan struct {
 	mode     HintMode
 	fallback Fallback
 	// zones of the endpoints by address, which it was made for.
-	zones map[string]string
+	zones map[string]locality.Zone
 	// hints by address: the zones that an endpoint names. Nil: none are given.
-	hints  map[string][]string
+	hints  map[string][]locality.Zone
 	reason HintReason
 	// demand that it was made for, or looked at last with the same result, as shares.
 	demand  []float64
@@ -141,8 +142,8 @@ func (a *advice) keep(family discoveryv1.AddressType, groups map[trafficplan.Nam
 }
 
 // previous are the zone hints that endpoints have now, by address.
-func previous(all []endpointslice.HintSlice) map[string][]string {
-	out := map[string][]string{}
+func previous(all []endpointslice.HintSlice) map[string][]locality.Zone {
+	out := map[string][]locality.Zone{}
 	for _, s := range all {
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
@@ -156,7 +157,7 @@ func previous(all []endpointslice.HintSlice) map[string][]string {
 
 // search returns the hints of a group: those that were found before if nothing that
 // they depend on is different, so that the answer to its own answer is the same.
-func (a *advice) search(g *trafficplan.Group, now map[string][]string) *hintPlan {
+func (a *advice) search(g *trafficplan.Group, now map[string][]locality.Zone) *hintPlan {
 	in, err := a.c.model.input(a.params, g.Endpoints)
 	a.c.mu.Lock()
 	was := a.state.groups[g.Name]
@@ -212,15 +213,15 @@ func (p *hintPlan) fallBack() {
 			return // one endpoint without hints has all of them ignored
 		}
 	}
-	p.hints = map[string][]string{}
+	p.hints = map[string][]locality.Zone{}
 	for address, zone := range p.zones {
-		p.hints[address] = []string{zone}
+		p.hints[address] = []locality.Zone{zone}
 	}
 }
 
 // find searches hints, from those that there are now. A process that has just begun
 // keeps these if they are nearly as good: a restart is no reason to move anything.
-func (p *hintPlan) find(now map[string][]string, fresh bool) {
+func (p *hintPlan) find(now map[string][]locality.Zone, fresh bool) {
 	t := p.topology
 	addresses := sortedKeys(p.zones)
 	request := hint.Request{Demand: p.demand, Mode: p.mode.search(), Endpoints: p.endpoints(addresses), Previous: p.masks(addresses, now)}
@@ -241,7 +242,7 @@ func (p *hintPlan) find(now map[string][]string, fresh bool) {
 			masks, p.metrics = request.Previous, kept
 		}
 	}
-	p.hints = make(map[string][]string, len(addresses))
+	p.hints = make(map[string][]locality.Zone, len(addresses))
 	for i, address := range addresses {
 		for _, zone := range masks[i].Zones() {
 			p.hints[address] = append(p.hints[address], t.Zone(zone).Name)
@@ -258,7 +259,7 @@ func (p *hintPlan) endpoints(addresses []string) []int {
 }
 
 // masks of addresses, in their order; 0 for one whose hints cannot be used.
-func (p *hintPlan) masks(addresses []string, hints map[string][]string) []hint.Mask {
+func (p *hintPlan) masks(addresses []string, hints map[string][]locality.Zone) []hint.Mask {
 	out := make([]hint.Mask, len(addresses))
 	for i, address := range addresses {
 		for _, zone := range hints[address] {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
@@ -15,13 +16,13 @@ func TestRestartKeepsHintsThatAreNearlyAsGood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := func(fresh bool, odd []string) []string {
-		p := &hintPlan{topology: top, mode: HintsSoft, reason: HintsFound, zones: map[string]string{}, demand: []float64{0.5, 0.5}}
-		now := map[string][]string{}
+	plan := func(fresh bool, odd []locality.Zone) []locality.Zone {
+		p := &hintPlan{topology: top, mode: HintsSoft, reason: HintsFound, zones: map[string]locality.Zone{}, demand: []float64{0.5, 0.5}}
+		now := map[string][]locality.Zone{}
 		for i := range 20 {
-			for _, zone := range []string{"a", "b"} {
+			for _, zone := range locality.Zones("a", "b") {
 				address := fmt.Sprintf("%s%02d", zone, i)
-				p.zones[address], now[address] = zone, []string{zone}
+				p.zones[address], now[address] = zone, []locality.Zone{zone}
 			}
 		}
 		now["a00"] = odd
@@ -30,12 +31,12 @@ func TestRestartKeepsHintsThatAreNearlyAsGood(t *testing.T) {
 	}
 	for _, c := range []struct {
 		fresh     bool
-		odd, want []string
+		odd, want []locality.Zone
 	}{
-		{true, []string{"b"}, []string{"b"}},
-		{false, []string{"b"}, []string{"a"}},
-		{true, nil, []string{"a"}},           // incomplete hints are none
-		{true, []string{"x"}, []string{"a"}}, // of a zone that is gone
+		{true, locality.Zones("b"), locality.Zones("b")},
+		{false, locality.Zones("b"), locality.Zones("a")},
+		{true, nil, locality.Zones("a")},                 // incomplete hints are none
+		{true, locality.Zones("x"), locality.Zones("a")}, // of a zone that is gone
 	} {
 		if diff := cmp.Diff(c.want, plan(c.fresh, c.odd)); diff != "" {
 			t.Errorf("fresh %v, %v: %s", c.fresh, c.odd, diff)

@@ -11,6 +11,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
@@ -105,7 +106,7 @@ type input struct {
 
 // input for endpoints, counted by zone. After an error, which means that there are more
 // zones than can be planned for, only the warning is set.
-func (m *model) input(params Params, endpoints map[string]int64) (in input, err error) {
+func (m *model) input(params Params, endpoints map[locality.Zone]int64) (in input, err error) {
 	m.mu.Lock()
 	in.frame, in.warning, err = m.atlas.frame(params.Costs, endpoints)
 	m.mu.Unlock()
@@ -127,8 +128,9 @@ func (in *input) problem(demand []float64) planner.Problem {
 // facts are all that is read of a Node. Nodes whose facts are equal are alike, so
 // heartbeats cost nothing.
 type facts struct {
-	zone, region string
-	ready        bool
+	zone   locality.Zone
+	region locality.Region
+	ready  bool
 	// excluded by the role of its label; evicting by a taint that drives workloads off.
 	excluded, evicting bool
 	nanoCPU            int64
@@ -136,7 +138,7 @@ type facts struct {
 
 func factsOf(n *corev1.Node) facts {
 	f := facts{
-		zone: n.Labels[corev1.LabelTopologyZone], region: n.Labels[corev1.LabelTopologyRegion],
+		zone: locality.ZoneOf(n.Labels), region: locality.RegionOf(n.Labels),
 		excluded: auto.Excluded(n.Labels),
 	}
 	for _, c := range n.Status.Conditions {
@@ -160,7 +162,7 @@ func factsOf(n *corev1.Node) facts {
 type cluster struct {
 	// zones of all nodes, ascending.
 	zones []planner.Zone
-	names []string
+	names []locality.Zone
 	// noNodes are the zones without a node that is ready; prior is the CPU of those
 	// whose workloads make traffic, in the order of zones.
 	noNodes []bool
@@ -170,11 +172,11 @@ type cluster struct {
 
 func clusterOf(nodes map[string]facts) *cluster {
 	type sum struct {
-		region       string
+		region       locality.Region
 		live         bool
 		counted, all float64
 	}
-	byZone := map[string]*sum{}
+	byZone := map[locality.Zone]*sum{}
 	list := make([]auto.Node, 0, len(nodes))
 	for _, name := range sortedKeys(nodes) {
 		n := nodes[name]

@@ -14,6 +14,7 @@ import (
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -358,7 +359,7 @@ func sameCounts(was *plannerv1alpha1.PortGroup, g *trafficplan.Group) bool {
 		if z.Endpoints > 0 {
 			zones++
 		}
-		if g.Endpoints[z.Name] != z.Endpoints {
+		if g.Endpoints[locality.Zone(z.Name)] != z.Endpoints {
 			return false
 		}
 	}
@@ -382,7 +383,7 @@ func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortG
 	}
 	for from := range t.Len() {
 		z := &out.Zones[from]
-		z.Name, z.Endpoints, z.Demand = t.Zone(from).Name, in.weight[from], s.problem.Demand[from]
+		z.Name, z.Endpoints, z.Demand = string(t.Zone(from).Name), in.weight[from], s.problem.Demand[from]
 		z.Reason = plannerv1alpha1.ZoneReason(s.plan.Rule(from).String())
 		n := 0
 		for to := range t.Len() {
@@ -393,7 +394,7 @@ func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortG
 		z.To = make([]plannerv1alpha1.ZoneShare, 0, n)
 		for to := range t.Len() {
 			if share := s.plan.Share(from, to); share > 0 {
-				z.To = append(z.To, plannerv1alpha1.ZoneShare{Zone: t.Zone(to).Name, Share: max(resolution, rounded(share))})
+				z.To = append(z.To, plannerv1alpha1.ZoneShare{Zone: string(t.Zone(to).Name), Share: max(resolution, rounded(share))})
 			}
 		}
 		if n == 0 {
@@ -418,13 +419,13 @@ func under(g *plannerv1alpha1.PortGroup, in *input, demand []float64) planner.Me
 	total, home, cost, endpoints := 0.0, 0.0, 0.0, int64(0)
 	load := make([]float64, t.Len())
 	for _, z := range g.Zones {
-		from, ok := t.Index(z.Name)
+		from, ok := t.Index(locality.Zone(z.Name))
 		if !ok || !(demand[from] > 0) {
 			continue
 		}
 		total += demand[from]
 		for _, share := range z.To {
-			to, ok := t.Index(share.Zone)
+			to, ok := t.Index(locality.Zone(share.Zone))
 			if !ok {
 				continue
 			}
@@ -534,7 +535,7 @@ const minRate = 1e-6
 func recorded(g *plannerv1alpha1.PortGroup, in *input) []float64 {
 	shares := make([]float64, in.topology.Len())
 	for i := range g.Zones {
-		if at, ok := in.topology.Index(g.Zones[i].Name); ok {
+		if at, ok := in.topology.Index(locality.Zone(g.Zones[i].Name)); ok {
 			shares[at] = g.Zones[i].Demand
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
@@ -193,12 +194,12 @@ func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
 	for i := range e.Zones {
 		z := &e.Zones[i]
 		for _, published := range plan.Zones {
-			if published.Name != z.Name {
+			if locality.Zone(published.Name) != z.Name {
 				continue
 			}
 			z.Rule, z.To = string(published.Reason), nil
 			for _, to := range published.To {
-				z.To = append(z.To, explain.Share{Zone: to.Zone, Share: to.Share})
+				z.To = append(z.To, explain.Share{Zone: locality.Zone(to.Zone), Share: to.Share})
 			}
 		}
 	}
@@ -227,7 +228,7 @@ func whyReplanned(reason string) string {
 }
 
 // Text answers in words; from is the zone that the reader asks about, or empty.
-func (r *Report) Text(from string) string {
+func (r *Report) Text(from locality.Zone) string {
 	var b strings.Builder
 	mode := r.Mode
 	if mode == "" {
@@ -251,7 +252,7 @@ func (r *Report) Text(from string) string {
 	return b.String()
 }
 
-func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
+func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) {
 	ports := portsText(p.Ports)
 	demand := "demand is guessed from the CPU of nodes"
 	switch {
@@ -267,7 +268,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 	}
 	for _, line := range strings.Split(strings.TrimSuffix(p.Plan.String(), "\n"), "\n") {
 		mark := "  "
-		if from != "" && strings.HasPrefix(line, from+": ") {
+		if from != "" && strings.HasPrefix(line, string(from)+": ") {
 			mark = "> "
 		}
 		fmt.Fprintf(b, "%s%s\n", mark, line)
@@ -279,7 +280,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from string) {
 	if h := p.Hints; h != nil {
 		hints := hintPlan{mode: h.Mode, reason: h.Reason, metrics: h.Metrics}
 		if h.Given {
-			hints.hints = map[string][]string{}
+			hints.hints = map[string][]locality.Zone{}
 		}
 		fmt.Fprintf(b, "  other proxies: %s\n", hints.summary())
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -133,8 +134,8 @@ func TestSimulate(t *testing.T) {
 			name   string
 			change Change
 		}{
-			{"zone a fails", Change{FailZones: []string{"a"}}},
-			{"two zones fail", Change{FailZones: []string{"a", "b"}}},
+			{"zone a fails", Change{FailZones: locality.Zones("a")}},
+			{"two zones fail", Change{FailZones: locality.Zones("a", "b")}},
 			{"two more endpoints", Change{Endpoints: []EndpointsChange{{webKey, "b", 2}}}},
 			{"three times the demand", Change{Demand: []DemandChange{{webKey, "a", 3}}}},
 			{"and endpoints that take it", Change{Demand: []DemandChange{{webKey, "a", 3}}, Endpoints: []EndpointsChange{{webKey, "a", 5}}}},
@@ -159,7 +160,7 @@ func TestSimulate(t *testing.T) {
 			change Change
 			text   string
 		}{
-			{Change{FailZones: []string{"x"}}, `there is no zone "x"; there are a, b, c`},
+			{Change{FailZones: locality.Zones("x")}, `there is no zone "x"; there are a, b, c`},
 			{Change{Endpoints: []EndpointsChange{{webKey, "x", 1}}}, `there is no zone "x"; there are a, b, c`},
 			{Change{Endpoints: []EndpointsChange{{resource.Key{Namespace: "shop", Name: "y"}, "a", 1}}}, `there is no service "shop/y"`},
 			{Change{Endpoints: []EndpointsChange{{webKey, "a", -4}}}, "service shop/web: endpoints: -4 where the weight is 3"},
@@ -171,7 +172,7 @@ func TestSimulate(t *testing.T) {
 			}
 		}
 		var unknown *UnknownError
-		if _, err := r.c.Simulate(Change{FailZones: []string{"x"}}); !errors.As(err, &unknown) {
+		if _, err := r.c.Simulate(Change{FailZones: locality.Zones("x")}); !errors.As(err, &unknown) {
 			t.Errorf("%v is no UnknownError", err)
 		}
 	})

@@ -61,14 +61,14 @@ type fakeDemand struct {
 	rates map[string]float64
 }
 
-func (f *fakeDemand) Shares(_ proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate {
+func (f *fakeDemand) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	e := Unmeasured{}.Shares(proxy.PortName{}, zones, prior, noNodes)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	sum := 0.0
 	for i, z := range zones {
 		if noNodes == nil || !noNodes[i] {
-			sum += f.rates[z]
+			sum += f.rates[string(z)]
 		}
 	}
 	if sum == 0 {
@@ -78,7 +78,7 @@ func (f *fakeDemand) Shares(_ proxy.PortName, zones []string, prior []float64, n
 	for i, z := range zones {
 		e.Shares[i] = 0
 		if noNodes == nil || !noNodes[i] {
-			e.Shares[i] = f.rates[z] / sum
+			e.Shares[i] = f.rates[string(z)] / sum
 		}
 	}
 	return e

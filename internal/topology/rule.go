@@ -12,6 +12,7 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -102,7 +103,7 @@ func endpointFacts(all iter.Seq2[resource.Key, *discoveryv1.EndpointSlice]) map[
 		}
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			f := EndpointFacts{Zone: value(e.Zone), Node: value(e.NodeName), Ready: trafficplan.Ready(e), Hints: autoHints(e.Hints)}
+			f := EndpointFacts{Zone: locality.Zone(value(e.Zone)), Node: value(e.NodeName), Ready: trafficplan.Ready(e), Hints: autoHints(e.Hints)}
 			if len(e.Addresses) > 0 {
 				f.Address = e.Addresses[0]
 			}
@@ -142,7 +143,7 @@ func weightedGroup(q *Question, d Decision, err error, was *plannerv1alpha1.Port
 			rows[e.Address] = make([]uint32, len(q.Zones))
 		}
 	}
-	counts := map[string]int64{}
+	counts := map[locality.Zone]int64{}
 	for _, e := range readyOnce(q.Endpoints) {
 		counts[e.Zone]++
 	}
@@ -157,7 +158,7 @@ func weightedGroup(q *Question, d Decision, err error, was *plannerv1alpha1.Port
 		if weights == nil {
 			reason = plannerv1alpha1.ZoneNoWeights
 		}
-		g.Zones = append(g.Zones, plannerv1alpha1.SourceZone{Name: zone.Name, Endpoints: counts[zone.Name], Reason: reason})
+		g.Zones = append(g.Zones, plannerv1alpha1.SourceZone{Name: string(zone.Name), Endpoints: counts[zone.Name], Reason: reason})
 		for i, e := range q.Endpoints {
 			if e.Ready && weights != nil {
 				rows[e.Address][z] = weights[i]
@@ -215,7 +216,7 @@ type RulingReport struct {
 
 // RuledZone is where the connections of a zone go.
 type RuledZone struct {
-	Name string `json:"name"`
+	Name locality.Zone `json:"name"`
 	// Demand is the zone's share of all, 0 to 1.
 	Demand float64 `json:"demand"`
 	// Weighed: by weights; else by hints, which leave all endpoints alike to a zone that
@@ -226,8 +227,8 @@ type RuledZone struct {
 
 // ToShares is the share of a zone's connections that another zone's endpoints get.
 type ToShares struct {
-	Zone  string  `json:"zone"`
-	Share float64 `json:"share"`
+	Zone  locality.Zone `json:"zone"`
+	Share float64       `json:"share"`
 }
 
 // rulingReports of a Service whose plan has weights; candidates say what its demand is.
@@ -261,10 +262,10 @@ func rulingReport(g *plannerv1alpha1.PortGroup, endpoints []EndpointFacts, u *ca
 			continue
 		}
 		k := slices.IndexFunc(g.Zones, func(s plannerv1alpha1.SourceZone) bool {
-			return s.Name == zone.Name && s.Reason == plannerv1alpha1.ZoneRule
+			return s.Name == string(zone.Name) && s.Reason == plannerv1alpha1.ZoneRule
 		})
 		row := RuledZone{Name: zone.Name, Demand: demand[z], Weighed: k >= 0}
-		total, to := 0.0, map[string]float64{}
+		total, to := 0.0, map[locality.Zone]float64{}
 		weight := func(address string) float64 {
 			if list := weights[address]; row.Weighed && list != nil {
 				return float64(list[k])
@@ -308,7 +309,7 @@ func rulingReport(g *plannerv1alpha1.PortGroup, endpoints []EndpointFacts, u *ca
 }
 
 // text of a ruling; from is the zone that the reader asks about, or empty.
-func (r *RulingReport) text(b *strings.Builder, from string) {
+func (r *RulingReport) text(b *strings.Builder, from locality.Zone) {
 	fmt.Fprintf(b, "weights of %s, by the rule\n", r.Family)
 	for _, z := range r.Zones {
 		mark := "  "

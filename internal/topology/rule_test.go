@@ -52,7 +52,7 @@ func (f *weigher) Decide(q Question) (Decision, error) {
 		weights, hints := make([]float64, len(q.Zones)), &auto.Hints{}
 		for z, zone := range q.Zones {
 			switch {
-			case f.without != "" && strings.Contains(f.without, zone.Name):
+			case f.without != "" && strings.Contains(f.without, string(zone.Name)):
 			case zone.Name == e.Zone:
 				weights[z] = f.home
 			default:

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
@@ -19,7 +20,7 @@ import (
 // Change is a situation to ask about.
 type Change struct {
 	// FailZones lose their nodes and endpoints.
-	FailZones []string
+	FailZones []locality.Zone
 	Endpoints []EndpointsChange
 	Demand    []DemandChange
 }
@@ -27,14 +28,14 @@ type Change struct {
 // EndpointsChange gives a Service's zone more endpoints, or fewer.
 type EndpointsChange struct {
 	Service resource.Key
-	Zone    string
+	Zone    locality.Zone
 	Add     int64
 }
 
 // DemandChange multiplies the demand for a Service that starts in a zone.
 type DemandChange struct {
 	Service resource.Key
-	Zone    string
+	Zone    locality.Zone
 	Factor  float64
 }
 
@@ -72,7 +73,7 @@ func ParseDemand(text, namespace string) (c DemandChange, err error) {
 	return c, nil
 }
 
-func parseThree(text, namespace string) (service resource.Key, zone, last string, err error) {
+func parseThree(text, namespace string) (service resource.Key, zone locality.Zone, last string, err error) {
 	parts := strings.Split(text, ":")
 	if len(parts) != 3 || slices.Contains(parts, "") {
 		return service, "", "", errors.New("not three parts")
@@ -81,7 +82,7 @@ func parseThree(text, namespace string) (service resource.Key, zone, last string
 	if ns, name, ok := strings.Cut(parts[0], "/"); ok {
 		service = resource.Key{Namespace: ns, Name: name}
 	}
-	return service, parts[1], parts[2], nil
+	return service, locality.Zone(parts[1]), parts[2], nil
 }
 
 // Simulation is what would become of the Services that a Change concerns.
@@ -111,13 +112,13 @@ type Simulated struct {
 type UnknownError struct {
 	What, Name string
 	// Known are the names that there are, of zones.
-	Known []string
+	Known []locality.Zone
 }
 
 func (e *UnknownError) Error() string {
 	s := fmt.Sprintf("there is no %s %q", e.What, e.Name)
 	if len(e.Known) > 0 {
-		s += "; there are " + strings.Join(e.Known, ", ")
+		s += "; there are " + strings.Join(locality.Names(e.Known), ", ")
 	}
 	return s
 }
@@ -187,7 +188,7 @@ func (q *question) services() ([]resource.Key, error) {
 		planned, known := q.planned()
 		for _, zone := range q.change.FailZones {
 			if !slices.Contains(known, zone) {
-				return nil, &UnknownError{What: "zone", Name: zone, Known: q.zones()}
+				return nil, &UnknownError{What: "zone", Name: string(zone), Known: q.zones()}
 			}
 		}
 		keys = append(keys, planned...)
@@ -197,13 +198,13 @@ func (q *question) services() ([]resource.Key, error) {
 }
 
 // zones of nodes.
-func (q *question) zones() []string {
+func (q *question) zones() []locality.Zone {
 	cluster, _ := q.model.current()
 	return cluster.names
 }
 
 // planned are the Services that are, and the zones of nodes and of their endpoints.
-func (q *question) planned() (keys []resource.Key, zones []string) {
+func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
 	zones = slices.Clone(q.zones())
 	for key, service := range q.snapshot.Services.All() {
 		if ModeOf(service).Kind != Planned {
@@ -220,11 +221,11 @@ func (q *question) planned() (keys []resource.Key, zones []string) {
 func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, changed bool, err error) {
 	before, t := u.best.plan, u.in.topology
 	p, stays := &u.best.problem, true
-	zone := func(name string) (int, error) {
+	zone := func(name locality.Zone) (int, error) {
 		if at, ok := t.Index(name); ok {
 			return at, nil
 		}
-		return 0, &UnknownError{What: "zone", Name: name, Known: q.zones()}
+		return 0, &UnknownError{What: "zone", Name: string(name), Known: q.zones()}
 	}
 	for _, name := range q.change.FailZones {
 		if at, ok := t.Index(name); ok {

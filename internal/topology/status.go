@@ -16,6 +16,7 @@ import (
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -410,10 +411,10 @@ func warnings(m *model, parts []*plannerv1alpha1.TrafficPlan) []string {
 				warn(fmt.Sprintf("no plan: it would be larger than %d KiB", plannerv1alpha1.MaxPlanBytes>>10))
 				continue
 			}
-			counts := map[string]int64{}
+			counts := map[locality.Zone]int64{}
 			for _, z := range g.Zones {
 				if z.Endpoints > 0 {
-					counts[z.Name] = z.Endpoints
+					counts[locality.Zone(z.Name)] = z.Endpoints
 				}
 			}
 			in, _ := m.input(Params{Costs: part.Spec.Parameters.Costs}, counts)

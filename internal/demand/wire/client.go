@@ -16,6 +16,7 @@ import (
 
 	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -28,7 +29,7 @@ type ClientConfig struct {
 	Conn grpc.ClientConnInterface
 	// Node is this node's name, Zone returns its topology zone as far as it is known.
 	Node string
-	Zone func() string
+	Zone func() locality.Zone
 	// Counter is the mode. It is read from Start on (nil: at once), as the counters of the
 	// first read are where counting begins.
 	Counter proxy.Counter

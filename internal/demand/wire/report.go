@@ -18,6 +18,7 @@ import (
 
 	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -63,7 +64,7 @@ func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*deman
 // becomes something that it refuses.
 func decode(in *demandv1.ReportRequest) *demand.Report {
 	r := &demand.Report{
-		Node: in.GetNode(), Zone: in.GetZone(), Run: string(in.GetRun()), Sequence: in.GetSequence(),
+		Node: in.GetNode(), Zone: locality.Zone(in.GetZone()), Run: string(in.GetRun()), Sequence: in.GetSequence(),
 		Traffic: make([]demand.Traffic, len(in.GetTraffic())),
 	}
 	if ms := in.GetElapsedMilliseconds(); ms <= uint64(demand.MaxElapsed/time.Millisecond) {
@@ -83,7 +84,7 @@ func decode(in *demandv1.ReportRequest) *demand.Report {
 // encode is the inverse of decode, but for fractions of a millisecond.
 func encode(r *demand.Report) *demandv1.ReportRequest {
 	out := &demandv1.ReportRequest{
-		Node: r.Node, Zone: r.Zone, Run: []byte(r.Run), Sequence: r.Sequence,
+		Node: r.Node, Zone: string(r.Zone), Run: []byte(r.Run), Sequence: r.Sequence,
 		ElapsedMilliseconds: uint64(max(1, r.Elapsed.Milliseconds())),
 		Traffic:             make([]*demandv1.Traffic, len(r.Traffic)),
 	}

@@ -22,6 +22,7 @@ import (
 
 	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -131,7 +132,7 @@ func TestClientReports(t *testing.T) {
 		to, mode, start := &plane{}, &counter{}, make(chan struct{})
 		mode.carry("x", 1000)
 		c := NewClient(ClientConfig{
-			Conn: direct{server: NewServer(to, anybody)}, Node: "n", Zone: func() string { return "a" }, Counter: mode, Start: start,
+			Conn: direct{server: NewServer(to, anybody)}, Node: "n", Zone: func() locality.Zone { return "a" }, Counter: mode, Start: start,
 		})
 		run(t, c)
 		time.Sleep(time.Minute)
@@ -181,7 +182,7 @@ func TestClientReports(t *testing.T) {
 func TestClientRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, mode := &plane{fail: &demand.FieldError{Field: "zone", Reason: "odd"}}, &counter{}
-		c := NewClient(ClientConfig{Conn: direct{server: NewServer(to, anybody)}, Node: "n", Zone: func() string { return "a" }, Counter: mode})
+		c := NewClient(ClientConfig{Conn: direct{server: NewServer(to, anybody)}, Node: "n", Zone: func() locality.Zone { return "a" }, Counter: mode})
 		run(t, c)
 		synctest.Wait()
 		mode.carry("x", 7)

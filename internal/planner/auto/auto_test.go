@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // equalZones are three zones with the same CPU.
 func equalZones() []Node {
 	var nodes []Node
-	for _, z := range []string{"a", "b", "c"} {
+	for _, z := range locality.Zones("a", "b", "c") {
 		nodes = append(nodes, Node{Zone: z, Ready: true, NanoCPU: 4e9})
 	}
 	return nodes
@@ -23,7 +25,7 @@ func in(zones string) []Endpoint {
 	var endpoints []Endpoint
 	for _, z := range zones {
 		zone := strings.ToLower(string(z))
-		e := Endpoint{Zone: strings.Trim(zone, "-"), Node: "node-" + zone, Ready: zone == string(z)}
+		e := Endpoint{Zone: locality.Zone(strings.Trim(zone, "-")), Node: "node-" + zone, Ready: zone == string(z)}
 		endpoints = append(endpoints, e)
 	}
 	return endpoints
@@ -33,7 +35,7 @@ func in(zones string) []Endpoint {
 func hinted(endpoints []Endpoint, zones string) []Endpoint {
 	for i, z := range zones {
 		if z != '.' {
-			endpoints[i].Hints = forZone(string(z))
+			endpoints[i].Hints = forZone(locality.Zone(z))
 		}
 	}
 	return endpoints
@@ -48,7 +50,7 @@ func letters(r Result) string {
 			if h == nil {
 				b.WriteByte('.')
 			} else {
-				b.WriteString(strings.Join(h.ForZones, ""))
+				b.WriteString(strings.Join(locality.Names(h.ForZones), ""))
 			}
 		}
 		out = append(out, b.String())
@@ -182,7 +184,7 @@ func TestOverloadOfService(t *testing.T) {
 
 func TestDistribute(t *testing.T) {
 	type hints = []*Hints
-	zoneOnly := func(z string) *Hints { return &Hints{ForZones: []string{z}} }
+	zoneOnly := func(z locality.Zone) *Hints { return &Hints{ForZones: []locality.Zone{z}} }
 	for _, c := range []struct {
 		name         string
 		distribution Distribution
@@ -193,9 +195,9 @@ func TestDistribute(t *testing.T) {
 		{"zone", PreferClose, Endpoint{Zone: "a", Node: "n", Ready: true}, zoneOnly("a"), true},
 		{"same", PreferSameZone, Endpoint{Zone: "a", Node: "n", Ready: true, Hints: zoneOnly("a")}, zoneOnly("a"), false},
 		{"other zone", PreferSameZone, Endpoint{Zone: "a", Ready: true, Hints: zoneOnly("b")}, zoneOnly("a"), true},
-		{"node", PreferSameNode, Endpoint{Zone: "a", Node: "n", Ready: true}, &Hints{[]string{"a"}, []string{"n"}}, true},
+		{"node", PreferSameNode, Endpoint{Zone: "a", Node: "n", Ready: true}, &Hints{locality.Zones("a"), []string{"n"}}, true},
 		{"node without zone", PreferSameNode, Endpoint{Node: "n", Ready: true}, &Hints{nil, []string{"n"}}, true},
-		{"node no more", PreferSameZone, Endpoint{Zone: "a", Node: "n", Ready: true, Hints: &Hints{[]string{"a"}, []string{"n"}}}, zoneOnly("a"), true},
+		{"node no more", PreferSameZone, Endpoint{Zone: "a", Node: "n", Ready: true, Hints: &Hints{locality.Zones("a"), []string{"n"}}}, zoneOnly("a"), true},
 		{"no zone", PreferClose, Endpoint{Ready: true, Hints: zoneOnly("a")}, nil, true},
 		{"unready", PreferClose, Endpoint{Zone: "a", Hints: zoneOnly("b")}, zoneOnly("b"), false},
 		{"unset", "", Endpoint{Zone: "a", Ready: true, Hints: zoneOnly("a")}, nil, true},

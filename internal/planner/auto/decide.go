@@ -5,6 +5,8 @@ import (
 	"maps"
 	"math"
 	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // DefaultOverload is the threshold of Kubernetes: how far above its fair share
@@ -13,15 +15,18 @@ const DefaultOverload = 0.2
 
 // Hints of an endpoint: the zones and nodes that should use it.
 type Hints struct {
-	ForZones, ForNodes []string
+	ForZones []locality.Zone
+	ForNodes []string
 }
 
-func forZone(zone string) *Hints { return &Hints{ForZones: []string{zone}} }
+func forZone(zone locality.Zone) *Hints { return &Hints{ForZones: []locality.Zone{zone}} }
 
 // Endpoint is what the heuristic reads of an endpoint.
 type Endpoint struct {
-	// Zone is empty if it has none. Node is read by Distribute only.
-	Zone, Node string
+	// Zone is empty if it has none.
+	Zone locality.Zone
+	// Node is read by Distribute only.
+	Node string
 	// Ready is the condition, where absence counts as false.
 	Ready bool
 	// Hints are those it has now; nil is none.
@@ -71,7 +76,7 @@ type Result struct {
 	Write     []bool
 	Event     *Event
 	Hinted    bool
-	Allocated map[string]int
+	Allocated map[locality.Zone]int
 }
 
 // Refusals, in the order in which they are checked.
@@ -97,7 +102,7 @@ func Decide(ratios Ratios, r Request) Result {
 	if refusal != "" {
 		return refuse(r, refusal)
 	}
-	d := decision{allocations: allocations, hinted: map[string]int{}, result: current(r)}
+	d := decision{allocations: allocations, hinted: map[locality.Zone]int{}, result: current(r)}
 	d.keepUnchanged(r.Slices)
 	if !d.sendHome(r.Slices) {
 		return refuse(r, noZone)
@@ -130,7 +135,7 @@ func threshold(overload float64) float64 {
 
 // Overloaded says whether a change of the ratios makes the hints of a service
 // worth another look, given the counts of its last Result and its Overload.
-func Overloaded(allocated map[string]int, ratios Ratios, overload float64) bool {
+func Overloaded(allocated map[locality.Zone]int, ratios Ratios, overload float64) bool {
 	if len(allocated) == 0 || len(ratios) == 0 {
 		return len(allocated) > 0
 	}
@@ -190,7 +195,7 @@ type allocation struct {
 // allocate divides endpoints among zones, or says why it cannot. The order of
 // the floating-point operations is Kubernetes'; another could round a minimum to
 // the next endpoint.
-func allocate(ratios Ratios, endpoints int, overload float64) (map[string]allocation, string) {
+func allocate(ratios Ratios, endpoints int, overload float64) (map[locality.Zone]allocation, string) {
 	if ratios == nil {
 		return nil, insufficientNodes
 	}
@@ -198,7 +203,7 @@ func allocate(ratios Ratios, endpoints int, overload float64) (map[string]alloca
 	if len(ratios) > endpoints {
 		return nil, insufficientEndpoints + counts
 	}
-	allocations := make(map[string]allocation, len(ratios))
+	allocations := make(map[locality.Zone]allocation, len(ratios))
 	sum := 0
 	for zone, ratio := range ratios {
 		desired := ratio * float64(endpoints)
@@ -218,8 +223,8 @@ func allocate(ratios Ratios, endpoints int, overload float64) (map[string]alloca
 
 // decision is the work on one request.
 type decision struct {
-	allocations map[string]allocation
-	hinted      map[string]int // by zone, in slices decided so far
+	allocations map[locality.Zone]allocation
+	hinted      map[locality.Zone]int // by zone, in slices decided so far
 	result      Result
 }
 
@@ -241,8 +246,8 @@ func (d *decision) keepUnchanged(slices []Slice) {
 	}
 }
 
-func (d *decision) countKept(s Slice) (map[string]int, bool) {
-	counts := map[string]int{}
+func (d *decision) countKept(s Slice) (map[locality.Zone]int, bool) {
+	counts := map[locality.Zone]int{}
 	for _, e := range s.Endpoints {
 		if !e.Ready {
 			continue
@@ -323,8 +328,8 @@ func (d *decision) redistribute(slices []Slice) {
 
 // moves says how many endpoints each zone should give and receive: always one
 // from the largest surplus to the largest deficit, as long as that helps.
-func (d *decision) moves() (giving, receiving map[string]int) {
-	surplus, deficit := map[string]float64{}, map[string]float64{}
+func (d *decision) moves() (giving, receiving map[locality.Zone]int) {
+	surplus, deficit := map[locality.Zone]float64{}, map[locality.Zone]float64{}
 	for zone, a := range d.allocations {
 		has := float64(d.hinted[zone])
 		if has > a.desired {
@@ -333,7 +338,7 @@ func (d *decision) moves() (giving, receiving map[string]int) {
 			deficit[zone] = a.desired - has
 		}
 	}
-	giving, receiving = map[string]int{}, map[string]int{}
+	giving, receiving = map[locality.Zone]int{}, map[locality.Zone]int{}
 	for {
 		from, give := largest(surplus)
 		to, receive := largest(deficit)
@@ -349,7 +354,7 @@ func (d *decision) moves() (giving, receiving map[string]int) {
 
 // largest returns the zone with the highest value above 0, of equal ones the
 // first by name.
-func largest(zones map[string]float64) (zone string, most float64) {
+func largest(zones map[locality.Zone]float64) (zone locality.Zone, most float64) {
 	for z, v := range zones {
 		if v > most || v == most && v > 0 && z < zone {
 			zone, most = z, v
@@ -358,4 +363,4 @@ func largest(zones map[string]float64) (zone string, most float64) {
 	return zone, most
 }
 
-func sorted(zones map[string]int) []string { return slices.Sorted(maps.Keys(zones)) }
+func sorted(zones map[locality.Zone]int) []locality.Zone { return slices.Sorted(maps.Keys(zones)) }

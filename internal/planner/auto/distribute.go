@@ -1,6 +1,10 @@
 package auto
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
+)
 
 // Distribution is a value of spec.trafficDistribution.
 type Distribution string
@@ -42,7 +46,7 @@ func Distribute(distribution Distribution, list []Slice) Result {
 func nearest(distribution Distribution, e Endpoint) *Hints {
 	h := &Hints{}
 	if e.Zone != "" {
-		h.ForZones = []string{e.Zone}
+		h.ForZones = []locality.Zone{e.Zone}
 	}
 	if e.Node != "" && distribution == PreferSameNode {
 		h.ForNodes = []string{e.Node}

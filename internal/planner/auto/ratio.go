@@ -9,7 +9,11 @@
 // It knows no API types, does no I/O and keeps nothing. Arguments are never changed.
 package auto
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
+)
 
 // Labels of nodes that do not count. Their value does not matter.
 const (
@@ -20,7 +24,7 @@ const (
 // Node is what the heuristic reads of a node.
 type Node struct {
 	// Zone is the value of topology.kubernetes.io/zone, empty if there is none.
-	Zone string
+	Zone locality.Zone
 	// Ready is the Ready condition; a node without the condition is not ready.
 	Ready bool
 	// Excluded nodes run the control plane; see Excluded.
@@ -41,12 +45,12 @@ func Excluded(labels map[string]string) bool {
 
 // Ratios is the share of CPU by zone: what the heuristic takes for demand. The
 // nil map says that nodes do not give enough information.
-type Ratios map[string]float64
+type Ratios map[locality.Zone]float64
 
 // RatiosOf computes the ratios of a cluster. One node that counts but lacks a zone
 // or CPU makes them nil, and so do fewer than two zones.
 func RatiosOf(nodes []Node) Ratios {
-	byZone := map[string]wide{}
+	byZone := map[locality.Zone]wide{}
 	var total wide
 	for _, n := range nodes {
 		if n.Excluded || !n.Ready {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
@@ -75,7 +76,7 @@ type kept struct {
 
 // Estimator holds the estimate of one service port. It is not for concurrent use.
 type Estimator struct {
-	names   []string
+	names   []locality.Zone
 	zones   []zone
 	reports int
 	// recent are the newest reports, the last one last; steady is how many there were
@@ -85,12 +86,12 @@ type Estimator struct {
 }
 
 // New returns an estimator that knows nothing yet of these zones.
-func New(names []string) *Estimator {
+func New(names []locality.Zone) *Estimator {
 	return &Estimator{names: slices.Clone(names), zones: make([]zone, len(names))}
 }
 
 // Rezone changes the zones. Those that stay keep what is known of them.
-func (e *Estimator) Rezone(names []string) {
+func (e *Estimator) Rezone(names []locality.Zone) {
 	zones := make([]zone, len(names))
 	for i, name := range names {
 		if k := slices.Index(e.names, name); k >= 0 {

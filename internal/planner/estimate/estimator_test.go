@@ -9,10 +9,11 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
-var names = []string{"a", "b", "c"}
+var names = locality.Zones("a", "b", "c")
 
 func observe(t testing.TB, e *Estimator, counts ...float64) bool {
 	t.Helper()
@@ -86,7 +87,7 @@ func TestRezoneKeeps(t *testing.T) {
 	for range 20 {
 		observe(t, e, 600, 300, 100)
 	}
-	e.Rezone([]string{"b", "c", "d"})
+	e.Rezone(locality.Zones("b", "c", "d"))
 	near(t, "d is new", e.Shares([]float64{1, 1, 2}, nil), []float64{0.375, 0.125, 0.5}, 0.01)
 }
 

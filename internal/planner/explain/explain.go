@@ -12,6 +12,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
@@ -35,8 +36,8 @@ type Explanation struct {
 
 // Zone is a zone as a source and as a destination.
 type Zone struct {
-	Name   string `json:"name"`
-	Region string `json:"region,omitempty"`
+	Name   locality.Zone   `json:"name"`
+	Region locality.Region `json:"region,omitempty"`
 	// Demand is the zone's share of all traffic.
 	Demand float64 `json:"demand"`
 	// Weight of its endpoints together.
@@ -57,8 +58,8 @@ type Zone struct {
 
 // Share of a zone's traffic.
 type Share struct {
-	Zone  string  `json:"zone"`
-	Share float64 `json:"share"`
+	Zone  locality.Zone `json:"zone"`
+	Share float64       `json:"share"`
 }
 
 // Kubernetes is what the heuristic of the mode Auto would do.
@@ -76,7 +77,7 @@ type Cluster struct {
 	Endpoints []int
 	// NoZone is the name under which endpoints without a zone are planned, empty if
 	// that is not done. The heuristic gets none.
-	NoZone string
+	NoZone locality.Zone
 }
 
 // Of explains the plan that was made for a problem. cluster may be nil.

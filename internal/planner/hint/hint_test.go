@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 )
 
@@ -25,7 +26,7 @@ func topology(t testing.TB, regions ...string) *planner.Topology {
 	t.Helper()
 	var zones []planner.Zone
 	for i, r := range regions {
-		zones = append(zones, planner.Zone{Name: fmt.Sprintf("zone-%02d", i), Region: r})
+		zones = append(zones, planner.Zone{Name: locality.Zone(fmt.Sprintf("zone-%02d", i)), Region: locality.Region(r)})
 	}
 	top, err := planner.NewTopology(zones, planner.Costs{})
 	if err != nil {

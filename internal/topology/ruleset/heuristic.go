@@ -16,6 +16,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/rule"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -103,7 +104,7 @@ func (r *compiled) Decide(q topology.Question) (topology.Decision, error) {
 	hints := make([]*auto.Hints, len(result.Zones))
 	for i, zones := range result.Zones {
 		if zones != nil {
-			hints[i] = &auto.Hints{ForZones: zones}
+			hints[i] = &auto.Hints{ForZones: locality.Zones(zones...)}
 		}
 	}
 	return topology.Decision{Hints: hints, Weights: result.Weights}, nil
@@ -116,17 +117,17 @@ func (r *compiled) input(q topology.Question) rule.Input {
 		Zones:     make([]rule.Zone, len(q.Zones)),
 		Endpoints: make([]rule.Endpoint, len(q.Endpoints)),
 	}
-	at := make(map[string]int, len(q.Zones))
+	at := make(map[locality.Zone]int, len(q.Zones))
 	for i, z := range q.Zones {
 		at[z.Name] = i
-		in.Zones[i] = rule.Zone{Name: z.Name, Region: z.Region, Live: z.Live, CPU: z.CPU}
+		in.Zones[i] = rule.Zone{Name: string(z.Name), Region: string(z.Region), Live: z.Live, CPU: z.CPU}
 	}
 	ready := 0
 	for i, e := range q.Endpoints {
-		in.Endpoints[i] = rule.Endpoint{Address: e.Address, Zone: e.Zone, Node: e.Node, Ready: e.Ready}
+		in.Endpoints[i] = rule.Endpoint{Address: e.Address, Zone: string(e.Zone), Node: e.Node, Ready: e.Ready}
 		k, ok := at[e.Zone]
 		if ok {
-			in.Endpoints[i].Region = q.Zones[k].Region
+			in.Endpoints[i].Region = string(q.Zones[k].Region)
 		}
 		if e.Ready {
 			ready++
@@ -147,7 +148,7 @@ func (r *compiled) input(q topology.Question) rule.Input {
 // measure fills in the demand of all ports of the Service, which share endpoints: each
 // port counts by its connections, or all alike if there are none.
 func (r *compiled) measure(q topology.Question, in *rule.Input) {
-	names, prior, noNodes := make([]string, len(q.Zones)), make([]float64, len(q.Zones)), make([]bool, len(q.Zones))
+	names, prior, noNodes := make([]locality.Zone, len(q.Zones)), make([]float64, len(q.Zones)), make([]bool, len(q.Zones))
 	for i, z := range q.Zones {
 		names[i], prior[i], noNodes[i] = z.Name, z.CPU, !z.Live
 	}

@@ -49,7 +49,7 @@ type fakeDemand struct {
 	shares map[string]float64
 }
 
-func (f *fakeDemand) Shares(name proxy.PortName, zones []string, prior []float64, noNodes []bool) demand.Estimate {
+func (f *fakeDemand) Shares(name proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.shares == nil {
@@ -57,7 +57,7 @@ func (f *fakeDemand) Shares(name proxy.PortName, zones []string, prior []float64
 	}
 	e := demand.Estimate{Rate: 10, Measured: true}
 	for _, z := range zones {
-		e.Shares = append(e.Shares, f.shares[z])
+		e.Shares = append(e.Shares, f.shares[string(z)])
 	}
 	return e
 }

@@ -7,6 +7,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // Name of a Group: the ports of a Service and address family that share slices. An
@@ -36,9 +37,9 @@ type Group struct {
 	Name  Name
 	Ports []string
 	// Endpoints counts them by zone; plannerv1alpha1.NoZone for those that have none.
-	Endpoints map[string]int64
+	Endpoints map[locality.Zone]int64
 	// Zones of the endpoints by address.
-	Zones map[string]string
+	Zones map[string]locality.Zone
 }
 
 func (g *Group) add(e *discoveryv1.Endpoint) {
@@ -60,11 +61,11 @@ func (g *Group) Len() int { return len(g.Zones) }
 func Ready(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
 // ZoneOf an endpoint, or plannerv1alpha1.NoZone.
-func ZoneOf(e *discoveryv1.Endpoint) string {
+func ZoneOf(e *discoveryv1.Endpoint) locality.Zone {
 	if e.Zone == nil || *e.Zone == "" {
 		return plannerv1alpha1.NoZone
 	}
-	return *e.Zone
+	return locality.Zone(*e.Zone)
 }
 
 // Part is the ports and endpoints of one slice.
@@ -139,7 +140,7 @@ func join(of map[familyPort]*joined, into *joined, port familyPort) *joined {
 }
 
 func (j *joined) group() *Group {
-	g := &Group{Endpoints: map[string]int64{}, Zones: map[string]string{}}
+	g := &Group{Endpoints: map[locality.Zone]int64{}, Zones: map[string]locality.Zone{}}
 	for _, p := range j.ports {
 		g.Ports = append(g.Ports, p.port)
 	}

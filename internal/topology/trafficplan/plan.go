@@ -123,8 +123,8 @@ func (p *Plan) groupOf(slice *discoveryv1.EndpointSlice) *group {
 	return nil
 }
 
-func zoneIndex(g *plannerv1alpha1.PortGroup, name string) (int, bool) {
-	return slices.BinarySearchFunc(g.Zones, name, func(z plannerv1alpha1.SourceZone, name string) int {
+func zoneIndex(g *plannerv1alpha1.PortGroup, zone locality.Zone) (int, bool) {
+	return slices.BinarySearchFunc(g.Zones, string(zone), func(z plannerv1alpha1.SourceZone, name string) int {
 		return strings.Compare(z.Name, name)
 	})
 }
@@ -140,7 +140,7 @@ func (p *Plan) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []u
 	if g == nil {
 		return nil
 	}
-	from, ok := zoneIndex(g.plan, string(zone))
+	from, ok := zoneIndex(g.plan, zone)
 	if !ok {
 		return nil
 	}
@@ -155,7 +155,7 @@ func (p *Plan) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []u
 func (g *group) byZone(from int, slice *discoveryv1.EndpointSlice) []uint32 {
 	each := make([]float64, len(g.plan.Zones))
 	for _, share := range g.plan.Zones[from].To {
-		if to, ok := zoneIndex(g.plan, share.Zone); ok && g.endpoints[to] > 0 {
+		if to, ok := zoneIndex(g.plan, locality.Zone(share.Zone)); ok && g.endpoints[to] > 0 {
 			each[to] = share.Share / float64(g.endpoints[to])
 		}
 	}
