@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
@@ -95,9 +96,9 @@ type UnsavedFile struct {
 type ViewStatus struct {
 	Connected bool `json:"connected"`
 	// Synced: the agent has a whole state. FromDisk: it began with that on disk.
-	Synced   bool   `json:"synced"`
-	FromDisk bool   `json:"fromDisk"`
-	Zone     string `json:"zone,omitempty"`
+	Synced   bool          `json:"synced"`
+	FromDisk bool          `json:"fromDisk"`
+	Zone     locality.Zone `json:"zone,omitempty"`
 	// Streams counts those that were opened; the bytes are of the newest.
 	Streams       uint64            `json:"streams"`
 	BytesSent     uint64            `json:"bytesSent"`
@@ -109,7 +110,7 @@ type ViewStatus struct {
 // ViewStatusOf a feed.
 func ViewStatusOf(s fromview.FeedStatus) ViewStatus {
 	out := ViewStatus{
-		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: string(s.Zone),
+		Connected: s.Connected, Synced: s.Synced, FromDisk: s.FromDisk, Zone: s.Zone,
 		Streams: s.Streams, BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Rejected: s.Rejected,
 	}
 	if s.LastError != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -62,18 +63,18 @@ type Status struct {
 
 // HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.
 type HeldExpiry struct {
-	Object string `json:"object"`
-	Zone   string `json:"zone,omitempty"`
-	Reason string `json:"reason"`
+	Object string        `json:"object"`
+	Zone   locality.Zone `json:"zone,omitempty"`
+	Reason string        `json:"reason"`
 	// Until when at most; absent: until it is renewed or the reason is gone.
 	Until time.Time `json:"until,omitzero"`
 }
 
 // SuspectNode is a node whose stream stalled and that answers no probe.
 type SuspectNode struct {
-	Node  string    `json:"node"`
-	Zone  string    `json:"zone,omitempty"`
-	Since time.Time `json:"since"`
+	Node  string        `json:"node"`
+	Zone  locality.Zone `json:"zone,omitempty"`
+	Since time.Time     `json:"since"`
 	// Witnesses are the nodes that probed it in vain.
 	Witnesses []string `json:"witnesses"`
 }

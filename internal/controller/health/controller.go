@@ -12,6 +12,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/reflector"
@@ -152,7 +153,7 @@ func (h *Controller) observe(e reflector.Event) {
 		case *corev1.Node:
 			h.nodes[o.Name] = o
 			if h.monitor != nil {
-				h.monitor.setNode(o.Name, o.Labels[corev1.LabelTopologyZone])
+				h.monitor.setNode(o.Name, locality.ZoneOf(o.Labels))
 			}
 			h.observeNode(o.Name, now)
 		case *coordinationv1.Lease:
@@ -256,9 +257,9 @@ func dataplaneIsMarked(dp *meshv1alpha1.Dataplane) bool {
 }
 
 // Zone implements Witnesses, for Run alone.
-func (h *Controller) Zone(machine string) string {
+func (h *Controller) Zone(machine string) locality.Zone {
 	if n := h.nodes[machine]; n != nil {
-		return n.Labels[corev1.LabelTopologyZone]
+		return locality.ZoneOf(n.Labels)
 	}
 	return ""
 }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 const (
@@ -79,7 +81,7 @@ type Probe struct {
 // that probed it got no answer.
 type Suspect struct {
 	Node      string
-	Zone      string
+	Zone      locality.Zone
 	Since     time.Time
 	Witnesses []string
 }
@@ -117,7 +119,7 @@ type DetectorStats struct {
 // member is a node: its object, its stream, or both.
 type member struct {
 	name string
-	zone string
+	zone locality.Zone
 	// known: there is a Node object. Others are not probed.
 	known bool
 	// attended: it has, or had, a stream that did not end with a goodbye.
@@ -192,7 +194,7 @@ func (d *Detector) sorted() []*member {
 }
 
 // SetNode notes that there is a Node object, and its zone.
-func (d *Detector) SetNode(name, zone string) {
+func (d *Detector) SetNode(name string, zone locality.Zone) {
 	m := d.member(name)
 	m.known, m.zone = true, zone
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // network simulates agents, what they see of each other, and a Detector that they
@@ -19,7 +21,7 @@ type network struct {
 	now time.Time
 	// zone by machine. down: nothing gets out of it. frozen: it does not answer, but its
 	// kernel does. mute: its stream is broken, and it answers probes.
-	zones              map[string]string
+	zones              map[string]locality.Zone
 	down, gone, mute   map[string]bool
 	pending            []report
 	orders             []Probe
@@ -34,12 +36,12 @@ type report struct {
 
 func newNetwork(machines ...string) *network {
 	n := &network{
-		now: start, zones: map[string]string{}, down: map[string]bool{}, gone: map[string]bool{}, mute: map[string]bool{},
+		now: start, zones: map[string]locality.Zone{}, down: map[string]bool{}, gone: map[string]bool{}, mute: map[string]bool{},
 		suspectAt: map[string]time.Time{}, cleared: map[string]time.Time{},
 	}
 	for i, name := range machines {
-		n.zones[name] = name[:1]
-		n.d.SetNode(name, name[:1])
+		n.zones[name] = locality.Zone(name[:1])
+		n.d.SetNode(name, locality.Zone(name[:1]))
 		n.d.Attend(name, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 10256), n.now)
 	}
 	return n
@@ -158,7 +160,7 @@ func TestDetector(t *testing.T) {
 		}
 		s := n.d.Suspects()[0]
 		zones := n.zones[s.Witnesses[0]] + n.zones[s.Witnesses[1]]
-		if len(s.Witnesses) != 2 || s.Zone != "b" || !strings.Contains(zones, "b") || zones == "bb" {
+		if len(s.Witnesses) != 2 || s.Zone != "b" || !strings.Contains(string(zones), "b") || zones == "bb" {
 			t.Errorf("suspect %+v: want one witness of its zone and one of another", s)
 		}
 		if len(n.orders) > 10 {

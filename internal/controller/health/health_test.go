@@ -9,6 +9,7 @@ import (
 	"time"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -23,11 +24,11 @@ var start = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // around is what tests have for witnesses: zones and evidence by machine.
 type around struct {
-	zones    map[string]string
+	zones    map[string]locality.Zone
 	evidence map[string]Evidence
 }
 
-func (a around) Zone(machine string) string { return a.zones[machine] }
+func (a around) Zone(machine string) locality.Zone { return a.zones[machine] }
 
 func (a around) Evidence(machine string) (Evidence, bool) {
 	e, ok := a.evidence[machine]

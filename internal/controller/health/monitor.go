@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
 // stepEvery is how often the detector looks at streams.
@@ -144,7 +146,7 @@ func (m *Monitor) Unreachable() []string {
 	return m.detector.Unreachable()
 }
 
-func (m *Monitor) setNode(name, zone string) {
+func (m *Monitor) setNode(name string, zone locality.Zone) {
 	m.do(func(d *Detector, _ time.Time) { d.SetNode(name, zone) })
 }
 

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -73,7 +74,7 @@ func (l *tracked) late(now time.Time) bool { return now.Sub(l.seen) >= l.Duratio
 // Witnesses return what is known of machines besides their leases.
 type Witnesses interface {
 	// Zone of a machine; empty: none, or not known.
-	Zone(machine string) string
+	Zone(machine string) locality.Zone
 	// Evidence of agents of other zones about a machine, if there is any.
 	Evidence(machine string) (Evidence, bool)
 }
@@ -105,7 +106,7 @@ type Verdict struct {
 type Death struct {
 	Key
 	// Zone of its machine.
-	Zone string
+	Zone locality.Zone
 	// Wave: it ran out together with many others; By says what confirmed it.
 	Wave bool
 	By   string
@@ -114,7 +115,7 @@ type Death struct {
 // Held is an expiry that is not marked yet.
 type Held struct {
 	Key
-	Zone string
+	Zone locality.Zone
 	// Reason why not, and Until when at most; zero: without limit.
 	Reason string
 	Until  time.Time
@@ -208,7 +209,7 @@ type survey struct {
 	// renewed just now.
 	renewing map[string]bool
 	renewals int
-	zones    map[string]*zone
+	zones    map[locality.Zone]*zone
 }
 
 // zone is what is known of the late machines of one.
@@ -223,7 +224,7 @@ type zone struct {
 func (t *Tracker) survey(now time.Time, w Witnesses, v *Verdict) *survey {
 	s := &survey{
 		now: now, w: w, late: map[Key]*tracked{}, lateUnits: map[string]bool{},
-		renewing: map[string]bool{}, zones: map[string]*zone{},
+		renewing: map[string]bool{}, zones: map[locality.Zone]*zone{},
 	}
 	lateSince := map[string]time.Time{}
 	for key, l := range t.leases {
@@ -287,7 +288,7 @@ func (s *survey) note(machine string, since time.Time) {
 }
 
 // judge an expiry of a wave: by is what confirms it, or why says why nothing does.
-func (s *survey) judge(l *tracked, name string) (by, why string) {
+func (s *survey) judge(l *tracked, name locality.Zone) (by, why string) {
 	z := s.zones[name]
 	switch {
 	case l.Machine != "" && s.renewing[l.Machine]:

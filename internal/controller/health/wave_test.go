@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -84,13 +85,13 @@ func TestWave(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var tr Tracker
-			w := around{zones: map[string]string{}, evidence: map[string]Evidence{}}
+			w := around{zones: map[string]locality.Zone{}, evidence: map[string]Evidence{}}
 			renewed, down := map[Key]time.Time{}, map[Key]bool{}
 			got, held := map[string]fate{}, ""
 			for at := time.Duration(0); at < 5*time.Minute; at += time.Second {
 				now := start.Add(at)
 				for i, name := range everything {
-					w.zones[name] = name[:1]
+					w.zones[name] = locality.Zone(name[:1])
 					for _, key := range []Key{nodeKey(name), workloadKey(name)} {
 						stopped := at >= time.Minute && (slices.Contains(tc.stop, name) || slices.Contains(tc.stop, key.Name))
 						if at == 0 || !stopped && at%(10*time.Second) == time.Duration(i)*time.Second {
@@ -221,14 +222,14 @@ func TestWaveSample(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var tr Tracker
-			w := around{zones: map[string]string{}, evidence: map[string]Evidence{}}
+			w := around{zones: map[string]locality.Zone{}, evidence: map[string]Evidence{}}
 			asked := map[string]bool{}
 			dead := map[string]string{}
 			for at := time.Duration(0); at < stopped+2*DefaultDuration+2*time.Second; at += time.Second {
 				now := start.Add(at)
 				for i := range 40 {
 					name := fmt.Sprintf("%c-%02d", "ab"[i%2], i)
-					w.zones[name] = name[:1]
+					w.zones[name] = locality.Zone(name[:1])
 					renewed := now
 					if name[0] == 'b' {
 						renewed = start.Add(min(at, stopped))

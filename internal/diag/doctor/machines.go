@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -45,11 +46,11 @@ func MachineProblems(cp *admin.Status, probePort int, now time.Time) []string {
 	return out
 }
 
-func inZone(zone string) string {
+func inZone(zone locality.Zone) string {
 	if zone == "" {
 		return ""
 	}
-	return " in zone " + zone
+	return " in zone " + string(zone)
 }
 
 // machines is about machines that are gone, or may be.
