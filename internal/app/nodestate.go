@@ -44,7 +44,7 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 	status := a.agent.agent.Status()
 	t := &diag.Trace{
 		To: c.To.String(), Protocol: strings.ToLower(string(c.Protocol)), From: c.From.String(),
-		Node: status.Node.Name, Zone: string(status.Node.Zone), Mode: status.Mode,
+		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
 	}
 	here := modes.LocalAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
 	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, MasqueradeAll: a.cfg.MasqueradeAll}

@@ -138,7 +138,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 	case e.Node != "":
 		place = fmt.Sprintf("node %s in zone %s", e.Node, orNone(e.Zone))
 	case e.Zone != "":
-		place = "zone " + e.Zone
+		place = "zone " + string(e.Zone)
 	}
 	fmt.Fprintf(out, "%s at %s, from %s\n", e.Service, strings.Join(e.Address, ", "), place)
 	for _, p := range e.Ports {
@@ -158,7 +158,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		}
 	}
 	if e.Topology != nil {
-		fmt.Fprintf(out, "\n%s", e.Topology.Text(locality.Zone(e.Zone)))
+		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
 	}
 	return nil
 }

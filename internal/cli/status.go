@@ -255,7 +255,7 @@ func (o *overview) print(out io.Writer) error {
 			fmt.Fprintf(w, "control plane\t%s\n", o.Server)
 		}
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
-			a.Agent.Node.Name, orNone(string(a.Agent.Node.Zone)), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
+			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
 	}
 	if o.Agent == nil && o.AgentError != "" {
 		fmt.Fprintf(w, "this machine\t%s\n", o.AgentError)
@@ -284,9 +284,9 @@ func (o *overview) print(out io.Writer) error {
 	return nil
 }
 
-func orNone(s string) string {
+func orNone[T ~string](s T) string {
 	if s == "" {
 		return "<none>"
 	}
-	return s
+	return string(s)
 }

@@ -206,7 +206,7 @@ to have.`,
 }
 
 func printDump(out io.Writer, d *admin.NodeDump) error {
-	fmt.Fprintf(out, "# node %s, zone %s, mode %s\n# service ports: %d\n", d.Node.Name, orNone(string(d.Node.Zone)), d.Mode, len(d.Ports))
+	fmt.Fprintf(out, "# node %s, zone %s, mode %s\n# service ports: %d\n", d.Node.Name, orNone(d.Node.Zone), d.Mode, len(d.Ports))
 	for _, p := range d.Ports {
 		fmt.Fprintf(out, "%s %s %d%s at %s\n", p.Name, p.Protocol, p.Port, nodePortText(p.NodePort), strings.Join(p.Addresses, ", "))
 		for _, f := range p.Families {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -17,11 +18,11 @@ import (
 
 // Service explains where connections to a Service go from one place.
 type Service struct {
-	Service string   `json:"service"`
-	Node    string   `json:"node,omitempty"`
-	Zone    string   `json:"zone,omitempty"`
-	Address []string `json:"addresses"`
-	Ports   []Port   `json:"ports"`
+	Service string        `json:"service"`
+	Node    string        `json:"node,omitempty"`
+	Zone    locality.Zone `json:"zone,omitempty"`
+	Address []string      `json:"addresses"`
+	Ports   []Port        `json:"ports"`
 	// Topology says how traffic is divided among zones; nil if nobody who knows was asked.
 	Topology *topology.Report `json:"topology,omitempty"`
 }
@@ -88,9 +89,9 @@ type Family struct {
 
 // Endpoint of a Service port, used or not.
 type Endpoint struct {
-	Address string `json:"address"`
-	Node    string `json:"node,omitempty"`
-	Zone    string `json:"zone,omitempty"`
+	Address string        `json:"address"`
+	Node    string        `json:"node,omitempty"`
+	Zone    locality.Zone `json:"zone,omitempty"`
 	// Share of new connections, 0 to 1.
 	Share float64 `json:"share"`
 	// Reason why it is used, or is not; Why says it in words.
@@ -101,7 +102,7 @@ type Endpoint struct {
 // ExplainService tells which endpoints a node would use for connections to the
 // cluster addresses of a Service, and why not the others.
 func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) Service {
-	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: string(node.Zone)}
+	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: node.Zone}
 	for _, ip := range svc.ClusterIPs {
 		out.Address = append(out.Address, ip.String())
 	}
@@ -144,7 +145,7 @@ func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, 
 			continue
 		}
 		seen[e.Addr] = true
-		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: string(e.Zone)}
+		line := Endpoint{Address: e.Addr.String(), Node: e.Node, Zone: e.Zone}
 		if i := slices.IndexFunc(targets, func(t proxy.Target) bool { return t.Addr == e.Addr }); i >= 0 {
 			line.Share = float64(targets[i].Weight) / float64(total)
 			line.Reason, line.Why = Used, "used"

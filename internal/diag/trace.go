@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -17,11 +18,11 @@ type Trace struct {
 	Protocol string `json:"protocol"`
 	// From is the client's address: given, or this machine's own towards To. Source is
 	// where that is.
-	From   string `json:"from"`
-	Source Source `json:"source"`
-	Node   string `json:"node"`
-	Zone   string `json:"zone,omitempty"`
-	Mode   string `json:"mode"`
+	From   string        `json:"from"`
+	Source Source        `json:"source"`
+	Node   string        `json:"node"`
+	Zone   locality.Zone `json:"zone,omitempty"`
+	Mode   string        `json:"mode"`
 	// Service port that has the address; empty: none has.
 	Service string `json:"service,omitempty"`
 	// Role of the address: cluster IP, external IP, load balancer or node port.
@@ -63,8 +64,8 @@ type TraceEndpoint struct {
 	Share  float64 `json:"share"`
 	Local  bool    `json:"local,omitempty"`
 	// Node and Zone that it is on and in; empty: not known.
-	Node string `json:"node,omitempty"`
-	Zone string `json:"zone,omitempty"`
+	Node string        `json:"node,omitempty"`
+	Zone locality.Zone `json:"zone,omitempty"`
 }
 
 // TraceUnused is an endpoint that never gets a connection from the node.
@@ -95,9 +96,9 @@ func (t *Trace) FindUnused(s *proxy.PortState, to netip.Addr, known []*proxy.Sli
 type Source struct {
 	// Here: the address is one of this node's own. Node and Zone are then this
 	// node's, else those of the workload that has the address; empty: not known.
-	Here bool   `json:"here,omitempty"`
-	Node string `json:"node,omitempty"`
-	Zone string `json:"zone,omitempty"`
+	Here bool          `json:"here,omitempty"`
+	Node string        `json:"node,omitempty"`
+	Zone locality.Zone `json:"zone,omitempty"`
 }
 
 // TraceStep is one thing that happens to a packet: what decides, and how.
@@ -246,7 +247,7 @@ func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 	for _, s := range known {
 		for _, e := range s.Endpoints {
 			for _, p := range asked[e.Addr.Unmap()] {
-				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, string(e.Zone))
+				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, e.Zone)
 			}
 		}
 	}
@@ -261,7 +262,10 @@ func rank(s *proxy.Slice, service string) int {
 }
 
 // place is where to write what is found.
-type place struct{ node, zone *string }
+type place struct {
+	node *string
+	zone *locality.Zone
+}
 
 // roleOf an address and port for a service port; empty: none.
 func roleOf(s *proxy.PortState, to netip.AddrPort, v Vantage) string {
