@@ -55,7 +55,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 		return nil, err
 	}
 	a := &api{
-		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("part", "sessions")),
+		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
@@ -79,7 +79,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 	return apiserver.New(apiserver.Config{
 		Store: s.store, Kinds: kind.All(), Listener: l,
 		CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: s.ca.PEM(),
-		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("part", "authentication")),
+		Authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")),
 		Authorizer:    authorize,
 		Unoffered:     authorize.Unoffered(),
 		Guard:         a.sessions.Guard,
@@ -94,7 +94,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Metrics:      s.metrics,
 		Audit:        auditTo(s.audit),
 		AuditReads:   admin.LongPaths(),
-		Logger:       log.With("part", "api"),
+		Logger:       log.With("component", "api"),
 		Version:      version.Get().Version,
 	})
 }
@@ -113,7 +113,7 @@ func (a *api) newClients(cfg ControlPlaneConfig, s *storage, log *slog.Logger) e
 	a.memory = cached.New(cached.Config{
 		Client:     a.client,
 		Kinds:      kinds,
-		Logger:     log.With("part", "cached reads"),
+		Logger:     log.With("component", "cached reads"),
 		Registerer: s.metrics,
 	})
 	var overrides []resource.Override

@@ -152,7 +152,7 @@ func primaryAddresses(n *corev1.Node) []netip.Prefix {
 func (a *agent) clusterComponents() (out []component, err error) {
 	a.cluster, err = fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0,
-		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("part", "cluster"),
+		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
 	if err != nil {
 		return nil, err

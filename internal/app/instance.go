@@ -55,17 +55,17 @@ type instance struct {
 func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (*instance, error) {
 	i := &instance{log: log, weights: &trafficplan.Table{}}
 	i.catalog = catalog.New(catalog.Config{
-		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("part", "catalog"),
+		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
 	})
 	a.nodes.catalog = i.catalog
 	i.demand = demand.NewAggregator(demand.Config{
-		World: demand.FromCatalog(i.catalog), Logger: log.With("part", "demand"), Registerer: s.metrics,
+		World: demand.FromCatalog(i.catalog), Logger: log.With("component", "demand"), Registerer: s.metrics,
 	})
-	i.builder = view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: i.weights.Weights, Logger: log.With("part", "views")})
-	i.views = stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(i.builder.Assign), Log: log.With("part", "views")})
+	i.builder = view.NewBuilder(view.BuilderConfig{Run: rand.Text(), Weights: i.weights.Weights, Logger: log.With("component", "views")})
+	i.views = stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
 	i.newMonitor(s.metrics)
 	i.names = nodename.New(nodename.Config{
-		Client: a.client, Attempts: a.holders.Attempts, Logger: log.With("part", "node names"), Clock: clock.RealClock{},
+		Client: a.client, Attempts: a.holders.Attempts, Logger: log.With("component", "node names"), Clock: clock.RealClock{},
 	})
 	if cfg.GRPCPort == 0 {
 		return i, nil
@@ -100,7 +100,7 @@ func (i *instance) followTables(ctx context.Context) error {
 
 // newMonitor makes the monitor of machines and the server of their heartbeats.
 func (i *instance) newMonitor(registerer prometheus.Registerer) {
-	log := i.log.With("part", "health")
+	log := i.log.With("component", "health")
 	i.monitor = health.NewMonitor(health.MonitorConfig{
 		Send: func(p health.Probe) bool { return i.heartbeat.Send(p) },
 		Publish: func(nodes []string) {

@@ -31,7 +31,7 @@ func (a *agent) viewFile() string { return filepath.Join(a.dir(), "view") }
 // person only where there is nothing to serve by, or where token or credentials are
 // for another node.
 func (a *agent) join(ctx context.Context) error {
-	log := a.log.With("part", "identity")
+	log := a.log.With("component", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{
 		Dir: a.dir(), Server: a.cfg.Server, Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
 	})

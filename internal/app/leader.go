@@ -63,7 +63,7 @@ func (c *controllers) components() []component {
 func (c *controllers) newPlanner() *topology.Controller {
 	return topology.New(topology.Config{
 		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
-		Heuristics: c.rules, Logger: c.log.With("part", "topology"),
+		Heuristics: c.rules, Logger: c.log.With("component", "topology"),
 	})
 }
 
@@ -76,7 +76,7 @@ func (c *controllers) runPlanning(ctx context.Context) error {
 	slices := endpointslice.New(endpointslice.Config{
 		Client: c.client, Catalog: c.instance.catalog, Slices: kind.EndpointSlice, Advisor: plans,
 		Options: endpointslice.Options{MaxEndpoints: c.cfg.MaxEndpointsPerSlice},
-		Logger:  c.log.With("part", "endpointslice"),
+		Logger:  c.log.With("component", "endpointslice"),
 	})
 	return run(ctx, nil, []component{
 		{Name: "endpointslice controller", Run: slices.Run},
@@ -86,19 +86,19 @@ func (c *controllers) runPlanning(ctx context.Context) error {
 
 func (c *controllers) runEndpoints(ctx context.Context) error {
 	return endpoints.New(endpoints.Config{
-		Client: c.client, Catalog: c.instance.catalog, Endpoints: kind.Endpoints, Logger: c.log.With("part", "endpoints"),
+		Client: c.client, Catalog: c.instance.catalog, Endpoints: kind.Endpoints, Logger: c.log.With("component", "endpoints"),
 	}).Run(ctx)
 }
 
 func (c *controllers) runMirroring(ctx context.Context) error {
 	return mirroring.New(mirroring.Config{
 		Client: c.client, Catalog: c.instance.catalog, Slices: kind.EndpointSlice, MaxAddresses: c.cfg.MaxMirroredPerSubset,
-		Logger: c.log.With("part", "mirroring"),
+		Logger: c.log.With("component", "mirroring"),
 	}).Run(ctx)
 }
 
 func (c *controllers) runNamespaces(ctx context.Context) error {
-	namespaces, err := namespace.New(c.api.cached, c.api.direct, kind.All(), c.log.With("part", "namespace"))
+	namespaces, err := namespace.New(c.api.cached, c.api.direct, kind.All(), c.log.With("component", "namespace"))
 	if err != nil {
 		return err
 	}
@@ -107,14 +107,14 @@ func (c *controllers) runNamespaces(ctx context.Context) error {
 
 func (c *controllers) runGarbage(ctx context.Context) error {
 	return garbage.NewOwners(garbage.OwnersConfig{
-		Client: c.client, Kinds: kind.All(), Logger: c.log.With("part", "garbage"),
+		Client: c.client, Kinds: kind.All(), Logger: c.log.With("component", "garbage"),
 	}).Run(ctx)
 }
 
 func (c *controllers) runPods(ctx context.Context) error {
 	return garbage.NewPods(garbage.PodsConfig{
 		Client: c.client, PodKind: kind.Pod, NodeKind: kind.Node, TerminatedThreshold: c.cfg.MaxTerminatedPods,
-		Logger: c.log.With("part", "garbage"),
+		Logger: c.log.With("component", "garbage"),
 	}).Run(ctx)
 }
 
@@ -122,7 +122,7 @@ func (c *controllers) runPods(ctx context.Context) error {
 func (c *controllers) runLeases(ctx context.Context) error {
 	leases := health.New(health.Config{
 		Client: c.api.cached, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane,
-		Logger: c.log.With("part", "health"), Monitor: c.instance.monitor,
+		Logger: c.log.With("component", "health"), Monitor: c.instance.monitor,
 		Keep: func(dead []resource.Key) map[resource.Key]string {
 			return health.LastEndpoints(c.instance.catalog.Snapshot(), dead)
 		},
@@ -139,7 +139,7 @@ func (c *controllers) runLeases(ctx context.Context) error {
 func (c *controllers) runRepair(ctx context.Context) error {
 	return ipam.NewRepair(ipam.RepairConfig{
 		Client: c.client, Services: kind.Service, IPAddresses: kind.IPAddress, ServiceCIDRs: kind.ServiceCIDR,
-		Logger: c.log.With("part", "addresses"),
+		Logger: c.log.With("component", "addresses"),
 	}).Run(ctx)
 }
 

@@ -73,7 +73,7 @@ func (a *agent) workloads() (http.Handler, error) {
 		return nil, err
 	}
 	return local.Workloads(local.WorkloadsConfig{
-		Client: client, Node: a.cfg.Name, MachineID: a.cfg.MachineID, Logger: a.log.With("part", "local programs"),
+		Client: client, Node: a.cfg.Name, MachineID: a.cfg.MachineID, Logger: a.log.With("component", "local programs"),
 	}), nil
 }
 

@@ -57,7 +57,7 @@ func (a *agent) listenNames() error {
 	a.undoResolver(self, "an agent that did not end by itself")
 	config := dns.Config{
 		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
-		Logger: a.log.With("part", "dns"), Registerer: a.registry,
+		Logger: a.log.With("component", "dns"), Registerer: a.registry,
 	}
 	if !self.Addr().IsUnspecified() {
 		config.Addresses = []netip.Addr{self.Addr().Unmap()}

@@ -71,14 +71,14 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		Mode:    a.mode,
 		Facts:   node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
 		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
-		Logger:  a.log.With("part", "agent"), Registerer: a.registry,
+		Logger:  a.log.With("component", "agent"), Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, err
 	}
 	a.checks, err = healthcheck.New(healthcheck.Options{
 		Healthy: a.agent.Healthy, Addresses: modes.LocalAddresses(a.cfg.NodePortAddresses),
-		Logger: a.log.With("part", "health check node ports"), Registerer: a.registry,
+		Logger: a.log.With("component", "health check node ports"), Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ import (
 func (a *agent) planeComponents() ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), StateFile: a.viewFile(),
-		Update: a.apply, Logger: a.log.With("part", "view"), Registerer: a.registry,
+		Update: a.apply, Logger: a.log.With("component", "view"), Registerer: a.registry,
 	})
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},
@@ -42,14 +42,14 @@ func (a *agent) planeComponents() ([]component, error) {
 		Client: client, Name: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), ControlPlane: a.cfg.ControlPlane,
 		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
 		Addresses: func() []netip.Addr { return machine.Addresses(a.cfg.Server) },
-		Logger:    a.log.With("part", "membership"), Clock: clock.RealClock{},
+		Logger:    a.log.With("component", "membership"), Clock: clock.RealClock{},
 	})
 	watching, err := kubeclient.New(a.watchConfig(), kind.All())
 	if err != nil {
 		return nil, err
 	}
 	checks := workload.NewChecks(workload.ChecksConfig{
-		Client: watching, Node: a.cfg.Name, Logger: a.log.With("part", "readiness"), Clock: clock.RealClock{},
+		Client: watching, Node: a.cfg.Name, Logger: a.log.With("component", "readiness"), Clock: clock.RealClock{},
 	})
 	return append(append(out, heartbeat...),
 		component{Name: "membership", Run: a.member.Run},
@@ -67,7 +67,7 @@ func (a *agent) demandComponents() []component {
 	}
 	a.demand = wire.NewClient(wire.ClientConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
-		Counter: counter, Start: a.agent.Ready(), Logger: a.log.With("part", "demand"), Registerer: a.registry,
+		Counter: counter, Start: a.agent.Ready(), Logger: a.log.With("component", "demand"), Registerer: a.registry,
 	})
 	return []component{{Name: "demand", Run: a.demand.Run}}
 }
@@ -75,7 +75,7 @@ func (a *agent) demandComponents() []component {
 // heartbeatComponents show the control plane that this agent is alive, and probe others
 // for it.
 func (a *agent) heartbeatComponents() (out []component, err error) {
-	log := a.log.With("part", "witness")
+	log := a.log.With("component", "witness")
 	port := 0
 	if a.cfg.ProbePort != 0 {
 		if a.probes, err = witness.Listen(a.cfg.Name, a.cfg.ProbePort); err != nil {

@@ -151,9 +151,9 @@ func (cp *standalone) components() []component {
 // handle adds our own API to the Kubernetes one.
 func (cp *standalone) handle() {
 	s, a, i := cp.storage, cp.api, cp.instance
-	certificates := access.NewCertificates(s.ca, s.tokens, s.policy(), i.grpcPort(), cp.log.With("part", "certificates"))
-	tokens := access.TokenHandler(s.tokens, cp.log.With("part", "tokens"))
-	secrets := s.rotation(a.server).Handler(cp.log.With("part", "secrets"))
+	certificates := access.NewCertificates(s.ca, s.tokens, s.policy(), i.grpcPort(), cp.log.With("component", "certificates"))
+	tokens := access.TokenHandler(s.tokens, cp.log.With("component", "tokens"))
+	secrets := s.rotation(a.server).Handler(cp.log.With("component", "secrets"))
 	a.server.Handle(identity.CertificatesPath, certificates)
 	a.server.Handle(access.TokensPath, tokens)
 	a.server.Handle(access.TokensPath+"/", tokens)

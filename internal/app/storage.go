@@ -70,11 +70,11 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 		return nil, err
 	}
 	s.tokens = identity.NewTokens(s.store, s.ca.Pin())
-	s.revocations, err = identity.NewRevocations(ctx, s.store, cfg.RenewExpired, log.With("part", "revocations"))
+	s.revocations, err = identity.NewRevocations(ctx, s.store, cfg.RenewExpired, log.With("component", "revocations"))
 	if err != nil {
 		return nil, err
 	}
-	s.audit = audit.OpenLogs(cfg.DataDir, log.With("part", "audit"), s.metrics)
+	s.audit = audit.OpenLogs(cfg.DataDir, log.With("component", "audit"), s.metrics)
 	return s, nil
 }
 

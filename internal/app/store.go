@@ -39,10 +39,10 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		if err := os.MkdirAll(filepath.Dir(location), 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
-		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("part", "store")})
+		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("component", "store")})
 	case "postgres", "postgresql":
 		// Controllers and allocators are made for being the only ones.
-		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("part", "store"), Exclusive: true})
+		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("component", "store"), Exclusive: true})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
 			return nil, &problem.Error{
@@ -66,7 +66,7 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		}
 		// Controllers and allocators are made for being the only ones.
 		s, err := etcd.Open(ctx, name, etcd.Options{
-			Logger: log.With("part", "store"), SeenFile: filepath.Join(dataDir, etcdSeenFile), Exclusive: true,
+			Logger: log.With("component", "store"), SeenFile: filepath.Join(dataDir, etcdSeenFile), Exclusive: true,
 		})
 		var used *etcd.InUseError
 		if errors.As(err, &used) {

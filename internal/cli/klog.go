@@ -11,7 +11,7 @@ import (
 // informational chatter is for debugging; warnings and errors stay what they are.
 // It sets a global of theirs, so only the program's own start calls it.
 func adoptKlog(log *slog.Logger) {
-	klog.SetSlogLogger(slog.New(quiet{log.With("part", "kubernetes").Handler()}))
+	klog.SetSlogLogger(slog.New(quiet{log.With("component", "kubernetes").Handler()}))
 }
 
 // quiet makes debug messages of informational ones.

@@ -16,7 +16,7 @@ type nftablesMode struct{ *nftables.Mode }
 
 func newNftables(_ context.Context, cfg Config) (Mode, error) {
 	opts := nftables.Options{
-		Logger: cfg.Logger.With("part", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
+		Logger: cfg.Logger.With("component", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
 		WorkloadCIDRs: cfg.WorkloadCIDRs, MasqueradeAll: cfg.MasqueradeAll,
 		NodePortAddresses: cfg.NodePortAddresses, MasqueradeMark: cfg.MasqueradeMark,
 	}

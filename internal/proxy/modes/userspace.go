@@ -17,7 +17,7 @@ type userspaceMode struct{ *userspace.Mode }
 
 func newUserspace(_ context.Context, cfg Config) (Mode, error) {
 	opts := userspace.Options{
-		Logger: cfg.Logger.With("part", userspaceName), Registerer: cfg.Registerer,
+		Logger: cfg.Logger.With("component", userspaceName), Registerer: cfg.Registerer,
 		NodePortAddresses: LocalAddresses(cfg.NodePortAddresses),
 	}
 	for _, p := range cfg.ServiceCIDRs {
