@@ -45,7 +45,7 @@ func (t thisAgent) Dump(ctx context.Context) (dump admin.NodeDump, err error) {
 	return dump, t.s.ask(ctx, local.DumpPath, nil, &dump)
 }
 
-// ask the agent of this machine.
+// ask sends a query to the agent of this machine.
 func (s *settings) ask(ctx context.Context, path string, query url.Values, into any) error {
 	return s.localAgent().Ask(ctx, path, query, into)
 }

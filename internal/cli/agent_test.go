@@ -93,7 +93,7 @@ func TestAgentHangs(t *testing.T) {
 	says(t, 1, []string{"node", "dump", "--data-dir", dir}, []string{what}, nil)
 	says(t, 0, []string{"status", "--data-dir", dir}, []string{what, "SIGCONT"}, []string{"no problems found"})
 	says(t, 1, []string{"doctor", "--data-dir", dir}, []string{
-		"problem  agent: " + what, "names through this machine's resolver: not looked at: this machine's agent does not answer",
+		"problem  agent: " + what, "names through this machine's resolver: not checked: this machine's agent does not answer",
 	}, []string{"another program", "port 10249", "port 6443"})
 }
 
@@ -183,9 +183,9 @@ func TestAgentCannotSave(t *testing.T) {
 	since := time.Date(2026, 5, 4, 3, 2, 1, 0, time.Local)
 	status.Unsaved = []admin.UnsavedFile{{File: "/var/lib/proxima/node/view", Error: "no space left on device", Since: since}}
 	dir := agentThatSays(t, status, nil)
-	want := []string{"/var/lib/proxima/node/view cannot be written since 2026-05-04 03:02:01: no space left on device", "make room"}
+	want := []string{"/var/lib/proxima/node/view cannot be written since 2026-05-04 03:02:01: no space left on device", "free space on the disk"}
 	says(t, 1, []string{"doctor", "--data-dir", dir}, append(want, "problem  agent's state on disk"), nil)
-	says(t, 0, []string{"status", "--data-dir", dir}, []string{"cannot write /var/lib/proxima/node/view since 2026-05-04 03:02:01: no space left on device", "make room"}, nil)
+	says(t, 0, []string{"status", "--data-dir", dir}, []string{"cannot write /var/lib/proxima/node/view since 2026-05-04 03:02:01: no space left on device", "free space on the disk"}, nil)
 }
 
 // A machine with an agent alone is well without a kubeconfig, and doctor checks the

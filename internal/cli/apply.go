@@ -41,7 +41,7 @@ func newApply(s *settings) *cobra.Command {
 		Short:   "Make objects as files describe them",
 		Long: `Apply makes the objects that files describe, or changes those that exist, by
 server-side apply: fields that a file does not mention stay as they are, and
-fields that somebody else set are not taken over unawares. If a file can't be
+fields that another client set are not taken over silently. If a file can't be
 read or parsed, nothing is applied. If the server refuses an object, the others
 are applied all the same, and the exit code is 1.`,
 		Example: "  proxima apply -f web.yaml\n  proxima apply -f deploy/ --dry-run=server\n  proxima get service web -o yaml | proxima apply -n copy -f -",
@@ -56,7 +56,7 @@ are applied all the same, and the exit code is 1.`,
 	f := cmd.Flags()
 	addNamespaceFlag(f, &a.namespace)
 	addFilesFlag(f, &a.files)
-	f.BoolVar(&a.force, "force-conflicts", false, "take over fields that somebody else set")
+	f.BoolVar(&a.force, "force-conflicts", false, "take over fields that another client set")
 	f.StringVar(&a.dryRun, "dry-run", "none", "none; or server: let the server check everything and store nothing")
 	return cmd
 }
@@ -195,7 +195,7 @@ func (s *settings) each(c *connection, objects []placed, done string, do func(pl
 	return nil
 }
 
-// apply one object and tell what came of it: created, configured or unchanged.
+// apply one object and return the outcome: created, configured or unchanged.
 func (c *connection) apply(ctx context.Context, o placed, a applyFlags) (string, error) {
 	before, err := c.fetch(ctx, o)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -255,7 +255,7 @@ func (c *connection) fetch(ctx context.Context, o placed) (*unstructured.Unstruc
 	return u, nil
 }
 
-// sameContent of two states of an object, whoever set which field and when.
+// sameContent compares two states of an object without their managedFields.
 func sameContent(a, b *unstructured.Unstructured) bool {
 	content := func(u *unstructured.Unstructured) string {
 		u = u.DeepCopy()
@@ -273,13 +273,13 @@ func sameContent(a, b *unstructured.Unstructured) bool {
 // managerName is in the message of a conflict: conflict with "NAME" using v1.
 var managerName = regexp.MustCompile(`^conflict with ("(?:[^"\\]|\\.)*")`)
 
-// explainApply tells which fields belong to whom, and what is wrong with each
+// explainApply names the managers of conflicting fields, and the error of each
 // field that is refused.
 func explainApply(err error) error {
 	if apierrors.IsConflict(err) {
 		return explainConflict(err)
 	}
-	// A server answers 500 to what its own schema does not know (KEP-555).
+	// A server answers 500 to fields that are not in its schema (KEP-555).
 	if text := err.Error(); strings.HasPrefix(text, "failed to create typed patch object") || strings.HasPrefix(text, "failed to convert new object") {
 		return &problem.Error{Code: problem.ObjectInvalid, Err: err, Hint: "is a field misspelt, or a value of the wrong type?"}
 	}

@@ -36,8 +36,8 @@ func newBackup(s *settings) *cobra.Command {
 		Short:   "Save the control plane's state to a file, while it runs",
 		Long: `Backup saves everything in the control plane's store, as it is at one moment.
 Secrets stay encrypted in it: to restore them, the key file pki/secrets.keys
-of the data directory is needed too, and the folder pki/ca for agents to go on without
-joining anew. Keep copies of both apart from backups, or use --with-keys.`,
+of the data directory is needed too, and the folder pki/ca so that agents need not
+join again. Keep copies of both apart from backups, or use --with-keys.`,
 		Example:           "  proxima backup proxima-$(date +%F).backup",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: file,
@@ -63,9 +63,11 @@ joining anew. Keep copies of both apart from backups, or use --with-keys.`,
 			}
 			fmt.Fprintf(s.io.Err, "%s: %d records at revision %d, checked\n", args[0], b.Records, b.Revision)
 			if withKeys {
-				fmt.Fprintf(s.io.Err, "WARNING: %d key files are in it: whoever reads this file reads every secret and can become anybody. Keep it like a password.\n", b.Files)
+				fmt.Fprintf(s.io.Err, "WARNING: the file contains %d key files: it gives access to every secret and every identity. "+
+					"Protect it like a password.\n", b.Files)
 			} else {
-				fmt.Fprintln(s.io.Err, "No keys are in it. A restore also needs pki/secrets.keys (for Secrets) and pki/ca (or agents must join anew): keep copies of them elsewhere.")
+				fmt.Fprintln(s.io.Err, "The file contains no keys. A restore also needs pki/secrets.keys (for Secrets) and pki/ca "+
+					"(or agents must join again): keep copies of them elsewhere.")
 			}
 			return nil
 		},
@@ -83,8 +85,8 @@ func newRestore(s *settings) *cobra.Command {
 		Short:   "Make a control plane's state from a backup",
 		Long: `Restore makes the store of a control plane that is not running. The backup is
 checked as a whole before anything is written, and the store takes its place at
-once or not at all. Resource versions go on above all that were ever given out;
-clients that watch are told to list anew (410 Expired), which they do by themselves.
+once or not at all. Resource versions continue above all that were ever issued;
+watches get 410 Expired, after which clients list again by themselves.
 
 What was changed after the backup is lost. That includes revocations: tokens that
 were revoked since then are valid again.`,
@@ -106,7 +108,7 @@ were revoked since then are valid again.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&store, "store", "sqlite:", "where the state is to be kept, as for the control plane")
-	f.BoolVar(&force, "force", false, "replace a state that is there; it is kept beside the new one")
+	f.BoolVar(&force, "force", false, "replace a state that is there; it is kept next to the new one")
 	return cmd
 }
 
@@ -125,7 +127,7 @@ func (s *settings) printRestored(r app.Restored) {
 			strings.Join(r.MissingKeys, ", "), r.KeyFile)
 	}
 	if r.NoAuthority {
-		fmt.Fprintln(w, "WARNING: the folder pki/ca is not here. Put it back before you start the control plane, or all agents must join anew.")
+		fmt.Fprintln(w, "WARNING: the folder pki/ca is not here. Put it back before you start the control plane, or all agents must join again.")
 	}
 }
 
@@ -133,7 +135,7 @@ func newSecrets(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "secrets",
 		GroupID: "operate",
-		Short:   "Look at and change the keys that encrypt Secrets",
+		Short:   "Show and change the keys that encrypt Secrets",
 	}
 	cmd.AddCommand(newSecretsStatus(s), newSecretsRotate(s), newSecretsDiscard(s))
 	return cmd
@@ -145,8 +147,8 @@ func newSecretsDiscard(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "discard KIND NAME --force",
 		Short: "Delete a Secret whose key is lost for good",
-		Long: `Discard deletes a Secret or GlobalSecret that nobody can decrypt any more, as its
-key is in no copy of the key file. An ordinary deletion reads what it deletes,
+		Long: `Discard deletes a Secret or GlobalSecret that cannot be decrypted any more, because
+its key is in no copy of the key file. An ordinary deletion reads what it deletes,
 and so fails. "proxima secrets status" lists what is lost. A secret that can be
 decrypted is refused.`,
 		Example: "  proxima secrets discard secret db-password -n shop --force\n  proxima secrets discard globalsecret ca --force",
@@ -159,7 +161,7 @@ decrypted is refused.`,
 			if !force {
 				return &problem.Error{
 					Code: problem.Usage,
-					Err:  usagef("nobody can bring back what is discarded: add --force"),
+					Err:  usagef("a discarded secret cannot be recovered: add --force"),
 					Hint: "if there is a copy of the key file, put it back instead",
 				}
 			}
@@ -180,7 +182,7 @@ decrypted is refused.`,
 		},
 	}
 	addNamespaceFlag(cmd.Flags(), &namespace)
-	cmd.Flags().BoolVar(&force, "force", false, "needed: say that you know that it cannot be brought back")
+	cmd.Flags().BoolVar(&force, "force", false, "required: confirms that the secret cannot be recovered")
 	return cmd
 }
 
@@ -225,8 +227,8 @@ func newSecretsRotate(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Encrypt all Secrets with a new key",
-		Long: `Rotate makes a new key and writes every Secret anew with it, while the control
-plane runs. If it is cut short, run it again: it goes on where it was. Old keys
+		Long: `Rotate creates a new key and encrypts every Secret again with it, while the control
+plane runs. If it is interrupted, run it again: it continues where it stopped. Old keys
 stay in the key file until --prune drops them, which it does when nothing in the
 store needs them any more. Backups from before still do: keep a copy of the key
 file for as long as you keep them.`,

@@ -165,7 +165,7 @@ func TestBackupGuide(t *testing.T) {
 	k.contains(string(metrics), `proxima_store_operation_seconds_bucket{operation="commit"`, "apiserver_request_total")
 	k.contains(k.block("rotate"), "1 records are encrypted", "old        0")
 	k.nowhere("data")
-	k.contains(k.block("backup"), "checked", "No keys are in it")
+	k.contains(k.block("backup"), "checked", "The file contains no keys")
 	k.contains(k.proxima(1, "backup", "monday.backup"), "exists already")
 	k.block("keys")
 	k.contains(k.block("with-keys"), "WARNING: 3 key files")
@@ -238,7 +238,7 @@ func checkWithoutKeys(k *keeper, client *kubernetes.Clientset) {
 	k.contains(k.proxima(0, "secrets", "rotate"), "2 records are encrypted")
 }
 
-// checkDiscard: a secret that nobody can decrypt is in the way until it is
+// checkDiscard: a secret that cannot be decrypted is in the way until it is
 // discarded; one that can be decrypted is not discarded.
 func checkDiscard(k *keeper, client *kubernetes.Clientset) {
 	k.Helper()

@@ -155,7 +155,7 @@ func unknownCommand(group *cobra.Command, word string) error {
 }
 
 // markUsage makes every complaint about arguments a usage error, and groups of
-// commands complain about words they don't know.
+// commands refuse unknown words.
 func markUsage(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(c *cobra.Command, args []string) error {

@@ -19,8 +19,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// completionTime is all that asking the API may take while somebody waits for
-// their TAB key.
+// completionTime bounds the request to the API, as the user waits for the
+// completion.
 const completionTime = time.Second
 
 func newCompletion(s *settings) *cobra.Command {
@@ -55,7 +55,7 @@ func newCompletion(s *settings) *cobra.Command {
 	}
 }
 
-// isCompletion tells the hidden commands that the scripts call.
+// isCompletion reports whether cmd is a hidden command that the scripts call.
 func isCompletion(cmd *cobra.Command) bool {
 	return cmd.Name() == cobra.ShellCompRequestCmd || cmd.Name() == cobra.ShellCompNoDescRequestCmd
 }
@@ -93,7 +93,7 @@ func (s *settings) completeFlags(root *cobra.Command) {
 			if complete == nil {
 				complete = cobra.NoFileCompletions
 			}
-			// It fails only for a flag that is not there, or was told already.
+			// It fails only for a flag that does not exist, or is registered already.
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete)
 		})
 		if cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && cmd.Name() != "run" {
@@ -149,9 +149,9 @@ func (s *settings) completeJoined(cmd *cobra.Command, args []string, kindWord, w
 	})(cmd, args, word)
 }
 
-// live makes a completion of what the API answers in time. It stays silent
-// whatever goes wrong: nobody can read an error in the middle of a command line.
-func (s *settings) live(ask func(ctx context.Context, c *connection) ([]string, error)) cobra.CompletionFunc {
+// live completes from what the API answers in time. It ignores errors: they
+// cannot be shown in the middle of a command line.
+func (s *settings) live(fetch func(ctx context.Context, c *connection) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 		found := func() []string {
 			if err := s.load(cmd); err != nil {
@@ -165,7 +165,7 @@ func (s *settings) live(ask func(ctx context.Context, c *connection) ([]string, 
 			c.cfg.Timeout, c.cfg.WarningHandler = completionTime, rest.NoWarnings{}
 			ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 			defer cancel()
-			found, err := ask(ctx, c)
+			found, err := fetch(ctx, c)
 			if err != nil {
 				return nil
 			}
@@ -183,7 +183,7 @@ func namesOf(d *resource.Descriptor) func(context.Context, *connection) ([]strin
 		if err != nil {
 			return nil, err
 		}
-		// More than anybody would choose from by TAB.
+		// More than is useful as a completion.
 		req.Param("limit", "500").SetHeader("Accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
 		body, err := perform(ctx, req)
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestCompletionDoesNotWait: a server that never answers completes nothing, and
-// does not keep whoever pressed TAB waiting for ever.
+// does not block the completion.
 func TestCompletionDoesNotWait(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

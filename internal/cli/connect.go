@@ -24,7 +24,7 @@ import (
 
 // kubeconfigFiles finds the configuration to use: --kubeconfig or
 // PROXIMA_KUBECONFIG, then KUBECONFIG, then the data directory's.
-// ~/.kube/config is never looked at: it is somebody else's cluster.
+// ~/.kube/config is never read: it belongs to another cluster.
 func (s *settings) kubeconfigFiles() ([]string, error) {
 	const elsewhere = "start a control plane with \"proxima up\", or name its kubeconfig with --kubeconfig"
 	if s.kubeconfig != "" {
@@ -162,7 +162,7 @@ func (c *connection) request(verb string, d *resource.Descriptor, namespace stri
 // refuse.
 func perform(ctx context.Context, req *rest.Request) ([]byte, error) {
 	result := req.Do(ctx)
-	if err := result.Error(); err != nil { // Raw would not tell the reason
+	if err := result.Error(); err != nil { // Raw would lose the reason
 		return nil, err
 	}
 	return result.Raw()

@@ -42,11 +42,11 @@ func newDelete(s *settings) *cobra.Command {
 		Use:     "delete KIND[,KIND…] NAME… | KIND/NAME… | KIND[,KIND…] -l SELECTOR|--all | -f FILE|DIR|-",
 		GroupID: "objects",
 		Short:   "Delete objects",
-		Long: `Delete asks the server to delete objects, and waits until they are gone. A
-Dataplane or a Pod is terminating until its connections had time to end; --now
-leaves them none. With -f, the objects of files are deleted, the last one first.
-Objects that name a deleted one as their owner go after it, in the background;
-with --cascade=foreground they go before it, with --cascade=orphan they stay.`,
+		Long: `Delete deletes objects, and waits until they are gone. A Dataplane or a Pod is
+terminating until its connections had time to end; with --now there is no such
+time. With -f, the objects of files are deleted, the last one first.
+Objects that name a deleted one as their owner are deleted after it, in the
+background; with --cascade=foreground before it, with --cascade=orphan they stay.`,
 		Example: "  proxima delete service web\n  proxima delete service/web dataplane/web-1\n  proxima delete dataplanes,services -l app=web\n  proxima delete dataplane web-1 web-2 --now\n  proxima delete -f deploy/ --ignore-not-found",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return s.delete(cmd.Context(), d, args)
@@ -194,8 +194,8 @@ func (c *connection) selected(ctx context.Context, d *resource.Descriptor, selec
 	return names, nil
 }
 
-// deleteAll asks for all deletions first, and then waits for those that take
-// their time.
+// deleteAll requests all deletions first, and then waits for those that do not
+// finish at once.
 func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, objects []placed) error {
 	leaving := map[int]*metav1.PartialObjectMetadata{}
 	index := -1
@@ -304,7 +304,7 @@ func (c *connection) gone(ctx context.Context, o placed, object *metav1.PartialO
 	})
 }
 
-// stillThere tells why an object is not gone yet.
+// stillThere reports why an object is not gone yet.
 func stillThere(ctx context.Context, c *connection, o placed, object *metav1.PartialObjectMetadata, err error) error {
 	if ctx.Err() == nil {
 		return fmt.Errorf("%s is terminating, and can't be followed: %w", o.title(c), err)

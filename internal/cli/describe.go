@@ -31,10 +31,10 @@ func newDescribe(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "describe KIND[,KIND…] [NAME…] | KIND/NAME…",
 		GroupID: "objects",
-		Short:   "Tell what objects are, and what becomes of them",
-		Long: `Describe reads an object together with those that belong to it. Of a Service it
-tells the addresses, the slices and each endpoint with its zone, its state and
-why it is not ready; of a Dataplane its conditions, its lease and the Services
+		Short:   "Show the details of objects, and their effects",
+		Long: `Describe reads an object and its related objects. Of a Service it shows the
+addresses, the slices and each endpoint with its zone, its state and the reason
+if it is not ready; of a Dataplane its conditions, its lease and the Services
 that select it; of a Node its lease and the workloads on it. Recent events follow.`,
 		Example: "  proxima describe service web\n  proxima describe nodes\n  proxima describe dataplanes -l app=web",
 		Args:    cobra.MinimumNArgs(1),

@@ -22,11 +22,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// doctorFlags say what to look at and what to do.
+// doctorFlags select the checks and the action.
 type doctorFlags struct {
 	output    string
 	fix, undo bool
-	// dnsAddress takes the place of the agent's own.
+	// dnsAddress replaces the agent's own.
 	dnsAddress string
 }
 
@@ -35,13 +35,13 @@ func newDoctor(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "doctor",
 		GroupID: "operate",
-		Short:   "Look for what could go wrong on this machine, and say how to mend it",
-		Long: `Doctor looks at this machine, at its agent and at the control plane that its
-kubeconfig names, and changes nothing. It exits with 1 if it found a problem.
+		Short:   "Check this machine for problems, and show their remedies",
+		Long: `Doctor checks this machine, its agent and the control plane that its kubeconfig
+names, and changes nothing. It exits with 1 if it found a problem.
 
-With --fix it points this machine's resolver at the agent, so that programs find
-the names of Services; the agent takes that back when it ends, --undo does so at
-once. Nothing else is changed.`,
+With --fix it points this machine's resolver at the agent, so that programs can
+resolve the names of Services; the agent reverts that when it ends, --undo does
+so at once. Nothing else is changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.doctor(cmd.Context(), d) },
 	}

@@ -68,7 +68,7 @@ func explainWay(cfg *rest.Config, err error) error {
 		return &problem.Error{
 			Code: problem.APITimeout,
 			Err:  fmt.Errorf("%s did not answer in time: %w", cfg.Host, err),
-			Hint: "is the way to it open? look at the control plane's machine with \"proxima status\"",
+			Hint: "is it reachable from here? run \"proxima status\" on the control plane's machine",
 		}
 	case errors.As(err, &netErr):
 		return &problem.Error{

@@ -75,8 +75,8 @@ proxima.dev/Adaptive would do.`,
 	return cmd
 }
 
-// explainService asks the control plane, which knows plans. Where there is none to ask,
-// as with Kubernetes' own server, what its objects say is explained here.
+// explainService queries the control plane, which has the plans. Servers without that
+// path, such as Kubernetes' own, are explained here from their objects.
 func (s *settings) explainService(ctx context.Context, name string, from choose.Node) (*diag.Service, error) {
 	cfg, namespace, err := s.restConfig()
 	if err != nil {

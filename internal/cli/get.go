@@ -77,12 +77,12 @@ func (s *settings) get(ctx context.Context, g getFlags, args []string) error {
 		err = s.list(ctx, c, g, targets)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil // interrupted, as was asked for
+		return nil // interrupted by the user
 	}
 	return explainAPI(c.cfg, err)
 }
 
-// query is what get asks for.
+// query is the request of get.
 type query struct {
 	conn   *connection
 	flags  getFlags
@@ -91,7 +91,7 @@ type query struct {
 
 func (q *query) asTable() bool { return q.flags.output == "table" || q.flags.output == "wide" }
 
-// namespace asked for; empty: all, or none.
+// requested namespace; empty: all, or none.
 func (q *query) namespace() string {
 	if q.flags.allNamespaces || !q.target.kind.Namespaced {
 		return ""
@@ -113,10 +113,10 @@ func (q *query) request() (*rest.Request, error) {
 	return req, nil
 }
 
-// list prints what targets name. What is not found is told of, and the rest is
-// printed all the same.
+// list prints the objects that targets name. Objects that are not found are reported;
+// the others are still printed.
 func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets []target) error {
-	asked, failed := 0, 0
+	requested, failed := 0, 0
 	var bodies [][]byte // of json and yaml
 	printed := false
 	for _, t := range targets {
@@ -132,7 +132,7 @@ func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets 
 		if err != nil {
 			return err
 		}
-		asked += max(len(t.names), 1)
+		requested += max(len(t.names), 1)
 		if !q.asTable() {
 			bodies = append(bodies, found...)
 			continue
@@ -149,7 +149,7 @@ func (s *settings) list(ctx context.Context, c *connection, g getFlags, targets 
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d could not be shown", failed, asked)
+		return fmt.Errorf("%d of %d could not be shown", failed, requested)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (s *settings) printBodies(bodies [][]byte, format string, several bool) err
 	return printValue(s.io.Out, map[string]any{"apiVersion": "v1", "kind": "List", "items": items}, format)
 }
 
-// tidy takes out who set which field, which few want to read.
+// tidy removes managedFields, unless the flags request them.
 func (q *query) tidy(body []byte) ([]byte, error) {
 	if q.flags.managedFields {
 		return body, nil

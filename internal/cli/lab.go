@@ -267,7 +267,7 @@ func printLabNodes(w io.Writer, s *lab.Status, wide bool) {
 	}
 }
 
-// printServed tells who answered a zone's client, or why nobody did.
+// printServed prints the endpoints that answered a zone's client, or the error.
 func printServed(w io.Writer, zone, family string, s *lab.Served) {
 	var by []string
 	for _, who := range slices.Sorted(maps.Keys(s.Answered)) {

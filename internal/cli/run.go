@@ -55,9 +55,9 @@ func newRun(s *settings) *cobra.Command {
 		Short:   "Run a command as a workload: registered while it is ready, gone when it ends",
 		Long: `Run starts a command and registers it as a Dataplane, which Services select by
 its labels. It gets connections while its readiness probe succeeds (without
---ready-http: while its first TCP port accepts connections), none once it is
-told to stop, and is deregistered when it ends. Signals and the exit code pass
-through. A control plane that is away does not stop the command.
+--ready-http: while its first TCP port accepts connections), none once it gets
+a signal to stop, and is deregistered when it ends. Signals and the exit code are
+passed through. An unreachable control plane does not stop the command.
 
 With a kubeconfig the workload is registered with its credentials. Without one it
 is registered by this machine's agent with the node's own credential, on that
@@ -87,9 +87,9 @@ that has no kubeconfig.`,
 	f.StringSliceVar(&r.addresses, "address", nil, "address to be reached at; may be repeated, for the other family (default: 127.0.0.1 if the control plane is on this machine, else this machine's address towards it)")
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case; without a kubeconfig: the agent's node)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
-	f.BoolVar(&r.envServices, "env-services", true, "tell the command of the Services of its namespace by environment variables, as Kubernetes does")
+	f.BoolVar(&r.envServices, "env-services", true, "pass the Services of its namespace to the command in environment variables, as Kubernetes does")
 	r.credential.add(f)
-	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections are given once the command is told to stop")
+	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections have to end after the command gets a signal to stop")
 	addLeaseFlag(f, &r.lease)
 	return cmd
 }
@@ -130,7 +130,7 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 	if r.envServices {
 		services, err := servicesFor(ctx, client, dp.Namespace)
 		if err != nil {
-			logger.Warn("the command is not told of Services by environment variables", "error", explainAPI(cfg, err))
+			logger.Warn("the command has no environment variables of Services", "error", explainAPI(cfg, err))
 		}
 		env = workload.Without(workload.ServiceEnv(services), os.Environ())
 	}
@@ -227,7 +227,7 @@ func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
 	}
 	if r.readyHTTP != "" {
 		if len(dp.Spec.Ports) == 0 {
-			return nil, usagef("--ready-http needs a --port to ask")
+			return nil, usagef("--ready-http needs a --port to probe")
 		}
 		dp.Spec.Readiness = &v1alpha1.Probe{
 			HTTPGet:       &v1alpha1.HTTPGetAction{Path: r.readyHTTP, Port: intstr.FromInt32(dp.Spec.Ports[0].Port)},
@@ -310,8 +310,8 @@ func addressTowards(ctx context.Context, server string) (netip.Addr, error) {
 	return local, nil
 }
 
-// servicesFor are the Services that a command in a namespace is told of: those of
-// the namespace, and the API's.
+// servicesFor are the Services in the environment variables of a command: those of
+// its namespace, and the API's.
 func servicesFor(ctx context.Context, client resource.Client, namespace string) ([]*corev1.Service, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -336,7 +336,7 @@ func servicesFor(ctx context.Context, client resource.Client, namespace string) 
 	return services, nil
 }
 
-// nodeExists is true if the API knows the Node, or can't be asked.
+// nodeExists is true if the API has the Node, or can't be reached.
 func nodeExists(ctx context.Context, client resource.Client, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()

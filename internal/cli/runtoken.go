@@ -29,7 +29,7 @@ func (c *runCredential) add(f *pflag.FlagSet) {
 
 // restConfig is the API as the token's user, and the namespace of a workload's
 // token; without a token it is that of the kubeconfig. Unless the namespace is
-// given it asks the server who the user is.
+// given, the user is read from the server.
 func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace string) (*rest.Config, string, error) {
 	if c.tokenFile == "" {
 		return s.restConfig() // --server may be there for "proxima node", in a configuration file

@@ -212,7 +212,7 @@ type background struct {
 
 	mu    sync.Mutex
 	out   bytes.Buffer
-	lines chan struct{} // told of every write
+	lines chan struct{} // signalled after every write
 }
 
 // Write keeps what was printed.
@@ -297,7 +297,7 @@ func report(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// edit a ConfigMap as somebody else.
+// edit a ConfigMap as another user.
 func edit(ts *testscript.TestScript, _ bool, args []string) {
 	client := ts.Value(clientKey{}).(resource.Client)
 	ctx := context.Background()
@@ -309,7 +309,7 @@ func edit(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// authority makes a kubeconfig that trusts somebody else.
+// authority makes a kubeconfig that trusts another authority.
 func authority(ts *testscript.TestScript, _ bool, args []string) {
 	stranger, err := identity.Open(ts.MkAbs("pki-" + args[0]))
 	ts.Check(err)

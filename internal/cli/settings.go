@@ -20,7 +20,7 @@ import (
 // settings are what all commands share.
 type settings struct {
 	io IO
-	// onLogger is told the logger that the flags ask for; nil: nobody.
+	// onLogger is called with the logger that the flags configure; may be nil.
 	onLogger   func(*slog.Logger)
 	configFile string
 	kubeconfig string
@@ -39,7 +39,7 @@ func (s *settings) addGlobalFlags(root *cobra.Command) {
 }
 
 // defaultDataDir follows the file system hierarchy for root and the XDG
-// directories for everybody else.
+// directories for other users.
 func (s *settings) defaultDataDir() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/proxima"
@@ -166,7 +166,7 @@ func setValue(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	return nil
 }
 
-// configurable tells flags that can be set other than on the command line.
+// configurable reports whether a flag can be set other than on the command line.
 func configurable(f *pflag.Flag) bool { return f.Name != "help" }
 
 // allFlags of all commands, by name.

@@ -18,14 +18,14 @@ func newSimulate(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "simulate",
 		GroupID: "operate",
-		Short:   "Say what a failed zone, more endpoints or more demand would change, and change nothing",
-		Long: `Simulate asks the control plane how it would divide the traffic of Services among
-zones in another situation. It uses the demand, costs and parameters as they are
-now and the planner that plans. Nothing is applied.
+		Short:   "Show the effect of a failed zone, more endpoints or more demand, and change nothing",
+		Long: `Simulate shows how the control plane would divide the traffic of Services among
+zones in another situation. It uses the current demand, costs and parameters, and
+the same planner. Nothing is applied.
 
-A failed zone concerns every Service that is planned (proxima.dev/Adaptive). More
-endpoints and more demand concern the Service that they name, planned or not. All
-flags can be given several times and hold together.`,
+A failed zone affects every Service that is planned (proxima.dev/Adaptive). More
+endpoints and more demand affect the Service that they name, planned or not. All
+flags can be given several times and are combined.`,
 		Example: `  proxima simulate --fail-zone zone-a
   proxima simulate --endpoints shop/web:zone-b:+2
   proxima simulate --demand shop/web:zone-a:x3 --endpoints shop/web:zone-a:+1 -o json`,
@@ -64,7 +64,7 @@ flags can be given several times and hold together.`,
 	return cmd
 }
 
-// simulationQuery checks what was given, so that mistakes are told without a server, and
+// simulationQuery validates the flags, so that mistakes are reported without a server, and
 // names every namespace.
 func simulationQuery(namespace string, failZones, endpoints, demand []string) (url.Values, error) {
 	query := url.Values{"failZone": failZones}

@@ -33,7 +33,7 @@ type overview struct {
 	Agent        *admin.NodeStatus `json:"agent,omitempty"`
 	// AgentError is why this machine's agent says nothing, if there is one.
 	AgentError string `json:"agentError,omitempty"`
-	// Problems that need somebody's attention, each with what to do.
+	// Problems that need attention, each with its remedy.
 	Problems []string `json:"problems"`
 }
 
@@ -76,7 +76,7 @@ func newStatus(s *settings) *cobra.Command {
 	return cmd
 }
 
-// overview asks this machine's agent and the control plane at the same time. That
+// overview queries this machine's agent and the control plane at the same time. That
 // one of them can't be reached is a problem to show, not a reason to show nothing.
 func (s *settings) overview(ctx context.Context) (*overview, error) {
 	o := &overview{Nodes: []nodeLine{}, Problems: []string{}}

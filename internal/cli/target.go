@@ -69,7 +69,7 @@ func parseJoined(args []string, forms string) ([]target, error) {
 	return targets, nil
 }
 
-// named tells whether objects are named.
+// named reports whether objects are named.
 func named(targets []target) bool {
 	return slices.ContainsFunc(targets, func(t target) bool { return len(t.names) > 0 })
 }

@@ -149,14 +149,14 @@ func newTokenRevoke(s *settings) *cobra.Command {
 			fmt.Fprintf(s.io.Err, "token %s of %s %s is revoked: it and all certificates that descend from it are refused from now on, "+
 				"and what is open ends within 5 seconds\n", info.ID, info.Kind, info.Name)
 			if info.Kind == identity.Node {
-				fmt.Fprintf(s.io.Err, "the agent goes on serving what it knows; to let the machine back in: proxima token create --kind node --name %s\n", info.Name)
+				fmt.Fprintf(s.io.Err, "the agent continues to serve its last state; to admit the machine again: proxima token create --kind node --name %s\n", info.Name)
 			}
 			return nil
 		},
 	}
 }
 
-// call asks one of the server's own paths, with JSON both ways. in and out may
+// call sends a request to one of Proxima's own paths, with JSON both ways. in and out may
 // be nil.
 func (s *settings) call(ctx context.Context, method, path string, in, out any) error {
 	cfg, _, err := s.restConfig()
@@ -189,7 +189,7 @@ func getJSON(ctx context.Context, cfg *rest.Config, path string, out any) (time.
 	return date, json.NewDecoder(resp.Body).Decode(out)
 }
 
-// errNotServed is the answer of a server that does not know a path.
+// errNotServed is the error for a server that does not serve a path.
 var errNotServed = errors.New("is it Proxima's?")
 
 // send a request to a path, which may have a query; an answer that is no success is an
@@ -238,7 +238,7 @@ func failureOf(resp *http.Response, method, path string) error {
 		return apierrors.NewUnauthorized("wrong credentials")
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		return fmt.Errorf("this server does not know %s: %w", path, errNotServed)
+		return fmt.Errorf("this server does not serve %s: %w", path, errNotServed)
 	}
 	return apierrors.NewGenericServerResponse(resp.StatusCode, method, schema.GroupResource{}, path, "", 0, false)
 }

@@ -21,11 +21,11 @@ func newTrace(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "trace IP:PORT",
 		GroupID: "operate",
-		Short:   "Say what this machine does with a connection to an address",
-		Long: `Trace asks this machine's agent what happens to a new connection: which Service
-has the address, which list of endpoints it gets and why that list, each
-endpoint's share, node and zone, where the client is, and which objects of the
-kernel decide. In the nftables mode that is the path through the kernel's
+		Short:   "Show what this machine does with a connection to an address",
+		Long: `Trace shows how this machine's agent handles a new connection: the Service of the
+address, the list of endpoints and the reason for that list, each endpoint's
+share, node and zone, the location of the client, and the objects of the kernel
+that decide. In the nftables mode that is the path through the kernel's
 tables, in the iptables mode the rules of the service port. Nothing is sent.
 
 The agent is the one that has the data directory (--data-dir).`,
@@ -124,7 +124,7 @@ func printTrace(out io.Writer, t *diag.Trace) error {
 	return nil
 }
 
-// sourceText tells where the client is.
+// sourceText describes the location of the client.
 func sourceText(t *diag.Trace) string {
 	switch s := t.Source; {
 	case s.Here:
@@ -132,7 +132,7 @@ func sourceText(t *diag.Trace) string {
 	case s.Node != "" || s.Zone != "":
 		return fmt.Sprintf("%s, a workload on node %s in zone %s", t.From, orNone(s.Node), orNone(s.Zone))
 	}
-	return t.From + ", of no workload that this node knows"
+	return t.From + ", of no workload known to this node"
 }
 
 // nodeText is where an endpoint runs.
@@ -176,7 +176,7 @@ func clientText(t *diag.Trace) string {
 	return text
 }
 
-// newNodeDump is below node, which is the agent that it asks.
+// newNodeDump is a subcommand of node, the role of the agent that it queries.
 func newNodeDump(s *settings) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{

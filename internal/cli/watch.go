@@ -44,7 +44,7 @@ func follow(ctx context.Context, request func() (*rest.Request, error), t target
 		began := time.Now()
 		more, err := followOnce(ctx, req, &version, show)
 		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-			version, more, err = "", true, nil // begin anew with what exists
+			version, more, err = "", true, nil // start again with a list
 		}
 		if err != nil || !more {
 			return err
@@ -123,7 +123,7 @@ func versionOf(raw []byte) string {
 type changes struct {
 	out   io.Writer
 	query *query
-	// columns are told with the first event only.
+	// columns are sent with the first event only.
 	columns []metav1.TableColumnDefinition
 	widths  []int
 }

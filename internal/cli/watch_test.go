@@ -36,7 +36,7 @@ func event(typ, version string) string {
 }
 
 // TestFollowGoesOn: a watch that the server ends goes on where it ended, and one
-// that fell too far behind begins anew.
+// that fell too far behind starts again.
 func TestFollowGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const expired = `{"type":"ERROR","object":{"kind":"Status","status":"Failure","reason":"Expired","code":410}}`

@@ -23,7 +23,7 @@ type Service struct {
 	Zone    locality.Zone `json:"zone,omitempty"`
 	Address []string      `json:"addresses"`
 	Ports   []Port        `json:"ports"`
-	// Topology says how traffic is divided among zones; nil if nobody who knows was asked.
+	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 }
 
@@ -99,7 +99,7 @@ type Endpoint struct {
 	Why    string `json:"why"`
 }
 
-// ExplainService tells which endpoints a node would use for connections to the
+// ExplainService reports which endpoints a node would use for connections to the
 // cluster addresses of a Service, and why not the others.
 func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) Service {
 	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: node.Zone}
@@ -178,7 +178,7 @@ func outcome(targets, spare int, verdict proxy.Verdict) string {
 func unused(svc *proxy.Service, choice *proxy.Choice, e choose.Endpoint, node choose.Node) (Reason, string) {
 	switch {
 	case !e.Ready && e.Terminating && e.Serving:
-		return Terminating, "terminating: used only when nobody is ready"
+		return Terminating, "terminating: used only when no endpoint is ready"
 	case !e.Ready && e.Terminating:
 		return NotServing, "terminating, and no longer serving"
 	case !e.Ready:

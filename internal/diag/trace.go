@@ -47,9 +47,9 @@ type Trace struct {
 	Spare []TraceEndpoint `json:"spare,omitempty"`
 	// Unused are endpoints of the Service that this node never uses, and why.
 	Unused []TraceUnused `json:"unused,omitempty"`
-	// Steps of the first packet, in order, where the mode knows them.
+	// Steps of the first packet, in order, if the mode reports them.
 	Steps []TraceStep `json:"steps,omitempty"`
-	// Kernel is what the mode wants the kernel to have for the service port.
+	// Kernel is the desired state in the kernel for the service port.
 	Kernel []string `json:"kernel,omitempty"`
 	// Pending: the newest state of the service port is not in place, and why.
 	Pending string `json:"pending,omitempty"`
@@ -75,7 +75,7 @@ type TraceUnused struct {
 }
 
 // FindUnused adds to Unused for a service port, in the family of an address, by
-// the slices that the node knows.
+// the slices of the node.
 func (t *Trace) FindUnused(s *proxy.PortState, to netip.Addr, known []*proxy.Slice, node choose.Node) {
 	if s == nil {
 		return
@@ -174,7 +174,7 @@ func (t *Trace) Trace(c Connection, states []*proxy.PortState, v Vantage) *proxy
 }
 
 // masquerades is the rule of kernel modes: clients from elsewhere are masqueraded
-// where somebody asked for it, and at external addresses always, unless the
+// where it is configured, and at external addresses always, unless the
 // endpoint is on this node by policy.
 func masquerades(s *proxy.Service, role string, local bool, from netip.Addr, v *Vantage) bool {
 	switch {
@@ -196,7 +196,7 @@ func (t *Trace) choose(choice *proxy.Choice, local bool) {
 	list, verdict := choice.List(local)
 	if len(list) == 0 {
 		t.Outcome = verdict.String()
-		if verdict == proxy.Accept { // nobody asked for the list
+		if verdict == proxy.Accept { // no policy requires the list
 			t.Outcome = "drop"
 		}
 		return
@@ -222,7 +222,7 @@ func (t *Trace) choose(choice *proxy.Choice, local bool) {
 }
 
 // Locate fills in where the endpoints and the client are, by the slices that the
-// node knows: those of the service port's Service first, as the same address may
+// node has: those of the service port's Service first, as the same address may
 // be in several. The addresses of the node itself are in v.
 func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 	known = slices.Clone(known)
@@ -230,11 +230,11 @@ func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 	slices.SortStableFunc(known, func(a, b *proxy.Slice) int {
 		return cmp.Or(rank(a, service)-rank(b, service), strings.Compare(a.Name.Name, b.Name.Name))
 	})
-	asked := map[netip.Addr][]place{}
+	wanted := map[netip.Addr][]place{}
 	for _, list := range [][]TraceEndpoint{t.Endpoints, t.Spare} {
 		for i := range list {
 			if at, err := netip.ParseAddrPort(list[i].Address); err == nil {
-				asked[at.Addr().Unmap()] = append(asked[at.Addr().Unmap()], place{&list[i].Node, &list[i].Zone})
+				wanted[at.Addr().Unmap()] = append(wanted[at.Addr().Unmap()], place{&list[i].Node, &list[i].Zone})
 			}
 		}
 	}
@@ -242,11 +242,11 @@ func (t *Trace) Locate(known []*proxy.Slice, v Vantage) {
 	if err == nil && (from.IsLoopback() || slices.Contains(v.Addresses, from)) {
 		t.Source = Source{Here: true, Node: t.Node, Zone: t.Zone}
 	} else if err == nil {
-		asked[from] = append(asked[from], place{&t.Source.Node, &t.Source.Zone})
+		wanted[from] = append(wanted[from], place{&t.Source.Node, &t.Source.Zone})
 	}
 	for _, s := range known {
 		for _, e := range s.Endpoints {
-			for _, p := range asked[e.Addr.Unmap()] {
+			for _, p := range wanted[e.Addr.Unmap()] {
 				*p.node, *p.zone = cmp.Or(*p.node, e.Node), cmp.Or(*p.zone, e.Zone)
 			}
 		}

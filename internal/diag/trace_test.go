@@ -14,7 +14,7 @@ import (
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // traced is a node with a Service in every role, one under Local policies, and
-// one that nobody serves.
+// one without endpoints.
 func traced() []*proxy.PortState {
 	to := func(s string, weight uint32, local bool) proxy.Target {
 		return proxy.Target{Addr: netip.MustParseAddrPort(s), Weight: weight, Local: local}
@@ -71,7 +71,7 @@ func TestTrace(t *testing.T) {
 		{name: "local, from outside", to: "198.51.100.8:443", from: "192.0.2.1", want: want{"shop/edge:tls", "external IP", "endpoint", "local", false, []string{"10.0.0.1:8080 100%"}}},
 		{name: "local, from this node", to: "10.1.0.5:30443", from: "10.1.0.5", want: want{"shop/edge:tls", "node port", "endpoint", "cluster", true, cluster}},
 		{name: "local, from a workload", to: "198.51.100.8:443", from: "10.0.0.9", workloads: workloads, want: want{"shop/edge:tls", "external IP", "endpoint", "cluster", false, cluster}},
-		{name: "nobody serves", to: "10.96.0.12:53", from: "10.1.0.5", udp: true, want: want{"shop/gone:dns", "cluster IP", "reject", "", false, nil}},
+		{name: "no endpoints", to: "10.96.0.12:53", from: "10.1.0.5", udp: true, want: want{"shop/gone:dns", "cluster IP", "reject", "", false, nil}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn := Connection{To: netip.MustParseAddrPort(c.to), From: addr(c.from), Protocol: proxy.TCP}
@@ -98,7 +98,7 @@ func percent(share float64) string {
 	return map[float64]string{0.25: "25%", 0.75: "75%", 1: "100%"}[share]
 }
 
-// TestTraceReason: a client that the source ranges exclude is told why, by the
+// TestTraceReason: a client that the source ranges exclude gets the reason, by the
 // ranges of its own family.
 func TestTraceReason(t *testing.T) {
 	for _, c := range []struct {
@@ -144,7 +144,7 @@ func TestLocate(t *testing.T) {
 	known := []*proxy.Slice{
 		slice("api", "api-1", at("10.0.0.2", "elsewhere", "zone-x"), at("10.0.0.7", "b-1", "zone-b"), at("fd00::7", "b-1", "zone-b")),
 		slice("web", "web-2", at("10.0.0.2", "a-2", "zone-a"), at("10.0.9.9", "", "")),
-		slice("web", "web-3", at("10.0.9.9", "c-1", "zone-c")), // of two, the one that knows
+		slice("web", "web-3", at("10.0.9.9", "c-1", "zone-c")), // of two, the one with a node
 	}
 	here := Vantage{Addresses: []netip.Addr{addr("10.1.0.5")}}
 	for from, want := range map[string]Source{

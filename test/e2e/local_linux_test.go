@@ -275,7 +275,7 @@ func TestDiskOfAMachine(t *testing.T) {
 			return strings.Contains(out, "cannot write "+filepath.Join(n.dir, "node")+" since 20") && strings.Contains(out, why) ||
 				strings.Contains(out, "cannot write "+view+" since 20")
 		})
-		n.tells(why, []string{"problem  agent's state on disk", why, "make room on the disk"}, "doctor")
+		n.tells(why, []string{"problem  agent's state on disk", why, "free space on the disk"}, "doctor")
 		n.tells(why, []string{"default/web:http"}, "trace", vip)
 	}
 	mended := func() {

@@ -1,10 +1,10 @@
-// Package describe tells in words what an object is and what becomes of it: for
+// Package describe prints an object's details and its effects as text: for
 // a Service its addresses, its endpoints and why some get no traffic; for a Node
 // or a Dataplane whether it is alive and who depends on it.
 //
-// It owns the reading together of objects that belong to each other, and the
-// text. Enter at Describer.Describe. It changes nothing and keeps nothing; what
-// may not be read, or is not served, is left out and said so.
+// It owns the reading of related objects, and the text. Enter at
+// Describer.Describe. It changes nothing and keeps no state. Objects that may not
+// be read, or are not served, are omitted with a note.
 package describe
 
 import (
@@ -121,7 +121,7 @@ func (p *page) metadata(obj resource.Object) {
 	}
 }
 
-// contents of an object as YAML, without what metadata told.
+// contents of an object as YAML, without metadata.
 func contents(p *page, obj resource.Object) error {
 	body, err := json.Marshal(obj)
 	if err != nil {
@@ -150,7 +150,7 @@ func contents(p *page, obj resource.Object) error {
 	return nil
 }
 
-// secret tells the keys, never the values.
+// secret prints the keys, never the values.
 func secret(p *page, kind string, data map[string][]byte) {
 	p.field("Type", kind)
 	var rows [][]string
@@ -218,7 +218,7 @@ func (p *page) ago(t time.Time) string {
 
 func (p *page) moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// selects tells whether a Service's selector takes an object with these labels.
+// selects reports whether a Service's selector matches these labels.
 func selects(selector map[string]string, set map[string]string) bool {
 	return len(selector) > 0 && labels.SelectorFromValidatedSet(selector).Matches(labels.Set(set))
 }

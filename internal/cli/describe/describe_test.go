@@ -158,7 +158,7 @@ func TestServiceTellsWhy(t *testing.T) {
 		"Policies: internal Local", "Affinity: ClientIP for 60s",
 		"10.1.0.1 ready - n1 dataplane/up",
 		"10.1.0.2 not ready - n1 dataplane/down Probed",
-		"dataplane/mute nobody has reported it ready yet",
+		"dataplane/mute it has not been reported ready yet",
 		"10.1.0.4 draining - n1 dataplane/draining it is draining",
 		"10.1.0.5 ending - n1 dataplane/absent the Dataplane is gone; the slice follows",
 		"pod/starting ContainersNotReady: web",
@@ -169,7 +169,7 @@ func TestServiceTellsWhy(t *testing.T) {
 		`port http: no workload has a port named "web" of protocol TCP`,
 	)
 	if strings.Contains(got, "other") || strings.Contains(got, "no endpoint is ready") {
-		t.Errorf("tells what is not so:\n%s", got)
+		t.Errorf("wrong text:\n%s", got)
 	}
 
 	w.forbidden = map[string]bool{"pods": true}
@@ -188,7 +188,7 @@ func TestNodeAndLeases(t *testing.T) {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("n1"), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-5 * time.Second))), LeaseDurationSeconds: ptr.To(int32(40))},
 	}}}
 	mustContain(t, describe(t, w, kind.Node, resource.Key{Name: "n1"}),
-		"Lease: renewed 5s ago by n1, lasts 40s Conditions", "Ready Unknown 60s LeaseExpired", "ns dataplane/a 10.1.0.1 not ready nobody has reported it ready yet")
+		"Lease: renewed 5s ago by n1, lasts 40s Conditions", "Ready Unknown 60s LeaseExpired", "ns dataplane/a 10.1.0.1 not ready it has not been reported ready yet")
 	mustContain(t, describe(t, w, kind.Dataplane, resource.Key{Namespace: "ns", Name: "a"}),
 		"Lease: renewed 50s ago by host/1, lasts 40s: it has run out",
 		"no Service in namespace ns selects it", "its node n1 is not ready: LeaseExpired")
@@ -198,13 +198,13 @@ func TestNodeAndLeases(t *testing.T) {
 	w.forbidden, w.fails = nil, errors.New("store is away")
 	d := Describer{Reader: w, Now: now}
 	if err := d.Describe(t.Context(), new(bytes.Buffer), kind.Node, resource.Key{Name: "n1"}); err == nil {
-		t.Error("a failure to read is told as if nothing were there")
+		t.Error("a failure to read is reported as an absent object")
 	}
 }
 
 func TestProbes(t *testing.T) {
 	for want, p := range map[string]*mesh.Probe{
-		"as whoever runs it reports":           nil,
+		"as reported by its runner":            nil,
 		"HTTPS GET /x on port web every 1s":    {HTTPGet: &mesh.HTTPGetAction{Path: "/x", Scheme: "HTTPS", Port: intstr.FromString("web")}, PeriodSeconds: 1},
 		"TCP connection to port 80 every 2s":   {TCPSocket: &mesh.TCPSocketAction{Port: intstr.FromInt32(80)}, PeriodSeconds: 2},
 		"gRPC health on port 90 every 3s":      {GRPC: &mesh.GRPCAction{Port: 90}, PeriodSeconds: 3},

@@ -69,7 +69,7 @@ func (d *Describer) nodeLease(ctx context.Context, p *page, name string) error {
 	return nil
 }
 
-// placed tells the workloads on a Node.
+// placed lists the workloads on a Node.
 func (p *page) placed(node string, all []workload) {
 	var rows [][]string
 	for i := range all {
@@ -130,7 +130,7 @@ func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) err
 	return nil
 }
 
-// dataplane tells what the Dataplane itself says.
+// dataplane prints the fields of the Dataplane itself.
 func (p *page) dataplane(dp *mesh.Dataplane) {
 	spec := &dp.Spec
 	p.field("Mesh", cmp.Or(spec.Mesh, "that of its namespace"))
@@ -164,10 +164,10 @@ func (p *page) dataplane(dp *mesh.Dataplane) {
 	}
 }
 
-// probe in words.
+// probe as text.
 func probe(pr *mesh.Probe) string {
 	if pr == nil {
-		return "as whoever runs it reports"
+		return "as reported by its runner"
 	}
 	what := "unknown probe"
 	switch {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// page collects the text: fields first, then sections, then notes on what could
-// not be told.
+// page collects the text: fields first, then sections, then notes on missing
+// information.
 type page struct {
 	now      time.Time
 	fields   strings.Builder
@@ -64,7 +64,7 @@ func (p *page) block(text string) {
 	}
 }
 
-// note what a reader should know and might not see.
+// note adds a remark that the fields do not show.
 func (p *page) note(format string, args ...any) {
 	p.notes = append(p.notes, OneLine(fmt.Sprintf(format, args...)))
 }

@@ -52,7 +52,7 @@ func (d *Describer) service(ctx context.Context, p *page, s *corev1.Service) err
 	return nil
 }
 
-// service tells what the Service itself says.
+// service prints the fields of the Service itself.
 func (p *page) service(s *corev1.Service) {
 	spec := &s.Spec
 	p.field("Type", string(spec.Type))
@@ -77,7 +77,7 @@ func (p *page) service(s *corev1.Service) {
 	if len(spec.Selector) > 0 {
 		p.field("Selector", labels.FormatLabels(spec.Selector))
 	} else {
-		p.field("Selector", "none: its endpoints are written by somebody else")
+		p.field("Selector", "none: its endpoints are managed by another client")
 	}
 	p.field("Policies", strings.Join(policies(s), ", "))
 	affinity := string(spec.SessionAffinity)
@@ -128,8 +128,8 @@ type serviceInput struct {
 	nodes     map[string]*corev1.Node
 }
 
-// endpoints tells the slices, each endpoint's state and why it is so, and which
-// workloads have no endpoint although they are selected.
+// endpoints lists the slices, each endpoint's state with its reason, and the selected
+// workloads without an endpoint.
 func (p *page) endpoints(in *serviceInput) {
 	slices.SortFunc(in.slices, func(a, b *discoveryv1.EndpointSlice) int {
 		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(len(b.Endpoints), len(a.Endpoints)), cmp.Compare(a.Name, b.Name))
@@ -202,7 +202,7 @@ func endpointState(e *discoveryv1.Endpoint) string {
 // why an endpoint is not ready.
 func (in *serviceInput) why(e *discoveryv1.Endpoint) string {
 	if e.TargetRef == nil {
-		return "whoever wrote the slice says so"
+		return "as its slice states"
 	}
 	for i := range in.workloads {
 		w := &in.workloads[i]

@@ -53,7 +53,7 @@ func ofDataplane(d *mesh.Dataplane) workload {
 	case d.DeletionTimestamp != nil:
 		w.why = "it is draining"
 	case ready == nil:
-		w.why = "nobody has reported it ready yet"
+		w.why = "it has not been reported ready yet"
 	case ready.Status != metav1.ConditionTrue:
 		w.why = because(ready.Reason, ready.Message)
 	default:
@@ -78,7 +78,7 @@ func ofPod(pod *corev1.Pod) workload {
 	case w.done:
 		w.why = "it has ended: " + string(pod.Status.Phase)
 	case i < 0:
-		w.why = "nobody has reported it ready yet"
+		w.why = "it has not been reported ready yet"
 	case pod.Status.Conditions[i].Status != corev1.ConditionTrue:
 		w.why = because(pod.Status.Conditions[i].Reason, pod.Status.Conditions[i].Message)
 	default:
@@ -100,7 +100,7 @@ func because(reason, message string) string {
 	return reason + ": " + message
 }
 
-// hasFamily tells whether a workload has an address of one of the families.
+// hasFamily reports whether a workload has an address of one of the families.
 func (w *workload) hasFamily(families []corev1.IPFamily) bool {
 	return slices.ContainsFunc(w.addresses, func(text string) bool {
 		addr, err := netip.ParseAddr(text)
@@ -115,14 +115,14 @@ func (w *workload) hasFamily(families []corev1.IPFamily) bool {
 	})
 }
 
-// nodeReady tells whether a Node is, and why not.
+// nodeReady reports whether a Node is ready, and if not, the reason.
 func nodeReady(n *corev1.Node) (bool, string) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c.Status == corev1.ConditionTrue, because(c.Reason, c.Message)
 		}
 	}
-	return false, "nobody has reported it ready yet"
+	return false, "it has not been reported ready yet"
 }
 
 // lease in words: who renewed it when, and whether it still holds.

@@ -2,7 +2,7 @@
 // one document or many, in files, directories or on standard input.
 //
 // It owns the reading alone. Enter at Read. It never talks to a server and
-// knows no kinds; every mistake is reported with its file and place, all at once.
+// does not depend on kinds; every mistake is reported with its file and place, all at once.
 package manifest
 
 import (
@@ -78,7 +78,7 @@ func expand(path string) ([]string, error) {
 	}
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() {
-		return []string{path}, nil // reading it tells why not
+		return []string{path}, nil // reading it returns the reason
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {

@@ -96,7 +96,7 @@ func TestParseMistakes(t *testing.T) {
 				t.Errorf("got error %v, want %q in it", err, tc.want)
 			}
 			if got != nil {
-				t.Errorf("got %v beside the error", found(got))
+				t.Errorf("got %v in addition to the error", found(got))
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		documents, err := Parse("f", data)
 		if err != nil && documents != nil {
-			t.Fatal("documents beside an error")
+			t.Fatal("documents in addition to an error")
 		}
 		for _, d := range documents {
 			if d.Object.GetKind() == "" || d.Object.GetAPIVersion() == "" || d.Object.GetName() == "" {

@@ -107,7 +107,7 @@ func (x examiner) agentState(state AgentState) Finding {
 }
 
 // FixDisk is the fix for files that cannot be written.
-const FixDisk = "make room on the disk, or mount it so that it can be written"
+const FixDisk = "free space on the disk, or mount it so that it can be written"
 
 // unsavedState is about the files that the agent needs for its next start.
 func unsavedState(agent *admin.NodeStatus) Finding {

@@ -27,7 +27,7 @@ const (
 // Check documents a check.
 type Check struct {
 	ID string
-	// Looks says what the check examines.
+	// Looks describes what the check examines.
 	Looks string
 	// Remedy for what it finds wrong; empty: it only reports.
 	Remedy string
@@ -36,16 +36,16 @@ type Check struct {
 // Checks are all checks, in the order of Examine. The slice is the caller's.
 func Checks() []Check {
 	return []Check{
-		{checkDataDirectory, "The data directory can be made or written, and its disk has 256 MB free.", "Make room, or choose another `--data-dir`."},
+		{checkDataDirectory, "The data directory can be made or written, and its disk has 256 MB free.", "Free disk space, or choose another `--data-dir`."},
 		{checkPermissions, "Keys, tokens and state are readable by their owner alone.", "`chmod -R go=` on the data directory."},
 		{checkOpenFiles, "The limit of open files, which bounds the connections of the userspace mode.", "Raise it with `ulimit -n` or `LimitNOFILE=`."},
 		{checkLowPorts, "Which service ports this user can listen on.", ""},
 		{checkControlPlane, "The control plane answers, trusts the credentials, and has this machine's time.", "See the code; set both clocks by NTP."},
-		{checkStore, "The store of the control plane accepts writes.", "Make room on its disk."},
-		{checkAudit, "The control plane can write its audit logs.", "Make room on its disk."},
+		{checkStore, "The store of the control plane accepts writes.", "Free space on its disk."},
+		{checkAudit, "The control plane can write its audit logs.", "Free space on its disk."},
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
-		{checkAgentState, "The agent can write the files that its next start needs.", "Make room on the disk."},
+		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
 		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},
 		{checkNodeName, "No other machine has this node's name.", "Stop one of the agents, or give it another name and token."},
 		{checkBounds, "A credential that registers workloads in every namespace, on a machine without the control plane.", ""},

@@ -65,7 +65,7 @@ func everywhereNote(ctx context.Context, agent *admin.NodeStatus) []Finding {
 const lookupTimeout = 2 * time.Second
 
 // isHere reports whether the host of a URL is this machine: by a loopback address,
-// or by one of its interfaces. It blocks for a look-up of a name; false if that fails.
+// or by one of its interfaces. It blocks for a DNS lookup; false if that fails.
 func isHere(ctx context.Context, api string) bool {
 	u, err := url.Parse(api)
 	if err != nil {

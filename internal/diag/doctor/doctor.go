@@ -26,7 +26,7 @@ import (
 type Finding struct {
 	// ID of the check, one of Checks.
 	ID string `json:"id"`
-	// Check is what was looked at, with names and addresses of this machine.
+	// Check is what was checked, with names and addresses of this machine.
 	Check string `json:"check"`
 	// Code of the problem; empty without one.
 	Code    problem.Code `json:"code,omitempty"`
@@ -70,7 +70,7 @@ type ControlPlane interface {
 	ServiceRanges(ctx context.Context) ([]netip.Prefix, error)
 }
 
-// Port is one that "proxima up" listens on unless it is told another.
+// Port is one that "proxima up" listens on unless it is configured otherwise.
 type Port struct {
 	Number int
 	// Flag that chooses another one, with its dashes.
@@ -90,7 +90,7 @@ type Config struct {
 	// Unconfigured: ConfigErr is that no configuration was named and none is in the
 	// data directory, which is no problem on a machine that has an agent only.
 	Unconfigured bool
-	// Ports to look at.
+	// Ports to check.
 	Ports []Port
 	// ProbePort is the default UDP port of agents' probes.
 	ProbePort int
@@ -141,7 +141,7 @@ func Examine(ctx context.Context, cfg Config) []Finding {
 		findings = append(findings, x.ports(server.Problem != "", state.Absent())...)
 	}
 	if state.Hung() {
-		findings = append(findings, Finding{ID: checkResolver, Check: resolverTitle, Note: "not looked at: this machine's agent does not answer"})
+		findings = append(findings, Finding{ID: checkResolver, Check: resolverTitle, Note: "not checked: this machine's agent does not answer"})
 	} else {
 		findings = append(findings, x.resolver(ctx, agent, ranges))
 	}

@@ -125,14 +125,14 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// signalling closes asked when its state was read.
+// signalling closes queried when its state was read.
 type signalling struct {
 	fakeAgent
-	asked chan struct{}
+	queried chan struct{}
 }
 
 func (a signalling) State(ctx context.Context) AgentState {
-	defer close(a.asked)
+	defer close(a.queried)
 	return a.fakeAgent.State(ctx)
 }
 
@@ -141,7 +141,7 @@ func TestMeanwhileWaits(t *testing.T) {
 	ended := false
 	agent := signalling{fakeAgent{state: AgentState{Err: &local.NoAgentError{}}}, make(chan struct{})}
 	state := Meanwhile(t.Context(), agent, func(context.Context) {
-		<-agent.asked
+		<-agent.queried
 		ended = true
 	})
 	if !ended || !state.Absent() {

@@ -18,7 +18,7 @@ import (
 func (x examiner) privateFiles() Finding {
 	f := Finding{ID: checkPermissions, Check: "permissions of the data directory"}
 	if runtime.GOOS == "windows" {
-		f.Note = "not looked at on this system"
+		f.Note = "not checked on this system"
 		return f
 	}
 	var open []string
@@ -62,7 +62,7 @@ func (x examiner) dataDirectory() Finding {
 	}
 	const enough = 256 << 20
 	if free, ok := freeBytes(dir); ok && free < enough {
-		f.fail(problem.DiskLow, fmt.Sprintf("only %d MB are free", free>>20), "make room: writes are refused, and nothing is lost, when the disk is full")
+		f.fail(problem.DiskLow, fmt.Sprintf("only %d MB are free", free>>20), "free disk space: writes are refused, and nothing is lost, when the disk is full")
 	}
 	return f
 }
@@ -98,7 +98,7 @@ func lowPorts() Finding {
 	return f
 }
 
-// ports looks at the ports that "proxima up" would listen on: those of a control
+// ports checks the ports that "proxima up" would listen on: those of a control
 // plane if none answers, those of an agent if none is here.
 func (x examiner) ports(plane, agent bool) []Finding {
 	var findings []Finding

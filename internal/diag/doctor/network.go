@@ -35,7 +35,7 @@ func networksHere() map[netip.Prefix]string {
 	return out
 }
 
-// serviceRanges looks where addresses of the service ranges lead from here.
+// serviceRanges checks the routes to addresses of the service ranges.
 func serviceRanges(ranges []netip.Prefix, agent *admin.NodeStatus) []Finding {
 	var out []Finding
 	networks := networksHere()
@@ -66,7 +66,7 @@ func overlapping(r netip.Prefix, networks map[netip.Prefix]string) (network neti
 	return network, "", false
 }
 
-// leads asks the kernel for the way to an address of a range; nothing is sent.
+// leads looks up the kernel's route to an address of a range; nothing is sent.
 func (f *Finding) leads(r netip.Prefix, mode string) {
 	vip := r.Masked().Addr().Next()
 	conn, err := net.Dial("udp", netip.AddrPortFrom(vip, 9).String())
@@ -99,18 +99,18 @@ func (f *Finding) leads(r netip.Prefix, mode string) {
 	}
 }
 
-// otherProxies looks, by reading alone, for a kube-proxy and for what one left.
+// otherProxies checks, read-only, for a kube-proxy and for rules that one left.
 func otherProxies(ctx context.Context, root string) Finding {
 	f := Finding{ID: checkOtherProxies, Check: "other service proxies"}
 	if runtime.GOOS != "linux" {
-		f.Note = "not looked at on this system"
+		f.Note = "not checked on this system"
 		return f
 	}
 	var found []string
 	if pid := processNamed(root, "kube-proxy"); pid != "" {
 		found = append(found, "process kube-proxy, pid "+pid)
 	}
-	for _, look := range []struct {
+	for _, probe := range []struct {
 		what, word string
 		args       []string
 		// tables is a file that names the tables there are, where looking without any
@@ -122,16 +122,16 @@ func otherProxies(ctx context.Context, root string) Finding {
 		{"chains KUBE-SERVICES (iptables)", "KUBE-SERVICES", []string{"iptables-legacy-save", "-t", "nat"}, "/proc/net/ip_tables_names"},
 		{"interface kube-ipvs0", "kube-ipvs0", []string{"ip", "-o", "link", "show"}, ""},
 	} {
-		if look.tables != "" {
-			if names, err := os.ReadFile(look.tables); err != nil || !bytes.Contains(names, []byte("nat")) {
+		if probe.tables != "" {
+			if names, err := os.ReadFile(probe.tables); err != nil || !bytes.Contains(names, []byte("nat")) {
 				continue
 			}
 		}
 		asking, cancel := context.WithTimeout(ctx, 5*time.Second)
-		out, err := exec.CommandContext(asking, look.args[0], look.args[1:]...).Output()
+		out, err := exec.CommandContext(asking, probe.args[0], probe.args[1:]...).Output()
 		cancel()
-		if err == nil && bytes.Contains(out, []byte(look.word)) {
-			found = append(found, look.what)
+		if err == nil && bytes.Contains(out, []byte(probe.word)) {
+			found = append(found, probe.what)
 		}
 	}
 	if len(found) == 0 {

@@ -73,7 +73,7 @@ func AuditProblems(logs audit.States) []string {
 			since = " for " + duration.HumanDuration(time.Since(*log.Since))
 		}
 		out = append(out, fmt.Sprintf("audit log %s.log cannot be written%s: %s: requests go on, %d records are lost: "+
-			"is there room in the data directory, and may it be written?", name, since, log.Problem, log.Lost))
+			"is there free space in the data directory, and is it writable?", name, since, log.Problem, log.Lost))
 	}
 	return out
 }

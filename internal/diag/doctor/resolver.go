@@ -16,7 +16,7 @@ import (
 
 const resolverTitle = "names through this machine's resolver"
 
-// resolverTimeout bounds one look through a resolver; a stub waits as long
+// resolverTimeout bounds one query through a resolver; a stub waits as long
 // (resolv.conf(5), timeout).
 const resolverTimeout = 6 * time.Second
 
@@ -34,7 +34,7 @@ func asRoot(err error) error {
 	return err
 }
 
-// resolver looks whether this machine's programs find the names of Services, and
+// resolver checks whether this machine's programs can resolve names of Services, and
 // with --fix sees to it.
 func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges []netip.Prefix) Finding {
 	f := Finding{ID: checkResolver, Check: resolverTitle}
@@ -94,9 +94,9 @@ func withoutNames(ctx context.Context, f Finding, system resolvconf.System, agen
 		f.Note = "found, by " + server.String()
 		return f
 	}
-	f.Note = "not looked at: no agent of this machine serves names"
+	f.Note = "not checked: no agent of this machine serves names"
 	if agent != nil {
-		f.Note = "not looked at: this machine's agent runs without DNS (--dns-port)"
+		f.Note = "not checked: this machine's agent runs without DNS (--dns-port)"
 	}
 	return f
 }
@@ -113,8 +113,8 @@ func (x examiner) fixResolver(ctx context.Context, system resolvconf.System, ser
 		return err
 	}
 	if x.Fixed != nil {
-		x.Fixed(fmt.Sprintf("%s asks %s for names in %s now; undone when the agent ends, or by \"proxima doctor --undo\"",
-			manner, server, app.ClusterDomain))
+		x.Fixed(fmt.Sprintf("%s sends queries for names in %s to %s now; undone when the agent ends, or by \"proxima doctor --undo\"",
+			manner, app.ClusterDomain, server))
 	}
 	return nil
 }

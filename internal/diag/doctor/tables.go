@@ -42,7 +42,7 @@ func forwarding(root string) Finding {
 	return f
 }
 
-// kernelTables compares what the kernel has with what the mode wants. ok is false
+// kernelTables compares the kernel's state with the desired state of the mode. ok is false
 // for a mode that does not compare.
 func (x examiner) kernelTables(ctx context.Context) (f Finding, ok bool) {
 	f.ID, f.Check = checkKernelTables, "kernel tables"
