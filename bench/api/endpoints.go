@@ -70,7 +70,7 @@ func (p *process) syncInformer(ctx context.Context, want int) (time.Duration, er
 	if err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	factory := informers.NewSharedInformerFactory(c, 0)
 	informer := factory.Discovery().V1().EndpointSlices()

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// patience bounds what should take moments; nothing is measured by it.
-const patience = time.Minute
+// timeout bounds what should take moments; nothing is measured by it.
+const timeout = time.Minute
 
 // process is a role of proxima while it runs.
 type process struct {

@@ -64,7 +64,7 @@ func (b *bench) watchOn(ctx context.Context, store string) error {
 			}
 			fromRequest = append(fromRequest, at.Sub(sent))
 			fromAnswer = append(fromAnswer, max(0, at.Sub(answered)))
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			return fmt.Errorf("no event of change %d", i)
 		}
 	}

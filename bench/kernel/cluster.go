@@ -237,7 +237,7 @@ func (c *cluster) awaitMoved(ctx context.Context) error {
 
 // await asks a service until the right one answers.
 func (c *cluster) await(ctx context.Context, vip netip.Addr, right func(netip.Addr) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		one, done := context.WithTimeout(ctx, 100*time.Millisecond) // what is not translated may be dropped

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// patience bounds what should take moments; nothing is measured by it.
-const patience = 2 * time.Minute
+// timeout bounds what should take moments; nothing is measured by it.
+const timeout = 2 * time.Minute
 
 // process is a program on a machine, until stop or kill.
 type process struct {
@@ -68,7 +68,7 @@ func environment() []string {
 
 // ready is how long the process took until it said that it serves.
 func (p *process) ready(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	select {
 	case at, ok := <-p.first:

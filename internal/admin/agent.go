@@ -23,13 +23,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Agent answers what programs of its machine ask about it.
+// Agent answers queries of programs on its machine.
 type Agent interface {
 	// Status of the agent now. It may try the disk.
 	Status() NodeStatus
-	// Trace says what becomes of a connection.
+	// Trace returns how a connection is handled.
 	Trace(diag.Connection) *diag.Trace
-	// Dump is what the agent has in place. It blocks while the kernel's tables are read.
+	// Dump returns what the agent has programmed. It blocks while the kernel's tables are read.
 	Dump(ctx context.Context) (*NodeDump, error)
 }
 

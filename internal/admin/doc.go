@@ -3,8 +3,8 @@
 //
 // It owns the paths, the JSON at them, and the handlers. Enter at Handlers for a control
 // plane and at AgentHandlers for an agent; the commands decode the same types. It decides
-// nothing: what it answers comes from the components behind the interfaces in this file.
-// Who may ask is decided before a handler is called. Tokens, certificates and the keys of
+// nothing: its answers come from the components behind the interfaces in this file.
+// Requests are authorised before a handler is called. Tokens, certificates and the keys of
 // secrets have handlers in the packages that own them.
 package admin
 
@@ -51,7 +51,7 @@ type Config struct {
 	Tokens    Tokens
 	// Audit returns the state of each audit log.
 	Audit func() audit.States
-	// InServiceRange tells whether Services may have an address.
+	// InServiceRange reports whether Services may have an address.
 	InServiceRange func(netip.Addr) bool
 	Logger         *slog.Logger
 }
@@ -83,13 +83,13 @@ type Streams interface {
 	Status() []stream.StreamStatus
 }
 
-// Suspicion says which machines seem to be gone. A *health.Monitor is one.
+// Suspicion lists the machines that seem to be gone. A *health.Monitor is one.
 type Suspicion interface {
 	Suspects() []health.Suspect
 	Unreachable() []string
 }
 
-// Leases says which leases are late. A *health.Controller is one.
+// Leases lists the leases that are late. A *health.Controller is one.
 type Leases interface {
 	State() health.State
 }

@@ -13,10 +13,10 @@ type NodeDump struct {
 	Node  node.Facts `json:"node"`
 	Mode  string     `json:"mode"`
 	Ports []DumpPort `json:"ports"`
-	// Kernel is what the mode has in the kernel (nftables), or wants to have there
+	// Kernel is the state of the mode in the kernel (nftables), or its desired state
 	// (iptables).
 	Kernel []string `json:"kernel,omitempty"`
-	// Compared tells whether the mode compares the kernel with what it wants.
+	// Compared reports whether the mode compares the kernel with its desired state.
 	Compared bool `json:"compared,omitempty"`
 	// Missing should be in the kernel and is not, Foreign is in our tables and
 	// should not be.
@@ -38,7 +38,7 @@ type DumpPort struct {
 type DumpEndpoints struct {
 	Family string `json:"family"`
 	Rule   string `json:"rule"`
-	// Cluster and Local lists, "ADDRESS weight N"; empty where no policy asks.
+	// Cluster and Local lists, "ADDRESS weight N"; empty where no policy requires them.
 	Cluster []string `json:"cluster,omitempty"`
 	Local   []string `json:"local,omitempty"`
 }

@@ -25,7 +25,7 @@ import (
 
 const (
 	// ExplainServicePath answers where connections to a Service go and why, as a
-	// diag.Service. Query: namespace, name, and zone or node to ask from.
+	// diag.Service. Query: namespace, name, and zone or node of the client.
 	ExplainServicePath = "/proxima/v1/explain/service"
 	// SimulatePath answers what a situation would change, as a topology.Simulation;
 	// nothing is applied. Query, each any number of times: failZone, endpoints
@@ -151,7 +151,7 @@ func simulate(c Config, q url.Values) (any, error) {
 		change.Demand = append(change.Demand, demand)
 	}
 	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand) == 0 {
-		return nil, &badQuery{errors.New("say what to simulate: failZone, endpoints or demand")}
+		return nil, &badQuery{errors.New("nothing to simulate: set failZone, endpoints or demand")}
 	}
 	return c.Planner.Simulate(change)
 }

@@ -115,7 +115,7 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 		{explain, http.MethodGet, "namespace=shop&name=headless", 400, "no virtual IP"},
 		{explain, http.MethodPost, "", 405, "only GET"},
 		{Handlers(Config{Tables: empty})[ExplainServicePath], http.MethodGet, "", 503, "still reading"},
-		{simulate, http.MethodGet, "", 400, "say what to simulate"},
+		{simulate, http.MethodGet, "", 400, "nothing to simulate"},
 		{simulate, http.MethodGet, "failZone=x", 404, "there are a, b"},
 		{simulate, http.MethodGet, "demand=shop/web:a:3", 400, "such as shop/web:zone-a:x3"},
 		{simulate, http.MethodGet, "endpoints=shop/web:a:-9", 400, "-9 where the weight is 1"},

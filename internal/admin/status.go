@@ -158,7 +158,7 @@ func (h statusHandler) storeStatus(ctx context.Context) StoreStatus {
 
 // nodesEverywhere are the nodes that have a token which registers workloads in every
 // namespace, as long as its record is kept: certificates may descend from it after it has
-// expired. Nil also if the store cannot be read, which the status of the store says.
+// expired. Nil also if the store cannot be read, which the status of the store reports.
 func (h statusHandler) nodesEverywhere(ctx context.Context) []string {
 	tokens, err := h.Tokens.List(ctx)
 	if err != nil {

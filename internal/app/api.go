@@ -31,11 +31,11 @@ import (
 type api struct {
 	server  *apiserver.Server
 	address net.Addr
-	// sessions end requests and streams whose credentials are withdrawn.
+	// sessions end requests and streams whose credentials are revoked.
 	sessions *access.Sessions
-	// holders tell machines of one node name apart.
+	// holders distinguish machines of one node name.
 	holders *access.Holders
-	// nodes that the policy of writes looks at; its catalog is set before the server runs.
+	// nodes that the policy of writes reads; its catalog is set before the server runs.
 	nodes *nodeTable
 
 	// direct is the API itself.

@@ -16,7 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
-// adminLife of the certificate in the kubeconfig; it is made anew at every start.
+// adminLife of the certificate in the kubeconfig; it is issued again at every start.
 const adminLife = 365 * 24 * time.Hour
 
 // serverCertificate names everything by which clients may call the server:

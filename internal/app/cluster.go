@@ -93,7 +93,7 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for said := false; ; said = true {
+	for logged := false; ; logged = true {
 		obj, err := client.Get(ctx, kind.Node, resource.Key{Name: a.cfg.Name})
 		var why string
 		switch {
@@ -106,7 +106,7 @@ func (a *agent) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		default:
 			why = err.Error()
 		}
-		if !said {
+		if !logged {
 			a.log.Info("waiting for this machine's node", "node", a.cfg.Name, "why", why)
 		}
 		select {
@@ -160,11 +160,11 @@ func (a *agent) clusterComponents() (out []component, err error) {
 	return []component{{Name: "cluster", Run: a.cluster.Run}}, nil
 }
 
-// learnOwn takes what the Node object says. While there is none, what was known
-// holds: a Node that was deleted by mistake must not change where traffic goes.
+// learnOwn applies the Node object. Without one, the last state stays: a Node that
+// was deleted by mistake must not redirect traffic.
 func (a *agent) learnOwn(n *corev1.Node) {
 	if n == nil {
-		a.log.Warn("the API has no node of this name; its zone is not known, or as it was", "node", a.cfg.Name)
+		a.log.Warn("the API has no node of this name; its zone is unknown, or the last one is kept", "node", a.cfg.Name)
 		return
 	}
 	a.learn(n)

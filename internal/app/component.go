@@ -15,7 +15,7 @@ type component struct {
 	// Run blocks until ctx ends; to return earlier is a failure. A component of the
 	// leader is run once in each term, so Run makes all that it keeps.
 	Run func(ctx context.Context) error
-	// Scope says which instances run it.
+	// Scope selects the instances that run it.
 	Scope scope
 	// Ready, if it is not nil, is closed by Run. The components behind this one start
 	// then, and this one ends after they have ended.
@@ -51,8 +51,8 @@ func (unopposed) Run(ctx context.Context, lead func(context.Context) error) erro
 // stage starts when that is ready, and stages end one after the other in reverse order.
 // Components of the leader run together, where the last of them stands in the list.
 func run(ctx context.Context, e election, list []component) error {
-	asked := ctx
-	ctx, fail := context.WithCancelCause(asked)
+	parent := ctx
+	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
 	var running []*stage
 	for _, components := range stages(withLeader(e, list)) {
@@ -67,7 +67,7 @@ func run(ctx context.Context, e election, list []component) error {
 		s.end()
 	}
 	cause := context.Cause(ctx)
-	if asked.Err() != nil && errors.Is(cause, context.Cause(asked)) {
+	if parent.Err() != nil && errors.Is(cause, context.Cause(parent)) {
 		return nil
 	}
 	return cause

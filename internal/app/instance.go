@@ -154,7 +154,7 @@ func (i *instance) listen(cfg ControlPlaneConfig, s *storage, a *api) error {
 			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.ca.Pool(),
 		}))),
-		// A peer that vanished is noticed within 15 s; clients may ask as often. An
+		// A peer that vanished is noticed within 15 s; clients may ping at the same rate. An
 		// agent's connection always carries its stream, so others are idle.
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: 5 * time.Minute,

@@ -77,7 +77,7 @@ func startInstance(t *testing.T, s store.Store) *planeOf {
 	})
 	select {
 	case <-ready:
-	case <-time.After(testkit.Patience):
+	case <-time.After(testkit.Timeout):
 		t.Fatal("the control plane does not become ready")
 	}
 	p.client = p.cp.api.server.Client("system:test")

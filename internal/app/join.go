@@ -25,11 +25,11 @@ import (
 // viewFile keeps the last state of the view.
 func (a *agent) viewFile() string { return filepath.Join(a.dir(), "view") }
 
-// join finds the credentials to start with. Stored ones hold whatever the clock
-// says of them, and without any the agent still serves by the state on disk: a
-// machine that was away carries traffic before it is recognised again. It needs a
-// person only where there is nothing to serve by, or where token or credentials are
-// for another node.
+// join finds the credentials to start with. Stored ones are used whether or not they
+// have expired, and without any the agent still serves from the state on disk: a
+// machine that was away carries traffic before it is authenticated again. It fails
+// only if there is no state to serve from, or if token or credentials are for
+// another node.
 func (a *agent) join(ctx context.Context) error {
 	log := a.log.With("component", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{

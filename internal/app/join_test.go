@@ -145,7 +145,7 @@ func TestTokenOfAnotherNode(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		if hint := problem.HintOf(err, ""); !strings.Contains(hint, "--node-name") {
-			t.Errorf("error %#v does not say what to do", err)
+			t.Errorf("error %#v has no hint", err)
 		}
 	}
 	check()
@@ -174,7 +174,7 @@ func TestTokenOfAnotherNode(t *testing.T) {
 // With a state on disk the agent serves, whatever became of its credentials, and
 // says what is wrong; without one it cannot, and ends.
 func TestServesWithoutCredentials(t *testing.T) {
-	for name, damage := range map[string]func(t *testing.T, file string){
+	for name, corrupt := range map[string]func(t *testing.T, file string){
 		"cut off":            func(t *testing.T, file string) { put(t, file, `{"server": "`) },
 		"gone":               func(t *testing.T, file string) { _ = os.Remove(file) },
 		"readable by others": func(t *testing.T, file string) { _ = os.Chmod(file, 0o644) },
@@ -189,7 +189,7 @@ func TestServesWithoutCredentials(t *testing.T) {
 			if err := os.Remove(a.cfg.TokenFile); err != nil {
 				t.Fatal(err)
 			}
-			damage(t, filepath.Join(a.dir(), "credentials.json"))
+			corrupt(t, filepath.Join(a.dir(), "credentials.json"))
 			if err := agentOf(t, "n1", cp.address, dir).join(t.Context()); err == nil {
 				t.Error("it started with nothing to serve")
 			}
@@ -212,7 +212,7 @@ func TestServesWithoutCredentials(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- again.renewer.Run(ctx) }()
 			for deadline := time.Now().Add(time.Minute); again.renewer.Credentials() == nil && time.Now().Before(deadline); {
-				time.Sleep(10 * time.Millisecond) // the file is looked at while it runs
+				time.Sleep(10 * time.Millisecond) // the file is read while it runs
 			}
 			cancel()
 			if err := <-done; err != nil || again.renewer.Credentials() == nil {

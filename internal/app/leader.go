@@ -67,8 +67,8 @@ func (c *controllers) newPlanner() *topology.Controller {
 	})
 }
 
-// runPlanning runs the planner and the EndpointSlice controller, which asks it for hints
-// and follows its changes.
+// runPlanning runs the planner and the EndpointSlice controller, which gets hints from it
+// and subscribes to its changes.
 func (c *controllers) runPlanning(ctx context.Context) error {
 	plans := c.newPlanner()
 	c.planner.Store(plans)

@@ -52,7 +52,7 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 // Agents must not be running: they would repair it. What is absent is no error.
 func CleanNode(ctx context.Context, log *slog.Logger) error {
 	if err := modes.Cleanup(ctx, ""); err != nil {
-		if os.Geteuid() > 0 { // a tool for each table would say so
+		if os.Geteuid() > 0 { // else each table's tool would report it
 			err = errors.New("this user can't read or change the kernel's rules")
 		}
 		return &problem.Error{Code: problem.PrivilegeMissing, Err: err, Hint: "this needs root (CAP_NET_ADMIN)"}

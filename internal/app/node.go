@@ -74,7 +74,7 @@ type NodeConfig struct {
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
 	Resolver resolvconf.System
-	// MachineID tells this machine from others of the same node name; empty: that of
+	// MachineID distinguishes this machine from others of the same node name; empty: that of
 	// package machine.
 	MachineID string
 	// ControlPlane labels the node as one, so that it stays out of zone ratios.

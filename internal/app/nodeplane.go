@@ -87,7 +87,7 @@ func (a *agent) heartbeatComponents() (out []component, err error) {
 			}
 		}
 		if port = a.probes.Port(); port != a.cfg.ProbePort {
-			log.Info("the port of probes is taken, another one is used; a firewall between the nodes has to let it pass",
+			log.Info("the port of probes is in use, another one was chosen; a firewall between the nodes must allow it",
 				"wanted", a.cfg.ProbePort, "port", port)
 		}
 		out = append(out, component{Name: "probes", Run: a.probes.Run})

@@ -46,7 +46,7 @@ type Restored struct {
 	MissingKeys []string
 	KeyFile     string
 	// NoAuthority: there is no certificate authority in the data directory; a new
-	// one will be made, and everybody has to join anew.
+	// one will be created, and all nodes and clients have to join again.
 	NoAuthority bool
 }
 
@@ -260,7 +260,7 @@ func ReceiveBackup(from io.Reader, name string) (backup.Summary, error) {
 		return backup.Summary{}, &problem.Error{
 			Code: problem.BackupIncomplete,
 			Err:  err,
-			Hint: "the control plane did not finish it; its log says why",
+			Hint: "the control plane did not finish it; see its log for the reason",
 		}
 	}
 	summary := backup.Summary{Header: b.Header, Files: len(b.Files)}

@@ -49,7 +49,7 @@ type ControlPlaneConfig struct {
 	Logger    *slog.Logger
 }
 
-// Serving says where a role serves.
+// Serving is the addresses at which a role serves.
 type Serving struct {
 	// API is the URL of the API, as clients on this machine use it.
 	API string

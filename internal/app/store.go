@@ -101,7 +101,7 @@ func storeName(name string) string {
 	return engine
 }
 
-// sqliteFile is where the state is; location is what --store says, if it does.
+// sqliteFile is the path of the state; location is the value of --store, or empty.
 func sqliteFile(location, dataDir string) string {
 	if location == "" {
 		return filepath.Join(dataDir, "store.db")

@@ -168,7 +168,7 @@ func TestBackupGuide(t *testing.T) {
 	k.contains(k.block("backup"), "checked", "The file contains no keys")
 	k.contains(k.proxima(1, "backup", "monday.backup"), "exists already")
 	k.block("keys")
-	k.contains(k.block("with-keys"), "WARNING: 3 key files")
+	k.contains(k.block("with-keys"), "WARNING: the file contains 3 key files")
 
 	// What comes after the backup is lost, and its resource versions never come again.
 	late, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{})

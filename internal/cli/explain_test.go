@@ -28,7 +28,7 @@ func TestExplainAPI(t *testing.T) {
 	}{
 		"refused":      {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, "nothing listens at https://here", "proxima up"},
 		"no way":       {&net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}, "can't reach https://here", "check the server address"},
-		"late":         {context.DeadlineExceeded, "https://here did not answer in time", "is the way to it open"},
+		"late":         {context.DeadlineExceeded, "https://here did not answer in time", "is it reachable from here"},
 		"no TLS":       {http.ErrSchemeMismatch, "does not speak TLS", "check the server"},
 		"stranger":     {x509.UnknownAuthorityError{}, "is not the one that the kubeconfig trusts", "old one"},
 		"wrong name":   {x509.HostnameError{Host: "x", Certificate: &x509.Certificate{}}, "does not hold", "check the server's name"},

@@ -152,7 +152,7 @@ func TestTraceAsksTheAgent(t *testing.T) {
 		says string
 		args []string
 	}{
-		{1, "does not serve /trace", []string{"trace", "10.96.0.1:80", "--from", "192.0.2.1", "--data-dir", dir}},
+		{1, "does not know /trace", []string{"trace", "10.96.0.1:80", "--from", "192.0.2.1", "--data-dir", dir}},
 		{1, "permission denied", []string{"node", "dump", "--data-dir", dir}},
 		{1, "no agent with data directory", []string{"node", "dump", "--data-dir", t.TempDir()}},
 		{2, "want an address and a port", []string{"trace", "10.96.0.1"}},

@@ -236,7 +236,7 @@ func (d *demo) startBackends(ctx context.Context) error {
 	return d.waitForAnswers(ctx, len(zones))
 }
 
-// waitForAnswers asks until every backend has been heard: then the agent has
+// waitForAnswers sends requests until every backend has answered: then the agent has
 // the slice, too.
 func (d *demo) waitForAnswers(ctx context.Context, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)

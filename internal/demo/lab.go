@@ -68,7 +68,7 @@ func runLab(ctx context.Context, cfg Config) (err error) {
 		err = d.play(ctx, cfg.Once)
 	}
 	if err != nil && ctx.Err() != nil && !cfg.Once {
-		return nil // Ctrl-C is how it ends; what Down says comes after
+		return nil // Ctrl-C is the normal end; errors of Down are added by the defer
 	}
 	return err
 }
@@ -115,8 +115,8 @@ func carries(mode string) string {
 	return mode + ": the nodes' kernels carry traffic, their agents change tables"
 }
 
-// victims are the processes of all of zone-a's backends, by name. It asks until
-// each has answered.
+// victims are the processes of all of zone-a's backends, by name. It sends requests
+// until each has answered.
 func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -124,7 +124,7 @@ func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
 	for len(pids) < 2 {
 		a, err := d.lab.Answer(ctx, client)
 		if err != nil && ctx.Err() == nil {
-			continue // the zone's agents are not yet of one mind
+			continue // the zone's agents have not all converged yet
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%d of 2 backends of %s answered: %w", len(pids), client, err)
@@ -136,7 +136,8 @@ func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
 	return pids, nil
 }
 
-// shift kills the backends and asks on at once, until the kernel's tables know.
+// shift kills the backends and keeps sending requests until the kernel's tables are
+// updated.
 func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -166,7 +167,7 @@ func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
 }
 
 // ask sends the requests, one connection each, and shows who answered. None of
-// the dead may.
+// the killed ones may answer.
 func (d *labDemo) ask(ctx context.Context, dead map[string]int) error {
 	answers := map[string]int{}
 	d.screen.begin()

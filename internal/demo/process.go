@@ -52,7 +52,7 @@ func (d *demo) start(name string, args ...string) (*child, error) {
 		}
 		close(c.lines)
 		_, _ = io.Copy(io.Discard, reader)
-		_ = cmd.Wait() // it is asked to end, or the reason is in its log
+		_ = cmd.Wait() // it was stopped, or the reason is in its log
 	}()
 	return c, nil
 }

@@ -144,8 +144,8 @@ func (l *Lab) setLink(name string, up bool) error {
 	return hub.SetLinkUp(p.port(), up)
 }
 
-// PowerOff a node, or all of a zone: its cable goes first, so that nothing of it says
-// goodbye, and then every process.
+// PowerOff cuts the link of a node, or of a zone, and then kills every process, so that
+// none of them can sign off.
 func (l *Lab) PowerOff(ctx context.Context, name string) error {
 	if err := l.Cut(name); err != nil {
 		return err

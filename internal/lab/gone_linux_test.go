@@ -100,7 +100,7 @@ func kubeconfig() string {
 	return filepath.Join("/run/proxima/lab", labName(), "control", "kubeconfig")
 }
 
-// overview is what "proxima status" says.
+// overview is the output of "proxima status".
 type overview struct {
 	ControlPlane struct {
 		Suspects []struct {
@@ -129,7 +129,7 @@ func (m *mesh) status() (o overview) {
 	return o
 }
 
-// ask the Service from a zone's client, by a connection of its own, for a second.
+// ask sends a request to the Service from a zone's client, by a connection of its own, for a second.
 func (m *mesh) ask(client string) (string, error) {
 	ns, err := netns.Open("pxlab-" + labName() + "-" + client)
 	if err != nil {

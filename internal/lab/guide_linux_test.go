@@ -18,7 +18,7 @@ import (
 
 var commands = regexp.MustCompile("(?s)<!-- test: \\w+ -->\n```\n(.*?)```")
 
-// TestGuide does what docs/how-to/lab.md says, in a lab of another name and one
+// TestGuide follows docs/how-to/lab.md, in a lab of another name and one
 // zone less.
 func TestGuide(t *testing.T) {
 	if err := netns.Available(); err != nil {

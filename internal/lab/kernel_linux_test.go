@@ -109,7 +109,7 @@ func cutHeal(t *testing.T, l *lab.Lab) {
 	testkit.Eventually(t, "everything is well again", func() bool { return well(l.Status(t.Context())) })
 }
 
-// killAgents of all nodes, while every zone is asked without a pause.
+// killAgents of all nodes, while every zone sends requests without a pause.
 func killAgents(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -133,7 +133,7 @@ func killAgents(t *testing.T, l *lab.Lab) {
 			t.Error(err)
 		}
 	}
-	s := l.Status(ctx) // asks twelve times more, with no agent alive
+	s := l.Status(ctx) // sends twelve more requests, with no agent alive
 	cancel()
 	asking.Wait()
 	for i, z := range s.Zones {
@@ -195,7 +195,7 @@ func tables(t *testing.T) string {
 	}
 	nft, err := exec.LookPath("nft")
 	if err != nil {
-		return "" // nothing to look with
+		return "" // no tool to read them
 	}
 	cmd := exec.CommandContext(t.Context(), nft, "list", "tables")
 	cmd.Env = os.Environ()

@@ -38,8 +38,7 @@ type Spec struct {
 	// Mode of the agents, as --mode names it. Default: "auto". The kernel's modes
 	// load their rules in the nodes' namespaces, nowhere else.
 	Mode string
-	// IPv4Only leaves IPv6 out. So it is where the kernel has none, whatever is said
-	// here.
+	// IPv4Only leaves IPv6 out. Without IPv6 in the kernel it is always set.
 	IPv4Only bool
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
 	Lease time.Duration

@@ -140,7 +140,7 @@ func TestIPv4Only(t *testing.T) {
 	if z := s.Zones[0]; s.VIP6 != "" || z.IPv6 != nil || z.Nodes[0].Address6 != "" {
 		t.Errorf("IPv6 in a lab of IPv4: %+v", s)
 	}
-	again, err := lab.Open(labName()) // who opens it knows as much
+	again, err := lab.Open(labName()) // opening it again yields the same
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestKilledStarter(t *testing.T) {
 		}
 		buf := make([]byte, 100)
 		if n, err := out.Read(buf); !strings.HasPrefix(string(buf[:n]), "half-way") {
-			t.Fatalf("the starter said %q, %v", buf[:n], err)
+			t.Fatalf("the starter printed %q, %v", buf[:n], err)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

@@ -40,8 +40,8 @@ func (s Spec) all() []string {
 	return names
 }
 
-// openAll opens what a lab consists of. What is gone is left out: the rest can
-// still be looked at.
+// openAll opens the namespaces of a lab. Missing ones are omitted, so that the rest can
+// still be inspected.
 func openAll(s Spec) (*namespaces, error) {
 	n := &namespaces{lab: s.Name, open: map[string]*netns.NS{}}
 	for _, name := range s.all() {

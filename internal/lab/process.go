@@ -60,14 +60,14 @@ func (l *Lab) outOf(what string) string { return filepath.Join(dirOf(l.spec.Name
 func (p *process) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	look := time.NewTicker(20 * time.Millisecond)
-	defer look.Stop()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
 	for {
 		if data, err := os.ReadFile(p.out); err == nil && bytes.Contains(data, []byte("\n")) {
 			return nil
 		}
 		select {
-		case <-look.C:
+		case <-poll.C:
 		case <-p.done:
 			return p.failure(errors.New("it ended before it was ready"))
 		case <-ctx.Done():

@@ -35,9 +35,9 @@ type Lab struct {
 	started   []*process
 }
 
-// Start makes a lab and returns when every zone's client has been served. If that
+// Start creates a lab and returns when every zone's client has been served. If that
 // fails, or ctx ends before, nothing is left of it. The lab outlives this process
-// unless Down ends it, or Spec.Temporary says otherwise.
+// unless Down ends it, or Spec.Temporary is set.
 func Start(ctx context.Context, spec Spec) (_ *Lab, err error) {
 	spec, err = spec.withDefaults()
 	if err != nil {

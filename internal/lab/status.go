@@ -43,12 +43,12 @@ type ZoneStatus struct {
 	IPv6 *Served `json:"ipv6,omitempty"`
 }
 
-// Served reports how a zone's client fares with the sample service.
+// Served is the result of requests of a zone's client to the sample service.
 type Served struct {
-	// Asked how often, and by whom its client was answered how often.
+	// Asked is the number of requests, Answered the number of answers by endpoint.
 	Asked    int            `json:"asked"`
 	Answered map[string]int `json:"answered"`
-	// Failed questions, and why the last one did.
+	// Failed is the number of failed requests, Error that of the last one.
 	Failed int    `json:"failed"`
 	Error  string `json:"error,omitempty"`
 }
@@ -64,21 +64,21 @@ type NodeStatus struct {
 	// Link is up or cut; Agent and WorkloadProcess running or dead.
 	Link  string `json:"link"`
 	Agent string `json:"agent"`
-	// Mode of the agent, or of the one that died: auto says what it has chosen.
-	// Empty: it did not get as far.
+	// Mode of the agent, or of the one that died: with auto, the chosen one.
+	// Empty: it did not get that far.
 	Mode            string `json:"mode"`
 	Workload        string `json:"workload"`
 	WorkloadProcess string `json:"workloadProcess"`
 	// Ready is the Node's condition as the control plane has it: True, False,
-	// Unknown, or "?" if it can't be asked.
+	// Unknown, or "?" if it can't be read.
 	Ready string `json:"ready"`
 }
 
-// questions that status asks from each zone, in each family.
+// questions is the number of requests that Status sends from each zone, in each family.
 const questions = 12
 
-// Status looks at everything and asks the sample service from every zone. What
-// can't be found out is part of the answer.
+// Status reads the state of the whole lab and calls the sample service from every
+// zone. Errors are part of the result.
 func (l *Lab) Status(ctx context.Context) *Status {
 	s := &Status{
 		Name: l.spec.Name, API: "https://" + apiAddress, Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
@@ -134,8 +134,8 @@ func (l *Lab) running(what string, in *netns.NS) string {
 
 // modeOf a node's agent, by the line that it printed when it served.
 func (l *Lab) modeOf(n node) string {
-	said, _ := os.ReadFile(l.outOf(n.name() + "-agent")) // nothing yet
-	for _, word := range strings.Fields(string(said)) {
+	output, _ := os.ReadFile(l.outOf(n.name() + "-agent")) // nothing yet
+	for _, word := range strings.Fields(string(output)) {
 		if mode, ok := strings.CutPrefix(word, "mode="); ok {
 			return mode
 		}
@@ -184,7 +184,7 @@ func (l *Lab) readiness(ctx context.Context) map[string]string {
 // nameOf the sample service.
 const nameOf = serviceName + ".default.svc.cluster.local."
 
-// lookup asks a node's agent for the addresses of the sample service's name.
+// lookup queries a node's agent for the addresses of the sample service's name.
 func (l *Lab) lookup(ctx context.Context, node string) []string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -223,7 +223,7 @@ func (l *Lab) Ask(ctx context.Context, zoneName string) (string, error) {
 	return a.Name, err
 }
 
-// Answer is what the sample service says of itself.
+// Answer is the answer of the sample service.
 type Answer struct {
 	// Name and Zone of the workload, and the number of its process.
 	Name string `json:"name"`
@@ -231,7 +231,7 @@ type Answer struct {
 	PID  int    `json:"pid"`
 }
 
-// Answer is Ask with all that the workload said.
+// Answer is Ask with the whole answer of the workload.
 func (l *Lab) Answer(ctx context.Context, zoneName string) (Answer, error) {
 	p, err := l.spec.find(zoneName)
 	if err != nil {
@@ -279,7 +279,8 @@ func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
 	return answer, nil
 }
 
-// awaitAnswers asks from every zone until it is served: then its agents know.
+// awaitAnswers sends requests from every zone until one is answered: then its agents
+// are programmed.
 func (l *Lab) awaitAnswers(ctx context.Context, vip string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

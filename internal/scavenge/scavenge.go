@@ -1,8 +1,8 @@
 // Package scavenge returns memory to the operating system after a burst.
 //
-// By itself the Go runtime keeps what a burst took for minutes, as it collects again only
-// when the heap has doubled: a process that has loaded its state would look twice as
-// large as it is. Enter at Run. The package never collects while the process is busy.
+// The Go runtime keeps the memory of a burst for minutes, as it collects again only when
+// the heap has doubled: a process that has loaded its state would appear twice as large
+// as it is. Enter at Run. The package never collects while the process is busy.
 package scavenge
 
 import (
@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// interval between two looks at the memory.
+	// interval between two reads of the memory statistics.
 	interval = 5 * time.Second
 	// quiet is the most that is allocated in an interval while not much happens.
 	quiet = 16 << 20

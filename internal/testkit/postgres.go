@@ -91,7 +91,7 @@ func StartPostgres(t testing.TB, settings ...string) *PostgresServer {
 	return server
 }
 
-// errNoPostgres says why there is no server to test with.
+// errNoPostgres is the reason for a missing server.
 var errNoPostgres = errors.New("no PostgreSQL")
 
 func missing(t testing.TB, err error) {
@@ -220,7 +220,7 @@ func (s *PostgresServer) end() {
 }
 
 func (s *PostgresServer) start() error {
-	out, err := s.run("pg_ctl", "start", "--wait", "--timeout", strconv.Itoa(int(Patience.Seconds())),
+	out, err := s.run("pg_ctl", "start", "--wait", "--timeout", strconv.Itoa(int(Timeout.Seconds())),
 		"--pgdata", s.data(), "--log", filepath.Join(s.dir, "log"))
 	if err != nil {
 		log, _ := os.ReadFile(filepath.Join(s.dir, "log"))

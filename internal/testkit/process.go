@@ -19,9 +19,9 @@ import (
 	"time"
 )
 
-// Patience is how long a process may take to do what it should, on a slow and
-// busy machine. It bounds hangs; nothing is measured by it.
-const Patience = 60 * time.Second
+// Timeout bounds the wait for a process, on a slow and busy machine. It bounds
+// hangs; nothing is measured by it.
+const Timeout = 60 * time.Second
 
 var build struct {
 	sync.Mutex
@@ -87,7 +87,7 @@ func Root(t testing.TB) string {
 }
 
 // userspaceOnly keeps agents under test out of the kernel of the machine that
-// tests run on; those in network namespaces of their own say otherwise.
+// tests run on; those in network namespaces set another one.
 const userspaceOnly = "PROXIMA_MODE=userspace"
 
 // Process is a program under test.
@@ -139,7 +139,7 @@ func (p *Process) follow(stdout io.Reader) {
 	}
 	close(p.first)
 	_, _ = io.Copy(p.Stdout, reader)
-	_ = p.cmd.Wait() // ExitCode tells
+	_ = p.cmd.Wait() // ExitCode reports it
 }
 
 // FirstLine waits for the first line on standard output: what a role prints
@@ -152,8 +152,8 @@ func (p *Process) FirstLine() string {
 			return line
 		}
 		p.t.Fatalf("%s ended without a word on standard output", p.name)
-	case <-time.After(Patience):
-		p.t.Fatalf("%s said nothing on standard output for %s", p.name, Patience)
+	case <-time.After(Timeout):
+		p.t.Fatalf("%s printed nothing on standard output for %s", p.name, Timeout)
 	}
 	return ""
 }
@@ -167,7 +167,7 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Stop asks the process to end, waits, and insists if it takes too long.
+// Stop sends the process a signal to end, waits, and kills it if it takes too long.
 func (p *Process) Stop() {
 	p.Signal(syscall.SIGTERM)
 	select {
@@ -183,8 +183,8 @@ func (p *Process) Wait() int {
 	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(Patience):
-		p.t.Fatalf("%s did not end in %s", p.name, Patience)
+	case <-time.After(Timeout):
+		p.t.Fatalf("%s did not end in %s", p.name, Timeout)
 	}
 	return p.cmd.ProcessState.ExitCode()
 }
@@ -222,7 +222,7 @@ func CleanEnv() []string {
 	return env
 }
 
-// FreePort finds a TCP port on 127.0.0.1 that nobody listens on.
+// FreePort finds a TCP port on 127.0.0.1 that is not in use.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -233,11 +233,11 @@ func FreePort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// Eventually asks again and again until cond is true. It is for outside systems
-// that give no notification; it fails the test after Patience.
+// Eventually polls cond until it is true. It is for outside systems
+// that give no notification; it fails the test after Timeout.
 func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(Patience)
+	deadline := time.NewTimer(Timeout)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -245,7 +245,7 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatalf("%s: not within %s", what, Patience)
+			t.Fatalf("%s: not within %s", what, Timeout)
 		}
 	}
 }

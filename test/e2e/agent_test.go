@@ -455,7 +455,7 @@ func toggle(b *testing.B, client resource.Client, dp **v1alpha1.Dataplane, vip s
 		if (err == nil) == ready {
 			return time.Since(start)
 		}
-		if time.Since(start) > testkit.Patience {
+		if time.Since(start) > testkit.Timeout {
 			b.Fatalf("the virtual IP did not follow: ready %t, %v", ready, err)
 		}
 		time.Sleep(100 * time.Microsecond)

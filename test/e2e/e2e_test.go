@@ -80,7 +80,7 @@ func (p *plane) run(path string, args ...string) string {
 
 // try runs a command with an input; its output holds both streams on failure.
 func (p *plane) try(stdin, path string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = append(testkit.CleanEnv(), "KUBECONFIG="+p.kubeconfig, "HOME="+p.dir)
@@ -155,7 +155,7 @@ func (n *node) lookup(name string) ([]string, error) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(n.dns)))
 	}}
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	return resolver.LookupHost(ctx, name)
 }

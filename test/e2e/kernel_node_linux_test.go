@@ -251,7 +251,7 @@ func (n *kernelNet) holdSessions(t *testing.T, addrs ...string) (end func()) {
 			l.running.Go(func() { l.hold(from, a, established) })
 			select {
 			case <-established:
-			case <-time.After(testkit.Patience):
+			case <-time.After(testkit.Timeout):
 				t.Fatalf("no session from %s to %s", from.Name(), a)
 			}
 		}
@@ -406,7 +406,7 @@ func (n *kernelNet) back(t testing.TB, to string) time.Duration {
 			_ = c.Close()
 			return time.Since(began)
 		}
-		if time.Since(began) > testkit.Patience {
+		if time.Since(began) > testkit.Timeout {
 			t.Fatalf("%s is not served again: %v", to, err)
 		}
 	}

@@ -72,7 +72,7 @@ func (n *kernelNet) moved(t testing.TB, c *cluster, backend int) time.Duration {
 		if name == want {
 			return took
 		}
-		if took > testkit.Patience {
+		if took > testkit.Timeout {
 			t.Fatalf("%s does not answer: %q, %v", want, name, err)
 		}
 	}

@@ -215,7 +215,7 @@ func (m matrix) changes() {
 // watchWhile follows the object with "get --watch" and wants to see the change.
 func (m matrix) watchWhile(change func()) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testkit.Kubectl(m.t), m.ref("get", "--watch", "--output-watch-events")...)
 	cmd.Env = append(testkit.CleanEnv(), "KUBECONFIG="+m.kubeconfig, "HOME="+m.dir)

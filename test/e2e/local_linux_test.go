@@ -25,7 +25,7 @@ func (n *node) here(args ...string) (out string, took time.Duration, err error) 
 }
 
 func hereIn(dataDir string, credential *syscall.Credential, args ...string) (out string, took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env = append(testkit.CleanEnv(), "HOME="+os.TempDir(), "PROXIMA_DATA_DIR="+dataDir)

@@ -26,7 +26,7 @@ type NS struct {
 	t testing.TB
 }
 
-// Available tells why a test can't have namespaces here; empty: it can.
+// Available returns the reason why a test can't create namespaces here; empty: it can.
 func Available() string {
 	if err := netns.Available(); err != nil {
 		return err.Error()
