@@ -105,7 +105,7 @@ func (p *process) idleWatchers(ctx context.Context, n int) error {
 	return nil
 }
 
-// slowReaders ask for everything and read none of it, until ctx ends.
+// slowReaders request everything and read none of it, until ctx ends.
 func (p *process) slowReaders(ctx context.Context, n int) error {
 	cfg, err := p.config()
 	if err != nil {

@@ -3,7 +3,7 @@
 //
 //	go run ./bench/api [-smoke] [-only writes,watch,endpoints,crowd,plans,up] [-binary bin/proxima]
 //
-// Each line has the goal beside the figure. It exits with 1 if something did not
+// Each line has the figure and the goal. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
 package main
 

@@ -53,7 +53,7 @@ func (b *bench) start(ctx context.Context, dir string, args ...string) (p *proce
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(os.Interrupt) }
 	p.cmd.WaitDelay = 10 * time.Second
 	p.cmd.Stderr = &p.stderr
-	for _, v := range os.Environ() { // settings of whoever runs this do not count
+	for _, v := range os.Environ() { // settings of the user's environment do not count
 		if !strings.HasPrefix(v, "PROXIMA_") && !strings.HasPrefix(v, "KUBECONFIG=") {
 			p.cmd.Env = append(p.cmd.Env, v)
 		}
@@ -149,7 +149,7 @@ func (p *process) clients(ctx context.Context, n int) ([]*kubernetes.Clientset, 
 	return all, nil
 }
 
-// freePort finds an address that nobody listens at.
+// freePort finds an address that is not in use.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command compare measures this tree beside an earlier commit: both take turns, so that
+// Command compare measures this tree against an earlier commit: both take turns, so that
 // what else the machine does meets both alike.
 //
 //	go run ./bench/compare [-rounds 5] [-smoke] [-only readiness,writes] REVISION

@@ -22,13 +22,13 @@ import (
 
 const typeURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-// server is something that tells streams of a change.
+// server notifies streams of a change.
 type server interface {
 	name() string
 	// method the clients call.
 	method() string
 	grpcServer() *grpc.Server
-	// change tells every stream of the resource's new state.
+	// change sends the resource's new state to every stream.
 	change(r *endpoint.ClusterLoadAssignment) error
 }
 

@@ -47,7 +47,7 @@ func (a *agents) end() {
 	}
 }
 
-// agent measures whole agents, each with a control plane on SQLite beside it.
+// agent measures whole agents, each with its own control plane on SQLite.
 func (b *bench) agent(ctx context.Context) error {
 	b.section("Agents: processes in nftables mode, each with a control plane on SQLite, 3 endpoints a service")
 	if b.kubeProxy == "" {

@@ -230,12 +230,12 @@ func (c *cluster) reaction(ctx context.Context) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// awaitMoved asks until service 0 is where it was moved last.
+// awaitMoved sends requests until service 0 is where it was moved last.
 func (c *cluster) awaitMoved(ctx context.Context) error {
 	return c.await(ctx, vip(0), func(who netip.Addr) bool { return who == c.moved().Addr() })
 }
 
-// await asks a service until the right one answers.
+// await sends requests to a service until the right endpoint answers.
 func (c *cluster) await(ctx context.Context, vip netip.Addr, right func(netip.Addr) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -74,9 +74,9 @@ func linearService(chains, rules *strings.Builder, s int, to []netip.AddrPort) {
 	}
 }
 
-// iptablesMode measures both variants beside kube-proxy's layout.
+// iptablesMode compares both variants with kube-proxy's layout.
 func (b *bench) iptablesMode(ctx context.Context) error {
-	b.section("iptables: the mode beside the text of kube-proxy's iptables mode through iptables-restore")
+	b.section("iptables: the mode compared with the text of kube-proxy's iptables mode through iptables-restore")
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFT} {
 		if err := b.variant(ctx, v); err != nil {
 			return fmt.Errorf("%s: %w", v, err)

@@ -15,7 +15,7 @@ import (
 // has all its endpoints in an anonymous map, and one statement per element, as
 // sigs.k8s.io/knftables writes it (k8s.io/kubernetes/pkg/proxy/nftables; the
 // chains are described in kubernetes.io/blog/2025/02/28/nftables-kube-proxy).
-// What it asks the kernel for before a transaction is not repeated here.
+// What it reads from the kernel before a transaction is not repeated here.
 
 // baseChains are those at hooks.
 var baseChains = []struct {

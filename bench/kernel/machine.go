@@ -140,7 +140,7 @@ func (m *machine) asked(ctx context.Context, to netip.AddrPort) (who netip.Addr,
 	return netip.AddrFrom4(from), retransmitted(tcp), nil
 }
 
-// retransmitted tells whether a connection lost a packet.
+// retransmitted reports whether a connection lost a packet.
 func retransmitted(c *net.TCPConn) (lost bool) {
 	raw, err := c.SyscallConn()
 	if err != nil {

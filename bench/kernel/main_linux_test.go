@@ -75,7 +75,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestProcessFigures asks /proc about this process, whose figures are known by
+// TestProcessFigures reads /proc for this process, whose figures are known by
 // other ways.
 func TestProcessFigures(t *testing.T) {
 	p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}}

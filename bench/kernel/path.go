@@ -186,7 +186,7 @@ func (r *road) transactions(n int, to netip.AddrPort) (connect, whole []time.Dur
 }
 
 // path measures what connections through the large number of services cost,
-// beside none and beside kube-proxy's layout.
+// compared with none and with kube-proxy's layout.
 func (b *bench) path(ctx context.Context) error {
 	n := b.services[len(b.services)-1]
 	b.section("Data path of nftables: forwarded over veth, client and server on one processor, a service of its own each round")

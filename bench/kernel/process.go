@@ -55,7 +55,7 @@ func (m *machine) start(program string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// environment without settings of whoever runs this.
+// environment without the user's own settings.
 func environment() []string {
 	var out []string
 	for _, v := range os.Environ() {
@@ -103,7 +103,7 @@ func (p *process) status(name string) (float64, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no %s", p.cmd.Process.Pid, name)
 }
 
-// ticksPerSecond of proc_pid_stat(5), as Linux tells programs everywhere (USER_HZ).
+// ticksPerSecond of proc_pid_stat(5), as Linux reports it on all platforms (USER_HZ).
 const ticksPerSecond = 100
 
 // cpu is what the process has used so far, in seconds: utime and stime.

@@ -71,7 +71,7 @@ func (s *sides) end(ctx context.Context) error {
 
 // programming measures installs, restarts and single changes of the nftables mode.
 func (b *bench) programming(ctx context.Context) error {
-	b.section("nftables: the mode alone, by netlink, beside the text of kube-proxy's nftables mode through nft")
+	b.section("nftables: the mode alone, by netlink, compared with the text of kube-proxy's nftables mode through nft")
 	for _, n := range b.services {
 		if err := b.programmingOf(ctx, n); err != nil {
 			return fmt.Errorf("%d services: %w", n, err)

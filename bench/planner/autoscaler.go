@@ -13,7 +13,7 @@ import (
 // scaling is where an autoscaler by mean utilisation comes to rest.
 type scaling struct {
 	replicas int
-	// busiest is the utilisation that the traffic asks of the busiest endpoint, seen the
+	// busiest is the utilisation that the traffic causes at the busiest endpoint, seen the
 	// mean of what endpoints report, which is 1 at the most.
 	busiest, seen float64
 }

@@ -49,29 +49,29 @@ const (
 func even() []int64 { return []int64{3, 3, 3} }
 
 func scenarios() []scenario {
-	const nobody = -1
+	const none = -1
 	before := []float64{0.5, 0.3, 0.2}
 	return []scenario{
-		{name: steady, seconds: 1800, at: func(float64) ([]float64, []int64, int) { return before, even(), nobody }},
+		{name: steady, seconds: 1800, at: func(float64) ([]float64, []int64, int) { return before, even(), none }},
 		{name: stepFar, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
-				return []float64{0.8, 0.1, 0.1}, even(), nobody
+				return []float64{0.8, 0.1, 0.1}, even(), none
 			}
-			return []float64{0.1, 0.8, 0.1}, even(), nobody
+			return []float64{0.1, 0.8, 0.1}, even(), none
 		}},
 		{name: stepNear, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
-				return before, even(), nobody
+				return before, even(), none
 			}
-			return []float64{0.3, 0.5, 0.2}, even(), nobody
+			return []float64{0.3, 0.5, 0.2}, even(), none
 		}},
 		{name: "drift over an hour", seconds: 3600, at: func(t float64) ([]float64, []int64, int) {
 			shift := 0.3 * math.Sin(2*math.Pi*max(0, t)/3600)
-			return []float64{0.4 + shift, 0.4 - shift, 0.2}, even(), nobody
+			return []float64{0.4 + shift, 0.4 - shift, 0.2}, even(), none
 		}},
 		{name: zoneFails, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
-				return before, even(), nobody
+				return before, even(), none
 			}
 			return []float64{0, 0.6, 0.4}, []int64{0, 3, 3}, 0
 		}},
@@ -80,13 +80,13 @@ func scenarios() []scenario {
 			if t >= 0 && t < 180 && math.Mod(t, 60) < 30 {
 				w[0]--
 			}
-			return before, w, nobody
+			return before, w, none
 		}},
 		{name: scaleOut, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
-				return before, even(), nobody
+				return before, even(), none
 			}
-			return before, []int64{5, 3, 3}, nobody
+			return before, []int64{5, 3, 3}, none
 		}},
 	}
 }
@@ -186,7 +186,7 @@ type control struct {
 	republisher planner.Republisher
 	published   *planner.Plan
 	fresh       planner.Plan
-	// best knows the true demand, within as well but keeps to the limit of estimated demand.
+	// best uses the true demand, within as well but keeps to the limit of estimated demand.
 	best, within planner.Plan
 	last         []int64
 	now          time.Time

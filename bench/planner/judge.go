@@ -13,7 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
 )
 
-// verdict is a figure beside what planner.md demands of it under "How it is judged".
+// verdict is a figure with its requirement in planner.md, under "How it is judged".
 type verdict struct {
 	what       string
 	got, limit float64

@@ -2,7 +2,7 @@
 // on random services with known demand, how a plan follows demand that is
 // estimated, and how long planning takes. Everything but the times follows from the
 // seed; of the policies only comparisons between rows mean anything. It ends with every
-// figure that planner.md demands, beside what it demands, and the word pass or miss.
+// figure that planner.md requires, with its limit, and the word pass or miss.
 //
 //	go run ./bench/planner [-smoke] [-seed 1]
 //

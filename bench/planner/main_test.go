@@ -40,7 +40,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestDynamics: what planner.md promises for a step and for noise, with room for
+// TestDynamics: what planner.md promises for a step and for noise, with a margin for
 // few runs.
 func TestDynamics(t *testing.T) {
 	var out bytes.Buffer

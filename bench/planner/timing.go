@@ -47,7 +47,7 @@ func randomProblem(r *rand.Rand, zones, endpoints int) (*planner.Problem, []int)
 }
 
 // timings prints how long plans and hints take on one core: the median of rounds,
-// each over the same random problems. It returns them beside their limits.
+// each over the same random problems. It returns them with their limits.
 func timings(out io.Writer, seed uint64, rounds, services int) (verdicts []verdict) {
 	r := rand.New(rand.NewPCG(seed, 3))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

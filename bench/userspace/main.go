@@ -1,5 +1,5 @@
 // Command userspace measures what a detour through a proxy costs: this
-// project's userspace mode beside a direct connection, the proxy that one writes
+// project's userspace mode against a direct connection, the proxy that one writes
 // first in Go, and HAProxy (if it is installed).
 //
 // Every way is a process of its own, as is the server, all on loopback. The ways

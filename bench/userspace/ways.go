@@ -92,7 +92,7 @@ func startSelf(role, vip, target string) (*exec.Cmd, string, error) {
 	return cmd, strings.TrimSpace(line), err
 }
 
-// haproxyConfig asks for no more and no less than the others do: copy a stream.
+// haproxyConfig enables exactly what the others do: copy a stream.
 // Two threads are as many as the userspace mode has on two processors. Without
 // logs and health checks, which cost HAProxy time that the others do not spend.
 const haproxyConfig = `global
@@ -133,7 +133,7 @@ func startHAProxy(path, target string) (*exec.Cmd, string, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, "", err
 	}
-	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // it does not tell when it listens
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // it does not report when it listens
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			return cmd, addr, c.Close()

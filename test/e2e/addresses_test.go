@@ -54,7 +54,7 @@ func startAPI(t testing.TB, s store.Store, cidr string) *apiserver.Client {
 	}
 	srv, err := apiserver.New(apiserver.Config{
 		Store: s, Kinds: kind.All(), Listener: listener, CertPEM: pair.Cert, KeyPEM: pair.Key, ClientCAPEM: ca.PEM(),
-		// Nobody comes over the network.
+		// No request uses the network.
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil }),
 		Authorizer: authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionDeny, "", nil
@@ -100,7 +100,7 @@ func (d *dying) arm(left int, applied bool) {
 	d.armed, d.left, d.applied = true, left, applied
 }
 
-// heal tells whether death came.
+// heal reports whether the instance died.
 func (d *dying) heal() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,8 +147,8 @@ func (d *dying) Commit(ctx context.Context, txn store.Txn) (store.Revision, erro
 	return d.Store.Commit(ctx, txn)
 }
 
-// checkOwners compares Services with what they hold, in the store alone: every
-// address and port has one owner, and none is held for nobody.
+// checkOwners compares Services with their allocations, in the store alone: every
+// address and port has one owner, and no allocation lacks one.
 func checkOwners(t *testing.T, s store.Store, client resource.Client) {
 	t.Helper()
 	list := func(d *resource.Descriptor) []resource.Object {
@@ -275,7 +275,7 @@ func TestAddressesSurviveACrashAtEveryStep(t *testing.T) {
 					checkOwners(t, inner, witness)
 					if !died {
 						if err != nil {
-							t.Errorf("step %d: nobody died, and yet: %v", step, err)
+							t.Errorf("step %d: no instance died, but: %v", step, err)
 						}
 						break
 					}

@@ -59,7 +59,7 @@ func TestVirtualIP(t *testing.T) {
 		}
 	})
 
-	t.Run("status knows the agent", func(t *testing.T) {
+	t.Run("status shows the agent", func(t *testing.T) {
 		out := p.proxima("status", "--data-dir", n.dir)
 		for _, w := range []string{"edge-1", "zone-a", "mode userspace", "connected", "no problems found"} {
 			if !strings.Contains(out, w) {
@@ -107,7 +107,7 @@ func TestVirtualIP(t *testing.T) {
 		})
 	})
 
-	t.Run("the control plane knows where the traffic started", func(t *testing.T) {
+	t.Run("the control plane has the sources of traffic", func(t *testing.T) {
 		var got struct {
 			ServicePorts []struct {
 				Total struct{ Connections, BytesIn, BytesOut uint64 }

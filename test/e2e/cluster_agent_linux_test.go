@@ -91,7 +91,7 @@ type clusterAgent struct {
 	args []string
 }
 
-// startCluster starts a control plane to be the API, and an agent beside it.
+// startCluster starts a control plane to be the API, and an agent next to it.
 func startCluster(t testing.TB, args func(p *plane, health, metrics int) []string) (*plane, *clusterAgent) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "ip", "address", "add", "192.0.2.1/32", "dev", "lo").CombinedOutput(); err != nil {
@@ -113,7 +113,7 @@ func (a *clusterAgent) run() {
 	}
 }
 
-// get asks a port of loopback for a path.
+// get requests a path from a port of loopback.
 func get(port int, path string) (code int, body string, err error) {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) + path)
@@ -133,7 +133,7 @@ spec: {%sports: [{name: http, port: 8080}]}
 ---
 `
 
-// only waits until nobody but these answer.
+// only waits until no others than these answer.
 func only(t testing.TB, vip string, names ...string) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprintf("only %v answer at %s", names, vip), func() bool {

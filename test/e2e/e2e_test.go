@@ -150,7 +150,7 @@ func (n *node) start() {
 	n.process.FirstLine()
 }
 
-// lookup asks the agent for a name.
+// lookup queries the agent for a name.
 func (n *node) lookup(name string) ([]string, error) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(n.dns)))
@@ -226,7 +226,7 @@ func who(addr string) (name string, pid int, err error) {
 	return answer.Name, answer.PID, nil
 }
 
-// awaitAnswers asks until everybody named has answered.
+// awaitAnswers sends requests until every named backend has answered.
 func awaitAnswers(t testing.TB, addr string, names ...string) {
 	t.Helper()
 	missing := map[string]bool{}

@@ -50,7 +50,7 @@ func TestRebootAfterExpiry(t *testing.T) {
 		n.startExpired(ended)
 		only(t, vip, "a") // from disk
 		for _, command := range []string{"status", "doctor"} {
-			n.tells("alone", []string{
+			n.prints("alone", []string{
 				"the certificate of system:node:edge-1 ran out on " + ended.Format(time.RFC3339) + ", ",
 				"the agent renews it by itself when the control plane at " + p.apiAddress() + " answers",
 				"proxima token create --kind node --name edge-1",
@@ -79,7 +79,7 @@ func TestRebootAfterExpiry(t *testing.T) {
 			return strings.Contains(out, "the server refused")
 		})
 		for _, command := range []string{"status", "doctor"} {
-			n.tells("refused", []string{
+			n.prints("refused", []string{
 				"the certificate of system:node:edge-1 ran out on " + ended.Format(time.RFC3339) + ", ", "the server refused",
 				"on the control plane's machine: proxima token create --kind node --name edge-1; put it into the file that --token-file names",
 			}, command)
@@ -120,7 +120,7 @@ func (n *node) followsAgain(what string) {
 		out, _, _ := n.here(testkit.Binary(n.plane.t), "status")
 		return strings.Contains(out, "no problems found")
 	})
-	n.tells(what, []string{"ok       agent: mode userspace, connected", "ok       certificate: system:node:edge-1, for 23h"}, "doctor")
+	n.prints(what, []string{"ok       agent: mode userspace, connected", "ok       certificate: system:node:edge-1, for 23h"}, "doctor")
 }
 
 // installedBefore makes a control plane's authority before its first start, and

@@ -68,7 +68,7 @@ func layKernelNet(t testing.TB) *kernelNet {
 			core.End{NS: peer.ns.NS, Link: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix(peer.their)}}))
 		peer.ns.Route("0.0.0.0/0", netip.MustParsePrefix(peer.ours).Addr().String())
 	}
-	// The kernel wants a route before it translates; machines have a default one.
+	// The kernel needs a route before it translates; machines have a default one.
 	must(here.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("198.51.100.2")))
 	far.Run("ip", "route", "add", "local", backendRange, "dev", "lo")
 	// A virtual address that is not translated must fail, and at once.
@@ -111,11 +111,11 @@ type load struct {
 	answered map[string]int
 }
 
-// bound of one exchange: it tells a hang from slowness, nothing is measured by it.
+// bound of one exchange: it distinguishes a hang from slowness, nothing is measured by it.
 const bound = 5 * time.Second
 
-// startLoad asks each address from the machine itself and from the pod: with
-// connections that last, and with ones that are short.
+// startLoad sends requests to each address from the machine itself and from the pod,
+// on long and on short connections.
 func (n *kernelNet) startLoad(t testing.TB, addrs ...string) *load {
 	t.Helper()
 	l := &load{stopping: make(chan struct{}), answered: map[string]int{}}
@@ -220,7 +220,7 @@ func (l *load) pause(d time.Duration) bool {
 	}
 }
 
-// ask connects, learns who is there, and has it repeat something.
+// ask connects, reads the name of the backend, and has it echo a message.
 func ask(ctx context.Context, from *core.NS, to string) (net.Conn, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
@@ -255,7 +255,7 @@ func echo(c net.Conn) error {
 	return nil
 }
 
-// retransmitted tells whether the connection lost a packet, which a fresh one on
+// retransmitted reports whether the connection lost a packet, which a fresh one on
 // a quiet network does only if rules were missing for a moment.
 func retransmitted(c net.Conn) bool {
 	raw, err := c.(syscall.Conn).SyscallConn()

@@ -72,7 +72,7 @@ func startKernel(t *testing.T, services int) (*kernelNet, *plane, *cluster) {
 
 func at(vip string) string { return net.JoinHostPort(vip, strconv.Itoa(servicePort)) }
 
-// serves waits until all backends of a service have answered, and nobody else.
+// serves waits until all backends of a service have answered, and no others.
 func (n *kernelNet) serves(t testing.TB, s int, backends ...int) {
 	t.Helper()
 	want := map[string]bool{}
@@ -145,8 +145,8 @@ func touchTables(t testing.TB) {
 	}
 }
 
-// TestKernelAgentKilled: an agent dies again and again under traffic, and nobody
-// notices; what it leaves can be removed without a trace.
+// TestKernelAgentKilled: an agent is killed repeatedly under traffic, without
+// failed connections; its rules can be removed completely.
 func TestKernelAgentKilled(t *testing.T) {
 	if !insideNamespace(t, false) {
 		return
@@ -210,7 +210,7 @@ func TestKernelModeSwitch(t *testing.T) {
 }
 
 // TestKernelToUserspace: a kernel mode is left for the userspace mode on a machine
-// that carries traffic: open connections go on by what the kernel knows of them.
+// that carries traffic: open connections continue by the kernel's conntrack entries.
 func TestKernelToUserspace(t *testing.T) {
 	if !insideNamespace(t, false) {
 		return
@@ -226,7 +226,7 @@ func TestKernelToUserspace(t *testing.T) {
 			end := network.holdSessions(t, at(vipAt(0)), at(vipAt(1)))
 			n.process.Stop()
 			n.run("userspace")
-			testkit.Eventually(t, "the kernel sends nobody to a backend any more", func() bool { return len(backendsInKernel(t)) == 0 })
+			testkit.Eventually(t, "the kernel sends no connection to a backend any more", func() bool { return len(backendsInKernel(t)) == 0 })
 			network.serves(t, 0, 0, 1, 2, 3) // who is new is carried by the agent
 			end()
 			n.process.Stop()
@@ -358,7 +358,7 @@ func churned(i int) []int {
 	return out
 }
 
-// TestKernelFlushed: somebody removes all rules. The agent notices by itself.
+// TestKernelFlushed: another program removes all rules. The agent detects it.
 func TestKernelFlushed(t *testing.T) {
 	if !insideNamespace(t, false) {
 		return
@@ -380,8 +380,8 @@ func TestKernelFlushed(t *testing.T) {
 				if out, err := exec.CommandContext(t.Context(), c.flush[0], c.flush[1:]...).CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
-				// One second is the promise; what an overloaded machine makes of it is
-				// told, not judged.
+				// The goal is one second; on an overloaded machine the time is
+				// logged, not checked.
 				t.Logf("served again after %s", network.back(t, at(vipAt(0))).Round(time.Millisecond))
 				network.serves(t, 1, 0, 1, 2, 3)
 			}
@@ -394,14 +394,14 @@ func TestKernelFlushed(t *testing.T) {
 // back is how long it takes until a connection is answered again.
 func (n *kernelNet) back(t testing.TB, to string) time.Duration {
 	t.Helper()
-	began, patience := time.Now(), 50*time.Millisecond
+	began, timeout := time.Now(), 50*time.Millisecond
 	for {
-		// A packet that was lost while there were no rules is not waited for; more
-		// patience each time, for a slow machine.
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		// A packet that was lost while there were no rules is not waited for; the
+		// timeout grows each time, for a slow machine.
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		c, _, err := ask(ctx, n.here, to)
 		cancel()
-		patience += patience / 2
+		timeout += timeout / 2
 		if err == nil {
 			_ = c.Close()
 			return time.Since(began)

@@ -115,7 +115,7 @@ func TestKubectl(t *testing.T) {
 			"selfsubjectreviews",
 		} {
 			if !strings.Contains(out, want) {
-				t.Errorf("api-resources does not know %s:\n%s", want, out)
+				t.Errorf("api-resources does not list %s:\n%s", want, out)
 			}
 		}
 	})
@@ -212,7 +212,7 @@ func (m matrix) changes() {
 	m.expect(m.kubectl(m.ref("get", "-o", "yaml")...), "merge: ", "json: ", "noted: edited", "stage: test")
 }
 
-// watchWhile follows the object with "get --watch" and wants to see the change.
+// watchWhile follows the object with "get --watch" and expects the change.
 func (m matrix) watchWhile(change func()) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
@@ -309,7 +309,7 @@ func (m matrix) replaces() {
 }
 
 // TestKubectlReadsPlans: the planner's objects are read like any other, are written by
-// nobody else, and go with their Service.
+// no other client, and are deleted with their Service.
 func TestKubectlReadsPlans(t *testing.T) {
 	p := startPlane(t)
 	p.apply(
@@ -349,7 +349,7 @@ func TestKubectlReadsPlans(t *testing.T) {
 	p.kubectl("wait", "tp/planned", "--for=delete", "--timeout=30s")
 }
 
-// TestKubectlCascade deletes an owner in every way that kubectl knows.
+// TestKubectlCascade deletes an owner in every mode of kubectl.
 func TestKubectlCascade(t *testing.T) {
 	p := startPlane(t)
 	for _, tc := range []struct {
@@ -379,8 +379,8 @@ func TestKubectlCascade(t *testing.T) {
 	}
 }
 
-// TestKubectlReviews asks by kubectl who one is, whose a token is, and who may do
-// what.
+// TestKubectlReviews requests reviews with kubectl: of the own identity, of tokens and
+// of access.
 func TestKubectlReviews(t *testing.T) {
 	p := startPlane(t)
 	token := strings.TrimSpace(p.proxima("token", "create", "--kind", "read-only", "--name", "viewer"))

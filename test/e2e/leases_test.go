@@ -61,7 +61,7 @@ func TestLeases(t *testing.T) {
 	testkit.Eventually(t, "status has nothing to say", func() bool {
 		return !strings.Contains(p.proxima("status"), "leases:")
 	})
-	testkit.Eventually(t, "the first node, told ready by its agent, stays so", func() bool { return f.ready(nodes) == nodes })
+	testkit.Eventually(t, "the first node, reported ready by its agent, stays so", func() bool { return f.ready(nodes) == nodes })
 }
 
 const leaseOfTest = 6 * time.Second

@@ -37,8 +37,8 @@ func hereIn(dataDir string, credential *syscall.Credential, args ...string) (out
 	return string(combined), time.Since(began), err
 }
 
-// tells fails unless a command's output has all the words.
-func (n *node) tells(what string, words []string, args ...string) time.Duration {
+// prints fails unless a command's output has all the words.
+func (n *node) prints(what string, words []string, args ...string) time.Duration {
 	n.plane.t.Helper()
 	out, took, _ := n.here(append([]string{testkit.Binary(n.plane.t)}, args...)...)
 	for _, w := range words {
@@ -64,10 +64,10 @@ func TestAgentOnlyMachine(t *testing.T) {
 	socket := filepath.Join(n.dir, "node", "agent.sock")
 
 	t.Run("commands without a kubeconfig", func(t *testing.T) {
-		n.tells("alone", []string{"https://" + p.apiAddress(), "node edge-1", "connected", "no problems found"}, "status")
-		n.tells("alone", []string{"default/web:http", "by its cluster IP"}, "trace", vip)
-		n.tells("alone", []string{"# node edge-1", "default/web:http"}, "node", "dump")
-		n.tells(
+		n.prints("alone", []string{"https://" + p.apiAddress(), "node edge-1", "connected", "no problems found"}, "status")
+		n.prints("alone", []string{"default/web:http", "by its cluster IP"}, "trace", vip)
+		n.prints("alone", []string{"# node edge-1", "default/web:http"}, "node", "dump")
+		n.prints(
 			"alone",
 			[]string{
 				"ok       control plane https://" + p.apiAddress(),
@@ -125,16 +125,16 @@ func TestAgentOnlyMachine(t *testing.T) {
 			}
 		}
 	})
-	n.tells("after SIGCONT", []string{"no problems found"}, "status")
+	n.prints("after SIGCONT", []string{"no problems found"}, "status")
 
 	t.Run("the agent is killed", func(t *testing.T) {
 		n.process.Kill()
 		start := "proxima node --server " + p.apiAddress() + " --node-name edge-1"
-		n.tells("killed", []string{"problem  agent: it is not running", start}, "doctor")
-		n.tells("killed", []string{"is not running", start}, "status")
-		n.tells("killed", []string{"no agent with data directory"}, "trace", vip)
+		n.prints("killed", []string{"problem  agent: it is not running", start}, "doctor")
+		n.prints("killed", []string{"is not running", start}, "status")
+		n.prints("killed", []string{"no agent with data directory"}, "trace", vip)
 		n.start() // replaces the socket that is left
-		n.tells("again", []string{"no problems found"}, "status")
+		n.prints("again", []string{"no problems found"}, "status")
 	})
 
 	t.Run("the control plane is away", func(t *testing.T) {
@@ -143,8 +143,8 @@ func TestAgentOnlyMachine(t *testing.T) {
 			out, _, _ := n.here(bin, "status")
 			return strings.Contains(out, "not connected") && strings.Contains(out, "serves its last state")
 		})
-		n.tells("away", []string{"problem  agent: it has no connection to the control plane"}, "doctor")
-		n.tells("away", []string{"default/web:http"}, "trace", vip)
+		n.prints("away", []string{"problem  agent: it has no connection to the control plane"}, "doctor")
+		n.prints("away", []string{"default/web:http"}, "trace", vip)
 		p.start()
 	})
 }
@@ -264,7 +264,7 @@ func TestDiskOfAMachine(t *testing.T) {
 	n.start()
 	p.apply(webService)
 	vip := p.vip("web")
-	n.tells("before", []string{"no problems found"}, "status")
+	n.prints("before", []string{"no problems found"}, "status")
 
 	faulty := func(why string) {
 		t.Helper()
@@ -275,8 +275,8 @@ func TestDiskOfAMachine(t *testing.T) {
 			return strings.Contains(out, "cannot write "+filepath.Join(n.dir, "node")+" since 20") && strings.Contains(out, why) ||
 				strings.Contains(out, "cannot write "+view+" since 20")
 		})
-		n.tells(why, []string{"problem  agent's state on disk", why, "free space on the disk"}, "doctor")
-		n.tells(why, []string{"default/web:http"}, "trace", vip)
+		n.prints(why, []string{"problem  agent's state on disk", why, "free space on the disk"}, "doctor")
+		n.prints(why, []string{"default/web:http"}, "trace", vip)
 	}
 	mended := func() {
 		t.Helper()
@@ -291,7 +291,7 @@ func TestDiskOfAMachine(t *testing.T) {
 		faulty("read-only file system")
 		n.process.Kill() // a start from a read-only disk, with a socket elsewhere or the same
 		n.start()
-		n.tells("started", []string{"default/web:http"}, "trace", vip)
+		n.prints("started", []string{"default/web:http"}, "trace", vip)
 		remount(t, disk, 0)
 		mended()
 	})
@@ -337,7 +337,7 @@ func TestStoreOnAFullDisk(t *testing.T) {
 		_, err = f.Write(make([]byte, 4096))
 	}
 	f.Close()
-	for i := range 20 { // the write-ahead log has some room left
+	for i := range 20 { // the write-ahead log has some space left
 		_, _ = p.try(fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c%d}\ndata: {k: %q}\n", i, strings.Repeat("x", 64<<10)),
 			testkit.Binary(t), "apply", "-f", "-")
 	}

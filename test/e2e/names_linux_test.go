@@ -81,7 +81,7 @@ func TestNamesOfAMachine(t *testing.T) {
 	doctor := func(args ...string) (string, error) {
 		return p.try("", testkit.Binary(t), append([]string{"doctor", "--data-dir", n.dir}, args...)...)
 	}
-	testkit.Eventually(t, "the agent knows the names", func() bool {
+	testkit.Eventually(t, "the agent serves the names", func() bool {
 		_, err := n.lookup("db-0.db.default.svc.cluster.local.")
 		return err == nil
 	})
@@ -178,7 +178,7 @@ func ownEtc(t *testing.T, resolvConf string) {
 	})
 }
 
-// startNodeAt joins an agent that tells names on a port of ours.
+// startNodeAt joins an agent that serves DNS on a port of ours.
 func (p *plane) startNodeAt(name, zone string, dns int) *node {
 	p.t.Helper()
 	n := &node{plane: p, name: name, zone: zone, dir: p.t.TempDir(), health: testkit.FreePort(p.t), metrics: testkit.FreePort(p.t), dns: dns}
@@ -207,7 +207,7 @@ func readFile(t testing.TB, name string) string {
 	return string(data)
 }
 
-// askAsPrograms asks for names by what /etc/resolv.conf says alone.
+// askAsPrograms resolves names by /etc/resolv.conf alone.
 func askAsPrograms(t *testing.T) {
 	t.Helper()
 	r := &net.Resolver{PreferGo: true}

@@ -10,8 +10,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
-// TestRoutedRange: a range that is no loopback is served by an agent that was told
-// of it by the control plane alone, also when it starts while that is away. It
+// TestRoutedRange: a range that is not loopback is served by an agent that gets it
+// from the control plane alone, also when it starts while that is unreachable. It
 // runs in a network namespace without a way out.
 func TestRoutedRange(t *testing.T) {
 	const inside = "PROXIMA_TEST_NAMESPACE"

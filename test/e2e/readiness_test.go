@@ -12,8 +12,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
-// TestAgentProbes: a workload that nobody runs by "proxima run" is ready while
-// the agent of its node finds it so, and drains when it is deleted.
+// TestAgentProbes: a workload without "proxima run" is ready while the probes of
+// its node's agent succeed, and drains when it is deleted.
 func TestAgentProbes(t *testing.T) {
 	p := startPlane(t)
 	n := p.startNode("edge-1", "zone-a")
@@ -38,7 +38,7 @@ spec:
 		return p.kubectl("get", "dataplane", "web-a", "-o",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].reason}`)
 	}
-	testkit.Eventually(t, "what does not answer is told so", func() bool { return ready() == "False ProbeFailed" })
+	testkit.Eventually(t, "a workload that does not answer is reported", func() bool { return ready() == "False ProbeFailed" })
 	backend := serve()
 	awaitAnswers(t, vip, "web-a")
 	if got := ready(); got != "True ProbeSucceeded" {
@@ -102,6 +102,6 @@ spec: {clusterIP: 127.96.0.77, selector: {app: web}, ports: [{name: http, port: 
 		}
 	}
 	if got := environment(nil, "--env-services=false"); strings.Contains(got, "_SERVICE_HOST=") {
-		t.Errorf("told although turned off:%s", got)
+		t.Errorf("reported although turned off:%s", got)
 	}
 }

@@ -33,7 +33,7 @@ func block(t *testing.T, mark string) []string {
 	return lines
 }
 
-// TestREADME does what the README tells a newcomer to do.
+// TestREADME follows the first steps of the README.
 func TestREADME(t *testing.T) {
 	home, root := t.TempDir(), testkit.Root(t)
 	bin := filepath.Dir(testkit.Binary(t))

@@ -32,8 +32,8 @@ const (
 	settleEndpoints = 10
 )
 
-// settle fills a SQLite store with Services and Dataplanes that nobody has looked
-// at, starts the controllers and waits until every Service has one slice with all
+// settle fills a SQLite store with Services and Dataplanes that no controller
+// has processed, starts the controllers and waits until every Service has one slice with all
 // its endpoints, and its Endpoints object.
 func settle(t testing.TB, services, endpointsEach int) (took, cpu time.Duration, heap uint64) {
 	s, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "store.db"), sqlite.Options{})

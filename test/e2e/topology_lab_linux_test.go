@@ -87,7 +87,7 @@ func (tr *traffic) open(name string) *netns.NS {
 	return ns
 }
 
-// admin runs a program beside the control plane, as an administrator.
+// admin runs a program on the control plane's machine, as an administrator.
 func (tr *traffic) admin(path string, args ...string) string {
 	tr.t.Helper()
 	out, err := tr.open("control").Output(tr.t.Context(), path, append(args, "--kubeconfig", tr.lab.Kubeconfig())...)
@@ -135,7 +135,7 @@ func (tr *traffic) serve(s *site, count int) {
 				tr.mu.Lock()
 				s.served[n]++
 				tr.mu.Unlock()
-				_, _ = c.Write([]byte(s.letter)) // whoever misses it, says so
+				_, _ = c.Write([]byte(s.letter)) // a client that does not get it fails
 				_ = c.Close()
 			}
 		}()
@@ -184,7 +184,7 @@ spec:
 	tr.vip = net.JoinHostPort(strings.TrimSpace(ip), "80")
 }
 
-// ask opens a connection from a zone and notes who answered.
+// ask opens a connection from a zone and records which endpoint answered.
 func (tr *traffic) ask(ctx context.Context, s *site) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -347,7 +347,7 @@ func (tr *traffic) observe(during time.Duration, counts ...int) sample {
 }
 
 // TestTopologyTraffic: connections of real clients, through real agents, are divided as
-// the plan for the measured demand says, and people are told so.
+// the plan for the measured demand requires, and the explanations show it.
 func TestTopologyTraffic(t *testing.T) {
 	tr := startTraffic(t)
 	tr.createService()
@@ -427,7 +427,7 @@ func (tr *traffic) follows(x sample) {
 	}
 }
 
-// within: as near to the best plan as counts of that size can be told apart.
+// within: as near to the best plan as counts of that size can distinguish.
 func (tr *traffic) within(x sample, share, load float64) {
 	tr.t.Helper()
 	if math.Abs(x.InZone-x.Best) > share || x.Worst > x.BestWorst+load {
@@ -438,7 +438,7 @@ func (tr *traffic) within(x sample, share, load float64) {
 	}
 }
 
-// simulateChangesNothing that anybody can see.
+// simulateChangesNothing that is visible in the API.
 func (tr *traffic) simulateChangesNothing() {
 	tr.t.Helper()
 	state := func() string {
@@ -453,7 +453,7 @@ func (tr *traffic) simulateChangesNothing() {
 	before := state()
 	out := tr.admin(tr.bin, "simulate", "--fail-zone", "zone-a", "--demand", "shop:zone-b:x3")
 	if !strings.Contains(out, "shop") {
-		tr.t.Errorf("simulate does not tell of the service:\n%s", out)
+		tr.t.Errorf("simulate does not list the service:\n%s", out)
 	}
 	if after := state(); after != before {
 		tr.t.Errorf("simulating changed\n%s\nto\n%s", before, after)

@@ -46,7 +46,7 @@ func TestTopologySettles(t *testing.T) {
 	var samples []sample
 	var outcomes []outcome
 	begin := time.Now()
-	// planner.md wants a shift settled within 300 s. The same stages simulated settle within
+	// planner.md requires a shift to settle within 300 s. The same stages simulated settle within
 	// 50 s (go run ./bench/planner), and reports are up to 20 s on their way.
 	const shift, limit = 340 * time.Second, 300 * time.Second
 	for _, s := range []stage{

@@ -81,8 +81,8 @@ func worst(t *testing.T, s *situation, start, our *world) (writes, left int) {
 	return writes, left
 }
 
-// atEnd looks at a Service that is going: nothing is created any more. Which
-// endpoints find room then depends on how the others are spread, so only that is
+// atEnd checks a Service that is being deleted: nothing is created any more. Which
+// endpoints fit then depends on how the others are spread, so only that is
 // compared.
 func atEnd(t *testing.T, seed uint64, h *history, at *world) {
 	t.Helper()
@@ -128,9 +128,9 @@ func compare(t *testing.T, where string, s *situation, start, our, their *world)
 	}
 }
 
-// facts are all that slices say, but for how endpoints are spread over them. An
-// empty slice says something where it stands alone; beside others, where
-// Kubernetes' controller leaves one now and then, it does not.
+// facts are the contents of slices, except how endpoints are spread over them. An
+// empty slice counts only if there is no other: Kubernetes' controller sometimes
+// leaves one next to others.
 func facts(w *world) []string {
 	var out []string
 	endpoints := map[discoveryv1.AddressType]int{}

@@ -60,7 +60,7 @@ func (h *history) chance(n int) bool { return h.IntN(n) == 0 }
 
 func pick[T any](h *history, from ...T) T { return from[h.IntN(len(from))] }
 
-// next lives on for a while and tells how things are then.
+// next applies some random changes and returns the resulting situation.
 func (h *history) next() *situation {
 	h.step++
 	if h.chance(3) {

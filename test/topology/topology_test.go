@@ -35,7 +35,7 @@ func sameHints(a, b *auto.Hints) bool {
 	return slices.Equal(a.ForZones, b.ForZones) && slices.Equal(a.ForNodes, b.ForNodes)
 }
 
-// cacheOf is a cache of the library in a state, made anew as runs change it.
+// cacheOf is a cache of the library in a state, rebuilt as runs change it.
 func cacheOf(nodes []*corev1.Node, hinted bool, allocated map[string]int) *topologycache.TopologyCache {
 	cache := topologycache.NewTopologyCache()
 	cache.SetNodes(klog.Logger{}, nodes)
@@ -166,7 +166,7 @@ func checkEvents(t *testing.T, got *auto.Event, want []*topologycache.EventBuild
 	}
 }
 
-// checkOverloaded: a change of nodes asks for another look at the same services.
+// checkOverloaded: a change of nodes requires another evaluation of the same services.
 func checkOverloaded(t *testing.T, r *rand.Rand, allocated map[string]int, zones int) {
 	t.Helper()
 	nodes := randomNodes(r, zones)

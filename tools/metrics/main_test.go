@@ -35,7 +35,7 @@ func TestReferenceIsUpToDate(t *testing.T) {
 	}
 }
 
-// TestNames: promlint has nothing to say, names tell whose they are, and no two
+// TestNames: promlint reports no problems, names have the subsystem's prefix, and no two
 // packages have one.
 func TestNames(t *testing.T) {
 	all, err := collect(internal)

@@ -296,7 +296,7 @@ func (s *source) variable(in *scope) string {
 	return ""
 }
 
-// kindOfDesc is found where the description is used: by a value type beside it, or
+// kindOfDesc is found where the description is used: by a value type next to it, or
 // in the function that it is handed to. A description without a name of its own has
 // the type that all of the package have.
 func (s *source) kindOfDesc(variable string) string {
@@ -354,7 +354,7 @@ func (s *source) kindWithin(function string) (kind string) {
 	return kind
 }
 
-// isIdent tells whether an expression is a name, or a field or method of that name.
+// isIdent reports whether an expression is a name, or a field or method of that name.
 func isIdent(e ast.Expr, name string) bool {
 	switch e := e.(type) {
 	case *ast.Ident:

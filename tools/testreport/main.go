@@ -1,14 +1,14 @@
-// Command testreport runs the tests and says what matters: failures with their
+// Command testreport runs the tests and prints a summary: failures with their
 // output, every skipped test with its reason, the slowest packages, and one
 // closing line of counts.
 //
 //	testreport [-timeout 25m] [-p 2] [-again 3] [-modules test/a,bench/b] -- ./...
 //
-// Modules beside the main one are tested as a whole, each in its own folder.
+// Modules other than the main one are tested as a whole, each in its own folder.
 //
 // Some tests are pressed for time, upstream's among them, and a busy machine fails
-// them. If no more than -again tests fail, they run once more, with nothing beside
-// them; those that pass then are listed as "passed only alone", never as passed. A
+// them. If no more than -again tests fail, they run once more, with nothing else
+// running; those that pass then are listed as "passed only alone", never as passed. A
 // data race or a panic is not forgiven.
 package main
 
@@ -59,12 +59,12 @@ func main() {
 	modules := flag.String("modules", "", "folders of further modules, separated by commas")
 	flag.Parse()
 	args := []string{"test", "-race", "-json", "-vet=off", fmt.Sprintf("-timeout=%s", *timeout)}
-	beside := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
+	parallelArgs := append(slices.Clone(args), fmt.Sprintf("-p=%d", *parallel))
 	r := newReport()
-	fine := r.run(".", append(slices.Clone(beside), flag.Args()...))
+	fine := r.run(".", append(slices.Clone(parallelArgs), flag.Args()...))
 	for dir := range strings.SplitSeq(*modules, ",") {
 		if dir != "" {
-			fine = r.run(dir, append(slices.Clone(beside), "./...")) && fine
+			fine = r.run(dir, append(slices.Clone(parallelArgs), "./...")) && fine
 		}
 	}
 	var forgiven []string

@@ -40,7 +40,7 @@ func %s(t *testing.T) {
 `, name, mark, mark, failing)
 }
 
-// TestAgain: a test that passes the second time is told apart from one that passed,
+// TestAgain: a test that passes the second time is distinguished from one that passed,
 // and only if it failed in a way that time may explain.
 func TestAgain(t *testing.T) {
 	marks := t.TempDir()
