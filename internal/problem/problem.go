@@ -79,7 +79,7 @@ func HintOf(err error, otherwise string) string {
 // walk calls f for each problem in the tree of an error, outermost first, until f
 // returns true. It reports whether f did.
 func walk(err error, f func(Code, string) (done bool)) bool {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // the tree is walked here, one error at a time
 	case nil:
 		return false
 	case *Error:
@@ -91,7 +91,7 @@ func walk(err error, f func(Code, string) (done bool)) bool {
 			return true
 		}
 	}
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // as above
 	case interface{ Unwrap() error }:
 		return walk(e.Unwrap(), f)
 	case interface{ Unwrap() []error }:

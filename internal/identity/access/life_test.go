@@ -32,6 +32,9 @@ type pipes struct {
 	cut atomic.Bool
 	// moved is the server that answers instead, if there is one.
 	moved atomic.Pointer[pipes]
+
+	mu   sync.Mutex
+	open []net.Conn // the server's ends
 }
 
 var errCut = errors.New("no route to host")
@@ -58,6 +61,9 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	here, there := net.Pipe()
 	select {
 	case p.accept <- there:
+		p.mu.Lock()
+		p.open = append(p.open, there)
+		p.mu.Unlock()
 		return here, nil
 	case <-p.closed:
 		return nil, errCut
@@ -81,6 +87,14 @@ func (s *server) serve(t *testing.T) *pipes {
 	}()
 	t.Cleanup(func() {
 		p.Close()
+		// Both ends of a TLS connection write a last record when they close it. If neither
+		// reads, the server waits with its mutex locked, and then time stands still in a
+		// bubble of synctest: so the pipes are closed first.
+		p.mu.Lock()
+		for _, conn := range p.open {
+			conn.Close()
+		}
+		p.mu.Unlock()
 		srv.Close()
 		<-done
 		// Closing a TLS connection takes up to 5 s if the peer does not read.

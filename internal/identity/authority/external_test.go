@@ -205,8 +205,7 @@ func TestExternalRefusals(t *testing.T) {
 		"no approval":      func(s *signer, c *authority.ExternalConfig) { s.approve, c.Timeout = false, 50*time.Millisecond },
 	} {
 		s := newSigner(t)
-		var e *authority.External
-		e = s.external(t, func(c *authority.ExternalConfig) { prepare(s, c) })
+		e := s.external(t, func(c *authority.ExternalConfig) { prepare(s, c) })
 		stop := s.run(t)
 		r, _ := request(t, workload(t, "shop.mesh", "web", "front"))
 		_, err := e.Sign(t.Context(), r)

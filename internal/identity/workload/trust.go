@@ -153,7 +153,10 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 			}
 		}
 	}()
-	defer func() { cancel(); <-received }()
+	defer func() {
+		cancel()
+		_ = <-received // the loop below has returned it, or it follows from cancel
+	}()
 	for {
 		select {
 		case err := <-received:

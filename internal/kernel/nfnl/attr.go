@@ -110,13 +110,6 @@ func ParseAttrs(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-func u16(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(b)
-}
-
 func u32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0
