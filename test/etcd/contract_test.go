@@ -84,6 +84,6 @@ func TestContractUnderFaults(t *testing.T) {
 	server := startMember(t)
 	storetest.Run(t, func(t *testing.T) store.Store {
 		s := open(t, stateURL(server), etcd.Options{Clock: clock})
-		return faulty.Patient{Store: faulty.New(s, 1, faulty.Shares{Calls: 0.1, Batches: 0.1})}
+		return faulty.Retrying{Store: faulty.New(s, 1, faulty.Probabilities{Calls: 0.1, Batches: 0.1})}
 	}, storetest.Options{Clock: clock})
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/endpointslice/topologycache"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
 
@@ -23,7 +24,7 @@ func nodesOf(nodes []*corev1.Node) []auto.Node {
 			}
 		}
 		out = append(out, auto.Node{
-			Zone:     n.Labels[corev1.LabelTopologyZone],
+			Zone:     locality.ZoneOf(n.Labels),
 			Ready:    ready,
 			Excluded: auto.Excluded(n.Labels),
 			NanoCPU:  n.Status.Allocatable.Cpu().ScaledValue(-9),
@@ -46,7 +47,7 @@ func hintsOf(h *discovery.EndpointHints) *auto.Hints {
 	}
 	out := &auto.Hints{}
 	for _, z := range h.ForZones {
-		out.ForZones = append(out.ForZones, z.Name)
+		out.ForZones = append(out.ForZones, locality.Zone(z.Name))
 	}
 	for _, n := range h.ForNodes {
 		out.ForNodes = append(out.ForNodes, n.Name)
@@ -60,7 +61,7 @@ func apiHints(h *auto.Hints) *discovery.EndpointHints {
 	}
 	out := &discovery.EndpointHints{}
 	for _, z := range h.ForZones {
-		out.ForZones = append(out.ForZones, discovery.ForZone{Name: z})
+		out.ForZones = append(out.ForZones, discovery.ForZone{Name: string(z)})
 	}
 	for _, n := range h.ForNodes {
 		out.ForNodes = append(out.ForNodes, discovery.ForNode{Name: n})
@@ -81,7 +82,7 @@ func (s situation) request() []auto.Slice {
 		converted := auto.Slice{State: s.states[i]}
 		for _, e := range slice.Endpoints {
 			converted.Endpoints = append(converted.Endpoints, auto.Endpoint{
-				Zone: deref(e.Zone), Node: deref(e.NodeName), Ready: deref(e.Conditions.Ready), Hints: hintsOf(e.Hints),
+				Zone: locality.Zone(deref(e.Zone)), Node: deref(e.NodeName), Ready: deref(e.Conditions.Ready), Hints: hintsOf(e.Hints),
 			})
 		}
 		out = append(out, converted)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/endpointslice/trafficdist"
 	"k8s.io/klog/v2"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 )
 
@@ -36,11 +37,15 @@ func sameHints(a, b *auto.Hints) bool {
 }
 
 // cacheOf is a cache of the library in a state, rebuilt as runs change it.
-func cacheOf(nodes []*corev1.Node, hinted bool, allocated map[string]int) *topologycache.TopologyCache {
+func cacheOf(nodes []*corev1.Node, hinted bool, allocated map[locality.Zone]int) *topologycache.TopologyCache {
 	cache := topologycache.NewTopologyCache()
 	cache.SetNodes(klog.Logger{}, nodes)
 	if hinted {
-		cache.SetHints(service, discovery.AddressTypeIPv6, topologycache.EndpointZoneInfo(allocated))
+		theirs := topologycache.EndpointZoneInfo{}
+		for zone, n := range allocated {
+			theirs[string(zone)] = n
+		}
+		cache.SetHints(service, discovery.AddressTypeIPv6, theirs)
 	}
 	return cache
 }
@@ -56,16 +61,16 @@ func run(s situation, nodes []*corev1.Node, hinted bool) (outcome, []*topologyca
 // moved away, which goes to which receiving zone. Any is possible as long as no zone
 // gets more than it should, which is the most it was seen to get. (If endpoints of
 // unchanged slices are missing to give, zones get less, and it is random which.)
-type choices struct{ most map[string]int }
+type choices struct{ most map[locality.Zone]int }
 
 // allow says whether our outcome is another choice of the same: everything else is
 // equal, and so is the set of endpoints moved. want is what the library did this time.
 func (c *choices) allow(s situation, ours, want outcome) bool {
 	if c.most == nil {
-		c.most = map[string]int{}
+		c.most = map[locality.Zone]int{}
 	}
 	same := slices.Equal(ours.write, want.write)
-	got, theirs := map[string]int{}, map[string]int{}
+	got, theirs := map[locality.Zone]int{}, map[locality.Zone]int{}
 	for i, slice := range s.slices {
 		for k, e := range slice.Endpoints {
 			x, y := ours.hints[i][k], want.hints[i][k]
@@ -96,7 +101,7 @@ func (c *choices) allow(s situation, ours, want outcome) bool {
 }
 
 func moved(e discovery.Endpoint, h *auto.Hints) bool {
-	return h != nil && len(h.ForZones) == 1 && len(h.ForNodes) == 0 && e.Zone != nil && h.ForZones[0] != *e.Zone
+	return h != nil && len(h.ForZones) == 1 && len(h.ForNodes) == 0 && e.Zone != nil && h.ForZones[0] != locality.Zone(*e.Zone)
 }
 
 // TestAuto: same hints, same refusals, same events, over services that change
@@ -167,7 +172,7 @@ func checkEvents(t *testing.T, got *auto.Event, want []*topologycache.EventBuild
 }
 
 // checkOverloaded: a change of nodes requires another evaluation of the same services.
-func checkOverloaded(t *testing.T, r *rand.Rand, allocated map[string]int, zones int) {
+func checkOverloaded(t *testing.T, r *rand.Rand, allocated map[locality.Zone]int, zones int) {
 	t.Helper()
 	nodes := randomNodes(r, zones)
 	cache := cacheOf(nodes, len(allocated) > 0, allocated)
