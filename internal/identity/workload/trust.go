@@ -155,7 +155,9 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 	}()
 	defer func() {
 		cancel()
-		_ = <-received // the loop below has returned it, or it follows from cancel
+		if err := <-received; err != nil { // returned below already, or a consequence of cancel
+			m.config.Logger.Debug("the stream of roots ended", "error", err)
+		}
 	}()
 	for {
 		select {
