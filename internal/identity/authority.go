@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 const (
@@ -96,7 +96,7 @@ func createAuthority(dir string) error {
 	if err != nil {
 		return err
 	}
-	keyPEM, err := encodeKey(key)
+	keyPEM, err := certpem.EncodeKey(key)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func createAuthority(dir string) error {
 	if err := writeFile(filepath.Join(staging, authorityKey), keyPEM); err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(staging, authorityCert), encodeCert(der)); err != nil {
+	if err := writeFile(filepath.Join(staging, authorityCert), certpem.EncodeDER(der)); err != nil {
 		return err
 	}
 	path := filepath.Join(dir, authorityDir)
@@ -131,16 +131,16 @@ func loadAuthority(path string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	trusted, err := parseCerts(certPEM)
+	trusted, err := certpem.ParseCertificates(certPEM)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", certFile, err)
 	}
-	key, err := parseKey(keyPEM)
+	key, err := certpem.ParseKey(keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", keyFile, err)
 	}
 	cert := trusted[0]
-	if !samePublicKey(cert.PublicKey, key.Public()) {
+	if !certpem.SamePublicKey(cert.PublicKey, key.Public()) {
 		return nil, fmt.Errorf("%s does not belong to the first certificate in %s", keyFile, certFile)
 	}
 	for _, c := range trusted {
@@ -153,7 +153,7 @@ func loadAuthority(path string) (*Authority, error) {
 	}
 	a := &Authority{cert: cert, key: key, trusted: trusted}
 	for _, c := range trusted {
-		a.pem = append(a.pem, encodeCert(c.Raw)...)
+		a.pem = append(a.pem, certpem.EncodeDER(c.Raw)...)
 	}
 	return a, nil
 }
@@ -199,11 +199,11 @@ func (a *Authority) IssueServer(name string, dns []string, ips []net.IP) (Pair, 
 	if err != nil {
 		return Pair{}, fmt.Errorf("issue certificate for server %s: %w", name, err)
 	}
-	keyPEM, err := encodeKey(key)
+	keyPEM, err := certpem.EncodeKey(key)
 	if err != nil {
 		return Pair{}, err
 	}
-	return Pair{Cert: append(encodeCert(der), encodeCert(a.cert.Raw)...), Key: keyPEM}, nil
+	return Pair{Cert: append(certpem.EncodeDER(der), certpem.EncodeDER(a.cert.Raw)...), Key: keyPEM}, nil
 }
 
 // IssueClient makes a key and a client certificate, as for the kubeconfig that a
@@ -217,11 +217,11 @@ func (a *Authority) IssueClient(s Subject, life time.Duration) (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	keyPEM, err := encodeKey(key)
+	keyPEM, err := certpem.EncodeKey(key)
 	if err != nil {
 		return Pair{}, err
 	}
-	return Pair{Cert: encodeCert(der), Key: keyPEM}, nil
+	return Pair{Cert: certpem.EncodeDER(der), Key: keyPEM}, nil
 }
 
 // SignClient makes a client certificate for a key that the client keeps. Of the
@@ -239,7 +239,7 @@ func (a *Authority) SignClient(
 	if err != nil {
 		return nil, time.Time{}, fmt.Errorf("issue certificate for %s: %w", s.User, err)
 	}
-	return encodeCert(der), cert.NotAfter, nil
+	return certpem.EncodeDER(der), cert.NotAfter, nil
 }
 
 func (a *Authority) signClient(s Subject, life time.Duration, public crypto.PublicKey) ([]byte, error) {
@@ -265,63 +265,4 @@ func (a *Authority) sign(template *x509.Certificate, public crypto.PublicKey) ([
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.BasicConstraintsValid = true
 	return x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
-}
-
-const (
-	pemCertificate = "CERTIFICATE"
-	pemRequest     = "CERTIFICATE REQUEST"
-	pemKey         = "PRIVATE KEY"
-)
-
-func encodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: der})
-}
-
-func encodeKey(key crypto.Signer) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: der}), nil
-}
-
-// parseCerts reads one certificate or more, and nothing else.
-func parseCerts(data []byte) ([]*x509.Certificate, error) {
-	var out []*x509.Certificate
-	for rest := bytes.TrimSpace(data); len(rest) > 0; rest = bytes.TrimSpace(rest) {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil || block.Type != pemCertificate {
-			return nil, errors.New("not a sequence of PEM certificates")
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("damaged certificate: %w", err)
-		}
-		out = append(out, c)
-	}
-	if len(out) == 0 {
-		return nil, errors.New("no certificate in it")
-	}
-	return out, nil
-}
-
-func parseKey(data []byte) (crypto.Signer, error) {
-	block, rest := pem.Decode(data)
-	if block == nil || block.Type != pemKey || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, fmt.Errorf("not one PEM block of type %q", pemKey)
-	}
-	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("damaged key: %w", err)
-	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("a key of type %T cannot sign", key)
-	}
-	return signer, nil
-}
-
-func samePublicKey(a, b crypto.PublicKey) bool {
-	k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
-	return ok && k.Equal(b)
 }

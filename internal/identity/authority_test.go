@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 func TestOpenTwice(t *testing.T) {
@@ -70,7 +72,7 @@ func TestOpenDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	otherKey, err := encodeKey(other.key)
+	otherKey, err := certpem.EncodeKey(other.key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +155,7 @@ func TestIssueServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain, err := parseCerts(pair.Cert)
+	chain, err := certpem.ParseCertificates(pair.Cert)
 	if err != nil || len(chain) != 2 || pinOf(chain[1]) != a.Pin() {
 		t.Fatalf("chain of %d, %v: joining needs the authority in it", len(chain), err)
 	}
@@ -186,7 +188,7 @@ func TestLeafNeverOutlivesAuthority(t *testing.T) {
 
 func parseOne(t *testing.T, data []byte) *x509.Certificate {
 	t.Helper()
-	certs, err := parseCerts(data)
+	certs, err := certpem.ParseCertificates(data)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 func someBounds() Bounds {
@@ -55,7 +57,7 @@ func TestBoundsTravel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain, err := parseCerts(pair.Cert)
+	chain, err := certpem.ParseCertificates(pair.Cert)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 // credentialsFile holds key, certificate and authority in one file, so that a
@@ -89,20 +91,20 @@ func RemoveCredentials(dir string) error {
 
 // newCredentials checks that key, certificate and authority belong together.
 func newCredentials(s storedCredentials) (*Credentials, error) {
-	key, err := parseKey([]byte(s.Key))
+	key, err := certpem.ParseKey([]byte(s.Key))
 	if err != nil {
 		return nil, fmt.Errorf("key: %w", err)
 	}
-	chain, err := parseCerts([]byte(s.Certificate))
+	chain, err := certpem.ParseCertificates([]byte(s.Certificate))
 	if err != nil {
 		return nil, fmt.Errorf("certificate: %w", err)
 	}
-	authorities, err := parseCerts([]byte(s.CA))
+	authorities, err := certpem.ParseCertificates([]byte(s.CA))
 	if err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
 	leaf := chain[0]
-	if !samePublicKey(leaf.PublicKey, key.Public()) {
+	if !certpem.SamePublicKey(leaf.PublicKey, key.Public()) {
 		return nil, errors.New("the key does not belong to the certificate")
 	}
 	pool := x509.NewCertPool()
@@ -129,7 +131,7 @@ func newCredentials(s storedCredentials) (*Credentials, error) {
 // answered makes credentials of the answer to a request, and stores them unless accept
 // (nil: all are accepted) rejects the subject.
 func answered(server, dir string, key crypto.Signer, a CertificateAnswer, accept func(Subject) error) (*Credentials, error) {
-	keyPEM, err := encodeKey(key)
+	keyPEM, err := certpem.EncodeKey(key)
 	if err != nil {
 		return nil, err
 	}

@@ -1,17 +1,18 @@
 package identity
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/secretfile"
 )
 
 const (
 	secretMode = 0o600
 	dirMode    = 0o700
+	// maxSecret bounds what is read back, in bytes: many times what is ever written.
+	maxSecret = 4 << 20
 )
 
 // writeFile replaces a file by a whole new one: after a crash there is the old
@@ -25,13 +26,8 @@ func writeFile(path string, data []byte) error {
 
 // readSecret reads a file that must be readable by its owner only.
 func readSecret(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s can be read by others (mode %04o): chmod 600 it, and replace the key if they may have",
-			path, info.Mode().Perm())
-	}
-	return os.ReadFile(path)
+	return secretfile.Read(path, secretfile.Rule{
+		Readers: secretfile.OwnerOnly, Max: maxSecret,
+		Advice: "chmod 600 it, and replace the key if they may have", Kind: "it is not one of ours",
+	})
 }

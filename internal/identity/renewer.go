@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/wallclock"
 )
 
 const (
@@ -473,21 +474,5 @@ func (r *Renewer) use(c *Credentials) {
 // waitUntil waits by the wall clock, or until the certificate is suspect; false:
 // ctx ended first.
 func (r *Renewer) waitUntil(ctx context.Context, at time.Time) bool {
-	for {
-		// Round drops the monotonic reading, which stands still in sleep.
-		left := at.Round(0).Sub(r.cfg.Now().Round(0))
-		if left <= 0 {
-			return ctx.Err() == nil
-		}
-		timer := time.NewTimer(min(left, clockCheck))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return false
-		case <-r.suspect:
-			timer.Stop()
-			return ctx.Err() == nil
-		case <-timer.C:
-		}
-	}
+	return wallclock.Wait(ctx, at, clockCheck, r.cfg.Now, r.suspect) != wallclock.Ended
 }

@@ -20,6 +20,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 // issuer answers requests as the control plane does.
@@ -105,7 +107,7 @@ func TestRenewer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if calls.Load() != 1 || !second.NotAfter.After(first.NotAfter) || samePublicKey(before.Leaf.PublicKey, after.Leaf.PublicKey) {
+		if calls.Load() != 1 || !second.NotAfter.After(first.NotAfter) || certpem.SamePublicKey(before.Leaf.PublicKey, after.Leaf.PublicKey) {
 			t.Fatalf("after two thirds: %d calls, until %s, was %s", calls.Load(), second.NotAfter, first.NotAfter)
 		}
 		if onDisk, err := LoadCredentials(dir); err != nil || !onDisk.NotAfter.Equal(second.NotAfter) {
@@ -265,7 +267,7 @@ func TestParseRequest(t *testing.T) {
 		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 			Subject: pkix.Name{CommonName: "system:admin", Organization: []string{GroupAdmins}}}, key)
 		must(t, err)
-		return pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})
+		return pem.EncodeToMemory(&pem.Block{Type: certpem.TypeRequest, Bytes: der})
 	}
 	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -289,7 +291,7 @@ func TestParseRequest(t *testing.T) {
 		"RSA 1024":   {csr(weak), "too weak"},
 		"tampered":   {pem.EncodeToMemory(tampered), "request"},
 		"two":        {append(append([]byte{}, good...), good...), "one PEM block"},
-		"other type": {encodeCert([]byte{0x30, 0}), "one PEM block"},
+		"other type": {certpem.EncodeDER([]byte{0x30, 0}), "one PEM block"},
 		"empty":      {nil, "one PEM block"},
 	} {
 		_, err := ParseRequest(tc.data)

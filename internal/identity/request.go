@@ -4,15 +4,14 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ecdsa"
-	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/certpem"
 )
 
 // CertificatesPath is where a control plane issues certificates: POST a PEM
@@ -45,35 +44,19 @@ func (a CertificateAnswer) at() time.Time {
 	return a.date
 }
 
-// minRSABits is the least that NIST SP 800-57 allows after 2010.
-const minRSABits = 2048
-
 // ParseRequest reads a certificate request: one PEM block, signed by its own key, of
 // an accepted key type.
 func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(data)
-	if block == nil || block.Type != pemRequest || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, fmt.Errorf("want one PEM block of type %q", pemRequest)
+	if block == nil || block.Type != certpem.TypeRequest || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, fmt.Errorf("want one PEM block of type %q", certpem.TypeRequest)
 	}
 	r, err := x509.ParseCertificateRequest(block.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("damaged certificate request: %w", err)
 	}
-	switch key := r.PublicKey.(type) {
-	case *ecdsa.PublicKey:
-		if key.Curve == elliptic.P224() {
-			return nil, errors.New("curve P-224 is too weak: use P-256")
-		}
-	case ed25519.PublicKey:
-	case *rsa.PublicKey:
-		if key.N.BitLen() < minRSABits {
-			return nil, fmt.Errorf("an RSA key of %d bits is too weak: use ECDSA P-256", key.N.BitLen())
-		}
-	default:
-		return nil, fmt.Errorf("a key of type %T is not understood: use ECDSA P-256", key)
-	}
-	if err := r.CheckSignature(); err != nil {
-		return nil, fmt.Errorf("certificate request is not signed by its key: %w", err)
+	if err := certpem.CheckRequest(r); err != nil {
+		return nil, err
 	}
 	return r, nil
 }
@@ -88,5 +71,5 @@ func newRequest() (key crypto.Signer, requestPEM []byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return key, pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der}), nil
+	return key, pem.EncodeToMemory(&pem.Block{Type: certpem.TypeRequest, Bytes: der}), nil
 }

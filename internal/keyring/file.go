@@ -8,15 +8,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/secretfile"
 )
 
 // FileName of the keys, in the folder of the control plane's other keys.
 const FileName = "secrets.keys"
+
+// maxFile bounds what is read, in bytes.
+const maxFile = 1 << 20
 
 const fileHead = `# Keys by which Secrets are encrypted in the store. Without this file they are lost:
 # keep a copy in a safe place, apart from backups of the store.
@@ -90,25 +93,11 @@ func (r *Ring) reload() error {
 
 // reloadLocked reads the file; on an error the ring keeps what it has.
 func (r *Ring) reloadLocked() error {
-	f, err := os.Open(r.path)
+	data, info, err := secretfile.Open(r.path, secretfile.Rule{
+		Readers: secretfile.OwnerOnly, Max: maxFile,
+		Advice: fmt.Sprintf("run chmod 600 %s, and proxima secrets rotate if they may have read it", r.path), Kind: "it is no key file",
+	})
 	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if mode := info.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
-		return fmt.Errorf("%s can be read by others (mode %04o): run chmod 600 %s, and proxima secrets rotate if they may have read it",
-			r.path, mode, r.path)
-	}
-	const most = 1 << 20
-	if info.Size() > most {
-		return fmt.Errorf("%s has %d bytes: it is no key file", r.path, info.Size())
-	}
-	data := make([]byte, info.Size())
-	if _, err := f.ReadAt(data, 0); err != nil && info.Size() > 0 {
 		return err
 	}
 	keys, err := decode(data)

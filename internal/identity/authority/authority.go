@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/hex"
@@ -13,8 +14,10 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -62,7 +65,7 @@ func (r Request) check() error {
 	case r.Life < 0:
 		return fmt.Errorf("a life of %s", r.Life)
 	}
-	if err := CheckCSR(r.CSR); err != nil {
+	if err := certpem.CheckRequest(r.CSR); err != nil {
 		return err
 	}
 	if len(r.CSR.URIs) != 1 || r.CSR.URIs[0].String() != r.ID.String() {
@@ -94,9 +97,31 @@ func NewKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(),
 
 // ID names an authority in states and logs: 16 hexadecimal digits of its key's SHA-256.
 func ID(c *x509.Certificate) string {
-	sum := keyID(c.RawSubjectPublicKeyInfo)
+	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:8])
 }
+
+// IDOf names an authority by its roots, whatever their order; that of one root is ID. It
+// is empty without roots.
+func IDOf(roots []*x509.Certificate) string {
+	if len(roots) == 0 {
+		return ""
+	}
+	ids := make([]string, 0, len(roots))
+	for _, r := range roots {
+		ids = append(ids, ID(r))
+	}
+	slices.Sort(ids)
+	if ids = slices.Compact(ids); len(ids) == 1 {
+		return ids[0]
+	}
+	sum := sha256.Sum256([]byte(strings.Join(ids, " ")))
+	return hex.EncodeToString(sum[:8])
+}
+
+// backdateOf a leaf: what allows for clocks that are behind must not be most of a short
+// life, as certificates are renewed at two thirds of the whole.
+func backdateOf(life time.Duration) time.Duration { return min(backdate, life/4) }
 
 // signLeaf makes a leaf that is within the lives of the chain that signs.
 func signLeaf(r Request, issuer *x509.Certificate, key crypto.Signer, now time.Time) (*x509.Certificate, error) {
@@ -110,7 +135,7 @@ func signLeaf(r Request, issuer *x509.Certificate, key crypto.Signer, now time.T
 		return nil, fmt.Errorf("%w: its certificate begins on %s; check the clocks", ErrCannotSign, issuer.NotBefore.UTC().Format(time.RFC3339))
 	}
 	template := &x509.Certificate{
-		NotBefore:             later(now.Add(-backdate), issuer.NotBefore),
+		NotBefore:             later(now.Add(-backdateOf(r.life())), issuer.NotBefore),
 		NotAfter:              earlier(now.Add(r.life()), issuer.NotAfter),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -153,8 +178,7 @@ func checkLeaf(r Request, chain, roots []*x509.Certificate, now time.Time) error
 		return errors.New("the authority returned no certificate")
 	}
 	leaf := chain[0]
-	public, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
-	if !ok || !public.Equal(r.CSR.PublicKey) {
+	if !certpem.SamePublicKey(leaf.PublicKey, r.CSR.PublicKey) {
 		return errors.New("the authority returned a certificate of another key")
 	}
 	if n := len(leaf.DNSNames) + len(leaf.EmailAddresses) + len(leaf.IPAddresses); n > 0 || len(leaf.URIs) != 1 {

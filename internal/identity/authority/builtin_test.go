@@ -369,24 +369,3 @@ func FuzzLoadRoot(f *testing.F) {
 		}
 	})
 }
-
-func FuzzParsePEM(f *testing.F) {
-	root := newRoot(f, "shop")
-	f.Add(authority.EncodeCertificates(root.Certificate(), root.Certificate()))
-	key, _ := authority.NewKey()
-	data, _ := authority.EncodeKey(key)
-	f.Add(data)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if certs, err := authority.ParseCertificates(data); err == nil {
-			again, err := authority.ParseCertificates(authority.EncodeCertificates(certs...))
-			if err != nil || len(again) != len(certs) {
-				t.Fatal(err)
-			}
-		}
-		if key, err := authority.ParseKey(data); err == nil {
-			if _, err := authority.EncodeKey(key); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
-}

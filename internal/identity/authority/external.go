@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -124,7 +125,7 @@ func (e *External) sign(ctx context.Context, r Request) ([]*x509.Certificate, er
 		}
 		return nil, err
 	}
-	chain, err := ParseCertificates(data)
+	chain, err := certpem.ParseCertificates(data)
 	if err != nil {
 		return nil, fmt.Errorf("the signer returned something else than certificates: %w", err)
 	}
@@ -144,7 +145,7 @@ func (e *External) object(r Request) *certificatesv1.CertificateSigningRequest {
 			Annotations: map[string]string{"mesh.proxima.dev/spiffe-id": r.ID.String()},
 		},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:           pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: r.CSR.Raw}),
+			Request:           pem.EncodeToMemory(&pem.Block{Type: certpem.TypeRequest, Bytes: r.CSR.Raw}),
 			SignerName:        e.config.SignerName,
 			ExpirationSeconds: &expiration,
 			Usages: []certificatesv1.KeyUsage{

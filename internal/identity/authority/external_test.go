@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	typed "k8s.io/client-go/kubernetes/typed/certificates/v1"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 )
 
@@ -125,7 +126,7 @@ func (s *signer) sign(csr *certificatesv1.CertificateSigningRequest) []byte {
 		return []byte(err.Error())
 	}
 	leaf, _ := x509.ParseCertificate(der)
-	return authority.EncodeCertificates(leaf, s.middle.cert, s.ca.cert)
+	return certpem.EncodeCertificates(leaf, s.middle.cert, s.ca.cert)
 }
 
 func newSigner(t *testing.T) *signer {

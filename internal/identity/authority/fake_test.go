@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
@@ -156,7 +157,7 @@ func newCustom(t testing.TB, name string, parent *custom, edit func(*x509.Certif
 
 func (c *custom) keyPEM(t testing.TB) []byte {
 	t.Helper()
-	data, err := authority.EncodeKey(c.key)
+	data, err := certpem.EncodeKey(c.key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -36,7 +38,9 @@ type Source interface {
 }
 
 // Provided signs with a key and certificate of the operator's. Material that cannot be
-// used leaves the last that could in place. Safe for concurrent use.
+// used leaves the last that could in place. Material with other roots is another
+// authority, with an ID of its own: the one before it signs on, until Keep forgets it, so
+// that peers learn of the new roots first. Safe for concurrent use.
 type Provided struct {
 	domain  mesh.Domain
 	source  Source
@@ -47,9 +51,12 @@ type Provided struct {
 
 	mu      sync.Mutex
 	problem error
+	// known has the newest material of each authority, by ID.
+	known map[string]*providedAuthority
 }
 
 type providedAuthority struct {
+	id       string // of the roots
 	material Material
 	chain    []*x509.Certificate // without the root
 	roots    []*x509.Certificate
@@ -78,16 +85,76 @@ func NewProvided(ctx context.Context, c ProvidedConfig) (*Provided, error) {
 	if c.OnRoots == nil {
 		c.OnRoots = func() {}
 	}
-	p := &Provided{domain: c.Domain, source: c.Source, log: c.Logger, now: c.Now, onRoots: c.OnRoots}
+	p := &Provided{
+		domain: c.Domain, source: c.Source, log: c.Logger, now: c.Now, onRoots: c.OnRoots, known: map[string]*providedAuthority{},
+	}
 	if _, err := p.reload(ctx); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
+// ID of the authority that the newest usable material is of.
+func (p *Provided) ID() string { return p.current.Load().id }
+
+// Authority is the signer of an ID: of the newest material, or of earlier material with
+// other roots. ok is false if it is unknown or forgotten. A reload of material with the
+// same roots is used by signers that were returned before.
+func (p *Provided) Authority(id string) (s Signer, ok bool) {
+	if _, ok := p.find(id); !ok {
+		return nil, false
+	}
+	return providedSigner{p, id}, true
+}
+
+func (p *Provided) find(id string) (*providedAuthority, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a, ok := p.known[id]
+	return a, ok
+}
+
+// Keep forgets all authorities but the newest and those of these IDs.
+func (p *Provided) Keep(ids ...string) {
+	newest := p.ID()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id := range p.known {
+		if id != newest && !slices.Contains(ids, id) {
+			delete(p.known, id)
+		}
+	}
+}
+
+// providedSigner is one authority of a Provided.
+type providedSigner struct {
+	provided *Provided
+	id       string
+}
+
 // Sign implements Signer.
+func (s providedSigner) Sign(_ context.Context, r Request) ([]*x509.Certificate, error) {
+	a, ok := s.provided.find(s.id)
+	if !ok {
+		return nil, fmt.Errorf("sign certificate of %s: %w: the key of authority %s is no longer provided", r.ID, ErrCannotSign, s.id)
+	}
+	return s.provided.signBy(a, r)
+}
+
+// Roots implements Signer.
+func (s providedSigner) Roots() []*x509.Certificate {
+	if a, ok := s.provided.find(s.id); ok {
+		return a.roots
+	}
+	return nil
+}
+
+// Sign implements Signer, with the newest material.
 func (p *Provided) Sign(_ context.Context, r Request) ([]*x509.Certificate, error) {
-	a := p.current.Load()
+	return p.signBy(p.current.Load(), r)
+}
+
+func (p *Provided) signBy(a *providedAuthority, r Request) ([]*x509.Certificate, error) {
 	if r.ID.Domain() != p.domain {
 		return nil, fmt.Errorf("sign certificate of %s: the authority is of trust domain %s", r.ID, p.domain)
 	}
@@ -165,12 +232,15 @@ func (p *Provided) reload(ctx context.Context) (rootsChanged bool, err error) {
 		p.setProblem(err)
 		return false, err
 	}
+	p.mu.Lock()
 	old := p.current.Swap(a)
-	p.setProblem(nil)
+	p.known[a.id] = a
+	p.problem = nil
+	p.mu.Unlock()
 	if old != nil {
 		p.log.Info("provided authority reloaded", "domain", p.domain, "root", ID(a.roots[0]))
 	}
-	return old != nil && !bytes.Equal(EncodeCertificates(old.roots...), EncodeCertificates(a.roots...)), nil
+	return old != nil && !bytes.Equal(certpem.EncodeCertificates(old.roots...), certpem.EncodeCertificates(a.roots...)), nil
 }
 
 func (p *Provided) setProblem(err error) {
@@ -192,7 +262,7 @@ func newProvidedAuthority(m Material, domain mesh.Domain, now time.Time) (*provi
 	a := &providedAuthority{material: m, key: key}
 	var roots []*x509.Certificate
 	if len(bytes.TrimSpace(m.Roots)) > 0 {
-		if roots, err = ParseCertificates(m.Roots); err != nil {
+		if roots, err = certpem.ParseCertificates(m.Roots); err != nil {
 			return nil, fmt.Errorf("roots: %w", err)
 		}
 	}
@@ -215,7 +285,7 @@ func newProvidedAuthority(m Material, domain mesh.Domain, now time.Time) (*provi
 		}
 		a.chain = nil
 	}
-	a.roots = roots
+	a.roots, a.id = roots, IDOf(roots)
 	probed := &Provided{domain: domain, now: func() time.Time { return now }}
 	probed.current.Store(a)
 	return a, probe(context.Background(), probed, domain, now)

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 )
 
@@ -49,8 +50,8 @@ func (s *source) set(m authority.Material, fail error) {
 
 func material(t testing.TB, c *custom, roots ...*x509.Certificate) authority.Material {
 	t.Helper()
-	return authority.Material{Certificate: authority.EncodeCertificates(c.cert), Key: c.keyPEM(t),
-		Roots: authority.EncodeCertificates(roots...)}
+	return authority.Material{Certificate: certpem.EncodeCertificates(c.cert), Key: c.keyPEM(t),
+		Roots: certpem.EncodeCertificates(roots...)}
 }
 
 func TestProvided(t *testing.T) {
@@ -63,7 +64,7 @@ func TestProvided(t *testing.T) {
 	noPath := newCustom(t, "no path", nil, func(c *x509.Certificate) { c.MaxPathLenZero = true })
 	belowNoPath := newCustom(t, "below", noPath, nil)
 	chain := material(t, middle)
-	chain.Certificate = append(chain.Certificate, authority.EncodeCertificates(root.cert)...)
+	chain.Certificate = append(chain.Certificate, certpem.EncodeCertificates(root.cert)...)
 	swapped := material(t, root)
 	swapped.Key = other.keyPEM(t)
 	for _, tc := range []struct {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -59,11 +60,11 @@ const recordVersion = 1
 // Record is the root with its key, to be sealed and stored by the control plane that
 // owns it, and never to be sent anywhere.
 func (r *Root) Record() ([]byte, error) {
-	key, err := EncodeKey(r.key)
+	key, err := certpem.EncodeKey(r.key)
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(rootRecord{recordVersion, r.mesh, r.domain.Name(), string(EncodeCertificates(r.cert)), string(key)})
+	return json.Marshal(rootRecord{recordVersion, r.mesh, r.domain.Name(), string(certpem.EncodeCertificates(r.cert)), string(key)})
 }
 
 // LoadRoot reads what Record wrote. Errors never quote it.
@@ -125,7 +126,7 @@ func (r *Root) signIntermediate(zone string, request *x509.CertificateRequest, n
 	if zone == "" {
 		return nil, errors.New("the zone is missing")
 	}
-	if err := CheckCSR(request); err != nil {
+	if err := certpem.CheckRequest(request); err != nil {
 		return nil, err
 	}
 	if now.After(r.cert.NotAfter) {
@@ -166,18 +167,17 @@ func (l localIssuer) IssueIntermediate(_ context.Context, meshName string, csr [
 
 // parsePair reads a certificate chain of an authority and its key.
 func parsePair(certPEM, keyPEM []byte) ([]*x509.Certificate, crypto.Signer, error) {
-	certs, err := ParseCertificates(certPEM)
+	certs, err := certpem.ParseCertificates(certPEM)
 	if err != nil {
 		return nil, nil, fmt.Errorf("certificate: %w", err)
 	}
-	key, err := ParseKey(keyPEM)
+	key, err := certpem.ParseForeignKey(keyPEM)
 	if err != nil {
 		return nil, nil, fmt.Errorf("key: %w", err)
 	}
 	cert := certs[0]
-	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
 	switch {
-	case !ok || !public.Equal(key.Public()):
+	case !certpem.SamePublicKey(cert.PublicKey, key.Public()):
 		return nil, nil, errors.New("the key does not belong to the first certificate")
 	case !cert.IsCA || !cert.BasicConstraintsValid:
 		return nil, nil, errors.New("the certificate is not an authority's (basic constraints: CA)")

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/wallclock"
 )
 
 // Intermediate is the answer to the request of a zone's authority.
@@ -135,6 +137,15 @@ func (z *ZoneSigner) Roots() []*x509.Certificate {
 	return nil
 }
 
+// Ensure gets an intermediate now if there is none that holds, so that the first one need
+// not be waited for. Run renews it.
+func (z *ZoneSigner) Ensure(ctx context.Context) error {
+	if z.config.Now().Before(z.NotAfter()) {
+		return nil
+	}
+	return z.renew(ctx)
+}
+
 // NotAfter is when the intermediate runs out; zero: there is none.
 func (z *ZoneSigner) NotAfter() time.Time {
 	if a := z.current.Load(); a != nil {
@@ -183,22 +194,7 @@ func (z *ZoneSigner) due() time.Time {
 
 // wait by the wall clock, or until Replace; false: ctx ended.
 func (z *ZoneSigner) wait(ctx context.Context, at time.Time) bool {
-	for {
-		left := at.Round(0).Sub(z.config.Now().Round(0))
-		if left <= 0 {
-			return ctx.Err() == nil
-		}
-		timer := time.NewTimer(min(left, clockCheck))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return false
-		case <-z.replace:
-			timer.Stop()
-			return ctx.Err() == nil
-		case <-timer.C:
-		}
-	}
+	return wallclock.Wait(ctx, at, clockCheck, z.config.Now, z.replace) != wallclock.Ended
 }
 
 // renew gets an intermediate for a new key, keeps it, and signs with it from then on.
@@ -240,9 +236,8 @@ func (a *zoneAuthority) check(c ZoneConfig, now time.Time) error {
 		return errors.New("chain or roots are missing")
 	}
 	cert := a.chain[0]
-	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
 	switch {
-	case !ok || !public.Equal(a.key.Public()):
+	case !certpem.SamePublicKey(cert.PublicKey, a.key.Public()):
 		return errors.New("the key does not belong to the certificate")
 	case !cert.IsCA || !cert.MaxPathLenZero:
 		return errors.New("the certificate is not an authority's that signs leaves alone")
@@ -269,12 +264,12 @@ type zoneRecord struct {
 }
 
 func (a *zoneAuthority) record(c ZoneConfig) ([]byte, error) {
-	key, err := EncodeKey(a.key)
+	key, err := certpem.EncodeKey(a.key)
 	if err != nil {
 		return nil, err
 	}
 	return json.Marshal(zoneRecord{recordVersion, c.Mesh, c.Zone,
-		string(EncodeCertificates(a.chain...)), string(EncodeCertificates(a.roots...)), string(key)})
+		string(certpem.EncodeCertificates(a.chain...)), string(certpem.EncodeCertificates(a.roots...)), string(key)})
 }
 
 func loadZoneAuthority(data []byte, domain mesh.Domain) (*zoneAuthority, error) {
@@ -286,7 +281,7 @@ func loadZoneAuthority(data []byte, domain mesh.Domain) (*zoneAuthority, error) 
 	if err != nil {
 		return nil, err
 	}
-	roots, err := ParseCertificates([]byte(rec.Roots))
+	roots, err := certpem.ParseCertificates([]byte(rec.Roots))
 	if err != nil {
 		return nil, fmt.Errorf("roots: %w", err)
 	}

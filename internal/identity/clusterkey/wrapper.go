@@ -11,12 +11,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"time"
+
+	"github.com/proxima-mesh/proxima/internal/secretfile"
 )
 
 // Wrapper encrypts small keys by one that never is in the store. Safe for concurrent use.
@@ -56,26 +55,13 @@ func OpenFile(path string) (*File, error) {
 }
 
 func readSecret(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	// Kubernetes gives mounted Secrets to a group.
-	if mode := info.Mode().Perm(); runtime.GOOS != "windows" && mode&0o027 != 0 {
-		return nil, fmt.Errorf("%s can be read by others (mode %04o): chmod 600 it, and use another key if they may have read it", path, mode)
-	}
-	return io.ReadAll(io.LimitReader(file, maxFile+1))
+	return secretfile.Read(path, secretfile.Rule{
+		Readers: secretfile.OwnersGroup, Max: maxFile,
+		Advice: "chmod 600 it, and use another key if they may have read it", Kind: "it is too long for a key file",
+	})
 }
 
 func parse(data []byte) (*File, error) {
-	if len(data) > maxFile {
-		return nil, errors.New("it is too long for a key file")
-	}
 	var f File
 	n := 0
 	for line := range strings.Lines(string(data)) {

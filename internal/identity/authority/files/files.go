@@ -8,16 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/secretfile"
 )
 
 const (
@@ -42,42 +40,25 @@ func New(cert, key, roots string) *Files { return &Files{cert: cert, key: key, r
 func (f *Files) Load(context.Context) (authority.Material, error) {
 	var m authority.Material
 	var err error
-	if m.Certificate, err = read(f.cert, false); err != nil {
+	if m.Certificate, err = read(f.cert, secretfile.Anyone); err != nil {
 		return authority.Material{}, err
 	}
-	if m.Key, err = read(f.key, true); err != nil {
+	if m.Key, err = read(f.key, secretfile.OwnersGroup); err != nil {
 		return authority.Material{}, err
 	}
 	if f.roots != "" {
-		if m.Roots, err = read(f.roots, false); err != nil {
+		if m.Roots, err = read(f.roots, secretfile.Anyone); err != nil {
 			return authority.Material{}, err
 		}
 	}
 	return m, nil
 }
 
-func read(path string, secret bool) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	// Kubernetes gives mounted Secrets to a group.
-	if mode := info.Mode().Perm(); secret && runtime.GOOS != "windows" && mode&0o027 != 0 {
-		return nil, fmt.Errorf("%s can be read by others (mode %04o): chmod 600 it, and replace the key if they may have", path, mode)
-	}
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("%s has more than %d bytes: it is no key or certificate", path, maxFile)
-	}
-	return data, nil
+func read(path string, readers secretfile.Readers) ([]byte, error) {
+	return secretfile.Read(path, secretfile.Rule{
+		Readers: readers, Max: maxFile,
+		Advice: "chmod 600 it, and replace the key if they may have", Kind: "it is no key or certificate",
+	})
 }
 
 // Changed implements authority.Source. Only Run closes the channel.
