@@ -38,6 +38,7 @@ var layers = map[string]layer{
 	// types, contracts and helpers that every layer uses
 	"internal/atomicfile":            base,
 	"internal/backoff":               base,
+	"internal/certpem":               base,
 	"internal/gateway/frame":         base,
 	"internal/gateway/proxyproto":    base,
 	"internal/gateway/record":        base,
@@ -59,6 +60,7 @@ var layers = map[string]layer{
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,
 	"internal/scavenge":              base,
+	"internal/secretfile":            base,
 	"internal/store":                 base,
 	"internal/store/expiry":          base,
 	"internal/store/faulty":          base,
@@ -67,6 +69,7 @@ var layers = map[string]layer{
 	"internal/store/storetest":       base,
 	"internal/store/watch":           base,
 	"internal/version":               base,
+	"internal/wallclock":             base,
 
 	// the state, as tables
 	"internal/catalog": catalog,
@@ -91,6 +94,7 @@ var layers = map[string]layer{
 	"internal/dns/records":              core,
 	"internal/federation":               core,
 	"internal/federation/local":         core,
+	"internal/identity/authorities":     core,
 	"internal/identity/authority":       core,
 	"internal/identity/rotation":        core,
 	"internal/node":                     core,
@@ -176,8 +180,8 @@ var layers = map[string]layer{
 var siblings = map[string][]string{
 	// Answers are in the types of those who give them.
 	"internal/admin": {
-		"internal/audit", "internal/delta/stream", "internal/identity", "internal/node/fromkube", "internal/node/fromview",
-		"internal/node/local", "internal/view",
+		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fromkube",
+		"internal/node/fromview", "internal/node/local", "internal/view",
 	},
 	"internal/apiserver": {
 		"internal/apiserver/kvstorage", "internal/apiserver/openapi", "internal/apiserver/quota",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/workload"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
@@ -73,6 +74,10 @@ type NodeStatus struct {
 	// the two.
 	View    *ViewStatus      `json:"view,omitempty"`
 	Cluster *fromkube.Status `json:"cluster,omitempty"`
+	// Identities are the certificates of this node's workloads and of the node in its
+	// meshes; SpiffeSocket is the path of the SPIFFE Workload API, empty: off.
+	Identities   []workload.Status `json:"identities,omitempty"`
+	SpiffeSocket string            `json:"spiffeSocket,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.

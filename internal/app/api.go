@@ -37,6 +37,8 @@ type api struct {
 	holders *access.Holders
 	// nodes that the policy of writes reads; its catalog is set before the server runs.
 	nodes *nodeTable
+	// meshes judges writes of Meshes; its authorities are set before the server runs.
+	meshes *meshUpdates
 
 	// direct is the API itself.
 	direct *apiserver.Client
@@ -56,7 +58,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	}
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
-		holders: access.NewHolders(), nodes: &nodeTable{},
+		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
@@ -84,7 +86,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Unoffered:     authorize.Unoffered(),
 		Guard:         a.sessions.Guard,
 		Writes: writes{
-			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has}, a.holders,
+			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has}, a.holders, a.meshes,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -135,11 +137,12 @@ func (a *api) components() []component {
 	}
 }
 
-// writes are admitted by what a credential may write, and by which machine has the name
-// of a node.
+// writes are admitted by what a credential may write, by which machine has the name of a
+// node, and by whether the authority that a Mesh enables can sign.
 type writes struct {
 	*access.WritePolicy
 	holders *access.Holders
+	meshes  *meshUpdates
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -147,7 +150,10 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 	if err := w.WritePolicy.Allow(ctx, write); err != nil {
 		return err
 	}
-	return w.holders.AllowWrite(write.Kind, write.Object, write.Old)
+	if err := w.holders.AllowWrite(write.Kind, write.Object, write.Old); err != nil {
+		return err
+	}
+	return w.meshes.allow(ctx, write)
 }
 
 // nodeTable is the Nodes, as an access.Cluster.

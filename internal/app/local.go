@@ -47,6 +47,9 @@ func (a *agent) localComponents() ([]component, error) {
 	for pattern, handler := range admin.AgentHandlers(agentState{a}) {
 		mux.Handle(pattern, handler)
 	}
+	if a.identity != nil {
+		mux.HandleFunc("GET "+local.AttestPath, a.identity.attest)
+	}
 	if a.cfg.Cluster == nil {
 		workloads, err := a.workloads()
 		if err != nil {

@@ -70,6 +70,9 @@ type NodeConfig struct {
 	ProbePort int
 	// Lease is how long the node is taken to live after a renewal; 0: 40 s.
 	Lease time.Duration
+	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
+	// empty: off.
+	SpiffeSocket string
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
@@ -111,6 +114,7 @@ type agent struct {
 	demand   *wire.Client // nil: the mode cannot count
 	probes   *witness.Responder
 	ranges   *ranges.Keeper
+	identity *nodeIdentity // nil: the agent follows a Kubernetes API
 	names    *records.Zone
 	dns      nameServer
 	health   net.Listener
@@ -161,6 +165,10 @@ func (a *agent) components() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
+	identities, err := a.identityComponents()
+	if err != nil {
+		return nil, err
+	}
 	return slices.Concat(
 		[]component{
 			{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaimNode) }},
@@ -169,7 +177,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "service ranges", Run: func(ctx context.Context) error { return a.ranges.Run(ctx, watching, a.useRanges) }},
 			{Name: "mode", Run: a.closeMode},
 		},
-		following, a.httpComponents(), programs, a.dnsComponents(),
+		following, identities, a.httpComponents(), programs, a.dnsComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

@@ -41,6 +41,9 @@ func (a *agent) httpComponents() (out []component) {
 func serve(l net.Listener, handler http.Handler) func(context.Context) error {
 	return func(ctx context.Context) error {
 		srv := listener.HTTPServer(handler)
+		srv.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, conn)
+		}
 		stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 		defer stop()
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

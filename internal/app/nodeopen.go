@@ -87,6 +87,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		if a.conn, err = a.connect(); err != nil {
 			return nil, err
 		}
+		if err = a.openIdentity(); err != nil {
+			return nil, err
+		}
 	}
 	if err := a.listenHTTP(); err != nil {
 		return nil, err
@@ -169,6 +172,7 @@ func (a *agent) watchConfig() *rest.Config {
 
 func (a *agent) close() {
 	a.dns.close()
+	a.identity.close()
 	if a.conn != nil {
 		_ = a.conn.Close()
 	}

@@ -31,6 +31,7 @@ func (a agentState) Status() admin.NodeStatus {
 		status.View = &followed
 		certificate, member := a.renewer.Status(), a.member.Status()
 		status.Certificate, status.Membership = &certificate, &member
+		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
 	for _, f := range a.checks.Failures() {
 		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts,

@@ -11,15 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
 
-// sealed are the kinds that are encrypted in the store, by the prefix of their
+// sealedKinds are the kinds that are encrypted in the store, by the prefix of their
 // keys there.
-func sealed() map[string]*resource.Descriptor {
+func sealedKinds() map[string]*resource.Descriptor {
 	return map[string]*resource.Descriptor{
 		"/registry/secrets/":                        kind.Secret,
 		"/registry/mesh.proxima.dev/globalsecrets/": kind.GlobalSecret,
@@ -28,10 +29,10 @@ func sealed() map[string]*resource.Descriptor {
 
 func sealedPrefixes() []string {
 	var prefixes []string
-	for prefix := range sealed() {
+	for prefix := range sealedKinds() {
 		prefixes = append(prefixes, prefix)
 	}
-	return prefixes
+	return append(prefixes, sealed.Prefix)
 }
 
 func keyFile(dataDir string) string { return filepath.Join(dataDir, "pki", keyring.FileName) }
@@ -62,7 +63,7 @@ func openKeys(ctx context.Context, s store.Store, dataDir string, log *slog.Logg
 
 func sealedGroups() []schema.GroupResource {
 	var groups []schema.GroupResource
-	for _, d := range sealed() {
+	for _, d := range sealedKinds() {
 		groups = append(groups, d.GroupResource())
 	}
 	return groups
@@ -73,14 +74,19 @@ func (s *storage) rotation(server *apiserver.Server) *keyring.Rotation {
 	client := server.Client("system:proxima:secrets")
 	return &keyring.Rotation{
 		Ring: s.keys, Store: s.store, Prefixes: sealedPrefixes(),
-		Rewrite: func(ctx context.Context, key string) error { return rewrite(ctx, client, key) },
+		Rewrite: func(ctx context.Context, key string) error {
+			if strings.HasPrefix(key, sealed.Prefix) {
+				return sealed.NewRecords(s.store, s.keys).Reseal(ctx, key)
+			}
+			return rewrite(ctx, client, key)
+		},
 	}
 }
 
 // rewrite writes an encrypted object as it is, through the API's write path,
 // which encrypts it with the newest key.
 func rewrite(ctx context.Context, client resource.Client, key string) error {
-	for prefix, d := range sealed() {
+	for prefix, d := range sealedKinds() {
 		rest, ok := strings.CutPrefix(key, prefix)
 		if !ok {
 			continue

@@ -44,6 +44,9 @@ type ControlPlaneConfig struct {
 	// RenewExpired is how long after its end a node's or zone's certificate can be
 	// renewed by proof of its key; 0: not at all.
 	RenewExpired time.Duration
+	// SignerKubeconfig reaches the Kubernetes API at which external signers of meshes
+	// are asked; empty: there are none.
+	SignerKubeconfig string
 	// MachineID of this machine; empty: machine.ID.
 	MachineID string
 	Logger    *slog.Logger
@@ -102,6 +105,8 @@ type standalone struct {
 	api      *api
 	instance *instance
 	leader   *controllers
+	// identities of workloads.
+	identities *identities
 	// complete is closed when the tables are filled and the kubeconfig is written.
 	complete chan struct{}
 }
@@ -131,6 +136,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
 		return nil, err
 	}
+	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
+		return nil, err
+	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.handle()
 	return cp, nil
@@ -143,6 +151,7 @@ func (cp *standalone) components() []component {
 		cp.storage.components(),
 		cp.api.components(), // ends the first stage
 		cp.instance.components(),
+		cp.identities.components(),
 		cp.leader.components(),
 		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
 	)

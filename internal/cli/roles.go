@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type planeFlags struct {
 	maxPods      int
 	limits       apiserver.Limits
 	renewExpired time.Duration
+	signers      string
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -50,6 +52,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
 	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
 	f.DurationVar(&p.renewExpired, "renew-expired", identity.DefaultRenewExpired, "how long after its end the certificate of a node or zone can still be renewed by proof of its key; 0: not at all")
+	f.StringVar(&p.signers, "signer-kubeconfig", "", "kubeconfig of the Kubernetes API whose signers (CertificateSigningRequests) Meshes with backends of type External name")
 	f.Int64Var(&p.limits.MaxRequestBytes, "max-request-bytes", apiserver.DefaultMaxRequestBytes, "most bytes in the body of a request to the API; more is refused with 413")
 	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. One user has at most a quarter. Watches do not count")
 	f.IntVar(&p.limits.MutatingInFlight, "max-mutating-requests-inflight", apiserver.DefaultMutatingInFlight, "the same for writes. Renewals of nodes' leases do not count, they have slots of their own")
@@ -82,7 +85,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		ServiceCIDRs: cidrs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
-		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired,
+		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 	}, err
 }
 
@@ -117,6 +120,7 @@ type agentFlags struct {
 	workloadCIDRs           []string
 	masqueradeAll           bool
 	nodePortAddresses       []string
+	spiffeSocket            string
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
@@ -128,6 +132,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
+	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
 	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
@@ -158,6 +163,13 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	cfg := app.NodeConfig{
 		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
 		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
+		SpiffeSocket: a.spiffeSocket,
+	}
+	switch {
+	case a.spiffeSocket == "none":
+		cfg.SpiffeSocket = ""
+	case a.spiffeSocket != app.SpiffeSocketAuto && !filepath.IsAbs(a.spiffeSocket):
+		return cfg, usagef("--spiffe-socket %q: an absolute path, auto or none", a.spiffeSocket)
 	}
 	if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", a.workloadCIDRs); err != nil {
 		return cfg, err

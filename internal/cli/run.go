@@ -63,6 +63,9 @@ With a kubeconfig the workload is registered with its credentials. Without one i
 is registered by this machine's agent with the node's own credential, on that
 node; the namespaces and labels are those that the node's token allows.
 
+Where this machine's agent serves the SPIFFE Workload API, the command and what it
+starts get the workload's certificate there: SPIFFE_ENDPOINT_SOCKET names the socket.
+
 The command finds the Services of its namespace, and that of the API, in its
 environment by the names that Kubernetes gives them: WEB_SERVICE_HOST,
 WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on, as they are when it starts.
@@ -134,6 +137,10 @@ func (s *settings) run(ctx context.Context, r runFlags, command []string) error 
 		}
 		env = workload.Without(workload.ServiceEnv(services), os.Environ())
 	}
+
+	watch, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	env = append(env, s.workloadAPI(watch, dp, logger)...)
 
 	// The command gets its signals from here, so that they can be announced
 	// first; this process must outlive it.

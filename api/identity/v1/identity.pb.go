@@ -29,12 +29,426 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Gateway_Role int32
+
+const (
+	Gateway_UNKNOWN Gateway_Role = 0
+	Gateway_INGRESS Gateway_Role = 1
+	Gateway_EGRESS  Gateway_Role = 2
+)
+
+// Enum value maps for Gateway_Role.
+var (
+	Gateway_Role_name = map[int32]string{
+		0: "UNKNOWN",
+		1: "INGRESS",
+		2: "EGRESS",
+	}
+	Gateway_Role_value = map[string]int32{
+		"UNKNOWN": 0,
+		"INGRESS": 1,
+		"EGRESS":  2,
+	}
+)
+
+func (x Gateway_Role) Enum() *Gateway_Role {
+	p := new(Gateway_Role)
+	*p = x
+	return p
+}
+
+func (x Gateway_Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Gateway_Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_identity_proto_enumTypes[0].Descriptor()
+}
+
+func (Gateway_Role) Type() protoreflect.EnumType {
+	return &file_identity_proto_enumTypes[0]
+}
+
+func (x Gateway_Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Gateway_Role.Descriptor instead.
+func (Gateway_Role) EnumDescriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{9, 0}
+}
+
+type IntermediateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// Authority is the ID of the root that is to sign.
+	Authority string `protobuf:"bytes,2,opt,name=authority,proto3" json:"authority,omitempty"`
+	// A certificate request (PKCS #10, DER). Only its public key is used.
+	Request       []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IntermediateRequest) Reset() {
+	*x = IntermediateRequest{}
+	mi := &file_identity_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IntermediateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IntermediateRequest) ProtoMessage() {}
+
+func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
+func (*IntermediateRequest) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *IntermediateRequest) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *IntermediateRequest) GetAuthority() string {
+	if x != nil {
+		return x.Authority
+	}
+	return ""
+}
+
+func (x *IntermediateRequest) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+type IntermediateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DER certificates: the intermediate, and those between it and the root.
+	Chain [][]byte `protobuf:"bytes,1,rep,name=chain,proto3" json:"chain,omitempty"`
+	// DER certificates of the roots that verify it.
+	Roots         [][]byte `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IntermediateResponse) Reset() {
+	*x = IntermediateResponse{}
+	mi := &file_identity_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IntermediateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IntermediateResponse) ProtoMessage() {}
+
+func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
+func (*IntermediateResponse) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *IntermediateResponse) GetChain() [][]byte {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *IntermediateResponse) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+type FollowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One entry per mesh; none in the first message. holds_until is the end of the zone's
+	// intermediate of the mesh.
+	Acknowledgements []*Acknowledgement `protobuf:"bytes,1,rep,name=acknowledgements,proto3" json:"acknowledgements,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_identity_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FollowRequest) GetAcknowledgements() []*Acknowledgement {
+	if x != nil {
+		return x.Acknowledgements
+	}
+	return nil
+}
+
+type FollowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A mesh that is missing has no authority at global.
+	Meshes        []*MeshAuthorities `protobuf:"bytes,1,rep,name=meshes,proto3" json:"meshes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_identity_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *FollowResponse) GetMeshes() []*MeshAuthorities {
+	if x != nil {
+		return x.Meshes
+	}
+	return nil
+}
+
+// MeshAuthorities is the state of the rotation of a mesh.
+type MeshAuthorities struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Mesh       string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Phase: Stable, Trusting, Issuing or Distrusting.
+	Phase  string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	Issuer string `protobuf:"bytes,4,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	// Trusted authorities, the oldest first.
+	Trusted []*TrustedAuthority `protobuf:"bytes,5,rep,name=trusted,proto3" json:"trusted,omitempty"`
+	// When the phase began, in Unix seconds.
+	Since         int64 `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeshAuthorities) Reset() {
+	*x = MeshAuthorities{}
+	mi := &file_identity_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeshAuthorities) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeshAuthorities) ProtoMessage() {}
+
+func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeshAuthorities.ProtoReflect.Descriptor instead.
+func (*MeshAuthorities) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *MeshAuthorities) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *MeshAuthorities) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *MeshAuthorities) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *MeshAuthorities) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *MeshAuthorities) GetTrusted() []*TrustedAuthority {
+	if x != nil {
+		return x.Trusted
+	}
+	return nil
+}
+
+func (x *MeshAuthorities) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+type TrustedAuthority struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	Type    string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	// Roots as PEM.
+	Roots         []byte `protobuf:"bytes,4,opt,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustedAuthority) Reset() {
+	*x = TrustedAuthority{}
+	mi := &file_identity_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustedAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustedAuthority) ProtoMessage() {}
+
+func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustedAuthority.ProtoReflect.Descriptor instead.
+func (*TrustedAuthority) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TrustedAuthority) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TrustedAuthority) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *TrustedAuthority) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *TrustedAuthority) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
 type IssueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Subject:
 	//
 	//	*IssueRequest_Workload
 	//	*IssueRequest_Node
+	//	*IssueRequest_Gateway
 	Subject isIssueRequest_Subject `protobuf_oneof:"subject"`
 	// A certificate request (PKCS #10, DER), signed by the key to be certified. Its only
 	// name is the SPIFFE ID that the agent expects, as the URI name: a request for another
@@ -46,7 +460,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -58,7 +472,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -71,7 +485,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{0}
+	return file_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IssueRequest) GetSubject() isIssueRequest_Subject {
@@ -99,6 +513,15 @@ func (x *IssueRequest) GetNode() *Node {
 	return nil
 }
 
+func (x *IssueRequest) GetGateway() *Gateway {
+	if x != nil {
+		if x, ok := x.Subject.(*IssueRequest_Gateway); ok {
+			return x.Gateway
+		}
+	}
+	return nil
+}
+
 func (x *IssueRequest) GetRequest() []byte {
 	if x != nil {
 		return x.Request
@@ -118,9 +541,15 @@ type IssueRequest_Node struct {
 	Node *Node `protobuf:"bytes,2,opt,name=node,proto3,oneof"`
 }
 
+type IssueRequest_Gateway struct {
+	Gateway *Gateway `protobuf:"bytes,4,opt,name=gateway,proto3,oneof"`
+}
+
 func (*IssueRequest_Workload) isIssueRequest_Subject() {}
 
 func (*IssueRequest_Node) isIssueRequest_Subject() {}
+
+func (*IssueRequest_Gateway) isIssueRequest_Subject() {}
 
 // Workload is a Dataplane.
 type Workload struct {
@@ -133,7 +562,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -145,7 +574,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -158,7 +587,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{1}
+	return file_identity_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -185,7 +614,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +626,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +639,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{2}
+	return file_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Node) GetMesh() string {
@@ -218,6 +647,59 @@ func (x *Node) GetMesh() string {
 		return x.Mesh
 	}
 	return ""
+}
+
+// Gateway is the caller in a mesh, if it is a gateway of its zone.
+type Gateway struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mesh          string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Role          Gateway_Role           `protobuf:"varint,2,opt,name=role,proto3,enum=proxima.identity.v1.Gateway_Role" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gateway) Reset() {
+	*x = Gateway{}
+	mi := &file_identity_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gateway) ProtoMessage() {}
+
+func (x *Gateway) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
+func (*Gateway) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Gateway) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Gateway) GetRole() Gateway_Role {
+	if x != nil {
+		return x.Role
+	}
+	return Gateway_UNKNOWN
 }
 
 type IssueResponse struct {
@@ -234,7 +716,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +728,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +741,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{3}
+	return file_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IssueResponse) GetChain() [][]byte {
@@ -293,7 +775,7 @@ type TrustRequest struct {
 
 func (x *TrustRequest) Reset() {
 	*x = TrustRequest{}
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +787,7 @@ func (x *TrustRequest) String() string {
 func (*TrustRequest) ProtoMessage() {}
 
 func (x *TrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,7 +800,7 @@ func (x *TrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustRequest.ProtoReflect.Descriptor instead.
 func (*TrustRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{4}
+	return file_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TrustRequest) GetAcknowledgements() []*Acknowledgement {
@@ -343,7 +825,7 @@ type Acknowledgement struct {
 
 func (x *Acknowledgement) Reset() {
 	*x = Acknowledgement{}
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +837,7 @@ func (x *Acknowledgement) String() string {
 func (*Acknowledgement) ProtoMessage() {}
 
 func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +850,7 @@ func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledgement.ProtoReflect.Descriptor instead.
 func (*Acknowledgement) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{5}
+	return file_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Acknowledgement) GetMesh() string {
@@ -395,14 +877,17 @@ func (x *Acknowledgement) GetHoldsUntil() int64 {
 type TrustResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All meshes that the node has to do with. A mesh that is missing is no longer trusted.
-	Bundles       []*Bundle `protobuf:"bytes,1,rep,name=bundles,proto3" json:"bundles,omitempty"`
+	Bundles []*Bundle `protobuf:"bytes,1,rep,name=bundles,proto3" json:"bundles,omitempty"`
+	// Zone is the site of the control plane, as it is in the identities of nodes and
+	// gateways.
+	Zone          string `protobuf:"bytes,2,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TrustResponse) Reset() {
 	*x = TrustResponse{}
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +899,7 @@ func (x *TrustResponse) String() string {
 func (*TrustResponse) ProtoMessage() {}
 
 func (x *TrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +912,7 @@ func (x *TrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustResponse.ProtoReflect.Descriptor instead.
 func (*TrustResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{6}
+	return file_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TrustResponse) GetBundles() []*Bundle {
@@ -435,6 +920,13 @@ func (x *TrustResponse) GetBundles() []*Bundle {
 		return x.Bundles
 	}
 	return nil
+}
+
+func (x *TrustResponse) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
 }
 
 type Bundle struct {
@@ -458,7 +950,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +962,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +975,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{7}
+	return file_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Bundle) GetMesh() string {
@@ -539,17 +1031,51 @@ var File_identity_proto protoreflect.FileDescriptor
 
 const file_identity_proto_rawDesc = "" +
 	"\n" +
-	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\xa1\x01\n" +
+	"\x0eidentity.proto\x12\x13proxima.identity.v1\"a\n" +
+	"\x13IntermediateRequest\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1c\n" +
+	"\tauthority\x18\x02 \x01(\tR\tauthority\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\fR\arequest\"B\n" +
+	"\x14IntermediateResponse\x12\x14\n" +
+	"\x05chain\x18\x01 \x03(\fR\x05chain\x12\x14\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"a\n" +
+	"\rFollowRequest\x12P\n" +
+	"\x10acknowledgements\x18\x01 \x03(\v2$.proxima.identity.v1.AcknowledgementR\x10acknowledgements\"N\n" +
+	"\x0eFollowResponse\x12<\n" +
+	"\x06meshes\x18\x01 \x03(\v2$.proxima.identity.v1.MeshAuthoritiesR\x06meshes\"\xca\x01\n" +
+	"\x0fMeshAuthorities\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06issuer\x18\x04 \x01(\tR\x06issuer\x12?\n" +
+	"\atrusted\x18\x05 \x03(\v2%.proxima.identity.v1.TrustedAuthorityR\atrusted\x12\x14\n" +
+	"\x05since\x18\x06 \x01(\x03R\x05since\"f\n" +
+	"\x10TrustedAuthority\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
+	"\x05roots\x18\x04 \x01(\fR\x05roots\"\xdb\x01\n" +
 	"\fIssueRequest\x12;\n" +
 	"\bworkload\x18\x01 \x01(\v2\x1d.proxima.identity.v1.WorkloadH\x00R\bworkload\x12/\n" +
-	"\x04node\x18\x02 \x01(\v2\x19.proxima.identity.v1.NodeH\x00R\x04node\x12\x18\n" +
+	"\x04node\x18\x02 \x01(\v2\x19.proxima.identity.v1.NodeH\x00R\x04node\x128\n" +
+	"\agateway\x18\x04 \x01(\v2\x1c.proxima.identity.v1.GatewayH\x00R\agateway\x12\x18\n" +
 	"\arequest\x18\x03 \x01(\fR\arequestB\t\n" +
 	"\asubject\"<\n" +
 	"\bWorkload\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x1a\n" +
 	"\x04Node\x12\x12\n" +
-	"\x04mesh\x18\x01 \x01(\tR\x04mesh\"Q\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\"\x82\x01\n" +
+	"\aGateway\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x125\n" +
+	"\x04role\x18\x02 \x01(\x0e2!.proxima.identity.v1.Gateway.RoleR\x04role\",\n" +
+	"\x04Role\x12\v\n" +
+	"\aUNKNOWN\x10\x00\x12\v\n" +
+	"\aINGRESS\x10\x01\x12\n" +
+	"\n" +
+	"\x06EGRESS\x10\x02\"Q\n" +
 	"\rIssueResponse\x12\x14\n" +
 	"\x05chain\x18\x01 \x03(\fR\x05chain\x12\x12\n" +
 	"\x04mesh\x18\x02 \x01(\tR\x04mesh\x12\x16\n" +
@@ -562,9 +1088,10 @@ const file_identity_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x1f\n" +
 	"\vholds_until\x18\x03 \x01(\x03R\n" +
-	"holdsUntil\"F\n" +
+	"holdsUntil\"Z\n" +
 	"\rTrustResponse\x125\n" +
-	"\abundles\x18\x01 \x03(\v2\x1b.proxima.identity.v1.BundleR\abundles\"\xd3\x01\n" +
+	"\abundles\x18\x01 \x03(\v2\x1b.proxima.identity.v1.BundleR\abundles\x12\x12\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zone\"\xd3\x01\n" +
 	"\x06Bundle\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12!\n" +
 	"\ftrust_domain\x18\x02 \x01(\tR\vtrustDomain\x12\x14\n" +
@@ -578,7 +1105,10 @@ const file_identity_proto_rawDesc = "" +
 	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\xae\x01\n" +
 	"\bIdentity\x12N\n" +
 	"\x05Issue\x12!.proxima.identity.v1.IssueRequest\x1a\".proxima.identity.v1.IssueResponse\x12R\n" +
-	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x01B<Z:github.com/proxima-mesh/proxima/api/identity/v1;identityv1b\x06proto3"
+	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x012\xc9\x01\n" +
+	"\vAuthorities\x12c\n" +
+	"\fIntermediate\x12(.proxima.identity.v1.IntermediateRequest\x1a).proxima.identity.v1.IntermediateResponse\x12U\n" +
+	"\x06Follow\x12\".proxima.identity.v1.FollowRequest\x1a#.proxima.identity.v1.FollowResponse(\x010\x01B<Z:github.com/proxima-mesh/proxima/api/identity/v1;identityv1b\x06proto3"
 
 var (
 	file_identity_proto_rawDescOnce sync.Once
@@ -592,31 +1122,49 @@ func file_identity_proto_rawDescGZIP() []byte {
 	return file_identity_proto_rawDescData
 }
 
-var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_identity_proto_goTypes = []any{
-	(*IssueRequest)(nil),    // 0: proxima.identity.v1.IssueRequest
-	(*Workload)(nil),        // 1: proxima.identity.v1.Workload
-	(*Node)(nil),            // 2: proxima.identity.v1.Node
-	(*IssueResponse)(nil),   // 3: proxima.identity.v1.IssueResponse
-	(*TrustRequest)(nil),    // 4: proxima.identity.v1.TrustRequest
-	(*Acknowledgement)(nil), // 5: proxima.identity.v1.Acknowledgement
-	(*TrustResponse)(nil),   // 6: proxima.identity.v1.TrustResponse
-	(*Bundle)(nil),          // 7: proxima.identity.v1.Bundle
+	(Gateway_Role)(0),            // 0: proxima.identity.v1.Gateway.Role
+	(*IntermediateRequest)(nil),  // 1: proxima.identity.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 2: proxima.identity.v1.IntermediateResponse
+	(*FollowRequest)(nil),        // 3: proxima.identity.v1.FollowRequest
+	(*FollowResponse)(nil),       // 4: proxima.identity.v1.FollowResponse
+	(*MeshAuthorities)(nil),      // 5: proxima.identity.v1.MeshAuthorities
+	(*TrustedAuthority)(nil),     // 6: proxima.identity.v1.TrustedAuthority
+	(*IssueRequest)(nil),         // 7: proxima.identity.v1.IssueRequest
+	(*Workload)(nil),             // 8: proxima.identity.v1.Workload
+	(*Node)(nil),                 // 9: proxima.identity.v1.Node
+	(*Gateway)(nil),              // 10: proxima.identity.v1.Gateway
+	(*IssueResponse)(nil),        // 11: proxima.identity.v1.IssueResponse
+	(*TrustRequest)(nil),         // 12: proxima.identity.v1.TrustRequest
+	(*Acknowledgement)(nil),      // 13: proxima.identity.v1.Acknowledgement
+	(*TrustResponse)(nil),        // 14: proxima.identity.v1.TrustResponse
+	(*Bundle)(nil),               // 15: proxima.identity.v1.Bundle
 }
 var file_identity_proto_depIdxs = []int32{
-	1, // 0: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
-	2, // 1: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
-	5, // 2: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	7, // 3: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
-	0, // 4: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
-	4, // 5: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
-	3, // 6: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
-	6, // 7: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
-	6, // [6:8] is the sub-list for method output_type
-	4, // [4:6] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	13, // 0: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	5,  // 1: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
+	6,  // 2: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
+	8,  // 3: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
+	9,  // 4: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
+	10, // 5: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
+	0,  // 6: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
+	13, // 7: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	15, // 8: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
+	7,  // 9: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
+	12, // 10: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
+	1,  // 11: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
+	3,  // 12: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
+	11, // 13: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
+	14, // 14: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
+	2,  // 15: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
+	4,  // 16: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
+	13, // [13:17] is the sub-list for method output_type
+	9,  // [9:13] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_identity_proto_init() }
@@ -624,22 +1172,24 @@ func file_identity_proto_init() {
 	if File_identity_proto != nil {
 		return
 	}
-	file_identity_proto_msgTypes[0].OneofWrappers = []any{
+	file_identity_proto_msgTypes[6].OneofWrappers = []any{
 		(*IssueRequest_Workload)(nil),
 		(*IssueRequest_Node)(nil),
+		(*IssueRequest_Gateway)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_proto_rawDesc), len(file_identity_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   8,
+			NumEnums:      1,
+			NumMessages:   15,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_identity_proto_goTypes,
 		DependencyIndexes: file_identity_proto_depIdxs,
+		EnumInfos:         file_identity_proto_enumTypes,
 		MessageInfos:      file_identity_proto_msgTypes,
 	}.Build()
 	File_identity_proto = out.File

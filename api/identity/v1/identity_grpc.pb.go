@@ -170,3 +170,154 @@ var Identity_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "identity.proto",
 }
+
+const (
+	Authorities_Intermediate_FullMethodName = "/proxima.identity.v1.Authorities/Intermediate"
+	Authorities_Follow_FullMethodName       = "/proxima.identity.v1.Authorities/Follow"
+)
+
+// AuthoritiesClient is the client API for Authorities service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Authorities is the link of a zone's control plane to global, which has the roots. The
+// zone is that of its client certificate.
+type AuthoritiesClient interface {
+	// Intermediate signs the certificate of the zone's own authority. Codes: NOT_FOUND: no
+	// such authority is trusted in the mesh; PERMISSION_DENIED: the caller is no zone;
+	// UNAVAILABLE: the authority cannot sign now.
+	Intermediate(ctx context.Context, in *IntermediateRequest, opts ...grpc.CallOption) (*IntermediateResponse, error)
+	// Follow sends the authorities of all meshes, all of them at once: when the stream
+	// begins, and after each change. The zone acknowledges what all its agents have applied.
+	Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FollowRequest, FollowResponse], error)
+}
+
+type authoritiesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAuthoritiesClient(cc grpc.ClientConnInterface) AuthoritiesClient {
+	return &authoritiesClient{cc}
+}
+
+func (c *authoritiesClient) Intermediate(ctx context.Context, in *IntermediateRequest, opts ...grpc.CallOption) (*IntermediateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IntermediateResponse)
+	err := c.cc.Invoke(ctx, Authorities_Intermediate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *authoritiesClient) Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FollowRequest, FollowResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Authorities_ServiceDesc.Streams[0], Authorities_Follow_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FollowRequest, FollowResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Authorities_FollowClient = grpc.BidiStreamingClient[FollowRequest, FollowResponse]
+
+// AuthoritiesServer is the server API for Authorities service.
+// All implementations must embed UnimplementedAuthoritiesServer
+// for forward compatibility.
+//
+// Authorities is the link of a zone's control plane to global, which has the roots. The
+// zone is that of its client certificate.
+type AuthoritiesServer interface {
+	// Intermediate signs the certificate of the zone's own authority. Codes: NOT_FOUND: no
+	// such authority is trusted in the mesh; PERMISSION_DENIED: the caller is no zone;
+	// UNAVAILABLE: the authority cannot sign now.
+	Intermediate(context.Context, *IntermediateRequest) (*IntermediateResponse, error)
+	// Follow sends the authorities of all meshes, all of them at once: when the stream
+	// begins, and after each change. The zone acknowledges what all its agents have applied.
+	Follow(grpc.BidiStreamingServer[FollowRequest, FollowResponse]) error
+	mustEmbedUnimplementedAuthoritiesServer()
+}
+
+// UnimplementedAuthoritiesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAuthoritiesServer struct{}
+
+func (UnimplementedAuthoritiesServer) Intermediate(context.Context, *IntermediateRequest) (*IntermediateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Intermediate not implemented")
+}
+func (UnimplementedAuthoritiesServer) Follow(grpc.BidiStreamingServer[FollowRequest, FollowResponse]) error {
+	return status.Error(codes.Unimplemented, "method Follow not implemented")
+}
+func (UnimplementedAuthoritiesServer) mustEmbedUnimplementedAuthoritiesServer() {}
+func (UnimplementedAuthoritiesServer) testEmbeddedByValue()                     {}
+
+// UnsafeAuthoritiesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AuthoritiesServer will
+// result in compilation errors.
+type UnsafeAuthoritiesServer interface {
+	mustEmbedUnimplementedAuthoritiesServer()
+}
+
+func RegisterAuthoritiesServer(s grpc.ServiceRegistrar, srv AuthoritiesServer) {
+	// If the following call panics, it indicates UnimplementedAuthoritiesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Authorities_ServiceDesc, srv)
+}
+
+func _Authorities_Intermediate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IntermediateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AuthoritiesServer).Intermediate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Authorities_Intermediate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AuthoritiesServer).Intermediate(ctx, req.(*IntermediateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Authorities_Follow_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AuthoritiesServer).Follow(&grpc.GenericServerStream[FollowRequest, FollowResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Authorities_FollowServer = grpc.BidiStreamingServer[FollowRequest, FollowResponse]
+
+// Authorities_ServiceDesc is the grpc.ServiceDesc for Authorities service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Authorities_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "proxima.identity.v1.Authorities",
+	HandlerType: (*AuthoritiesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Intermediate",
+			Handler:    _Authorities_Intermediate_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Follow",
+			Handler:       _Authorities_Follow_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
+	Metadata: "identity.proto",
+}

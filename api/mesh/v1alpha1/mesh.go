@@ -18,6 +18,9 @@ type Mesh struct {
 	// What holds for everything in the mesh.
 	// +optional
 	Spec MeshSpec `json:"spec,omitempty"`
+	// What was last observed of the mesh.
+	// +optional
+	Status MeshStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -48,6 +51,11 @@ type MeshSpec struct {
 
 // MeshMTLS is mutual TLS between the workloads of a mesh.
 type MeshMTLS struct {
+	// TrustDomain of the identities of the mesh's workloads, a DNS name. It cannot
+	// change, as every certificate has it. Empty: the mesh's name with .mesh behind
+	// it.
+	// +optional
+	TrustDomain string `json:"trustDomain,omitempty"`
 	// EnabledBackend names the backend that signs certificates. Empty: none
 	// does, and there is no mutual TLS.
 	// +optional
@@ -64,8 +72,9 @@ type MeshMTLS struct {
 type MeshCertificateBackend struct {
 	// Name of the backend, unique in the mesh.
 	Name string `json:"name"`
-	// Type: Builtin (the control plane makes an authority of its own) or Provided
-	// (certificate and key are given). Empty: Builtin.
+	// Type: Builtin (the control plane makes an authority of its own), Provided
+	// (certificate and key are given) or External (a signer of
+	// CertificateSigningRequests does it). Empty: Builtin.
 	// +optional
 	Type string `json:"type,omitempty"`
 	// Mode: Strict (plain clients are refused) or Permissive (they get in, while a
@@ -78,6 +87,9 @@ type MeshCertificateBackend struct {
 	// Provided is the authority of a backend of type Provided.
 	// +optional
 	Provided *MeshProvidedAuthority `json:"provided,omitempty"`
+	// External is the signer of a backend of type External.
+	// +optional
+	External *MeshExternalAuthority `json:"external,omitempty"`
 }
 
 // MeshWorkloadCertificate is what certificates of workloads are like.
@@ -88,12 +100,48 @@ type MeshWorkloadCertificate struct {
 	ValiditySeconds *int32 `json:"validitySeconds,omitempty"`
 }
 
-// MeshProvidedAuthority is a certificate authority that the user brings.
+// MeshProvidedAuthority is a certificate authority that the user brings: in
+// certificate and key, or in files. Changes are taken over without a restart.
 type MeshProvidedAuthority struct {
-	// Certificate of the authority, in PEM.
-	Certificate DataSource `json:"certificate"`
+	// Certificate of the authority, in PEM, followed by those between it and the
+	// root.
+	// +optional
+	Certificate DataSource `json:"certificate,omitzero"`
 	// Key of the authority, in PEM. It comes from a secret.
-	Key DataSource `json:"key"`
+	// +optional
+	Key DataSource `json:"key,omitzero"`
+	// Roots that verify the certificate, in PEM. Empty: its last certificate is the
+	// root.
+	// +optional
+	Roots *DataSource `json:"roots,omitempty"`
+	// Files have them instead, on the machines of the control plane.
+	// +optional
+	Files *MeshAuthorityFiles `json:"files,omitempty"`
+}
+
+// MeshAuthorityFiles are files on each machine that an instance of the control
+// plane runs on.
+type MeshAuthorityFiles struct {
+	// Certificate names the file with the authority's certificate, in PEM, followed
+	// by those between it and the root. An absolute path.
+	Certificate string `json:"certificate"`
+	// Key names the file with its key, which others must not be able to read.
+	Key string `json:"key"`
+	// Roots names the file with the roots. Empty: the last certificate is the root.
+	// +optional
+	Roots string `json:"roots,omitempty"`
+}
+
+// MeshExternalAuthority is a signer of certificates.k8s.io/v1
+// CertificateSigningRequests.
+type MeshExternalAuthority struct {
+	// SignerName, as in example.com/mesh.
+	SignerName string `json:"signerName"`
+	// Roots of the signer, in PEM: a CertificateSigningRequest does not bring them.
+	Roots DataSource `json:"roots"`
+	// Approve the requests. Without it an approver of the signer's does.
+	// +optional
+	Approve bool `json:"approve,omitempty"`
 }
 
 // DataSource is where bytes come from: exactly one of its fields is set.

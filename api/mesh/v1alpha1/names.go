@@ -7,6 +7,9 @@ const (
 	// DefaultMesh is the mesh of what names no other.
 	DefaultMesh = "default"
 
+	// DefaultServiceAccount of a Dataplane that names none.
+	DefaultServiceAccount = "default"
+
 	// AnnotationMachineID on a Dataplane with a loopback address is the machine
 	// whose loopback interface has it (package machine). The server sets it.
 	AnnotationMachineID = GroupName + "/machine-id"
@@ -36,9 +39,11 @@ const (
 	SchemeHTTP  = "HTTP"
 	SchemeHTTPS = "HTTPS"
 
-	// BackendBuiltin and BackendProvided are the types of a Mesh's authority.
+	// BackendBuiltin, BackendProvided and BackendExternal are the types of a Mesh's
+	// authority.
 	BackendBuiltin  = "Builtin"
 	BackendProvided = "Provided"
+	BackendExternal = "External"
 	// MTLSStrict and MTLSPermissive are the modes of a Mesh's mutual TLS.
 	MTLSStrict     = "Strict"
 	MTLSPermissive = "Permissive"

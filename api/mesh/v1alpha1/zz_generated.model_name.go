@@ -101,8 +101,23 @@ func (in Mesh) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshAuthorityFiles) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshAuthorityFiles"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshAuthorityStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshAuthorityStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MeshCertificateBackend) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.MeshCertificateBackend"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshExternalAuthority) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshExternalAuthority"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -113,6 +128,11 @@ func (in MeshList) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MeshMTLS) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.MeshMTLS"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshMTLSStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshMTLSStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -138,6 +158,11 @@ func (in MeshRouting) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in MeshSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.MeshSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MeshStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MeshStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -45,14 +45,19 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.GlobalSecretList{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_GlobalSecretList(ref),
 		v1alpha1.HTTPGetAction{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref),
 		v1alpha1.Mesh{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Mesh(ref),
+		v1alpha1.MeshAuthorityFiles{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_MeshAuthorityFiles(ref),
+		v1alpha1.MeshAuthorityStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_MeshAuthorityStatus(ref),
 		v1alpha1.MeshCertificateBackend{}.OpenAPIModelName():              schema_proxima_api_mesh_v1alpha1_MeshCertificateBackend(ref),
+		v1alpha1.MeshExternalAuthority{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_MeshExternalAuthority(ref),
 		v1alpha1.MeshList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshList(ref),
 		v1alpha1.MeshMTLS{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref),
+		v1alpha1.MeshMTLSStatus{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_MeshMTLSStatus(ref),
 		v1alpha1.MeshNetworking{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_MeshNetworking(ref),
 		v1alpha1.MeshOutbound{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_MeshOutbound(ref),
 		v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref),
 		v1alpha1.MeshRouting{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_MeshRouting(ref),
 		v1alpha1.MeshSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshSpec(ref),
+		v1alpha1.MeshStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MeshStatus(ref),
 		v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName():             schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref),
 		v1alpha1.Probe{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Probe(ref),
 		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
@@ -1447,11 +1452,100 @@ func schema_proxima_api_mesh_v1alpha1_Mesh(ref common.ReferenceCallback) common.
 							Ref:         ref(v1alpha1.MeshSpec{}.OpenAPIModelName()),
 						},
 					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was last observed of the mesh.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.MeshStatus{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.MeshSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.MeshSpec{}.OpenAPIModelName(), v1alpha1.MeshStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshAuthorityFiles(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshAuthorityFiles are files on each machine that an instance of the control plane runs on.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"certificate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Certificate names the file with the authority's certificate, in PEM, followed by those between it and the root. An absolute path.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Key names the file with its key, which others must not be able to read.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"roots": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Roots names the file with the roots. Empty: the last certificate is the root.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"certificate", "key"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshAuthorityStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshAuthorityStatus is one certificate authority of a mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"backend": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Backend of the Mesh that it is of.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"id": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ID of the authority: 16 hexadecimal digits of the SHA-256 of its public key.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"issuing": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Issuing: it signs the certificates of workloads.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"notAfter": {
+						SchemaProps: spec.SchemaProps{
+							Description: "NotAfter is when the first of its root certificates runs out.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"backend", "id", "notAfter"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1472,7 +1566,7 @@ func schema_proxima_api_mesh_v1alpha1_MeshCertificateBackend(ref common.Referenc
 					},
 					"type": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Type: Builtin (the control plane makes an authority of its own) or Provided (certificate and key are given). Empty: Builtin.",
+							Description: "Type: Builtin (the control plane makes an authority of its own), Provided (certificate and key are given) or External (a signer of CertificateSigningRequests does it). Empty: Builtin.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1496,12 +1590,56 @@ func schema_proxima_api_mesh_v1alpha1_MeshCertificateBackend(ref common.Referenc
 							Ref:         ref(v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName()),
 						},
 					},
+					"external": {
+						SchemaProps: spec.SchemaProps{
+							Description: "External is the signer of a backend of type External.",
+							Ref:         ref(v1alpha1.MeshExternalAuthority{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"name"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName(), v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName()},
+			v1alpha1.MeshExternalAuthority{}.OpenAPIModelName(), v1alpha1.MeshProvidedAuthority{}.OpenAPIModelName(), v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshExternalAuthority(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshExternalAuthority is a signer of certificates.k8s.io/v1 CertificateSigningRequests.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"signerName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SignerName, as in example.com/mesh.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"roots": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Roots of the signer, in PEM: a CertificateSigningRequest does not bring them.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+					"approve": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Approve the requests. Without it an approver of the signer's does.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"signerName", "roots"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DataSource{}.OpenAPIModelName()},
 	}
 }
 
@@ -1562,6 +1700,13 @@ func schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref common.ReferenceCallback) com
 				Description: "MeshMTLS is mutual TLS between the workloads of a mesh.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"trustDomain": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TrustDomain of the identities of the mesh's workloads, a DNS name. It cannot change, as every certificate has it. Empty: the mesh's name with .mesh behind it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"enabledBackend": {
 						SchemaProps: spec.SchemaProps{
 							Description: "EnabledBackend names the backend that signs certificates. Empty: none does, and there is no mutual TLS.",
@@ -1595,6 +1740,79 @@ func schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.MeshCertificateBackend{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshMTLSStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshMTLSStatus is the state of a mesh's certificate authorities.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"trustDomain": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TrustDomain of the identities of the mesh.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Phase of the change of authorities: Stable (none is under way), Trusting (the next authority is made known), Issuing (certificates of the old one are replaced) or Distrusting (the old one is taken out of use).",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"generation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Generation counts the steps of such changes.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"authorities": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Authorities that are trusted, the oldest first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.MeshAuthorityStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"waitingFor": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "WaitingFor names the first of those that have not acknowledged the phase.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshAuthorityStatus{}.OpenAPIModelName()},
 	}
 }
 
@@ -1643,12 +1861,12 @@ func schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MeshProvidedAuthority is a certificate authority that the user brings.",
+				Description: "MeshProvidedAuthority is a certificate authority that the user brings: in certificate and key, or in files. Changes are taken over without a restart.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"certificate": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Certificate of the authority, in PEM.",
+							Description: "Certificate of the authority, in PEM, followed by those between it and the root.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
 						},
@@ -1660,12 +1878,23 @@ func schema_proxima_api_mesh_v1alpha1_MeshProvidedAuthority(ref common.Reference
 							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
 						},
 					},
+					"roots": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Roots that verify the certificate, in PEM. Empty: its last certificate is the root.",
+							Ref:         ref(v1alpha1.DataSource{}.OpenAPIModelName()),
+						},
+					},
+					"files": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files have them instead, on the machines of the control plane.",
+							Ref:         ref(v1alpha1.MeshAuthorityFiles{}.OpenAPIModelName()),
+						},
+					},
 				},
-				Required: []string{"certificate", "key"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.DataSource{}.OpenAPIModelName()},
+			v1alpha1.DataSource{}.OpenAPIModelName(), v1alpha1.MeshAuthorityFiles{}.OpenAPIModelName()},
 	}
 }
 
@@ -1726,6 +1955,55 @@ func schema_proxima_api_mesh_v1alpha1_MeshSpec(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.MeshMTLS{}.OpenAPIModelName(), v1alpha1.MeshNetworking{}.OpenAPIModelName(), v1alpha1.MeshRouting{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MeshStatus is what was last observed of a mesh.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ObservedGeneration of the Mesh that the status is of.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions; type CertificatesReady says whether workloads get certificates, MTLSEnforced whether all traffic of the mesh uses them.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"mtls": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MTLS is the state of the mesh's certificate authorities.",
+							Ref:         ref(v1alpha1.MeshMTLSStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MeshMTLSStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 

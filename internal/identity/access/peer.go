@@ -15,17 +15,39 @@ import (
 // that of the named node. what completes the message "may not … of node". The error is a
 // gRPC status.
 func RequireNode(ctx context.Context, name, what string) error {
-	p, _ := peer.FromContext(ctx)
-	if p == nil {
-		return status.Error(codes.Unauthenticated, "no peer")
+	subject, err := callerOf(ctx)
+	if err != nil {
+		return err
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.VerifiedChains) == 0 {
-		return status.Error(codes.Unauthenticated, "a client certificate is needed")
-	}
-	subject := identity.SubjectOf(info.State.VerifiedChains[0][0])
 	if own, ok := identity.NodeName(subject.User, subject.Groups); !ok || own != name {
 		return status.Errorf(codes.PermissionDenied, "%s may not %s of node %q", subject.User, what, name)
 	}
 	return nil
+}
+
+// CallerNode is the node of the verified client certificate of a gRPC call. The error is a
+// gRPC status: the caller is no node.
+func CallerNode(ctx context.Context) (string, error) {
+	subject, err := callerOf(ctx)
+	if err != nil {
+		return "", err
+	}
+	name, ok := identity.NodeName(subject.User, subject.Groups)
+	if !ok {
+		return "", status.Errorf(codes.PermissionDenied, "%s is not a node", subject.User)
+	}
+	return name, nil
+}
+
+// callerOf is the subject of the verified client certificate of a gRPC call.
+func callerOf(ctx context.Context) (identity.Subject, error) {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return identity.Subject{}, status.Error(codes.Unauthenticated, "no peer")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return identity.Subject{}, status.Error(codes.Unauthenticated, "a client certificate is needed")
+	}
+	return identity.SubjectOf(info.State.VerifiedChains[0][0]), nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/identity/rotation"
@@ -19,6 +20,8 @@ type Published struct {
 	State      rotation.State
 	Domain     mesh.Domain
 	ExportedTo []string
+	// Life of the longest certificate that is issued; 0: authority.LeafLife.
+	Life time.Duration
 }
 
 // Board holds what agents are to trust, and which of them have acknowledged what. One
@@ -29,6 +32,7 @@ type Board struct {
 
 	mu      sync.Mutex
 	meshes  map[string]*identityv1.Bundle
+	lives   map[string]time.Duration
 	changed chan struct{} // closed by the next change of meshes
 	nodes   map[string]*node
 }
@@ -51,7 +55,7 @@ func NewBoard(onAck func()) *Board {
 	if onAck == nil {
 		onAck = func() {}
 	}
-	return &Board{onAck: onAck, meshes: map[string]*identityv1.Bundle{}, changed: make(chan struct{}), nodes: map[string]*node{}}
+	return &Board{onAck: onAck, meshes: map[string]*identityv1.Bundle{}, lives: map[string]time.Duration{}, changed: make(chan struct{}), nodes: map[string]*node{}}
 }
 
 // Restore takes the holders of certificates from the records of an earlier run: an agent
@@ -72,7 +76,7 @@ func (b *Board) Publish(p Published) error {
 	}
 	slices.Sort(bundle.ExportedTo)
 	if roots := p.State.Roots(); len(roots) > 0 {
-		if _, err := authority.ParseCertificates(roots); err != nil {
+		if _, err := certpem.ParseCertificates(roots); err != nil {
 			return err
 		}
 		for block, rest := pem.Decode(roots); block != nil; block, rest = pem.Decode(rest) {
@@ -81,15 +85,19 @@ func (b *Board) Publish(p Published) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.lives[p.State.Mesh] = max(p.Life, b.lives[p.State.Mesh], authority.LeafLife)
 	b.meshes[p.State.Mesh] = bundle
 	b.notifyLocked()
 	return nil
 }
 
-// Remove a mesh that was deleted.
+// Remove a mesh that was deleted. That there is none is no error.
 func (b *Board) Remove(meshName string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if _, ok := b.meshes[meshName]; !ok {
+		return
+	}
 	delete(b.meshes, meshName)
 	b.notifyLocked()
 }
@@ -226,7 +234,7 @@ func (s *session) acknowledge(meshName string, generation uint64, holdsUntil int
 	h.acked = generation
 	// No certificate holds longer than one that is issued now: an agent cannot keep a
 	// rotation from its end for good.
-	until := time.Unix(min(holdsUntil, time.Now().Add(authority.LeafLife).Unix()), 0)
+	until := time.Unix(min(holdsUntil, time.Now().Add(b.lives[meshName]).Unix()), 0)
 	if holdsUntil > 0 && until.After(h.until) {
 		h.until = until
 	}

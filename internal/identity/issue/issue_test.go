@@ -31,6 +31,7 @@ func (noKeeper) Save(context.Context, []byte) error   { return nil }
 type world struct {
 	workloads map[string]issue.Workload
 	nodes     map[string]bool // "NODE/MESH"
+	gateways  map[string]bool // that are ingresses
 	fail      error
 }
 
@@ -41,6 +42,10 @@ func (w *world) Workload(_ context.Context, namespace, name string) (issue.Workl
 
 func (w *world) NodeInMesh(_ context.Context, node, meshName string) (bool, error) {
 	return w.nodes[node+"/"+meshName], w.fail
+}
+
+func (w *world) Gateway(_ context.Context, node string, kind mesh.Kind) (bool, error) {
+	return kind == mesh.IngressID && w.gateways[node], w.fail
 }
 
 func shop(t testing.TB) mesh.Domain {

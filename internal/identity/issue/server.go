@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
@@ -35,6 +38,9 @@ type Workloads interface {
 	Workload(ctx context.Context, namespace, name string) (w Workload, ok bool, err error)
 	// NodeInMesh reports whether a node has workloads of a mesh, or is a gateway for it.
 	NodeInMesh(ctx context.Context, node, mesh string) (bool, error)
+	// Gateway reports whether a node is an ingress (mesh.IngressID) or egress
+	// (mesh.EgressID) of the zone.
+	Gateway(ctx context.Context, node string, kind mesh.Kind) (bool, error)
 }
 
 // Mesh is a mesh with the authority that issues now.
@@ -44,22 +50,26 @@ type Mesh struct {
 	// Issuer is the authority's ID in the mesh's rotation.
 	Issuer string
 	Signer authority.Signer
+	// Life of the certificates of workloads; 0: authority.LeafLife.
+	Life time.Duration
 }
 
 // Issued is the record of a certificate.
 type Issued struct {
 	// Node that requested it.
-	Node string
+	Node string `json:"node"`
 	// Namespace and Workload of the Dataplane; empty: it is the node's own.
-	Namespace, Workload string
-	Mesh                string
-	ID                  mesh.ID
-	Issuer              string
-	Serial              string
-	NotBefore, NotAfter time.Time
+	Namespace string    `json:"namespace,omitempty"`
+	Workload  string    `json:"workload,omitempty"`
+	Mesh      string    `json:"mesh"`
+	ID        mesh.ID   `json:"id"`
+	Issuer    string    `json:"issuer"`
+	Serial    string    `json:"serial"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
 }
 
-// Config configures a Server. All fields but Limits, Log and Now are required.
+// Config configures a Server. All fields but Limits, Registerer, Logger and Now are required.
 type Config struct {
 	// Zone is the site of this control plane, for the IDs of nodes.
 	Zone string
@@ -75,8 +85,10 @@ type Config struct {
 	// Board has what is trusted, and takes acknowledgements.
 	Board  *Board
 	Limits Limits
-	Logger *slog.Logger     // nil: silence
-	Now    func() time.Time // nil: time.Now
+	// Registerer of metrics; nil: none.
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger     // nil: silence
+	Now        func() time.Time // nil: time.Now
 }
 
 // Server implements the Identity service.
@@ -84,6 +96,7 @@ type Server struct {
 	identityv1.UnimplementedIdentityServer
 	config Config
 	limits *limiter
+	issued *prometheus.CounterVec
 }
 
 // NewServer makes a server.
@@ -94,7 +107,14 @@ func NewServer(c Config) *Server {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Server{config: c, limits: newLimiter(c.Limits)}
+	s := &Server{config: c, limits: newLimiter(c.Limits), issued: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "proxima_mesh_certificate_requests_total",
+		Help: "Requests of agents for certificates of workloads and nodes, by gRPC code; OK: one was issued.",
+	}, []string{"code"})}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(s.issued)
+	}
+	return s
 }
 
 // Register adds the service to a gRPC server.
@@ -102,6 +122,12 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { identityv1.RegisterIdentity
 
 // Issue implements identityv1.IdentityServer.
 func (s *Server) Issue(ctx context.Context, r *identityv1.IssueRequest) (*identityv1.IssueResponse, error) {
+	out, err := s.issue(ctx, r)
+	s.issued.WithLabelValues(status.Code(err).String()).Inc()
+	return out, err
+}
+
+func (s *Server) issue(ctx context.Context, r *identityv1.IssueRequest) (*identityv1.IssueResponse, error) {
 	node, err := s.config.Caller(ctx)
 	if err != nil {
 		return nil, err
@@ -121,7 +147,7 @@ func (s *Server) Issue(ctx context.Context, r *identityv1.IssueRequest) (*identi
 	if len(csr.URIs) != 1 || csr.URIs[0].String() != record.ID.String() {
 		return nil, status.Errorf(codes.InvalidArgument, "the certificate request has not exactly the name %s", record.ID)
 	}
-	chain, err := m.Signer.Sign(ctx, authority.Request{ID: record.ID, CSR: csr})
+	chain, err := m.Signer.Sign(ctx, authority.Request{ID: record.ID, CSR: csr, Life: m.Life})
 	if err != nil {
 		return nil, s.signFailed(ctx, record, err)
 	}
@@ -161,7 +187,7 @@ func parseRequest(der []byte) (*x509.CertificateRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("damaged certificate request: %w", err)
 	}
-	return csr, authority.CheckCSR(csr)
+	return csr, certpem.CheckRequest(csr)
 }
 
 // subject decides which identity the caller may have, from the control plane's own
@@ -172,6 +198,8 @@ func (s *Server) subject(ctx context.Context, node string, r *identityv1.IssueRe
 		return s.workload(ctx, node, subject.Workload.GetNamespace(), subject.Workload.GetName())
 	case *identityv1.IssueRequest_Node:
 		return s.node(ctx, node, subject.Node.GetMesh())
+	case *identityv1.IssueRequest_Gateway:
+		return s.gateway(ctx, node, subject.Gateway)
 	}
 	return Issued{}, Mesh{}, status.Error(codes.InvalidArgument, "the request names no workload and no node")
 }
@@ -216,6 +244,33 @@ func (s *Server) node(ctx context.Context, node, meshName string) (Issued, Mesh,
 	return Issued{Node: node, Mesh: m.Name, ID: id}, m, nil
 }
 
+// gateway of the zone: it serves all meshes, so it has an identity in each.
+func (s *Server) gateway(ctx context.Context, node string, g *identityv1.Gateway) (Issued, Mesh, error) {
+	fail := func(err error) (Issued, Mesh, error) { return Issued{}, Mesh{}, err }
+	kind, idOf := mesh.IngressID, mesh.Ingress
+	switch g.GetRole() {
+	case identityv1.Gateway_INGRESS:
+	case identityv1.Gateway_EGRESS:
+		kind, idOf = mesh.EgressID, mesh.Egress
+	default:
+		return fail(status.Errorf(codes.InvalidArgument, "gateway role %d is unknown", g.GetRole()))
+	}
+	ok, err := s.config.Workloads.Gateway(ctx, node, kind)
+	if err != nil {
+		return fail(s.unavailable("gateway "+node, err))
+	}
+	m, there := s.config.Mesh(g.GetMesh())
+	if !ok || !there {
+		return fail(status.Errorf(codes.PermissionDenied, "node %s is no %s of this zone for mesh %.300q",
+			node, strings.ToLower(g.GetRole().String()), g.GetMesh()))
+	}
+	id, err := idOf(m.Domain, s.config.Zone)
+	if err != nil {
+		return fail(status.Error(codes.FailedPrecondition, err.Error()))
+	}
+	return Issued{Node: node, Mesh: m.Name, ID: id}, m, nil
+}
+
 func (s *Server) unavailable(what string, err error) error {
 	s.config.Logger.Error("certificate not issued", "object", what, "error", err)
 	return status.Errorf(codes.Unavailable, "%s cannot be read now: try again", what)
@@ -234,7 +289,7 @@ func (s *Server) Trust(stream grpc.BidiStreamingServer[identityv1.TrustRequest, 
 	go func() { received <- s.receive(stream, session) }()
 	for {
 		bundles, changed := s.config.Board.bundles()
-		if err := stream.Send(&identityv1.TrustResponse{Bundles: bundles}); err != nil {
+		if err := stream.Send(&identityv1.TrustResponse{Bundles: bundles, Zone: s.config.Zone}); err != nil {
 			return err
 		}
 		select {

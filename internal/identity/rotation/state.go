@@ -30,8 +30,9 @@ type Authority struct {
 	// ID is stable over restarts and different for every authority of a mesh. None:
 	// plain text.
 	ID string `json:"id"`
-	// Backend is the entry of the Mesh that it belongs to.
+	// Backend is the entry of the Mesh that it belongs to, and Type that entry's type.
 	Backend string `json:"backend,omitempty"`
+	Type    string `json:"type,omitempty"`
 	// Roots to trust for it, as PEM; empty for None.
 	Roots []byte `json:"roots,omitempty"`
 }

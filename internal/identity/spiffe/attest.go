@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 )
@@ -67,6 +68,38 @@ func (t *Table) AddProcess(pid int, started uint64, w Workload) error {
 	}
 	t.processes[key] = w
 	return nil
+}
+
+// AddPeer makes the process at the other end of a Unix socket, and all that it starts, a
+// workload's, until done is called. The caller has decided that the process may say so.
+func (t *Table) AddPeer(conn net.Conn, w Workload) (done func(), err error) {
+	for {
+		inner, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		conn = inner.NetConn()
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, fmt.Errorf("workload %s: a connection of type %T has no process at its end", w, conn)
+	}
+	p, err := processOf(unixConn)
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: %w", w, err)
+	}
+	if err := t.AddProcess(p.PID, p.Started, w); err != nil {
+		return nil, err
+	}
+	return sync.OnceFunc(func() { t.removeProcess(Ancestor{PID: p.PID, Started: p.Started}, w) }), nil
+}
+
+func (t *Table) removeProcess(key Ancestor, w Workload) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.processes[key] == w {
+		delete(t.processes, key)
+	}
 }
 
 // Remove everything of a workload.

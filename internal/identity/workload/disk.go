@@ -9,12 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
-	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/secretfile"
 )
 
 const (
@@ -61,13 +61,13 @@ func certificatePath(dir string, s Subject) string {
 }
 
 func saveCertificate(dir string, s Subject, svid *mesh.SVID, issuer string) error {
-	key, err := authority.EncodeKey(svid.Key)
+	key, err := certpem.EncodeKey(svid.Key)
 	if err != nil {
 		return err
 	}
 	data, err := json.Marshal(storedCertificate{
 		Version: diskVersion, Namespace: s.Namespace, Name: s.Name, NodeMesh: s.Mesh, ID: svid.ID, Mesh: svid.Mesh, Issuer: issuer,
-		Chain: string(authority.EncodeCertificates(svid.Chain...)), Key: string(key),
+		Chain: string(certpem.EncodeCertificates(svid.Chain...)), Key: string(key),
 	})
 	if err != nil {
 		return err
@@ -105,11 +105,11 @@ func decodeCertificate(data []byte, s Subject) (*mesh.SVID, string, error) {
 	if stored.Version != diskVersion || (Subject{stored.Namespace, stored.Name, stored.NodeMesh}) != s {
 		return nil, "", fmt.Errorf("not a certificate of %s of version %d", s, diskVersion)
 	}
-	chain, err := authority.ParseCertificates([]byte(stored.Chain))
+	chain, err := certpem.ParseCertificates([]byte(stored.Chain))
 	if err != nil {
 		return nil, "", err
 	}
-	key, err := authority.ParseKey([]byte(stored.Key))
+	key, err := certpem.ParseKey([]byte(stored.Key))
 	if err != nil {
 		return nil, "", err
 	}
@@ -150,15 +150,7 @@ func prune(dir string, keep map[string]bool) error {
 
 // readSecret reads a file that only its owner may read.
 func readSecret(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s can be read by others (mode %04o): the key in it is given up", path, info.Mode().Perm())
-	}
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("%s has %d bytes: it is not one of ours", path, info.Size())
-	}
-	return os.ReadFile(path)
+	return secretfile.Read(path, secretfile.Rule{
+		Readers: secretfile.OwnerOnly, Max: maxFile, Advice: "the key in it is given up", Kind: "it is not one of ours",
+	})
 }

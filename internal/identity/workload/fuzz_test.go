@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
@@ -37,13 +38,13 @@ func stored(t testing.TB, s Subject) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyPEM, err := authority.EncodeKey(key)
+	keyPEM, err := certpem.EncodeKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	data, err := json.Marshal(storedCertificate{
 		Version: diskVersion, Namespace: s.Namespace, Name: s.Name, ID: id, Mesh: "shop", Issuer: "a",
-		Chain: string(authority.EncodeCertificates(leaf)), Key: string(keyPEM),
+		Chain: string(certpem.EncodeCertificates(leaf)), Key: string(keyPEM),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +109,7 @@ func FuzzDecodeCertificate(f *testing.F) {
 func FuzzDecodeTrust(f *testing.F) {
 	f.Add([]byte(`{"version":1,"bundles":[{"mesh":"shop","trustDomain":"shop.mesh","generation":1}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		bundles, err := decodeTrust(data)
+		bundles, _, err := decodeTrust(data)
 		if err != nil {
 			return
 		}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/issue"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -136,7 +137,7 @@ func (p *plane) newAuthority() rotation.Authority {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.signers[id], p.roots[id] = z, root
-	return rotation.Authority{ID: id, Backend: "builtin", Roots: authority.EncodeCertificates(root.Certificate())}
+	return rotation.Authority{ID: id, Backend: "builtin", Roots: certpem.EncodeCertificates(root.Certificate())}
 }
 
 // Workload implements issue.Workloads: workloads "NODE-…" run on NODE.
@@ -148,6 +149,8 @@ func (p *plane) Workload(_ context.Context, namespace, name string) (issue.Workl
 	}
 	return issue.Workload{Mesh: "shop", Namespace: namespace, ServiceAccount: fmt.Sprintf("sa-%d", i), Node: node}, true, nil
 }
+
+func (p *plane) Gateway(context.Context, string, mesh.Kind) (bool, error) { return true, nil }
 
 func (p *plane) NodeInMesh(_ context.Context, _, meshName string) (bool, error) {
 	return meshName == "shop", nil
@@ -361,7 +364,7 @@ func nodeIn(zone, name string) (mesh.ID, error) {
 // publish a mesh with one authority.
 func publish(t testing.TB, p *plane, name string, root *authority.Root) {
 	t.Helper()
-	a := rotation.Authority{ID: authority.ID(root.Certificate()), Roots: authority.EncodeCertificates(root.Certificate())}
+	a := rotation.Authority{ID: authority.ID(root.Certificate()), Roots: certpem.EncodeCertificates(root.Certificate())}
 	if err := p.board.Publish(issue.Published{State: rotation.New(name, a, time.Now()), Domain: root.Domain()}); err != nil {
 		t.Fatal(err)
 	}

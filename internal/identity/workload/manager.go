@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
@@ -42,6 +44,11 @@ type Config struct {
 	Dir string
 	// Client reaches the control plane.
 	Client identityv1.IdentityClient
+	// Node that this is, for its own certificate in each mesh of its members; empty: it
+	// has none.
+	Node string
+	// Registerer of metrics; nil: none.
+	Registerer prometheus.Registerer
 	// Spread is the time over which certificates are replaced when another authority
 	// issues; 0: 30 s. Negative: at once.
 	Spread time.Duration
@@ -69,6 +76,12 @@ type Manager struct {
 	entries map[Subject]*entry
 	trust   *mesh.Trust
 	bundles map[string]*bundle // by mesh
+	// zone of the control plane; empty: it is not known yet.
+	zone string
+	// members as they were set; nil: they were not.
+	members        map[Subject]Member
+	membersChanged chan struct{} // closed by their next change
+	failures       uint64        // of requests
 	// changed is closed by the next change of trust.
 	changed chan struct{}
 	// ack is signalled when there may be something to acknowledge.
@@ -96,8 +109,9 @@ type entry struct {
 	changed chan struct{}
 }
 
-// New loads what an earlier Manager stored in the directory. Damaged files are
-// logged and replaced later. Add and Run come next.
+// New loads what an earlier Manager stored in the directory, and adds the subjects of the
+// certificates that it finds. Damaged files are logged and replaced later. SetMembers, or
+// Add, and Run come next.
 func New(c Config) (*Manager, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -113,9 +127,9 @@ func New(c Config) (*Manager, error) {
 	}
 	m := &Manager{
 		config: c, slots: make(chan struct{}, issuing), entries: map[Subject]*entry{}, bundles: map[string]*bundle{},
-		changed: make(chan struct{}), ack: make(chan struct{}, 1),
+		changed: make(chan struct{}), membersChanged: make(chan struct{}), ack: make(chan struct{}, 1),
 	}
-	bundles, err := loadTrust(c.Dir)
+	bundles, zone, err := loadTrust(c.Dir)
 	if err == nil {
 		m.trust, err = trustOf(bundles)
 	}
@@ -126,7 +140,11 @@ func New(c Config) (*Manager, error) {
 		bundles = map[string]*bundle{}
 		m.trust, _ = mesh.NewTrust() // of nothing: no error is possible
 	}
-	m.bundles = bundles
+	m.bundles, m.zone = bundles, zone
+	m.restore()
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(m)
+	}
 	return m, nil
 }
 
@@ -254,6 +272,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		m.start(e)
 	}
 	m.mu.Unlock()
+	loops.Go(func() { m.followMembers(ctx) })
 	m.follow(ctx)
 	m.mu.Lock()
 	m.start = nil

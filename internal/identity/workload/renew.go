@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/wallclock"
 )
 
 const (
@@ -122,22 +123,7 @@ func (m *Manager) bundleLocked(id mesh.ID) *bundle {
 
 // waitUntil waits by the wall clock. False: ctx ended, or the entry was woken.
 func (m *Manager) waitUntil(ctx context.Context, e *entry, at time.Time) bool {
-	for {
-		left := at.Round(0).Sub(m.config.Now().Round(0)) // without the monotonic reading
-		if left <= 0 {
-			return ctx.Err() == nil
-		}
-		timer := time.NewTimer(min(left, clockCheck))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return false
-		case <-e.wake:
-			timer.Stop()
-			return false
-		case <-timer.C:
-		}
-	}
+	return wallclock.Wait(ctx, at, clockCheck, m.config.Now, e.wake) == wallclock.Reached
 }
 
 // renew gets a certificate for a new key, keeps it, and then uses it.
@@ -145,6 +131,9 @@ func (m *Manager) renew(ctx context.Context, e *entry) error {
 	err := m.request(ctx, e)
 	m.mu.Lock()
 	e.problem = err
+	if err != nil && ctx.Err() == nil {
+		m.failures++
+	}
 	m.mu.Unlock()
 	if err == nil {
 		m.wantAck()

@@ -15,7 +15,7 @@ import (
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/backoff"
-	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -32,6 +32,7 @@ type bundle struct {
 
 type storedTrust struct {
 	Version int       `json:"version"`
+	Zone    string    `json:"zone,omitempty"`
 	Bundles []*bundle `json:"bundles"`
 }
 
@@ -43,7 +44,7 @@ func (b *bundle) parsed() (mesh.Bundle, error) {
 		return mesh.Bundle{}, err
 	}
 	if b.Roots != "" {
-		if out.Roots, err = authority.ParseCertificates([]byte(b.Roots)); err != nil {
+		if out.Roots, err = certpem.ParseCertificates([]byte(b.Roots)); err != nil {
 			return mesh.Bundle{}, fmt.Errorf("roots of mesh %s: %w", b.Mesh, err)
 		}
 	}
@@ -65,34 +66,34 @@ func trustOf(bundles map[string]*bundle) (*mesh.Trust, error) {
 	return mesh.NewTrust(parsed...)
 }
 
-func loadTrust(dir string) (map[string]*bundle, error) {
+func loadTrust(dir string) (bundles map[string]*bundle, zone string, err error) {
 	data, err := readSecret(filepath.Join(dir, trustFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]*bundle{}, nil
+		return map[string]*bundle{}, "", nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	return decodeTrust(data)
 }
 
-func decodeTrust(data []byte) (map[string]*bundle, error) {
+func decodeTrust(data []byte) (bundles map[string]*bundle, zone string, err error) {
 	var stored storedTrust
 	if err := json.Unmarshal(data, &stored); err != nil || stored.Version != diskVersion {
-		return nil, fmt.Errorf("%s: damaged, or of another version", trustFile)
+		return nil, "", fmt.Errorf("%s: damaged, or of another version", trustFile)
 	}
 	out := map[string]*bundle{}
 	for _, b := range stored.Bundles {
 		if b == nil || out[b.Mesh] != nil {
-			return nil, fmt.Errorf("%s: damaged", trustFile)
+			return nil, "", fmt.Errorf("%s: damaged", trustFile)
 		}
 		out[b.Mesh] = b
 	}
-	return out, nil
+	return out, stored.Zone, nil
 }
 
-func saveTrust(dir string, bundles map[string]*bundle) error {
-	stored := storedTrust{Version: diskVersion}
+func saveTrust(dir, zone string, bundles map[string]*bundle) error {
+	stored := storedTrust{Version: diskVersion, Zone: zone}
 	for _, b := range bundles {
 		stored.Bundles = append(stored.Bundles, b)
 	}
@@ -166,7 +167,7 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 			return got, err
 		case r := <-messages:
 			got = true
-			if err := m.apply(r.GetBundles()); err != nil {
+			if err := m.apply(r.GetZone(), r.GetBundles()); err != nil {
 				m.config.Logger.Error("roots from the control plane are not used; those from before are", "error", err)
 			}
 		case <-m.ack:
@@ -183,7 +184,7 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 
 // apply what the control plane sent: on disk, then in use. An error leaves everything as
 // it was.
-func (m *Manager) apply(received []*identityv1.Bundle) error {
+func (m *Manager) apply(zone string, received []*identityv1.Bundle) error {
 	m.applying.Lock()
 	defer m.applying.Unlock()
 	next := map[string]*bundle{}
@@ -198,7 +199,7 @@ func (m *Manager) apply(received []*identityv1.Bundle) error {
 			if err != nil {
 				return fmt.Errorf("roots of mesh %q: %w", r.GetMesh(), err)
 			}
-			roots = append(roots, authority.EncodeCertificates(c)...)
+			roots = append(roots, certpem.EncodeCertificates(c)...)
 		}
 		b.Roots = string(roots)
 		if next[b.Mesh] != nil {
@@ -211,10 +212,10 @@ func (m *Manager) apply(received []*identityv1.Bundle) error {
 	if err != nil {
 		return err
 	}
-	if err := saveTrust(m.config.Dir, next); err != nil {
+	if err := saveTrust(m.config.Dir, zone, next); err != nil {
 		return fmt.Errorf("keep roots: %w", err)
 	}
-	m.use(next, trust)
+	m.use(zone, next, trust)
 	return nil
 }
 
@@ -237,10 +238,10 @@ func (m *Manager) keepUsed(next map[string]*bundle) {
 }
 
 // use other roots. Certificates of meshes that no longer have an authority are dropped.
-func (m *Manager) use(next map[string]*bundle, trust *mesh.Trust) {
+func (m *Manager) use(zone string, next map[string]*bundle, trust *mesh.Trust) {
 	var dropped []Subject
 	m.mu.Lock()
-	m.bundles, m.trust = next, trust
+	m.bundles, m.trust, m.zone = next, trust, zone
 	close(m.changed)
 	m.changed = make(chan struct{})
 	for s, e := range m.entries {

@@ -123,6 +123,28 @@ func (c *Client) Ask(ctx context.Context, path string, query url.Values, into an
 	return nil
 }
 
+// Attest makes this process, and all that it starts, a workload for the SPIFFE Workload
+// API. ready is called once it is; from then on Attest blocks until ctx ends, or the agent
+// does. Errors: those of Dial, and the agent's refusal.
+func (c *Client) Attest(ctx context.Context, namespace, name string, ready func()) error {
+	conn, err := c.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	resp, err := get(ctx, conn, AttestPath, url.Values{"namespace": {namespace}, "name": {name}})
+	if err != nil {
+		return fmt.Errorf("attest workload %s/%s: %w", namespace, name, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		why, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // the status is what counts
+		return fmt.Errorf("attest workload %s/%s: agent: %s", namespace, name, strings.TrimSpace(string(why)))
+	}
+	ready()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
+}
+
 // get sends one request over a connection, which is closed with the body.
 func get(ctx context.Context, conn net.Conn, path string, query url.Values) (*http.Response, error) {
 	transport := &http.Transport{

@@ -62,6 +62,19 @@ func makeDir(dir string) error {
 	return os.MkdirAll(dir, mode)
 }
 
+// MakeSocketDir makes the directory of a socket, and refuses one that another user could
+// write to.
+func MakeSocketDir(path string) error {
+	dir := filepath.Dir(path)
+	if err := makeDir(dir); err != nil {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err := checkOwner(dir); err != nil {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	return nil
+}
+
 // checkShared refuses a socket outside of data directories, all of which are
 // called node/agent.sock, if another user could have put it there.
 func checkShared(path string) error {

@@ -30,6 +30,9 @@ const (
 	StatusPath = "/status"
 	TracePath  = "/trace"
 	DumpPath   = "/dump"
+	// AttestPath makes the calling process, and what it starts, the workload that the
+	// parameters namespace and name say, while the request is open.
+	AttestPath = "/attest"
 )
 
 const (
@@ -70,6 +73,29 @@ func sockets(dataDir string, uid int) []string {
 		return append(out, filepath.Join(filepath.Dir(SystemSocket), name))
 	}
 	return append(out, filepath.Join(os.TempDir(), "proxima-"+strconv.Itoa(uid), name))
+}
+
+// SpiffeSocket is where the agent of a data directory has the socket of the SPIFFE
+// Workload API. Workloads of other users have to reach it, so that of root's agent is in
+// /run/proxima; others have it beside their own socket.
+func SpiffeSocket(dataDir string) string { return spiffeSocket(dataDir, os.Geteuid()) }
+
+func spiffeSocket(dataDir string, uid int) string {
+	if abs, err := filepath.Abs(dataDir); err == nil {
+		dataDir = abs
+	}
+	sum := sha256.Sum256([]byte(dataDir))
+	name := "spiffe-" + hex.EncodeToString(sum[:8]) + ".sock"
+	run := filepath.Dir(SystemSocket)
+	switch path := filepath.Join(dataDir, "node", "spiffe.sock"); {
+	case uid == 0 && dataDir == SystemDataDir:
+		return filepath.Join(run, "spiffe.sock")
+	case uid == 0:
+		return filepath.Join(run, name)
+	case len(path) <= maxPath:
+		return path
+	}
+	return filepath.Join(os.TempDir(), "proxima-"+strconv.Itoa(uid), name)
 }
 
 // InUseError says that another agent has the data directory.

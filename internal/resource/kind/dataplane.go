@@ -58,6 +58,11 @@ func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
 	return mesh.DefaultMesh
 }
 
+// DataplaneAccount is the service account of a Dataplane in its namespace.
+func DataplaneAccount(d *mesh.Dataplane) string {
+	return orElse(d.Annotations[mesh.AnnotationServiceAccount], mesh.DefaultServiceAccount)
+}
+
 // defaultDataplane takes the mesh from the Dataplane's own label. Without one
 // it stays empty, which means the mesh of the namespace: see DataplaneMesh. A
 // port's protocol stays empty too, and means TCP: clients that apply a manifest

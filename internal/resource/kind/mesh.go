@@ -2,15 +2,19 @@ package kind
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -28,14 +32,18 @@ var Mesh = &resource.Descriptor{
 	Singular:   "mesh",
 	Categories: []string{"proxima"},
 	Direction:  resource.GlobalToZone,
+	Status:     true,
 
 	New:     func() resource.Object { return &mesh.Mesh{} },
 	NewList: func() runtime.Object { return &mesh.MeshList{} },
 
 	Default:  on(defaultMesh),
-	Prepare:  counted(func(m *mesh.Mesh) any { return m.Spec }),
+	Prepare:  change(prepareMesh),
 	Validate: compare(validateMesh),
 	Warnings: compare(warnMesh),
+
+	PrepareStatus:  change(prepareMeshStatus),
+	ValidateStatus: compare(validateMeshStatus),
 
 	Columns: []metav1.TableColumnDefinition{
 		nameColumn(),
@@ -79,10 +87,56 @@ func validateMesh(m, old *mesh.Mesh) field.ErrorList {
 	} else {
 		errs = checkMeta(m, old, false, validation.NameIsDNSLabel)
 	}
+	path := field.NewPath("spec", "mtls")
 	if m.Spec.MTLS != nil {
-		errs = append(errs, checkMTLS(field.NewPath("spec", "mtls"), m.Spec.MTLS)...)
+		errs = append(errs, checkMTLS(path, m.Spec.MTLS)...)
 	}
-	return errs
+	return append(errs, checkTrustDomain(path.Child("trustDomain"), m, old)...)
+}
+
+// checkTrustDomain: the domain is in every certificate, so it never changes.
+func checkTrustDomain(path *field.Path, m, old *mesh.Mesh) field.ErrorList {
+	domain := trustDomain(m)
+	if _, err := identity.DomainOf(m.Name, domain); err != nil && domain != "" {
+		return field.ErrorList{field.Invalid(path, domain, err.Error())}
+	}
+	if old == nil {
+		return nil
+	}
+	if err := identity.CheckDomainUpdate(m.Name, trustDomain(old), domain); err != nil {
+		return field.ErrorList{field.Invalid(path, domain, err.Error())}
+	}
+	return nil
+}
+
+func trustDomain(m *mesh.Mesh) string {
+	if m.Spec.MTLS == nil {
+		return ""
+	}
+	return m.Spec.MTLS.TrustDomain
+}
+
+func prepareMesh(m, old *mesh.Mesh) {
+	if old == nil {
+		m.Generation, m.Status = 1, mesh.MeshStatus{}
+		return
+	}
+	m.Generation, m.Status = old.Generation, *old.Status.DeepCopy()
+	if !equality.Semantic.DeepEqual(m.Spec, old.Spec) {
+		m.Generation++
+	}
+}
+
+func prepareMeshStatus(m, old *mesh.Mesh) {
+	o := old.DeepCopy()
+	m.Spec, m.Generation = o.Spec, o.Generation
+	m.Labels, m.Annotations = o.Labels, o.Annotations
+	m.OwnerReferences, m.Finalizers = o.OwnerReferences, o.Finalizers
+}
+
+func validateMeshStatus(m, old *mesh.Mesh) field.ErrorList {
+	errs := checkMeta(m, old, false, validation.NameIsDNSLabel)
+	return append(errs, metav1validation.ValidateConditions(m.Status.Conditions, field.NewPath("status", "conditions"))...)
 }
 
 func checkMTLS(path *field.Path, m *mesh.MeshMTLS) field.ErrorList {
@@ -109,27 +163,72 @@ func checkMTLS(path *field.Path, m *mesh.MeshMTLS) field.ErrorList {
 func checkBackend(path *field.Path, b *mesh.MeshCertificateBackend) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, checkChoice(path.Child("mode"), b.Mode, mesh.MTLSPermissive, mesh.MTLSStrict)...)
-	provided := path.Child("provided")
-	switch orElse(b.Type, mesh.BackendBuiltin) {
-	case mesh.BackendBuiltin:
-		if b.Provided != nil {
-			errs = append(errs, field.Forbidden(provided, "may only be set when `type` is 'Provided'"))
-		}
-	case mesh.BackendProvided:
-		if b.Provided == nil {
-			errs = append(errs, field.Required(provided, "must be set when `type` is 'Provided'"))
-			break
-		}
-		errs = append(errs, checkDataSource(provided.Child("certificate"), &b.Provided.Certificate, clusterWide, inlineAllowed)...)
-		errs = append(errs, checkDataSource(provided.Child("key"), &b.Provided.Key, clusterWide, inlineRefused)...)
-	default:
-		errs = append(errs, checkChoice(path.Child("type"), b.Type, mesh.BackendBuiltin, mesh.BackendProvided)...)
+	kind, provided, external := orElse(b.Type, mesh.BackendBuiltin), path.Child("provided"), path.Child("external")
+	errs = append(errs, checkChoice(path.Child("type"), kind, mesh.BackendBuiltin, mesh.BackendExternal, mesh.BackendProvided)...)
+	switch {
+	case kind != mesh.BackendProvided && b.Provided != nil:
+		errs = append(errs, field.Forbidden(provided, "may only be set when `type` is 'Provided'"))
+	case kind == mesh.BackendProvided && b.Provided == nil:
+		errs = append(errs, field.Required(provided, "must be set when `type` is 'Provided'"))
+	case b.Provided != nil:
+		errs = append(errs, checkProvided(provided, b.Provided)...)
+	}
+	switch {
+	case kind != mesh.BackendExternal && b.External != nil:
+		errs = append(errs, field.Forbidden(external, "may only be set when `type` is 'External'"))
+	case kind == mesh.BackendExternal && b.External == nil:
+		errs = append(errs, field.Required(external, "must be set when `type` is 'External'"))
+	case b.External != nil:
+		errs = append(errs, checkExternal(external, b.External)...)
 	}
 	if c := b.WorkloadCertificate; c != nil && c.ValiditySeconds != nil {
 		if v := *c.ValiditySeconds; v < minCertificateSeconds || v > maxCertificateSeconds {
 			errs = append(errs, field.Invalid(path.Child("workloadCertificate", "validitySeconds"), v,
 				utilvalidation.InclusiveRangeError(minCertificateSeconds, maxCertificateSeconds)))
 		}
+	}
+	return errs
+}
+
+// checkProvided: the authority is in data sources, or in files.
+func checkProvided(path *field.Path, p *mesh.MeshProvidedAuthority) field.ErrorList {
+	if p.Files == nil {
+		errs := checkDataSource(path.Child("certificate"), &p.Certificate, clusterWide, inlineAllowed)
+		errs = append(errs, checkDataSource(path.Child("key"), &p.Key, clusterWide, inlineRefused)...)
+		if p.Roots != nil {
+			errs = append(errs, checkDataSource(path.Child("roots"), p.Roots, clusterWide, inlineAllowed)...)
+		}
+		return errs
+	}
+	var errs field.ErrorList
+	files := path.Child("files")
+	if p.Roots != nil || !equality.Semantic.DeepEqual(p.Certificate, mesh.DataSource{}) || !equality.Semantic.DeepEqual(p.Key, mesh.DataSource{}) {
+		errs = append(errs, field.Forbidden(files, "may not be set together with `certificate`, `key` or `roots`"))
+	}
+	for _, f := range []struct {
+		name, file string
+		required   bool
+	}{{"certificate", p.Files.Certificate, true}, {"key", p.Files.Key, true}, {"roots", p.Files.Roots, false}} {
+		switch {
+		case f.file == "" && f.required:
+			errs = append(errs, field.Required(files.Child(f.name), ""))
+		case f.file != "" && !filepath.IsAbs(f.file):
+			errs = append(errs, field.Invalid(files.Child(f.name), f.file, "must be an absolute path"))
+		}
+	}
+	return errs
+}
+
+func checkExternal(path *field.Path, e *mesh.MeshExternalAuthority) field.ErrorList {
+	errs := checkDataSource(path.Child("roots"), &e.Roots, clusterWide, inlineAllowed)
+	domain, name, ok := strings.Cut(e.SignerName, "/")
+	switch {
+	case e.SignerName == "":
+		errs = append(errs, field.Required(path.Child("signerName"), ""))
+	case !ok || name == "" || len(utilvalidation.IsFullyQualifiedDomainName(field.NewPath(""), domain)) > 0:
+		errs = append(errs, field.Invalid(path.Child("signerName"), e.SignerName, "must be DOMAIN/NAME, as in 'example.com/mesh'"))
+	case domain == "kubernetes.io":
+		errs = append(errs, field.Invalid(path.Child("signerName"), e.SignerName, "the signers of kubernetes.io sign for Kubernetes itself"))
 	}
 	return errs
 }
@@ -196,16 +295,33 @@ func checkDataSource(path *field.Path, s *mesh.DataSource, in scope, may inline)
 	return errs
 }
 
-// warnMesh: backends that are not enabled encrypt nothing.
-func warnMesh(m, _ *mesh.Mesh) []string {
-	if t := m.Spec.MTLS; t != nil && len(t.Backends) > 0 && t.EnabledBackend == "" {
-		return []string{"spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh"}
+// warnMesh: backends that are not enabled encrypt nothing, and not everything that a Mesh
+// asks for is enforced everywhere.
+// An update warns of what it changes.
+func warnMesh(m, old *mesh.Mesh) []string {
+	var out []string
+	switch t := m.Spec.MTLS; {
+	case t == nil || old != nil && equality.Semantic.DeepEqual(t, old.Spec.MTLS):
+	case t.EnabledBackend != "":
+		out = append(out, "spec.mtls.enabledBackend: workloads get certificates; traffic inside a site is encrypted only "+
+			"between workloads that use them themselves (SPIFFE Workload API), and plain connections are not refused: see status")
+	case len(t.Backends) > 0:
+		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
 	}
-	return nil
+	if !passthrough(m) && (old == nil || passthrough(old)) {
+		out = append(out, "spec.networking.outbound.passthrough: false is not enforced by this version: "+
+			"workloads can call addresses that the mesh does not know")
+	}
+	return out
+}
+
+func passthrough(m *mesh.Mesh) bool {
+	n := m.Spec.Networking
+	return n == nil || n.Outbound == nil || n.Outbound.Passthrough == nil || *n.Outbound.Passthrough
 }
 
 func meshCells(m *mesh.Mesh) []any {
-	mtls, passthrough, egress, locality := "off", true, false, true
+	mtls, egress, locality := "off", false, true
 	var backends listed
 	if t := m.Spec.MTLS; t != nil {
 		for _, b := range t.Backends {
@@ -216,14 +332,11 @@ func meshCells(m *mesh.Mesh) []any {
 			}
 		}
 	}
-	if n := m.Spec.Networking; n != nil && n.Outbound != nil && n.Outbound.Passthrough != nil {
-		passthrough = *n.Outbound.Passthrough
-	}
 	if r := m.Spec.Routing; r != nil {
 		egress = r.ZoneEgress != nil && *r.ZoneEgress
 		locality = r.LocalityAware == nil || *r.LocalityAware
 	}
-	return []any{m.Name, mtls, onOff(passthrough), onOff(egress), age(m), onOff(locality), backends.string(none)}
+	return []any{m.Name, mtls, onOff(passthrough(m)), onOff(egress), age(m), onOff(locality), backends.string(none)}
 }
 
 func onOff(b bool) string {

@@ -240,6 +240,10 @@ func TestWarnings(t *testing.T) {
 		{"Service", `{spec: {clusterIP: None, sessionAffinity: ClientIP}}`, []string{"spec.SessionAffinity is ignored for headless services"}},
 		{"Service", `{spec: {externalIPs: [nonsense], type: ExternalName}}`,
 			[]string{`spec.externalIPs is ignored when spec.type is "ExternalName"`}},
+		{"Mesh", `{spec: {networking: null}}`, []string{"spec.mtls.enabledBackend: workloads get certificates; traffic inside a site is encrypted only " +
+			"between workloads that use them themselves (SPIFFE Workload API), and plain connections are not refused: see status"}},
+		{"Mesh", `{spec: {mtls: null}}`, []string{
+			"spec.networking.outbound.passthrough: false is not enforced by this version: workloads can call addresses that the mesh does not know"}},
 		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [a.b]}]}`, []string{"addressType: FQDN endpoints are deprecated"}},
 		{"Endpoints", `{subsets: [{addresses: [{ip: "2001:DB8::1"}]}]}`, []string{
 			`subsets[0].addresses[0].ip: IPv6 address "2001:DB8::1" should be in RFC 5952 canonical format ("2001:db8::1")`}},

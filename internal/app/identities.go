@@ -1,0 +1,226 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/identity/authorities"
+	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/authority/files"
+	"github.com/proxima-mesh/proxima/internal/identity/issue"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/identity/rotation"
+	"github.com/proxima-mesh/proxima/internal/identity/sealed"
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// identities issue the certificates of workloads:
+//
+//	Mesh, GlobalSecret ──► authorities ◄── sealed records ◄── leader (roots, rotations)
+//	                           │ signer, roots                  ▲ acknowledgements
+//	agents ──── gRPC ────► issue.Server ──► ledger ──► issue.Board
+type identities struct {
+	log         *slog.Logger
+	api         *api
+	catalog     *catalog.Catalog
+	authorities *authorities.Authorities
+	records     *sealed.Records
+	ledger      *issue.Ledger
+	board       *issue.Board
+	server      *issue.Server
+	// acked has a value when the leader should look at rotations.
+	acked chan struct{}
+}
+
+// newIdentities wires the authorities of meshes and the server of certificates, which it
+// adds to the instance's gRPC server.
+func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) (*identities, error) {
+	log = log.With("component", "identities")
+	site := string(locality.Local)
+	d := &identities{
+		log: log, api: a, catalog: i.catalog, acked: make(chan struct{}, 1),
+		records: sealed.NewRecords(s.store, s.keys), ledger: issue.NewLedger(s.store, nil),
+	}
+	d.board = issue.NewBoard(d.ack)
+	csrs, err := signerAPI(cfg.SignerKubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	records := sealedRecords{d.records}
+	d.authorities = authorities.New(authorities.Config{
+		Zone: site, Client: a.client, Records: records, CSRs: csrs, Logger: log,
+		Intermediates: authorities.Local(records, site, time.Now),
+		Files:         func(cert, key, roots string) authorities.FileSource { return files.New(cert, key, roots) },
+		Publish: func(p authorities.Published) error {
+			return d.board.Publish(issue.Published{State: p.State, Domain: p.Domain, Life: p.Life})
+		},
+		Unpublish: d.board.Remove,
+	})
+	a.meshes.authorities = d.authorities
+	d.server = issue.NewServer(issue.Config{
+		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog}, Mesh: d.mesh,
+		Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
+	})
+	if i.server != nil {
+		d.server.Register(i.server)
+	}
+	return d, nil
+}
+
+// ack wakes the leader.
+func (d *identities) ack() {
+	select {
+	case d.acked <- struct{}{}:
+	default:
+	}
+}
+
+// mesh implements issue.Config.Mesh.
+func (d *identities) mesh(name string) (issue.Mesh, bool) {
+	i, ok := d.authorities.Issuer(name)
+	return issue.Mesh{Name: name, Domain: i.Domain, Issuer: i.ID, Signer: i.Signer, Life: i.Life}, ok
+}
+
+func (d *identities) components() []component {
+	return []component{
+		{Name: "authorities of meshes", Run: d.authorities.Run},
+		{Name: "records of certificates", Run: func(ctx context.Context) error {
+			return d.ledger.Follow(ctx, func(e issue.Entry) { d.board.Restore([]issue.Issued{e.Issued}) })
+		}},
+		{Name: "rotation of authorities", Scope: leader, Run: d.lead},
+	}
+}
+
+// lead takes the steps of rotations, from when all holders of certificates are known.
+func (d *identities) lead(ctx context.Context) error {
+	for {
+		_, err := d.ledger.All(ctx, func(e issue.Entry) { d.board.Restore([]issue.Issued{e.Issued}) })
+		if err == nil {
+			break
+		}
+		d.log.Warn("records of certificates not read; it is tried again", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+	if d.catalog.WaitSynced(ctx) != nil {
+		return nil // ctx has ended
+	}
+	return authorities.NewLeader(authorities.LeaderConfig{
+		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members,
+		Peers:  func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
+		Logger: d.log,
+	}).Run(ctx)
+}
+
+// members of a mesh, for its status.
+func (d *identities) members(name string) []string {
+	tables := d.catalog.Snapshot()
+	var out []string
+	for key, dp := range tables.Dataplanes.All() {
+		if meshOf(tables, key, dp) == name {
+			out = append(out, key.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// signerAPI is the Kubernetes API of external signers; nil: there is none.
+func signerAPI(kubeconfig string) (authority.CSRs, error) {
+	if kubeconfig == "" {
+		return nil, nil
+	}
+	cfg, err := ClusterREST(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return client.CertificatesV1().CertificateSigningRequests(), nil
+}
+
+// sealedRecords are authorities.Records in the store.
+type sealedRecords struct{ *sealed.Records }
+
+// Record implements authorities.Records.
+func (r sealedRecords) Record(name string) authorities.Record { return r.Records.Record(name) }
+
+// Simple implements authorities.Records.
+func (r sealedRecords) Simple(name string) authority.Keeper { return r.Records.Record(name).Simple() }
+
+// workloadTable is the Dataplanes, as issue.Workloads.
+type workloadTable struct{ catalog *catalog.Catalog }
+
+var errNotSynced = errors.New("the control plane is still reading its store")
+
+// Workload implements issue.Workloads.
+func (t workloadTable) Workload(_ context.Context, namespace, name string) (w issue.Workload, ok bool, err error) {
+	if !t.catalog.Synced() {
+		return issue.Workload{}, false, errNotSynced
+	}
+	tables, key := t.catalog.Snapshot(), resource.Key{Namespace: namespace, Name: name}
+	dp, ok := tables.Dataplanes.Get(key)
+	if !ok {
+		return issue.Workload{}, false, nil
+	}
+	return issue.Workload{
+		Mesh: meshOf(tables, key, dp), Namespace: namespace, ServiceAccount: kind.DataplaneAccount(dp), Node: dp.Spec.NodeName,
+	}, true, nil
+}
+
+// NodeInMesh implements issue.Workloads.
+func (t workloadTable) NodeInMesh(_ context.Context, node, name string) (bool, error) {
+	if !t.catalog.Synced() {
+		return false, errNotSynced
+	}
+	tables := t.catalog.Snapshot()
+	for key, dp := range tables.DataplanesOn(node) {
+		if meshOf(tables, key, dp) == name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Gateway implements issue.Workloads.
+func (t workloadTable) Gateway(context.Context, string, mesh.Kind) (bool, error) {
+	return false, nil // a standalone control plane has no gateways between sites
+}
+
+// meshOf a Dataplane, by the tables.
+func meshOf(tables *catalog.Snapshot, key resource.Key, dp *meshv1alpha1.Dataplane) string {
+	namespace, _ := tables.Namespaces.Get(resource.Key{Name: key.Namespace})
+	return kind.DataplaneMesh(dp, namespace)
+}
+
+// meshUpdates judges writes of Meshes; its authorities are set before the server runs.
+type meshUpdates struct{ authorities *authorities.Authorities }
+
+// allow refuses to enable a backend that cannot sign.
+func (u *meshUpdates) allow(ctx context.Context, w access.Write) error {
+	next, ok := w.Object.(*meshv1alpha1.Mesh)
+	old, wasThere := w.Old.(*meshv1alpha1.Mesh)
+	if !ok || !wasThere || w.Subresource != "" || next == nil || old == nil {
+		return nil
+	}
+	if err := u.authorities.CheckUpdate(ctx, next, old); err != nil {
+		return apierrors.NewConflict(kind.Mesh.GroupResource(), next.Name, err)
+	}
+	return nil
+}
