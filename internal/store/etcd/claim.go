@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 // leaseTTL is how long the claims of an instance that died stay, in seconds. A
@@ -166,6 +167,24 @@ func (c *claim) takeFirst(ctx context.Context) error {
 	}
 }
 
+// awaitOwner waits until no instance has the state exclusively.
+func (s *Store) awaitOwner(ctx context.Context) error {
+	for begin := time.Now(); ; {
+		m, _, err := s.readMeta(ctx)
+		switch {
+		case err != nil && (!unavailable(err) || time.Since(begin) > claimTimeout):
+			return err
+		case err == nil && m.ownerMod == 0:
+			return nil
+		case time.Since(begin) > claimTimeout:
+			return &InUseError{Holder: m.owner.String()}
+		}
+		if !backoff.Sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+}
+
 // keep takes the state again whenever the lease is lost, until ctx ends.
 func (c *claim) keep(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -178,7 +197,7 @@ func (c *claim) keep(ctx context.Context) {
 			return
 		}
 		for try := 0; ctx.Err() == nil && c.takeAgain(ctx) != nil; try++ {
-			backoff.Sleep(ctx, retryPolicy.After(try+1))
+			backoff.Sleep(ctx, outage.Retry.After(try+1))
 		}
 	}
 }

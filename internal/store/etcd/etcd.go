@@ -32,6 +32,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
@@ -55,6 +56,9 @@ type Options struct {
 	// with that error: each commit compares the claim, so nothing is written
 	// without it.
 	Exclusive bool
+	// Shared refuses to open a state that an instance has exclusively: Open waits for it as
+	// with Exclusive, and then fails with *InUseError.
+	Shared bool
 
 	// DialOptions are added to those of the client, for tests that put faults or
 	// delays between store and server.
@@ -74,7 +78,7 @@ func (o Options) withDefaults() Options {
 		o.Recent = watch.Limits{Events: 16384, Bytes: 64 << 20}
 	}
 	if o.Timeout == 0 {
-		o.Timeout = outageTimeout
+		o.Timeout = outage.Timeout
 	}
 	return o
 }
@@ -105,10 +109,10 @@ type Store struct {
 	seen      atomic.Int64 // etcd's newest revision in an answer
 	compacted atomic.Int64 // of ours
 	epochMod  atomic.Int64 // what commits compare
-	fault     atomic.Pointer[error]
+	fault     outage.Fault
 	ended     atomic.Pointer[error]
-	reads     outage
-	writes    outage
+	reads     outage.Outage
+	writes    outage.Outage
 	commits   uint64 // counts commit IDs; the writer's goroutine only
 
 	queue   *group.Queue
@@ -164,7 +168,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 		expiry: expiry.New(opts.Clock, opts.Logger), index: newIndex(), queue: group.New(),
 		histories: make(chan struct{}, concurrentHistories),
 		running:   running, stop: stop,
-		reads: outage{timeout: opts.Timeout}, writes: outage{timeout: opts.Timeout},
+		reads: outage.Outage{Timeout: opts.Timeout}, writes: outage.Outage{Timeout: opts.Timeout},
 	}
 	s.root = newRoot(s)
 	if err := s.open(ctx); err != nil {
@@ -217,6 +221,10 @@ func (s *Store) open(ctx context.Context) (err error) {
 	s.claim = newClaim(s)
 	if s.opts.Exclusive {
 		if err := s.claim.takeFirst(ctx); err != nil {
+			return err
+		}
+	} else if s.opts.Shared {
+		if err := s.awaitOwner(ctx); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,7 @@ func (s *Store) History(
 	defer func() { <-s.histories }()
 	for try := 0; ; try++ {
 		batches, done, err = s.history(ctx, after, until)
-		if err == nil || ctx.Err() != nil || !unavailable(err) || !s.reads.again(ctx, try) {
+		if err == nil || ctx.Err() != nil || !unavailable(err) || !s.reads.Again(ctx, try) {
 			break
 		}
 	}

@@ -18,11 +18,11 @@ func (s *Store) prepare(ctx context.Context) (m meta, at int64, err error) {
 	prefix := s.target.prefix
 	for try := 0; ; try++ {
 		m, at, err = s.makeMeta(ctx, prefix, hex.EncodeToString(epoch))
-		if err == nil || !unavailable(err) || ctx.Err() != nil || !s.reads.again(ctx, try) {
+		if err == nil || !unavailable(err) || ctx.Err() != nil || !s.reads.Again(ctx, try) {
 			break
 		}
 	}
-	s.reads.over()
+	s.reads.Over()
 	return m, at, err
 }
 
@@ -57,10 +57,10 @@ func (s *Store) load(ctx context.Context) (at int64, err error) {
 		at, err = s.loadOnce(ctx)
 		switch {
 		case err == nil:
-			s.reads.over()
+			s.reads.Over()
 			return at, nil
 		case errors.Is(err, store.ErrCompacted) && try < 10: // while it was read
-		case ctx.Err() != nil || !unavailable(err) || !s.reads.again(ctx, try):
+		case ctx.Err() != nil || !unavailable(err) || !s.reads.Again(ctx, try):
 			return 0, err
 		}
 	}

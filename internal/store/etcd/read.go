@@ -117,14 +117,14 @@ func (s *Store) read(ctx context.Context, op string, f func(context.Context, *vi
 		err = contract(err)
 		switch {
 		case err == nil:
-			s.reads.over()
+			s.reads.Over()
 			if err := s.await(ctx, at); err != nil {
 				return s.failed(ctx, op, err)
 			}
 			return nil
 		case errors.Is(err, store.ErrCompacted) || errors.Is(err, store.ErrFuture):
 			return err
-		case ctx.Err() != nil || !unavailable(err) || !s.reads.again(ctx, try):
+		case ctx.Err() != nil || !unavailable(err) || !s.reads.Again(ctx, try):
 			return s.failed(ctx, op, err)
 		}
 	}

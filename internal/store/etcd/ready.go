@@ -4,13 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-
-	"github.com/proxima-mesh/proxima/internal/backoff"
 )
 
 // Ready implements store.Store. After a write that failed it writes, so that it
@@ -36,7 +32,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	if err != nil {
 		return s.failed(ctx, "check", err)
 	}
-	if s.fault.Load() == nil {
+	if !s.fault.Present() {
 		return nil
 	}
 	if missed := s.queue.Task(bound, func() { _, err = s.fence(bound); err = s.noted(err) }); missed != nil {
@@ -59,50 +55,7 @@ func (s *Store) alarms(ctx context.Context) error {
 }
 
 // noted remembers the result of a write for Ready.
-func (s *Store) noted(err error) error {
-	was := s.fault.Load()
-	switch {
-	case err != nil:
-		s.fault.Store(&err)
-		if was == nil {
-			s.logger.Error("state cannot be written", "store", s.target.label, "error", explain(err))
-		}
-	case was != nil:
-		s.fault.Store(nil)
-		s.logger.Info("state can be written again", "store", s.target.label)
-	}
-	return err
-}
-
-// outage is a time in which etcd is out of reach. Its beginning is waited out;
-// later, calls fail at once.
-type outage struct {
-	timeout time.Duration
-	begin   atomic.Pointer[time.Time]
-}
-
-// outageTimeout is long enough for the election of a leader, and for the restart
-// of a member.
-const outageTimeout = 10 * time.Second
-
-// retryPolicy spaces retries.
-var retryPolicy = backoff.Policy{First: 20 * time.Millisecond, Last: time.Second}
-
-func (o *outage) over() {
-	if o.begin.Load() != nil {
-		o.begin.Store(nil)
-	}
-}
-
-// again waits before another try. It returns false if there should be none.
-func (o *outage) again(ctx context.Context, try int) bool {
-	now := time.Now()
-	o.begin.CompareAndSwap(nil, &now)
-	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.timeout {
-		return false
-	}
-	return backoff.Sleep(ctx, retryPolicy.After(try+1))
-}
+func (s *Store) noted(err error) error { return s.fault.Note(err, s.logger, s.target.label, explain) }
 
 // alarmed returns an error if etcd's status reports a full database.
 func alarmed(reports []string) error {

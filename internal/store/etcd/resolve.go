@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 // resolve finds out whether an attempt was applied whose answer was lost. since
@@ -39,7 +40,7 @@ func (s *Store) resolve(ctx context.Context, a *attempt, since int64, cause erro
 			return nil, cause
 		case errors.As(err, &unknown):
 			return nil, &UnknownError{Err: fmt.Errorf("%w; %w", cause, unknown.Err)}
-		case ctx.Err() != nil || !unavailable(err) || time.Since(begin) > s.opts.Timeout || !backoff.Sleep(ctx, retryPolicy.After(try+1)):
+		case ctx.Err() != nil || !unavailable(err) || time.Since(begin) > s.opts.Timeout || !backoff.Sleep(ctx, outage.Retry.After(try+1)):
 			return nil, &UnknownError{Err: fmt.Errorf("%w; looking it up: %w", cause, err)}
 		}
 	}

@@ -152,10 +152,10 @@ func (r *restoration) flush(ctx context.Context) error {
 		cancel()
 		switch {
 		case err == nil:
-			r.store.writes.over()
+			r.store.writes.Over()
 			r.ops, r.bytes = r.ops[:0], 0
 			return nil
-		case ctx.Err() != nil || !unavailable(err) || !r.store.writes.again(ctx, try):
+		case ctx.Err() != nil || !unavailable(err) || !r.store.writes.Again(ctx, try):
 			if limit := tooLarge(err); limit != nil {
 				err = limit
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 const (
@@ -72,7 +73,7 @@ func (r *root) run(ctx context.Context) {
 			if failures++; failures == 1 {
 				s.logger.Warn("the watch on etcd is lost, opening it again", "store", s.target.label, "error", explain(err))
 			}
-			backoff.Sleep(ctx, retryPolicy.After(failures))
+			backoff.Sleep(ctx, outage.Retry.After(failures))
 		}
 	}
 	if s.ended.Load() != nil {
@@ -290,7 +291,7 @@ func (r *root) serveProgress(ctx context.Context) {
 			if _, err := r.store.Revision(ctx); err == nil {
 				break
 			}
-			backoff.Sleep(ctx, retryPolicy.After(try+1))
+			backoff.Sleep(ctx, outage.Retry.After(try+1))
 		}
 		for _, w := range waiting {
 			w.Progress()

@@ -9,6 +9,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 const (
@@ -95,7 +96,7 @@ func (s *Store) settleOne(ctx context.Context, a *attempt, f *failures) (left []
 	var limit *LimitError
 	switch {
 	case err == nil && len(left) == 0:
-		s.writes.over()
+		s.writes.Over()
 		_ = s.noted(nil)
 		group.Answer(a.requests)
 		return nil
@@ -108,7 +109,7 @@ func (s *Store) settleOne(ctx context.Context, a *attempt, f *failures) (left []
 	case unavailable(err):
 		_ = s.noted(err)
 		f.outages++
-		if !s.queue.Closing() && s.writes.again(ctx, f.outages) {
+		if !s.queue.Closing() && s.writes.Again(ctx, f.outages) {
 			// It did not happen, so requests without a caller may leave.
 			return group.Withdraw(a.requests)
 		}
@@ -195,7 +196,7 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 		}
 	}
 	if err != nil {
-		pause = retryPolicy.Last // the outage itself is in the log
+		pause = outage.Retry.Last // the outage itself is in the log
 	}
 	backoff.Sleep(ctx, pause)
 	return 0, nil // the queue checks again what is due

@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 const (
@@ -37,7 +38,8 @@ type writer struct {
 	id           int64 // marks our rows in the history
 	conn         *pgx.Conn
 	expiryLeader bool          // this session has the expiry lock
-	alone        bool          // each session must have the claim to the state
+	claims       bool          // each session must have the claim to the state
+	shared       bool          // the claim is one that others may have, too
 	claim        claim         // of the session before this one, if it had one
 	pid          atomic.Uint32 // of the server's process, for the listener
 }
@@ -62,7 +64,7 @@ func (w *writer) connected(ctx context.Context) (*pgx.Conn, error) {
 		w.disconnect()
 		return nil, err
 	}
-	if w.alone {
+	if w.claims {
 		if err := w.reclaim(ctx, conn); err != nil {
 			w.disconnect()
 			return nil, err
@@ -395,7 +397,7 @@ func (w *writer) resolve(ctx context.Context, p *plan, cause error) error {
 			return cause
 		case err == nil:
 			return &UnknownError{Err: fmt.Errorf("%w; others went on and compacted it since", cause)}
-		case !unavailable(err) || time.Since(begin) > w.store.writes.timeout || !backoff.Sleep(ctx, retryPolicy.After(try+1)):
+		case !unavailable(err) || time.Since(begin) > w.store.writes.Timeout || !backoff.Sleep(ctx, outage.Retry.After(try+1)):
 			return &UnknownError{Err: fmt.Errorf("%w; looking it up: %w", cause, err)}
 		}
 	}

@@ -30,7 +30,7 @@ func (s *Store) Compact(ctx context.Context, upTo store.Revision) error {
 			return nil
 		case errors.Is(err, store.ErrFuture):
 			return err
-		case bound.Err() != nil || !unavailable(err) || !s.reads.again(bound, try):
+		case bound.Err() != nil || !unavailable(err) || !s.reads.Again(bound, try):
 			return s.failed(ctx, "compact", err)
 		}
 	}

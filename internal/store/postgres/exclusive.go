@@ -26,6 +26,8 @@ type claim struct {
 	started time.Time
 }
 
+// Shared claims go together with each other, and not with an exclusive one.
+
 // claimFirst takes the claim for the first session of a store, and makes each
 // later one take it.
 func (w *writer) claimFirst(ctx context.Context, conn *pgx.Conn) error {
@@ -35,7 +37,7 @@ func (w *writer) claimFirst(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		if mine {
-			w.alone = true
+			w.claims = true
 			return nil
 		}
 		if time.Since(begin) > claimTimeout || !backoff.Sleep(ctx, 100*time.Millisecond) {
@@ -81,8 +83,12 @@ var errBusy = fmt.Errorf("it is changing hands")
 // tryClaim does not wait.
 func (w *writer) tryClaim(ctx context.Context, conn *pgx.Conn) (mine bool, err error) {
 	var now claim
+	lock := "pg_try_advisory_lock"
+	if w.shared {
+		lock = "pg_try_advisory_lock_shared"
+	}
 	err = conn.QueryRow(ctx,
-		`SELECT pg_try_advisory_lock($1, `+stateID+`), pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()`,
+		`SELECT `+lock+`($1, `+stateID+`), pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()`,
 		lockAlone).Scan(&mine, &now.pid, &now.started)
 	if mine {
 		w.claim = now

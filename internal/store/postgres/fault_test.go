@@ -210,7 +210,7 @@ func TestCloseCut(t *testing.T) {
 	wire.cut()
 	done := make(chan error)
 	go func() { _, err := s.Commit(context.Background(), put("a", "1")); done <- err }()
-	testkit.Eventually(t, "the writer notices", func() bool { return s.fault.Load() != nil })
+	testkit.Eventually(t, "the writer notices", func() bool { return s.fault.Present() })
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 const (
@@ -203,10 +204,10 @@ func (s *Store) listen(ctx context.Context) {
 				"store", s.target.label, "every", pollDeaf, "error", explain(err))
 		}
 		s.follower.wake()
-		if time.Since(begin) > outageTimeout {
+		if time.Since(begin) > outage.Timeout {
 			try = 0
 		}
-		backoff.Sleep(ctx, retryPolicy.After(try+1))
+		backoff.Sleep(ctx, outage.Retry.After(try+1))
 	}
 }
 

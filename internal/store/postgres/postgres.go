@@ -26,10 +26,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"k8s.io/utils/clock"
 
-	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/expiry"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 	"github.com/proxima-mesh/proxima/internal/store/watch"
 )
 
@@ -49,6 +49,9 @@ type Options struct {
 	// that error: the claim belongs to the very session that commits, so
 	// nothing is written without it.
 	Exclusive bool
+	// Shared: no process may open the state as exclusive while this store is open, and
+	// Open fails with *InUseError if one has. Without Exclusive and Shared nothing is claimed.
+	Shared bool
 
 	dial          pgconn.DialFunc // for tests; nil: the real one
 	outageTimeout time.Duration   // for tests; 0: the constant
@@ -65,7 +68,7 @@ func (o Options) withDefaults() Options {
 		o.Recent = watch.Limits{Events: 16384, Bytes: 64 << 20}
 	}
 	if o.outageTimeout == 0 {
-		o.outageTimeout = outageTimeout
+		o.outageTimeout = outage.Timeout
 	}
 	return o
 }
@@ -84,10 +87,10 @@ type Store struct {
 	follower *follower
 
 	compacted atomic.Int64
-	fault     atomic.Pointer[error] // of the last write; nil: it went well
+	fault     outage.Fault          // of the last write; nil: it went well
 	ended     atomic.Pointer[error] // why the store came to an end by itself
-	reads     outage
-	writes    outage
+	reads     outage.Outage
+	writes    outage.Outage
 
 	queue   *group.Queue    // of the one goroutine that has the writer
 	running context.Context // ends with the store
@@ -126,7 +129,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 		follower: newFollower(),
 		queue:    group.New(),
 		running:  running, stop: stop,
-		reads: outage{timeout: opts.outageTimeout}, writes: outage{timeout: opts.outageTimeout},
+		reads: outage.Outage{Timeout: opts.outageTimeout}, writes: outage.Outage{Timeout: opts.outageTimeout},
 	}
 	if err := s.open(ctx, opts); err != nil {
 		stop()
@@ -154,7 +157,8 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	if err := s.target.migrate(ctx, conn); err != nil {
 		return err
 	}
-	if opts.Exclusive {
+	s.writer.shared = opts.Shared && !opts.Exclusive
+	if opts.Exclusive || opts.Shared {
 		if err := s.writer.claimFirst(ctx, conn); err != nil {
 			return err
 		}
@@ -307,7 +311,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	if s.fault.Load() == nil {
+	if !s.fault.Present() {
 		if _, err := s.ask(bounded, question{}); err != nil {
 			return s.failed(ctx, "read", err)
 		}
@@ -324,51 +328,4 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // noted remembers the result of a write for Ready.
-func (s *Store) noted(err error) error {
-	was := s.fault.Load()
-	switch {
-	case err != nil:
-		s.fault.Store(&err)
-		if was == nil {
-			s.logger.Error("state cannot be written", "store", s.target.label, "error", explain(err))
-		}
-	case was != nil:
-		s.fault.Store(nil)
-		s.logger.Info("state can be written again", "store", s.target.label)
-	}
-	return err
-}
-
-// outage is a time in which the database was out of reach. Its beginning is
-// sat out; later, calls fail at once, as callers are better off with an error
-// than with a queue.
-type outage struct {
-	timeout time.Duration
-	begin   atomic.Pointer[time.Time]
-}
-
-const (
-	// outageTimeout is long enough for the restart of a server.
-	outageTimeout = 10 * time.Second
-	// lastPause is the longest between tries.
-	lastPause = time.Second
-)
-
-// retryPolicy spaces tries.
-var retryPolicy = backoff.Policy{First: 20 * time.Millisecond, Last: lastPause}
-
-func (o *outage) over() {
-	if o.begin.Load() != nil {
-		o.begin.Store(nil)
-	}
-}
-
-// again waits before another try. It returns false if there should be none.
-func (o *outage) again(ctx context.Context, try int) bool {
-	now := time.Now()
-	o.begin.CompareAndSwap(nil, &now)
-	if begin := o.begin.Load(); begin != nil && now.Sub(*begin) > o.timeout {
-		return false
-	}
-	return backoff.Sleep(ctx, retryPolicy.After(try+1))
-}
+func (s *Store) noted(err error) error { return s.fault.Note(err, s.logger, s.target.label, explain) }

@@ -100,7 +100,7 @@ func (s *Store) read(ctx context.Context, op string, q question) (now bookkeepin
 		now, err = s.ask(bound, q)
 		switch {
 		case err == nil:
-			s.reads.over()
+			s.reads.Over()
 			if now.revision > s.hub.Revision() {
 				// Another instance's commit, or our own between COMMIT and publication.
 				s.follower.wake()
@@ -112,7 +112,7 @@ func (s *Store) read(ctx context.Context, op string, q question) (now bookkeepin
 			return now, s.failed(ctx, op, err)
 		case errors.Is(err, store.ErrCompacted) || errors.Is(err, store.ErrFuture):
 			return now, err
-		case bound.Err() != nil || !unavailable(err) || !s.reads.again(bound, try):
+		case bound.Err() != nil || !unavailable(err) || !s.reads.Again(bound, try):
 			return now, s.failed(ctx, op, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/group"
+	"github.com/proxima-mesh/proxima/internal/store/outage"
 )
 
 // longestKey fits an index: an entry has at most 2,704 bytes (a third of a page,
@@ -62,14 +63,14 @@ func (s *Store) settle(ctx context.Context, requests []*group.Request) {
 		before, err := s.writer.commit(ctx, requests, s.clock.Now())
 		_ = s.noted(err)
 		if err == nil {
-			s.writes.over()
+			s.writes.Over()
 			s.publish(ctx, before, requests)
 			group.Answer(requests)
 			return
 		}
 		switch {
 		case unavailable(err):
-			if !s.queue.Closing() && s.writes.again(ctx, try) {
+			if !s.queue.Closing() && s.writes.Again(ctx, try) {
 				// It did not happen, so those who lost interest may leave.
 				requests = group.Withdraw(requests)
 				continue
@@ -118,7 +119,7 @@ func (s *Store) expire(ctx context.Context, txn store.Txn) (store.Revision, erro
 		}
 	}
 	if err != nil {
-		pause = lastPause // the outage itself is in the log
+		pause = outage.LastPause // the outage itself is in the log
 	}
 	backoff.Sleep(ctx, pause)
 	return 0, nil // the queue checks again what is due
