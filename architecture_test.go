@@ -66,6 +66,7 @@ var layers = map[string]layer{
 	"internal/store/faulty":          base,
 	"internal/store/group":           base,
 	"internal/store/metered":         base,
+	"internal/store/outage":          base,
 	"internal/store/storetest":       base,
 	"internal/store/watch":           base,
 	"internal/version":               base,
@@ -75,6 +76,8 @@ var layers = map[string]layer{
 	"internal/catalog": catalog,
 
 	// decisions, and controllers that act by the interfaces that they declare
+	"internal/cluster":                  core,
+	"internal/cluster/clustertest":      core,
 	"internal/controller/backend":       core,
 	"internal/controller/changes":       core,
 	"internal/controller/endpoints":     core,
