@@ -69,9 +69,10 @@ func randomKey(now time.Time) Key {
 type Ring struct {
 	path string
 
-	mu   sync.RWMutex
-	keys []Key // the first encrypts; none: the file is missing
-	file stamp
+	mu     sync.RWMutex
+	keys   []Key // the first encrypts; none: the file is missing
+	file   stamp
+	shared Sharing // nil: the ring is of one process
 }
 
 // stamp identifies a version of a file, to detect changes.
@@ -120,7 +121,7 @@ func (r *Ring) add(now time.Time) (Key, error) {
 		return Key{}, err
 	}
 	k := randomKey(now)
-	return k, r.saveLocked(append([]Key{k}, r.keys...))
+	return k, r.publishLocked(append([]Key{k}, r.keys...))
 }
 
 // drop forgets all keys but the first.
@@ -131,13 +132,16 @@ func (r *Ring) drop() (dropped []Key, err error) {
 		return nil, err
 	}
 	dropped = r.keys[1:]
-	return dropped, r.saveLocked(r.keys[:1])
+	return dropped, r.publishLocked(r.keys[:1])
 }
 
-// current rereads the key file if another writer changed it, so that keys added
+// current rereads the keys if another writer changed them, so that keys added
 // there are not overwritten. The caller holds the lock.
 func (r *Ring) current() error {
-	err := r.reloadLocked()
+	err := r.fetchLocked()
+	if r.shared == nil {
+		err = r.reloadLocked()
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return &MissingKeyError{Path: r.path}
 	}
@@ -145,12 +149,17 @@ func (r *Ring) current() error {
 }
 
 // find returns the key with an id. One that is not known may have come into
-// the file since.
+// the file since, or may have been shared by another process.
 func (r *Ring) find(id string) (Key, bool) {
 	if k, ok := r.known(id); ok {
 		return k, true
 	}
-	if !r.changed() || r.reload() != nil {
+	if r.changed() && r.reload() == nil {
+		if k, ok := r.known(id); ok {
+			return k, true
+		}
+	}
+	if r.Refresh() != nil {
 		return Key{}, false
 	}
 	return r.known(id)
