@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -47,7 +49,7 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		return err
 	}
 	service, err := s.ensureAPIService(ctx, client)
-	if err != nil {
+	if err != nil || s.cfg.Several {
 		return err
 	}
 	return s.ensureAPISlice(ctx, client, service)
@@ -110,7 +112,7 @@ func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.
 	got, err := client.Get(ctx, k.kind, key)
 	if err == nil {
 		service := got.(*corev1.Service)
-		if len(service.Spec.Ports) == 1 && service.Spec.Ports[0].TargetPort != target {
+		if !s.cfg.Several && len(service.Spec.Ports) == 1 && service.Spec.Ports[0].TargetPort != target {
 			service.Spec.Ports[0].TargetPort = target
 			if got, err = client.Update(ctx, kind.Service, service); err != nil {
 				return nil, fmt.Errorf("update service %s: %w", key, err)
@@ -157,29 +159,48 @@ func (s *Server) ensureAPIService(ctx context.Context, client *Client) (*corev1.
 // valid only on this machine are left out; then the slice is empty.
 func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *corev1.Service) error {
 	at := s.advertised()
-	name, number, protocol, ready := apiPortName, int32(at.Port()), corev1.ProtocolTCP, true
+	if !reachable(at) {
+		s.cfg.Logger.Info("service default/kubernetes has no endpoint: no address to advertise", "listening", at.String())
+	}
+	return s.ensureSlice(ctx, client, apiSlice(service.Name, []netip.AddrPort{at}))
+}
+
+// reachable reports whether other machines can reach an address.
+func reachable(at netip.AddrPort) bool {
+	addr := at.Addr()
+	return addr.IsValid() && !addr.IsUnspecified() && !addr.IsLoopback()
+}
+
+// apiSlice has the addresses that can be reached, which are of one family and one port.
+func apiSlice(name string, at []netip.AddrPort) *discoveryv1.EndpointSlice {
+	port, number, protocol := apiPortName, int32(at[0].Port()), corev1.ProtocolTCP
 	family := discoveryv1.AddressTypeIPv4
-	if at.Addr().Is6() {
+	if at[0].Addr().Is6() {
 		family = discoveryv1.AddressTypeIPv6
 	}
-	want := &discoveryv1.EndpointSlice{
+	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: service.Namespace,
-			Name:      service.Name,
-			Labels:    map[string]string{discoveryv1.LabelServiceName: service.Name},
+			Namespace: metav1.NamespaceDefault,
+			Name:      name,
+			Labels:    map[string]string{discoveryv1.LabelServiceName: apiService},
 		},
 		AddressType: family,
 		Endpoints:   []discoveryv1.Endpoint{},
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &number, Protocol: &protocol}},
+		Ports:       []discoveryv1.EndpointPort{{Name: &port, Port: &number, Protocol: &protocol}},
 	}
-	if addr := at.Addr(); addr.IsValid() && !addr.IsUnspecified() && !addr.IsLoopback() {
-		want.Endpoints = append(want.Endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{addr.String()},
-			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-		})
-	} else {
-		s.cfg.Logger.Info("service default/kubernetes has no endpoint: no address to advertise", "listening", at.String())
+	for _, a := range at {
+		if ready := true; reachable(a) {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses:  []string{a.Addr().String()},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			})
+		}
 	}
+	return slice
+}
+
+// ensureSlice writes a slice of the Service unless it is there already.
+func (s *Server) ensureSlice(ctx context.Context, client *Client, want *discoveryv1.EndpointSlice) error {
 	k, err := client.servedOf(kind.EndpointSlice)
 	if err != nil {
 		return nil
@@ -207,6 +228,59 @@ func (s *Server) ensureAPISlice(ctx context.Context, client *Client, service *co
 	have.Endpoints, have.Ports = want.Endpoints, want.Ports
 	if _, err := client.Update(ctx, kind.EndpointSlice, have); err != nil {
 		return fmt.Errorf("update endpoint slice %s: %w", key, err)
+	}
+	return nil
+}
+
+// PublishEndpoints makes the addresses of several servers on one store the endpoints of the
+// Service "kubernetes": a slice for each family and port. It is for one of the servers at a
+// time. Idempotent; it does nothing where there is no such Service.
+func (s *Server) PublishEndpoints(ctx context.Context, at []netip.AddrPort) error {
+	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
+		return nil
+	}
+	at = slices.DeleteFunc(slices.Clone(at), func(a netip.AddrPort) bool { return !reachable(a) })
+	slices.SortFunc(at, func(a, b netip.AddrPort) int {
+		return cmp.Or(cmp.Compare(a.Addr().BitLen(), b.Addr().BitLen()), cmp.Compare(a.Port(), b.Port()), a.Addr().Compare(b.Addr()))
+	})
+	client := s.Client(ownUser)
+	wanted := map[string]bool{}
+	for len(at) > 0 {
+		end := slices.IndexFunc(at, func(a netip.AddrPort) bool {
+			return a.Port() != at[0].Port() || a.Addr().BitLen() != at[0].Addr().BitLen()
+		})
+		if end < 0 {
+			end = len(at)
+		}
+		name := apiService
+		if len(wanted) > 0 {
+			name = fmt.Sprintf("%s-%d-%d", apiService, at[0].Addr().BitLen(), at[0].Port())
+		}
+		wanted[name] = true
+		if err := s.ensureSlice(ctx, client, apiSlice(name, slices.Compact(at[:end]))); err != nil {
+			return err
+		}
+		at = at[end:]
+	}
+	return s.dropSlices(ctx, client, wanted)
+}
+
+// dropSlices deletes those of the Service that are not wanted.
+func (s *Server) dropSlices(ctx context.Context, client *Client, wanted map[string]bool) error {
+	objects, _, err := client.List(ctx, kind.EndpointSlice, resource.ListOptions{
+		Namespace: metav1.NamespaceDefault, Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiService}),
+	})
+	if err != nil {
+		return fmt.Errorf("list endpoint slices of service %s: %w", apiService, err)
+	}
+	for _, o := range objects {
+		if wanted[o.GetName()] {
+			continue
+		}
+		err := client.Delete(ctx, kind.EndpointSlice, resource.KeyOf(o), resource.Preconditions{UID: o.GetUID()})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete endpoint slice %s: %w", resource.KeyOf(o), err)
+		}
 	}
 	return nil
 }

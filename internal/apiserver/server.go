@@ -78,6 +78,9 @@ type Config struct {
 	// Advertise is where the Service "kubernetes" leads. Optional: the listener's
 	// address; none if that is unspecified.
 	Advertise netip.AddrPort
+	// Several servers may be on the store: the endpoints of the Service "kubernetes" are
+	// those that PublishEndpoints gets, and not this server alone. Optional.
+	Several bool
 	// Limits of what clients may ask for. Optional: the defaults.
 	Limits Limits
 	// Guard goes around the handler of every request, before it is recognised.

@@ -90,6 +90,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
+		Several:      s.shared(),
 		Limits:       cfg.Limits,
 		LongRunning:  admin.LongPaths(),
 		Transformer:  s.keys.Transformers(sealedGroups()...),

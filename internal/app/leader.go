@@ -26,6 +26,7 @@ type controllers struct {
 	cfg      ControlPlaneConfig
 	log      *slog.Logger
 	client   resource.Client
+	cached   resource.Client
 	api      *api
 	instance *instance
 	metrics  prometheus.Registerer
@@ -39,8 +40,11 @@ type controllers struct {
 
 func newControllers(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) *controllers {
 	c := &controllers{
-		cfg: cfg, log: log, client: a.client, api: a, instance: i, metrics: s.metrics,
+		cfg: cfg, log: log, client: a.client, cached: a.cached, api: a, instance: i, metrics: s.metrics,
 		rules: ruleset.New(ruleset.Config{Catalog: i.catalog, Demand: i.demand}),
+	}
+	if s.shared() {
+		c.client, c.cached = resource.Wrap(a.client, resource.Intercept(inTerm)), resource.Wrap(a.cached, resource.Intercept(inTerm))
 	}
 	c.reader = c.newPlanner()
 	s.metrics.MustRegister(c)
@@ -98,7 +102,7 @@ func (c *controllers) runMirroring(ctx context.Context) error {
 }
 
 func (c *controllers) runNamespaces(ctx context.Context) error {
-	namespaces, err := namespace.New(c.api.cached, c.api.direct, kind.All(), c.log.With("component", "namespace"))
+	namespaces, err := namespace.New(c.cached, c.api.direct, kind.All(), c.log.With("component", "namespace"))
 	if err != nil {
 		return err
 	}
@@ -121,7 +125,7 @@ func (c *controllers) runPods(ctx context.Context) error {
 // runLeases marks nodes and workloads whose leases ran out.
 func (c *controllers) runLeases(ctx context.Context) error {
 	leases := health.New(health.Config{
-		Client: c.api.cached, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane,
+		Client: c.cached, Nodes: kind.Node, Leases: kind.Lease, Dataplanes: kind.Dataplane,
 		Logger: c.log.With("component", "health"), Monitor: c.instance.monitor,
 		Keep: func(dead []resource.Key) map[resource.Key]string {
 			return health.LastEndpoints(c.instance.catalog.Snapshot(), dead)

@@ -3,66 +3,18 @@ package app
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
-	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
-	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // ClusterDomain of the names of Services.
 const ClusterDomain = "cluster.local"
-
-// ControlPlaneConfig configures a control plane.
-type ControlPlaneConfig struct {
-	// Store as --store names it: memory, sqlite:FILE, postgres://… or etcd://….
-	Store   string
-	DataDir string
-	// APIAddress (HOST:PORT) of the API; port 0: any free one.
-	APIAddress string
-	// GRPCPort of node views, on the API's host; 0: off.
-	GRPCPort int
-	// ServiceCIDRs at the first start; from then on the stored ones hold.
-	ServiceCIDRs []netip.Prefix
-	// MaxEndpointsPerSlice, 0: 100.
-	MaxEndpointsPerSlice int
-	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.
-	MaxMirroredPerSubset int
-	// MaxTerminatedPods are kept; 0: 12500, negative: all.
-	MaxTerminatedPods int
-	// Wrap, if not nil, surrounds all that controllers read and write: to limit, count or
-	// refuse it.
-	Wrap resource.Wrapper
-	// Limits of requests to the API; zero fields: the defaults.
-	Limits apiserver.Limits
-	// RenewExpired is how long after its end a node's or zone's certificate can be
-	// renewed by proof of its key; 0: not at all.
-	RenewExpired time.Duration
-	// SignerKubeconfig reaches the Kubernetes API at which external signers of meshes
-	// are asked; empty: there are none.
-	SignerKubeconfig string
-	// MachineID of this machine; empty: machine.ID.
-	MachineID string
-	Logger    *slog.Logger
-}
-
-// Serving is the addresses at which a role serves.
-type Serving struct {
-	// API is the URL of the API, as clients on this machine use it.
-	API string
-	// GRPC (host:port) of node views; empty: off.
-	GRPC string
-	// Node and Mode of the agent, where there is one.
-	Node, Mode string
-	// DNS (host:port) of names; empty: off.
-	DNS string
-}
 
 // RunControlPlane runs a standalone control plane until ctx ends, and calls ready once it
 // serves. Its state is durable when it returns.
@@ -104,6 +56,7 @@ type standalone struct {
 	storage  *storage
 	api      *api
 	instance *instance
+	others   *instances
 	leader   *controllers
 	// identities of workloads.
 	identities *identities
@@ -113,10 +66,15 @@ type standalone struct {
 
 // newStandalone opens and wires everything, and serves nothing yet.
 func newStandalone(ctx context.Context, cfg ControlPlaneConfig) (*standalone, error) {
-	return newStandaloneOn(ctx, cfg, openStore, unopposed{})
+	open := openStore
+	if cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0 {
+		open = openShared
+	}
+	return newStandaloneOn(ctx, cfg, open, nil)
 }
 
-// newStandaloneOn is newStandalone with a store and an election of the caller's choice.
+// newStandaloneOn is newStandalone with a store and, if it is not nil, an election of the
+// caller's choice.
 func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, e election) (cp *standalone, err error) {
 	opened := &standalone{
 		cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), election: e, complete: make(chan struct{}),
@@ -139,6 +97,10 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
 		return nil, err
 	}
+	cp.others = newInstances(cfg, cp.started, cp.storage, cp.api, cp.instance, cp.log)
+	if e == nil {
+		cp.election = cp.others.election()
+	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.handle()
 	return cp, nil
@@ -152,6 +114,7 @@ func (cp *standalone) components() []component {
 		cp.api.components(), // ends the first stage
 		cp.instance.components(),
 		cp.identities.components(),
+		cp.others.components(),
 		cp.leader.components(),
 		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
 	)

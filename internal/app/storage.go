@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/proxima-mesh/proxima/internal/audit"
+	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -34,7 +35,12 @@ type storage struct {
 	// renewExpired as in ControlPlaneConfig.
 	renewExpired time.Duration
 	audit        *audit.Logs
+	// sharing of the key ring with the other instances; nil: there are none.
+	sharing *ringSharing
 }
+
+// shared reports whether this control plane may have several instances.
+func (s *storage) shared() bool { return s.sharing != nil }
 
 // storeOpener opens the store that a name stands for.
 type storeOpener func(ctx context.Context, name, dataDir string, log *slog.Logger) (store.Store, error)
@@ -62,12 +68,22 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 	if err != nil {
 		return nil, err
 	}
-	s.store = metered.New(opening, metered.Config{Registerer: s.metrics})
+	s.store = cluster.Fenced(metered.New(opening, metered.Config{Registerer: s.metrics}))
+	wrapper, err := cfg.clusterWrapper()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.shareKeys(ctx, wrapper, cfg.Store); err != nil {
+		return nil, err
+	}
 	if s.ca, err = identity.Open(filepath.Join(cfg.DataDir, "pki")); err != nil {
 		return nil, err
 	}
 	if s.keys, err = openKeys(ctx, s.store, cfg.DataDir, log); err != nil {
 		return nil, err
+	}
+	if s.shared() {
+		s.keys.Share(s.sharing)
 	}
 	s.tokens = identity.NewTokens(s.store, s.ca.Pin())
 	s.revocations, err = identity.NewRevocations(ctx, s.store, cfg.RenewExpired, log.With("component", "revocations"))
@@ -79,10 +95,14 @@ func openStorage(ctx context.Context, cfg ControlPlaneConfig, open storeOpener, 
 }
 
 func (s *storage) components() []component {
-	return []component{
+	out := []component{
 		{Name: "revocations", Run: s.revocations.Run},
 		{Name: "compaction", Scope: leader, Run: func(ctx context.Context) error { return compact(ctx, s.store, s.log) }},
 	}
+	if s.shared() {
+		out = append(out, component{Name: "shared keys", Run: s.followKeys})
+	}
+	return out
 }
 
 // policy by which credentials are admitted.

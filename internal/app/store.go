@@ -28,8 +28,30 @@ const (
 	etcdSeenFile = "etcd-seen.json"
 )
 
-// openStore opens what --store names.
+// openStore opens what --store names, for this process alone.
 func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (store.Store, error) {
+	return openStoreAs(ctx, name, dataDir, true, log)
+}
+
+// openShared opens what --store names, for one of several instances of a control plane.
+func openShared(ctx context.Context, name, dataDir string, log *slog.Logger) (store.Store, error) {
+	if !sharable(name) {
+		return nil, &problem.Error{
+			Code: problem.StoreUnsupported,
+			Err:  fmt.Errorf("--store %s has one process: a control plane on it has one instance", storeName(name)),
+			Hint: "leave out --cluster-key-file and --cluster-key-command, or use postgres://… or etcd://…",
+		}
+	}
+	return openStoreAs(ctx, name, dataDir, false, log)
+}
+
+// sharable reports whether several processes can have a store open.
+func sharable(name string) bool {
+	engine, _, _ := strings.Cut(name, ":")
+	return engine == "postgres" || engine == "postgresql" || engine == "etcd"
+}
+
+func openStoreAs(ctx context.Context, name, dataDir string, exclusive bool, log *slog.Logger) (store.Store, error) {
 	engine, location, _ := strings.Cut(name, ":")
 	switch engine {
 	case "memory":
@@ -41,14 +63,14 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		}
 		return sqlite.Open(ctx, location, sqlite.Options{Logger: log.With("component", "store")})
 	case "postgres", "postgresql":
-		// Controllers and allocators are made for being the only ones.
-		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("component", "store"), Exclusive: true})
+		s, err := postgres.Open(ctx, name, postgres.Options{Logger: log.With("component", "store"), Exclusive: exclusive, Shared: !exclusive})
 		var used *postgres.InUseError
 		if errors.As(err, &used) {
 			return nil, &problem.Error{
 				Code: problem.StoreInUse,
 				Err:  err,
-				Hint: "one control plane per database: stop the other one, or keep this one's state apart by search_path=NAME in the URL",
+				Hint: "stop the other control plane, start both with the same --cluster-key-file, " +
+					"or keep this one's state apart by search_path=NAME in the URL",
 			}
 		}
 		var dial *net.OpError
@@ -64,16 +86,16 @@ func openStore(ctx context.Context, name, dataDir string, log *slog.Logger) (sto
 		if err := os.MkdirAll(dataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
-		// Controllers and allocators are made for being the only ones.
 		s, err := etcd.Open(ctx, name, etcd.Options{
-			Logger: log.With("component", "store"), SeenFile: filepath.Join(dataDir, etcdSeenFile), Exclusive: true,
+			Logger: log.With("component", "store"), SeenFile: filepath.Join(dataDir, etcdSeenFile), Exclusive: exclusive, Shared: !exclusive,
 		})
 		var used *etcd.InUseError
 		if errors.As(err, &used) {
 			return nil, &problem.Error{
 				Code: problem.StoreInUse,
 				Err:  err,
-				Hint: "one control plane per state: stop the other one, or keep this one's state apart by prefix=NAME in the URL",
+				Hint: "stop the other control plane, start both with the same --cluster-key-file, " +
+					"or keep this one's state apart by prefix=NAME in the URL",
 			}
 		}
 		if err != nil {

@@ -225,6 +225,7 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 func newControlPlane(s *settings) *cobra.Command {
 	var p planeFlags
 	var role, store string
+	var c clusterFlags
 	cmd := &cobra.Command{
 		Use:     "control-plane",
 		GroupID: "roles",
@@ -242,13 +243,33 @@ func newControlPlane(s *settings) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			c.apply(&cfg)
 			return app.RunControlPlane(cmd.Context(), cfg, s.printReady)
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", "standalone", "role among several control planes: standalone")
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, or memory")
 	p.add(cmd)
+	c.add(cmd)
 	return cmd
+}
+
+// clusterFlags are those of a control plane that has several instances.
+type clusterFlags struct {
+	keyFile    string
+	keyCommand []string
+	advertise  string
+}
+
+func (c *clusterFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.keyFile, "cluster-key-file", "", "key by which the instances of a control plane on postgres or etcd share their keys, the same for all; without it (and without --cluster-key-command) there is one instance")
+	f.StringSliceVar(&c.keyCommand, "cluster-key-command", nil, "in its place: a program and its arguments, separated by commas, that wraps and unwraps the key, as of a key management service")
+	f.StringVar(&c.advertise, "advertise-address", "", "host by which agents and other instances reach this one (default: that of --api-address, or the address on the default route)")
+}
+
+func (c *clusterFlags) apply(cfg *app.ControlPlaneConfig) {
+	cfg.ClusterKeyFile, cfg.ClusterKeyCommand, cfg.AdvertiseAddress = c.keyFile, c.keyCommand, c.advertise
 }
 
 // printReady writes the one line on standard output that says that a role serves.

@@ -37,6 +37,7 @@ const (
 // Codes of the control plane and its state.
 const (
 	StoreInUse       Code = "store-in-use"
+	ClusterKey       Code = "cluster-key"
 	StoreUnsupported Code = "store-unsupported"
 	StoreNotEmpty    Code = "store-not-empty"
 	StoreUnwritable  Code = "store-unwritable"

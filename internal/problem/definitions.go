@@ -41,6 +41,7 @@ func Definitions() []Definition {
 		{FieldConflict, "Other writers own fields that the file sets to other values.", "Leave these fields out, or apply with `--force-conflicts`."},
 		{DeletionPending, "The object is being deleted and still there.", "Wait longer with `--timeout`, or delete it with `--now`."},
 
+		{ClusterKey, "The keys that the instances of a control plane share cannot be opened, or are not this instance's.", "Give all instances the same `--cluster-key-file`, and each a data directory of its own."},
 		{StoreInUse, "Another process uses the store.", "Stop it, or give each control plane a store of its own."},
 		{StoreUnsupported, "The store is not available for this use.", "Use `sqlite:FILE` or `postgres://…`."},
 		{StoreNotEmpty, "There is a state where one is to be restored.", "Restore into an empty store, or replace files with `--force`."},

@@ -1,0 +1,62 @@
+package app
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// ControlPlaneConfig configures a control plane.
+type ControlPlaneConfig struct {
+	// Store as --store names it: memory, sqlite:FILE, postgres://… or etcd://….
+	Store   string
+	DataDir string
+	// APIAddress (HOST:PORT) of the API; port 0: any free one.
+	APIAddress string
+	// GRPCPort of node views, on the API's host; 0: off.
+	GRPCPort int
+	// ServiceCIDRs at the first start; from then on the stored ones hold.
+	ServiceCIDRs []netip.Prefix
+	// MaxEndpointsPerSlice, 0: 100.
+	MaxEndpointsPerSlice int
+	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.
+	MaxMirroredPerSubset int
+	// MaxTerminatedPods are kept; 0: 12500, negative: all.
+	MaxTerminatedPods int
+	// Wrap, if not nil, surrounds all that controllers read and write: to limit, count or
+	// refuse it.
+	Wrap resource.Wrapper
+	// Limits of requests to the API; zero fields: the defaults.
+	Limits apiserver.Limits
+	// RenewExpired is how long after its end a node's or zone's certificate can be
+	// renewed by proof of its key; 0: not at all.
+	RenewExpired time.Duration
+	// SignerKubeconfig reaches the Kubernetes API at which external signers of meshes
+	// are asked; empty: there are none.
+	SignerKubeconfig string
+	// MachineID of this machine; empty: machine.ID.
+	MachineID string
+	// ClusterKeyFile or ClusterKeyCommand, if not empty, opens the keys that several
+	// instances of the control plane share; see package clusterkey.
+	ClusterKeyFile    string
+	ClusterKeyCommand []string
+	// AdvertiseAddress (host) by which other machines reach this instance; empty: that of
+	// APIAddress.
+	AdvertiseAddress string
+	Logger           *slog.Logger
+}
+
+// Serving is the addresses at which a role serves.
+type Serving struct {
+	// API is the URL of the API, as clients on this machine use it.
+	API string
+	// GRPC (host:port) of node views; empty: off.
+	GRPC string
+	// Node and Mode of the agent, where there is one.
+	Node, Mode string
+	// DNS (host:port) of names; empty: off.
+	DNS string
+}
