@@ -43,6 +43,7 @@ var layers = map[string]layer{
 	"internal/gateway/proxyproto":    base,
 	"internal/gateway/record":        base,
 	"internal/gateway/stream":        base,
+	"internal/identity/catest":       base,
 	"internal/identity/mesh":         base,
 	"internal/kernel/netns":          base,
 	"internal/listener":              base,

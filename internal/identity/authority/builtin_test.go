@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -228,7 +229,7 @@ func TestLimitsOfIntermediates(t *testing.T) {
 	if len(cert.DNSNames) > 0 || cert.MaxPathLen != 0 || !cert.MaxPathLenZero || time.Until(cert.NotAfter) > 90*day {
 		t.Errorf("%+v", cert)
 	}
-	zone := &custom{cert, key}
+	zone := &catest.CA{Cert: cert, Key: key}
 	roots := x509.NewCertPool()
 	roots.AddCert(root.Certificate())
 	check := func(chain ...*x509.Certificate) error {
@@ -239,12 +240,12 @@ func TestLimitsOfIntermediates(t *testing.T) {
 		_, err := chain[0].Verify(opts)
 		return err
 	}
-	leaf := func(parent *custom, uri string) *x509.Certificate {
+	leaf := func(parent *catest.CA, uri string) *x509.Certificate {
 		u, _ := url.Parse(uri)
-		return newCustom(t, "leaf", parent, func(c *x509.Certificate) {
+		return catest.New(t, "leaf", parent, func(c *x509.Certificate) {
 			c.IsCA, c.KeyUsage, c.URIs = false, x509.KeyUsageDigitalSignature, []*url.URL{u}
 			c.NotBefore = time.Now().Add(-time.Minute)
-		}).cert
+		}).Cert
 	}
 	if err := check(leaf(zone, "spiffe://shop.mesh/ns/a/sa/b"), cert); err != nil {
 		t.Error(err)
@@ -252,8 +253,8 @@ func TestLimitsOfIntermediates(t *testing.T) {
 	if err := check(leaf(zone, "spiffe://other.mesh/ns/a/sa/b"), cert); err == nil {
 		t.Error("an identity of another domain is verified")
 	}
-	below := newCustom(t, "below", zone, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(-time.Minute) })
-	if err := check(leaf(below, "spiffe://shop.mesh/ns/a/sa/b"), below.cert, cert); err == nil {
+	below := catest.New(t, "below", zone, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(-time.Minute) })
+	if err := check(leaf(below, "spiffe://shop.mesh/ns/a/sa/b"), below.Cert, cert); err == nil {
 		t.Error("an authority below the zone's is verified")
 	}
 	if _, err := root.SignIntermediate("", parsed, time.Now()); err == nil {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/catest"
 )
 
 // The typed client is what app will give.
@@ -31,8 +32,8 @@ const signerName = "example.com/mesh"
 // signer answers CertificateSigningRequests as a controller of someone else's does.
 type signer struct {
 	api    typed.CertificateSigningRequestInterface
-	ca     *custom
-	middle *custom
+	ca     *catest.CA
+	middle *catest.CA
 	// approve requests, too. False: the test's own subject does.
 	approve bool
 	deny    bool
@@ -121,24 +122,24 @@ func (s *signer) sign(csr *certificatesv1.CertificateSigningRequest) []byte {
 	if c.PublicKey != nil {
 		public = c.PublicKey
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, s.middle.cert, public, s.middle.key)
+	der, err := x509.CreateCertificate(rand.Reader, c, s.middle.Cert, public, s.middle.Key)
 	if err != nil {
 		return []byte(err.Error())
 	}
 	leaf, _ := x509.ParseCertificate(der)
-	return certpem.EncodeCertificates(leaf, s.middle.cert, s.ca.cert)
+	return certpem.EncodeCertificates(leaf, s.middle.Cert, s.ca.Cert)
 }
 
 func newSigner(t *testing.T) *signer {
-	ca := newCustom(t, "company root", nil, nil)
+	ca := catest.New(t, "company root", nil, nil)
 	return &signer{api: fake.NewClientset().CertificatesV1().CertificateSigningRequests(), ca: ca,
-		middle: newCustom(t, "company issuer", ca, nil), approve: true}
+		middle: catest.New(t, "company issuer", ca, nil), approve: true}
 }
 
 func (s *signer) external(t *testing.T, edit func(*authority.ExternalConfig)) *authority.External {
 	t.Helper()
 	c := authority.ExternalConfig{
-		Domain: domain(t, "shop.mesh"), SignerName: signerName, API: s.api, Roots: []*x509.Certificate{s.ca.cert}, Timeout: 10 * time.Second,
+		Domain: domain(t, "shop.mesh"), SignerName: signerName, API: s.api, Roots: []*x509.Certificate{s.ca.Cert}, Timeout: 10 * time.Second,
 	}
 	if edit != nil {
 		edit(&c)
@@ -181,7 +182,7 @@ func TestExternal(t *testing.T) {
 
 func TestExternalRefusals(t *testing.T) {
 	otherKey, _ := authority.NewKey()
-	foreign := newCustom(t, "foreign", nil, nil)
+	foreign := catest.New(t, "foreign", nil, nil)
 	for what, prepare := range map[string]func(s *signer, c *authority.ExternalConfig){
 		"another identity": func(s *signer, _ *authority.ExternalConfig) {
 			s.edit = func(c *x509.Certificate) { c.URIs = []*url.URL{workload(t, "shop.mesh", "web", "admin").URL()} }
@@ -199,7 +200,7 @@ func TestExternalRefusals(t *testing.T) {
 		"run out": func(s *signer, _ *authority.ExternalConfig) {
 			s.edit = func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Second) }
 		},
-		"not of the roots": func(_ *signer, c *authority.ExternalConfig) { c.Roots = []*x509.Certificate{foreign.cert} },
+		"not of the roots": func(_ *signer, c *authority.ExternalConfig) { c.Roots = []*x509.Certificate{foreign.Cert} },
 		"no certificate":   func(s *signer, _ *authority.ExternalConfig) { s.data = []byte("sorry") },
 		"denied":           func(s *signer, _ *authority.ExternalConfig) { s.deny = true },
 		"no answer":        func(s *signer, c *authority.ExternalConfig) { s.silent, c.Timeout = true, 50*time.Millisecond },
@@ -239,7 +240,7 @@ func TestNewExternal(t *testing.T) {
 		"no roots":         func(c *authority.ExternalConfig) { c.Roots = nil },
 		"no API":           func(c *authority.ExternalConfig) { c.API = nil },
 	} {
-		c := authority.ExternalConfig{Domain: domain(t, "shop.mesh"), SignerName: signerName, API: s.api, Roots: []*x509.Certificate{s.ca.cert}}
+		c := authority.ExternalConfig{Domain: domain(t, "shop.mesh"), SignerName: signerName, API: s.api, Roots: []*x509.Certificate{s.ca.Cert}}
 		edit(&c)
 		if _, err := authority.NewExternal(c); err == nil {
 			t.Errorf("%s: made", what)

@@ -3,18 +3,12 @@ package authority_test
 import (
 	"context"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"math/big"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
@@ -118,48 +112,4 @@ func (l *link) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls
-}
-
-// custom authority as an operator has one.
-type custom struct {
-	cert *x509.Certificate
-	key  crypto.Signer
-}
-
-func newCustom(t testing.TB, name string, parent *custom, edit func(*x509.Certificate)) *custom {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(365 * 24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
-	}
-	if edit != nil {
-		edit(template)
-	}
-	issuer, signer := template, crypto.Signer(key)
-	if parent != nil {
-		issuer, signer = parent.cert, parent.key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, issuer, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &custom{cert, key}
-}
-
-func (c *custom) keyPEM(t testing.TB) []byte {
-	t.Helper()
-	data, err := certpem.EncodeKey(c.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/catest"
 )
 
 // source of material that tests change.
@@ -48,42 +49,42 @@ func (s *source) set(m authority.Material, fail error) {
 	}
 }
 
-func material(t testing.TB, c *custom, roots ...*x509.Certificate) authority.Material {
+func material(t testing.TB, c *catest.CA, roots ...*x509.Certificate) authority.Material {
 	t.Helper()
-	return authority.Material{Certificate: certpem.EncodeCertificates(c.cert), Key: c.keyPEM(t),
+	return authority.Material{Certificate: certpem.EncodeCertificates(c.Cert), Key: c.KeyPEM(t),
 		Roots: certpem.EncodeCertificates(roots...)}
 }
 
 func TestProvided(t *testing.T) {
-	root := newCustom(t, "root", nil, nil)
-	middle := newCustom(t, "middle", root, nil)
-	other := newCustom(t, "other", nil, nil)
-	short := newCustom(t, "short", nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
-	leafless := newCustom(t, "leaf", root, func(c *x509.Certificate) { c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature })
-	elsewhere := newCustom(t, "elsewhere", nil, func(c *x509.Certificate) { c.PermittedURIDomains = []string{"other.mesh"} })
-	noPath := newCustom(t, "no path", nil, func(c *x509.Certificate) { c.MaxPathLenZero = true })
-	belowNoPath := newCustom(t, "below", noPath, nil)
+	root := catest.New(t, "root", nil, nil)
+	middle := catest.New(t, "middle", root, nil)
+	other := catest.New(t, "other", nil, nil)
+	short := catest.New(t, "short", nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
+	leafless := catest.New(t, "leaf", root, func(c *x509.Certificate) { c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature })
+	elsewhere := catest.New(t, "elsewhere", nil, func(c *x509.Certificate) { c.PermittedURIDomains = []string{"other.mesh"} })
+	noPath := catest.New(t, "no path", nil, func(c *x509.Certificate) { c.MaxPathLenZero = true })
+	belowNoPath := catest.New(t, "below", noPath, nil)
 	chain := material(t, middle)
-	chain.Certificate = append(chain.Certificate, certpem.EncodeCertificates(root.cert)...)
+	chain.Certificate = append(chain.Certificate, certpem.EncodeCertificates(root.Cert)...)
 	swapped := material(t, root)
-	swapped.Key = other.keyPEM(t)
+	swapped.Key = other.KeyPEM(t)
 	for _, tc := range []struct {
 		what     string
 		material authority.Material
 		depth    int // of the chain; 0: refused
 	}{
 		{"a root", material(t, root), 1},
-		{"a root among roots", material(t, root, other.cert, root.cert), 1},
+		{"a root among roots", material(t, root, other.Cert, root.Cert), 1},
 		{"an intermediate with its root behind it", chain, 2},
-		{"an intermediate with roots", material(t, middle, root.cert), 2},
+		{"an intermediate with roots", material(t, middle, root.Cert), 2},
 		{"an intermediate without root", material(t, middle), 0},
-		{"an intermediate with another root", material(t, middle, other.cert), 0},
-		{"a root that is not among the roots", material(t, root, other.cert), 0},
+		{"an intermediate with another root", material(t, middle, other.Cert), 0},
+		{"a root that is not among the roots", material(t, root, other.Cert), 0},
 		{"another key", swapped, 0},
-		{"a leaf", material(t, leafless, root.cert), 0},
+		{"a leaf", material(t, leafless, root.Cert), 0},
 		{"run out", material(t, short), 0},
 		{"limited to another domain", material(t, elsewhere), 0},
-		{"longer than the path length", material(t, belowNoPath, noPath.cert), 0},
+		{"longer than the path length", material(t, belowNoPath, noPath.Cert), 0},
 		{"nothing", authority.Material{}, 0},
 	} {
 		p, err := authority.NewProvided(t.Context(),
@@ -114,9 +115,9 @@ func TestProvided(t *testing.T) {
 // one in place until it is repaired.
 func TestProvidedReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		root := newCustom(t, "root", nil, nil)
-		first, second, third := newCustom(t, "1", root, nil), newCustom(t, "2", root, nil), newCustom(t, "3", nil, nil)
-		src := &source{material: material(t, first, root.cert)}
+		root := catest.New(t, "root", nil, nil)
+		first, second, third := catest.New(t, "1", root, nil), catest.New(t, "2", root, nil), catest.New(t, "3", nil, nil)
+		src := &source{material: material(t, first, root.Cert)}
 		rootsChanged := 0
 		p, err := authority.NewProvided(t.Context(), authority.ProvidedConfig{
 			Domain: domain(t, "shop.mesh"), Source: src, OnRoots: func() { rootsChanged++ },
@@ -138,7 +139,7 @@ func TestProvidedReload(t *testing.T) {
 			return chain[0].Issuer.CommonName
 		}
 		synctest.Wait()
-		src.set(material(t, second, root.cert), nil)
+		src.set(material(t, second, root.Cert), nil)
 		synctest.Wait()
 		if got := issuer(); got != "2" || rootsChanged != 0 || p.Problem() != nil {
 			t.Errorf("issuer %s, roots changed %d times, %v", got, rootsChanged, p.Problem())
@@ -165,7 +166,7 @@ func TestProvidedReload(t *testing.T) {
 		if got := issuer(); got != "3" || rootsChanged != 1 || p.Problem() != nil {
 			t.Errorf("issuer %s, roots changed %d times, %v", got, rootsChanged, p.Problem())
 		}
-		if !slices.ContainsFunc(p.Roots(), third.cert.Equal) {
+		if !slices.ContainsFunc(p.Roots(), third.Cert.Equal) {
 			t.Error("its root is missing")
 		}
 	})

@@ -2,15 +2,10 @@ package mesh_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"io"
-	"math/big"
 	"net"
 	"net/url"
 	"slices"
@@ -19,6 +14,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
+	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
@@ -147,30 +143,17 @@ func TestTrustByMesh(t *testing.T) {
 // no name constraints: each domain is verified by its own roots.
 func TestForeignRoot(t *testing.T) {
 	a := newPKI(t, "a")
-	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "free"}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour),
-		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	free, _ := x509.ParseCertificate(der)
+	ca := catest.New(t, "free", nil, nil)
+	free := ca.Cert
 	trust := newTrust(t, a.bundle(), mesh.Bundle{Mesh: "b", Domain: domain(t, "b.mesh"), Roots: []*x509.Certificate{free}})
 	leaf := func(edit func(*x509.Certificate)) []*x509.Certificate {
 		l := &x509.Certificate{
-			SerialNumber: big.NewInt(2), NotBefore: free.NotBefore, NotAfter: free.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
+			NotBefore: free.NotBefore, NotAfter: free.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
 			URIs: []*url.URL{workload(t, "b.mesh", "shop", "web").URL()},
 		}
 		edit(l)
-		der, err := x509.CreateCertificate(rand.Reader, l, free, key.Public(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := x509.ParseCertificate(der)
+		c, err := ca.Sign(l, ca.Key.Public())
 		if err != nil {
 			t.Fatal(err)
 		}
