@@ -73,6 +73,8 @@ type NodeConfig struct {
 	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
 	// empty: off.
 	SpiffeSocket string
+	// certificateSpread as in workload.Config.
+	certificateSpread time.Duration
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.

@@ -56,7 +56,7 @@ func (a *agent) openIdentity() (err error) {
 		namespaces: map[string]*corev1.Namespace{}, listed: map[*resource.Descriptor]bool{},
 	}
 	n.manager, err = workload.New(workload.Config{
-		Dir: filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name,
+		Dir: filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name, Spread: a.cfg.certificateSpread,
 		Registerer: a.registry, Logger: n.log,
 	})
 	if err != nil {
