@@ -103,7 +103,7 @@ func (l *Leader) lead(ctx context.Context) {
 			l.config.Logger.Warn("a mesh has not the authority that it asks for", "mesh", name, "error", p.problem)
 		}
 		l.progress[name] = p
-		if err := l.writeStatus(ctx, r.wanted.mesh, p); err != nil && ctx.Err() == nil {
+		if err := l.writeStatus(ctx, r, p); err != nil && ctx.Err() == nil {
 			l.config.Logger.Warn("status of a mesh not written; it is tried again", "mesh", name, "error", err)
 		}
 	}

@@ -19,17 +19,16 @@ import (
 // maxNamed is how many workloads or peers a status names.
 const maxNamed = 10
 
-// writeStatus of a Mesh, if it has changed.
-func (l *Leader) writeStatus(ctx context.Context, m *v1alpha1.Mesh, p progress) error {
-	state, _, err := loadState(ctx, l.own.config.Records, m.Name)
-	if err != nil {
-		return err
+// writeStatus of a Mesh, if it has changed: as this instance serves it.
+func (l *Leader) writeStatus(ctx context.Context, r *running, p progress) error {
+	m, w, state := r.wanted.mesh, r.wanted, rotation.State{}
+	if r.state != nil {
+		state = *r.state
 	}
 	if m.Spec.MTLS == nil && state.Generation == 0 && len(m.Status.Conditions) == 0 {
 		return nil // there never was anything to say
 	}
 	next := m.DeepCopy()
-	w := wantedOf([]*v1alpha1.Mesh{m})[m.Name]
 	next.Status.ObservedGeneration = m.Generation
 	next.Status.MTLS = mtlsStatus(w, state, p)
 	for _, c := range []metav1.Condition{certificatesReady(w, state, p), l.enforced(w)} {
@@ -40,7 +39,7 @@ func (l *Leader) writeStatus(ctx context.Context, m *v1alpha1.Mesh, p progress) 
 	if equality.Semantic.DeepEqual(next.Status, m.Status) {
 		return nil
 	}
-	_, err = l.config.Client.UpdateStatus(ctx, kind.Mesh, next)
+	_, err := l.config.Client.UpdateStatus(ctx, kind.Mesh, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the Mesh was written meanwhile, which is seen soon
 	}
