@@ -43,6 +43,10 @@ type DataplaneSpec struct {
 	// that of the Dataplane's own label topology.kubernetes.io/zone.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
+	// ServiceAccount whose identity the workload has, in its namespace. The credential
+	// of a workload sets its own; nodes may not choose. Empty: "default".
+	// +optional
+	ServiceAccount string `json:"serviceAccount,omitempty"`
 	// Addresses at which the workload is reached, at most one per IP family.
 	// +listType=atomic
 	Addresses []string `json:"addresses"`

@@ -194,4 +194,8 @@ type MeshRouting struct {
 	// zone's egress. Defaults to false.
 	// +optional
 	ZoneEgress *bool `json:"zoneEgress,omitempty"`
+	// Export says which Services other zones may use: Exported (those with a
+	// ServiceExport) or All. Empty: Exported.
+	// +optional
+	Export string `json:"export,omitempty"`
 }

@@ -19,6 +19,16 @@ const (
 	AnnotationServiceAccount = GroupName + "/service-account"
 )
 
+// Annotations on a ServiceExport, and on a Service.
+const (
+	// AnnotationToZones on a ServiceExport limits the zones that may use it: names of
+	// zones, separated by commas.
+	AnnotationToZones = GroupName + "/to-zones"
+	// AnnotationProxyProtocol on a Service: its endpoints take a header of the PROXY
+	// protocol before each connection that comes from another zone. The value is v2.
+	AnnotationProxyProtocol = GroupName + "/proxy-protocol"
+)
+
 // Values that the API fills in where a Dataplane leaves them out.
 const (
 	// DefaultDrainSeconds equals the default grace period of a Pod.
@@ -59,6 +69,14 @@ const (
 	// Versions of TLS.
 	TLS12 = "1.2"
 	TLS13 = "1.3"
+
+	// ExportAll and ExportExported say which Services of a mesh other zones may use.
+	ExportAll      = "All"
+	ExportExported = "Exported"
+
+	// Directions of a TypeSync.
+	SyncToZone   = "ToZone"
+	SyncToGlobal = "ToGlobal"
 
 	// Kinds of a SecretKeyReference.
 	KindSecret       = "Secret"

@@ -31,6 +31,10 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&ExternalService{}, &ExternalServiceList{}, &GlobalSecret{}, &GlobalSecretList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &ZoneCosts{}, &ZoneCostsList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &TopologyHeuristic{}, &TopologyHeuristicList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &Zone{}, &ZoneList{}, &ZoneInsight{}, &ZoneInsightList{},
+		&ZoneIngress{}, &ZoneIngressList{}, &ZoneIngressInsight{}, &ZoneIngressInsightList{},
+		&ZoneEgress{}, &ZoneEgressList{}, &ZoneEgressInsight{}, &ZoneEgressInsightList{},
+		&DataplaneInsight{}, &DataplaneInsightList{})
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
 }

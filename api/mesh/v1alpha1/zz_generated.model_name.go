@@ -6,6 +6,16 @@
 package v1alpha1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in CertificateInsight) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.CertificateInsight"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ClientInsightStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ClientInsightStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in DataSource) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.DataSource"
 }
@@ -13,6 +23,16 @@ func (in DataSource) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Dataplane) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Dataplane"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataplaneInsight) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataplaneInsight"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataplaneInsightList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataplaneInsightList"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -186,6 +206,16 @@ func (in SubjectAltNameMatch) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Subscription) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.Subscription"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in SyncRefusal) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.SyncRefusal"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in TCPSocketAction) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.TCPSocketAction"
 }
@@ -211,6 +241,16 @@ func (in TopologyHeuristicVariable) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TypeSync) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TypeSync"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Zone) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.Zone"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ZoneCosts) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ZoneCosts"
 }
@@ -228,4 +268,74 @@ func (in ZoneCostsPair) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ZoneCostsSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ZoneCostsSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneEgress) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneEgress"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneEgressInsight) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneEgressInsight"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneEgressInsightList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneEgressInsightList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneEgressList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneEgressList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneGatewaySpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneGatewaySpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneIngress) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneIngress"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneIngressInsight) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneIngressInsight"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneIngressInsightList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneIngressInsightList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneIngressList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneIngressList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneInsight) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneInsight"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneInsightList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneInsightList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneInsightStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneInsightStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneSpec"
 }

@@ -31,4 +31,5 @@ exec go tool openapi-gen \
 	--go-header-file /dev/null \
 	--report-filename /dev/null \
 	github.com/proxima-mesh/proxima/api/mesh/v1alpha1 \
+	github.com/proxima-mesh/proxima/api/multicluster/v1beta1 \
 	github.com/proxima-mesh/proxima/api/planner/v1alpha1 "$@"

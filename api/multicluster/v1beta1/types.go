@@ -1,0 +1,193 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// ServiceExport offers the Service of the same name and namespace to other zones.
+type ServiceExport struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// What is exported beside the Service.
+	// +optional
+	Spec ServiceExportSpec `json:"spec,omitempty"`
+	// What was last observed of the export.
+	// +optional
+	Status ServiceExportStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// ServiceExportList is a list of ServiceExports.
+type ServiceExportList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The ServiceExports.
+	Items []ServiceExport `json:"items"`
+}
+
+// ServiceExportSpec is what is exported beside the Service.
+type ServiceExportSpec struct {
+	// ExportedLabels are labels of the ServiceImport.
+	// +optional
+	ExportedLabels map[string]string `json:"exportedLabels,omitempty"`
+	// ExportedAnnotations are annotations of the ServiceImport.
+	// +optional
+	ExportedAnnotations map[string]string `json:"exportedAnnotations,omitempty"`
+}
+
+// Condition types of a ServiceExport.
+const (
+	// ServiceExportValid: the Service exists and can be exported.
+	ServiceExportValid = "Valid"
+	// ServiceExportReady: the export is known in this zone, and sent to the others.
+	ServiceExportReady = "Ready"
+	// ServiceExportConflict: exports of the same name in several zones disagree. The
+	// oldest export decides.
+	ServiceExportConflict = "Conflict"
+)
+
+// ServiceExportStatus is what was last observed of an export.
+type ServiceExportStatus struct {
+	// Conditions; type Valid says whether the Service can be exported, Ready whether it
+	// is, Conflict whether exports of several zones disagree.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Available is what the zone offers under this name. Empty: nothing. The zone's
+	// control plane writes it; it is an extension of the Multi-Cluster Services API.
+	// +optional
+	Available *AvailableService `json:"available,omitempty"`
+}
+
+// AvailableService is what a zone offers under the name of an export.
+type AvailableService struct {
+	// Mesh that the service belongs to.
+	Mesh string `json:"mesh"`
+	// Zone that offers it. Its control plane sets it.
+	// +optional
+	Zone string `json:"zone,omitempty"`
+	// ExportTime is when the export was created: the oldest one decides conflicts.
+	ExportTime metav1.Time `json:"exportTime"`
+	// Type: ClusterSetIP or Headless.
+	Type ServiceImportType `json:"type"`
+	// Ports of the Service.
+	// +optional
+	// +listType=atomic
+	Ports []ServicePort `json:"ports,omitempty"`
+	// SessionAffinity of the Service: None or ClientIP.
+	// +optional
+	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
+	// SessionAffinityConfig of the Service.
+	// +optional
+	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
+	// Instances that are ready: the zone's weight.
+	// +optional
+	Instances int32 `json:"instances,omitempty"`
+	// ToZones limits the zones that may use it. Empty: all may.
+	// +optional
+	// +listType=set
+	ToZones []string `json:"toZones,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// ServiceImport is the merged view of the exports of all zones that have its name and
+// namespace. Control planes write it.
+type ServiceImport struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// The merged service.
+	// +optional
+	Spec ServiceImportSpec `json:"spec,omitempty"`
+	// The zones that export it.
+	// +optional
+	Status ServiceImportStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// ServiceImportList is a list of ServiceImports.
+type ServiceImportList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The ServiceImports.
+	Items []ServiceImport `json:"items"`
+}
+
+// ServiceImportType says how an imported service is reached.
+type ServiceImportType string
+
+// The types of imports.
+const (
+	// ClusterSetIP: by a virtual IP.
+	ClusterSetIP ServiceImportType = "ClusterSetIP"
+	// Headless: by the addresses of its endpoints, which DNS returns.
+	Headless ServiceImportType = "Headless"
+)
+
+// ServiceImportSpec is a merged service.
+type ServiceImportSpec struct {
+	// Ports of the service.
+	// +listType=atomic
+	Ports []ServicePort `json:"ports"`
+	// IPs are the virtual IPs of the service, at most one per family.
+	// +optional
+	// +listType=atomic
+	IPs []string `json:"ips,omitempty"`
+	// Type: ClusterSetIP or Headless.
+	Type ServiceImportType `json:"type"`
+	// SessionAffinity: None or ClientIP.
+	// +optional
+	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
+	// SessionAffinityConfig has the timeout of ClientIP.
+	// +optional
+	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
+}
+
+// ServicePort is a port of an exported or imported service.
+type ServicePort struct {
+	// Name of the port; needed where there are several.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// Protocol: TCP, UDP or SCTP. Empty: TCP.
+	// +optional
+	Protocol corev1.Protocol `json:"protocol,omitempty"`
+	// AppProtocol hints at the application protocol, as in a Service's port.
+	// +optional
+	AppProtocol *string `json:"appProtocol,omitempty"`
+	// Port number, 1 to 65535.
+	Port int32 `json:"port"`
+}
+
+// ServiceImportStatus is which zones export a service.
+type ServiceImportStatus struct {
+	// Clusters are the zones that export it.
+	// +optional
+	// +listType=map
+	// +listMapKey=cluster
+	Clusters []ClusterStatus `json:"clusters,omitempty"`
+	// Conditions of the import.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ClusterStatus is one zone that exports a service.
+type ClusterStatus struct {
+	// Cluster is the zone's name.
+	Cluster string `json:"cluster"`
+}
