@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -39,6 +40,16 @@ var manifests = map[string]string{
 	"ExternalService": `{spec: {hosts: [pay.example.com], ports: [{port: 443}], tls: {}}}`,
 	"ZoneCosts":       `{spec: {region: 1.5, world: 12, pairs: [{from: a, to: b, cost: 0.5}]}}`,
 	"GlobalSecret":    `{data: {key: dmFsdWU=}}`,
+
+	"Zone":               `{spec: {enabled: false}}`,
+	"ZoneInsight":        `{status: {online: true, types: [{type: mesh.proxima.dev/Mesh, direction: ToZone, objects: 2}]}}`,
+	"ZoneIngress":        `{spec: {address: 192.0.2.1, port: 10001}}`,
+	"ZoneIngressInsight": `{status: {online: true}}`,
+	"ZoneEgress":         `{spec: {address: 192.0.2.1, port: 10002}}`,
+	"ZoneEgressInsight":  `{status: {online: true}}`,
+	"DataplaneInsight":   `{status: {online: true}}`,
+	"ServiceExport":      `{spec: {exportedLabels: {team: shop}}}`,
+	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 
 	"TrafficPlan":       `{spec: {service: web, version: 1, mode: proxima.dev/Adaptive, parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}}}`,
 	"TopologyHeuristic": `{spec: {zones: "[endpoint.zone]"}}`,
@@ -83,7 +94,7 @@ func scheme(t *testing.T) *runtime.Scheme {
 	if err := clientscheme.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
-	for _, add := range []func(*runtime.Scheme) error{meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme, mcs.AddToScheme} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 )
 
@@ -27,6 +28,10 @@ const (
 	ZoneCosts
 	Heuristics
 	Plans
+	Meshes
+	ZoneIngresses
+	ServiceExports
+	ServiceImports
 	Kinds
 )
 
@@ -44,6 +49,12 @@ type Snapshot struct {
 	ZoneCosts  Table[*meshv1alpha1.ZoneCosts]
 	Heuristics Table[*meshv1alpha1.TopologyHeuristic]
 	Plans      Table[*plannerv1alpha1.TrafficPlan]
+	Meshes     Table[*meshv1alpha1.Mesh]
+	// ZoneIngresses and ServiceExports are those of this zone, and copies of those of
+	// other zones.
+	ZoneIngresses  Table[*meshv1alpha1.ZoneIngress]
+	ServiceExports Table[*mcs.ServiceExport]
+	ServiceImports Table[*mcs.ServiceImport]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -61,6 +72,7 @@ const (
 	workloadByLabel   = 0
 	workloadByNode    = 1
 	planByService     = 0
+	exportByService   = 0
 )
 
 // tables describes every table once; it is constant.
@@ -130,6 +142,48 @@ var tables = [Kinds]tableOps{
 			},
 		},
 	},
+	Meshes: &tableKind[*meshv1alpha1.Mesh]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "Mesh"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.Mesh] { return &s.Meshes },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.Mesh] { return &d.Meshes },
+	},
+	ZoneIngresses: &tableKind[*meshv1alpha1.ZoneIngress]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneIngress"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneIngress] { return &s.ZoneIngresses },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneIngress] { return &d.ZoneIngresses },
+	},
+	ServiceExports: &tableKind[*mcs.ServiceExport]{
+		gk:    schema.GroupKind{Group: mcs.GroupName, Kind: "ServiceExport"},
+		at:    func(s *Snapshot) *Table[*mcs.ServiceExport] { return &s.ServiceExports },
+		delta: func(d *Delta) *[]Change[*mcs.ServiceExport] { return &d.ServiceExports },
+		indexes: []index[*mcs.ServiceExport]{exportByService: func(e *mcs.ServiceExport) []string {
+			service := ExportedService(e)
+			return []string{service.Namespace + separator + service.Name}
+		}},
+	},
+	ServiceImports: &tableKind[*mcs.ServiceImport]{
+		gk:    schema.GroupKind{Group: mcs.GroupName, Kind: "ServiceImport"},
+		at:    func(s *Snapshot) *Table[*mcs.ServiceImport] { return &s.ServiceImports },
+		delta: func(d *Delta) *[]Change[*mcs.ServiceImport] { return &d.ServiceImports },
+	},
+}
+
+// ExportedService is the Service that an export offers. A copy of another zone's export
+// has another name and namespace; its labels name the Service.
+func ExportedService(e *mcs.ServiceExport) Key {
+	if e.Labels[meshv1alpha1.LabelZone] == "" {
+		return Key{Namespace: e.Namespace, Name: e.Name}
+	}
+	key := Key{Namespace: e.Labels[meshv1alpha1.LabelSourceNamespace], Name: e.Labels[meshv1alpha1.LabelDisplayName]}
+	if key.Namespace == "" {
+		key.Namespace = e.Namespace
+	}
+	return key
+}
+
+// ExportsOf iterates the exports of a service, this zone's and those of other zones.
+func (s *Snapshot) ExportsOf(service Key) iter.Seq2[Key, *mcs.ServiceExport] {
+	return walk(s.ServiceExports.group(exportByService, service.Namespace+separator+service.Name), "")
 }
 
 // SlicesOf iterates the EndpointSlices whose label names the service, whoever

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 )
 
@@ -40,6 +41,11 @@ type Delta struct {
 	ZoneCosts  []Change[*meshv1alpha1.ZoneCosts]
 	Heuristics []Change[*meshv1alpha1.TopologyHeuristic]
 	Plans      []Change[*plannerv1alpha1.TrafficPlan]
+	Meshes     []Change[*meshv1alpha1.Mesh]
+
+	ZoneIngresses  []Change[*meshv1alpha1.ZoneIngress]
+	ServiceExports []Change[*mcs.ServiceExport]
+	ServiceImports []Change[*mcs.ServiceImport]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

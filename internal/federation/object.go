@@ -16,19 +16,12 @@ import (
 // Labels and annotations of synchronised objects. Receivers set them, whatever the
 // peer wrote.
 const (
-	// LabelOrigin is which kind of control plane owns an object.
-	LabelOrigin = meshv1alpha1.GroupName + "/origin"
-	// OriginGlobal and OriginZone are its values.
-	OriginGlobal = "global"
-	OriginZone   = "zone"
-	// LabelZone is the zone that owns an object of origin zone.
-	LabelZone = meshv1alpha1.GroupName + "/zone"
-	// LabelDisplayName is the name of the original; beyond 63 characters, its
-	// beginning and a hash.
-	LabelDisplayName = meshv1alpha1.GroupName + "/display-name"
-	// LabelSourceNamespace is the namespace of the original, where the copy is in
-	// another one.
-	LabelSourceNamespace = meshv1alpha1.GroupName + "/source-namespace"
+	LabelOrigin          = meshv1alpha1.LabelOrigin
+	OriginGlobal         = meshv1alpha1.OriginGlobal
+	OriginZone           = meshv1alpha1.OriginZone
+	LabelZone            = meshv1alpha1.LabelZone
+	LabelDisplayName     = meshv1alpha1.LabelDisplayName
+	LabelSourceNamespace = meshv1alpha1.LabelSourceNamespace
 	// AnnotationSyncName is the name of the resource in the stream.
 	AnnotationSyncName = meshv1alpha1.GroupName + "/sync-name"
 	// AnnotationSyncVersion is the version of the resource in the stream.

@@ -19,6 +19,24 @@ const (
 	AnnotationServiceAccount = GroupName + "/service-account"
 )
 
+// Labels of objects that are synchronised between zones and global. Receivers set them
+// on copies; users of a zone set the origin of their own policies.
+const (
+	// LabelOrigin is which kind of control plane owns an object.
+	LabelOrigin = GroupName + "/origin"
+	// OriginGlobal and OriginZone are its values.
+	OriginGlobal = "global"
+	OriginZone   = "zone"
+	// LabelZone is the zone that owns an object of origin zone.
+	LabelZone = GroupName + "/zone"
+	// LabelDisplayName is the name of the original; beyond 63 characters, its
+	// beginning and a hash.
+	LabelDisplayName = GroupName + "/display-name"
+	// LabelSourceNamespace is the namespace of the original, where the copy is in
+	// another one.
+	LabelSourceNamespace = GroupName + "/source-namespace"
+)
+
 // Annotations on a ServiceExport, and on a Service.
 const (
 	// AnnotationToZones on a ServiceExport limits the zones that may use it: names of

@@ -60,6 +60,11 @@ func dataplaneAt(node, namespace, labels string, addresses ...string) *meshv1alp
 	return d
 }
 
+func withAccount(d *meshv1alpha1.Dataplane, account string) *meshv1alpha1.Dataplane {
+	d.Spec.ServiceAccount = account
+	return d
+}
+
 func ofAccount(d *meshv1alpha1.Dataplane, account string) *meshv1alpha1.Dataplane {
 	d.Annotations = map[string]string{meshv1alpha1.AnnotationServiceAccount: account}
 	return d
@@ -151,7 +156,10 @@ func TestDataplanesWithinBounds(t *testing.T) {
 		"loopback by own interface":    {plain, "10.0.0.100", at("n1", "default", "", "127.0.0.1"), nil, "", ""},
 		"own interface from loopback":  {plain, local, at("n1", "default", "", "10.0.0.100"), nil, "", ""},
 		"loopback of an administrator": {admin, here, at("", "default", "", "127.0.0.1"), nil, "", "loopback address"},
-		"an account":                   {plain, here, ofAccount(at("n1", "default", "", here), "web"), nil, "", "may not set the annotation"},
+		"an account":                   {plain, here, ofAccount(at("n1", "default", "", here), "web"), nil, "", "may not set spec.serviceAccount"},
+		"an account in the spec":       {plain, here, withAccount(at("n1", "default", "", here), "web"), nil, "", "may not set spec.serviceAccount"},
+		"another account in the spec": {app, "10.0.0.9", withAccount(at("n1", "shop", "app=web", "10.0.0.9"), "other"), nil, "",
+			"of its own service account only"},
 		"an account that it has": {plain, here, ofAccount(at("n1", "default", "", here), "web"),
 			ofAccount(at("n1", "default", "", here), "web"), "", ""},
 

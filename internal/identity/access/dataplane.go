@@ -37,7 +37,8 @@ func (p *WritePolicy) allowNodesDataplane(ctx context.Context, w Write, node str
 		}
 	}
 	if accountOf(obj) != accountOf(old) && accountOf(obj) != "" {
-		return fmt.Errorf("node %s may not set the annotation %s: use a token of kind workload", node, meshv1alpha1.AnnotationServiceAccount)
+		return fmt.Errorf("node %s may not set spec.serviceAccount or the annotation %s: use a token of kind workload",
+			node, meshv1alpha1.AnnotationServiceAccount)
 	}
 	return p.allowAddresses(ctx, w, node, bounds)
 }
@@ -89,9 +90,13 @@ func present(all ...*meshv1alpha1.Dataplane) []*meshv1alpha1.Dataplane {
 	return slices.DeleteFunc(all, func(dp *meshv1alpha1.Dataplane) bool { return dp == nil })
 }
 
+// accountOf is the service account that a Dataplane names; empty: none.
 func accountOf(dp *meshv1alpha1.Dataplane) string {
 	if dp == nil {
 		return ""
+	}
+	if dp.Spec.ServiceAccount != "" {
+		return dp.Spec.ServiceAccount
 	}
 	return dp.Annotations[meshv1alpha1.AnnotationServiceAccount]
 }

@@ -46,6 +46,7 @@ const (
 	coordinationGroup = "coordination.k8s.io"
 	meshGroup         = "mesh.proxima.dev"
 	plannerGroup      = "planner.mesh.proxima.dev"
+	multiclusterGroup = "multicluster.x-k8s.io"
 )
 
 // Rules is the whole table. The caller owns the slice and shares the rest.
@@ -100,6 +101,10 @@ func Rules() []Rule {
 			Why: "workloads, zones and policies"},
 		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{plannerGroup}, Resources: []string{"trafficplans"},
 			Why: "the plans of the services that it may read; AllowWrite refuses every write but the planner's"},
+		{Group: identity.GroupNodes, Verbs: read, APIGroups: []string{multiclusterGroup}, Resources: []string{"*"},
+			Why: "services that zones export and import"},
+		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{meshGroup}, Resources: []string{"zoneingresses", "zoneegresses"}, OwnName: true,
+			Why: "the gateway that runs under the node's name"},
 		{Group: identity.GroupNodes, Verbs: write, APIGroups: []string{""}, Resources: []string{"nodes"}, OwnName: true,
 			Why: "the agent owns its Node"},
 		{

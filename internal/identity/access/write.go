@@ -79,6 +79,9 @@ func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
 	if w.Kind.Group == plannerGroup {
 		return fmt.Errorf("%s is written by the planner alone: change the annotations of its Service instead", w.Kind.Kind)
 	}
+	if slices.Contains(observed, w.Kind) {
+		return fmt.Errorf("%s is written by control planes alone", w.Kind.Kind)
+	}
 	if err := p.allowLoopback(w); err != nil {
 		return err
 	}
@@ -102,6 +105,15 @@ func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
 	return nil // the authorizer has decided
 }
 
+// observed are the kinds that hold what control planes found or computed.
+var observed = []schema.GroupKind{
+	{Group: meshGroup, Kind: "ZoneInsight"},
+	{Group: meshGroup, Kind: "ZoneIngressInsight"},
+	{Group: meshGroup, Kind: "ZoneEgressInsight"},
+	{Group: meshGroup, Kind: "DataplaneInsight"},
+	{Group: multiclusterGroup, Kind: "ServiceImport"},
+}
+
 func (p *WritePolicy) allowNode(ctx context.Context, w Write, node string) error {
 	switch w.Kind {
 	case schema.GroupKind{Kind: "Node"}:
@@ -118,10 +130,12 @@ func (p *WritePolicy) allowNode(ctx context.Context, w Write, node string) error
 		return ownName(node, w.Kind, w.Object, w.Old)
 	case schema.GroupKind{Group: meshGroup, Kind: "Dataplane"}:
 		return p.allowNodesDataplane(ctx, w, node)
+	case schema.GroupKind{Group: meshGroup, Kind: "ZoneIngress"}, schema.GroupKind{Group: meshGroup, Kind: "ZoneEgress"}:
+		return ownName(node, w.Kind, w.Object, w.Old)
 	case schema.GroupKind{Kind: "Event"}, schema.GroupKind{Group: "events.k8s.io", Kind: "Event"}:
 		return nil
 	}
-	return fmt.Errorf("node %s may not write %s: a node writes its own Node, Lease, Dataplanes and events", node, w.Kind)
+	return fmt.Errorf("node %s may not write %s: a node writes its own Node, Lease, Dataplanes, gateway and events", node, w.Kind)
 }
 
 func ownName(node string, kind schema.GroupKind, obj, old resource.Object) error {

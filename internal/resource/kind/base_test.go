@@ -118,6 +118,37 @@ spec:
     zones:
     - {name: a, endpoints: 1, demand: 0.6, reason: Region, to: [{zone: a, share: 0.9}, {zone: b, share: 0.1}]}
     - {name: b, endpoints: 1, demand: 0.4, reason: Home, to: [{zone: b, share: 1}]}`,
+	"Zone": `{metadata: {name: east}}`,
+	"ZoneInsight": `
+metadata: {name: east}
+status:
+  online: true
+  subscriptions: [{id: a, instance: global-0, version: 1.2.3, connectTime: "2026-01-02T03:04:05.000000Z"}]
+  types: [{type: mesh.proxima.dev/Mesh, direction: ToZone, objects: 2}, {type: mesh.proxima.dev/Mesh, direction: ToGlobal}]`,
+	"ZoneIngress": `
+metadata: {name: gateway-1}
+spec: {zone: east, address: 192.0.2.1, port: 10001, advertisedAddress: east.example.com, advertisedPort: 443}`,
+	"ZoneIngressInsight": `
+metadata: {name: gateway-1}
+status: {online: true, subscriptions: [{id: a, connectTime: "2026-01-02T03:04:05.000000Z"}]}`,
+	"ZoneEgress": `
+metadata: {name: gateway-2}
+spec: {address: 192.0.2.1, port: 10002}`,
+	"ZoneEgressInsight": `
+metadata: {name: gateway-2}
+status: {online: false}`,
+	"DataplaneInsight": `
+metadata: {name: web-1, namespace: shop}
+status:
+  online: true
+  certificate: {identity: "spiffe://default.mesh/ns/shop/sa/web", backend: own, generations: 3,
+    lastIssue: "2026-01-02T03:04:05Z", expiry: "2026-01-03T03:04:05Z"}`,
+	"ServiceExport": `
+metadata: {name: web, namespace: shop, annotations: {mesh.proxima.dev/to-zones: "west, north"}}
+spec: {exportedLabels: {team: shop}, exportedAnnotations: {docs: "https://example.com"}}`,
+	"ServiceImport": `
+metadata: {name: web, namespace: shop}
+spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}
 stringData: {tls.key: "1"}`,

@@ -30,6 +30,18 @@ func checkMeta(obj metav1.Object, old metav1.Object, namespaced bool, name valid
 	return errs
 }
 
+// checkMetaOf is checkMeta for a typed old object, which is nil on create.
+func checkMetaOf[T interface {
+	comparable
+	metav1.Object
+}](obj, old T, namespaced bool, name validation.ValidateNameFunc) field.ErrorList {
+	var missing T
+	if old == missing {
+		return checkMeta(obj, nil, namespaced, name)
+	}
+	return checkMeta(obj, old, namespaced, name)
+}
+
 // checkFinalizer requires names with a domain, except Kubernetes' own three.
 func checkFinalizer(path *field.Path, name string) field.ErrorList {
 	switch name {

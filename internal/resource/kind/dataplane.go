@@ -58,9 +58,10 @@ func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
 	return mesh.DefaultMesh
 }
 
-// DataplaneAccount is the service account of a Dataplane in its namespace.
+// DataplaneAccount is the service account of a Dataplane in its namespace: the one it
+// names, else the one that registered it, else the default.
 func DataplaneAccount(d *mesh.Dataplane) string {
-	return orElse(d.Annotations[mesh.AnnotationServiceAccount], mesh.DefaultServiceAccount)
+	return orElse(d.Spec.ServiceAccount, orElse(d.Annotations[mesh.AnnotationServiceAccount], mesh.DefaultServiceAccount))
 }
 
 // defaultDataplane takes the mesh from the Dataplane's own label. Without one

@@ -30,6 +30,9 @@ func validateDataplane(d, old *mesh.Dataplane) field.ErrorList {
 	if spec.NodeName != "" {
 		errs = append(errs, checkSubdomain(path.Child("nodeName"), spec.NodeName)...)
 	}
+	if spec.ServiceAccount != "" {
+		errs = append(errs, checkSubdomain(path.Child("serviceAccount"), spec.ServiceAccount)...)
+	}
 	errs = append(errs, checkDataplaneAddresses(path.Child("addresses"), spec.Addresses)...)
 	errs = append(errs, checkDataplanePorts(path.Child("ports"), spec.Ports)...)
 	if spec.Readiness != nil {

@@ -286,6 +286,8 @@ func TestFields(t *testing.T) {
 		"Dataplane":       {"spec.mesh": "", "spec.nodeName": ""},
 		"ExternalService": {"spec.mesh": ""},
 		"GlobalSecret":    {"type": "Opaque"},
+		"ZoneIngress":     {"spec.zone": "east"},
+		"ZoneEgress":      {"spec.zone": ""},
 		"Pod": {"spec.nodeName": "", "spec.restartPolicy": "Always", "spec.schedulerName": "default-scheduler",
 			"spec.serviceAccountName": "", "spec.hostNetwork": "false", "status.phase": "Pending", "status.podIP": "",
 			"status.podIPs": "", "status.nominatedNodeName": ""},

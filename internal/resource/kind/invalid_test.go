@@ -50,6 +50,39 @@ func TestInvalidOnCreate(t *testing.T) {
 		{"Service", `{metadata: {labels: {a: "b c"}}}`, "metadata.labels: Invalid value: a valid label must be…"},
 		{"Service", `{metadata: {annotations: {"a b": c}}}`, "metadata.annotations: Invalid value: name part must consist of…"},
 
+		// Zones and gateways
+		{"Zone", `{metadata: {name: global}}`, "metadata.name: Invalid value: is reserved: choose another name"},
+		{"Zone", `{metadata: {name: a.b}}`, "metadata.name: Invalid value: must not contain dots"},
+		{"ZoneInsight", `{status: {types: [{type: a, direction: Up}]}}`,
+			`status.types[0].direction: Unsupported value: supported values: "ToGlobal", "ToZone"`},
+		{"ZoneInsight", `{status: {types: [{type: a, direction: ToZone}, {type: a, direction: ToZone}]}}`, "status.types[1]: Duplicate value: "},
+		{"ZoneInsight", `{status: {subscriptions: [{connectTime: "2026-01-02T03:04:05.000000Z"}]}}`, "status.subscriptions[0].id: " + required},
+		{"ZoneIngressInsight", `{status: {subscriptions: [{id: a, connectTime: null}, {id: b, connectTime: null}, {id: c, connectTime: null}]}}`,
+			"status.subscriptions: Too many: must have at most 2 items"},
+		{"ZoneIngress", `{spec: {address: ""}}`, "spec.address: " + required},
+		{"ZoneIngress", `{spec: {address: east.example.com}}`, "spec.address: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"ZoneIngress", `{spec: {port: 0}}`, "spec.port: " + badPort},
+		{"ZoneIngress", `{spec: {advertisedAddress: 192.0.2.300}}`,
+			"spec.advertisedAddress: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"ZoneIngress", `{spec: {advertisedAddress: a_b}}`, "spec.advertisedAddress: " + badName},
+		{"ZoneIngress", `{spec: {advertisedPort: 70000}}`, "spec.advertisedPort: " + badPort},
+		{"ZoneEgress", `{spec: {address: 0.0.0.0}}`, "spec.address: Invalid value: may not be unspecified (0.0.0.0 or ::)"},
+		{"ZoneEgress", `{spec: {zone: A}}`, "spec.zone: " + badLabel},
+
+		// Exports and imports
+		{"ServiceExport", `{metadata: {annotations: {mesh.proxima.dev/to-zones: " "}}}`,
+			"metadata.annotations[mesh.proxima.dev/to-zones]: Invalid value: must name zones, separated by commas; " +
+				"remove the annotation to allow all zones"},
+		{"ServiceExport", `{metadata: {annotations: {mesh.proxima.dev/to-zones: "a,B"}}}`,
+			"metadata.annotations[mesh.proxima.dev/to-zones]: " + badLabel},
+		{"ServiceExport", `{spec: {exportedLabels: {a: "b c"}}}`, "spec.exportedLabels: Invalid value: a valid label must be…"},
+		{"ServiceImport", `{spec: {type: Magic}}`, `spec.type: Unsupported value: supported values: "ClusterSetIP", "Headless"`},
+		{"ServiceImport", `{spec: {ports: [{name: a, port: 80}, {name: b, port: 80}]}}`, "spec.ports[1]: Duplicate value: "},
+		{"ServiceImport", `{spec: {ips: [10.96.0.300]}}`,
+			"spec.ips[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
+		{"Mesh", `{spec: {routing: {export: Some}}}`, `spec.routing.export: Unsupported value: supported values: "All", "Exported"`},
+		{"Dataplane", `{spec: {serviceAccount: A}}`, "spec.serviceAccount: " + badName},
+
 		// Service
 		{"Service", `{metadata: {name: web.1}}`, "metadata.name: Invalid value: must not contain dots"},
 		{"Service", `{metadata: {name: -web}}`, "metadata.name: " + badLabel},

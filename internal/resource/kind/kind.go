@@ -44,6 +44,15 @@ func All() []*resource.Descriptor {
 		Mesh,
 		ExternalService,
 		GlobalSecret,
+		Zone,
+		ZoneInsight,
+		ZoneIngress,
+		ZoneIngressInsight,
+		ZoneEgress,
+		ZoneEgressInsight,
+		DataplaneInsight,
+		ServiceExport,
+		ServiceImport,
 	}
 }
 

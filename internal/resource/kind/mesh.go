@@ -75,6 +75,7 @@ func defaultMesh(m *mesh.Mesh) {
 		if r.ZoneEgress == nil {
 			r.ZoneEgress = new(false)
 		}
+		fill(&r.Export, mesh.ExportExported)
 	}
 }
 
@@ -90,6 +91,9 @@ func validateMesh(m, old *mesh.Mesh) field.ErrorList {
 	path := field.NewPath("spec", "mtls")
 	if m.Spec.MTLS != nil {
 		errs = append(errs, checkMTLS(path, m.Spec.MTLS)...)
+	}
+	if r := m.Spec.Routing; r != nil {
+		errs = append(errs, checkChoice(field.NewPath("spec", "routing", "export"), r.Export, mesh.ExportAll, mesh.ExportExported)...)
 	}
 	return append(errs, checkTrustDomain(path.Child("trustDomain"), m, old)...)
 }
