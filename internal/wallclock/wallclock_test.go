@@ -2,6 +2,7 @@ package wallclock_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,9 +29,9 @@ func TestWait(t *testing.T) {
 func TestWaitNoticesAClockThatJumped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		var slept time.Duration
-		now := func() time.Time { return time.Now().Add(slept) }
-		time.AfterFunc(30*time.Second, func() { slept = 5 * time.Hour })
+		var slept atomic.Int64 // ns
+		now := func() time.Time { return time.Now().Add(time.Duration(slept.Load())) }
+		time.AfterFunc(30*time.Second, func() { slept.Store(int64(5 * time.Hour)) })
 		if r := wallclock.Wait(t.Context(), begin.Add(4*time.Hour), time.Minute, now, nil); r != wallclock.Reached {
 			t.Errorf("reason %v", r)
 		}
