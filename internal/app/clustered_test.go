@@ -89,7 +89,9 @@ func startClustered(t *testing.T, s store.Store, cfg ControlPlaneConfig) *cluste
 	return c
 }
 
-func (c *clustered) leads() bool { return c.cp.others.ballots != nil && c.cp.others.ballots.Status().Leads }
+func (c *clustered) leads() bool {
+	return c.cp.others.ballots != nil && c.cp.others.ballots.Status().Leads
+}
 
 func secret(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string][]byte{"k": []byte(value)}}
