@@ -386,7 +386,7 @@ func (a *Authorities) openBuiltin(ctx context.Context, name string, old, next *r
 func (a *Authorities) newZoneSigner(ctx context.Context, name string, domain mesh.Domain, t rotation.Authority) (*zoneSigner, error) {
 	signer, err := authority.NewZoneSigner(ctx, authority.ZoneConfig{
 		Mesh: name, Domain: domain, Zone: a.config.Zone, Issuer: a.config.Intermediates(name, t),
-		Keeper: a.config.Records.Simple(intermediateName(name, t.ID, a.config.Zone)), Logger: a.config.Logger, Now: a.config.Now,
+		Keeper: a.config.Records.Simple(intermediateName(name, t.ID, a.config.Zone)), Renewed: a.Kick, Logger: a.config.Logger, Now: a.config.Now,
 	})
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -267,8 +268,8 @@ func TestBuiltin(t *testing.T) {
 	var ids []string
 	for range 2 { // with the same records
 		p := newPlane(t, r, nil)
+		p.write(m.DeepCopy()) // first: the leader deletes what is left of meshes that are gone
 		p.run(nobody, nil)
-		p.write(m.DeepCopy())
 		status := p.eventually("shop", "it issues", ready("Issuing"))
 		ids = append(ids, status.MTLS.Authorities[0].ID)
 		c, err := p.sign("shop")
@@ -281,6 +282,47 @@ func TestBuiltin(t *testing.T) {
 	}
 	if ids[0] != ids[1] {
 		t.Errorf("another root after a restart: %s", ids)
+	}
+}
+
+// gated issues as many intermediates as are left.
+type gated struct {
+	authority.IntermediateIssuer
+	left *atomic.Int64
+}
+
+func (g gated) IssueIntermediate(ctx context.Context, meshName string, csr []byte) (*authority.Intermediate, error) {
+	if g.left.Add(-1) < 0 {
+		return nil, errors.New("the key of the root is not there")
+	}
+	return g.IntermediateIssuer.IssueIntermediate(ctx, meshName, csr)
+}
+
+// TestIssuingIsTrue: no Mesh says that certificates are signed before they can be, and it
+// says so soon after.
+func TestIssuingIsTrue(t *testing.T) {
+	r := newRecords()
+	p := newPlane(t, r, nil)
+	var left atomic.Int64
+	left.Store(1) // of the check of a root before it is trusted
+	local := authorities.Local(r, "local", time.Now)
+	p.config.Intermediates = func(meshName string, a rotation.Authority) authority.IntermediateIssuer {
+		return gated{local(meshName, a), &left}
+	}
+	p.own = authorities.New(p.config)
+	p.run(nobody, nil)
+	p.write(newMesh("shop", enable("ca", v1alpha1.MeshCertificateBackend{Name: "ca"})))
+	status := p.eventually("shop", "it says why", ready("CannotSign"))
+	if c := status.Conditions[0]; c.Status != metav1.ConditionFalse || c.Message != "the key of the root is not there" {
+		t.Errorf("%s %q", c.Status, c.Message)
+	}
+	if _, err := p.sign("shop"); !errors.Is(err, authority.ErrCannotSign) {
+		t.Errorf("without an intermediate: %v", err)
+	}
+	left.Store(10)
+	p.eventually("shop", "it issues", ready("Issuing"))
+	if _, err := p.sign("shop"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -55,6 +55,20 @@ func (a *Authorities) builtin(ctx context.Context, r *running, meshName string, 
 	return z, z.Ensure(ctx)
 }
 
+// ensureIssuer returns why the authority that issues cannot sign here; nil if it can, or if
+// none issues. An intermediate that a built-in one needs is requested now if there is none:
+// agents ask for certificates as soon as they have the roots.
+func (r *running) ensureIssuer(ctx context.Context) error {
+	if r.state == nil || r.state.Issuer == rotation.None {
+		return nil
+	}
+	signer, err := r.signer(r.issuer())
+	if z, ok := signer.(*zoneSigner); ok {
+		err = z.Ensure(ctx)
+	}
+	return err
+}
+
 // forgetful keeps nothing.
 type forgetful struct{}
 

@@ -48,6 +48,8 @@ type progress struct {
 	rotation.Progress
 	// problem is why the mesh has not what it asks for; nil: it has, or is on the way.
 	problem error
+	// unable is why the authority that issues cannot sign; nil: it can, or none issues.
+	unable error
 }
 
 // NewLeader makes the leader of one term.
@@ -95,19 +97,30 @@ func (l *Leader) lead(ctx context.Context) {
 		p := progress{problem: r.wanted.problem}
 		if p.problem == nil {
 			p.Progress, p.problem = l.leadMesh(ctx, name, r)
+			p.unable = r.ensureIssuer(ctx)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		if old := l.progress[name]; p.problem != nil && (old.problem == nil || old.problem.Error() != p.problem.Error()) {
-			l.config.Logger.Warn("a mesh has not the authority that it asks for", "mesh", name, "error", p.problem)
-		}
+		l.logTrouble(name, p)
 		l.progress[name] = p
 		if err := l.writeStatus(ctx, r, p); err != nil && ctx.Err() == nil {
 			l.config.Logger.Warn("status of a mesh not written; it is tried again", "mesh", name, "error", err)
 		}
 	}
 	l.forget(ctx, all)
+}
+
+// logTrouble logs what is wrong with a mesh, once.
+func (l *Leader) logTrouble(name string, p progress) {
+	news := func(was, is error) bool { return is != nil && (was == nil || was.Error() != is.Error()) }
+	old := l.progress[name]
+	if news(old.problem, p.problem) {
+		l.config.Logger.Warn("a mesh has not the authority that it asks for", "mesh", name, "error", p.problem)
+	}
+	if news(old.unable, p.unable) {
+		l.config.Logger.Warn("the authority that issues in a mesh cannot sign", "mesh", name, "error", p.unable)
+	}
 }
 
 // driver of a mesh.

@@ -77,9 +77,11 @@ func certificatesReady(w *wanted, state rotation.State, p progress) metav1.Condi
 	switch {
 	case p.problem != nil:
 		c.Reason, c.Message = "CannotSign", p.problem.Error()
-		if issuing {
+		if issuing && p.unable == nil {
 			c.Message += "; the authority from before issues"
 		}
+	case p.unable != nil:
+		c.Reason, c.Message = "CannotSign", p.unable.Error()
 	case p.Blocked != nil:
 		c.Reason, c.Message = "CannotSign", p.Blocked.Error()
 	case len(p.Waiting) > 0:
@@ -92,7 +94,7 @@ func certificatesReady(w *wanted, state rotation.State, p progress) metav1.Condi
 	default:
 		c.Reason, c.Message = "Issuing", "backend "+w.enabled+" signs the certificates of workloads"
 	}
-	if issuing && p.problem == nil {
+	if issuing && p.problem == nil && p.unable == nil {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

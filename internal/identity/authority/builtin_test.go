@@ -138,6 +138,43 @@ func TestZoneBeforeGlobal(t *testing.T) {
 	})
 }
 
+// slow is an issuer that answers when it is told to.
+type slow struct {
+	*link
+	answer chan struct{}
+}
+
+func (s slow) IssueIntermediate(ctx context.Context, meshName string, csr []byte) (*authority.Intermediate, error) {
+	defer func() { <-s.answer }()
+	return s.link.IssueIntermediate(ctx, meshName, csr)
+}
+
+// TestZoneEnsure: whoever needs the first intermediate waits for the one that is on its
+// way, and asks for no other.
+func TestZoneEnsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slow{&link{to: newRoot(t, "shop").ForZone("east", time.Now)}, make(chan struct{})}
+		z, stop := startZone(t, l, &keeper{})
+		defer stop()
+		errs := make(chan error, 2)
+		go func() { errs <- z.Ensure(t.Context()) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		go func() { errs <- z.Ensure(ctx) }()
+		if err := <-errs; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("it waits longer than it may: %v", err)
+		}
+		close(l.answer)
+		if err := <-errs; err != nil || z.NotAfter().IsZero() {
+			t.Errorf("when it is here: %v", err)
+		}
+		synctest.Wait()
+		if l.count() != 1 {
+			t.Errorf("%d requests", l.count())
+		}
+	})
+}
+
 // TestZoneReplace: after a change of the root, the zone gets an intermediate of the new
 // one at once; an intermediate that is not on disk is never used.
 func TestZoneReplace(t *testing.T) {

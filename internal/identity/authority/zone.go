@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,15 +39,17 @@ type Keeper interface {
 	Save(ctx context.Context, record []byte) error
 }
 
-// ZoneConfig configures a ZoneSigner. All fields but Log and Now are required.
+// ZoneConfig configures a ZoneSigner. All fields but Renewed, Logger and Now are required.
 type ZoneConfig struct {
 	Mesh   string
 	Domain mesh.Domain
 	Zone   string
 	Issuer IntermediateIssuer
 	Keeper Keeper
-	Logger *slog.Logger     // nil: silence
-	Now    func() time.Time // nil: time.Now
+	// Renewed is called after another intermediate is in use; it must not block. nil: nobody.
+	Renewed func()
+	Logger  *slog.Logger     // nil: silence
+	Now     func() time.Time // nil: time.Now
 }
 
 // ZoneSigner is the built-in authority of a mesh in one zone: it signs leaves with an
@@ -58,6 +59,7 @@ type ZoneSigner struct {
 	config  ZoneConfig
 	current atomic.Pointer[zoneAuthority]
 	replace chan struct{}
+	renewal chan struct{} // has a value while a renewal is under way
 }
 
 // zoneAuthority is a key with its intermediate. Immutable.
@@ -86,7 +88,10 @@ func NewZoneSigner(ctx context.Context, c ZoneConfig) (*ZoneSigner, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	z := &ZoneSigner{config: c, replace: make(chan struct{}, 1)}
+	if c.Renewed == nil {
+		c.Renewed = func() {}
+	}
+	z := &ZoneSigner{config: c, replace: make(chan struct{}, 1), renewal: make(chan struct{}, 1)}
 	data, err := c.Keeper.Load(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("load the intermediate of mesh %s: %w", c.Mesh, err)
@@ -114,7 +119,7 @@ func (z *ZoneSigner) Sign(_ context.Context, r Request) ([]*x509.Certificate, er
 	}
 	a := z.current.Load()
 	if a == nil {
-		return fail(fmt.Errorf("%w: global has not issued an intermediate to this zone yet", ErrCannotSign))
+		return fail(fmt.Errorf("%w: no intermediate has been issued to this zone yet", ErrCannotSign))
 	}
 	if r.ID.Domain() != z.config.Domain {
 		return fail(fmt.Errorf("the authority is of trust domain %s", z.config.Domain))
@@ -138,12 +143,14 @@ func (z *ZoneSigner) Roots() []*x509.Certificate {
 }
 
 // Ensure gets an intermediate now if there is none that holds, so that the first one need
-// not be waited for. Run renews it.
+// not be waited for. Run renews it. It blocks for 30 s at most, and as long before that as a
+// renewal is under way.
 func (z *ZoneSigner) Ensure(ctx context.Context) error {
-	if z.config.Now().Before(z.NotAfter()) {
+	none := func() bool { return !z.config.Now().Before(z.NotAfter()) }
+	if !none() {
 		return nil
 	}
-	return z.renew(ctx)
+	return z.renewIf(ctx, none)
 }
 
 // NotAfter is when the intermediate runs out; zero: there is none.
@@ -166,8 +173,13 @@ func (z *ZoneSigner) Replace() {
 // Run keeps the intermediate fresh until ctx ends, and returns nil then.
 func (z *ZoneSigner) Run(ctx context.Context) error {
 	pause := backoff.Backoff{Policy: backoff.Policy{First: retryFirst, Last: retryLast, Jitter: 0.5}}
-	for z.wait(ctx, z.due()) {
-		err := z.renew(ctx)
+	for {
+		why := wallclock.Wait(ctx, z.due(), clockCheck, z.config.Now, z.replace)
+		if why == wallclock.Ended {
+			return nil
+		}
+		due := func() bool { return why == wallclock.Woken || !z.config.Now().Before(z.due()) }
+		err := z.renewIf(ctx, due)
 		for err != nil && ctx.Err() == nil {
 			delay := pause.Next()
 			z.config.Logger.Warn("no intermediate from global; the zone signs on with the one that it has",
@@ -175,26 +187,34 @@ func (z *ZoneSigner) Run(ctx context.Context) error {
 			if !backoff.Sleep(ctx, delay) {
 				return nil
 			}
-			err = z.renew(ctx)
+			err = z.renewIf(ctx, due)
 		}
 		pause.Reset()
 	}
-	return nil
 }
 
-// due is when the intermediate is to be renewed.
+// due is when the intermediate is to be renewed; zero: there is none, so at once.
 func (z *ZoneSigner) due() time.Time {
 	a := z.current.Load()
 	if a == nil {
-		return z.config.Now()
+		return time.Time{}
 	}
 	c := a.chain[0]
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
 }
 
-// wait by the wall clock, or until Replace; false: ctx ended.
-func (z *ZoneSigner) wait(ctx context.Context, at time.Time) bool {
-	return wallclock.Wait(ctx, at, clockCheck, z.config.Now, z.replace) != wallclock.Ended
+// renewIf renews if it is due once no other renewal is under way.
+func (z *ZoneSigner) renewIf(ctx context.Context, due func() bool) error {
+	select {
+	case z.renewal <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-z.renewal }()
+	if !due() {
+		return nil
+	}
+	return z.renew(ctx)
 }
 
 // renew gets an intermediate for a new key, keeps it, and signs with it from then on.
@@ -227,6 +247,7 @@ func (z *ZoneSigner) renew(ctx context.Context) error {
 	z.current.Store(a)
 	z.config.Logger.Info("intermediate issued", "mesh", z.config.Mesh, "authority", ID(a.chain[0]),
 		"root", ID(a.roots[0]), "runsOut", a.chain[0].NotAfter)
+	z.config.Renewed()
 	return nil
 }
 
@@ -251,39 +272,4 @@ func (a *zoneAuthority) check(c ZoneConfig, now time.Time) error {
 	probed.config.Now = func() time.Time { return now }
 	probed.current.Store(a)
 	return probe(context.Background(), probed, c.Domain, now)
-}
-
-// zoneRecord is a zoneAuthority as it is kept. It has the key in it.
-type zoneRecord struct {
-	Version int    `json:"version"`
-	Mesh    string `json:"mesh"`
-	Zone    string `json:"zone"`
-	Chain   string `json:"chain"`
-	Roots   string `json:"roots"`
-	Key     string `json:"key"`
-}
-
-func (a *zoneAuthority) record(c ZoneConfig) ([]byte, error) {
-	key, err := certpem.EncodeKey(a.key)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(zoneRecord{recordVersion, c.Mesh, c.Zone,
-		string(certpem.EncodeCertificates(a.chain...)), string(certpem.EncodeCertificates(a.roots...)), string(key)})
-}
-
-func loadZoneAuthority(data []byte, domain mesh.Domain) (*zoneAuthority, error) {
-	var rec zoneRecord
-	if err := json.Unmarshal(data, &rec); err != nil || rec.Version != recordVersion {
-		return nil, errors.New("not the record of an intermediate of this version")
-	}
-	chain, key, err := parsePair([]byte(rec.Chain), []byte(rec.Key))
-	if err != nil {
-		return nil, err
-	}
-	roots, err := certpem.ParseCertificates([]byte(rec.Roots))
-	if err != nil {
-		return nil, fmt.Errorf("roots: %w", err)
-	}
-	return &zoneAuthority{chain: chain, roots: roots, key: key}, checkConstraints(chain[0], domain)
 }
