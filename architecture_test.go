@@ -89,6 +89,7 @@ var layers = map[string]layer{
 	"internal/controller/ipam":          core,
 	"internal/controller/loop":          core,
 	"internal/controller/mirroring":     core,
+	"internal/controller/multicluster":  core,
 	"internal/controller/namespace":     core,
 	"internal/controller/nodename":      core,
 	"internal/controller/sliceset":      core,

@@ -13,7 +13,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
+	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -61,6 +63,8 @@ func (c *controllers) components() []component {
 		{Name: "pod garbage collector", Scope: leader, Run: c.runPods},
 		{Name: "health controller", Scope: leader, Run: c.runLeases},
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
+		{Name: "export controller", Scope: leader, Run: c.runExports},
+		{Name: "import controller", Scope: leader, Run: c.runImports},
 	}
 }
 
@@ -145,6 +149,22 @@ func (c *controllers) runRepair(ctx context.Context) error {
 		Client: c.client, Services: kind.Service, IPAddresses: kind.IPAddress, ServiceCIDRs: kind.ServiceCIDR,
 		Logger: c.log.With("component", "addresses"),
 	}).Run(ctx)
+}
+
+// runExports keeps what this zone exports.
+func (c *controllers) runExports(ctx context.Context) error {
+	return multicluster.NewExports(c.multicluster("exports")).Run(ctx)
+}
+
+// runImports keeps what all zones export to this one.
+func (c *controllers) runImports(ctx context.Context) error {
+	return multicluster.NewImports(c.multicluster("imports")).Run(ctx)
+}
+
+func (c *controllers) multicluster(component string) multicluster.Config {
+	return multicluster.Config{
+		Client: c.client, Catalog: c.instance.catalog, Site: string(locality.Local), Logger: c.log.With("component", component),
+	}
 }
 
 // plans is the planner of the present term, or one that only reads.

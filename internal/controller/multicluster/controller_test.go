@@ -1,0 +1,202 @@
+package multicluster_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is both controllers at work on a client, inside a bubble of fake time.
+type rig struct {
+	t      *testing.T
+	client *resourcetest.Client
+}
+
+func newRig(t *testing.T, objects ...resource.Object) *rig {
+	r := &rig{t: t, client: resourcetest.New(kind.All()...)}
+	r.client.Seed(objects...)
+	tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
+	cfg := multicluster.Config{Client: r.client, Catalog: tables, Site: "here"}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{}, 3)
+	for _, run := range []func(context.Context) error{
+		tables.Run, multicluster.NewExports(cfg).Run, multicluster.NewImports(cfg).Run,
+	} {
+		go func() { _ = run(ctx); done <- struct{}{} }()
+	}
+	t.Cleanup(func() { cancel(); <-done; <-done; <-done })
+	r.settle()
+	return r
+}
+
+func (r *rig) settle() { time.Sleep(time.Second); synctest.Wait() }
+
+func get[T resource.Object](r *rig, d *resource.Descriptor, key resource.Key) (out T) {
+	r.t.Helper()
+	object, err := r.client.Get(r.t.Context(), d, key)
+	if apierrors.IsNotFound(err) {
+		return out
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return object.(T)
+}
+
+func (r *rig) derived() *corev1.Service {
+	return get[*corev1.Service](r, kind.Service, resource.Key{Namespace: "shop", Name: multicluster.DerivedName(web)})
+}
+
+func (r *rig) imported() *mcs.ServiceImport {
+	return get[*mcs.ServiceImport](r, kind.ServiceImport, web)
+}
+
+func (r *rig) delete(d *resource.Descriptor, key resource.Key) {
+	r.t.Helper()
+	if err := r.client.Delete(r.t.Context(), d, key, resource.Preconditions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.settle()
+}
+
+// TestExportIsImported: what is exported here or elsewhere has an import and a Service with
+// its virtual IP, for as long as anybody exports it.
+func TestExportIsImported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, namespace("default"), service(), slice("10.0.0.1"), export("", 1))
+		own := get[*mcs.ServiceExport](r, kind.ServiceExport, web)
+		if own.Status.Available == nil || own.Status.Available.Instances != 1 || own.Status.Available.Zone != "here" {
+			t.Fatalf("export: %+v", own.Status)
+		}
+		derived := r.derived()
+		if derived == nil || r.imported() == nil {
+			t.Fatal("nothing is imported")
+		}
+		derived.Spec.ClusterIP, derived.Spec.ClusterIPs = "10.96.0.9", []string{"10.96.0.9", "fd00::9"}
+		r.client.Seed(derived) // the API would have allocated them
+		r.settle()
+		if diff := cmp.Diff([]string{"10.96.0.9", "fd00::9"}, r.imported().Spec.IPs); diff != "" {
+			t.Errorf("virtual IPs: %s", diff)
+		}
+
+		r.client.Seed(slice("10.0.0.1", "10.0.0.2"))
+		r.client.Seed(export("west", 2))
+		r.settle()
+		if got := r.imported().Status.Clusters; len(got) != 2 {
+			t.Errorf("zones: %v", got)
+		}
+		r.delete(kind.ServiceExport, web)
+		if got := r.imported().Status.Clusters; len(got) != 1 || got[0].Cluster != "west" {
+			t.Errorf("zones without this one: %v", got)
+		}
+		if got := r.derived().Spec.Selector; len(got) > 0 {
+			t.Errorf("still selects %v", got)
+		}
+		r.delete(kind.ServiceExport, resource.Key{Namespace: "proxima-system", Name: "web-west"})
+		if r.imported() != nil || r.derived() != nil {
+			t.Error("imported without an export")
+		}
+	})
+}
+
+// TestOrphansGo: what nobody exports any more goes when a leader begins.
+func TestOrphansGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		orphan := service(func(s *corev1.Service) {
+			s.Name = multicluster.DerivedName(web)
+			s.Labels = map[string]string{multicluster.LabelManagedBy: "multicluster", mcs.LabelServiceName: "web"}
+		})
+		r := newRig(t, namespace("default"), orphan)
+		if r.derived() != nil {
+			t.Error("the derived service stayed")
+		}
+	})
+}
+
+// TestTypeChanges: a Service cannot lose its virtual IP, so it is made anew.
+func TestTypeChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, namespace("default"), export("west", 2))
+		was := r.derived()
+		if was == nil {
+			t.Fatal("nothing is imported")
+		}
+		r.client.Seed(export("west", 2, func(e *mcs.ServiceExport) { e.Status.Available.Type = mcs.Headless }))
+		r.settle()
+		is := r.derived()
+		if is == nil || is.UID == was.UID || is.Spec.ClusterIP != corev1.ClusterIPNone || r.imported().Spec.Type != mcs.Headless {
+			t.Errorf("got %+v", is)
+		}
+	})
+}
+
+// TestNamespaceAppears: an import waits for its namespace, as sameness of namespaces is what
+// the API is based on.
+func TestNamespaceAppears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, export("west", 2))
+		if r.imported() != nil {
+			t.Fatal("imported without the namespace")
+		}
+		r.client.Seed(namespace("default"))
+		r.settle()
+		if r.imported() == nil {
+			t.Error("not imported when the namespace was there")
+		}
+	})
+}
+
+// TestEndpointsOfOthers: slices of a Service without a selector serve its import, too.
+func TestEndpointsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, namespace("default"), service(func(s *corev1.Service) { s.Spec.Selector = nil }), slice("10.0.0.1"), export("", 1))
+		addresses := func() (out []string) {
+			for _, s := range r.slices(multicluster.DerivedName(web)) {
+				for _, e := range s.Endpoints {
+					out = append(out, e.Addresses...)
+				}
+			}
+			return out
+		}
+		if diff := cmp.Diff([]string{"10.0.0.1"}, addresses()); diff != "" {
+			t.Error(diff)
+		}
+		changed := slice("10.0.0.1", "10.0.0.2")
+		changed.Name = "web-10.0.0.1"
+		r.client.Seed(changed)
+		r.settle()
+		if diff := cmp.Diff([]string{"10.0.0.1", "10.0.0.2"}, addresses()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func (r *rig) slices(service string) (out []*discoveryv1.EndpointSlice) {
+	r.t.Helper()
+	all, _, err := r.client.List(r.t.Context(), kind.EndpointSlice, resource.ListOptions{Namespace: "shop"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, object := range all {
+		if s := object.(*discoveryv1.EndpointSlice); s.Labels[discoveryv1.LabelServiceName] == service {
+			out = append(out, s)
+		}
+	}
+	return out
+}

@@ -1,0 +1,175 @@
+package multicluster
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// Reasons of the conditions Valid and Ready, as the Multi-Cluster Services API has them.
+const (
+	ReasonValid              = "Valid"
+	ReasonNoService          = "NoService"
+	ReasonInvalidServiceType = "InvalidServiceType"
+	ReasonExported           = "Exported"
+	ReasonPending            = "Pending"
+)
+
+// ExportInput is what there is of one name. ReconcileExport changes none of it.
+type ExportInput struct {
+	Key  resource.Key
+	Site string
+	// Export of this zone, its Service, their namespace, and the Mesh of that; nil: there is
+	// none.
+	Export    *mcs.ServiceExport
+	Service   *corev1.Service
+	Namespace *corev1.Namespace
+	Mesh      *meshv1alpha1.Mesh
+	// Slices of the Service.
+	Slices []*discoveryv1.EndpointSlice
+	// Others are the exports of the same name of other zones.
+	Others []*mcs.ServiceExport
+	// Now is the time of changed conditions.
+	Now metav1.Time
+}
+
+// ExportPlan is what has to be written. At most one field is set.
+type ExportPlan struct {
+	Create *mcs.ServiceExport
+	// Delete the export: nobody asks for it any more.
+	Delete bool
+	// Status is the export with another status.
+	Status *mcs.ServiceExport
+}
+
+// ReconcileExport compares what this zone exports under a name with its Service. In a mesh
+// that exports all Services it creates their exports, and deletes only what it created.
+func ReconcileExport(in ExportInput) ExportPlan {
+	all := in.Mesh != nil && in.Mesh.Spec.Routing != nil && in.Mesh.Spec.Routing.Export == meshv1alpha1.ExportAll
+	wanted := all && exportedByDefault(in.Key, in.Service) && in.Namespace != nil && in.Namespace.DeletionTimestamp.IsZero()
+	switch {
+	case in.Export == nil && wanted:
+		return ExportPlan{Create: &mcs.ServiceExport{ObjectMeta: metav1.ObjectMeta{
+			Namespace: in.Key.Namespace, Name: in.Key.Name, Labels: map[string]string{LabelManagedBy: managedBy},
+		}}}
+	case in.Export == nil || !in.Export.DeletionTimestamp.IsZero():
+		return ExportPlan{}
+	case owned(in.Export.Labels) && !wanted:
+		return ExportPlan{Delete: true}
+	}
+	next := in.Export.DeepCopy()
+	next.Status.Available = available(in)
+	in.setConditions(next)
+	if equality.Semantic.DeepEqual(next.Status, in.Export.Status) {
+		return ExportPlan{}
+	}
+	return ExportPlan{Status: next}
+}
+
+// exportedByDefault: what belongs to the control plane itself, and what is an import, is not
+// exported with a whole mesh.
+func exportedByDefault(key resource.Key, s *corev1.Service) bool {
+	if s == nil || !s.DeletionTimestamp.IsZero() || s.Spec.Type == corev1.ServiceTypeExternalName || IsDerived(s) {
+		return false
+	}
+	switch key.Namespace {
+	case metav1.NamespaceSystem, systemNamespace:
+		return false
+	}
+	return key != resource.Key{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
+}
+
+// systemNamespace has the control plane's own objects.
+const systemNamespace = "proxima-system"
+
+// available is what the zone offers; nil: nothing.
+func available(in ExportInput) *mcs.AvailableService {
+	s := in.Service
+	if s == nil || s.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	a := &mcs.AvailableService{
+		Mesh: meshOf(in.Namespace), Zone: in.Site, ExportTime: in.Export.CreationTimestamp, Type: mcs.ClusterSetIP,
+		Ports: portsOf(s), SessionAffinity: s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
+		Instances: Instances(in.Slices), ToZones: kind.ExportZones(in.Export),
+	}
+	if s.Spec.ClusterIP == corev1.ClusterIPNone {
+		a.Type = mcs.Headless
+	}
+	return a
+}
+
+func meshOf(ns *corev1.Namespace) string {
+	if ns == nil {
+		return meshv1alpha1.DefaultMesh
+	}
+	return kind.MeshOf(ns.Labels)
+}
+
+// Instances counts the endpoints that are ready: those of the family that has more, as a
+// workload has an address of each. Loopback addresses do not count, as nothing reaches them
+// from another machine.
+func Instances(all []*discoveryv1.EndpointSlice) int32 {
+	families := map[discoveryv1.AddressType]map[string]struct{}{}
+	for _, s := range all {
+		for _, e := range s.Endpoints {
+			if len(e.Addresses) == 0 || e.Conditions.Ready != nil && !*e.Conditions.Ready || isLoopback(e.Addresses[0]) {
+				continue
+			}
+			if families[s.AddressType] == nil {
+				families[s.AddressType] = map[string]struct{}{}
+			}
+			families[s.AddressType][e.Addresses[0]] = struct{}{}
+		}
+	}
+	most := 0
+	for _, f := range families {
+		most = max(most, len(f))
+	}
+	return int32(most)
+}
+
+func isLoopback(address string) bool {
+	a, err := netip.ParseAddr(address)
+	return err == nil && a.IsLoopback()
+}
+
+func (in ExportInput) setConditions(e *mcs.ServiceExport) {
+	set := func(name string, is metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&e.Status.Conditions, metav1.Condition{
+			Type: name, Status: is, Reason: reason, Message: message, LastTransitionTime: in.Now, ObservedGeneration: e.Generation,
+		})
+	}
+	switch s := in.Service; {
+	case s == nil:
+		set(mcs.ServiceExportValid, metav1.ConditionFalse, ReasonNoService, "there is no Service of this name in the namespace")
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		set(mcs.ServiceExportValid, metav1.ConditionFalse, ReasonInvalidServiceType, "a Service of type ExternalName has nothing to export")
+	default:
+		set(mcs.ServiceExportValid, metav1.ConditionTrue, ReasonValid, "")
+	}
+	if e.Status.Available == nil {
+		set(mcs.ServiceExportReady, metav1.ConditionFalse, ReasonPending, "nothing is exported: see the condition Valid")
+		meta.RemoveStatusCondition(&e.Status.Conditions, mcs.ServiceExportConflict)
+		return
+	}
+	set(mcs.ServiceExportReady, metav1.ConditionTrue, ReasonExported, "")
+	// This zone's own offer counts as it will be.
+	offers := OffersOf(in.Site, e.Status.Available.Mesh, append(slices.Clone(in.Others), e))
+	if conflicts := Merge(offers).Conflicts; len(conflicts) > 0 {
+		reason, message := describe(conflicts)
+		set(mcs.ServiceExportConflict, metav1.ConditionTrue, reason, message)
+		return
+	}
+	set(mcs.ServiceExportConflict, metav1.ConditionFalse, ReasonNoConflicts, "")
+}

@@ -1,0 +1,160 @@
+package multicluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// Config of Exports and of Imports. Client, Catalog and Site are required.
+type Config struct {
+	// Client to write with.
+	Client resource.Client
+	// Catalog to read from.
+	Catalog *catalog.Catalog
+	// Site is the name of this zone.
+	Site string
+	// Workers is how many names are worked on at the same time; 0: 4.
+	Workers int
+	// Window is how long a name is left alone after a write, so that a burst of changes
+	// shares the next one; 0: loop.DefaultWindow, negative: none.
+	Window time.Duration
+	// Clock; nil: the real one.
+	Clock clock.WithTicker
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+func (c *Config) complete() {
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func (c *Config) loop(what string, sync func(context.Context, resource.Key) error) *loop.Loop {
+	return loop.New(loop.Config{What: what, Sync: sync, Workers: c.Workers, Window: c.Window, Clock: c.Clock, Logger: c.Logger})
+}
+
+// Exports keeps the statuses of this zone's ServiceExports. Make it with NewExports.
+type Exports struct {
+	Config
+	loop *loop.Loop
+}
+
+// NewExports makes the controller; Run starts it.
+func NewExports(config Config) *Exports {
+	e := &Exports{Config: config}
+	e.complete()
+	e.loop = e.Config.loop("export", e.sync)
+	return e
+}
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (e *Exports) Run(ctx context.Context) error {
+	return e.loop.Run(ctx, e.Catalog, e.dispatch,
+		catalog.ServiceExports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.Meshes)
+}
+
+// dispatch queues the names that a delta concerns. Slices concern only what is exported.
+func (e *Exports) dispatch(d catalog.Delta) {
+	for _, change := range d.ServiceExports {
+		if change.Old != nil {
+			e.loop.Add(catalog.ExportedService(change.Old))
+		}
+		if change.New != nil {
+			e.loop.Add(catalog.ExportedService(change.New))
+		}
+	}
+	for _, change := range d.Services {
+		e.loop.Add(change.Key)
+	}
+	for _, change := range d.Slices {
+		for _, slice := range []*discoveryv1.EndpointSlice{change.Old, change.New} {
+			if slice == nil {
+				continue
+			}
+			if key := serviceOf(slice); isExported(d.After, key) {
+				e.loop.Add(key)
+			}
+		}
+	}
+	namespaces := map[string]bool{}
+	for _, change := range d.Namespaces {
+		namespaces[change.Key.Name] = true
+	}
+	if len(namespaces) == 0 && len(d.Meshes) == 0 {
+		return
+	}
+	for key := range d.After.Services.All() {
+		if len(d.Meshes) > 0 || namespaces[key.Namespace] {
+			e.loop.Add(key)
+		}
+	}
+}
+
+func isExported(s *catalog.Snapshot, key resource.Key) bool {
+	_, ok := s.ServiceExports.Get(key)
+	return ok
+}
+
+// sync brings the export of one name to what it should be.
+func (e *Exports) sync(ctx context.Context, key resource.Key) error {
+	plan := ReconcileExport(e.input(e.Catalog.Snapshot(), key))
+	var err error
+	switch {
+	case plan.Create != nil:
+		e.loop.Writes(key)
+		_, err = e.Client.Create(ctx, kind.ServiceExport, plan.Create)
+	case plan.Delete:
+		err = e.Client.Delete(ctx, kind.ServiceExport, key, resource.Preconditions{})
+	case plan.Status != nil:
+		e.loop.Writes(key)
+		_, err = e.Client.UpdateStatus(ctx, kind.ServiceExport, plan.Status)
+	}
+	return outcome("write export "+key.String(), err)
+}
+
+func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
+	in := ExportInput{Key: key, Site: e.Site, Now: metav1.NewTime(e.Clock.Now())}
+	in.Service, _ = s.Services.Get(key)
+	in.Namespace, _ = s.Namespaces.Get(catalog.Key{Name: key.Namespace})
+	in.Mesh, _ = s.Meshes.Get(catalog.Key{Name: meshOf(in.Namespace)})
+	for _, slice := range s.SlicesOf(key) {
+		in.Slices = append(in.Slices, slice)
+	}
+	for _, export := range s.ExportsOf(key) {
+		if export.Labels[meshv1alpha1.LabelZone] != "" {
+			in.Others = append(in.Others, export)
+		} else {
+			in.Export = export
+		}
+	}
+	return in
+}
+
+// outcome tells apart what the next delta mends, what is no error, and what is one.
+func outcome(what string, err error) error {
+	switch {
+	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return loop.ErrStale // another writer was first; what it wrote is on its way
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

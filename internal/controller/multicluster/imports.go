@@ -1,0 +1,245 @@
+package multicluster
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// Imports keeps the ServiceImports of a zone and their derived Services. Make it with
+// NewImports.
+type Imports struct {
+	Config
+	loop *loop.Loop
+}
+
+// NewImports makes the controller; Run starts it.
+func NewImports(config Config) *Imports {
+	i := &Imports{Config: config}
+	i.complete()
+	i.loop = i.Config.loop("import", i.sync)
+	return i
+}
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (i *Imports) Run(ctx context.Context) error {
+	return i.loop.Run(ctx, i.Catalog, i.dispatch,
+		catalog.ServiceExports, catalog.ServiceImports, catalog.Services, catalog.Slices, catalog.Namespaces)
+}
+
+// dispatch queues the names that a delta concerns.
+func (i *Imports) dispatch(d catalog.Delta) {
+	for _, change := range d.ServiceExports {
+		if change.Old != nil {
+			i.loop.Add(catalog.ExportedService(change.Old))
+		}
+		if change.New != nil {
+			i.loop.Add(catalog.ExportedService(change.New))
+		}
+	}
+	for _, change := range d.ServiceImports {
+		i.loop.Add(change.Key)
+	}
+	for _, change := range d.Services {
+		i.addService(d.After, change.Old)
+		i.addService(d.After, change.New)
+	}
+	for _, change := range d.Slices {
+		i.addSlice(d.After, change.Old)
+		i.addSlice(d.After, change.New)
+	}
+	for _, change := range d.Namespaces {
+		for _, export := range d.After.ServiceExports.All() {
+			if key := catalog.ExportedService(export); key.Namespace == change.Key.Name {
+				i.loop.Add(key)
+			}
+		}
+	}
+}
+
+func (i *Imports) addService(s *catalog.Snapshot, service *corev1.Service) {
+	switch {
+	case service == nil:
+	case IsDerived(service):
+		i.loop.Add(resource.Key{Namespace: service.Namespace, Name: service.Labels[mcs.LabelServiceName]})
+	case isExported(s, resource.KeyOf(service)):
+		i.loop.Add(resource.KeyOf(service))
+	}
+}
+
+// addSlice queues the names whose slices are copied: see ReconcileSlices.
+func (i *Imports) addSlice(s *catalog.Snapshot, slice *discoveryv1.EndpointSlice) {
+	if slice == nil {
+		return
+	}
+	key := serviceOf(slice)
+	service, ok := s.Services.Get(key)
+	switch {
+	case !ok:
+	case IsDerived(service) && copied(slice):
+		i.addService(s, service)
+	case len(service.Spec.Selector) == 0 && isExported(s, key):
+		i.loop.Add(key)
+	}
+}
+
+// sync brings what one name has to what it should be.
+func (i *Imports) sync(ctx context.Context, key resource.Key) error {
+	s := i.Catalog.Snapshot()
+	in := i.input(s, key)
+	plan := ReconcileImport(in)
+	if plan.Import == nil {
+		return i.remove(ctx, in)
+	}
+	if in.Derived != nil && headless(in.Derived) != (plan.Import.Spec.Type == mcs.Headless) {
+		// Virtual IPs cannot be added to a Service, or taken from it.
+		if err := i.Client.Delete(ctx, kind.Service, resource.KeyOf(in.Derived), resource.Preconditions{UID: in.Derived.UID}); err != nil {
+			return outcome("delete service of import "+key.String(), err)
+		}
+		return loop.ErrStale
+	}
+	derived, err := i.writeService(ctx, key, in, plan)
+	if err != nil || derived == nil {
+		return err
+	}
+	if err := i.writeImport(ctx, key, in, WithIPs(plan.Import, derived)); err != nil {
+		return err
+	}
+	return i.writeSlices(ctx, s, key, in, derived)
+}
+
+func headless(s *corev1.Service) bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
+
+func (i *Imports) input(s *catalog.Snapshot, key resource.Key) ImportInput {
+	in := ImportInput{Key: key, Site: i.Site}
+	in.Namespace, _ = s.Namespaces.Get(catalog.Key{Name: key.Namespace})
+	in.Local, _ = s.Services.Get(key)
+	in.Import, _ = s.ServiceImports.Get(key)
+	if derived, ok := s.Services.Get(resource.Key{Namespace: key.Namespace, Name: DerivedName(key)}); ok && IsDerived(derived) {
+		in.Derived = derived
+	}
+	for _, export := range s.ExportsOf(key) {
+		in.Exports = append(in.Exports, export)
+	}
+	return in
+}
+
+// remove deletes the import before its Service, so that no name leads to an address that
+// is free.
+func (i *Imports) remove(ctx context.Context, in ImportInput) error {
+	if in.Import != nil && owned(in.Import.Labels) {
+		err := i.Client.Delete(ctx, kind.ServiceImport, in.Key, resource.Preconditions{UID: in.Import.UID})
+		if err := outcome("delete import "+in.Key.String(), err); err != nil {
+			return err
+		}
+	}
+	if in.Derived == nil {
+		i.loop.Forget(in.Key)
+		return nil
+	}
+	err := i.Client.Delete(ctx, kind.Service, resource.KeyOf(in.Derived), resource.Preconditions{UID: in.Derived.UID})
+	return outcome("delete service of import "+in.Key.String(), err)
+}
+
+// writeService creates or updates the derived Service. It returns nil where nothing can be
+// created, as in a namespace that is being deleted.
+func (i *Imports) writeService(ctx context.Context, key resource.Key, in ImportInput, plan ImportPlan) (*corev1.Service, error) {
+	if plan.Derived == in.Derived {
+		return in.Derived, nil
+	}
+	i.loop.Writes(key)
+	write := i.Client.Update
+	if in.Derived == nil {
+		write = i.Client.Create
+	}
+	written, err := write(ctx, kind.Service, plan.Derived)
+	if err != nil {
+		return nil, outcome("write service of import "+key.String(), err)
+	}
+	return written.(*corev1.Service), nil
+}
+
+func (i *Imports) writeImport(ctx context.Context, key resource.Key, in ImportInput, next *mcs.ServiceImport) error {
+	what := "write import " + key.String()
+	status := next.Status
+	if in.Import == nil {
+		i.loop.Writes(key)
+		made, err := i.Client.Create(ctx, kind.ServiceImport, next)
+		if err != nil {
+			return outcome(what, err)
+		}
+		next = made.(*mcs.ServiceImport)
+	} else if !sameImport(in.Import, next) {
+		i.loop.Writes(key)
+		made, err := i.Client.Update(ctx, kind.ServiceImport, next)
+		if err != nil {
+			return outcome(what, err)
+		}
+		next = made.(*mcs.ServiceImport)
+	}
+	if equality.Semantic.DeepEqual(next.Status, status) && (in.Import == nil || equality.Semantic.DeepEqual(in.Import.Status, status)) {
+		return nil
+	}
+	next.Status = status
+	_, err := i.Client.UpdateStatus(ctx, kind.ServiceImport, next)
+	return outcome(what, err)
+}
+
+func sameImport(a, b *mcs.ServiceImport) bool {
+	return equality.Semantic.DeepEqual(a.Spec, b.Spec) && equality.Semantic.DeepEqual(a.Labels, b.Labels) &&
+		equality.Semantic.DeepEqual(a.Annotations, b.Annotations)
+}
+
+// writeSlices copies the slices of a local Service without a selector.
+func (i *Imports) writeSlices(ctx context.Context, s *catalog.Snapshot, key resource.Key, in ImportInput, derived *corev1.Service) error {
+	var local, have []*discoveryv1.EndpointSlice
+	if exportsOwn(in.Exports) && in.Local != nil && len(in.Local.Spec.Selector) == 0 {
+		for _, slice := range s.SlicesOf(key) {
+			local = append(local, slice)
+		}
+	}
+	for _, slice := range s.SlicesOf(resource.KeyOf(derived)) {
+		if copied(slice) {
+			have = append(have, slice)
+		}
+	}
+	plan := ReconcileSlices(derived, local, have)
+	what := fmt.Sprintf("slice of import %s", key)
+	for _, slice := range plan.Create {
+		if _, err := i.Client.Create(ctx, kind.EndpointSlice, slice); err != nil {
+			return outcome("create "+what, err)
+		}
+	}
+	for _, slice := range plan.Update {
+		if _, err := i.Client.Update(ctx, kind.EndpointSlice, slice); err != nil {
+			return outcome("update "+what, err)
+		}
+	}
+	for _, slice := range plan.Delete {
+		err := i.Client.Delete(ctx, kind.EndpointSlice, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
+		if err := outcome("delete "+what, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exportsOwn reports whether this zone exports the name.
+func exportsOwn(exports []*mcs.ServiceExport) bool {
+	for _, e := range exports {
+		if e.Labels[meshv1alpha1.LabelZone] == "" && e.Status.Available != nil {
+			return true
+		}
+	}
+	return false
+}
