@@ -112,6 +112,7 @@ var layers = map[string]layer{
 	"internal/planner/hint":             core,
 	"internal/proxy/choose":             core,
 	"internal/proxy/kube":               core,
+	"internal/sites":                    core,
 	"internal/store/backup":             core,
 	"internal/topology":                 core,
 	"internal/topology/ruleset":         core,

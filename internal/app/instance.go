@@ -93,7 +93,7 @@ const minReclaim = 40 << 20
 
 // followTables keeps the views up to date with the catalog.
 func (i *instance) followTables(ctx context.Context) error {
-	sub := i.catalog.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans)
+	sub := i.catalog.Subscribe(view.Tables()...)
 	defer sub.Close()
 	return view.Follow(ctx, sub, i.builder, i.weights)
 }

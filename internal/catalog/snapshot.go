@@ -30,6 +30,7 @@ const (
 	Plans
 	Meshes
 	ZoneIngresses
+	ZoneEgresses
 	ServiceExports
 	ServiceImports
 	Kinds
@@ -53,6 +54,7 @@ type Snapshot struct {
 	// ZoneIngresses and ServiceExports are those of this zone, and copies of those of
 	// other zones.
 	ZoneIngresses  Table[*meshv1alpha1.ZoneIngress]
+	ZoneEgresses   Table[*meshv1alpha1.ZoneEgress]
 	ServiceExports Table[*mcs.ServiceExport]
 	ServiceImports Table[*mcs.ServiceImport]
 }
@@ -151,6 +153,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneIngress"},
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneIngress] { return &s.ZoneIngresses },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneIngress] { return &d.ZoneIngresses },
+	},
+	ZoneEgresses: &tableKind[*meshv1alpha1.ZoneEgress]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneEgress"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneEgress] { return &s.ZoneEgresses },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneEgress] { return &d.ZoneEgresses },
 	},
 	ServiceExports: &tableKind[*mcs.ServiceExport]{
 		gk:    schema.GroupKind{Group: mcs.GroupName, Kind: "ServiceExport"},

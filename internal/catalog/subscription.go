@@ -44,6 +44,7 @@ type Delta struct {
 	Meshes     []Change[*meshv1alpha1.Mesh]
 
 	ZoneIngresses  []Change[*meshv1alpha1.ZoneIngress]
+	ZoneEgresses   []Change[*meshv1alpha1.ZoneEgress]
 	ServiceExports []Change[*mcs.ServiceExport]
 	ServiceImports []Change[*mcs.ServiceImport]
 }

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +33,9 @@ type Facts struct {
 	// Leaving: the node is being deleted, or tainted by the cluster autoscaler to
 	// be. Load balancers are to stay away, traffic is proxied as before.
 	Leaving bool `json:"leaving,omitempty"`
+	// Tunnel is where this node's way to other sites begins, at most one address per
+	// family; nil: it has none.
+	Tunnel []netip.AddrPort `json:"tunnel,omitempty"`
 }
 
 // Options of an Agent. All but Mode have defaults.
@@ -185,7 +189,7 @@ func (a *Agent) noteTriggers(u proxy.Update) {
 // maxTriggers of one port bound what a mode that fails for long can pile up.
 const maxTriggers = 100
 
-// SetFacts changes what is known of the node. A new name or zone changes which
+// SetFacts changes what is known of the node. A new name, zone or tunnel changes which
 // endpoints are chosen, so all service ports are looked at again.
 func (a *Agent) SetFacts(f Facts) {
 	now := time.Now()
@@ -193,7 +197,7 @@ func (a *Agent) SetFacts(f Facts) {
 	defer a.mu.Unlock()
 	old := a.facts
 	a.facts = f
-	if old.Name == f.Name && old.Zone == f.Zone && old.Machine == f.Machine {
+	if old.Name == f.Name && old.Zone == f.Zone && old.Machine == f.Machine && slices.Equal(old.Tunnel, f.Tunnel) {
 		return
 	}
 	a.model.eachPort(func(name proxy.PortName) { a.mark(name, now) })
@@ -312,6 +316,9 @@ type work struct {
 	node    choose.Node
 	actual  *proxy.PortState
 	failed  bool
+	// elsewhere is what other sites offer; nil: nothing.
+	elsewhere *proxy.Elsewhere
+	tunnel    []netip.AddrPort
 	// triggers that are in place with it.
 	triggers []time.Time
 }
@@ -320,7 +327,8 @@ func (w *work) choose() *proxy.PortState {
 	if w.service == nil {
 		return nil
 	}
-	return choose.Slices(w.service, w.port, w.slices, w.node)
+	state := choose.Slices(w.service, w.port, w.slices, w.node)
+	return choose.WithElsewhere(state, w.elsewhere, w.tunnel)
 }
 
 // take collects what is due. first: the mode needs the whole state, of which
@@ -348,6 +356,7 @@ func (a *Agent) drain(now time.Time) (due []work, first bool) {
 		}
 		w.service, w.port = a.model.port(name)
 		w.slices = a.model.slicesOf[name.ServiceName]
+		w.elsewhere, w.tunnel = a.model.elsewhere[name.ServiceName], a.facts.Tunnel
 		w.triggers = a.triggers[name]
 		delete(a.triggers, name)
 		due = append(due, w)

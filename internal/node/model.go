@@ -17,6 +17,8 @@ type model struct {
 	slicesOf map[proxy.ServiceName][]*proxy.Slice
 	// suspects is replaced, never changed, so that it can be handed out.
 	suspects map[string]bool
+	// elsewhere are the Services that other sites offer.
+	elsewhere map[proxy.ServiceName]*proxy.Elsewhere
 	// frontends are where the services answer; touched is what of that changed since
 	// markTouched was called.
 	frontends *choose.Frontends
@@ -29,6 +31,7 @@ func newModel() model {
 		services:  map[proxy.ServiceName]*proxy.Service{},
 		slices:    map[proxy.SliceName]*proxy.Slice{},
 		slicesOf:  map[proxy.ServiceName][]*proxy.Slice{},
+		elsewhere: map[proxy.ServiceName]*proxy.Elsewhere{},
 	}
 }
 
@@ -47,6 +50,7 @@ func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slic
 		m.setSlice(name, s, mark)
 	}
 	m.setSuspects(u, mark)
+	m.setElsewhere(u, mark)
 	services, slices = len(u.Services), len(u.Slices)
 	if !u.Reset {
 		return services, slices
@@ -90,6 +94,27 @@ func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
 		}
 	}
 	m.suspects = next
+}
+
+// setElsewhere takes over which Services other sites offer.
+func (m *model) setElsewhere(u proxy.Update, mark func(proxy.PortName)) {
+	for name, e := range u.Elsewhere {
+		markPorts(m.services[name], mark)
+		if e == nil {
+			delete(m.elsewhere, name)
+		} else {
+			m.elsewhere[name] = e
+		}
+	}
+	if !u.Reset {
+		return
+	}
+	for name := range m.elsewhere {
+		if u.Elsewhere[name] == nil {
+			markPorts(m.services[name], mark)
+			delete(m.elsewhere, name)
+		}
+	}
 }
 
 func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func(proxy.PortName)) {

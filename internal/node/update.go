@@ -5,6 +5,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 // Update is a change of the desired state, as a feed delivers it. The embedded part is
@@ -14,6 +15,10 @@ type Update struct {
 	proxy.Update
 	Names      map[proxy.ServiceName]*records.Name
 	NameSlices map[proxy.SliceName]*records.Slice
+	// Remotes are for the tunnel to other sites, in addition to Elsewhere; Offers are for
+	// an ingress.
+	Remotes map[proxy.ServiceName]*sites.Remote
+	Offers  map[proxy.ServiceName]*sites.Offer
 }
 
 // Records returns the part of the update that DNS serves.
@@ -23,12 +28,12 @@ func (u Update) Records() records.Update {
 
 // Proxied reports whether the update changes anything for the proxy.
 func (u Update) Proxied() bool {
-	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects) > 0
+	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects)+len(u.Elsewhere) > 0
 }
 
 // Empty reports whether the update changes nothing.
 func (u Update) Empty() bool {
-	return !u.Proxied() && len(u.Names)+len(u.NameSlices) == 0
+	return !u.Proxied() && len(u.Names)+len(u.NameSlices)+len(u.Remotes)+len(u.Offers) == 0
 }
 
 // KeepLoopback removes loopback addresses of other machines from NameSlices. It replaces

@@ -159,6 +159,19 @@ type Update struct {
 	// Suspects are nodes that probably do not answer any more (true), or are trusted
 	// again (false). Their endpoints are used last.
 	Suspects map[string]bool
+	// Elsewhere are the Services that other sites offer, too.
+	Elsewhere map[ServiceName]*Elsewhere
+}
+
+// Elsewhere is what other sites offer under the name of a Service. The node reaches them
+// all by its own tunnel, which counts as one endpoint. Immutable once handed over.
+type Elsewhere struct {
+	// Instances that are ready in other sites, by the name of the port. A port that is
+	// missing is not offered. Only TCP ports can be.
+	Instances map[string]uint32
+	// Spread: all sites share the traffic by their number of instances. Otherwise other
+	// sites are used only where this one has no ready endpoint.
+	Spread bool
 }
 
 // PortState is the outcome of the choice for one service port on this node: all
@@ -214,6 +227,10 @@ const (
 	TerminatingFallback
 	// Suspected: only nodes that are suspect have endpoints that can serve.
 	Suspected
+	// OtherSites: no endpoint of this site is ready, and other sites have some.
+	OtherSites
+	// AllSites: the endpoints of all sites share the traffic.
+	AllSites
 	// NoEndpoint: there is none.
 	NoEndpoint
 )
@@ -221,7 +238,8 @@ const (
 func (r Rule) String() string {
 	return [...]string{
 		"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready",
-		"endpoints of suspect nodes, as there are no others", "no endpoint",
+		"endpoints of suspect nodes, as there are no others", "other sites, as no endpoint of this one is ready",
+		"all ready endpoints of all sites", "no endpoint",
 	}[r]
 }
 
@@ -341,6 +359,23 @@ type Ranged interface {
 	// time, also while Apply runs, and is idempotent. After an error the caller
 	// passes the same ranges again later.
 	SetRanges(ranges []netip.Prefix) error
+}
+
+// Announcer is a Mode that makes connections to targets by itself, so that the target
+// does not see who the client is and where it connected to. It announces that for
+// connections to the node's tunnel. In other modes the kernel knows.
+type Announcer interface {
+	// AnnounceTo calls announce for every TCP connection that is made to one of tunnel
+	// from then on, once it is made. announce must not block.
+	AnnounceTo(tunnel []netip.AddrPort, announce func(Redirected))
+}
+
+// Redirected is a connection of a Mode to the node's tunnel.
+type Redirected struct {
+	// From is the address of the mode's end.
+	From netip.AddrPort
+	// Client is who connected, and Destination the virtual address and port.
+	Client, Destination netip.AddrPort
 }
 
 // PortError reports which service ports could not be carried, and why. The others

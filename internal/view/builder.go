@@ -29,7 +29,7 @@ import (
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/4"
+const format = "proxima.node.v1/5"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -46,7 +46,10 @@ type BuilderConfig struct {
 	// the slice as it is. When the result changes though the slice does not, the Service
 	// has to be in the replanned argument of Apply. A nil func: there are no plans.
 	Weights func(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32
-	Logger  *slog.Logger // nil: discard
+	// Site of this control plane, which distinguishes its own exports and gateways from
+	// those of others; empty: locality.Local.
+	Site   locality.Site
+	Logger *slog.Logger // nil: discard
 }
 
 // Builder keeps one view per zone. A view is built for its first
@@ -68,6 +71,7 @@ type Builder struct {
 	// machines by Dataplane, and the slices with loopback addresses.
 	machines map[catalog.Key]string
 	loopback map[string]struct{}
+	sites    siteViews
 	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
 }
@@ -110,6 +114,7 @@ func (b *Builder) clear() {
 	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]locality.Zone{}
 	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
+	b.sites = newSiteViews(string(cmp.Or(b.config.Site, locality.Local)))
 }
 
 // Replace sets the content of every view. d is the whole state: the first delta of a
@@ -156,7 +161,7 @@ type change struct{ typ, name string }
 
 // store the objects of a delta. It returns the resources that may have changed, sorted.
 func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []change {
-	var out []change
+	out := b.storeSites(d)
 	slice := func(key string) { out = append(out, change{wire.SliceType, key}, change{wire.NameSliceType, key}) }
 	b.storeNodes(d.Nodes)
 	for _, s := range b.storeMachines(d.Dataplanes) {
@@ -274,6 +279,10 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 		return nil
 	case wire.SuspectType:
 		return b.suspects[c.name]
+	case wire.RemoteType:
+		return b.sites.remotes[c.name]
+	case wire.OfferType:
+		return b.sites.offers[c.name]
 	}
 	entry := b.slices[c.name]
 	switch {
@@ -346,6 +355,7 @@ func (b *Builder) everything(zone locality.Zone) []delta.Resource {
 	add(wire.NameType, slices.Sorted(maps.Keys(b.names)))
 	add(wire.NameSliceType, sliceNames)
 	add(wire.SuspectType, slices.Sorted(maps.Keys(b.suspects)))
+	b.everySite(add)
 	return out
 }
 

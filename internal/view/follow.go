@@ -1,6 +1,6 @@
 // Package view builds the node views: for each topology zone, the Services, endpoints,
-// names and suspect nodes that all agents of the zone need, encoded once and shared by
-// their streams.
+// names, suspect nodes and other sites that all agents of the zone need, encoded once and
+// shared by their streams.
 //
 // Enter at [NewBuilder], then [Follow] the catalog; [Builder.Assign] gives each stream its
 // view. The encoding is package view/wire, which agents share (package node/fromview).
@@ -14,8 +14,15 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
-// Source delivers what changed. A *catalog.Subscription of Services,
-// EndpointSlices, Nodes, Dataplanes and Plans is one.
+// Tables that views are built from.
+func Tables() []catalog.Kind {
+	return []catalog.Kind{
+		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans,
+		catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes,
+	}
+}
+
+// Source delivers what changed. A *catalog.Subscription of Tables is one.
 type Source interface {
 	// Next blocks until something changed since the last call, and returns it;
 	// the first call returns everything. Errors end the source.

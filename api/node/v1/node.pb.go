@@ -1,4 +1,4 @@
-// What a node's agent needs to know of Services and EndpointSlices.
+// What a node's agent needs to know of Services, EndpointSlices and other sites.
 //
 // These messages travel inside delta xDS responses and lie in the agent's state
 // file, so they follow the usual rules: field numbers are never reused, a reader
@@ -891,6 +891,449 @@ func (x *Suspect) GetNode() string {
 	return ""
 }
 
+// What other sites offer under the name of a Service: the Service's ports can be reached
+// through their ingresses, or through the egress of this site.
+type Remote struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The Service that has the virtual address here.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The mesh of the service.
+	Mesh  string        `protobuf:"bytes,3,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Ports []*RemotePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	Sites []*RemoteSite `protobuf:"bytes,5,rep,name=sites,proto3" json:"sites,omitempty"`
+	// All sites share the traffic by their number of instances. Without it, other sites are
+	// used only where this one has no ready endpoint.
+	Spread bool `protobuf:"varint,6,opt,name=spread,proto3" json:"spread,omitempty"`
+	// The egresses of this site are the only way out; without any, there is none.
+	EgressOnly    bool       `protobuf:"varint,7,opt,name=egress_only,json=egressOnly,proto3" json:"egress_only,omitempty"`
+	Egresses      []*Gateway `protobuf:"bytes,8,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Remote) Reset() {
+	*x = Remote{}
+	mi := &file_node_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Remote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Remote) ProtoMessage() {}
+
+func (x *Remote) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Remote.ProtoReflect.Descriptor instead.
+func (*Remote) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Remote) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Remote) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Remote) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Remote) GetPorts() []*RemotePort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Remote) GetSites() []*RemoteSite {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+func (x *Remote) GetSpread() bool {
+	if x != nil {
+		return x.Spread
+	}
+	return false
+}
+
+func (x *Remote) GetEgressOnly() bool {
+	if x != nil {
+		return x.EgressOnly
+	}
+	return false
+}
+
+func (x *Remote) GetEgresses() []*Gateway {
+	if x != nil {
+		return x.Egresses
+	}
+	return nil
+}
+
+type RemotePort struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the Service's port, and its number. The protocol is TCP.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// The server name of connections to it.
+	Sni           string `protobuf:"bytes,3,opt,name=sni,proto3" json:"sni,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemotePort) Reset() {
+	*x = RemotePort{}
+	mi := &file_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemotePort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemotePort) ProtoMessage() {}
+
+func (x *RemotePort) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
+func (*RemotePort) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RemotePort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemotePort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *RemotePort) GetSni() string {
+	if x != nil {
+		return x.Sni
+	}
+	return ""
+}
+
+type RemoteSite struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Site  string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	// Ready instances.
+	Instances uint32 `protobuf:"varint,2,opt,name=instances,proto3" json:"instances,omitempty"`
+	// Numbers of the ports that the site offers.
+	Ports         []uint32   `protobuf:"varint,3,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	Ingresses     []*Gateway `protobuf:"bytes,4,rep,name=ingresses,proto3" json:"ingresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteSite) Reset() {
+	*x = RemoteSite{}
+	mi := &file_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteSite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteSite) ProtoMessage() {}
+
+func (x *RemoteSite) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
+func (*RemoteSite) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RemoteSite) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *RemoteSite) GetInstances() uint32 {
+	if x != nil {
+		return x.Instances
+	}
+	return 0
+}
+
+func (x *RemoteSite) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *RemoteSite) GetIngresses() []*Gateway {
+	if x != nil {
+		return x.Ingresses
+	}
+	return nil
+}
+
+// Where a gateway is reached.
+type Gateway struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of its object.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// An IP address or a DNS name.
+	Host          string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gateway) Reset() {
+	*x = Gateway{}
+	mi := &file_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gateway) ProtoMessage() {}
+
+func (x *Gateway) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
+func (*Gateway) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Gateway) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Gateway) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Gateway) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+// A Service that this site offers to others.
+type Offer struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Mesh      string                 `protobuf:"bytes,3,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Ports     []*OfferedPort         `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	// The sites that may use it; empty: all may.
+	ToSites       []string `protobuf:"bytes,5,rep,name=to_sites,json=toSites,proto3" json:"to_sites,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Offer) Reset() {
+	*x = Offer{}
+	mi := &file_node_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Offer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Offer) ProtoMessage() {}
+
+func (x *Offer) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Offer.ProtoReflect.Descriptor instead.
+func (*Offer) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Offer) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Offer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Offer) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Offer) GetPorts() []*OfferedPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Offer) GetToSites() []string {
+	if x != nil {
+		return x.ToSites
+	}
+	return nil
+}
+
+type OfferedPort struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the Service's port. The protocol is TCP.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The server name of connections to it.
+	Sni string `protobuf:"bytes,2,opt,name=sni,proto3" json:"sni,omitempty"`
+	// Endpoints get a header of the PROXY protocol.
+	ProxyProtocol bool `protobuf:"varint,3,opt,name=proxy_protocol,json=proxyProtocol,proto3" json:"proxy_protocol,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferedPort) Reset() {
+	*x = OfferedPort{}
+	mi := &file_node_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferedPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferedPort) ProtoMessage() {}
+
+func (x *OfferedPort) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
+func (*OfferedPort) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *OfferedPort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OfferedPort) GetSni() string {
+	if x != nil {
+		return x.Sni
+	}
+	return ""
+}
+
+func (x *OfferedPort) GetProxyProtocol() bool {
+	if x != nil {
+		return x.ProxyProtocol
+	}
+	return false
+}
+
 // What an agent keeps on disk: enough to serve without a control plane, and to
 // ask it only for what changed.
 type State struct {
@@ -904,7 +1347,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1359,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1372,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *State) GetNode() string {
@@ -965,7 +1408,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1420,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1433,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -1025,7 +1468,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1480,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1493,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StoredResource) GetName() string {
@@ -1149,7 +1592,42 @@ const file_node_proto_rawDesc = "" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x121\n" +
 	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\"\x1d\n" +
 	"\aSuspect\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"a\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\xa3\x02\n" +
+	"\x06Remote\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x121\n" +
+	"\x05ports\x18\x04 \x03(\v2\x1b.proxima.node.v1.RemotePortR\x05ports\x121\n" +
+	"\x05sites\x18\x05 \x03(\v2\x1b.proxima.node.v1.RemoteSiteR\x05sites\x12\x16\n" +
+	"\x06spread\x18\x06 \x01(\bR\x06spread\x12\x1f\n" +
+	"\vegress_only\x18\a \x01(\bR\n" +
+	"egressOnly\x124\n" +
+	"\begresses\x18\b \x03(\v2\x18.proxima.node.v1.GatewayR\begresses\"F\n" +
+	"\n" +
+	"RemotePort\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03sni\x18\x03 \x01(\tR\x03sni\"\x8c\x01\n" +
+	"\n" +
+	"RemoteSite\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x1c\n" +
+	"\tinstances\x18\x02 \x01(\rR\tinstances\x12\x14\n" +
+	"\x05ports\x18\x03 \x03(\rR\x05ports\x126\n" +
+	"\tingresses\x18\x04 \x03(\v2\x18.proxima.node.v1.GatewayR\tingresses\"E\n" +
+	"\aGateway\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\x9c\x01\n" +
+	"\x05Offer\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x122\n" +
+	"\x05ports\x18\x04 \x03(\v2\x1c.proxima.node.v1.OfferedPortR\x05ports\x12\x19\n" +
+	"\bto_sites\x18\x05 \x03(\tR\atoSites\"Z\n" +
+	"\vOfferedPort\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03sni\x18\x02 \x01(\tR\x03sni\x12%\n" +
+	"\x0eproxy_protocol\x18\x03 \x01(\bR\rproxyProtocol\"a\n" +
 	"\x05State\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x120\n" +
@@ -1181,7 +1659,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -1194,9 +1672,15 @@ var file_node_proto_goTypes = []any{
 	(*Target)(nil),         // 8: proxima.node.v1.Target
 	(*NameSlice)(nil),      // 9: proxima.node.v1.NameSlice
 	(*Suspect)(nil),        // 10: proxima.node.v1.Suspect
-	(*State)(nil),          // 11: proxima.node.v1.State
-	(*TypeState)(nil),      // 12: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 13: proxima.node.v1.StoredResource
+	(*Remote)(nil),         // 11: proxima.node.v1.Remote
+	(*RemotePort)(nil),     // 12: proxima.node.v1.RemotePort
+	(*RemoteSite)(nil),     // 13: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),        // 14: proxima.node.v1.Gateway
+	(*Offer)(nil),          // 15: proxima.node.v1.Offer
+	(*OfferedPort)(nil),    // 16: proxima.node.v1.OfferedPort
+	(*State)(nil),          // 17: proxima.node.v1.State
+	(*TypeState)(nil),      // 18: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 19: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -1208,13 +1692,18 @@ var file_node_proto_depIdxs = []int32{
 	2,  // 6: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
 	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
 	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	12, // 9: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	13, // 10: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	12, // 9: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	13, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	14, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	14, // 12: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	16, // 13: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	18, // 14: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	19, // 15: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -1228,7 +1717,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -201,8 +201,11 @@ func (f *Feed) start() {
 	}
 }
 
-// resourceTypes are the types that a feed subscribes to.
-var resourceTypes = []string{wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType}
+// resourceTypes are the types that a feed subscribes to. Offers are for ingresses, and few, so
+// that all agents get them.
+var resourceTypes = []string{
+	wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType, wire.RemoteType, wire.OfferType,
+}
 
 func emptyTypes() []*typeState {
 	out := make([]*typeState, 0, len(resourceTypes))
@@ -244,8 +247,8 @@ func (f *Feed) restore() ([]*typeState, node.Update, error) {
 		}
 		switch {
 		case t.complete:
-		case t.typ == wire.NameType, t.typ == wire.NameSliceType:
-			t.complete = true // of a version without names: they will be fetched
+		case t.typ == wire.NameType, t.typ == wire.NameSliceType, t.typ == wire.RemoteType, t.typ == wire.OfferType:
+			t.complete = true // of a version without names, or other sites: they will be fetched
 		case t.typ == wire.SuspectType:
 			t.complete = true // not saved: see saveNow
 		default:

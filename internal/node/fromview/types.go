@@ -12,6 +12,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
@@ -97,6 +98,10 @@ func (t *typeState) remove(name string, u *node.Update) {
 		u.Names[service] = nil
 	case wire.NameSliceType:
 		u.NameSlices[slice] = nil
+	case wire.RemoteType:
+		u.Remotes[service], u.Elsewhere[service] = nil, nil
+	case wire.OfferType:
+		u.Offers[service] = nil
 	}
 }
 
@@ -132,6 +137,18 @@ func decodeInto(u *node.Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.Suspects[suspect] = true
+	case wire.RemoteType:
+		r, err := wire.DecodeRemote(name, body)
+		if err != nil {
+			return err
+		}
+		u.Remotes[r.Service], u.Elsewhere[r.Service] = r, r.Elsewhere()
+	case wire.OfferType:
+		o, err := wire.DecodeOffer(name, body)
+		if err != nil {
+			return err
+		}
+		u.Offers[o.Service] = o
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
@@ -143,8 +160,9 @@ func newUpdate() node.Update {
 		Update: proxy.Update{
 			Services: map[proxy.ServiceName]*proxy.Service{},
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
-			Suspects: map[string]bool{},
+			Suspects: map[string]bool{}, Elsewhere: map[proxy.ServiceName]*proxy.Elsewhere{},
 		},
+		Remotes: map[proxy.ServiceName]*sites.Remote{}, Offers: map[proxy.ServiceName]*sites.Offer{},
 		Names:      map[proxy.ServiceName]*records.Name{},
 		NameSlices: map[proxy.SliceName]*records.Slice{},
 	}
@@ -156,6 +174,9 @@ func whole(u node.Update) node.Update {
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
 	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
+	maps.DeleteFunc(u.Elsewhere, func(_ proxy.ServiceName, e *proxy.Elsewhere) bool { return e == nil })
+	maps.DeleteFunc(u.Remotes, func(_ proxy.ServiceName, r *sites.Remote) bool { return r == nil })
+	maps.DeleteFunc(u.Offers, func(_ proxy.ServiceName, o *sites.Offer) bool { return o == nil })
 	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *records.Name) bool { return n == nil })
 	maps.DeleteFunc(u.NameSlices, func(_ proxy.SliceName, s *records.Slice) bool { return s == nil })
 	return u

@@ -194,6 +194,11 @@ func (c *conn) connected() {
 	if t := d.view.state.Service.AffinityTimeout; t > 0 {
 		c.port.affinity.bind(d.peer, d.to, t, time.Now())
 	}
+	if t := c.loop.mode.tunnel.Load(); t != nil {
+		t.dialed(d.to, localAddrPort(c.fd[endpointSide]), func() (client, destination netip.AddrPort) {
+			return remoteAddrPort(c.fd[clientSide]), localAddrPort(c.fd[clientSide])
+		})
+	}
 	d.view, d.from = nil, nil
 	if err := c.watch(clientSide); err != nil {
 		c.giveUp(err)
@@ -490,10 +495,14 @@ func localAddr(fd int) netip.Addr { return localAddrPort(fd).Addr() }
 
 // localAddrPort does without package unix's wrapper, which asks for the socket's
 // protocol first.
-func localAddrPort(fd int) netip.AddrPort {
+func localAddrPort(fd int) netip.AddrPort { return socketName(unix.SYS_GETSOCKNAME, fd) }
+
+func remoteAddrPort(fd int) netip.AddrPort { return socketName(unix.SYS_GETPEERNAME, fd) }
+
+func socketName(call uintptr, fd int) netip.AddrPort {
 	var raw unix.RawSockaddrAny
 	size := uint32(unsafe.Sizeof(raw))
-	_, _, errno := unix.Syscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&raw)), uintptr(unsafe.Pointer(&size)))
+	_, _, errno := unix.Syscall(call, uintptr(fd), uintptr(unsafe.Pointer(&raw)), uintptr(unsafe.Pointer(&size)))
 	if errno != 0 {
 		return netip.AddrPort{}
 	}

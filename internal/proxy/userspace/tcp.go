@@ -87,12 +87,12 @@ func (f *tcpFront) handle(client *net.TCPConn) {
 	r.start(backend)
 }
 
-// route connects to an endpoint that is to serve client.
-func (f *tcpFront) route(client *net.TCPConn) (*net.TCPConn, error) {
+// route connects to an endpoint that is to serve a client.
+func (f *tcpFront) route(conn *net.TCPConn) (*net.TCPConn, error) {
 	p := f.port
 	v := p.view.Load()
-	peer := addrOf(client.RemoteAddr())
-	from := p.poolFor(v, f.key, peer, func() netip.Addr { return addrOf(client.LocalAddr()) })
+	peer := addrOf(conn.RemoteAddr())
+	from := p.poolFor(v, f.key, peer, func() netip.Addr { return addrOf(conn.LocalAddr()) })
 	if from == nil {
 		p.counters.rejected.Add(1)
 		return nil, errNotServed
@@ -100,8 +100,14 @@ func (f *tcpFront) route(client *net.TCPConn) (*net.TCPConn, error) {
 	backend, err := p.connect(v, from, peer)
 	if err != nil {
 		p.counters.failures.Add(1)
+		return nil, err
 	}
-	return backend, err
+	if t := p.mode.tunnel.Load(); t != nil {
+		t.dialed(addrPortOf(backend.RemoteAddr()), addrPortOf(backend.LocalAddr()), func() (client, destination netip.AddrPort) {
+			return addrPortOf(conn.RemoteAddr()), addrPortOf(conn.LocalAddr())
+		})
+	}
+	return backend, nil
 }
 
 var (

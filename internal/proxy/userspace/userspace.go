@@ -100,6 +100,7 @@ type Mode struct {
 	metrics   *metrics
 	streams   streams
 	sockets   sockets
+	tunnel    atomic.Pointer[tunnel]
 
 	// life ends when Close gives up waiting; it bounds dials in flight.
 	life context.Context
@@ -124,9 +125,10 @@ type streams interface {
 }
 
 var (
-	_ proxy.Mode    = (*Mode)(nil)
-	_ proxy.Counter = (*Mode)(nil)
-	_ proxy.Ranged  = (*Mode)(nil)
+	_ proxy.Mode      = (*Mode)(nil)
+	_ proxy.Counter   = (*Mode)(nil)
+	_ proxy.Ranged    = (*Mode)(nil)
+	_ proxy.Announcer = (*Mode)(nil)
 )
 
 // New makes a mode that carries nothing yet. If it was asked to route local

@@ -1,7 +1,7 @@
 // Package wire is the encoding of node views, which the control plane and agents share.
 //
 // It owns the names of the gRPC method, the resource types and the header, and converts
-// between the model (packages proxy and dns/records) and the messages of api/node/v1.
+// between the model (packages proxy, sites and dns/records) and the messages of api/node/v1.
 // Encoding is deterministic, as versions of resources are hashes of it. Decoding treats
 // its input as untrusted: a resource with any invalid value is refused as a whole. It
 // does no I/O and keeps no state.
@@ -22,6 +22,9 @@ const (
 	NameSliceType = "type.googleapis.com/proxima.node.v1.NameSlice"
 	// Suspect nodes; the name of the resource is the node's.
 	SuspectType = "type.googleapis.com/proxima.node.v1.Suspect"
+	// What other sites offer under the names of Services, and what this one offers.
+	RemoteType = "type.googleapis.com/proxima.node.v1.Remote"
+	OfferType  = "type.googleapis.com/proxima.node.v1.Offer"
 )
 
 // ZoneHeader is the response header that names the zone whose view is sent.

@@ -186,9 +186,33 @@ func FuzzDecode(f *testing.F) {
 		Targets: []records.Target{{Addr: netip.MustParseAddr("fd00::1"), Hostname: "h"}, {Domain: "x.test"}}})
 	f.Add("ns/web", body)
 	f.Add("n1", []byte("\x0a\x02n1"))
+	body, _ = EncodeRemote(remote)
+	f.Add("ns/web", body)
+	body, _ = EncodeOffer(offer)
+	f.Add("ns/web", body)
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
 		if node, err := DecodeSuspect(name, body); err == nil && node != name {
 			t.Fatalf("suspect %q is read as %q", name, node)
+		}
+		if r, err := DecodeRemote(name, body); err == nil {
+			again, err := EncodeRemote(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := DecodeRemote(name, again)
+			if diff := cmp.Diff(r, got, compareModel); err != nil || diff != "" {
+				t.Fatalf("remote %q: %v\n%s", name, err, diff)
+			}
+		}
+		if o, err := DecodeOffer(name, body); err == nil {
+			again, err := EncodeOffer(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := DecodeOffer(name, again)
+			if diff := cmp.Diff(o, got, compareModel); err != nil || diff != "" {
+				t.Fatalf("offer %q: %v\n%s", name, err, diff)
+			}
 		}
 		if s, err := DecodeService(name, body); err == nil {
 			again, err := EncodeService(s)
