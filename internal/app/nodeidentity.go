@@ -55,13 +55,10 @@ func (a *agent) openIdentity() (err error) {
 		log: a.log.With("component", "identities"), table: &spiffe.Table{}, dataplanes: map[resource.Key]*meshv1alpha1.Dataplane{},
 		namespaces: map[string]*corev1.Namespace{}, listed: map[*resource.Descriptor]bool{},
 	}
-	n.manager, err = workload.New(workload.Config{
+	n.manager = workload.New(workload.Config{
 		Dir: filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name, Spread: a.cfg.certificateSpread,
 		Registerer: a.registry, Logger: n.log,
 	})
-	if err != nil {
-		return err
-	}
 	a.identity = n
 	path := a.cfg.SpiffeSocket
 	if path == "" {

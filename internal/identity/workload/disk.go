@@ -42,12 +42,26 @@ type storedCertificate struct {
 	Key       string  `json:"key"`
 }
 
+// makeDirs makes what is missing, and writes nothing if nothing is: the disk may be
+// read-only.
 func makeDirs(dir string) error {
 	path := filepath.Join(dir, certificatesDir)
 	if err := os.MkdirAll(path, dirMode); err != nil {
 		return err
 	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() == dirMode {
+		return err
+	}
 	return os.Chmod(path, dirMode)
+}
+
+// write replaces a file of the directory.
+func write(dir, path string, data []byte) error {
+	if err := makeDirs(dir); err != nil {
+		return err
+	}
+	return atomicfile.Write(path, data, secretMode)
 }
 
 // fileOf a subject: names of objects may be longer than those of files.
@@ -72,7 +86,7 @@ func saveCertificate(dir string, s Subject, svid *mesh.SVID, issuer string) erro
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(certificatePath(dir, s), data, secretMode)
+	return write(dir, certificatePath(dir, s), data)
 }
 
 // loadCertificate of a subject and its ID. A missing file, or one of another ID, is not

@@ -299,10 +299,7 @@ type agent struct {
 // newAgent starts one in a directory. Subjects that are added are "NAME-1" to "NAME-N".
 func (p *plane) newAgent(t testing.TB, dir, name string, workloads int) *agent {
 	t.Helper()
-	m, err := workload.New(workload.Config{Dir: filepath.Join(dir, name), Client: direct{p, name}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := workload.New(workload.Config{Dir: filepath.Join(dir, name), Client: direct{p, name}})
 	for i := range workloads {
 		m.Add(subject(name, i))
 	}

@@ -110,9 +110,10 @@ type entry struct {
 }
 
 // New loads what an earlier Manager stored in the directory, and adds the subjects of the
-// certificates that it finds. Damaged files are logged and replaced later. SetMembers, or
-// Add, and Run come next.
-func New(c Config) (*Manager, error) {
+// certificates that it finds. Damaged files are logged and replaced later. Without a
+// directory to write to it starts, too: certificates are then requested until they can be
+// stored. SetMembers, or Add, and Run come next.
+func New(c Config) *Manager {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -123,7 +124,7 @@ func New(c Config) (*Manager, error) {
 		c.Spread = defaultSpread
 	}
 	if err := makeDirs(c.Dir); err != nil {
-		return nil, fmt.Errorf("certificates of workloads: %w", err)
+		c.Logger.Error("the directory of certificates cannot be made; none is used before that", "error", err)
 	}
 	m := &Manager{
 		config: c, slots: make(chan struct{}, issuing), entries: map[Subject]*entry{}, bundles: map[string]*bundle{},
@@ -145,7 +146,7 @@ func New(c Config) (*Manager, error) {
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(m)
 	}
-	return m, nil
+	return m
 }
 
 // Add begins to keep the certificate of a subject, with what is on disk for it. The ID

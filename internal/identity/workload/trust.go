@@ -3,107 +3,16 @@ package workload
 import (
 	"context"
 	"crypto/x509"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
-	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
-
-// bundle of a mesh, as it is on disk. Immutable.
-type bundle struct {
-	Mesh         string   `json:"mesh"`
-	Domain       string   `json:"trustDomain"`
-	Roots        string   `json:"roots,omitempty"`
-	ExportedTo   []string `json:"exportedTo,omitempty"`
-	Generation   uint64   `json:"generation"`
-	Issuer       string   `json:"issuer,omitempty"`
-	AcceptsPlain bool     `json:"acceptsPlain,omitempty"`
-}
-
-type storedTrust struct {
-	Version int       `json:"version"`
-	Zone    string    `json:"zone,omitempty"`
-	Bundles []*bundle `json:"bundles"`
-}
-
-// parsed checks a bundle and makes it usable.
-func (b *bundle) parsed() (mesh.Bundle, error) {
-	out := mesh.Bundle{Mesh: b.Mesh, ExportedTo: b.ExportedTo}
-	var err error
-	if out.Domain, err = mesh.ParseDomain(b.Domain); err != nil {
-		return mesh.Bundle{}, err
-	}
-	if b.Roots != "" {
-		if out.Roots, err = certpem.ParseCertificates([]byte(b.Roots)); err != nil {
-			return mesh.Bundle{}, fmt.Errorf("roots of mesh %s: %w", b.Mesh, err)
-		}
-	}
-	if b.Mesh == "" || b.Generation == 0 || b.Issuer != "" && len(out.Roots) == 0 {
-		return mesh.Bundle{}, fmt.Errorf("bundle of mesh %q: name, generation or roots are missing", b.Mesh)
-	}
-	return out, nil
-}
-
-func trustOf(bundles map[string]*bundle) (*mesh.Trust, error) {
-	parsed := make([]mesh.Bundle, 0, len(bundles))
-	for _, b := range bundles {
-		p, err := b.parsed()
-		if err != nil {
-			return nil, err
-		}
-		parsed = append(parsed, p)
-	}
-	return mesh.NewTrust(parsed...)
-}
-
-func loadTrust(dir string) (bundles map[string]*bundle, zone string, err error) {
-	data, err := readSecret(filepath.Join(dir, trustFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]*bundle{}, "", nil
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	return decodeTrust(data)
-}
-
-func decodeTrust(data []byte) (bundles map[string]*bundle, zone string, err error) {
-	var stored storedTrust
-	if err := json.Unmarshal(data, &stored); err != nil || stored.Version != diskVersion {
-		return nil, "", fmt.Errorf("%s: damaged, or of another version", trustFile)
-	}
-	out := map[string]*bundle{}
-	for _, b := range stored.Bundles {
-		if b == nil || out[b.Mesh] != nil {
-			return nil, "", fmt.Errorf("%s: damaged", trustFile)
-		}
-		out[b.Mesh] = b
-	}
-	return out, stored.Zone, nil
-}
-
-func saveTrust(dir, zone string, bundles map[string]*bundle) error {
-	stored := storedTrust{Version: diskVersion, Zone: zone}
-	for _, b := range bundles {
-		stored.Bundles = append(stored.Bundles, b)
-	}
-	slices.SortFunc(stored.Bundles, func(a, b *bundle) int { return strings.Compare(a.Mesh, b.Mesh) })
-	data, err := json.Marshal(stored)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(filepath.Join(dir, trustFile), data, secretMode)
-}
 
 // retryTrust spaces attempts to follow the control plane's trust.
 var retryTrust = backoff.Policy{First: 200 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.5}
@@ -160,16 +69,20 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 			m.config.Logger.Debug("the stream of roots ended", "error", err)
 		}
 	}()
+	var last *identityv1.TrustResponse
+	var again <-chan time.Time // nil: last is applied
+	pause := backoff.Backoff{Policy: whileNone}
 	for {
 		select {
 		case err := <-received:
 			received <- err // for the deferred function
 			return got, err
-		case r := <-messages:
+		case last = <-messages:
 			got = true
-			if err := m.apply(r.GetZone(), r.GetBundles()); err != nil {
-				m.config.Logger.Error("roots from the control plane are not used; those from before are", "error", err)
-			}
+			pause.Reset()
+			again = m.applyOrRetry(last, &pause)
+		case <-again:
+			again = m.applyOrRetry(last, &pause)
 		case <-m.ack:
 		}
 		// Before the first message it is not clear that the generations are this
@@ -180,6 +93,18 @@ func (m *Manager) stream(ctx context.Context) (got bool, err error) {
 			}
 		}
 	}
+}
+
+// applyOrRetry applies a message, or says when to try again: the control plane sends it
+// once, and the disk may be full only now. nil: it is applied.
+func (m *Manager) applyOrRetry(r *identityv1.TrustResponse, pause *backoff.Backoff) <-chan time.Time {
+	err := m.apply(r.GetZone(), r.GetBundles())
+	if err == nil {
+		return nil
+	}
+	delay := pause.Next()
+	m.config.Logger.Error("roots from the control plane are not used; those from before are", "retryIn", delay, "error", err)
+	return time.After(delay)
 }
 
 // apply what the control plane sent: on disk, then in use. An error leaves everything as

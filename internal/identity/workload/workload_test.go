@@ -371,6 +371,32 @@ func TestDamagedFiles(t *testing.T) {
 	})
 }
 
+// TestDirectoryComesLater: what cannot be stored stops no agent. Certificates come once
+// they can be.
+func TestDirectoryComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlane(t)
+		defer p.stop()
+		dir := t.TempDir()
+		inTheWay := filepath.Join(dir, "n1")
+		if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a := p.newAgent(t, dir, "n1", 1)
+		defer a.stop()
+		time.Sleep(time.Minute)
+		s, _ := subject("n1", 0)
+		if _, _, err := a.Current(s); !errors.Is(err, workload.ErrNone) {
+			t.Errorf("a certificate that is not on disk: %v", err)
+		}
+		if err := os.Remove(inTheWay); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		a.certificate(0)
+	})
+}
+
 // TestEmptyPlane: a control plane that comes back empty does not take away what traffic
 // needs.
 func TestEmptyPlane(t *testing.T) {
@@ -423,10 +449,7 @@ func TestWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "node", "n1"))
-	m, err := workload.New(workload.Config{Dir: t.TempDir(), Client: identityv1.NewIdentityClient(conn)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := workload.New(workload.Config{Dir: t.TempDir(), Client: identityv1.NewIdentityClient(conn)})
 	s, id := subject("n1", 0)
 	m.Add(s, id)
 	done := make(chan error, 1)
