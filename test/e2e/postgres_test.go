@@ -42,8 +42,8 @@ func TestPostgres(t *testing.T) {
 	awaitAnswers(t, vip, "web-a", "web-b")
 }
 
-// TestPostgresAlone: a database has one control plane. The second is refused, and
-// takes over when the first is gone.
+// TestPostgresAlone: a control plane without a cluster key has its database for itself.
+// The second is refused, is told how both could run, and takes over when the first is gone.
 func TestPostgresAlone(t *testing.T) {
 	url := testkit.Postgres(t)
 	start := func(dir string) (*testkit.Process, []string) {
@@ -56,7 +56,7 @@ func TestPostgresAlone(t *testing.T) {
 	p := &plane{t: t, dir: t.TempDir()}
 	args[4] = p.dir
 	out, err := p.try("", testkit.Binary(t), args...)
-	if err == nil || !strings.Contains(out, "in use by another process") || !strings.Contains(out, "one control plane per database") {
+	if err == nil || !strings.Contains(out, "in use by another process") || !strings.Contains(out, "start both with the same --cluster-key-file") {
 		t.Fatalf("the second: %v\n%s", err, out)
 	}
 	first.Kill()
