@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	core "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -104,7 +105,7 @@ func kernelState(t testing.TB) string {
 	var out strings.Builder
 	for _, args := range [][]string{
 		{"nft", "list", "ruleset"}, {"iptables-nft-save"}, {"ip6tables-nft-save"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"},
-		{"ipset", "list"}, {"ip", "rule"}, {"ip", "route", "show", "table", "all"},
+		{"ip", "rule"}, {"ip", "route", "show", "table", "all"},
 	} {
 		data, err := exec.CommandContext(t.Context(), args[0], args[1:]...).Output()
 		if err != nil {
@@ -117,6 +118,13 @@ func kernelState(t testing.TB) string {
 				out.WriteString(counters.ReplaceAllString(line, "[0:0]"))
 			}
 		}
+	}
+	sets, err := netlink.IpsetListAll()
+	if err != nil {
+		t.Fatalf("list sets: %v", err)
+	}
+	for _, s := range sets {
+		fmt.Fprintf(&out, "--- set %s, %s, %d entries\n", s.SetName, s.TypeName, len(s.Entries))
 	}
 	return out.String()
 }
