@@ -8,6 +8,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -28,16 +29,48 @@ type answer struct {
 	alias string
 	// varies: the order is drawn again for every answer.
 	varies bool
+	// origin of the domain that the name is in; empty: the cluster domain.
+	origin string
 }
+
+// domain is one of the domains that the server is authoritative for.
+type domain struct {
+	*Server
+	// origin is absolute, in lower case.
+	origin string
+	// imports: the names are those of imported services, and there are no others.
+	imports bool
+}
+
+// key of the Service that a name below "svc" stands for.
+func (d domain) key(namespace, name string) proxy.ServiceName {
+	if d.imports {
+		name = mcs.DerivedServiceName(namespace, name)
+	}
+	return proxy.ServiceName{Namespace: namespace, Name: name}
+}
+
+// domains are the cluster domain and that of imported services.
+func (s *Server) domains() [2]domain {
+	return [2]domain{{Server: s, origin: s.origin}, {Server: s, origin: clusterSet, imports: true}}
+}
+
+// clusterSet is the domain of imported services (KEP-1645 and KEP-2577).
+const clusterSet = "clusterset.local."
+
+// ClusterSetDomain is the domain of imported services, without a dot at its end.
+const ClusterSetDomain = "clusterset.local"
 
 // local answers a question from the local state. ok is false for names of
 // others. name is the question's in lower case.
 func (s *Server) local(q dns.Question, name string) (a answer, ok bool) {
-	if name == s.origin {
-		return s.apex(q), true
-	}
-	if rest, below := strings.CutSuffix(name, "."+s.origin); below {
-		a := s.below(q, strings.Split(rest, "."))
+	if d, labels, ours := s.domainOf(name); ours {
+		if len(labels) == 0 {
+			a = d.apex(q)
+		} else {
+			a = d.below(q, labels)
+		}
+		a.origin = d.origin
 		return a, true
 	}
 	if strings.HasSuffix(name, ".arpa.") {
@@ -46,39 +79,52 @@ func (s *Server) local(q dns.Question, name string) (a answer, ok bool) {
 	return answer{}, false
 }
 
-func (s *Server) apex(q dns.Question) (a answer) {
+// domainOf is the domain that a name is in, and the labels of the name below it.
+func (s *Server) domainOf(name string) (in domain, labels []string, ok bool) {
+	for _, d := range s.domains() {
+		if name == d.origin {
+			return d, nil, true
+		}
+		if rest, below := strings.CutSuffix(name, "."+d.origin); below {
+			return d, strings.Split(rest, "."), true
+		}
+	}
+	return domain{}, nil, false
+}
+
+func (d domain) apex(q dns.Question) (a answer) {
 	switch q.Qtype {
 	case dns.TypeSOA:
-		soa := s.soa()
+		soa := d.soa(d.origin)
 		soa.Hdr.Name = q.Name
 		a.answer = []dns.RR{soa}
 	case dns.TypeNS:
-		a.answer = []dns.RR{&dns.NS{Hdr: header(q.Name, dns.TypeNS), Ns: "ns.dns." + s.origin}}
+		a.answer = []dns.RR{&dns.NS{Hdr: header(q.Name, dns.TypeNS), Ns: "ns.dns." + d.origin}}
 	}
 	return a
 }
 
 // below answers for a name under the cluster domain; labels are its own.
-func (s *Server) below(q dns.Question, labels []string) answer {
+func (d domain) below(q dns.Question, labels []string) answer {
 	n := len(labels)
 	switch {
-	case n == 1 && labels[0] == "dns-version":
+	case n == 1 && labels[0] == "dns-version" && !d.imports:
 		if q.Qtype != dns.TypeTXT {
 			return answer{}
 		}
 		return answer{answer: []dns.RR{&dns.TXT{Hdr: header(q.Name, dns.TypeTXT), Txt: []string{schemaVersion}}}}
 	case labels[n-1] == "svc":
-		return s.services(q, labels[:n-1])
-	case labels[n-1] == "pod":
-		return s.pods(q, labels[:n-1])
+		return d.services(q, labels[:n-1])
+	case labels[n-1] == "pod" && !d.imports:
+		return d.pods(q, labels[:n-1])
 	case labels[n-1] == "dns":
-		return s.nameserver(q, labels[:n-1])
+		return d.nameserver(q, labels[:n-1])
 	}
 	return answer{rcode: dns.RcodeNameError}
 }
 
 // nameserver answers for the name in SOA and NS records.
-func (s *Server) nameserver(q dns.Question, labels []string) answer {
+func (d domain) nameserver(q dns.Question, labels []string) answer {
 	switch {
 	case len(labels) == 0:
 		return answer{}
@@ -86,7 +132,7 @@ func (s *Server) nameserver(q dns.Question, labels []string) answer {
 		return answer{rcode: dns.RcodeNameError}
 	}
 	var h records.Host
-	for _, a := range s.config.Addresses {
+	for _, a := range d.config.Addresses {
 		if a.Is4() {
 			h.V4 = append(h.V4, a)
 		} else {
@@ -98,7 +144,7 @@ func (s *Server) nameserver(q dns.Question, labels []string) answer {
 
 // pods answers for "a-b-c-d.namespace.pod", which is an address in disguise. The
 // specification wants it of any address.
-func (s *Server) pods(q dns.Question, labels []string) answer {
+func (d domain) pods(q dns.Question, labels []string) answer {
 	switch len(labels) {
 	case 0, 1:
 		return answer{}
@@ -126,23 +172,24 @@ func undash(label string) (netip.Addr, bool) {
 
 // services answers for [_port._protocol. | hostname.] service.namespace, or for
 // the names above it, which exist without saying anything.
-func (s *Server) services(q dns.Question, labels []string) answer {
+func (d domain) services(q dns.Question, labels []string) answer {
 	n := len(labels)
-	if n == 0 || n == 1 && s.config.Zone.HasNamespace(labels[0]) {
+	if n == 0 || n == 1 && d.config.Zone.HasNamespace(labels[0]) {
 		return answer{}
 	}
 	if n == 1 || n > 4 {
 		return answer{rcode: dns.RcodeNameError}
 	}
-	e := s.config.Zone.Service(proxy.ServiceName{Namespace: labels[n-1], Name: labels[n-2]})
+	e := d.config.Zone.Service(d.key(labels[n-1], labels[n-2]))
 	if e == nil || e.Empty() {
 		// A headless Service without ready endpoints does not exist, says the
 		// specification.
 		return answer{rcode: dns.RcodeNameError}
 	}
+	base := labels[n-2] + "." + labels[n-1] + ".svc." + d.origin
 	switch n {
 	case 2:
-		return s.service(q, e)
+		return d.service(q, base, e)
 	case 3:
 		if h := e.Hosts[labels[0]]; h != nil {
 			return addresses(q, h)
@@ -154,15 +201,15 @@ func (s *Server) services(q dns.Question, labels []string) answer {
 		}
 	case 4:
 		if ports := e.Ports[labels[0]+"."+labels[1]]; len(ports) > 0 {
-			return s.ports(q, e, ports)
+			return d.ports(q, base, e, ports)
 		}
 	}
 	return answer{rcode: dns.RcodeNameError}
 }
 
-func (s *Server) service(q dns.Question, e *records.Entry) answer {
+func (d domain) service(q dns.Question, base string, e *records.Entry) answer {
 	if e.Alias != "" {
-		return s.alias(q, e.Alias)
+		return d.alias(q, e.Alias)
 	}
 	if q.Qtype != dns.TypeSRV {
 		return addresses(q, &e.Host)
@@ -170,7 +217,7 @@ func (s *Server) service(q dns.Question, e *records.Entry) answer {
 	// Not in the specification, but known of CoreDNS: all ports at once.
 	var a answer
 	for _, ports := range e.Ports {
-		one := s.ports(q, e, ports)
+		one := d.ports(q, base, e, ports)
 		a.answer, a.extra = append(a.answer, one.answer...), append(a.extra, one.extra...)
 	}
 	a.varies = true
@@ -182,25 +229,24 @@ const maxAliases = 8
 
 // alias answers that the name is another one for target, and with what that
 // stands for if it is known here.
-func (s *Server) alias(q dns.Question, target string) answer {
+func (d domain) alias(q dns.Question, target string) answer {
 	a := answer{answer: []dns.RR{&dns.CNAME{Hdr: header(q.Name, dns.TypeCNAME), Target: dns.Fqdn(target)}}}
 	if q.Qtype == dns.TypeCNAME || q.Qtype == dns.TypeANY {
 		return a
 	}
 	for range maxAliases {
 		name := dns.Fqdn(strings.ToLower(target))
-		rest, ours := strings.CutSuffix(name, "."+s.origin)
-		if !ours {
+		in, labels, ours := d.domainOf(name)
+		if !ours || len(labels) == 0 {
 			a.alias = name
 			return a
 		}
-		labels := strings.Split(rest, ".")
 		var e *records.Entry
 		if len(labels) == 3 && labels[2] == "svc" {
-			e = s.config.Zone.Service(proxy.ServiceName{Namespace: labels[1], Name: labels[0]})
+			e = in.config.Zone.Service(in.key(labels[1], labels[0]))
 		}
 		if e == nil || e.Alias == "" {
-			end := s.below(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, labels)
+			end := in.below(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, labels)
 			end.answer = append(a.answer, end.answer...)
 			return end
 		}
@@ -234,12 +280,12 @@ func addressRecords(name string, qtype uint16, h *records.Host) (out []dns.RR) {
 	return out
 }
 
-// ports answers where a named port is served, with the addresses of there.
-func (s *Server) ports(q dns.Question, e *records.Entry, ports []records.Port) (a answer) {
+// ports answers where a named port is served, with the addresses of there. base is the
+// name of the Service.
+func (d domain) ports(q dns.Question, base string, e *records.Entry, ports []records.Port) (a answer) {
 	if q.Qtype != dns.TypeSRV {
 		return a
 	}
-	base := e.Name.Name + "." + e.Name.Namespace + ".svc." + s.origin
 	sent := make(map[string]struct{}, len(ports))
 	for _, p := range ports {
 		target, h := base, &e.Host
@@ -318,9 +364,9 @@ func header(name string, rrtype uint16) dns.RR_Header {
 }
 
 // soa says in negative answers how long they may be kept (RFC 2308).
-func (s *Server) soa() *dns.SOA {
+func (s *Server) soa(origin string) *dns.SOA {
 	return &dns.SOA{
-		Hdr: header(s.origin, dns.TypeSOA), Ns: "ns.dns." + s.origin, Mbox: "hostmaster." + s.origin,
+		Hdr: header(origin, dns.TypeSOA), Ns: "ns.dns." + origin, Mbox: "hostmaster." + origin,
 		Serial: uint32(s.config.Zone.Generation()), Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,
 	}
 }

@@ -77,6 +77,17 @@ func TestSpecification(t *testing.T) {
 		{"2.5 in two steps", "chain.default.svc.cluster.local.", dns.TypeAAAA, ok, []string{"chain.default.svc.cluster.local. CNAME inside.default.svc.cluster.local.", "inside.default.svc.cluster.local. CNAME web.default.svc.cluster.local.", "web.default.svc.cluster.local. AAAA fd00:96::10"}, nil},
 		{"2.5 to nothing", "nowhere.default.svc.cluster.local.", dns.TypeA, nx, []string(nil), nil},
 		{"2.5 in a circle", "circle.default.svc.cluster.local.", dns.TypeA, failed, nil, nil},
+		{"import", "web.default.svc.clusterset.local.", dns.TypeA, ok, []string{"web.default.svc.clusterset.local. A 10.96.0.77"}, nil},
+		{"import, SRV", "_http._tcp.web.default.svc.clusterset.local.", dns.TypeSRV, ok,
+			[]string{"_http._tcp.web.default.svc.clusterset.local. SRV 0 100 80 web.default.svc.clusterset.local."},
+			[]string{"web.default.svc.clusterset.local. A 10.96.0.77"}},
+		{"import, none", "plain.default.svc.clusterset.local.", dns.TypeA, nx, nil, nil},
+		{"import, no pods", "10-1-0-1.default.pod.clusterset.local.", dns.TypeA, nx, nil, nil},
+		{"import, above", "svc.clusterset.local.", dns.TypeA, ok, nil, nil},
+		{"import, apex", "clusterset.local.", dns.TypeNS, ok, []string{"clusterset.local. NS ns.dns.clusterset.local."}, nil},
+		{"import of an alias", "imported.default.svc.cluster.local.", dns.TypeA, ok,
+			[]string{"imported.default.svc.cluster.local. CNAME web.default.svc.clusterset.local.", "web.default.svc.clusterset.local. A 10.96.0.77"}, nil},
+
 		{"FQDN slice", "fqdn.default.svc.cluster.local.", dns.TypeCNAME, ok, []string{"fqdn.default.svc.cluster.local. CNAME a.example.com."}, nil},
 
 		{"2.6 pods", "10-9-8-7.default.pod.cluster.local.", dns.TypeA, ok, []string{"10-9-8-7.default.pod.cluster.local. A 10.9.8.7"}, nil},
@@ -141,7 +152,11 @@ func check(t *testing.T, qtype uint16, name string, r *dns.Msg) {
 	case !r.Authoritative:
 		t.Error("not authoritative")
 	case negative && len(r.Ns) == 1:
-		if soa, ok := r.Ns[0].(*dns.SOA); !ok || !strings.EqualFold(soa.Hdr.Name, "cluster.local.") || soa.Minttl != ttl {
+		origin := "cluster.local."
+		if strings.HasSuffix(strings.ToLower(name), clusterSet) {
+			origin = clusterSet
+		}
+		if soa, ok := r.Ns[0].(*dns.SOA); !ok || !strings.EqualFold(soa.Hdr.Name, origin) || soa.Minttl != ttl {
 			t.Errorf("authority %v", r.Ns)
 		}
 	case negative, len(r.Ns) != 0:

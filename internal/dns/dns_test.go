@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 	"go.uber.org/goleak"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -54,6 +55,7 @@ func sample() records.Update {
 	for _, s := range []*proxy.Service{
 		virtual("kubernetes", addrs("10.96.0.1"), proxy.Port{Name: "https", Protocol: proxy.TCP, Port: 443}),
 		virtual("web", addrs("10.96.0.10", "fd00:96::10"), proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80}, proxy.Port{Name: "dns", Protocol: proxy.UDP, Port: 53}),
+		virtual(mcs.DerivedServiceName("default", "web"), addrs("10.96.0.77"), proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80}),
 		virtual("plain", addrs("10.96.0.11"), proxy.Port{Protocol: proxy.TCP, Port: 80}),
 	} {
 		u.Services[s.Name] = s
@@ -64,6 +66,7 @@ func sample() records.Update {
 		{Name: named("inside"), ExternalName: "web.default.svc.cluster.local"},
 		{Name: named("chain"), ExternalName: "inside.default.svc.cluster.local"},
 		{Name: named("circle"), ExternalName: "circle.default.svc.cluster.local"},
+		{Name: named("imported"), ExternalName: "web.default.svc.clusterset.local"},
 		{Name: named("nowhere"), ExternalName: "none.default.svc.cluster.local"},
 		{Name: named("theirs"), ClusterIPs: addrs("10.96.0.99"), Ports: []proxy.Port{{Name: "http", Protocol: proxy.TCP, Port: 80}}},
 	} {

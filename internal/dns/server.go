@@ -8,6 +8,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -102,6 +103,9 @@ func New(config Config) (*Server, error) {
 	def(&config.MaxForwards, 1000)
 	def(&config.MaxConnections, 256)
 	def(&config.CacheSize, 10000)
+	if strings.EqualFold(dns.Fqdn(config.Domain), clusterSet) {
+		return nil, fmt.Errorf("cluster domain %s is the domain of imported services: choose another one", config.Domain)
+	}
 	s := &Server{config: config, log: config.Logger, origin: strings.ToLower(dns.Fqdn(config.Domain))}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -352,7 +356,7 @@ func (s *Server) fill(r *dns.Msg, a answer) {
 		r.Extra = append(r.Extra, opt)
 	}
 	if a.rcode != dns.RcodeServerFailure && (len(a.answer) == 0 || a.rcode != dns.RcodeSuccess) {
-		r.Ns = []dns.RR{s.soa()}
+		r.Ns = []dns.RR{s.soa(cmp.Or(a.origin, s.origin))}
 	}
 }
 

@@ -2,8 +2,6 @@ package multicluster
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/base32"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -57,23 +54,8 @@ func ReconcileImport(in ImportInput) ImportPlan {
 	return ImportPlan{Derived: in.derived(m, exported), Import: in.imported(m)}
 }
 
-// DerivedName is the name of the Service that has the virtual IP of an import: the name of
-// the import as far as it fits, and a hash of namespace and name.
-func DerivedName(key resource.Key) string {
-	hash := shortHash("service import", key.Namespace, key.Name)
-	name := strings.ReplaceAll(key.Name, ".", "-")
-	if limit := validation.DNS1035LabelMaxLength - len(hash) - 1; len(name) > limit {
-		name = strings.TrimRight(name[:limit], "-")
-	}
-	return name + "-" + hash
-}
-
-// shortHash is 13 characters that a DNS label may have: 64 bits of SHA-256 over parts, which
-// have no zero bytes.
-func shortHash(parts ...string) string {
-	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
-	return base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding).EncodeToString(sum[:8])
-}
+// DerivedName is the name of the Service that has the virtual IP of an import.
+func DerivedName(key resource.Key) string { return mcs.DerivedServiceName(key.Namespace, key.Name) }
 
 // IsDerived reports whether a Service has the virtual IP of an import.
 func IsDerived(s *corev1.Service) bool {

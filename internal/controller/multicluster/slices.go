@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -28,7 +29,7 @@ func ReconcileSlices(derived *corev1.Service, local, have []*discoveryv1.Endpoin
 		copies[s.Name] = s
 	}
 	for _, s := range local {
-		name := derived.Name + "-" + shortHash("slice", s.Name)
+		name := mcs.DerivedServiceName(derived.Name, s.Name)
 		was := copies[name]
 		delete(copies, name)
 		next := &discoveryv1.EndpointSlice{AddressType: s.AddressType}

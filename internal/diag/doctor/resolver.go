@@ -10,6 +10,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/dns"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -108,7 +109,7 @@ func askServer(ctx context.Context, server netip.AddrPort) (answered bool, err e
 }
 
 func (x examiner) fixResolver(ctx context.Context, system resolvconf.System, server netip.AddrPort, ranges []netip.Prefix) error {
-	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domain: app.ClusterDomain, Ranges: ranges})
+	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domains: []string{app.ClusterDomain, dns.ClusterSetDomain}, Ranges: ranges})
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,10 @@ func header(server netip.AddrPort) string {
 // setResolved adds a route by domain. A server with routing domains only is not
 // asked for anything else (resolved.conf(5)).
 func (s System) setResolved(ctx context.Context, to Setting) error {
-	domains := []string{"~" + to.Domain}
+	var domains []string
+	for _, d := range to.Domains {
+		domains = append(domains, "~"+d)
+	}
 	for _, p := range to.Ranges {
 		domains = append(domains, "~"+reverseDomain(p))
 	}

@@ -64,8 +64,9 @@ type System struct {
 type Setting struct {
 	// Server is the agent's DNS server.
 	Server netip.AddrPort
-	// Domain of the cluster, without a dot at its end.
-	Domain string
+	// Domains that it answers for, without dots at their ends. Only systemd-resolved needs
+	// them.
+	Domains []string
 	// Ranges of virtual addresses, for the names of addresses. Only
 	// systemd-resolved needs them.
 	Ranges []netip.Prefix

@@ -83,7 +83,7 @@ func (m *machine) tree() map[string]string {
 }
 
 func setting(server string) Setting {
-	return Setting{Server: netip.MustParseAddrPort(server), Domain: "cluster.local",
+	return Setting{Server: netip.MustParseAddrPort(server), Domains: []string{"cluster.local", "clusterset.local"},
 		Ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/108")}}
 }
 
@@ -241,7 +241,7 @@ func TestResolved(t *testing.T) {
 	}
 	text := m.read(dropIn)
 	for _, line := range []string{"[Resolve]\n", "DNS=127.0.0.1:10053\n",
-		"Domains=~cluster.local ~96.10.in-addr.arpa ~0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.0.d.f.ip6.arpa\n"} {
+		"Domains=~cluster.local ~clusterset.local ~96.10.in-addr.arpa ~0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.0.d.f.ip6.arpa\n"} {
 		if !strings.Contains(text, line) {
 			t.Errorf("%q is missing in:\n%s", line, text)
 		}
