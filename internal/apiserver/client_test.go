@@ -22,7 +22,7 @@ func TestClientEveryKind(t *testing.T) {
 	for i, k := range kind.All() {
 		t.Run(k.GVK.Group+"/"+k.GVK.Kind, func(t *testing.T) {
 			ctx := t.Context()
-			in := object(t, k, nameFor(k, "inproc-"+k.Singular+"-"+string(rune('a'+i)), "10.79.0."+string(rune('1'+i%9))))
+			in := object(t, k, nameFor(k, fmt.Sprintf("inproc-%s-%d", k.Singular, i), fmt.Sprint("10.79.0.", i+1)))
 			key := resource.KeyOf(in)
 			created, err := client.Create(ctx, k, in)
 			if err != nil {
