@@ -14,6 +14,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/federation"
 	"github.com/proxima-mesh/proxima/internal/payload"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -26,8 +27,14 @@ type Kind struct {
 	Type federation.Type
 	// Mesh that an object belongs to; nil: none.
 	Mesh func(resource.Object) string
-	// Zones that use an object, of types that fan out to SelectedZones.
+	// Zones that use an object, of types that fan out to SelectedZones; AnyZone among
+	// them: all.
 	Zones func(resource.Object) []string
+	// Local selects objects that do not travel; nil: none.
+	Local func(resource.Object) bool
+	// OwnStatus: the status is what each control plane observes itself. It does not
+	// travel, and that of a copy is not touched.
+	OwnStatus bool
 	// Prune removes what changes often and means nothing elsewhere, as times of renewal;
 	// nil: nothing does. The object is a copy.
 	Prune func(resource.Object)
@@ -35,6 +42,13 @@ type Kind struct {
 	// nil: there are none.
 	Stamp func(obj resource.Object, zone string)
 }
+
+// AnyZone stands for all zones.
+const AnyZone = "*"
+
+// LabelWithheld on a copy at global keeps it from the other zones: its zone is disabled.
+// Streams of its zone remove the label.
+const LabelWithheld = meshv1alpha1.GroupName + "/withheld"
 
 // TypeOf returns the type of a kind: name, direction and scope are the descriptor's.
 // ok is false for a kind that stays where it is.
@@ -118,6 +132,9 @@ func (k Kind) encode(obj resource.Object) (*federation.Object, error) {
 	}
 	for _, name := range []string{"metadata", "apiVersion", "kind"} {
 		delete(fields, name)
+	}
+	if k.OwnStatus {
+		delete(fields, "status")
 	}
 	if body, err = json.Marshal(fields); err != nil {
 		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)

@@ -125,6 +125,8 @@ type entry struct {
 	body   []byte
 	labels map[string]string
 	zones  []string
+	// local: it does not travel.
+	local bool
 }
 
 func newTable(o *Outlet, k Kind) *table {
@@ -181,8 +183,11 @@ func (t *table) visible(zone string, e entry) bool {
 	if t.outlet.config.Side == federation.AtZone {
 		peer = t.outlet.config.Zone
 	}
-	return t.kind.Type.Leaves(t.outlet.config.Side, peer, e.labels) &&
-		(t.kind.Type.FanOut != federation.SelectedZones || slices.Contains(e.zones, zone))
+	if e.local || e.labels[LabelWithheld] != "" || !t.kind.Type.Leaves(t.outlet.config.Side, peer, e.labels) {
+		return false
+	}
+	return t.outlet.config.Side == federation.AtZone || t.kind.Type.FanOut != federation.SelectedZones ||
+		slices.Contains(e.zones, zone) || slices.Contains(e.zones, AnyZone)
 }
 
 // event is one call of a handler.
@@ -280,7 +285,7 @@ func (t *table) marshal(obj resource.Object) *entry {
 		t.outlet.config.Log.Error("object not sent", "type", t.kind.Type.Name, "error", err)
 		return nil
 	}
-	e := &entry{body: body, labels: obj.GetLabels()}
+	e := &entry{body: body, labels: obj.GetLabels(), local: t.kind.Local != nil && t.kind.Local(obj)}
 	if t.kind.Zones != nil {
 		e.zones = t.kind.Zones(obj)
 	}

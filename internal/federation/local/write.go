@@ -62,7 +62,7 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 		return err
 	}
 	if err != nil {
-		if !k.Descriptor.Status || equality.Semantic.DeepEqual(statusOf(obj), statusOf(k.Descriptor.New())) {
+		if !k.carriesStatus() || equality.Semantic.DeepEqual(statusOf(obj), statusOf(k.Descriptor.New())) {
 			_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
 			return err
 		}
@@ -78,6 +78,9 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	}
 	return i.replace(ctx, k, obj, existing)
 }
+
+// carriesStatus reports whether a copy has the status of the original.
+func (k Kind) carriesStatus() bool { return k.Descriptor.Status && !k.OwnStatus }
 
 // mayReplace verifies that an object is the copy that the receiver takes it for.
 func (i *Inlet) mayReplace(put federation.Put, existing resource.Object) error {
@@ -104,7 +107,7 @@ func (i *Inlet) replace(ctx context.Context, k Kind, obj, existing resource.Obje
 		meta.Finalizers, meta.OwnerReferences = from.GetFinalizers(), from.GetOwnerReferences()
 	}
 	keep(existing)
-	if k.Descriptor.Status && !equality.Semantic.DeepEqual(statusOf(obj), statusOf(existing)) {
+	if k.carriesStatus() && !equality.Semantic.DeepEqual(statusOf(obj), statusOf(existing)) {
 		written, err := i.config.Client.UpdateStatus(ctx, k.Descriptor, obj)
 		if err != nil {
 			return err

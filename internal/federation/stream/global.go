@@ -27,6 +27,9 @@ type Admission struct {
 	// End, if not nil, ends the streams when it is closed, as when the zone is disabled
 	// or its credential withdrawn.
 	End <-chan struct{}
+	// Opened, if not nil, is called when a stream begins, and what it returns when the
+	// stream has ended.
+	Opened func() (closed func())
 }
 
 // GlobalConfig configures a Global. All but Admit may be left out.
@@ -160,6 +163,9 @@ func (g *Global) serve(s grpc.ServerStream, method string, run func(context.Cont
 		return err
 	}
 	defer g.remove(p, st)
+	if a.Opened != nil {
+		defer a.Opened()()
+	}
 	if a.End != nil {
 		stop := make(chan struct{})
 		defer close(stop)

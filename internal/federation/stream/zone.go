@@ -24,6 +24,18 @@ import (
 // position of the stream before, and needs the versions.
 const expiredKey = "proxima-position-expired"
 
+// versionKey is metadata of every stream and check: the version of the zone's program.
+const versionKey = "proxima-version"
+
+// VersionOf is the version that the peer of a call announces; empty: none. It is for
+// GlobalConfig.Admit.
+func VersionOf(ctx context.Context) string {
+	if v := metadata.ValueFromIncomingContext(ctx, versionKey); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
 // retryPolicy: the first retry is at once. The random part keeps zones from coming back
 // together.
 var retryPolicy = backoff.Policy{First: 100 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.5}
@@ -143,6 +155,7 @@ func (z *Zone) keep(ctx context.Context, name string, attempt func(ctx context.C
 
 // open opens a stream. Its messages are compressed, and so are those of the server.
 func (z *Zone) open(ctx context.Context, desc *grpc.StreamDesc, method string) (grpc.ClientStream, error) {
+	ctx = metadata.AppendToOutgoingContext(ctx, versionKey, z.config.Version)
 	s, err := z.config.Conn.NewStream(ctx, desc, method, grpc.ForceCodecV2(deltastream.Codec()), grpc.UseCompressor(gzip.Name))
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", method, err)
@@ -200,7 +213,7 @@ func (z *Zone) observe(e engine) {
 func (z *Zone) check(ctx context.Context) {
 	client := federationv1.NewZoneServiceClient(z.config.Conn)
 	for {
-		one, cancel := context.WithTimeout(ctx, CheckInterval)
+		one, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(ctx, versionKey, z.config.Version), CheckInterval)
 		r, err := client.HealthCheck(one, &federationv1.HealthCheckRequest{Instance: z.config.Instance, Version: z.config.Version},
 			grpc.ForceCodecV2(deltastream.Codec()))
 		cancel()
