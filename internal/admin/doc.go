@@ -31,8 +31,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
-// Config of the handlers of a control plane. All fields are required. Nothing that is
-// named here may block, except where a context is passed.
+// Config of the handlers of a control plane. All fields are required, but for Federation,
+// and for what GlobalHandlers do without. Nothing that is named here may block, except
+// where a context is passed.
 type Config struct {
 	// Role, as --role names it, and StoreName, as --store does, without passwords.
 	Role, StoreName string
@@ -53,7 +54,9 @@ type Config struct {
 	Audit func() audit.States
 	// InServiceRange reports whether Services may have an address.
 	InServiceRange func(netip.Addr) bool
-	Logger         *slog.Logger
+	// Federation with other control planes; nil: this one stands alone.
+	Federation Federation
+	Logger     *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.
@@ -108,6 +111,18 @@ func Handlers(c Config) map[string]http.Handler {
 		SimulatePath:       get(questionHandler{c, simulate}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
+		ConfirmPath:        confirmHandler{c},
+	}
+}
+
+// GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
+// Leases and InServiceRange of the Config are not used: there are no nodes.
+func GlobalHandlers(c Config) map[string]http.Handler {
+	return map[string]http.Handler{
+		StatusPath:     get(statusHandler{c}),
+		BackupPath:     get(backupHandler{c, false}),
+		BackupKeysPath: get(backupHandler{c, true}),
+		ConfirmPath:    confirmHandler{c},
 	}
 }
 
@@ -130,6 +145,9 @@ func answer(w http.ResponseWriter, value any) {
 
 // errNotSynced is the answer while the tables are being filled.
 var errNotSynced = errors.New("the control plane is still reading its store; try again in a moment")
+
+// errAlone is the answer where there are no other control planes.
+var errAlone = errors.New("this control plane stands alone: it has no zones, and no global control plane")
 
 // refuse as the Kubernetes API does.
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {

@@ -59,6 +59,8 @@ type Status struct {
 	Audit audit.States `json:"audit"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
+	// Federation with other control planes; absent: this one stands alone.
+	Federation *FederationStatus `json:"federation,omitempty"`
 }
 
 // HeldExpiry is a lease that ran out and whose holder is not marked not ready yet.
@@ -128,6 +130,15 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"services": snapshot.Services.Len(), "endpointslices": snapshot.Slices.Len(), "nodes": snapshot.Nodes.Len(),
 		"pods": snapshot.Pods.Len(), "dataplanes": snapshot.Dataplanes.Len(), "namespaces": snapshot.Namespaces.Len(),
 	}
+	s.Federation = h.federationStatus(r.Context())
+	if h.Leases != nil {
+		h.addNodes(&s, snapshot)
+	}
+	answer(w, s)
+}
+
+// addNodes adds what is of agents, which a global control plane has not.
+func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	s.InServiceRanges = h.inServiceRanges(snapshot)
 	s.setLeases(h.Leases.State())
 	for _, m := range h.Suspicion.Suspects() {
@@ -138,7 +149,6 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}
-	answer(w, s)
 }
 
 func (h statusHandler) storeStatus(ctx context.Context) StoreStatus {

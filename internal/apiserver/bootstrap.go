@@ -34,13 +34,16 @@ const (
 func (s *Server) bootstrap(ctx context.Context) error {
 	client := s.Client("system:apiserver")
 	// The namespace of node leases is made as well, as in Kubernetes; it may go.
-	for _, name := range slices.Concat(immortal, []string{corev1.NamespaceNodeLease}) {
+	for _, name := range slices.Concat(immortal, []string{corev1.NamespaceNodeLease}, s.cfg.Namespaces) {
 		if err := s.ensure(ctx, client, kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return err
 		}
 	}
-	if err := s.ensure(ctx, client, kind.Mesh, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}); err != nil {
-		return err
+	if !s.cfg.MeshElsewhere {
+		mesh := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}
+		if err := s.ensure(ctx, client, kind.Mesh, mesh); err != nil {
+			return err
+		}
 	}
 	if len(s.cfg.ServiceCIDRs) == 0 || s.services == nil {
 		return nil

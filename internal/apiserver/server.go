@@ -75,6 +75,11 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	// NodePorts is the range of node ports. Optional: 30000-32767.
 	NodePorts ipam.PortRange
+	// Namespaces are made at the start where they are missing. Optional.
+	Namespaces []string
+	// MeshElsewhere: another control plane owns the Meshes, so that the default one is not
+	// made here. Optional.
+	MeshElsewhere bool
 	// Advertise is where the Service "kubernetes" leads. Optional: the listener's
 	// address; none if that is unspecified.
 	Advertise netip.AddrPort

@@ -39,6 +39,8 @@ type api struct {
 	nodes *nodeTable
 	// meshes judges writes of Meshes; its authorities are set before the server runs.
 	meshes *meshUpdates
+	// zones judges deletions of Zones; its client is set before the server runs.
+	zones *zoneDeletions
 
 	// direct is the API itself.
 	direct *apiserver.Client
@@ -58,13 +60,14 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	}
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
-		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{},
+		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
 		return nil, err
 	}
 	a.nodes.client = a.server.Client("system:apiserver")
+	a.zones.client = a.nodes.client
 	if err := a.newClients(cfg, s, log); err != nil {
 		a.server.Close()
 		return nil, err
@@ -86,19 +89,21 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Unoffered:     authorize.Unoffered(),
 		Guard:         a.sessions.Guard,
 		Writes: writes{
-			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has}, a.holders, a.meshes,
+			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
+			a.holders, a.meshes, a.zones,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
-		Several:      s.shared(),
-		Limits:       cfg.Limits,
-		LongRunning:  admin.LongPaths(),
-		Transformer:  s.keys.Transformers(sealedGroups()...),
-		Metrics:      s.metrics,
-		Audit:        auditTo(s.audit),
-		AuditReads:   admin.LongPaths(),
-		Logger:       log.With("component", "api"),
-		Version:      version.Get().Version,
+		Namespaces:   cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
+		Several:     s.shared(),
+		Limits:      cfg.Limits,
+		LongRunning: admin.LongPaths(),
+		Transformer: s.keys.Transformers(sealedGroups()...),
+		Metrics:     s.metrics,
+		Audit:       auditTo(s.audit),
+		AuditReads:  admin.LongPaths(),
+		Logger:      log.With("component", "api"),
+		Version:     version.Get().Version,
 	})
 }
 
@@ -113,6 +118,9 @@ func (a *api) newClients(cfg ControlPlaneConfig, s *storage, log *slog.Logger) e
 	}
 	// Few objects, and read for each heartbeat or deletion.
 	kinds := []*resource.Descriptor{kind.Namespace, kind.Node, kind.Dataplane}
+	if cfg.role() == RoleGlobal {
+		kinds = []*resource.Descriptor{kind.Namespace} // the others are copies, and many
+	}
 	a.memory = cached.New(cached.Config{
 		Client:     a.client,
 		Kinds:      kinds,
@@ -144,6 +152,7 @@ type writes struct {
 	*access.WritePolicy
 	holders *access.Holders
 	meshes  *meshUpdates
+	zones   *zoneDeletions
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -152,6 +161,9 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 		return err
 	}
 	if err := w.holders.AllowWrite(write.Kind, write.Object, write.Old); err != nil {
+		return err
+	}
+	if err := w.zones.allow(ctx, write); err != nil {
 		return err
 	}
 	return w.meshes.allow(ctx, write)

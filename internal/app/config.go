@@ -1,11 +1,13 @@
 package app
 
 import (
+	"cmp"
 	"log/slog"
 	"net/netip"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -46,7 +48,33 @@ type ControlPlaneConfig struct {
 	// AdvertiseAddress (host) by which other machines reach this instance; empty: that of
 	// APIAddress.
 	AdvertiseAddress string
-	Logger           *slog.Logger
+	// Role among several control planes; empty: RoleStandalone.
+	Role Role
+	// Zone that this is the control plane of, with RoleZone; Global (HOST:PORT) the address
+	// of the global control plane's API; ZoneTokenFile a token of kind zone.
+	Zone, Global, ZoneTokenFile string
+	// FederationProtocol that a zone speaks: 1 or 2; 0: 2.
+	FederationProtocol int
+	// ZoneTimeout, at global: a zone that is silent for so long is offline; 0: 15 s.
+	ZoneTimeout time.Duration
+	Logger      *slog.Logger
+}
+
+// Role of a control plane among several.
+type Role string
+
+// The roles.
+const (
+	RoleStandalone Role = "standalone"
+	RoleZone       Role = "zone"
+	RoleGlobal     Role = "global"
+)
+
+func (c *ControlPlaneConfig) role() Role { return cmp.Or(c.Role, RoleStandalone) }
+
+// site that is served.
+func (c *ControlPlaneConfig) site() locality.Site {
+	return cmp.Or(locality.Site(c.Zone), locality.Local)
 }
 
 // Serving is the addresses at which a role serves.

@@ -20,7 +20,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/identity/rotation"
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
-	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -47,7 +46,7 @@ type identities struct {
 // adds to the instance's gRPC server.
 func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) (*identities, error) {
 	log = log.With("component", "identities")
-	site := string(locality.Local)
+	site := string(cfg.site())
 	d := &identities{
 		log: log, api: a, catalog: i.catalog, acked: make(chan struct{}, 1),
 		records: sealed.NewRecords(s.store, s.keys), ledger: issue.NewLedger(s.store, nil),

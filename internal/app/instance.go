@@ -133,12 +133,25 @@ func admitOwnNode(
 // listen opens the gRPC port. It carries views, reports of demand and heartbeats over
 // mTLS: only certificates of our authority are admitted.
 func (i *instance) listen(cfg ControlPlaneConfig, s *storage, a *api) error {
+	if err := i.open(cfg, s, a, "node views"); err != nil {
+		return err
+	}
+	i.views.Register(i.server, viewwire.GRPCService, viewwire.Method)
+	wire.NewServer(i.demand, func(ctx context.Context, node string) error {
+		return access.RequireNode(ctx, node, "report the demand")
+	}).Register(i.server)
+	i.heartbeat.Register(i.server)
+	return nil
+}
+
+// open opens the gRPC port, for services that are registered before it is served.
+func (i *instance) open(cfg ControlPlaneConfig, s *storage, a *api, what string, options ...grpc.ServerOption) error {
 	address, err := onPort(a.address.String(), cfg.GRPCPort)
 	if err != nil {
 		return err
 	}
 	limit := listener.DescriptorShare(maxViewConnections, viewShare)
-	if i.listener, err = listen("node views", "--grpc-port", address, limit, i.log); err != nil {
+	if i.listener, err = listen(what, "--grpc-port", address, limit, i.log); err != nil {
 		return err
 	}
 	pair, err := serverCertificate(s.ca, i.listener.Addr(), ClusterDomain, nil)
@@ -149,7 +162,7 @@ func (i *instance) listen(cfg ControlPlaneConfig, s *storage, a *api) error {
 	if err != nil {
 		return err
 	}
-	i.server = grpc.NewServer(append(stream.ServerOptions(),
+	i.server = grpc.NewServer(append(append(stream.ServerOptions(), options...),
 		grpc.Creds(a.sessions.Credentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.ca.Pool(),
@@ -164,11 +177,6 @@ func (i *instance) listen(cfg ControlPlaneConfig, s *storage, a *api) error {
 		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)...)
-	i.views.Register(i.server, viewwire.GRPCService, viewwire.Method)
-	wire.NewServer(i.demand, func(ctx context.Context, node string) error {
-		return access.RequireNode(ctx, node, "report the demand")
-	}).Register(i.server)
-	i.heartbeat.Register(i.server)
 	return nil
 }
 

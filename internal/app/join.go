@@ -5,19 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 
-	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -100,71 +95,16 @@ func (a *agent) forgetState() error {
 	return a.ranges.Forget()
 }
 
+// planeLink is how the view is reached.
+func (a *agent) planeLink() *planeLink {
+	return &planeLink{renewer: a.renewer, server: a.cfg.Server, serves: "node views"}
+}
+
 // viewAddress is where this node's view is served.
-func (a *agent) viewAddress() (string, error) {
-	c := a.renewer.Credentials()
-	if c == nil {
-		return "", a.renewer.Problem()
-	}
-	if c.GRPCAddress == "" {
-		return "", fmt.Errorf("control plane %s serves no node views: it runs with --grpc-port 0", c.Server)
-	}
-	host, port, err := net.SplitHostPort(c.GRPCAddress)
-	if err != nil {
-		return "", fmt.Errorf("address of the node views: %w", err)
-	}
-	if host == "" { // the same as the API's
-		if host, _, err = net.SplitHostPort(c.Server); err != nil {
-			return "", err
-		}
-	}
-	return net.JoinHostPort(host, port), nil
-}
+func (a *agent) viewAddress() (string, error) { return a.planeLink().address() }
 
-// connect makes the connection that carries the view and the reports of demand. It
-// dials when it is used. A machine without credentials learns the address when it
-// has joined.
-func (a *agent) connect() (*grpc.ClientConn, error) {
-	options := append(stream.DialOptions(),
-		grpc.WithTransportCredentials(viewCredentials{credentials.NewTLS(nil), a}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true,
-		}),
-	)
-	if a.renewer.Credentials() != nil {
-		address, err := a.viewAddress()
-		if err != nil {
-			return nil, err
-		}
-		return grpc.NewClient("passthrough:///"+address, options...)
-	}
-	dial := func(ctx context.Context, _ string) (net.Conn, error) {
-		address, err := a.viewAddress()
-		if err != nil {
-			return nil, err
-		}
-		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	}
-	return grpc.NewClient("passthrough:///"+a.cfg.Server, append(options, grpc.WithContextDialer(dial))...)
-}
-
-// viewCredentials check the server against the address that was dialled.
-type viewCredentials struct {
-	credentials.TransportCredentials
-	agent *agent
-}
-
-// ClientHandshake implements credentials.TransportCredentials.
-func (v viewCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	address, err := v.agent.viewAddress()
-	if err != nil {
-		return nil, nil, err
-	}
-	return credentials.NewTLS(v.agent.renewer.TLSConfig(HostOf(address))).ClientHandshake(ctx, authority, raw)
-}
-
-// Clone implements credentials.TransportCredentials.
-func (v viewCredentials) Clone() credentials.TransportCredentials { return v }
+// connect makes the connection that carries the view and the reports of demand.
+func (a *agent) connect() (*grpc.ClientConn, error) { return a.planeLink().connect() }
 
 // reconnecting is a transport that shows the newest certificate: connections that
 // were made with an older one are dropped. A refusal starts a renewal.

@@ -16,9 +16,12 @@ import (
 // ClusterDomain of the names of Services.
 const ClusterDomain = "cluster.local"
 
-// RunControlPlane runs a standalone control plane until ctx ends, and calls ready once it
-// serves. Its state is durable when it returns.
+// RunControlPlane runs a control plane, in the role of cfg, until ctx ends, and calls ready
+// once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
+	if cfg.role() == RoleGlobal {
+		return runGlobal(ctx, cfg, ready)
+	}
 	cp, err := newStandalone(ctx, cfg)
 	if err != nil {
 		return err
@@ -60,6 +63,8 @@ type standalone struct {
 	leader   *controllers
 	// identities of workloads.
 	identities *identities
+	// zone is the connection to global; nil: this is not the control plane of a zone.
+	zone *zoneLink
 	// complete is closed when the tables are filled and the kubeconfig is written.
 	complete chan struct{}
 }
@@ -102,6 +107,11 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		cp.election = cp.others.election()
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
+	if cfg.role() == RoleZone {
+		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.leader.client, cp.log); err != nil {
+			return nil, err
+		}
+	}
 	cp.handle()
 	return cp, nil
 }
@@ -116,6 +126,7 @@ func (cp *standalone) components() []component {
 		cp.identities.components(),
 		cp.others.components(),
 		cp.leader.components(),
+		cp.zone.components(),
 		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
 	)
 }
@@ -124,7 +135,7 @@ func (cp *standalone) components() []component {
 func (cp *standalone) handle() {
 	s, a, i := cp.storage, cp.api, cp.instance
 	certificates := access.NewCertificates(s.ca, s.tokens, s.policy(), i.grpcPort(), cp.log.With("component", "certificates"))
-	tokens := access.TokenHandler(s.tokens, cp.log.With("component", "tokens"))
+	tokens := access.TokenHandler(s.tokens, nil, cp.log.With("component", "tokens"))
 	secrets := s.rotation(a.server).Handler(cp.log.With("component", "secrets"))
 	a.server.Handle(identity.CertificatesPath, certificates)
 	a.server.Handle(access.TokensPath, tokens)
@@ -132,10 +143,10 @@ func (cp *standalone) handle() {
 	a.server.Handle(keyring.StatusPath, secrets)
 	a.server.Handle(keyring.StatusPath+"/", secrets)
 	for path, handler := range admin.Handlers(admin.Config{
-		Role: "standalone", StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
+		Role: string(cp.cfg.role()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

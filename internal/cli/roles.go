@@ -224,33 +224,35 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 
 func newControlPlane(s *settings) *cobra.Command {
 	var p planeFlags
-	var role, store string
+	var store string
 	var c clusterFlags
+	var z zoneFlags
 	cmd := &cobra.Command{
 		Use:     "control-plane",
 		GroupID: "roles",
 		Short:   "Run a control plane without an agent",
+		Long: `Control-plane runs the API and the controllers. It stands alone, or is one of
+several: --role global has the policies and the zones and serves no nodes; --role
+zone serves the nodes of one site, and goes on doing so while global is away.`,
+		Example: "  proxima control-plane --role global --api-address 10.0.0.1:6443\n" +
+			"  proxima control-plane --role zone --zone east --global 10.0.0.1:6443 --token-file zone-east.token",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch role {
-			case "standalone":
-			case "zone", "global":
-				return usagef("--role %s: not in this version; use standalone", role)
-			default:
-				return usagef("--role %q: use standalone", role)
-			}
 			cfg, err := p.config(s, store)
 			if err != nil {
 				return err
 			}
 			c.apply(&cfg)
+			if err := z.apply(cmd, &cfg); err != nil {
+				return err
+			}
 			return app.RunControlPlane(cmd.Context(), cfg, s.printReady)
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", "standalone", "role among several control planes: standalone")
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, or memory")
 	p.add(cmd)
 	c.add(cmd)
+	z.add(cmd)
 	return cmd
 }
 

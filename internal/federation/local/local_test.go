@@ -610,3 +610,43 @@ func FuzzParseCheckpoint(f *testing.F) {
 		}
 	})
 }
+
+// TestWithheld: what is withheld leaves the other zones and comes back, as often as that
+// happens.
+func TestWithheld(t *testing.T) {
+	for protocol := 1; protocol <= 2; protocol++ {
+		t.Run(fmt.Sprintf("protocol %d", protocol), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, _ := newWorld(t, protocol)
+				g := w.global
+				w.east.create(w.east.kinds.ingress, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "in"}})
+				time.Sleep(time.Second)
+				for range 4 {
+					w.west.want(w.west.kinds.ingress, "in of zone east")
+					setWithheld(t, g, true)
+					time.Sleep(time.Second)
+					w.west.want(w.west.kinds.ingress)
+					setWithheld(t, g, false)
+					time.Sleep(time.Second)
+				}
+			})
+		})
+	}
+}
+
+func setWithheld(t *testing.T, g *site, withheld bool) {
+	t.Helper()
+	copies, _, err := g.client.List(context.Background(), g.kinds.ingress, resource.ListOptions{})
+	if err != nil || len(copies) != 1 {
+		t.Fatalf("%d copies at global: %v", len(copies), err)
+	}
+	labels := copies[0].GetLabels()
+	delete(labels, LabelWithheld)
+	if withheld {
+		labels[LabelWithheld] = "true"
+	}
+	copies[0].SetLabels(labels)
+	if _, err := g.client.Update(context.Background(), g.kinds.ingress, copies[0]); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/federation"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -57,7 +59,7 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	if err != nil {
 		return &refusal{err}
 	}
-	existing, err := i.config.Client.Get(ctx, k.Descriptor, keyOf(put.Key))
+	existing, err := i.present(ctx, k, put.Key)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -77,6 +79,29 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 		return err
 	}
 	return i.replace(ctx, k, obj, existing)
+}
+
+const (
+	// goneTimeout bounds how long a put waits for a copy that is being deleted.
+	goneTimeout = 5 * time.Second
+	goneCheck   = 20 * time.Millisecond
+)
+
+// present reads an object. It waits for one that is being deleted: what is written to it
+// would go with it.
+func (i *Inlet) present(ctx context.Context, k Kind, key federation.Key) (resource.Object, error) {
+	for began := i.config.Clock.Now(); ; {
+		obj, err := i.config.Client.Get(ctx, k.Descriptor, keyOf(key))
+		if err != nil || obj.GetDeletionTimestamp() == nil {
+			return obj, err
+		}
+		if i.config.Clock.Since(began) > goneTimeout {
+			return nil, fmt.Errorf("%s %s is being deleted, for longer than %s: what holds it? see its finalizers", k.Type.Name, keyOf(key), goneTimeout)
+		}
+		if !backoff.SleepBy(ctx, i.config.Clock, goneCheck) {
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // carriesStatus reports whether a copy has the status of the original.

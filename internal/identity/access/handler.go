@@ -166,8 +166,9 @@ type TokenList struct {
 }
 
 // TokenHandler answers TokensPath and TokensPath/{id}. It stands behind
-// authentication and authorization: the rule table lets admins alone get here.
-func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
+// authentication and authorization: the rule table lets admins alone get here. allow, if it
+// is not nil, returns why this control plane makes no tokens of a kind.
+func TokenHandler(tokens *identity.Tokens, allow func(identity.Kind) error, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+TokensPath, func(w http.ResponseWriter, r *http.Request) {
 		items, err := tokens.List(r.Context())
@@ -177,7 +178,7 @@ func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
 		}
 		answer(w, http.StatusOK, TokenList{Items: items})
 	})
-	mux.HandleFunc("POST "+TokensPath, func(w http.ResponseWriter, r *http.Request) { createToken(w, r, tokens, log) })
+	mux.HandleFunc("POST "+TokensPath, func(w http.ResponseWriter, r *http.Request) { createToken(w, r, tokens, allow, log) })
 	mux.HandleFunc("DELETE "+TokensPath+"/{id}", func(w http.ResponseWriter, r *http.Request) {
 		info, err := tokens.Revoke(r.Context(), r.PathValue("id"))
 		switch {
@@ -194,7 +195,7 @@ func TokenHandler(tokens *identity.Tokens, log *slog.Logger) http.Handler {
 	return mux
 }
 
-func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens, log *slog.Logger) {
+func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens, allow func(identity.Kind) error, log *slog.Logger) {
 	const maxBody = 32 << 10 // as many bounds as there may be, with long names
 	var req TokenRequest
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
@@ -206,6 +207,12 @@ func createToken(w http.ResponseWriter, r *http.Request, tokens *identity.Tokens
 	if _, err := identity.SubjectFor(req.Kind, req.Name); err != nil {
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
 		return
+	}
+	if allow != nil {
+		if err := allow(req.Kind); err != nil {
+			fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
+			return
+		}
 	}
 	if err := identity.CheckBounds(req.Kind, req.Bounds); err != nil {
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())

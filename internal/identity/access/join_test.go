@@ -90,7 +90,7 @@ func newServer(t *testing.T, renewExpired time.Duration) *server {
 
 	mux := http.NewServeMux()
 	mux.Handle(identity.CertificatesPath, NewCertificates(authority, s.tokens, policy, "cp:6444", log))
-	tokens := TokenHandler(s.tokens, log)
+	tokens := TokenHandler(s.tokens, nil, log)
 	mux.Handle(TokensPath, tokens)
 	mux.Handle(TokensPath+"/", tokens)
 	mux.HandleFunc("GET /healthz/watch", func(w http.ResponseWriter, r *http.Request) {

@@ -39,6 +39,24 @@ func CallerNode(ctx context.Context) (string, error) {
 	return name, nil
 }
 
+// CallerZone is the zone of the verified client certificate of a gRPC call. The error is a
+// gRPC status: the caller is no control plane of a zone.
+func CallerZone(ctx context.Context) (string, error) {
+	subject, err := callerOf(ctx)
+	if err != nil {
+		return "", err
+	}
+	name, ok := identity.ZoneName(subject.User, subject.Groups)
+	if !ok {
+		return "", status.Errorf(codes.PermissionDenied, "%s is not a zone: %s", subject.User, GlobalServesZones)
+	}
+	return name, nil
+}
+
+// GlobalServesZones is why the global control plane refuses a node's agent.
+const GlobalServesZones = "this is the global control plane, which serves the control planes of zones alone; " +
+	"a node joins the control plane of its own zone (proxima node --server ADDRESS-OF-THE-ZONE)"
+
 // callerOf is the subject of the verified client certificate of a gRPC call.
 func callerOf(ctx context.Context) (identity.Subject, error) {
 	p, _ := peer.FromContext(ctx)

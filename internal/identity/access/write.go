@@ -49,11 +49,15 @@ type WritePolicy struct {
 	// Local reports whether an address is one of that machine's. Nil: loopback
 	// addresses alone are.
 	Local func(netip.Addr) bool
+	// Site of the control plane among several.
+	Site Site
 }
 
 // Prepare sets what the server alone decides, before Allow: the annotations of a
-// Dataplane that name its machine and its service account.
+// Dataplane that name its machine and its service account, and the labels that name its
+// zone.
 func (p *WritePolicy) Prepare(w Write) {
+	p.Site.prepare(w)
 	dp, ok := w.Object.(*meshv1alpha1.Dataplane)
 	if !ok || w.Subresource != "" {
 		return
@@ -81,6 +85,9 @@ func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
 	}
 	if slices.Contains(observed, w.Kind) {
 		return fmt.Errorf("%s is written by control planes alone", w.Kind.Kind)
+	}
+	if err := p.Site.allow(w); err != nil {
+		return err
 	}
 	if err := p.allowLoopback(w); err != nil {
 		return err

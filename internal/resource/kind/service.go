@@ -27,6 +27,7 @@ var Service = &resource.Descriptor{
 	ShortNames: []string{"svc"},
 	Categories: []string{"all"},
 	Namespaced: true,
+	Direction:  resource.ZoneToGlobal,
 	Status:     true,
 
 	New:     func() resource.Object { return &corev1.Service{} },

@@ -1,0 +1,200 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/federation/local"
+	"github.com/proxima-mesh/proxima/internal/federation/stream"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// zoneLink is the connection of a zone's control plane to global. Each instance keeps a
+// certificate of its own; the leader alone dials.
+//
+//	global ◄── gRPC (mTLS) ── stream.Zone ── local.Outlet ◄── objects of this zone
+//	                              └───────── local.Inlet ──► copies
+type zoneLink struct {
+	cfg     ControlPlaneConfig
+	log     *slog.Logger
+	storage *storage
+	client  resource.Client
+	// instance of this control plane, as global shows it.
+	instance string
+	renewer  *identity.Renewer
+	// current is the link of the present term; nil: this instance does not lead.
+	current atomic.Pointer[openLink]
+}
+
+// openLink is the link of one term.
+type openLink struct {
+	zone  *stream.Zone
+	inlet *local.Inlet
+	since time.Time
+}
+
+// firstJoin bounds how long the start waits for global. The zone serves without it.
+const firstJoin = 5 * time.Second
+
+// newZoneLink finds the credentials of the zone. That global does not answer is no error: a
+// zone serves without it. It fails if the token is for something else.
+func newZoneLink(ctx context.Context, cfg ControlPlaneConfig, s *storage, a *api, client resource.Client, log *slog.Logger) (*zoneLink, error) {
+	l := &zoneLink{
+		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
+	}
+	l.renewer = identity.NewRenewer(identity.RenewerConfig{
+		Dir: l.dir(), Server: cfg.Global, Accept: l.accept, Token: l.token, Logger: l.log,
+	})
+	if err := os.MkdirAll(l.dir(), 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstJoin)
+	defer cancel()
+	_, err := l.renewer.Join(ctx)
+	var wrong *identity.SubjectError
+	var other *identity.OtherCredentialsError
+	switch {
+	case errors.As(err, &wrong), errors.As(err, &other):
+		return nil, &problem.Error{
+			Code: problem.CredentialsMismatch, Err: err,
+			Hint: "give the token of this zone, which \"proxima zone create " + cfg.Zone + "\" prints at global, in --token-file",
+		}
+	case err != nil:
+		l.log.Warn("this zone has no credentials for global yet, and serves without it until it has joined", "global", cfg.Global, "error", err)
+	}
+	return l, s.metrics.Register(l)
+}
+
+// dir keeps the credentials for global.
+func (l *zoneLink) dir() string { return filepath.Join(l.cfg.DataDir, "global") }
+
+// accept refuses credentials that are not this zone's.
+func (l *zoneLink) accept(s identity.Subject) error {
+	name, ok := identity.ZoneName(s.User, s.Groups)
+	switch {
+	case !ok:
+		return fmt.Errorf("the credentials are for %s, which is not a zone", s.User)
+	case name != l.cfg.Zone:
+		return fmt.Errorf("the credentials are for zone %s, and this is zone %s", name, l.cfg.Zone)
+	}
+	return nil
+}
+
+// token is that of the file; "": it is gone, as it may be once the zone has joined.
+func (l *zoneLink) token() (string, error) {
+	data, err := os.ReadFile(l.cfg.ZoneTokenFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+func (l *zoneLink) components() []component {
+	if l == nil {
+		return nil
+	}
+	return []component{
+		{Name: "certificate for global", Run: l.renewer.Run},
+		{Name: "connection to global", Scope: leader, Run: l.run},
+	}
+}
+
+// run keeps the streams to global open, and the objects in step.
+func (l *zoneLink) run(ctx context.Context) error {
+	outlet, err := local.NewOutlet(local.OutletConfig{
+		Client: l.client, Kinds: federated(), Side: federation.AtZone, Zone: l.cfg.Zone, StoreEpoch: l.storage.store.Epoch(), Log: l.log,
+	})
+	if err != nil {
+		return err
+	}
+	inlet, err := local.NewInlet(local.InletConfig{
+		Client: l.client, Kinds: federated(), Side: federation.AtZone, Zone: l.cfg.Zone, Namespace: access.SystemNamespace,
+		Node: &core.Node{Id: l.instance, UserAgentName: "proxima"}, Log: l.log,
+		Checkpoints: &local.ConfigMapCheckpoints{
+			Client: l.client, Kind: kind.ConfigMap, Key: resource.Key{Namespace: access.SystemNamespace, Name: "federation-of-global"},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	conn, err := (&planeLink{renewer: l.renewer, server: l.cfg.Global, serves: "zones"}).connect()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	zone, err := stream.NewZone(stream.ZoneConfig{
+		Conn: conn, Zone: l.cfg.Zone, Instance: l.instance, Version: version.Get().Version, Protocol: l.cfg.FederationProtocol,
+		Outlet: outlet, Inlet: inlet, Log: l.log,
+	})
+	if err != nil {
+		return err
+	}
+	l.current.Store(&openLink{zone: zone, inlet: inlet, since: time.Now()})
+	defer l.current.Store(nil)
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { _ = outlet.Run(ctx) })
+	running.Go(func() { _ = inlet.Run(ctx, kind.Namespace) })
+	return zone.Run(ctx)
+}
+
+var (
+	globalConnectedDesc = prometheus.NewDesc("proxima_global_connected",
+		"Whether objects of global reach this zone right now, as its leader sees it.", nil, nil)
+	globalHeldDesc = prometheus.NewDesc("proxima_global_held_deletions",
+		"Deletions by global that wait for a confirmation in this zone, by type.", []string{"type"}, nil)
+	globalRefusedDesc = prometheus.NewDesc("proxima_global_refused_objects",
+		"Objects of global that this zone refused or cannot apply yet, by type.", []string{"type"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (l *zoneLink) Describe(to chan<- *prometheus.Desc) {
+	to <- globalConnectedDesc
+	to <- globalHeldDesc
+	to <- globalRefusedDesc
+}
+
+// Collect implements prometheus.Collector. An instance that does not lead has none.
+func (l *zoneLink) Collect(to chan<- prometheus.Metric) {
+	link := l.current.Load()
+	if link == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	connected := 0
+	if link.zone.Status().Receiving {
+		connected = 1
+	}
+	gauge(globalConnectedDesc, connected)
+	for _, t := range link.inlet.Status() {
+		held := 0
+		for _, h := range t.Held {
+			held += h.Count
+		}
+		gauge(globalHeldDesc, held, t.Type)
+		gauge(globalRefusedDesc, len(t.Refused)+len(t.Waiting), t.Type)
+	}
+}

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/federation/stream"
+)
+
+// zoneFlags are those of a control plane among several.
+type zoneFlags struct {
+	role, zone, global, tokenFile string
+	protocol                      int
+	timeout                       time.Duration
+}
+
+func (z *zoneFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&z.role, "role", string(app.RoleStandalone), "role among several control planes: standalone, global, or zone, which connects to global")
+	f.StringVar(&z.zone, "zone", "", "with --role zone: name of this zone, which is that of its Zone object at global")
+	f.StringVar(&z.global, "global", "", "with --role zone: address (HOST:PORT) of the global control plane's API")
+	f.StringVar(&z.tokenFile, "token-file", "", "with --role zone: file with the token that \"proxima zone create\" prints at global; it may be deleted once the zone has joined")
+	f.IntVar(&z.protocol, "federation-protocol", 2, "with --role zone: version of the protocol that is spoken with global, 2 or 1")
+	f.DurationVar(&z.timeout, "zone-timeout", stream.DefaultZoneTimeout, "with --role global: how long a zone may be silent before it is offline")
+}
+
+// apply the flags; a mistake names the flag.
+func (z *zoneFlags) apply(cmd *cobra.Command, cfg *app.ControlPlaneConfig) error {
+	cfg.Role = app.Role(z.role)
+	switch cfg.Role {
+	case app.RoleStandalone, app.RoleGlobal:
+		for _, name := range []string{"zone", "global", "token-file", "federation-protocol"} {
+			if cmd.Flags().Changed(name) {
+				return usagef("--%s is for --role zone, and this is --role %s", name, z.role)
+			}
+		}
+	case app.RoleZone:
+		if err := z.check(); err != nil {
+			return err
+		}
+		cfg.Zone, cfg.Global, cfg.ZoneTokenFile, cfg.FederationProtocol = z.zone, z.global, z.tokenFile, z.protocol
+	default:
+		return usagef("--role %q: use standalone, global or zone", z.role)
+	}
+	if z.timeout < 3*time.Second {
+		return usagef("--zone-timeout %s: 3s or more", z.timeout)
+	}
+	if cfg.Role == app.RoleGlobal && cfg.GRPCPort == 0 {
+		return usagef("--grpc-port 0: zones connect to --role global over gRPC; choose a port")
+	}
+	cfg.ZoneTimeout = z.timeout
+	return nil
+}
+
+// check the flags of a zone.
+func (z *zoneFlags) check() error {
+	for _, needed := range []struct{ flag, value, what string }{
+		{"zone", z.zone, "the name of this zone"},
+		{"global", z.global, "HOST:PORT of the global control plane's API"},
+		{"token-file", z.tokenFile, "the file with the token that \"proxima zone create NAME\" prints at global"},
+	} {
+		if needed.value == "" {
+			return usagef("--%s is needed with --role zone: %s", needed.flag, needed.what)
+		}
+	}
+	if errs := validation.IsDNS1123Label(z.zone); len(errs) > 0 {
+		return usagef("--zone %q: %s", z.zone, strings.Join(errs, "; "))
+	}
+	if _, port, err := net.SplitHostPort(z.global); err != nil || port == "" {
+		return usagef("--global %q: want HOST:PORT, as in global.example.com:6443", z.global)
+	}
+	if z.protocol != 1 && z.protocol != 2 {
+		return usagef("--federation-protocol %d: 1 or 2", z.protocol)
+	}
+	return nil
+}
+
+// joinCommand is what starts the control plane of a zone.
+func joinCommand(zone, global string) string {
+	return fmt.Sprintf("proxima control-plane --role zone --zone %s --global %s --token-file zone-%s.token", zone, global, zone)
+}
