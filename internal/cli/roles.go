@@ -243,7 +243,7 @@ zone serves the nodes of one site, and goes on doing so while global is away.`,
 				return err
 			}
 			c.apply(&cfg)
-			if err := z.apply(cmd, &cfg); err != nil {
+			if err := z.apply(&cfg); err != nil {
 				return err
 			}
 			return app.RunControlPlane(cmd.Context(), cfg, s.printReady)

@@ -60,8 +60,8 @@ there already it makes another token.`,
 		Example: "  proxima zone create east\n  proxima zone create east -o token > zone-east.token",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "text" && output != "token" {
-				return usagef("-o %q: text or token", output)
+			if output != "table" && output != "token" {
+				return usagef("-o %q: table or token", output)
 			}
 			if ttl < 0 {
 				return usagef("--ttl %s: must not be negative", ttl)
@@ -69,7 +69,7 @@ there already it makes another token.`,
 			return s.createZone(cmd.Context(), args[0], ttl, output == "token")
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, or token: the token alone")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table: the token, and the command to join with; token: the token alone")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time after which the token expires; 0: never. A zone that has joined renews its certificate without it")
 	return cmd
 }

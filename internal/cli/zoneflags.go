@@ -31,14 +31,13 @@ func (z *zoneFlags) add(cmd *cobra.Command) {
 }
 
 // apply the flags; a mistake names the flag.
-func (z *zoneFlags) apply(cmd *cobra.Command, cfg *app.ControlPlaneConfig) error {
+func (z *zoneFlags) apply(cfg *app.ControlPlaneConfig) error {
 	cfg.Role = app.Role(z.role)
 	switch cfg.Role {
 	case app.RoleStandalone, app.RoleGlobal:
-		for _, name := range []string{"zone", "global", "token-file", "federation-protocol"} {
-			if cmd.Flags().Changed(name) {
-				return usagef("--%s is for --role zone, and this is --role %s", name, z.role)
-			}
+		// A node's settings, which may be in the same file, have a zone and a token, too.
+		if z.global != "" {
+			return usagef("--global is for --role zone, and this is --role %s", z.role)
 		}
 	case app.RoleZone:
 		if err := z.check(); err != nil {
