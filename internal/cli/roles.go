@@ -236,7 +236,7 @@ several: --role global has the policies and the zones and serves no nodes; --rol
 zone serves the nodes of one site, and goes on doing so while global is away.`,
 		Example: "  proxima control-plane --role global --api-address 10.0.0.1:6443\n" +
 			"  proxima control-plane --role zone --zone east --global 10.0.0.1:6443 --token-file zone-east.token",
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.config(s, store)
 			if err != nil {
