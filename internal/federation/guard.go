@@ -35,8 +35,8 @@ type removals struct {
 
 // doubt is how far a batch of removals is trusted.
 type doubt struct {
-	// exempt: the type's objects come and go.
-	exempt bool
+	// transient: the type's objects come and go; exempt: so they are not counted.
+	transient, exempt bool
 	// otherEpoch: the peer's data are not those that were synchronised before.
 	otherEpoch bool
 }
@@ -48,8 +48,8 @@ func (g *guard) holds(now time.Time, n, total int, d doubt) bool {
 		return false
 	case g.resumed:
 		return true
-	case d.otherEpoch && n == total:
-		return true // a peer that lost all of it, however little it was
+	case d.otherEpoch && (!d.transient || n == total):
+		return true // a peer that lost its data, however little it was
 	case d.exempt:
 		return false
 	}

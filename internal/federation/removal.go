@@ -26,7 +26,7 @@ func (r *Receiver) removals(now time.Time, tx *Transaction) {
 	for _, c := range sub.copies {
 		total[c.Owner]++
 	}
-	d := doubt{otherEpoch: sub.trusted != tx.epoch}
+	d := doubt{otherEpoch: sub.trusted != tx.epoch, transient: sub.typ.Transient}
 	d.exempt = sub.typ.Transient && !sub.snapshot && !d.otherEpoch
 	tx.held, tx.counted = map[Owner][]string{}, map[Owner]int{}
 	for owner, names := range byOwner {
