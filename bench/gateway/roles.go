@@ -96,7 +96,9 @@ func serveNode(ctx context.Context, l net.Listener, to netip.AddrPort, cert *tls
 			Peers: []tunnel.Peer{{Name: "west-1", Address: to, Site: "west", Weight: 1}},
 		}}},
 		// Nothing is redirected here: the port stands for the service.
-		OriginalDestination: func(c net.Conn) (netip.AddrPort, error) { return c.LocalAddr().(*net.TCPAddr).AddrPort(), nil },
+		Origin: func(c net.Conn) (client, destination netip.AddrPort, err error) {
+			return c.RemoteAddr().(*net.TCPAddr).AddrPort(), c.LocalAddr().(*net.TCPAddr).AddrPort(), nil
+		},
 	})
 	err = s.Serve(ctx, listener.Limit(l, listener.Config{Name: "tunnel"}))
 	done, cancel := context.WithCancel(context.Background())

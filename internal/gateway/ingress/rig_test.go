@@ -180,8 +180,10 @@ func startNode(t testing.TB, creds *tunnel.Credentials, change func(*tunnel.Conf
 	}}
 	s := tunnel.NewServer(tunnel.ServerConfig{
 		Client: n.client, Router: n, Logger: logger(t),
-		FirstBytesTimeout:   500 * time.Millisecond, // of a busy machine
-		OriginalDestination: func(net.Conn) (netip.AddrPort, error) { return destination, nil },
+		FirstBytesTimeout: 500 * time.Millisecond, // of a busy machine
+		Origin: func(c net.Conn) (netip.AddrPort, netip.AddrPort, error) {
+			return addrPort(c.RemoteAddr()), destination, nil
+		},
 	})
 	l := listen(t)
 	n.addr = l.Addr().String()

@@ -95,7 +95,7 @@ func (r *Request) check(site string) error {
 		case p.Role == RoleNode:
 			return &OpenError{SNI: r.SNI, Reason: frame.Unsupported,
 				Err: fmt.Errorf("peer %s: tunnels from node to node are not supported: use a sidecar for mTLS inside a site", p.Name)}
-		case p.Role == RoleIngress && p.Site == site:
+		case p.Role == RoleIngress && p.Site == site && site != "":
 			return &OpenError{SNI: r.SNI, Reason: frame.Unsupported,
 				Err: fmt.Errorf("peer %s is in this site (%s): its endpoints are reached without a tunnel", p.Name, site)}
 		}

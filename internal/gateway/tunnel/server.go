@@ -33,9 +33,9 @@ type Route struct {
 type ServerConfig struct {
 	Client *Client
 	Router Router
-	// OriginalDestination of a redirected connection; nil: by SO_ORIGINAL_DST, on Linux
-	// only.
-	OriginalDestination func(net.Conn) (netip.AddrPort, error)
+	// Origin of a redirected connection: who the client is, and where it connected to.
+	// Nil: KernelOrigin. It may block for as long as that takes to be known.
+	Origin func(net.Conn) (client, destination netip.AddrPort, err error)
 	// FirstBytesTimeout is how long the client's first bytes are awaited before the
 	// stream is opened without them; default 10 ms. It is the price of a protocol in
 	// which the server sends first, and that Route.ServerFirst does not mark.
@@ -57,8 +57,8 @@ type Server struct {
 // NewServer returns a server. Client and Router are required.
 func NewServer(cfg ServerConfig) *Server {
 	setDefault(&cfg.FirstBytesTimeout, 10*time.Millisecond)
-	if cfg.OriginalDestination == nil {
-		cfg.OriginalDestination = originalDestination
+	if cfg.Origin == nil {
+		cfg.Origin = KernelOrigin
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -161,11 +161,10 @@ func (s *Server) serve(conn net.Conn) {
 func (s *Server) open(conn net.Conn, client *stream.TCP) (*Conn, error) {
 	// The server's own context would end streams that may still be opened at shutdown.
 	ctx := context.Background()
-	destination, err := s.cfg.OriginalDestination(conn)
+	source, destination, err := s.cfg.Origin(conn)
 	if err != nil {
 		return nil, err
 	}
-	source := addrPort(conn.RemoteAddr())
 	route, err := s.cfg.Router.Route(ctx, source, destination)
 	if err != nil {
 		return nil, err
@@ -199,6 +198,13 @@ func (s *Server) firstBytes(conn net.Conn, client *stream.TCP) (stream.Chunk, er
 		return stream.Chunk{}, err
 	}
 	return chunk, conn.SetReadDeadline(time.Time{})
+}
+
+// KernelOrigin is the origin of a connection that the kernel redirected: the client is the
+// other end, and the destination is that of SO_ORIGINAL_DST. It works on Linux alone.
+func KernelOrigin(conn net.Conn) (client, destination netip.AddrPort, err error) {
+	destination, err = originalDestination(conn)
+	return addrPort(conn.RemoteAddr()), destination, err
 }
 
 func addrPort(a net.Addr) netip.AddrPort {

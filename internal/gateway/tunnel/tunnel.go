@@ -28,9 +28,10 @@ import (
 	"github.com/proxima-mesh/proxima/internal/gateway/stream"
 )
 
-// Config of a Client. Only Site is required.
+// Config of a Client. Nothing is required.
 type Config struct {
-	// Site of this process.
+	// Site of this process: its own ingresses are refused as peers. Empty: not known, and
+	// the caller leaves them out.
 	Site string
 	// Buffers; nil: a pool of the default size.
 	Buffers *record.Pool

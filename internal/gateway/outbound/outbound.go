@@ -1,0 +1,287 @@
+// Package outbound is a node's way to other sites: it decides for a connection of the
+// node's tunnel which service it is for, whose identity it has, and which gateways of
+// other sites it may enter by.
+//
+// Enter at [New]; a [Router] is a tunnel.Router, and is told by [Router.Apply] what other
+// sites offer. Package tunnel carries the bytes, and chooses among the gateways. This
+// package issues no certificates, and knows no endpoints of this site.
+package outbound
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/sites"
+)
+
+// Identities of a node and its workloads. Methods are called concurrently, and do not
+// block.
+type Identities interface {
+	// Of returns the certificate for a client at an address that connects to a service of
+	// a mesh.
+	Of(client netip.Addr, mesh string) (*mesh.SVID, error)
+	// Trust is what is trusted now.
+	Trust() *mesh.Trust
+	// Holds reports whether a certificate is still one of the node's.
+	Holds(identity, serial string) bool
+}
+
+// Config of a Router. Node, Identities and Client are required.
+type Config struct {
+	// Node that this is.
+	Node       string
+	Identities Identities
+	// Client that the streams are opened by: its connections of certificates that are
+	// replaced are dropped.
+	Client *tunnel.Client
+	// Site of this node; empty: not known yet.
+	Site func() string
+	// Lookup resolves the DNS names of gateways; nil: the system's resolver.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+	Logger *slog.Logger // nil: discard
+}
+
+// Router routes the connections of a node's tunnel. Safe for concurrent use.
+type Router struct {
+	cfg     Config
+	hosts   *hosts
+	arrival *arrivals
+
+	mu       sync.Mutex
+	services map[proxy.ServiceName]*proxy.Service
+	remotes  map[proxy.ServiceName]*sites.Remote
+	// at are the ports of Services that other sites offer, by virtual address and port.
+	at map[netip.AddrPort]target
+	// used are the certificates that streams were opened with.
+	used map[certificate]struct{}
+}
+
+// target is a port of a Service that other sites offer.
+type target struct {
+	remote *sites.Remote
+	port   sites.RemotePort
+}
+
+type certificate struct{ identity, serial string }
+
+// New returns a router that knows no service.
+func New(cfg Config) *Router {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Lookup == nil {
+		cfg.Lookup = lookupSystem
+	}
+	return &Router{
+		cfg: cfg, hosts: newHosts(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
+		services: map[proxy.ServiceName]*proxy.Service{}, remotes: map[proxy.ServiceName]*sites.Remote{},
+		at: map[netip.AddrPort]target{}, used: map[certificate]struct{}{},
+	}
+}
+
+// Apply takes an update of the agent's model. The router keeps the objects, not the maps.
+func (r *Router) Apply(u node.Update) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.Reset {
+		clear(r.services)
+		clear(r.remotes)
+	}
+	merge(r.services, u.Services)
+	merge(r.remotes, u.Remotes)
+	if !u.Reset && !r.concernsLocked(u) {
+		return
+	}
+	clear(r.at)
+	var names []string
+	for name, remote := range r.remotes {
+		for _, site := range remote.Sites {
+			names = append(names, hostsOf(site.Ingresses)...)
+		}
+		names = append(names, hostsOf(remote.Egresses)...)
+		svc := r.services[name]
+		if svc == nil {
+			continue
+		}
+		for _, p := range remote.Ports {
+			for _, addr := range svc.ClusterIPs {
+				r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
+			}
+		}
+	}
+	r.hosts.want(names)
+}
+
+// concernsLocked reports whether an update may change where connections go: few Services
+// are offered by other sites.
+func (r *Router) concernsLocked(u node.Update) bool {
+	if len(u.Remotes) > 0 {
+		return true
+	}
+	for name := range u.Services {
+		if r.remotes[name] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func merge[T any](into, from map[proxy.ServiceName]*T) {
+	for name, o := range from {
+		if o == nil {
+			delete(into, name)
+		} else {
+			into[name] = o
+		}
+	}
+}
+
+// Route implements tunnel.Router.
+func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (tunnel.Route, error) {
+	destination = netip.AddrPortFrom(destination.Addr().Unmap(), destination.Port())
+	r.mu.Lock()
+	t, ok := r.at[destination]
+	r.mu.Unlock()
+	if !ok {
+		return tunnel.Route{}, &tunnel.OpenError{SNI: destination.String(), Reason: frame.NoRoute,
+			Err: fmt.Errorf("no other site offers a service at %s", destination)}
+	}
+	creds, err := r.credentials(client.Addr().Unmap(), t.remote.Mesh)
+	if err != nil {
+		return tunnel.Route{}, &tunnel.OpenError{SNI: t.port.SNI, Reason: frame.Unauthorized, Err: err}
+	}
+	return tunnel.Route{Request: tunnel.Request{
+		SNI: t.port.SNI, Peers: r.peers(t), EgressOnly: t.remote.EgressOnly, Credentials: creds,
+		Stream: frame.Stream{Node: r.cfg.Node, Identity: creds.Identity},
+	}}, nil
+}
+
+// weightScale keeps the shares of sites whose instances are few and ingresses many.
+const weightScale = 100
+
+// peers of a port: those of each site share its instances.
+func (r *Router) peers(t target) []tunnel.Peer {
+	if t.remote.EgressOnly {
+		return r.gateways(t.remote.Egresses, tunnel.RoleEgress, r.site(), 1)
+	}
+	var out []tunnel.Peer
+	for _, s := range t.remote.Offering(t.port.Number) {
+		out = append(out, r.gateways(s.Ingresses, tunnel.RoleIngress, s.Name, s.Instances)...)
+	}
+	return out
+}
+
+func (r *Router) site() string {
+	if r.cfg.Site == nil {
+		return ""
+	}
+	return r.cfg.Site()
+}
+
+func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, instances uint32) []tunnel.Peer {
+	var out []tunnel.Peer
+	for _, g := range all {
+		for _, addr := range r.hosts.addresses(g.Host) {
+			out = append(out, tunnel.Peer{Name: g.Name, Address: netip.AddrPortFrom(addr, g.Port), Role: role, Site: site})
+		}
+	}
+	for i := range out {
+		out[i].Weight = uint32(max(uint64(instances)*weightScale/uint64(len(out)), 1))
+	}
+	return out
+}
+
+// credentials of a client, by its address.
+func (r *Router) credentials(client netip.Addr, meshName string) (*tunnel.Credentials, error) {
+	svid, err := r.cfg.Identities.Of(client, meshName)
+	if err != nil {
+		return nil, fmt.Errorf("identity of the client at %s: %w", client, err)
+	}
+	r.mu.Lock()
+	r.used[certificate{svid.ID.String(), svid.Serial()}] = struct{}{}
+	r.mu.Unlock()
+	return CredentialsOf(svid, meshName, r.cfg.Identities.Trust), nil
+}
+
+// CredentialsOf a certificate, for gateways of a mesh. The gateway has to have the identity
+// of its role in its site, signed by that site.
+func CredentialsOf(svid *mesh.SVID, meshName string, trust func() *mesh.Trust) *tunnel.Credentials {
+	pair := svid.TLS()
+	return &tunnel.Credentials{
+		Identity: svid.ID.String(), Serial: svid.Serial(), Certificate: &pair,
+		VerifyPeer: func(p tunnel.Peer, s tls.ConnectionState) error { return verifyGateway(trust(), meshName, p, s) },
+	}
+}
+
+func verifyGateway(trust *mesh.Trust, meshName string, p tunnel.Peer, s tls.ConnectionState) error {
+	b, ok := trust.Bundle(meshName)
+	if !ok {
+		return fmt.Errorf("verify gateway %s: mesh %s is not trusted here", p.Name, meshName)
+	}
+	identity := mesh.Ingress
+	if p.Role == tunnel.RoleEgress {
+		identity = mesh.Egress
+	}
+	want, err := identity(b.Domain, p.Site)
+	if err != nil {
+		return fmt.Errorf("verify gateway %s: %w", p.Name, err)
+	}
+	got, err := trust.Server(mesh.Exactly(want), s.PeerCertificates, time.Now())
+	if err != nil {
+		return fmt.Errorf("verify gateway %s: %w", p.Name, err)
+	}
+	if got.IssuerZone != "" && got.IssuerZone != p.Site {
+		return fmt.Errorf("verify gateway %s: site %s signed a certificate for the gateway of %s", p.Name, got.IssuerZone, p.Site)
+	}
+	return nil
+}
+
+// sweepEvery is how soon connections of a certificate that was replaced are dropped.
+const sweepEvery = 10 * time.Second
+
+// Run resolves the names of gateways, and drops what belongs to certificates that the node
+// no longer has, until ctx ends; it returns nil then.
+func (r *Router) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var resolving sync.WaitGroup
+	resolving.Go(func() { r.hosts.run(ctx) })
+	defer resolving.Wait()
+	defer cancel()
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			r.retire()
+		}
+	}
+}
+
+func (r *Router) retire() {
+	var gone []certificate
+	r.mu.Lock()
+	for c := range r.used {
+		if !r.cfg.Identities.Holds(c.identity, c.serial) {
+			delete(r.used, c)
+			gone = append(gone, c)
+		}
+	}
+	r.mu.Unlock()
+	for _, c := range gone {
+		r.cfg.Client.Retire(c.identity, c.serial)
+	}
+}
+
+var _ tunnel.Router = (*Router)(nil)
