@@ -136,7 +136,9 @@ var layers = map[string]layer{
 	"internal/gateway/egress":           adapter,
 	"internal/gateway/gatewaytest":      adapter,
 	"internal/gateway/ingress":          adapter,
+	"internal/gateway/outbound":         adapter,
 	"internal/gateway/server":           adapter,
+	"internal/gateway/site":             adapter,
 	"internal/gateway/tunnel":           adapter,
 	"internal/identity":                 adapter,
 	"internal/identity/access":          adapter,
@@ -196,8 +198,12 @@ var siblings = map[string][]string{
 	},
 	// An egress has a client of tunnels. An ingress has none, so that nothing leaves for
 	// another site from there.
-	"internal/gateway/egress":      {"internal/gateway/server", "internal/gateway/tunnel"},
-	"internal/gateway/ingress":     {"internal/gateway/server"},
+	"internal/gateway/egress":   {"internal/gateway/server", "internal/gateway/tunnel"},
+	"internal/gateway/ingress":  {"internal/gateway/server"},
+	"internal/gateway/outbound": {"internal/gateway/tunnel"},
+	"internal/gateway/site": {
+		"internal/gateway/egress", "internal/gateway/ingress", "internal/gateway/outbound", "internal/gateway/server", "internal/gateway/tunnel",
+	},
 	"internal/gateway/gatewaytest": {"internal/gateway/server", "internal/gateway/tunnel"},
 	"internal/federation/stream":   {"internal/delta/stream"},
 	"internal/federation/zones":    {"internal/federation/stream"},

@@ -68,7 +68,7 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 	})
 	a.meshes.authorities = d.authorities
 	d.server = issue.NewServer(issue.Config{
-		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog}, Mesh: d.mesh,
+		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog, site}, Mesh: d.mesh,
 		Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
 	})
 	if i.server != nil {
@@ -164,7 +164,11 @@ func (r sealedRecords) Record(name string) authorities.Record { return r.Records
 func (r sealedRecords) Simple(name string) authority.Keeper { return r.Records.Record(name).Simple() }
 
 // workloadTable is the Dataplanes, as issue.Workloads.
-type workloadTable struct{ catalog *catalog.Catalog }
+type workloadTable struct {
+	catalog *catalog.Catalog
+	// site of this control plane.
+	site string
+}
 
 var errNotSynced = errors.New("the control plane is still reading its store")
 
@@ -197,9 +201,24 @@ func (t workloadTable) NodeInMesh(_ context.Context, node, name string) (bool, e
 	return false, nil
 }
 
-// Gateway implements issue.Workloads.
-func (t workloadTable) Gateway(context.Context, string, mesh.Kind) (bool, error) {
-	return false, nil // a standalone control plane has no gateways between sites
+// Gateway implements issue.Workloads: a gateway has the name of its node, and is of this
+// site if it is no copy of another's.
+func (t workloadTable) Gateway(_ context.Context, node string, role mesh.Kind) (bool, error) {
+	if !t.catalog.Synced() {
+		return false, errNotSynced
+	}
+	tables, key := t.catalog.Snapshot(), resource.Key{Name: node}
+	if role == mesh.EgressID {
+		g, ok := tables.ZoneEgresses.Get(key)
+		return ok && ownGateway(g.Labels, t.site), nil
+	}
+	g, ok := tables.ZoneIngresses.Get(key)
+	return ok && ownGateway(g.Labels, t.site), nil
+}
+
+func ownGateway(labels map[string]string, site string) bool {
+	zone := labels[meshv1alpha1.LabelZone]
+	return zone == "" || zone == site
 }
 
 // meshOf a Dataplane, by the tables.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,6 +69,9 @@ type NodeConfig struct {
 	// ProbePort (UDP, on all addresses) at which the agent answers probes of other agents;
 	// if it is taken, any free one; 0: off.
 	ProbePort int
+	// TunnelPort of the way to other sites; if it is taken, any free one; 0: off. It is
+	// opened when another site offers something.
+	TunnelPort int
 	// Lease is how long the node is taken to live after a renewal; 0: 40 s.
 	Lease time.Duration
 	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
@@ -117,6 +121,7 @@ type agent struct {
 	probes   *witness.Responder
 	ranges   *ranges.Keeper
 	identity *nodeIdentity // nil: the agent follows a Kubernetes API
+	tunnel   *nodeTunnel   // nil: off
 	names    *records.Zone
 	dns      nameServer
 	health   net.Listener
@@ -124,6 +129,9 @@ type agent struct {
 	local    net.Listener // Unix socket; nil: none could be made
 	unlock   func()       // releases the data directory; nil: not locked yet
 	unsaved  unsavedFiles
+
+	factsMu sync.Mutex
+	facts   node.Facts
 }
 
 // RunNode joins a control plane, or goes on where the last run ended, and serves until ctx
@@ -179,7 +187,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "service ranges", Run: func(ctx context.Context) error { return a.ranges.Run(ctx, watching, a.useRanges) }},
 			{Name: "mode", Run: a.closeMode},
 		},
-		following, identities, a.httpComponents(), programs, a.dnsComponents(),
+		following, identities, a.tunnelComponents(), a.httpComponents(), programs, a.dnsComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

@@ -67,9 +67,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if a.mode, err = a.newMode(ctx); err != nil {
 		return nil, err
 	}
+	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
-		Mode:    a.mode,
-		Facts:   node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)},
+		Mode: a.mode, Facts: a.facts,
 		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
 		Logger:  a.log.With("component", "agent"), Registerer: a.registry,
 	})
@@ -90,6 +90,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		if err = a.openIdentity(); err != nil {
 			return nil, err
 		}
+		a.openTunnel()
 	}
 	if err := a.listenHTTP(); err != nil {
 		return nil, err
@@ -104,6 +105,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 func (a *agent) apply(u node.Update) {
 	u.KeepLoopback(a.cfg.MachineID)
 	a.names.Apply(u.Records())
+	a.tunnel.apply(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)
 	}
@@ -112,14 +114,22 @@ func (a *agent) apply(u node.Update) {
 // learn takes the facts of this machine from its Node. Its zone label counts
 // where no --zone was given.
 func (a *agent) learn(n *corev1.Node) {
-	facts := node.Facts{Name: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
-	if facts.Zone == "" {
-		facts.Zone = locality.ZoneOf(n.Labels)
-	}
-	facts.Leaving = n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == taintToBeDeleted
+	a.setFacts(func(f *node.Facts) {
+		f.Zone = cmp.Or(locality.Zone(a.cfg.Zone), locality.ZoneOf(n.Labels))
+		f.Leaving = n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == taintToBeDeleted
+		})
 	})
-	a.agent.SetFacts(facts)
+}
+
+// setFacts changes what the agent knows of its node. The addresses of the tunnel are
+// those that the machine has now.
+func (a *agent) setFacts(change func(*node.Facts)) {
+	a.factsMu.Lock()
+	defer a.factsMu.Unlock()
+	change(&a.facts)
+	a.facts.Tunnel = a.tunnel.addresses(a.cfg.Server)
+	a.agent.SetFacts(a.facts)
 }
 
 // taintToBeDeleted is set by the cluster autoscaler on a node that it will

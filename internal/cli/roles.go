@@ -28,6 +28,10 @@ const (
 	defaultMetricsPort = 10249
 	// The agent answers probes by UDP, at the number of its health port.
 	defaultProbePort = defaultHealthPort
+	// Gateways between zones, and a node's way to them.
+	defaultIngressPort = 10001
+	defaultEgressPort  = 10002
+	defaultTunnelPort  = 10003
 )
 
 // planeFlags are those of a control plane.
@@ -116,6 +120,7 @@ type agentFlags struct {
 	mode                    string
 	healthPort, metricsPort int
 	dnsPort, probePort      int
+	tunnelPort              int
 	lease                   time.Duration
 	workloadCIDRs           []string
 	masqueradeAll           bool
@@ -132,6 +137,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
+	f.IntVar(&a.tunnelPort, "tunnel-port", defaultTunnelPort, "port of the way to other zones, opened when another zone offers a service; if it is taken, any free one; 0: off")
 	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
 	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
@@ -163,7 +169,7 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	cfg := app.NodeConfig{
 		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
 		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
-		SpiffeSocket: a.spiffeSocket,
+		TunnelPort: a.tunnelPort, SpiffeSocket: a.spiffeSocket,
 	}
 	switch {
 	case a.spiffeSocket == "none":

@@ -59,9 +59,9 @@ type Config struct {
 	Targets Targets
 	// Tunnel opens streams to ingresses.
 	Tunnel *tunnel.Client
-	// Credentials of the egress. Ingresses let it open streams for identities that it
-	// has authenticated.
-	Credentials func() (*tunnel.Credentials, error)
+	// Credentials of the egress for a service. Ingresses let it open streams for
+	// identities that it has authenticated.
+	Credentials func(sni string) (*tunnel.Credentials, error)
 	// Resolver; nil: that of the system.
 	Resolver Resolver
 	// Buffers of the server; nil: a pool of the default size.
@@ -145,7 +145,7 @@ func (h *Handler) tunnel(ctx context.Context, c server.Call, ingresses []tunnel.
 			return nil, &server.Refusal{Reason: frame.Unsupported, Err: fmt.Errorf("peer %s is a %s, not an ingress", p.Name, p.Role)}
 		}
 	}
-	creds, err := h.cfg.Credentials()
+	creds, err := h.cfg.Credentials(c.Peer.SNI)
 	if err != nil {
 		return nil, &server.Refusal{Reason: frame.Unauthorized, Err: fmt.Errorf("certificate of the egress: %w", err)}
 	}

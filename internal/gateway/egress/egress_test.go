@@ -140,7 +140,7 @@ func newRigOf(t *testing.T, ca *gatewaytest.CA, endpoint netip.AddrPort, names r
 	own := must(r.ca.Credentials(egressID, ingressID))
 	out := must(egress.New(egress.Config{
 		Targets: r.targets, Tunnel: onward, Buffers: buffers, Resolver: names,
-		Credentials: func() (*tunnel.Credentials, error) { return own, nil },
+		Credentials: func(string) (*tunnel.Credentials, error) { return own, nil },
 	}))
 	r.targets.all = map[string]egress.Target{
 		remote: {Ingresses: []tunnel.Peer{{Name: "west-1", Address: ingressAt, Role: tunnel.RoleIngress, Site: "west", Weight: 1}}},

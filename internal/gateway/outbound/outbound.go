@@ -36,9 +36,10 @@ type Identities interface {
 	Holds(identity, serial string) bool
 }
 
-// Config of a Router. Node, Identities and Client are required.
+// Config of a Router. Client is required.
 type Config struct {
-	// Node that this is.
+	// Node that this is, and its identities. An egress has none of a node: it speaks for
+	// those that it has authenticated.
 	Node       string
 	Identities Identities
 	// Client that the streams are opened by: its connections of certificates that are
@@ -62,6 +63,8 @@ type Router struct {
 	remotes  map[proxy.ServiceName]*sites.Remote
 	// at are the ports of Services that other sites offer, by virtual address and port.
 	at map[netip.AddrPort]target
+	// byName are they by server name.
+	byName map[string]target
 	// used are the certificates that streams were opened with.
 	used map[certificate]struct{}
 }
@@ -85,7 +88,7 @@ func New(cfg Config) *Router {
 	return &Router{
 		cfg: cfg, hosts: newHosts(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
 		services: map[proxy.ServiceName]*proxy.Service{}, remotes: map[proxy.ServiceName]*sites.Remote{},
-		at: map[netip.AddrPort]target{}, used: map[certificate]struct{}{},
+		at: map[netip.AddrPort]target{}, byName: map[string]target{}, used: map[certificate]struct{}{},
 	}
 }
 
@@ -103,19 +106,19 @@ func (r *Router) Apply(u node.Update) {
 		return
 	}
 	clear(r.at)
+	clear(r.byName)
 	var names []string
 	for name, remote := range r.remotes {
 		for _, site := range remote.Sites {
 			names = append(names, hostsOf(site.Ingresses)...)
 		}
 		names = append(names, hostsOf(remote.Egresses)...)
-		svc := r.services[name]
-		if svc == nil {
-			continue
-		}
 		for _, p := range remote.Ports {
-			for _, addr := range svc.ClusterIPs {
-				r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
+			r.byName[p.SNI] = target{remote, p}
+			if svc := r.services[name]; svc != nil {
+				for _, addr := range svc.ClusterIPs {
+					r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
+				}
 			}
 		}
 	}
@@ -166,6 +169,18 @@ func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (t
 	}}, nil
 }
 
+// Ingresses of other sites for a server name, for an egress, and the mesh of the service;
+// ok is false if no other site offers it.
+func (r *Router) Ingresses(sni string) (meshName string, peers []tunnel.Peer, ok bool) {
+	r.mu.Lock()
+	t, ok := r.byName[sni]
+	r.mu.Unlock()
+	if !ok {
+		return "", nil, false
+	}
+	return t.remote.Mesh, r.ingresses(t), true
+}
+
 // weightScale keeps the shares of sites whose instances are few and ingresses many.
 const weightScale = 100
 
@@ -174,6 +189,10 @@ func (r *Router) peers(t target) []tunnel.Peer {
 	if t.remote.EgressOnly {
 		return r.gateways(t.remote.Egresses, tunnel.RoleEgress, r.site(), 1)
 	}
+	return r.ingresses(t)
+}
+
+func (r *Router) ingresses(t target) []tunnel.Peer {
 	var out []tunnel.Peer
 	for _, s := range t.remote.Offering(t.port.Number) {
 		out = append(out, r.gateways(s.Ingresses, tunnel.RoleIngress, s.Name, s.Instances)...)
@@ -270,6 +289,9 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 func (r *Router) retire() {
+	if r.cfg.Identities == nil {
+		return
+	}
 	var gone []certificate
 	r.mu.Lock()
 	for c := range r.used {

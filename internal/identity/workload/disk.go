@@ -35,11 +35,22 @@ type storedCertificate struct {
 	Namespace string  `json:"namespace,omitempty"`
 	Name      string  `json:"name,omitempty"`
 	NodeMesh  string  `json:"nodeMesh,omitempty"`
+	Gateway   string  `json:"gateway,omitempty"`
 	ID        mesh.ID `json:"id"`
 	Mesh      string  `json:"mesh"`
 	Issuer    string  `json:"issuer"`
 	Chain     string  `json:"chain"`
 	Key       string  `json:"key"`
+}
+
+// Names of a gateway's role on disk.
+var (
+	gatewayNames = map[mesh.Kind]string{mesh.IngressID: "ingress", mesh.EgressID: "egress"}
+	gatewayKinds = map[string]mesh.Kind{"ingress": mesh.IngressID, "egress": mesh.EgressID}
+)
+
+func (s *storedCertificate) subject() Subject {
+	return Subject{Namespace: s.Namespace, Name: s.Name, Mesh: s.NodeMesh, Gateway: gatewayKinds[s.Gateway]}
 }
 
 // makeDirs makes what is missing, and writes nothing if nothing is: the disk may be
@@ -66,7 +77,11 @@ func write(dir, path string, data []byte) error {
 
 // fileOf a subject: names of objects may be longer than those of files.
 func fileOf(s Subject) string {
-	sum := sha256.Sum256([]byte(s.Namespace + "\x00" + s.Name + "\x00" + s.Mesh))
+	text := s.Namespace + "\x00" + s.Name + "\x00" + s.Mesh
+	if s.Gateway != 0 {
+		text += "\x00" + gatewayNames[s.Gateway]
+	}
+	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:16]) + suffix
 }
 
@@ -80,7 +95,8 @@ func saveCertificate(dir string, s Subject, svid *mesh.SVID, issuer string) erro
 		return err
 	}
 	data, err := json.Marshal(storedCertificate{
-		Version: diskVersion, Namespace: s.Namespace, Name: s.Name, NodeMesh: s.Mesh, ID: svid.ID, Mesh: svid.Mesh, Issuer: issuer,
+		Version: diskVersion, Namespace: s.Namespace, Name: s.Name, NodeMesh: s.Mesh, Gateway: gatewayNames[s.Gateway],
+		ID: svid.ID, Mesh: svid.Mesh, Issuer: issuer,
 		Chain: string(certpem.EncodeCertificates(svid.Chain...)), Key: string(key),
 	})
 	if err != nil {
@@ -116,7 +132,7 @@ func decodeCertificate(data []byte, s Subject) (*mesh.SVID, string, error) {
 	if err := json.Unmarshal(data, &stored); err != nil {
 		return nil, "", errors.New("damaged")
 	}
-	if stored.Version != diskVersion || (Subject{stored.Namespace, stored.Name, stored.NodeMesh}) != s {
+	if stored.Version != diskVersion || stored.subject() != s {
 		return nil, "", fmt.Errorf("not a certificate of %s of version %d", s, diskVersion)
 	}
 	chain, err := certpem.ParseCertificates([]byte(stored.Chain))

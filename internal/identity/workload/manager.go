@@ -20,9 +20,18 @@ type Subject struct {
 	Namespace, Name string
 	// Mesh of a node's own certificate; empty for a Dataplane.
 	Mesh string
+	// Gateway that the node is, for the certificate of that role in a mesh:
+	// mesh.IngressID or mesh.EgressID; 0: none.
+	Gateway mesh.Kind
 }
 
 func (s Subject) String() string {
+	switch s.Gateway {
+	case mesh.IngressID:
+		return "ingress in mesh " + s.Mesh
+	case mesh.EgressID:
+		return "egress in mesh " + s.Mesh
+	}
 	if s.Name == "" {
 		return "node in mesh " + s.Mesh
 	}
@@ -47,6 +56,9 @@ type Config struct {
 	// Node that this is, for its own certificate in each mesh of its members; empty: it
 	// has none.
 	Node string
+	// Gateway of the zone that the node is: it has a certificate of that role in every mesh
+	// that issues. 0: it is none.
+	Gateway mesh.Kind
 	// Registerer of metrics; nil: none.
 	Registerer prometheus.Registerer
 	// Spread is the time over which certificates are replaced when another authority
@@ -247,6 +259,26 @@ func (m *Manager) Trust() (*mesh.Trust, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.trust, m.changed
+}
+
+// Zone is the site of the control plane, as it is in the identities of nodes and gateways;
+// empty: it is not known yet.
+func (m *Manager) Zone() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.zone
+}
+
+// Holds reports whether a certificate is the current one of any subject.
+func (m *Manager) Holds(identity, serial string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.entries {
+		if e.svid != nil && e.id.String() == identity && e.svid.Serial() == serial {
+			return true
+		}
+	}
+	return false
 }
 
 // AcceptsPlain reports whether servers of a mesh accept plain text; false for an

@@ -122,7 +122,34 @@ func (m *Manager) wantedLocked() (want map[Subject]mesh.ID, keep map[Subject]boo
 		}
 		want[node] = id
 	}
+	m.wantGatewayLocked(want, keep)
 	return want, keep
+}
+
+// wantGatewayLocked adds the certificates of a gateway: in each mesh, as it serves all.
+func (m *Manager) wantGatewayLocked(want map[Subject]mesh.ID, keep map[Subject]bool) {
+	idOf := mesh.Ingress
+	switch m.config.Gateway {
+	case mesh.IngressID:
+	case mesh.EgressID:
+		idOf = mesh.Egress
+	default:
+		return
+	}
+	for name := range m.bundles {
+		s := Subject{Mesh: name, Gateway: m.config.Gateway}
+		b, ok := m.trust.Bundle(name)
+		if !ok || m.zone == "" {
+			keep[s] = true
+			continue
+		}
+		id, err := idOf(b.Domain, m.zone)
+		if err != nil {
+			m.config.Logger.Error("this gateway has no identity", "mesh", name, "error", err)
+			continue
+		}
+		want[s] = id
+	}
 }
 
 // restore adds the subjects whose certificates are on disk: their traffic goes on before
@@ -156,7 +183,7 @@ func storedSubject(path string) (Subject, mesh.ID, error) {
 	if err := json.Unmarshal(data, &stored); err != nil {
 		return Subject{}, mesh.ID{}, errors.New("damaged")
 	}
-	s := Subject{stored.Namespace, stored.Name, stored.NodeMesh}
+	s := stored.subject()
 	if stored.Version != diskVersion || stored.ID.IsZero() || fileOf(s) != filepath.Base(path) {
 		return Subject{}, mesh.ID{}, errors.New("not a certificate of this version")
 	}

@@ -185,9 +185,16 @@ func (m *Manager) request(ctx context.Context, e *entry) error {
 
 func requestOf(s Subject, csr []byte) *identityv1.IssueRequest {
 	r := &identityv1.IssueRequest{Request: csr}
-	if s.Name == "" {
+	switch {
+	case s.Gateway != 0:
+		role := identityv1.Gateway_INGRESS
+		if s.Gateway == mesh.EgressID {
+			role = identityv1.Gateway_EGRESS
+		}
+		r.Subject = &identityv1.IssueRequest_Gateway{Gateway: &identityv1.Gateway{Mesh: s.Mesh, Role: role}}
+	case s.Name == "":
 		r.Subject = &identityv1.IssueRequest_Node{Node: &identityv1.Node{Mesh: s.Mesh}}
-	} else {
+	default:
 		r.Subject = &identityv1.IssueRequest_Workload{Workload: &identityv1.Workload{Namespace: s.Namespace, Name: s.Name}}
 	}
 	return r

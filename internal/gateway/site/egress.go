@@ -1,0 +1,58 @@
+package site
+
+import (
+	"context"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/egress"
+	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
+	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// Egress is what an egress serves: the services of other sites. Safe for concurrent use.
+type Egress struct {
+	authority
+	router *outbound.Router
+}
+
+// NewEgress serves what a router knows of other sites.
+func NewEgress(identities Identities, router *outbound.Router) *Egress {
+	e := &Egress{router: router}
+	e.authority = authority{identities, e.find}
+	return e
+}
+
+func (e *Egress) find(sni string) (service, bool) {
+	meshName, _, ok := e.router.Ingresses(sni)
+	return service{mesh: meshName}, ok
+}
+
+// Target implements egress.Targets.
+func (e *Egress) Target(sni string) (egress.Target, bool) {
+	_, peers, ok := e.router.Ingresses(sni)
+	return egress.Target{Ingresses: peers}, ok
+}
+
+// Credentials of the egress, for ingresses that serve a server name.
+func (e *Egress) Credentials(sni string) (*tunnel.Credentials, error) {
+	s, _ := e.find(sni)
+	svid, err := e.identities.Own(s.mesh)
+	if err != nil {
+		return nil, err
+	}
+	return outbound.CredentialsOf(svid, s.mesh, e.identities.Trust), nil
+}
+
+// Name implements proxy.Mode: an egress has no endpoints of this site.
+func (*Egress) Name() string { return "egress" }
+
+// Apply implements proxy.Mode.
+func (*Egress) Apply(context.Context, []proxy.Change) error { return nil }
+
+// Close implements proxy.Mode.
+func (*Egress) Close(context.Context) error { return nil }
+
+var (
+	_ egress.Targets = (*Egress)(nil)
+	_ proxy.Mode     = (*Egress)(nil)
+)

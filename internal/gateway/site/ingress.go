@@ -1,0 +1,152 @@
+package site
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/sites"
+)
+
+// Ingress is what an ingress serves: the services that its site offers, at the endpoints
+// that an agent chooses for this node. Safe for concurrent use.
+type Ingress struct {
+	authority
+
+	mu     sync.RWMutex
+	offers map[proxy.ServiceName]*sites.Offer
+	states map[proxy.PortName]*proxy.PortState
+	ports  map[string]offered // by server name
+}
+
+type offered struct {
+	offer *sites.Offer
+	port  sites.OfferedPort
+}
+
+// NewIngress serves nothing yet.
+func NewIngress(identities Identities) *Ingress {
+	i := &Ingress{
+		offers: map[proxy.ServiceName]*sites.Offer{}, states: map[proxy.PortName]*proxy.PortState{}, ports: map[string]offered{},
+	}
+	i.authority = authority{identities, i.find}
+	return i
+}
+
+// SetOffers takes what the site offers from an update of the view.
+func (i *Ingress) SetOffers(u node.Update) {
+	if !u.Reset && len(u.Offers) == 0 {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if u.Reset {
+		clear(i.offers)
+	}
+	for name, o := range u.Offers {
+		if o == nil {
+			delete(i.offers, name)
+		} else {
+			i.offers[name] = o
+		}
+	}
+	clear(i.ports)
+	for _, o := range i.offers {
+		for _, p := range o.Ports {
+			i.ports[p.SNI] = offered{o, p}
+		}
+	}
+}
+
+func (i *Ingress) find(sni string) (service, bool) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	o, ok := i.ports[sni]
+	if !ok {
+		return service{}, false
+	}
+	return service{mesh: o.offer.Mesh, toSites: o.offer.ToSites}, true
+}
+
+// Name implements proxy.Mode.
+func (*Ingress) Name() string { return "ingress" }
+
+// Apply implements proxy.Mode. It never fails.
+func (i *Ingress) Apply(_ context.Context, changes []proxy.Change) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, c := range changes {
+		if c.State == nil {
+			delete(i.states, c.Name)
+		} else {
+			i.states[c.Name] = c.State
+		}
+	}
+	return nil
+}
+
+// Close implements proxy.Mode.
+func (*Ingress) Close(context.Context) error { return nil }
+
+// Route implements ingress.Routes.
+func (i *Ingress) Route(sni string) (ingress.Route, bool) {
+	i.mu.RLock()
+	o, ok := i.ports[sni]
+	var state *proxy.PortState
+	if ok {
+		state = i.states[proxy.PortName{ServiceName: o.offer.Service, Port: o.port.Name}]
+	}
+	i.mu.RUnlock()
+	if !ok {
+		return ingress.Route{}, false
+	}
+	route := ingress.Route{ProxyProtocol: o.port.ProxyProtocol}
+	if state != nil {
+		route.Endpoints = attempts(state)
+	}
+	return route, true
+}
+
+// PassthroughRoute implements ingress.Routes: endpoints of this version terminate no TLS
+// of the mesh.
+func (*Ingress) PassthroughRoute(string) (ingress.Route, bool) { return ingress.Route{}, false }
+
+// attempts are the endpoints in an order at random by weight, and then those that are to be
+// used last.
+func attempts(s *proxy.PortState) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, list := range [][]proxy.Target{s.IPv4.Cluster, s.IPv6.Cluster, s.IPv4.Fallback, s.IPv6.Fallback} {
+		left := append([]proxy.Target(nil), list...)
+		for len(left) > 0 {
+			at := draw(left)
+			out = append(out, left[at].Addr)
+			left = append(left[:at], left[at+1:]...)
+		}
+	}
+	return out
+}
+
+func draw(targets []proxy.Target) int {
+	sum := uint64(0)
+	for _, t := range targets {
+		sum += uint64(max(t.Weight, 1))
+	}
+	at := rand.Uint64N(sum)
+	for i, t := range targets {
+		w := uint64(max(t.Weight, 1))
+		if at < w {
+			return i
+		}
+		at -= w
+	}
+	return len(targets) - 1
+}
+
+var (
+	_ ingress.Routes = (*Ingress)(nil)
+	_ proxy.Mode     = (*Ingress)(nil)
+)
