@@ -15,7 +15,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
-	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -163,7 +162,7 @@ func (c *controllers) runImports(ctx context.Context) error {
 
 func (c *controllers) multicluster(component string) multicluster.Config {
 	return multicluster.Config{
-		Client: c.client, Catalog: c.instance.catalog, Site: string(locality.Local), Logger: c.log.With("component", component),
+		Client: c.client, Catalog: c.instance.catalog, Site: string(c.cfg.site()), Logger: c.log.With("component", component),
 	}
 }
 
