@@ -384,3 +384,73 @@ func TestZoneToken(t *testing.T) {
 		t.Errorf("a node's agent at global: %v", err)
 	}
 }
+
+// restartEmpty is global, come back at the same address with nothing in its store.
+func (s *sites) restartEmpty() {
+	s.t.Helper()
+	s.global.stop()
+	s.globalStore = memory.New(memory.Options{})
+	s.global = startPlane(s.t, s.global.cfg, s.globalStore)
+}
+
+// held deletions of a type in a zone, and the names that it shows.
+func (p *plane) held(typ string) (int, []string) {
+	p.t.Helper()
+	state, err := p.cp.zone.State(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, one := range state.Types {
+		if one.Type == typ && one.Direction == meshv1alpha1.SyncToZone {
+			return int(one.Held), one.HeldNames
+		}
+	}
+	return 0, nil
+}
+
+// TestGlobalEmptied: zones keep what they have when global comes back without anything, and
+// say what is held.
+func TestGlobalEmptied(t *testing.T) {
+	s := startSites(t)
+	s.global.create(kind.Mesh, namedMesh("shop"))
+	s.a.create(kind.Dataplane, workloadAt("web", "10.1.0.1"))
+	s.a.create(kind.ServiceExport, export("web", ""))
+	until(t, "the Mesh in zone a", func() bool { return s.a.has(kind.Mesh, "shop") })
+	until(t, "the export in zone b", func() bool { return s.b.has(kind.ServiceExport, "web") })
+	s.restartEmpty()
+	for _, zone := range []string{"a", "b"} {
+		s.global.create(kind.Zone, &meshv1alpha1.Zone{ObjectMeta: metav1.ObjectMeta{Name: zone}})
+	}
+	until(t, "zone a holds the deletion", func() bool {
+		n, names := s.a.held("mesh.proxima.dev/Mesh")
+		return n == 1 && names[0] == "/shop"
+	})
+	until(t, "the inventory is back", func() bool { return s.global.has(kind.Dataplane, "web") })
+	if !s.a.has(kind.Mesh, "shop") || !s.a.has(kind.Dataplane, "web") || !s.b.has(kind.ServiceExport, "web") {
+		t.Error("a zone lost something")
+	}
+	until(t, "the deletion is confirmed", func() bool {
+		n, err := s.a.cp.zone.Confirm(t.Context(), "a", "mesh", "")
+		return err == nil && n == 1
+	})
+	until(t, "the Mesh goes", func() bool { return !s.a.has(kind.Mesh, "shop") })
+	if s.a.has(kind.Mesh, "default") != true {
+		t.Error("the Mesh that global has is gone, too")
+	}
+}
+
+// TestZoneWithoutGlobal: a zone starts and serves while global does not answer.
+func TestZoneWithoutGlobal(t *testing.T) {
+	s := &sites{t: t, globalStore: memory.New(memory.Options{})}
+	s.global = startPlane(t, planeConfig(t, RoleGlobal), s.globalStore)
+	s.global.cfg.APIAddress = s.global.global.api.address.String()
+	cfg := s.zoneConfig("a", "a")
+	s.global.create(kind.Zone, &meshv1alpha1.Zone{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	s.global.stop()
+	a := startPlane(t, cfg, memory.New(memory.Options{}))
+	a.create(kind.Dataplane, workloadAt("web", "10.1.0.1"))
+	state, err := a.cp.zone.State(t.Context())
+	if err != nil || state.Connected || state.Problem == "" {
+		t.Errorf("state without global: %+v, %v", state, err)
+	}
+}

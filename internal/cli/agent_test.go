@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -157,7 +158,7 @@ func TestAgentStopped(t *testing.T) {
 // join leaves the credentials of a node in a directory, as `proxima node` does.
 func join(t *testing.T, dir, name string) (server string) {
 	t.Helper()
-	kubeconfig := startControlPlane(t)
+	kubeconfig := startControlPlane(t, app.RoleStandalone)
 	code, token, complaint := runHere(t, "token", "create", "--kind", "node", "--name", name, "--kubeconfig", kubeconfig)
 	if code != 0 {
 		t.Fatal(complaint)

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -48,10 +49,16 @@ var update = flag.Bool("update", false, "write what commands print into the scri
 //	edit NAME KEY VALUE          sets a key of a ConfigMap, as the field manager "editor"
 //
 // What differs from run to run is normalised in the output: see normalise.
-func TestScripts(t *testing.T) {
-	kubeconfig := startControlPlane(t)
+func TestScripts(t *testing.T) { runScripts(t, app.RoleStandalone, "script") }
+
+// TestGlobalScripts runs the scripts in testdata/global against a global control plane, with
+// the same commands.
+func TestGlobalScripts(t *testing.T) { runScripts(t, app.RoleGlobal, "global") }
+
+func runScripts(t *testing.T, role app.Role, dir string) {
+	kubeconfig := startControlPlane(t, role)
 	testscript.Run(t, testscript.Params{
-		Dir:           filepath.Join("testdata", "script"),
+		Dir:           filepath.Join("testdata", dir),
 		UpdateScripts: *update,
 		Setup:         func(env *testscript.Env) error { return setUp(env, kubeconfig) },
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
@@ -79,15 +86,19 @@ func TestScripts(t *testing.T) {
 }
 
 // startControlPlane runs one until the test ends, and returns its kubeconfig.
-func startControlPlane(t *testing.T) string {
+func startControlPlane(t *testing.T, role app.Role) string {
 	t.Helper()
+	grpcPort := 0
+	if role == app.RoleGlobal {
+		grpcPort = freePort(t)
+	}
 	adoptKlog(slog.New(slog.DiscardHandler)) // before anything logs
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, done := make(chan app.Serving, 1), make(chan error, 1)
 	go func() {
 		done <- app.RunControlPlane(ctx, app.ControlPlaneConfig{
-			Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0",
+			Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: grpcPort, Role: role,
 			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		}, func(s app.Serving) { ready <- s })
 	}()
@@ -104,6 +115,16 @@ func startControlPlane(t *testing.T) string {
 		t.Fatalf("the control plane ended: %v", err)
 	}
 	return filepath.Join(dir, "kubeconfig")
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
 }
 
 type (
@@ -359,6 +380,8 @@ var volatile = []struct {
 	// The alphabet of names that the server generates.
 	{regexp.MustCompile(`\bweb(-headless)?-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "web$1-XXXXX"},
 	{regexp.MustCompile(`\b(\d+[dhms])+\b`), "AGE"},
+	{regexp.MustCompile(`\bproxima_1_\S+`), "TOKEN"},
+	{regexp.MustCompile(`token [a-z2-7]{16}\b`), "token ID"},
 	{regexp.MustCompile(`\bgo1\.[0-9.]+`), "GO"},
 	{regexp.MustCompile(`\b(linux|darwin|windows)/[a-z0-9]+\b`), "PLATFORM"},
 	{regexp.MustCompile(`revision \d+, \d+ kB`), "revision N, N kB"},

@@ -173,6 +173,7 @@ func (o *overview) findProblems() {
 		for _, d := range cp.InServiceRanges {
 			o.problem("dataplane %s has an address in a service range, which agents do not use as an endpoint: give it another", d)
 		}
+		o.Problems = append(o.Problems, doctor.ZoneProblems(cp.Federation)...)
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
 		}
@@ -233,11 +234,13 @@ func (o *overview) print(out io.Writer) error {
 	if cp := o.ControlPlane; cp != nil {
 		fmt.Fprintf(w, "control plane\t%s, %s, up %s\n", o.Server, cp.Version.Version, duration.HumanDuration(time.Since(cp.Started)))
 		fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
+		printFederation(w, cp.Federation)
+	}
+	// A global control plane has no nodes, and nothing that they route by.
+	if cp := o.ControlPlane; cp != nil && cp.Role != "global" {
 		c := cp.Catalog.Objects
 		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
 			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
-	}
-	if cp := o.ControlPlane; cp != nil {
 		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
 	}
 	if cp := o.ControlPlane; cp != nil && len(cp.Everywhere) > 0 {
@@ -269,6 +272,9 @@ func (o *overview) print(out io.Writer) error {
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), ready, n.Following, n.Behind)
 		}
+	}
+	if cp := o.ControlPlane; cp != nil {
+		printZonesOf(w, cp.Federation)
 	}
 	if err := w.Flush(); err != nil {
 		return err

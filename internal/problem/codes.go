@@ -45,6 +45,7 @@ const (
 	BackupIncomplete Code = "backup-incomplete"
 	AuditUnwritable  Code = "audit-unwritable"
 	MachinesGone     Code = "machines-gone"
+	ZonesApart       Code = "zones-apart"
 	NodeViewOff      Code = "node-view-off"
 )
 

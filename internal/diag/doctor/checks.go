@@ -10,6 +10,7 @@ const (
 	checkStore          = "store"
 	checkAudit          = "audit"
 	checkMachines       = "machines"
+	checkZones          = "zones"
 	checkAgent          = "agent"
 	checkAgentState     = "agent-state"
 	checkCertificate    = "certificate"
@@ -44,6 +45,8 @@ func Checks() []Check {
 		{checkStore, "The store of the control plane accepts writes.", "Free space on its disk."},
 		{checkAudit, "The control plane can write its audit logs.", "Free space on its disk."},
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
+		{checkZones, "Control planes of zones and global are connected; no deletions are held, and no objects refused.",
+			"Start what does not run; `proxima zone confirm` for what is held."},
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
 		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},

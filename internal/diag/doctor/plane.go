@@ -57,7 +57,14 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	if status.Store.Problem != "" {
 		f.fail(problem.StoreUnwritable, status.Store.Problem, FixDisk+"; reads go on, and writes are refused until then")
 	}
-	return []Finding{f, auditState(status.Audit), x.machines(status, time.Now())}
+	out := []Finding{f, auditState(status.Audit)}
+	if status.Role != "global" { // which has no nodes
+		out = append(out, x.machines(status, time.Now()))
+	}
+	if status.Federation != nil {
+		out = append(out, zones(status.Federation))
+	}
+	return out
 }
 
 // AuditProblems are the audit logs that cannot be written, a sentence for each.

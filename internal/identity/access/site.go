@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -27,16 +29,23 @@ type Site struct {
 	Direction func(schema.GroupKind) resource.Direction
 }
 
-// prepare sets what names the zone: of a Dataplane that is registered here.
+// prepare sets what names the zone: of a Dataplane that is registered here, and of a Node
+// that says nothing of its topology zone.
 func (s *Site) prepare(w Write) {
-	dp, ok := w.Object.(*meshv1alpha1.Dataplane)
-	if !ok || s.Zone == "" || w.Subresource != "" || s.foreign(dp) {
+	if s.Zone == "" || w.Subresource != "" {
 		return
 	}
-	if dp.Labels == nil {
-		dp.Labels = map[string]string{}
+	switch obj := w.Object.(type) {
+	case *meshv1alpha1.Dataplane:
+		if !s.foreign(obj) {
+			metav1.SetMetaDataLabel(&obj.ObjectMeta, meshv1alpha1.LabelOrigin, meshv1alpha1.OriginZone)
+			metav1.SetMetaDataLabel(&obj.ObjectMeta, meshv1alpha1.LabelZone, s.Zone)
+		}
+	case *corev1.Node:
+		if obj.Labels[corev1.LabelTopologyZone] == "" {
+			metav1.SetMetaDataLabel(&obj.ObjectMeta, corev1.LabelTopologyZone, s.Zone)
+		}
 	}
-	dp.Labels[meshv1alpha1.LabelOrigin], dp.Labels[meshv1alpha1.LabelZone] = meshv1alpha1.OriginZone, s.Zone
 }
 
 // allow refuses writes of objects that another control plane owns, and of those that are

@@ -1,0 +1,33 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+)
+
+// printFederation prints the connection of a zone to global.
+func printFederation(w io.Writer, f *admin.FederationStatus) {
+	if f == nil || f.Zone == "" {
+		return
+	}
+	state := "not connected"
+	switch {
+	case f.Elsewhere:
+		state = "another instance has the connection"
+	case f.Connected:
+		state = fmt.Sprintf("connected, %d changes behind", f.Behind)
+	}
+	fmt.Fprintf(w, "zone\t%s, global %s, %s\n", f.Zone, f.Global, state)
+}
+
+// printZonesOf prints the zones of a global control plane.
+func printZonesOf(w *tabwriter.Writer, f *admin.FederationStatus) {
+	if f == nil || len(f.Zones) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	printZones(w, f.Zones)
+}

@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/admin"
+)
+
+func TestZoneProblems(t *testing.T) {
+	ended := metav1.NewMicroTime(time.Now().Add(-time.Hour))
+	gone := []meshv1alpha1.Subscription{{ID: "x", DisconnectTime: &ended}}
+	held := []meshv1alpha1.TypeSync{{
+		Type: "mesh.proxima.dev/Mesh", Direction: meshv1alpha1.SyncToZone, Held: 3, HeldNames: []string{"/shop", "/web"},
+	}}
+	refused := []meshv1alpha1.TypeSync{{
+		Type: "/Service", Direction: meshv1alpha1.SyncToGlobal, Refused: []meshv1alpha1.SyncRefusal{{Name: "shop/web", Reason: "too long"}},
+	}}
+	for name, test := range map[string]struct {
+		state *admin.FederationStatus
+		want  string
+	}{
+		"alone":            {nil, ""},
+		"connected":        {&admin.FederationStatus{Zone: "a", Connected: true}, ""},
+		"other instance":   {&admin.FederationStatus{Zone: "a", Elsewhere: true}, ""},
+		"not connected":    {&admin.FederationStatus{Zone: "a", Global: "g:1", Problem: "no route"}, "no connection to global (g:1): no route"},
+		"held":             {&admin.FederationStatus{Zone: "a", Connected: true, Types: held}, `first /shop, /web: is it meant? then "proxima zone confirm a Mesh"`},
+		"a zone offline":   {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Subscriptions: gone}), "zone b is offline since 60m"},
+		"a zone disabled":  {zoneIs(false, &meshv1alpha1.ZoneInsightStatus{Subscriptions: gone}), ""},
+		"never connected":  {zoneIs(true, nil), ""},
+		"refused by us":    {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: refused}), "global refuses Service shop/web: too long"},
+		"held of one zone": {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: held}), "proxima zone confirm b Mesh"},
+	} {
+		got := strings.Join(ZoneProblems(test.state), "\n")
+		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func zoneIs(enabled bool, insight *meshv1alpha1.ZoneInsightStatus) *admin.FederationStatus {
+	return &admin.FederationStatus{Zones: []admin.ZoneState{{Name: "b", Enabled: enabled, Insight: insight}}}
+}
