@@ -130,6 +130,7 @@ var layers = map[string]layer{
 	"internal/delta/stream":             adapter,
 	"internal/demand/wire":              adapter,
 	"internal/dns":                      adapter,
+	"internal/dns/direct":               adapter,
 	"internal/dns/resolvconf":           adapter,
 	"internal/federation/stream":        adapter,
 	"internal/federation/zones":         adapter,

@@ -48,6 +48,9 @@ type ControlPlaneConfig struct {
 	// AdvertiseAddress (host) by which other machines reach this instance; empty: that of
 	// APIAddress.
 	AdvertiseAddress string
+	// DNSAddress (ADDRESS:PORT) at which names of Services are answered for machines without
+	// an agent; empty: nowhere.
+	DNSAddress string
 	// Role among several control planes; empty: RoleStandalone.
 	Role Role
 	// Zone that this is the control plane of, with RoleZone; Global (HOST:PORT) the address

@@ -75,6 +75,11 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 			Code: problem.Usage, Err: errors.New("zones connect to global over gRPC, which --grpc-port 0 turns off"), Hint: "choose a port",
 		}
 	}
+	if cfg.DNSAddress != "" {
+		return nil, &problem.Error{
+			Code: problem.Usage, Err: errors.New("--dns-address: global has no Services"), Hint: "set it at the control planes of the zones",
+		}
+	}
 	opened := &global{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{})}
 	defer func() {
 		if err != nil {

@@ -65,6 +65,8 @@ type standalone struct {
 	identities *identities
 	// zone is the connection to global; nil: this is not the control plane of a zone.
 	zone *zoneLink
+	// names for machines without an agent.
+	names directNames
 	// complete is closed when the tables are filled and the kubeconfig is written.
 	complete chan struct{}
 }
@@ -102,6 +104,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
 		return nil, err
 	}
+	if cp.names, err = listenDirect(cfg.DNSAddress, cp.instance.catalog, cp.storage.metrics, cp.log); err != nil {
+		return nil, err
+	}
 	cp.others = newInstances(cfg, cp.started, cp.storage, cp.api, cp.instance, cp.log)
 	if e == nil {
 		cp.election = cp.others.election()
@@ -125,6 +130,7 @@ func (cp *standalone) components() []component {
 		cp.instance.components(),
 		cp.identities.components(),
 		cp.others.components(),
+		cp.names.components(),
 		cp.leader.components(),
 		cp.zone.components(),
 		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
@@ -166,7 +172,7 @@ func (cp *standalone) publishKubeconfig(ctx context.Context) error {
 }
 
 func (cp *standalone) serving() Serving {
-	s := Serving{API: "https://" + reachable(cp.api.address)}
+	s := Serving{API: "https://" + reachable(cp.api.address), DNS: cp.names.address()}
 	if cp.instance.listener != nil {
 		s.GRPC = reachable(cp.instance.listener.Addr())
 	}
@@ -175,6 +181,7 @@ func (cp *standalone) serving() Serving {
 
 // close releases what newStandalone opened, the store last.
 func (cp *standalone) close() {
+	cp.names.close()
 	if cp.instance != nil {
 		cp.instance.close()
 	}

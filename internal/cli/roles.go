@@ -230,7 +230,7 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 
 func newControlPlane(s *settings) *cobra.Command {
 	var p planeFlags
-	var store string
+	var store, dnsAddress string
 	var c clusterFlags
 	var z zoneFlags
 	cmd := &cobra.Command{
@@ -249,6 +249,7 @@ zone serves the nodes of one site, and goes on doing so while global is away.`,
 				return err
 			}
 			c.apply(&cfg)
+			cfg.DNSAddress = dnsAddress
 			if err := z.apply(&cfg); err != nil {
 				return err
 			}
@@ -256,6 +257,7 @@ zone serves the nodes of one site, and goes on doing so while global is away.`,
 		},
 	}
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, or memory")
+	cmd.Flags().StringVar(&dnsAddress, "dns-address", "", "ADDRESS:PORT at which names of Services are answered for machines without an agent, by the addresses of ready endpoints (default: nowhere)")
 	p.add(cmd)
 	c.add(cmd)
 	z.add(cmd)

@@ -1,0 +1,77 @@
+// Package direct keeps the names that a control plane answers for machines without an
+// agent. Virtual IPs mean nothing there, so every Service is resolved as a headless one: to
+// the addresses of its ready endpoints, and its ports (SRV) to theirs.
+//
+// Enter at Follow. Package dns answers from the records.
+package direct
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/dns/records"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
+)
+
+// Follow keeps a zone of records up to date with the tables until ctx ends, and returns nil
+// then.
+func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone) error {
+	sub := tables.Subscribe(catalog.Services, catalog.Slices)
+	defer sub.Close()
+	for first := true; ; first = false {
+		delta, err := sub.Next(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		zone.Apply(update(&delta, first))
+	}
+}
+
+func update(d *catalog.Delta, first bool) records.Update {
+	u := records.Update{
+		Reset: first, Names: map[proxy.ServiceName]*records.Name{}, Slices: map[proxy.SliceName]*records.Slice{},
+	}
+	for _, change := range d.Services {
+		name := proxy.ServiceName{Namespace: change.Key.Namespace, Name: change.Key.Name}
+		if n := nameOf(change.New); n != nil || !first {
+			u.Names[name] = n
+		}
+	}
+	for _, change := range d.Slices {
+		name := proxy.SliceName{Namespace: change.Key.Namespace, Name: change.Key.Name}
+		if s := sliceOf(change.New); s != nil || !first {
+			u.Slices[name] = s
+		}
+	}
+	return u
+}
+
+// nameOf a Service; nil: it has none.
+func nameOf(s *corev1.Service) *records.Name {
+	switch {
+	case s == nil:
+		return nil
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		n, _ := kube.NameOf(s)
+		return n
+	}
+	return &records.Name{Name: proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}}
+}
+
+// sliceOf leaves out loopback addresses: no other machine reaches them.
+func sliceOf(s *discoveryv1.EndpointSlice) *records.Slice {
+	if s == nil || s.Labels[discoveryv1.LabelServiceName] == "" {
+		return nil
+	}
+	out := kube.NameSliceOf(s, nil)
+	out.Targets = slices.DeleteFunc(out.Targets, func(t records.Target) bool { return t.Addr.IsLoopback() })
+	return out
+}
