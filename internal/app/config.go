@@ -90,4 +90,6 @@ type Serving struct {
 	Node, Mode string
 	// DNS (host:port) of names; empty: off.
 	DNS string
+	// Gateway (host:port) by which a gateway is reached from elsewhere; empty: it is none.
+	Gateway string
 }

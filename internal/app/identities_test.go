@@ -40,11 +40,17 @@ type meshPlane struct {
 
 func startMeshPlane(t *testing.T) *meshPlane {
 	t.Helper()
+	return startMeshPlaneOf(t, "", "10.96.0.0/24")
+}
+
+// startMeshPlaneOf a site, with a range of virtual addresses.
+func startMeshPlaneOf(t *testing.T, site, cidr string) *meshPlane {
+	t.Helper()
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	cp, err := newStandalone(ctx, ControlPlaneConfig{
 		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: freePort(t), MachineID: t.Name(),
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}, Zone: site,
 	})
 	if err != nil {
 		cancel()

@@ -13,6 +13,9 @@ import (
 
 // newMode makes the data path that --mode names.
 func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
+	if a.gateway != nil {
+		return a.gateway.mode(), nil
+	}
 	return modes.New(ctx, a.cfg.Mode, modes.Config{
 		Logger: a.log, Registerer: a.registry,
 		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs,
@@ -36,6 +39,10 @@ func (a *agent) closeMode(ctx context.Context) error {
 // serves the traffic: there is no moment without rules, and connections that exist go on by
 // their entries in the kernel.
 func (a *agent) cleanOthers(ctx context.Context) error {
+	if a.gateway != nil {
+		<-ctx.Done() // the rules are those of the machine's agent
+		return nil
+	}
 	select {
 	case <-a.agent.Ready():
 		if err := modes.Cleanup(ctx, a.mode.Name()); err != nil && ctx.Err() == nil {

@@ -83,6 +83,9 @@ type NodeConfig struct {
 	DNSPort int
 	// Resolver of this machine, which the agent leaves as it found it.
 	Resolver resolvconf.System
+	// Gateway: serve streams between sites, in the place of this machine's traffic; nil:
+	// do not. The agent has no data path, no tunnel and no socket for local programs then.
+	Gateway *GatewayConfig
 	// MachineID distinguishes this machine from others of the same node name; empty: that of
 	// package machine.
 	MachineID string
@@ -122,6 +125,7 @@ type agent struct {
 	ranges   *ranges.Keeper
 	identity *nodeIdentity // nil: the agent follows a Kubernetes API
 	tunnel   *nodeTunnel   // nil: off
+	gateway  *gateway      // nil: the agent is none
 	names    *records.Zone
 	dns      nameServer
 	health   net.Listener
@@ -148,6 +152,9 @@ func RunNode(ctx context.Context, cfg NodeConfig, ready func(Serving)) error {
 		return err
 	}
 	serving := Serving{API: a.restConfig().Host, Node: cfg.Name, Mode: a.mode.Name(), DNS: a.dns.address()}
+	if a.gateway != nil {
+		serving.Gateway = a.gateway.object().address()
+	}
 	return run(ctx, unopposed{}, append(components, announce(ready, serving)))
 }
 
@@ -179,6 +186,10 @@ func (a *agent) components() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
+	gateways, err := a.gatewayComponents()
+	if err != nil {
+		return nil, err
+	}
 	return slices.Concat(
 		[]component{
 			{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaimNode) }},
@@ -187,7 +198,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "service ranges", Run: func(ctx context.Context) error { return a.ranges.Run(ctx, watching, a.useRanges) }},
 			{Name: "mode", Run: a.closeMode},
 		},
-		following, identities, a.tunnelComponents(), a.httpComponents(), programs, a.dnsComponents(),
+		following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

@@ -55,8 +55,13 @@ func (a *agent) openIdentity() (err error) {
 		log: a.log.With("component", "identities"), table: &spiffe.Table{}, dataplanes: map[resource.Key]*meshv1alpha1.Dataplane{},
 		namespaces: map[string]*corev1.Namespace{}, listed: map[*resource.Descriptor]bool{},
 	}
+	var gateway mesh.Kind
+	if a.gateway != nil {
+		gateway = a.cfg.Gateway.identity()
+	}
 	n.manager = workload.New(workload.Config{
-		Dir: filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name, Spread: a.cfg.certificateSpread,
+		Gateway: gateway,
+		Dir:     filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name, Spread: a.cfg.certificateSpread,
 		Registerer: a.registry, Logger: n.log,
 	})
 	a.identity = n

@@ -45,6 +45,9 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 			opened.close()
 		}
 	}()
+	if cfg.Gateway != nil {
+		a.gateway = a.newGateway()
+	}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
@@ -70,8 +73,12 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
 		Mode: a.mode, Facts: a.facts,
-		Applied: func(changes []proxy.Change) { a.checks.Update(changes) },
-		Logger:  a.log.With("component", "agent"), Registerer: a.registry,
+		Applied: func(changes []proxy.Change) {
+			if a.gateway == nil { // the health check node ports are those of the machine's agent
+				a.checks.Update(changes)
+			}
+		},
+		Logger: a.log.With("component", "agent"), Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, err
@@ -92,8 +99,16 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		}
 		a.openTunnel()
 	}
+	if a.gateway != nil {
+		if err = a.openGateway(); err != nil {
+			return nil, err
+		}
+	}
 	if err := a.listenHTTP(); err != nil {
 		return nil, err
+	}
+	if a.gateway != nil {
+		return a, nil
 	}
 	if err := a.listenLocal(); err != nil {
 		return nil, err
@@ -106,6 +121,7 @@ func (a *agent) apply(u node.Update) {
 	u.KeepLoopback(a.cfg.MachineID)
 	a.names.Apply(u.Records())
 	a.tunnel.apply(u)
+	a.gateway.apply(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)
 	}
@@ -181,6 +197,7 @@ func (a *agent) watchConfig() *rest.Config {
 }
 
 func (a *agent) close() {
+	a.gateway.close()
 	a.dns.close()
 	a.identity.close()
 	if a.conn != nil {

@@ -51,7 +51,7 @@ const maxTunnelConnections = 64 << 10
 
 // openTunnel makes the tunnel; it listens when there is something to reach.
 func (a *agent) openTunnel() {
-	if a.cfg.TunnelPort == 0 || a.identity == nil {
+	if a.cfg.TunnelPort == 0 || a.identity == nil || a.gateway != nil {
 		return
 	}
 	log := a.log.With("component", "tunnel")

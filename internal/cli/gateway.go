@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+// gatewayFlags are those of a gateway between zones.
+type gatewayFlags struct {
+	server, tokenFile      string
+	nodeName, zone         string
+	address                string
+	port                   int
+	advertisedAddress      string
+	advertisedPort         int
+	host                   string
+	healthPort, metricPort int
+}
+
+func newIngress(s *settings) *cobra.Command {
+	return newGateway(s, false, defaultIngressPort, &cobra.Command{
+		Use:   "ingress --server HOST:PORT [--token-file FILE]",
+		Short: "Run a gateway by which other zones reach this one",
+		Long: `Ingress runs the gateway by which other zones reach the services that this zone
+exports. It joins the zone's control plane like a node, with a node token, gets a
+certificate in each mesh, and registers itself as a ZoneIngress with the name of
+its node. Every connection is mutual TLS; it goes to an endpoint of this zone, and
+never to another zone.
+
+The ZoneIngress stays when the process ends, so that a restart withdraws nothing:
+other zones try their next ingress meanwhile. To remove an ingress for good, delete
+its ZoneIngress and its Node. One node name is for one gateway or agent; on a
+machine that has an agent, too, give --data-dir, --health-port and --metrics-port.`,
+		Example: "  proxima token create --kind node --name ingress-1 >ingress.token\n" +
+			"  proxima ingress --server cp.example:6443 --token-file ingress.token --node-name ingress-1 --advertised-address 203.0.113.7",
+	})
+}
+
+func newEgress(s *settings) *cobra.Command {
+	return newGateway(s, true, defaultEgressPort, &cobra.Command{
+		Use:   "egress --server HOST:PORT [--token-file FILE]",
+		Short: "Run the gateway by which traffic leaves this zone",
+		Long: `Egress runs the gateway by which traffic leaves this zone for other zones, in
+meshes with spec.routing.zoneEgress: their nodes use no other way out then. It
+joins the zone's control plane like a node, with a node token, gets a certificate
+in each mesh, and registers itself as a ZoneEgress with the name of its node.
+
+The ZoneEgress stays when the process ends. To remove an egress for good, delete
+its ZoneEgress and its Node. One node name is for one gateway or agent; on a
+machine that has an agent, too, give --data-dir, --health-port and --metrics-port.`,
+		Example: "  proxima egress --server cp.example:6443 --token-file egress.token --node-name egress-1",
+	})
+}
+
+func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.Command {
+	var g gatewayFlags
+	name := "ingress"
+	if egress {
+		name = "egress"
+	}
+	cmd.GroupID, cmd.Args = "roles", cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := g.config(s, egress)
+		if err != nil {
+			return err
+		}
+		return app.RunNode(cmd.Context(), cfg, func(serving app.Serving) {
+			fmt.Fprintf(s.io.Out, "ready api=%s node=%s address=%s\n", serving.API, serving.Node, serving.Gateway)
+		})
+	}
+	f := cmd.Flags()
+	f.StringVar(&g.server, "server", "", "control plane's API, HOST:PORT")
+	f.StringVar(&g.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
+	f.StringVar(&g.nodeName, "node-name", "", "name of the gateway and of its Node (default: the host name in lower case)")
+	f.StringVar(&g.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
+	f.StringVar(&g.address, "listen-address", "", "IP address that the gateway listens on (default: all, and the one that leads to the control plane is published)")
+	f.IntVar(&g.port, name+"-port", port, "port that the gateway listens on; 0: any free one")
+	f.StringVar(&g.advertisedAddress, "advertised-address", "", "IP address or DNS name by which the gateway is reached from elsewhere (default: its address)")
+	f.IntVar(&g.advertisedPort, "advertised-port", 0, "port by which the gateway is reached from elsewhere (default: its port)")
+	f.StringVar(&g.host, "host", "127.0.0.1", "address that health and metrics listen on")
+	f.IntVar(&g.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
+	f.IntVar(&g.metricPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
+	return cmd
+}
+
+func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) {
+	var cfg app.NodeConfig
+	if g.server == "" {
+		return cfg, usagef("--server (HOST:PORT of the control plane's API) is needed")
+	}
+	if g.port < 0 || g.port > 65535 || g.advertisedPort < 0 || g.advertisedPort > 65535 {
+		return cfg, usagef("port %d, --advertised-port %d: 0 to 65535", g.port, g.advertisedPort)
+	}
+	gateway := &app.GatewayConfig{
+		Egress: egress, Port: g.port, AdvertisedAddress: g.advertisedAddress, AdvertisedPort: g.advertisedPort,
+	}
+	if g.address != "" {
+		addr, err := netip.ParseAddr(g.address)
+		if err != nil {
+			return cfg, &problem.Error{Code: problem.Usage, Err: fmt.Errorf("--listen-address: %w", err)}
+		}
+		gateway.Address = addr
+	}
+	log, err := s.logger()
+	return app.NodeConfig{
+		Server: g.server, TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
+		Host: g.host, HealthPort: g.healthPort, MetricsPort: g.metricPort, ControlPlane: true, Gateway: gateway, Logger: log,
+	}, err
+}
