@@ -45,6 +45,8 @@ type global struct {
 	instance *instance
 	others   *instances
 	zones    *zones.Zones
+	// roots of meshes, by which zones sign.
+	roots *meshRoots
 	// client of the leader.
 	client   resource.Client
 	complete chan struct{}
@@ -111,6 +113,9 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 	if err := g.newZones(); err != nil {
 		return nil, err
 	}
+	if g.roots, err = newMeshRoots(cfg, g.storage, g.api, g.instance, g.zones, g.log); err != nil {
+		return nil, err
+	}
 	g.handle()
 	return g, nil
 }
@@ -146,6 +151,7 @@ func (g *global) components() []component {
 			{Name: "gRPC", Run: g.instance.serve},
 		},
 		g.others.components(),
+		g.roots.components(),
 		[]component{
 			{Name: "namespace controller", Scope: leader, Run: g.runNamespaces},
 			{Name: "garbage collector", Scope: leader, Run: g.runGarbage},

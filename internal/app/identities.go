@@ -38,6 +38,8 @@ type identities struct {
 	ledger      *issue.Ledger
 	board       *issue.Board
 	server      *issue.Server
+	// link to global, in a zone; nil: this control plane makes the roots itself.
+	link *rootLink
 	// acked has a value when the leader should look at rotations.
 	acked chan struct{}
 }
@@ -57,10 +59,15 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 		return nil, err
 	}
 	records := sealedRecords{d.records}
+	ours := authorities.Config{Intermediates: authorities.Local(records, site, time.Now)}
+	if cfg.role() == RoleZone {
+		d.link = &rootLink{}
+		ours = authorities.Config{Intermediates: d.link.intermediates, Root: d.link.root}
+	}
 	d.authorities = authorities.New(authorities.Config{
 		Zone: site, Client: a.client, Records: records, CSRs: csrs, Logger: log,
-		Intermediates: authorities.Local(records, site, time.Now),
-		Files:         func(cert, key, roots string) authorities.FileSource { return files.New(cert, key, roots) },
+		Intermediates: ours.Intermediates, Root: ours.Root,
+		Files: func(cert, key, roots string) authorities.FileSource { return files.New(cert, key, roots) },
 		Publish: func(p authorities.Published) error {
 			return d.board.Publish(issue.Published{State: p.State, Domain: p.Domain, Life: p.Life})
 		},

@@ -116,6 +116,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.leader.client, cp.log); err != nil {
 			return nil, err
 		}
+		cp.identities.link.zone.Store(cp.zone)
 	}
 	cp.handle()
 	return cp, nil
@@ -182,6 +183,9 @@ func (cp *standalone) serving() Serving {
 // close releases what newStandalone opened, the store last.
 func (cp *standalone) close() {
 	cp.names.close()
+	if cp.identities != nil {
+		cp.identities.link.close()
+	}
 	if cp.instance != nil {
 		cp.instance.close()
 	}

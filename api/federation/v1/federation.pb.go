@@ -427,6 +427,228 @@ func (*Multiplexed_Request) isMultiplexed_Message() {}
 
 func (*Multiplexed_Response) isMultiplexed_Message() {}
 
+type RootRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// Backend of the mesh.
+	Backend       string `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RootRequest) Reset() {
+	*x = RootRequest{}
+	mi := &file_federation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RootRequest) ProtoMessage() {}
+
+func (x *RootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RootRequest.ProtoReflect.Descriptor instead.
+func (*RootRequest) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RootRequest) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *RootRequest) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+type RootResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the authority.
+	Authority string `protobuf:"bytes,1,opt,name=authority,proto3" json:"authority,omitempty"`
+	// Certificate of the root, in PEM.
+	Root          []byte `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RootResponse) Reset() {
+	*x = RootResponse{}
+	mi := &file_federation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RootResponse) ProtoMessage() {}
+
+func (x *RootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RootResponse.ProtoReflect.Descriptor instead.
+func (*RootResponse) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RootResponse) GetAuthority() string {
+	if x != nil {
+		return x.Authority
+	}
+	return ""
+}
+
+func (x *RootResponse) GetRoot() []byte {
+	if x != nil {
+		return x.Root
+	}
+	return nil
+}
+
+type IntermediateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// ID of the authority, as of RootResponse.
+	Authority string `protobuf:"bytes,2,opt,name=authority,proto3" json:"authority,omitempty"`
+	// PKCS #10, in DER. Only its public key is used.
+	Request       []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IntermediateRequest) Reset() {
+	*x = IntermediateRequest{}
+	mi := &file_federation_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IntermediateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IntermediateRequest) ProtoMessage() {}
+
+func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
+func (*IntermediateRequest) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *IntermediateRequest) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *IntermediateRequest) GetAuthority() string {
+	if x != nil {
+		return x.Authority
+	}
+	return ""
+}
+
+func (x *IntermediateRequest) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+type IntermediateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chain of the intermediate without the root, and roots that verify it, in PEM.
+	Chain         []byte `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	Roots         []byte `protobuf:"bytes,2,opt,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IntermediateResponse) Reset() {
+	*x = IntermediateResponse{}
+	mi := &file_federation_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IntermediateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IntermediateResponse) ProtoMessage() {}
+
+func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
+func (*IntermediateResponse) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *IntermediateResponse) GetChain() []byte {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *IntermediateResponse) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
 type Call struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of this stream, rising.
@@ -446,7 +668,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_federation_proto_msgTypes[4]
+	mi := &file_federation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -458,7 +680,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[4]
+	mi := &file_federation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -471,7 +693,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{4}
+	return file_federation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Call) GetId() uint64 {
@@ -540,7 +762,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_federation_proto_msgTypes[5]
+	mi := &file_federation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +774,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[5]
+	mi := &file_federation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +787,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{5}
+	return file_federation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CallAnswer) GetId() uint64 {
@@ -614,7 +836,7 @@ type HealthCheckRequest struct {
 
 func (x *HealthCheckRequest) Reset() {
 	*x = HealthCheckRequest{}
-	mi := &file_federation_proto_msgTypes[6]
+	mi := &file_federation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +848,7 @@ func (x *HealthCheckRequest) String() string {
 func (*HealthCheckRequest) ProtoMessage() {}
 
 func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[6]
+	mi := &file_federation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +861,7 @@ func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckRequest.ProtoReflect.Descriptor instead.
 func (*HealthCheckRequest) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{6}
+	return file_federation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HealthCheckRequest) GetInstance() string {
@@ -666,7 +888,7 @@ type HealthCheckResponse struct {
 
 func (x *HealthCheckResponse) Reset() {
 	*x = HealthCheckResponse{}
-	mi := &file_federation_proto_msgTypes[7]
+	mi := &file_federation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +900,7 @@ func (x *HealthCheckResponse) String() string {
 func (*HealthCheckResponse) ProtoMessage() {}
 
 func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[7]
+	mi := &file_federation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +913,7 @@ func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckResponse.ProtoReflect.Descriptor instead.
 func (*HealthCheckResponse) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{7}
+	return file_federation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HealthCheckResponse) GetIntervalMilliseconds() uint32 {
@@ -729,7 +951,20 @@ const file_federation_proto_rawDesc = "" +
 	"\vMultiplexed\x12\x1a\n" +
 	"\arequest\x18\x01 \x01(\fH\x00R\arequest\x12\x1c\n" +
 	"\bresponse\x18\x02 \x01(\fH\x00R\bresponseB\t\n" +
-	"\amessage\"\x89\x02\n" +
+	"\amessage\";\n" +
+	"\vRootRequest\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\"@\n" +
+	"\fRootResponse\x12\x1c\n" +
+	"\tauthority\x18\x01 \x01(\tR\tauthority\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\fR\x04root\"a\n" +
+	"\x13IntermediateRequest\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1c\n" +
+	"\tauthority\x18\x02 \x01(\tR\tauthority\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\fR\arequest\"B\n" +
+	"\x14IntermediateResponse\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\fR\x05chain\x12\x14\n" +
+	"\x05roots\x18\x02 \x01(\fR\x05roots\"\x89\x02\n" +
 	"\x04Call\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1f.proxima.federation.v1.CallKindR\x04kind\x129\n" +
@@ -766,7 +1001,10 @@ const file_federation_proto_rawDesc = "" +
 	"\x06Stream\x12\".proxima.federation.v1.Multiplexed\x1a\".proxima.federation.v1.Multiplexed(\x010\x012\xc0\x01\n" +
 	"\vZoneService\x12K\n" +
 	"\x05Serve\x12!.proxima.federation.v1.CallAnswer\x1a\x1b.proxima.federation.v1.Call(\x010\x01\x12d\n" +
-	"\vHealthCheck\x12).proxima.federation.v1.HealthCheckRequest\x1a*.proxima.federation.v1.HealthCheckResponseB@Z>github.com/proxima-mesh/proxima/api/federation/v1;federationv1b\x06proto3"
+	"\vHealthCheck\x12).proxima.federation.v1.HealthCheckRequest\x1a*.proxima.federation.v1.HealthCheckResponse2\xcb\x01\n" +
+	"\x0fMeshAuthorities\x12O\n" +
+	"\x04Root\x12\".proxima.federation.v1.RootRequest\x1a#.proxima.federation.v1.RootResponse\x12g\n" +
+	"\fIntermediate\x12*.proxima.federation.v1.IntermediateRequest\x1a+.proxima.federation.v1.IntermediateResponseB@Z>github.com/proxima-mesh/proxima/api/federation/v1;federationv1b\x06proto3"
 
 var (
 	file_federation_proto_rawDescOnce sync.Once
@@ -781,35 +1019,43 @@ func file_federation_proto_rawDescGZIP() []byte {
 }
 
 var file_federation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_federation_proto_goTypes = []any{
-	(CallKind)(0),               // 0: proxima.federation.v1.CallKind
-	(TargetKind)(0),             // 1: proxima.federation.v1.TargetKind
-	(*Object)(nil),              // 2: proxima.federation.v1.Object
-	(*Refusals)(nil),            // 3: proxima.federation.v1.Refusals
-	(*Refusal)(nil),             // 4: proxima.federation.v1.Refusal
-	(*Multiplexed)(nil),         // 5: proxima.federation.v1.Multiplexed
-	(*Call)(nil),                // 6: proxima.federation.v1.Call
-	(*CallAnswer)(nil),          // 7: proxima.federation.v1.CallAnswer
-	(*HealthCheckRequest)(nil),  // 8: proxima.federation.v1.HealthCheckRequest
-	(*HealthCheckResponse)(nil), // 9: proxima.federation.v1.HealthCheckResponse
-	nil,                         // 10: proxima.federation.v1.Object.LabelsEntry
-	nil,                         // 11: proxima.federation.v1.Object.AnnotationsEntry
+	(CallKind)(0),                // 0: proxima.federation.v1.CallKind
+	(TargetKind)(0),              // 1: proxima.federation.v1.TargetKind
+	(*Object)(nil),               // 2: proxima.federation.v1.Object
+	(*Refusals)(nil),             // 3: proxima.federation.v1.Refusals
+	(*Refusal)(nil),              // 4: proxima.federation.v1.Refusal
+	(*Multiplexed)(nil),          // 5: proxima.federation.v1.Multiplexed
+	(*RootRequest)(nil),          // 6: proxima.federation.v1.RootRequest
+	(*RootResponse)(nil),         // 7: proxima.federation.v1.RootResponse
+	(*IntermediateRequest)(nil),  // 8: proxima.federation.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 9: proxima.federation.v1.IntermediateResponse
+	(*Call)(nil),                 // 10: proxima.federation.v1.Call
+	(*CallAnswer)(nil),           // 11: proxima.federation.v1.CallAnswer
+	(*HealthCheckRequest)(nil),   // 12: proxima.federation.v1.HealthCheckRequest
+	(*HealthCheckResponse)(nil),  // 13: proxima.federation.v1.HealthCheckResponse
+	nil,                          // 14: proxima.federation.v1.Object.LabelsEntry
+	nil,                          // 15: proxima.federation.v1.Object.AnnotationsEntry
 }
 var file_federation_proto_depIdxs = []int32{
-	10, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
-	11, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
+	14, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
+	15, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
 	4,  // 2: proxima.federation.v1.Refusals.refusals:type_name -> proxima.federation.v1.Refusal
 	0,  // 3: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
 	1,  // 4: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
 	5,  // 5: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
-	7,  // 6: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
-	8,  // 7: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
-	5,  // 8: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
-	6,  // 9: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
-	9,  // 10: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
-	8,  // [8:11] is the sub-list for method output_type
-	5,  // [5:8] is the sub-list for method input_type
+	11, // 6: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
+	12, // 7: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
+	6,  // 8: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
+	8,  // 9: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
+	5,  // 10: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
+	10, // 11: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
+	13, // 12: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
+	7,  // 13: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
+	9,  // 14: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -830,9 +1076,9 @@ func file_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_federation_proto_rawDesc), len(file_federation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   10,
+			NumMessages:   14,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_federation_proto_goTypes,
 		DependencyIndexes: file_federation_proto_depIdxs,

@@ -277,3 +277,153 @@ var ZoneService_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "federation.proto",
 }
+
+const (
+	MeshAuthorities_Root_FullMethodName         = "/proxima.federation.v1.MeshAuthorities/Root"
+	MeshAuthorities_Intermediate_FullMethodName = "/proxima.federation.v1.MeshAuthorities/Intermediate"
+)
+
+// MeshAuthoritiesClient is the client API for MeshAuthorities service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// MeshAuthorities is served by global, which has the roots of meshes. Zones sign by
+// intermediates below them.
+type MeshAuthoritiesClient interface {
+	// Root is the authority that a backend of type Builtin issues by now.
+	Root(ctx context.Context, in *RootRequest, opts ...grpc.CallOption) (*RootResponse, error)
+	// Intermediate signs the authority of the zone that calls.
+	Intermediate(ctx context.Context, in *IntermediateRequest, opts ...grpc.CallOption) (*IntermediateResponse, error)
+}
+
+type meshAuthoritiesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewMeshAuthoritiesClient(cc grpc.ClientConnInterface) MeshAuthoritiesClient {
+	return &meshAuthoritiesClient{cc}
+}
+
+func (c *meshAuthoritiesClient) Root(ctx context.Context, in *RootRequest, opts ...grpc.CallOption) (*RootResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RootResponse)
+	err := c.cc.Invoke(ctx, MeshAuthorities_Root_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *meshAuthoritiesClient) Intermediate(ctx context.Context, in *IntermediateRequest, opts ...grpc.CallOption) (*IntermediateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IntermediateResponse)
+	err := c.cc.Invoke(ctx, MeshAuthorities_Intermediate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// MeshAuthoritiesServer is the server API for MeshAuthorities service.
+// All implementations must embed UnimplementedMeshAuthoritiesServer
+// for forward compatibility.
+//
+// MeshAuthorities is served by global, which has the roots of meshes. Zones sign by
+// intermediates below them.
+type MeshAuthoritiesServer interface {
+	// Root is the authority that a backend of type Builtin issues by now.
+	Root(context.Context, *RootRequest) (*RootResponse, error)
+	// Intermediate signs the authority of the zone that calls.
+	Intermediate(context.Context, *IntermediateRequest) (*IntermediateResponse, error)
+	mustEmbedUnimplementedMeshAuthoritiesServer()
+}
+
+// UnimplementedMeshAuthoritiesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedMeshAuthoritiesServer struct{}
+
+func (UnimplementedMeshAuthoritiesServer) Root(context.Context, *RootRequest) (*RootResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Root not implemented")
+}
+func (UnimplementedMeshAuthoritiesServer) Intermediate(context.Context, *IntermediateRequest) (*IntermediateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Intermediate not implemented")
+}
+func (UnimplementedMeshAuthoritiesServer) mustEmbedUnimplementedMeshAuthoritiesServer() {}
+func (UnimplementedMeshAuthoritiesServer) testEmbeddedByValue()                         {}
+
+// UnsafeMeshAuthoritiesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to MeshAuthoritiesServer will
+// result in compilation errors.
+type UnsafeMeshAuthoritiesServer interface {
+	mustEmbedUnimplementedMeshAuthoritiesServer()
+}
+
+func RegisterMeshAuthoritiesServer(s grpc.ServiceRegistrar, srv MeshAuthoritiesServer) {
+	// If the following call panics, it indicates UnimplementedMeshAuthoritiesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&MeshAuthorities_ServiceDesc, srv)
+}
+
+func _MeshAuthorities_Root_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RootRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshAuthoritiesServer).Root(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshAuthorities_Root_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshAuthoritiesServer).Root(ctx, req.(*RootRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MeshAuthorities_Intermediate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IntermediateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshAuthoritiesServer).Intermediate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshAuthorities_Intermediate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshAuthoritiesServer).Intermediate(ctx, req.(*IntermediateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// MeshAuthorities_ServiceDesc is the grpc.ServiceDesc for MeshAuthorities service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var MeshAuthorities_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "proxima.federation.v1.MeshAuthorities",
+	HandlerType: (*MeshAuthoritiesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Root",
+			Handler:    _MeshAuthorities_Root_Handler,
+		},
+		{
+			MethodName: "Intermediate",
+			Handler:    _MeshAuthorities_Intermediate_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "federation.proto",
+}

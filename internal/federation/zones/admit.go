@@ -31,6 +31,15 @@ func mayConnect(name string, zone *meshv1alpha1.Zone) error {
 	return nil
 }
 
+// Caller is the zone of a call by a zone that may connect. Errors are gRPC statuses.
+func (z *Zones) Caller(ctx context.Context) (string, error) {
+	name, err := z.config.Caller(ctx)
+	if err != nil {
+		return "", err
+	}
+	return name, z.checkZone(ctx, name)
+}
+
 // admit decides on a stream or a health check.
 func (z *Zones) admit(ctx context.Context) (stream.Admission, error) {
 	name, err := z.config.Caller(ctx)

@@ -42,6 +42,9 @@ type Config struct {
 	// Intermediates issues those of a built-in authority to this zone: Local, or the link
 	// to global.
 	Intermediates func(mesh string, a rotation.Authority) authority.IntermediateIssuer
+	// Root is the authority that global has for a built-in backend; nil: this control plane
+	// makes the roots itself.
+	Root func(ctx context.Context, mesh, backend string) (rotation.Authority, error)
 	// Files names the material of a provided authority.
 	Files func(cert, key, roots string) FileSource
 	// CSRs is the API of external signers; nil: there are none.
@@ -66,6 +69,35 @@ type Authorities struct {
 	listed  map[*resource.Descriptor]bool
 	running map[string]*running
 	changed chan struct{} // closed after each reconciliation
+}
+
+// Root is the authority by which a built-in backend of a mesh issues now, for zones. Errors
+// say why there is none, and are permanent only as long as the Mesh stays as it is.
+func (a *Authorities) Root(meshName, backend string) (rotation.Authority, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.running[meshName]
+	if r == nil || r.state == nil {
+		return rotation.Authority{}, fmt.Errorf("mesh %s has no authority yet", meshName)
+	}
+	if t := r.issuer(); t.Type == v1alpha1.BackendBuiltin && t.Backend == backend && t.ID != rotation.None {
+		return t, nil
+	}
+	return rotation.Authority{}, fmt.Errorf("mesh %s does not issue by backend %s yet", meshName, backend)
+}
+
+// Trusted is an authority that is trusted in a mesh, by its ID.
+func (a *Authorities) Trusted(meshName, id string) (rotation.Authority, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.running[meshName]; r != nil && r.state != nil && id != rotation.None {
+		for _, t := range r.state.Trusted {
+			if t.ID == id {
+				return t, true
+			}
+		}
+	}
+	return rotation.Authority{}, false
 }
 
 // running is the authorities of one mesh.

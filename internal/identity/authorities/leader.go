@@ -3,6 +3,7 @@ package authorities
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -196,6 +197,9 @@ func (l *Leader) candidate(ctx context.Context, name string, r *running) (rotati
 		}
 		return opened.newest(typeOf(b))
 	}
+	if l.own.config.Root != nil {
+		return l.rootOfGlobal(ctx, name, r, b.Name)
+	}
 	if r.state != nil {
 		// The newest first: the name may have been that of another root before.
 		for _, t := range slices.Backward(r.state.Trusted) {
@@ -212,6 +216,27 @@ func (l *Leader) candidate(ctx context.Context, name string, r *running) (rotati
 		ID: authority.ID(root.Certificate()), Backend: b.Name, Type: v1alpha1.BackendBuiltin,
 		Roots: certpem.EncodeCertificates(root.Certificate()),
 	}, nil
+}
+
+// askAgain is how soon a zone without an authority asks global again.
+const askAgain = 2 * time.Second
+
+// rootOfGlobal is the authority of global. While global does not answer, the one stays that
+// is trusted.
+func (l *Leader) rootOfGlobal(ctx context.Context, name string, r *running, backend string) (rotation.Authority, error) {
+	t, err := l.own.config.Root(ctx, name, backend)
+	if err == nil {
+		return t, nil
+	}
+	if r.state != nil {
+		for _, t := range slices.Backward(r.state.Trusted) {
+			if t.Backend == backend && t.Type == v1alpha1.BackendBuiltin {
+				return t, nil
+			}
+		}
+	}
+	time.AfterFunc(askAgain, l.own.Kick)
+	return rotation.Authority{}, fmt.Errorf("the root of global: %w", err)
 }
 
 // unusedRoot is a root that was made before a crash, or a new one.
