@@ -82,7 +82,7 @@ type peer struct {
 	// streams that are open, and the subscription that they are; see insight.go.
 	streams      int
 	subscription *meshv1alpha1.Subscription
-	// ended: the subscription has ended, and is to be recorded so.
+	// ended: drop has recorded the end of the subscription.
 	ended bool
 }
 
@@ -133,9 +133,19 @@ func (z *Zones) Run(ctx context.Context) error {
 		return nil
 	})
 	z.global.Close()
+	z.dropAll()
 	running.Wait()
 	z.running.Wait()
 	return nil
+}
+
+// dropAll ends all zones after ctx of Run has ended. Streams that end later start nothing.
+func (z *Zones) dropAll() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for name, p := range z.peers {
+		z.drop(name, p)
+	}
 }
 
 var retryPolicy = backoff.Policy{First: 200 * time.Millisecond, Last: 10 * time.Second}
@@ -171,8 +181,8 @@ func (z *Zones) drop(name string, p *peer) {
 	close(p.end)
 	p.stop()
 	delete(z.peers, name)
+	p.ended = true
 	if s := p.subscription; s != nil {
-		p.ended = true
 		z.running.Go(func() { z.recordEnd(name, s) })
 	}
 }
