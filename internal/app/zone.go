@@ -15,6 +15,8 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/proxima-mesh/proxima/internal/federation"
 	"github.com/proxima-mesh/proxima/internal/federation/local"
@@ -156,7 +158,28 @@ func (l *zoneLink) run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() { _ = outlet.Run(ctx) })
 	running.Go(func() { _ = inlet.Run(ctx, kind.Namespace) })
+	running.Go(func() { l.suspect(ctx, zone) })
 	return zone.Run(ctx)
+}
+
+// suspectPeriod is how often a connection that is cut makes the certificate be checked.
+const suspectPeriod = 10 * time.Second
+
+// suspect has the certificate renewed while there is no connection: a connection with one
+// that was revoked is cut without a reason, and the answer to a renewal has it.
+func (l *zoneLink) suspect(ctx context.Context, zone *stream.Zone) {
+	ticker := time.NewTicker(suspectPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if s := zone.Status(); !s.Receiving && status.Code(s.LastError) == codes.Unavailable {
+			l.renewer.Suspect()
+		}
+	}
 }
 
 var (

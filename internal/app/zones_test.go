@@ -166,6 +166,9 @@ func (s *sites) zoneConfig(zone, tokenOf string) ControlPlaneConfig {
 		s.t.Fatal(err)
 	}
 	cfg := planeConfig(s.t, RoleZone)
+	if zone == "b" {
+		cfg.FederationProtocol = 1
+	}
 	cfg.Zone, cfg.Global = zone, s.global.cfg.APIAddress
 	cfg.ZoneTokenFile = filepath.Join(s.t.TempDir(), "token")
 	if err := os.WriteFile(cfg.ZoneTokenFile, []byte(token.Reveal()+"\n"), 0o600); err != nil {
@@ -248,6 +251,11 @@ func TestZones(t *testing.T) {
 		}
 		return false
 	})
+	for zone, protocol := range map[string]int32{"a": 2, "b": 1} {
+		if all := s.insight(zone).Subscriptions; len(all) == 0 || all[len(all)-1].Protocol != protocol || all[len(all)-1].Version == "" {
+			t.Errorf("connections of zone %s: %+v, want protocol %d", zone, all, protocol)
+		}
+	}
 	s.testWrites()
 	s.testDisabled()
 	s.testDeleted()

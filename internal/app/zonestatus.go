@@ -24,10 +24,10 @@ func (l *zoneLink) admin() admin.Federation {
 // State implements admin.Federation.
 func (l *zoneLink) State(context.Context) (*admin.FederationStatus, error) {
 	s := &admin.FederationStatus{Zone: l.cfg.Zone, Global: l.cfg.Global}
-	if c := l.renewer.Credentials(); c != nil {
-		s.CertificateNotAfter = c.NotAfter
-	} else if err := l.renewer.Problem(); err != nil {
-		s.Problem = err.Error()
+	certificate := l.renewer.Status()
+	s.CertificateNotAfter, s.Problem = certificate.NotAfter, certificate.Problem
+	if certificate.Fix != "" {
+		s.Problem += ": " + certificate.Fix
 	}
 	link := l.current.Load()
 	if link == nil {
