@@ -13,7 +13,9 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -121,6 +123,61 @@ func TestBridgeAndRoutes(t *testing.T) {
 	}
 	if _, from, err := server.ReadFrom(make([]byte, 10)); err != nil || from.(*net.UDPAddr).IP.String() != "192.0.2.2" {
 		t.Errorf("datagram from %v, %v", from, err)
+	}
+}
+
+// TestBlock: a router drops what goes between two ranges, and nothing else.
+func TestBlock(t *testing.T) {
+	router := anonymous(t, "router")
+	steps := []error{router.SetSysctl("net.ipv4.ip_forward", "1"), router.SetSysctl("net.ipv6.conf.all.forwarding", "1")}
+	hosts := map[string]*netns.NS{}
+	for i, name := range []string{"a", "b", "c"} {
+		host := anonymous(t, name)
+		hosts[name] = host
+		addr := func(n int) []netip.Prefix {
+			return []netip.Prefix{prefix(fmt.Sprintf("192.0.%d.%d/24", i+1, n)), prefix(fmt.Sprintf("2001:db8:%d::%d/64", i+1, n))}
+		}
+		steps = append(steps,
+			netns.Connect(netns.End{NS: router, Link: name, Addrs: addr(1)}, netns.End{NS: host, Link: "eth0", Addrs: addr(2)}),
+			host.AddRoute(prefix("0.0.0.0/0"), addr(1)[0].Addr()), host.AddRoute(prefix("::/0"), addr(1)[1].Addr()))
+	}
+	if err := errors.Join(steps...); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody listens: an answer is a refusal, none is a timeout.
+	reaches := func(from, to string) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := hosts[from].DialContext(ctx, "tcp", to)
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	for _, family := range []struct{ a, b, hostB, hostC string }{
+		{"192.0.1.0/24", "192.0.2.0/24", "192.0.2.2:9", "192.0.3.2:9"},
+		{"2001:db8:1::/64", "2001:db8:2::/64", "[2001:db8:2::2]:9", "[2001:db8:3::2]:9"},
+	} {
+		a, b := prefix(family.a), prefix(family.b)
+		if !reaches("a", family.hostB) {
+			t.Fatalf("%s does not reach %s", family.a, family.hostB)
+		}
+		for range 2 {
+			if err := router.Block(a, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if blocked, err := router.Blocked(b, a); !blocked || err != nil {
+			t.Errorf("Blocked: %v, %v", blocked, err)
+		}
+		if reaches("a", family.hostB) || !reaches("a", family.hostC) || !reaches("c", family.hostB) {
+			t.Errorf("%s and %s are not the two that are cut off", family.a, family.b)
+		}
+		for range 2 {
+			if err := router.Unblock(b, a); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if blocked, err := router.Blocked(a, b); blocked || err != nil || !reaches("a", family.hostB) {
+			t.Errorf("still blocked: %v, %v", blocked, err)
+		}
 	}
 }
 

@@ -77,6 +77,15 @@ func (*NS) Sysctl(string) (string, error) { return "", errSystem }
 // Processes fails.
 func (*NS) Processes() ([]int, error) { return nil, errSystem }
 
+// Block fails.
+func (*NS) Block(_, _ netip.Prefix) error { return errSystem }
+
+// Unblock fails.
+func (*NS) Unblock(_, _ netip.Prefix) error { return errSystem }
+
+// Blocked fails.
+func (*NS) Blocked(_, _ netip.Prefix) (bool, error) { return false, errSystem }
+
 // Kill fails.
 func (*NS) Kill(context.Context) error { return errSystem }
 
