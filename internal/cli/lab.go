@@ -23,8 +23,9 @@ func newLab(s *settings) *cobra.Command {
 		Short:   "Run a mesh of zones and nodes on this machine, and break it",
 		Long: `Lab runs a whole mesh on this machine: a control plane, zones with nodes, and in
 each node an agent and a sample workload, each in a network namespace of its
-own. Cables can be cut, agents killed and machines switched off, to see what happens. It is of IPv4 and
-IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
+own. With "lab up --global" each zone has a control plane and an ingress, and there is a global control
+plane. Cables can be cut, processes killed and machines switched off, to see what happens. It is of IPv4
+and IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	}
 	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
@@ -37,7 +38,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "up",
 		Short:   "Start a lab, which stays until it is taken down",
-		Example: "  sudo proxima lab up --zones 3 --nodes 2",
+		Example: "  sudo proxima lab up --zones 3 --nodes 2\n  sudo proxima lab up --global --zones 2 --nodes 1",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exe, err := os.Executable()
@@ -64,6 +65,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	f.IntVar(&spec.Zones, "zones", 3, "number of zones, 1 to 9")
 	f.IntVar(&spec.Nodes, "nodes", 2, "number of nodes in each zone, 1 to 9")
 	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
+	f.BoolVar(&spec.Global, "global", false, "a control plane and an ingress for each zone, and a global control plane")
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }
@@ -126,16 +128,23 @@ of the lab died, and once more is no error.`,
 
 func newLabCut(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:               "cut ZONE|NODE",
-		Short:             "Cut the cable of a zone to the other zones, or of a node to its zone",
-		Args:              cobra.ExactArgs(1),
+		Use:   "cut ZONE|MACHINE | cut ZONE ZONE|global",
+		Short: "Cut the cable of a zone to the other zones, or of a machine to its zone, or the path between two zones",
+		Long: `Cut takes the cable of a zone to the other zones, or that of a machine to its zone. With two
+names it cuts the path between them alone: two zones, or a zone and global.`,
+		Example:           "  proxima lab cut zone-b\n  proxima lab cut a-2\n  proxima lab cut zone-a global",
+		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completeLab(name, true),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
-				if err := l.Cut(args[0]); err != nil {
+				cut, done := func() error { return l.Cut(args[0]) }, args[0]+" is cut off"
+				if len(args) == 2 {
+					cut, done = func() error { return l.CutBetween(args[0], args[1]) }, args[0]+" and "+args[1]+" are cut off from each other"
+				}
+				if err := cut(); err != nil {
 					return &problem.Error{Code: problem.Usage, Err: err}
 				}
-				fmt.Fprintf(s.io.Err, "%s is cut off\n", args[0])
+				fmt.Fprintln(s.io.Err, done)
 				return nil
 			})
 		},
@@ -144,11 +153,12 @@ func newLabCut(s *settings, name *string) *cobra.Command {
 
 func newLabHeal(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "heal [ZONE|NODE]",
+		Use:   "heal [ZONE|MACHINE | ZONE ZONE|global]",
 		Short: "Plug cables in again, and start what died",
-		Long: `Heal plugs in the cables of a zone and its nodes, or of a node, lets what was
-stopped go on, and starts agents and workloads that died. Without an argument it heals the whole lab.`,
-		Args:              cobra.MaximumNArgs(1),
+		Long: `Heal plugs in the cables of a zone and its machines, or of a machine, lets what was
+stopped go on, and starts processes that died. With two names it ends the cut of the path between
+them. Without an argument it heals the whole lab.`,
+		Args:              cobra.MaximumNArgs(2),
 		ValidArgsFunction: completeLab(name, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what, shown := "", "the lab"
@@ -156,6 +166,13 @@ stopped go on, and starts agents and workloads that died. Without an argument it
 				what, shown = args[0], args[0]
 			}
 			return withLab(*name, func(l *lab.Lab) error {
+				if len(args) == 2 {
+					if err := l.HealBetween(args[0], args[1]); err != nil {
+						return &problem.Error{Code: problem.Usage, Err: err}
+					}
+					fmt.Fprintf(s.io.Err, "%s and %s reach each other\n", args[0], args[1])
+					return nil
+				}
 				if err := l.Heal(cmd.Context(), what); err != nil {
 					return err
 				}
@@ -169,8 +186,8 @@ stopped go on, and starts agents and workloads that died. Without an argument it
 func newLabKill(s *settings, name *string) *cobra.Command {
 	var power bool
 	cmd := &cobra.Command{
-		Use:               "kill NODE | kill --power NODE|ZONE",
-		Short:             "Kill a node's agent, as a crash does, or switch machines off",
+		Use:               "kill MACHINE | kill --power MACHINE|ZONE",
+		Short:             "Kill a node's agent, a control plane or a gateway, as a crash does, or switch machines off",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeLab(name, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -185,7 +202,11 @@ func newLabKill(s *settings, name *string) *cobra.Command {
 				if err := l.Kill(cmd.Context(), args[0]); err != nil {
 					return err
 				}
-				fmt.Fprintf(s.io.Err, "the agent of %s is dead\n", args[0])
+				what := "the agent of " + args[0]
+				if !l.IsNode(args[0]) {
+					what = args[0]
+				}
+				fmt.Fprintf(s.io.Err, "%s is dead\n", what)
 				return nil
 			})
 		},
@@ -196,8 +217,8 @@ func newLabKill(s *settings, name *string) *cobra.Command {
 
 func newLabStop(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:               "stop NODE|ZONE",
-		Short:             "Stop everything on a node, or on all of a zone, as SIGSTOP does, until it is healed",
+		Use:               "stop MACHINE|ZONE",
+		Short:             "Stop everything on a machine, or on all of a zone, as SIGSTOP does, until it is healed",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeLab(name, true),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -212,7 +233,7 @@ func newLabStop(s *settings, name *string) *cobra.Command {
 	}
 }
 
-// completeLab offers the nodes of the lab, and its zones.
+// completeLab offers the machines of the lab, and its zones.
 func completeLab(name *string, zones bool) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var out []string
@@ -229,12 +250,13 @@ func completeLab(name *string, zones bool) cobra.CompletionFunc {
 // printLab prints a lab's state; wide adds the nodes' IPv6 addresses and the
 // addresses that their agents give for the sample service's name.
 func printLab(out io.Writer, s *lab.Status, wide bool) error {
-	at := s.VIP
-	if s.VIP6 != "" {
-		at += " and " + s.VIP6
-	}
-	fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, at)
 	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
+	if s.Global {
+		fmt.Fprintf(out, "lab %s: global control plane %s at %s\n\n", s.Name, s.ControlPlane, s.API)
+		printLabSites(w, s)
+	} else {
+		fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, both(s.VIP, s.VIP6))
+	}
 	printLabNodes(w, s, wide)
 	fmt.Fprintln(w, "\nFROM\tBY\tASKED\tFAILED\tANSWERED BY")
 	for _, z := range s.Zones {
@@ -248,6 +270,26 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 	}
 	_, err := fmt.Fprintf(out, "\na shell on a node:   ip netns exec pxlab-%s-%s bash\nthe API from there:  export KUBECONFIG=%s\n", s.Name, s.Zones[0].Nodes[0].Name, s.Kubeconfig)
 	return err
+}
+
+// printLabSites prints what zones with control planes have.
+func printLabSites(w io.Writer, s *lab.Status) {
+	fmt.Fprintln(w, "ZONE\tCONTROL PLANE\tINGRESS\tAPI\tWEB AT\tNO PATH TO")
+	for _, z := range s.Zones {
+		if site := z.Site; site != nil {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", z.Name, site.ControlPlane, site.Ingress, site.API,
+				orNone(both(site.VIP, site.VIP6)), orNone(strings.Join(z.CutFrom, ", ")))
+		}
+	}
+	fmt.Fprintln(w)
+}
+
+// both addresses of a service, of which the second may be missing.
+func both(vip, vip6 string) string {
+	if vip6 == "" {
+		return vip
+	}
+	return vip + " and " + vip6
 }
 
 func printLabNodes(w io.Writer, s *lab.Status, wide bool) {

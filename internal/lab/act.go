@@ -34,8 +34,8 @@ func Open(name string) (*Lab, error) {
 
 // Close gives up the handles of a lab, and leaves the lab as it is.
 func (l *Lab) Close() {
-	if l.transport != nil {
-		l.transport.CloseIdleConnections()
+	for _, c := range l.clients {
+		c.transport.CloseIdleConnections()
 	}
 	l.ns.close()
 }
@@ -127,23 +127,6 @@ func (l *Lab) reaped() {
 	l.started = nil
 }
 
-// Cut takes the cable of a zone's switch to the other zones, or of a node to its
-// zone's switch. What is cut already is no error.
-func (l *Lab) Cut(name string) error { return l.setLink(name, false) }
-
-func (l *Lab) setLink(name string, up bool) error {
-	p, err := l.spec.find(name)
-	if err != nil {
-		return err
-	}
-	hub := l.ns.open[p.zone.name()]
-	if hub == nil {
-		return fmt.Errorf("the network of %s is gone: take the lab down and up again", p.zone.name())
-	}
-	// The port of the switch, not the far end: that keeps its routes.
-	return hub.SetLinkUp(p.port(), up)
-}
-
 // PowerOff cuts the link of a node, or of a zone, and then kills every process, so that
 // none of them can sign off.
 func (l *Lab) PowerOff(ctx context.Context, name string) error {
@@ -165,30 +148,29 @@ func (l *Lab) eachMachine(name string, do func(*netns.NS) error) error {
 		return err
 	}
 	var errs []error
-	for _, n := range l.spec.nodesAt(p) {
-		if ns := l.ns.open[n.name()]; ns != nil {
+	for _, machine := range l.spec.machinesAt(p) {
+		if ns := l.ns.open[machine]; ns != nil {
 			errs = append(errs, do(ns))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Heal plugs the cable of a zone or node in again, lets what was stopped go on, and starts
-// its agents and workloads that died. An empty name heals the whole lab, its control plane
-// included. It returns when agents that it started serve.
+// Heal plugs the cable of a zone or machine in again, lets what was stopped go on, and starts
+// what died on its machines. An empty name heals the whole lab, its control plane or global
+// included, and every link between two places. It returns when what it started serves.
 func (l *Lab) Heal(ctx context.Context, name string) error {
-	names := []string{name}
-	if name == "" {
-		names = nil
-		for _, z := range l.spec.zones() {
-			names = append(names, z.name())
-		}
-		if err := l.revive("control-plane", l.ns.open[control], func() error { return l.startControlPlane(ctx) }); err != nil {
-			return err
-		}
+	if name != "" {
+		return l.healOne(ctx, name)
 	}
-	for _, name := range names {
-		if err := l.healOne(ctx, name); err != nil {
+	if err := l.unblockAll(); err != nil {
+		return err
+	}
+	if err := l.healMachine(ctx, control); err != nil {
+		return err
+	}
+	for _, z := range l.spec.zones() {
+		if err := l.healOne(ctx, z.name()); err != nil {
 			return err
 		}
 	}
@@ -203,45 +185,80 @@ func (l *Lab) healOne(ctx context.Context, name string) error {
 	if err := l.setLink(name, true); err != nil {
 		return err
 	}
-	for _, n := range l.spec.nodesAt(p) {
-		if err := l.setLink(n.name(), true); err != nil {
-			return err
-		}
-		if ns := l.ns.open[n.name()]; ns != nil {
-			if err := ns.Signal(resume); err != nil {
+	// The control plane comes before the nodes that join it.
+	for _, machine := range l.spec.machinesAt(p) {
+		if machine == p.zone.plane() {
+			if err := l.healMachine(ctx, machine); err != nil {
 				return err
 			}
 		}
-		if err := l.revive(n.name()+"-agent", l.ns.open[n.name()], func() error {
-			agent, err := l.startAgent(ctx, n)
-			if err != nil {
-				return err
-			}
-			return agent.ready(ctx)
-		}); err != nil {
-			return err
-		}
-		if err := l.revive(n.name()+"-workload", l.ns.open[n.name()], func() error { return l.restartWorkload(ctx, n) }); err != nil {
+	}
+	for _, machine := range l.spec.machinesAt(p) {
+		if err := l.healMachine(ctx, machine); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// restartWorkload that died without deregistering: its name is taken until its lease runs
-// out, but here it is known to be dead.
-func (l *Lab) restartWorkload(ctx context.Context, n node) error {
-	if l.client == nil {
-		if err := l.connect(); err != nil {
+// healMachine plugs a machine in, and starts what died on it.
+func (l *Lab) healMachine(ctx context.Context, machine string) error {
+	if machine != control {
+		if err := l.setLink(machine, true); err != nil {
 			return err
 		}
 	}
+	ns := l.ns.open[machine]
+	if ns != nil {
+		if err := ns.Signal(resume); err != nil {
+			return err
+		}
+	}
+	for _, p := range append(l.spec.planes(), l.spec.central()) {
+		if p.place == machine {
+			return l.revive(p.process(), ns, func() error { return l.startPlane(ctx, p) })
+		}
+	}
+	for _, z := range l.spec.zones() {
+		if z.gateway() == machine {
+			return l.revive(machine, ns, func() error { return l.startGateway(ctx, z) })
+		}
+	}
+	for _, n := range l.spec.nodes() {
+		if n.name() == machine {
+			return l.healNode(ctx, n)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) healNode(ctx context.Context, n node) error {
+	ns := l.ns.open[n.name()]
+	if err := l.revive(n.name()+"-agent", ns, func() error {
+		agent, err := l.startAgent(ctx, n)
+		if err != nil {
+			return err
+		}
+		return agent.ready(ctx)
+	}); err != nil {
+		return err
+	}
+	return l.revive(n.name()+"-workload", ns, func() error { return l.restartWorkload(ctx, n) })
+}
+
+// restartWorkload that died without deregistering: its name is taken until its lease runs
+// out, but here it is known to be dead.
+func (l *Lab) restartWorkload(ctx context.Context, n node) error {
+	client, err := l.clientOf(l.spec.planeOf(n.zone))
+	if err != nil {
+		return err
+	}
 	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: n.workload()}
-	obj, err := l.client.Get(ctx, kind.Dataplane, key)
+	obj, err := client.Get(ctx, kind.Dataplane, key)
 	if err == nil {
 		dp := obj.(*meshv1alpha1.Dataplane)
 		dp.Status.Lease = nil
-		_, err = l.client.UpdateStatus(ctx, kind.Dataplane, dp)
+		_, err = client.UpdateStatus(ctx, kind.Dataplane, dp)
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("end the lease of the old workload of node %s: %w", n.name(), err)
@@ -260,19 +277,26 @@ func (l *Lab) revive(what string, in *netns.NS, start func() error) error {
 	return start()
 }
 
-// Kill a node's agent the hard way. Its data path stays as its mode leaves it.
+// Kill the hard way: a node's agent, whose data path stays as its mode leaves it, a control
+// plane or a gateway.
 func (l *Lab) Kill(ctx context.Context, name string) error {
 	p, err := l.spec.find(name)
 	if err != nil {
 		return err
 	}
-	if p.node == nil {
-		return fmt.Errorf("%s is a zone: name a node, whose agent is to be killed", name)
+	place, what := name, name
+	switch {
+	case p.node != nil:
+		what = name + "-agent"
+	case p.machine == control:
+		place, what = control, l.spec.central().process()
+	case p.machine == "":
+		return fmt.Errorf("%s is a zone: name a machine, of which the agent, control plane or gateway is to be killed", name)
 	}
-	ns := l.ns.open[name]
-	pid := l.kept.process(name + "-agent")
+	ns := l.ns.open[place]
+	pid := l.kept.process(what)
 	if ns == nil || !ns.Holds(pid) {
-		return fmt.Errorf("the agent of node %s does not run", name)
+		return fmt.Errorf("there is no process to kill: that of %s does not run", name)
 	}
 	return ns.KillProcess(ctx, pid)
 }

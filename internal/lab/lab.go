@@ -38,6 +38,9 @@ type Spec struct {
 	// Mode of the agents, as --mode names it. Default: "auto". The kernel's modes
 	// load their rules in the nodes' namespaces, nowhere else.
 	Mode string
+	// Global makes every zone a site: a control plane and an ingress for each, and a global
+	// control plane. Otherwise one control plane serves all zones.
+	Global bool
 	// IPv4Only leaves IPv6 out. Without IPv6 in the kernel it is always set.
 	IPv4Only bool
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
@@ -106,8 +109,10 @@ const (
 	prefix = "pxlab-"
 	// core is the router between the zones.
 	core = "core"
-	// control is where the control plane runs.
+	// control is where the control plane runs, or global.
 	control = "control"
+	// global is the name of that machine for users, where zones have control planes.
+	global = "global"
 )
 
 // root holds a folder per lab.
@@ -190,9 +195,6 @@ func (s Spec) addrs(a netip.Addr) []netip.Prefix {
 // controlAddr in the network between router (1) and control plane (2).
 func controlAddr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, 0, host}) }
 
-// apiAddress of the control plane.
-const apiAddress = "10.200.0.2:6443"
-
 // serviceRanges of virtual addresses, as --service-cidr takes them.
 func (s Spec) serviceRanges() string {
 	if s.IPv4Only {
@@ -201,10 +203,13 @@ func (s Spec) serviceRanges() string {
 	return "10.96.0.0/16,fd00:96::/108"
 }
 
-// place is what cut, heal and kill are about: a zone, or a node.
+// target is what cut, heal and kill are about: a zone, a node, another machine of a zone,
+// or the machine of global.
 type target struct {
 	zone zone
 	node *node
+	// machine of a zone's control plane or gateway, or "control".
+	machine string
 }
 
 // find a zone or node by its name.
@@ -222,10 +227,24 @@ func (s Spec) find(name string) (target, error) {
 		}
 		known = append(known, n.name())
 	}
-	return target{}, fmt.Errorf("%q is no zone or node of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
+	if s.Global {
+		for _, z := range s.zones() {
+			for _, machine := range []string{z.plane(), z.gateway()} {
+				if machine == name {
+					return target{zone: z, machine: machine}, nil
+				}
+				known = append(known, machine)
+			}
+		}
+		if name == global {
+			return target{zone: -1, machine: control}, nil
+		}
+		known = append(known, global)
+	}
+	return target{}, fmt.Errorf("%q is no zone or machine of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
 }
 
-// Places of the lab that have a name: its nodes, and its zones before them.
+// Places of the lab that have a name: its machines, and its zones before them.
 func (l *Lab) Places(zones bool) []string {
 	var out []string
 	if zones {
@@ -236,24 +255,57 @@ func (l *Lab) Places(zones bool) []string {
 	for _, n := range l.spec.nodes() {
 		out = append(out, n.name())
 	}
+	if l.spec.Global {
+		for _, z := range l.spec.zones() {
+			out = append(out, z.plane(), z.gateway())
+		}
+		out = append(out, global)
+	}
 	return out
+}
+
+// Namespace is the name of the network namespace of a place.
+func (l *Lab) Namespace(place string) string { return namespacePrefix(l.spec.Name) + place }
+
+// IsNode reports whether a place is a node.
+func (l *Lab) IsNode(name string) bool {
+	p, err := l.spec.find(name)
+	return err == nil && p.node != nil
 }
 
 // nodesAt a place.
 func (s Spec) nodesAt(p target) []node {
 	var out []node
 	for _, n := range s.nodes() {
-		if n.zone == p.zone && (p.node == nil || *p.node == n) {
+		if n.zone == p.zone && p.machine == "" && (p.node == nil || *p.node == n) {
 			out = append(out, n)
 		}
 	}
 	return out
 }
 
+// machinesAt a place: the names of their namespaces.
+func (s Spec) machinesAt(p target) []string {
+	if p.machine != "" {
+		return []string{p.machine}
+	}
+	var out []string
+	for _, n := range s.nodesAt(p) {
+		out = append(out, n.name())
+	}
+	if p.node == nil && s.Global {
+		out = append(out, p.zone.plane(), p.zone.gateway())
+	}
+	return out
+}
+
 // port is the link of the zone's switch that leads there.
 func (p target) port() string {
-	if p.node != nil {
+	switch {
+	case p.node != nil:
 		return p.node.name()
+	case p.machine != "":
+		return p.machine
 	}
 	return "uplink"
 }

@@ -33,6 +33,9 @@ func (s Spec) all() []string {
 	names := []string{core, control}
 	for _, z := range s.zones() {
 		names = append(names, z.name(), z.client())
+		if s.Global {
+			names = append(names, z.plane(), z.gateway())
+		}
 	}
 	for _, n := range s.nodes() {
 		names = append(names, n.name())
@@ -146,6 +149,13 @@ func (n *namespaces) layZone(s Spec, z zone) error {
 			// Answers to the zone's client stay in the zone, also one that is cut off.
 			steps = append(steps, s.routeNet(n.open[node.name()], z.clientAddr(2), firstOf(z).addr()))
 		}
+	}
+	for machine, addr := range s.machines(z) {
+		steps = append(steps,
+			netns.Connect(
+				netns.End{NS: n.open[machine], Link: "eth0", Addrs: s.addrs(addr)},
+				netns.End{NS: hub, Link: machine, Bridge: "switch"}),
+			s.route(n.open[machine], z.addr(1)))
 	}
 	first, client := n.open[firstOf(z).name()], n.open[z.client()]
 	steps = append(steps,

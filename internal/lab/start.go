@@ -6,21 +6,18 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
-	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -29,10 +26,10 @@ type Lab struct {
 	spec Spec
 	ns   *namespaces
 	kept *kept
-	// client of the API, from the control plane's own machine; its connections.
-	client    *kubeclient.Client
-	transport *http.Transport
-	started   []*process
+	// clients of the APIs, by the machine of the control plane.
+	connecting sync.Mutex
+	clients    map[string]connection
+	started    []*process
 }
 
 // Start creates a lab and returns when every zone's client has been served. If that
@@ -85,8 +82,8 @@ func claim(spec Spec) (*Lab, error) {
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
 		*s = state{
-			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, IPv4Only: spec.IPv4Only, Executable: spec.Executable,
-			LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
+			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, IPv4Only: spec.IPv4Only,
+			Executable: spec.Executable, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
 			s.Owner, s.OwnerSince = os.Getpid(), since(os.Getpid())
@@ -103,61 +100,91 @@ func (l *Lab) build(ctx context.Context) error {
 	if err := l.ns.lay(l.spec); err != nil {
 		return err
 	}
-	if err := l.startControlPlane(ctx); err != nil {
+	if err := l.startControlPlanes(ctx); err != nil {
 		return err
 	}
 	if err := l.startAgents(ctx); err != nil {
 		return err
 	}
-	vips, err := l.createService(ctx)
-	if err != nil {
-		return err
+	var vips []string
+	for _, p := range l.spec.planes() {
+		var err error
+		if vips, err = l.createService(ctx, p); err != nil {
+			return err
+		}
 	}
 	if err := l.startWorkloads(ctx); err != nil {
 		return err
 	}
-	for _, vip := range vips {
-		if err := l.awaitAnswers(ctx, vip); err != nil {
+	if l.spec.Global {
+		return l.exportAll(ctx)
+	}
+	for _, z := range l.spec.zones() {
+		if err := l.awaitAnswers(ctx, z, vips); err != nil {
 			return err
 		}
 	}
 	return l.kept.change(func(s *state) { s.VIPs = vips })
 }
 
-// Kubeconfig is the path of the administrator's, for use in the lab's namespaces.
-func (l *Lab) Kubeconfig() string { return kubeconfigOf(l.spec.Name) }
-
-func kubeconfigOf(name string) string { return filepath.Join(dirOf(name), control, "kubeconfig") }
-
-func (l *Lab) startControlPlane(ctx context.Context) error {
-	l.spec.Progress("control plane: " + apiAddress)
-	p, err := l.start("control-plane", l.ns.open[control], "control-plane", "--role", "standalone",
-		"--data-dir", filepath.Join(dirOf(l.spec.Name), control), "--api-address", apiAddress, "--service-cidr", l.spec.serviceRanges())
-	if err != nil {
-		return err
+// exportAll makes the sample services of all zones one, and waits until each zone's client
+// is served by it.
+func (l *Lab) exportAll(ctx context.Context) error {
+	for _, z := range l.spec.zones() {
+		if err := l.export(ctx, l.spec.planeOf(z)); err != nil {
+			return err
+		}
+		if err := l.registerClient(ctx, z); err != nil {
+			return err
+		}
 	}
-	l.started = append(l.started, p)
-	if err := p.ready(ctx); err != nil {
-		return err
+	for _, z := range l.spec.zones() {
+		vips, err := l.awaitImport(ctx, l.spec.planeOf(z))
+		if err != nil {
+			return err
+		}
+		l.spec.Progress(fmt.Sprintf("%s: service %s.default.svc.clusterset.local at %s", z.name(), serviceName, strings.Join(vips, " and ")))
+		if err := l.awaitAnswers(ctx, z, vips); err != nil {
+			return err
+		}
+		if err := l.kept.change(func(s *state) {
+			if s.SiteVIPs == nil {
+				s.SiteVIPs = map[string][]string{}
+			}
+			s.SiteVIPs[z.name()] = vips
+		}); err != nil {
+			return err
+		}
 	}
-	return l.connect()
+	return nil
 }
 
-// connect a client to the API, from the machine that it runs on.
-func (l *Lab) connect() error {
-	cfg, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig())
-	if err != nil {
+// startControlPlanes starts the only one, or global and those of the zones with their
+// gateways.
+func (l *Lab) startControlPlanes(ctx context.Context) error {
+	central := l.spec.central()
+	if !l.spec.Global {
+		l.spec.Progress("control plane: " + central.api())
+		return l.startPlane(ctx, central)
+	}
+	l.spec.Progress("global control plane: " + central.api())
+	if err := l.startPlane(ctx, central); err != nil {
 		return err
 	}
-	tls, err := rest.TLSConfigFor(cfg)
-	if err != nil {
+	if err := l.enableMTLS(ctx); err != nil {
 		return err
 	}
-	l.transport = &http.Transport{TLSClientConfig: tls, ForceAttemptHTTP2: true, DialContext: l.ns.open[control].DialContext}
-	token := cfg.BearerToken
-	cfg = &rest.Config{Host: cfg.Host, BearerToken: token, BearerTokenFile: cfg.BearerTokenFile, Transport: l.transport, QPS: -1}
-	l.client, err = kubeclient.New(cfg, kind.All())
-	return err
+	for _, z := range l.spec.zones() {
+		p := l.spec.planeOf(z)
+		l.spec.Progress("control plane of " + z.name() + ": " + p.api())
+		if err := l.startPlane(ctx, p); err != nil {
+			return err
+		}
+		if err := l.startGateway(ctx, z); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *Lab) startAgents(ctx context.Context) error {
@@ -183,30 +210,20 @@ func (l *Lab) DataDir(node string) string { return filepath.Join(dirOf(l.spec.Na
 
 // startAgent of a node; it gets a token of its own, also when it starts again.
 func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
-	dir := l.DataDir(n.name())
-	tokenFile := filepath.Join(dir, "token")
-	if _, err := os.Stat(tokenFile); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, err
-		}
-		token, err := l.ns.open[control].Output(ctx, l.spec.Executable, "token", "create",
-			"--kind", "node", "--name", n.name(), "--kubeconfig", l.Kubeconfig())
-		if err != nil {
-			return nil, err
-		}
-		if err := os.WriteFile(tokenFile, token, 0o600); err != nil {
-			return nil, err
-		}
+	p := l.spec.planeOf(n.zone)
+	tokenFile, err := l.tokenFile(ctx, n.name(), p, "token", "create", "--kind", "node", "--name", n.name())
+	if err != nil {
+		return nil, err
 	}
 	args := []string{
-		"node", "--server", apiAddress, "--token-file", tokenFile,
-		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", dir, "--mode", l.spec.Mode,
+		"node", "--server", p.api(), "--token-file", tokenFile,
+		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", l.DataDir(n.name()), "--mode", l.spec.Mode,
 	}
-	p, err := l.start(n.name()+"-agent", l.ns.open[n.name()], append(args, l.spec.leaseFlag()...)...)
+	agent, err := l.start(n.name()+"-agent", l.ns.open[n.name()], append(args, l.spec.leaseFlag()...)...)
 	if err == nil {
-		l.started = append(l.started, p)
+		l.started = append(l.started, agent)
 	}
-	return p, err
+	return agent, err
 }
 
 // leaseFlag of nodes and workloads.
@@ -218,7 +235,11 @@ func (s Spec) leaseFlag() []string {
 }
 
 // createService with an address of every family, and return these with the port.
-func (l *Lab) createService(ctx context.Context) (vips []string, err error) {
+func (l *Lab) createService(ctx context.Context, p plane) (vips []string, err error) {
+	client, err := l.clientOf(p)
+	if err != nil {
+		return nil, err
+	}
 	near := corev1.ServiceTrafficDistributionPreferSameZone
 	families := corev1.IPFamilyPolicyPreferDualStack // a range of one family gives one
 	svc := &corev1.Service{
@@ -228,7 +249,7 @@ func (l *Lab) createService(ctx context.Context) (vips []string, err error) {
 			Ports: []corev1.ServicePort{{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")}},
 		},
 	}
-	created, err := l.client.Create(ctx, kind.Service, svc)
+	created, err := client.Create(ctx, kind.Service, svc)
 	if err != nil {
 		return nil, fmt.Errorf("create service %s: %w", serviceName, err)
 	}
@@ -245,9 +266,16 @@ func (l *Lab) startWorkloads(ctx context.Context) error {
 			return err
 		}
 	}
+	planes := l.spec.planes()
 	want := len(l.spec.nodes())
-	if err := AwaitEndpoints(ctx, l.client, serviceName, want*len(l.spec.addrs(controlAddr(1)))); err != nil {
-		return fmt.Errorf("workloads: %w; see their logs in %s", err, dirOf(l.spec.Name))
+	for _, p := range planes {
+		client, err := l.clientOf(p)
+		if err != nil {
+			return err
+		}
+		if err := AwaitEndpoints(ctx, client, serviceName, want/len(planes)*len(l.spec.addrs(controlAddr(1)))); err != nil {
+			return fmt.Errorf("workloads: %w; see their logs in %s", err, dirOf(l.spec.Name))
+		}
 	}
 	l.spec.Progress(fmt.Sprintf("workloads: %d ready", want))
 	return nil
@@ -262,7 +290,7 @@ func (l *Lab) startWorkload(n node) error {
 	args := append([]string{
 		"run", "--name", n.workload(), "--labels", "app=" + serviceName,
 		"--port", "http:" + port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
-		"--kubeconfig", l.Kubeconfig(), "--data-dir", l.DataDir(n.name()),
+		"--kubeconfig", l.kubeconfig(l.spec.planeOf(n.zone)), "--data-dir", l.DataDir(n.name()),
 	}, l.spec.leaseFlag()...)
 	args = append(args, "--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
 		"--listen", strings.Join(listen, ","))

@@ -21,6 +21,7 @@ type state struct {
 	Zones      int    `json:"zones"`
 	Nodes      int    `json:"nodes"`
 	Mode       string `json:"mode"`
+	Global     bool   `json:"global,omitempty"`
 	IPv4Only   bool   `json:"ipv4Only,omitempty"`
 	Executable string `json:"executable"`
 	// LeaseSeconds of nodes and workloads; 0: the default.
@@ -32,14 +33,16 @@ type state struct {
 	// VIPs (address:port) of the sample service, IPv4 first; none while the lab
 	// starts.
 	VIPs []string `json:"vips,omitempty"`
+	// SiteVIPs are those of each zone, where zones have control planes.
+	SiteVIPs map[string][]string `json:"siteVIPs,omitempty"`
 	// Processes by what they are.
 	Processes map[string]int `json:"processes"`
 }
 
 func (s *state) spec() Spec {
 	return Spec{
-		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, IPv4Only: s.IPv4Only, Executable: s.Executable,
-		Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
+		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, IPv4Only: s.IPv4Only,
+		Executable: s.Executable, Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
 	}
 }
 
@@ -65,6 +68,17 @@ func (k *kept) process(what string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.Processes[what]
+}
+
+// vips of the sample service, for the client of a zone, or for all; empty: there are none
+// yet.
+func (k *kept) vips(zone string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if own := k.SiteVIPs[zone]; own != nil {
+		return own
+	}
+	return k.VIPs
 }
 
 func statePath(name string) string { return filepath.Join(dirOf(name), "lab.json") }

@@ -27,20 +27,38 @@ type Status struct {
 	Kubeconfig   string `json:"kubeconfig"`
 	// VIP (address:port) of the sample service, and the one of IPv6; empty: the lab
 	// has no IPv6.
-	VIP   string       `json:"vip"`
+	VIP   string       `json:"vip,omitempty"`
 	VIP6  string       `json:"vip6,omitempty"`
 	Zones []ZoneStatus `json:"zones"`
+	// Global: every zone has a control plane, and ControlPlane is the global one.
+	Global bool `json:"global,omitempty"`
 }
 
 // ZoneStatus is a zone: its cable to the others, its nodes, and who serves it.
 type ZoneStatus struct {
 	Name string `json:"name"`
 	// Link is up or cut.
-	Link  string       `json:"link"`
+	Link string `json:"link"`
+	// CutFrom are the zones, and global, to which the path alone is cut.
+	CutFrom []string `json:"cutFrom,omitempty"`
+	// Site is what the zone has of its own; nil: nothing.
+	Site  *SiteStatus  `json:"site,omitempty"`
 	Nodes []NodeStatus `json:"nodes"`
 	// Served by IPv4, and by IPv6; nil: the lab has none.
 	Served
 	IPv6 *Served `json:"ipv6,omitempty"`
+}
+
+// SiteStatus is what a zone with a control plane of its own has.
+type SiteStatus struct {
+	// ControlPlane and Ingress are running or dead.
+	ControlPlane string `json:"controlPlane"`
+	Ingress      string `json:"ingress"`
+	API          string `json:"api"`
+	Kubeconfig   string `json:"kubeconfig"`
+	// VIP (address:port) of the sample service of all zones, and the one of IPv6.
+	VIP  string `json:"vip"`
+	VIP6 string `json:"vip6,omitempty"`
 }
 
 // Served is the result of requests of a zone's client to the sample service.
@@ -81,12 +99,12 @@ const questions = 12
 // zone. Errors are part of the result.
 func (l *Lab) Status(ctx context.Context) *Status {
 	s := &Status{
-		Name: l.spec.Name, API: "https://" + apiAddress, Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
-		ControlPlane: l.running("control-plane", l.ns.open[control]),
+		Name: l.spec.Name, API: "https://" + l.spec.central().api(), Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
+		ControlPlane: l.running("control-plane", l.ns.open[control]), Global: l.spec.Global,
 	}
 	ready := l.readiness(ctx)
 	for _, z := range l.spec.zones() {
-		zs := ZoneStatus{Name: z.name(), Link: l.link(z, "uplink")}
+		zs := ZoneStatus{Name: z.name(), Link: l.link(z, "uplink"), CutFrom: l.cutFrom(target{zone: z}), Site: l.site(z)}
 		for _, n := range l.spec.nodes() {
 			if n.zone != z {
 				continue
@@ -110,10 +128,10 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	var asking sync.WaitGroup
 	for i := range s.Zones {
 		z := &s.Zones[i]
-		asking.Go(func() { l.askFrom(ctx, zone(i), &z.Served, s.VIP) })
-		if s.VIP6 != "" {
+		asking.Go(func() { l.askFrom(ctx, zone(i), &z.Served, l.vip(zone(i), 0)) })
+		if vip6 := l.vip(zone(i), 1); vip6 != "" {
 			z.IPv6 = &Served{}
-			asking.Go(func() { l.askFrom(ctx, zone(i), z.IPv6, s.VIP6) })
+			asking.Go(func() { l.askFrom(ctx, zone(i), z.IPv6, vip6) })
 		}
 		for j := range z.Nodes {
 			if n := &z.Nodes[j]; n.Agent == "running" {
@@ -152,20 +170,31 @@ func (l *Lab) link(z zone, port string) string {
 	return "cut"
 }
 
-// readiness of the nodes, as far as the API has it.
+// readiness of the nodes, as far as the APIs have it.
 func (l *Lab) readiness(ctx context.Context) map[string]string {
 	out := map[string]string{}
-	if l.client == nil {
-		if l.ns.open[control] == nil || l.connect() != nil {
-			return out
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	nodes, _, err := l.client.List(ctx, kind.Node, resource.ListOptions{})
-	if err != nil {
-		return out
+	var mu sync.Mutex
+	var reading sync.WaitGroup
+	for _, p := range l.spec.planes() {
+		reading.Go(func() {
+			client, err := l.clientOf(p)
+			if err != nil {
+				return
+			}
+			if nodes, _, err := client.List(ctx, kind.Node, resource.ListOptions{}); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				addReadiness(out, nodes)
+			}
+		})
 	}
+	reading.Wait()
+	return out
+}
+
+func addReadiness(out map[string]string, nodes []resource.Object) {
 	for _, o := range nodes {
 		n, ok := o.(*corev1.Node)
 		if !ok {
@@ -178,11 +207,15 @@ func (l *Lab) readiness(ctx context.Context) map[string]string {
 			}
 		}
 	}
-	return out
 }
 
-// nameOf the sample service.
-const nameOf = serviceName + ".default.svc.cluster.local."
+// serviceName is the name of the sample service: where zones have control planes, that of all zones.
+func (s Spec) serviceName() string {
+	if s.Global {
+		return serviceName + ".default.svc.clusterset.local."
+	}
+	return serviceName + ".default.svc.cluster.local."
+}
 
 // lookup queries a node's agent for the addresses of the sample service's name.
 func (l *Lab) lookup(ctx context.Context, node string) []string {
@@ -194,7 +227,7 @@ func (l *Lab) lookup(ctx context.Context, node string) []string {
 	}}
 	out := []string{}
 	for _, family := range []string{"ip4", "ip6"} {
-		addrs, _ := resolver.LookupNetIP(ctx, family, nameOf) // no answer is one, too
+		addrs, _ := resolver.LookupNetIP(ctx, family, l.spec.serviceName()) // no answer is one, too
 		for _, a := range addrs {
 			out = append(out, a.Unmap().String())
 		}
@@ -237,22 +270,35 @@ func (l *Lab) Answer(ctx context.Context, zoneName string) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	return l.ask(ctx, p.zone, l.VIP())
+	return l.ask(ctx, p.zone, l.vip(p.zone, 0))
 }
 
-// VIP (address:port) of the sample service.
-func (l *Lab) VIP() string { return l.vip(0) }
+// VIP (address:port) of the sample service; empty: each zone has one of its own.
+func (l *Lab) VIP() string { return nth(l.kept.vips(""), 0) }
 
 // VIP6 is that of IPv6; empty: the lab has none.
-func (l *Lab) VIP6() string { return l.vip(1) }
+func (l *Lab) VIP6() string { return nth(l.kept.vips(""), 1) }
 
-func (l *Lab) vip(i int) string {
-	l.kept.mu.Lock()
-	defer l.kept.mu.Unlock()
-	if i >= len(l.kept.VIPs) {
+// vip by which a zone's client reaches the sample service: 0 is that of IPv4, 1 of IPv6.
+func (l *Lab) vip(z zone, i int) string { return nth(l.kept.vips(z.name()), i) }
+
+func nth(all []string, i int) string {
+	if i >= len(all) {
 		return ""
 	}
-	return l.kept.VIPs[i]
+	return all[i]
+}
+
+// site is what a zone has of its own; nil: nothing.
+func (l *Lab) site(z zone) *SiteStatus {
+	if !l.spec.Global {
+		return nil
+	}
+	p := l.spec.planeOf(z)
+	return &SiteStatus{
+		ControlPlane: l.running(p.process(), l.ns.open[p.place]), Ingress: l.running(z.gateway(), l.ns.open[z.gateway()]),
+		API: "https://" + p.api(), Kubeconfig: l.kubeconfig(p), VIP: l.vip(z, 0), VIP6: l.vip(z, 1),
+	}
 }
 
 func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
@@ -279,14 +325,14 @@ func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
 	return answer, nil
 }
 
-// awaitAnswers sends requests from every zone until one is answered: then its agents
-// are programmed.
-func (l *Lab) awaitAnswers(ctx context.Context, vip string) error {
+// awaitAnswers sends requests from a zone's client to each address until one is answered:
+// then its agents are programmed.
+func (l *Lab) awaitAnswers(ctx context.Context, z zone, vips []string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
-	for _, z := range l.spec.zones() {
+	for _, vip := range vips {
 		for {
 			_, err := l.ask(ctx, z, vip)
 			if err == nil {
