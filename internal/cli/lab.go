@@ -65,7 +65,8 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	f.IntVar(&spec.Zones, "zones", 3, "number of zones, 1 to 9")
 	f.IntVar(&spec.Nodes, "nodes", 2, "number of nodes in each zone, 1 to 9")
 	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
-	f.BoolVar(&spec.Global, "global", false, "a control plane and an ingress for each zone, and a global control plane")
+	f.BoolVar(&spec.Global, "global", false, "a control plane and an ingress for each zone, and a global control plane; on the command line only")
+	_ = f.SetAnnotation("global", commandLineOnly, nil) // the flag is there
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }

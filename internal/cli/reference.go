@@ -245,7 +245,7 @@ Every flag can also be given in the environment or in a configuration file: [pro
 func writeFlags(out *bytes.Buffer, flags *pflag.FlagSet) {
 	first := true
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || !configurable(f) {
+		if f.Hidden || f.Name == "help" {
 			return
 		}
 		if first {

@@ -127,7 +127,7 @@ func fromFile(cmd *cobra.Command, path string) error {
 			}
 		}
 		f := cmd.Flags().Lookup(key)
-		if f == nil || f.Changed {
+		if f == nil || f.Changed || !configurable(f) {
 			continue
 		}
 		if err := setValue(cmd.Flags(), f, values[key]); err != nil {
@@ -167,7 +167,14 @@ func setValue(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 }
 
 // configurable reports whether a flag can be set other than on the command line.
-func configurable(f *pflag.Flag) bool { return f.Name != "help" }
+func configurable(f *pflag.Flag) bool {
+	_, only := f.Annotations[commandLineOnly]
+	return f.Name != "help" && !only
+}
+
+// commandLineOnly annotates a flag with a name that means something else to another command:
+// in a configuration file and in the environment there is one meaning for a name.
+const commandLineOnly = "command-line-only"
 
 // allFlags of all commands, by name.
 func allFlags(root *cobra.Command) map[string]*pflag.Flag {
