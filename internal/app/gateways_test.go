@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
 // testSite is a control plane with an authority that other sites share.
@@ -227,21 +229,27 @@ func exchange(c net.Conn) error {
 // TestOtherSiteIsReached: a client of site a reaches an endpoint of site b, which has none
 // here, by mutual TLS through the ingress of b; when that one is killed, by another.
 func TestOtherSiteIsReached(t *testing.T) {
-	if _, err := net.Listen("tcp", "127.96.77.1:0"); err != nil {
-		t.Skip("this system has one loopback address only")
+	mode, cidr, from := os.Getenv("PROXIMA_TEST_MODE"), "10.96.77.0/24", kernelAddress
+	if mode == "" {
+		mode, cidr, from = "userspace", "127.96.77.0/24", "127.0.0.1"
+		l, err := net.Listen("tcp", "127.96.77.1:0")
+		if err != nil {
+			t.Skip("this system has one loopback address only")
+		}
+		l.Close()
 	}
 	ca := catest.New(t, "corp root", nil, nil)
-	a, b := startSite(t, "a", "127.96.77.0/24", ca), startSite(t, "b", "127.96.78.0/24", ca)
+	a, b := startSite(t, "a", cidr, ca), startSite(t, "b", "127.96.78.0/24", ca)
 	b.export()
 	first, stopFirst := b.startIngress("ingress-1")
 	second, _ := b.startIngress("ingress-2")
 	a.copyFrom("b", b)
 	a.copyIngress("b", "ingress-1", first)
-	a.start("n1", func(*NodeConfig) {})
+	a.start("n1", func(c *NodeConfig) { c.Mode = mode })
 	a.create(kind.Dataplane, &meshv1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "client",
 			Annotations: map[string]string{meshv1alpha1.AnnotationMachineID: t.Name()}},
-		Spec: meshv1alpha1.DataplaneSpec{NodeName: "n1", Addresses: []string{"127.0.0.1"}},
+		Spec: meshv1alpha1.DataplaneSpec{NodeName: "n1", Addresses: []string{from}},
 	})
 	at := a.virtualAddress()
 	var last error
@@ -278,4 +286,24 @@ func TestOtherSiteIsReached(t *testing.T) {
 		c.Gateway = &GatewayConfig{Egress: true, Address: netip.MustParseAddr("127.0.0.1")}
 	})
 	testkit.Eventually(t, "the egress is used", reached)
+}
+
+// kernelAddress of the machine in tests of kernel modes.
+const kernelAddress = "10.99.0.1"
+
+// TestOtherSiteIsReachedInKernelModes: the same, where the kernel redirects to the tunnel,
+// in a network of its own.
+func TestOtherSiteIsReachedInKernelModes(t *testing.T) {
+	if why := netns.Available(); why != "" {
+		t.Skip(why)
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Setenv("PROXIMA_TEST_MODE", mode)
+			n, outside := netns.New(t, "site"), netns.New(t, "outside")
+			netns.Connect(n, outside, [2]string{kernelAddress + "/24", "10.99.0.2/24"})
+			n.Route("0.0.0.0/0", "10.99.0.2")
+			n.Run(os.Args[0], "-test.run", "^TestOtherSiteIsReached$")
+		})
+	}
 }
