@@ -49,7 +49,7 @@ func (z *Zones) admit(ctx context.Context) (stream.Admission, error) {
 	version := stream.VersionOf(ctx)
 	if z.config.CheckVersion != nil {
 		if err := z.config.CheckVersion(name, version); err != nil {
-			return stream.Admission{}, status.Error(codes.FailedPrecondition, err.Error())
+			return stream.Admission{}, status.Error(codes.PermissionDenied, err.Error())
 		}
 	}
 	if err := z.checkZone(ctx, name); err != nil {
