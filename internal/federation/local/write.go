@@ -144,7 +144,8 @@ func (i *Inlet) replace(ctx context.Context, k Kind, obj, existing resource.Obje
 }
 
 // delete removes a copy, if it is there and belongs to its owner. What refers to it as
-// its owner stays: a copy never takes objects of this control plane with it.
+// its owner stays: a copy never takes objects of this control plane with it. Of transient
+// types, which users own nothing by, that is not looked after: they go at once.
 func (i *Inlet) delete(ctx context.Context, k Kind, c federation.Copy) error {
 	existing, err := i.config.Client.Get(ctx, k.Descriptor, keyOf(c.Key))
 	if apierrors.IsNotFound(err) {
@@ -156,9 +157,12 @@ func (i *Inlet) delete(ctx context.Context, k Kind, c federation.Copy) error {
 	if found, ok := i.copyOf(existing); !ok || found.Owner != c.Owner || found.Resource != c.Resource {
 		return nil
 	}
-	err = i.config.Client.Delete(ctx, k.Descriptor, keyOf(c.Key), resource.Preconditions{
-		UID: existing.GetUID(), ResourceVersion: existing.GetResourceVersion(), Now: true, Propagation: metav1.DeletePropagationOrphan,
-	})
+	pre := resource.Preconditions{UID: existing.GetUID(), ResourceVersion: existing.GetResourceVersion(), Now: true}
+	if !k.Type.Transient {
+		// The object goes when the garbage collector has looked for what it owns, a moment later.
+		pre.Propagation = metav1.DeletePropagationOrphan
+	}
+	err = i.config.Client.Delete(ctx, k.Descriptor, keyOf(c.Key), pre)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
