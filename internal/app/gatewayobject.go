@@ -71,6 +71,7 @@ func (r *registration) run(ctx context.Context) error {
 	failed := false
 	for ctx.Err() == nil {
 		delay := registerEvery
+		zoneKnown := r.spec().Zone != ""
 		changed, err := r.ensure(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -87,8 +88,8 @@ func (r *registration) run(ctx context.Context) error {
 			}
 		}
 		failed = err != nil
-		if r.spec().Zone == "" {
-			delay = min(delay, time.Second) // the first certificate tells the zone
+		if !zoneKnown {
+			delay = min(delay, time.Second) // the control plane tells it with what is trusted
 		}
 		backoff.Sleep(ctx, delay)
 	}

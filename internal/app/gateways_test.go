@@ -243,6 +243,10 @@ func TestOtherSiteIsReached(t *testing.T) {
 	b.export()
 	first, stopFirst := b.startIngress("ingress-1")
 	second, _ := b.startIngress("ingress-2")
+	testkit.Eventually(t, "the ingress is registered with its zone", func() bool {
+		i := getOrNil[*meshv1alpha1.ZoneIngress](b.meshPlane, kind.ZoneIngress, resource.Key{Name: "ingress-1"})
+		return i != nil && i.Spec.Zone == "b" && kind.GatewayAddress(&i.Spec) == first.String()
+	})
 	a.copyFrom("b", b)
 	a.copyIngress("b", "ingress-1", first)
 	a.start("n1", func(c *NodeConfig) { c.Mode = mode })
