@@ -78,6 +78,8 @@ type NodeStatus struct {
 	// meshes; SpiffeSocket is the path of the SPIFFE Workload API, empty: off.
 	Identities   []workload.Status `json:"identities,omitempty"`
 	SpiffeSocket string            `json:"spiffeSocket,omitempty"`
+	// Tunnel to other sites; nil: the agent has none.
+	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.
@@ -87,6 +89,26 @@ type NodeStatus struct {
 	Certificate *identity.CertificateStatus `json:"certificate,omitempty"`
 	// Membership is how the Node and its Lease are kept; nil as above.
 	Membership *membership.Status `json:"membership,omitempty"`
+}
+
+// TunnelStatus is an agent's tunnel to other sites.
+type TunnelStatus struct {
+	// Port that is listened on; 0: no other site offers anything.
+	Port uint16 `json:"port"`
+	// Failures are the last ones of services, the newest first, at most 10.
+	Failures []TunnelFailure `json:"failures,omitempty"`
+}
+
+// TunnelFailure is the last connection to a service of other sites that failed: the client
+// saw a reset.
+type TunnelFailure struct {
+	// Service is its server name (SNI), or the address that was connected to.
+	Service string    `json:"service"`
+	At      time.Time `json:"at"`
+	// Count of connections that failed since the agent started.
+	Count  int    `json:"count"`
+	Reason string `json:"reason"`
+	Error  string `json:"error"`
 }
 
 // UnsavedFile is a file that the agent could not write: after a restart it would go on

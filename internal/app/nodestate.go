@@ -33,6 +33,7 @@ func (a agentState) Status() admin.NodeStatus {
 		status.Certificate, status.Membership = &certificate, &member
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
+	status.Tunnel = a.tunnel.status()
 	for _, f := range a.checks.Failures() {
 		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts,
 			fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -66,6 +67,26 @@ func (a *agent) openTunnel() {
 	}
 	t.server = tunnel.NewServer(cfg)
 	a.tunnel = t
+}
+
+// shownFailures of services, in the status.
+const shownFailures = 10
+
+// status for the agent's; nil: there is no tunnel.
+func (t *nodeTunnel) status() *admin.TunnelStatus {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	s := &admin.TunnelStatus{Port: t.open}
+	t.mu.Unlock()
+	failures := t.client.Failures()
+	for _, f := range failures[:min(len(failures), shownFailures)] {
+		s.Failures = append(s.Failures, admin.TunnelFailure{
+			Service: f.SNI, At: f.At, Count: f.Count, Reason: f.Reason.String(), Error: f.Err.Error(),
+		})
+	}
+	return s
 }
 
 // apply an update of the view.

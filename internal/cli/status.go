@@ -219,6 +219,9 @@ func (o *overview) findProblems() {
 		o.problem("this machine's agent cannot write %s since %s: %s: it goes on with what it has in memory, and a restart would begin with what is on disk: %s",
 			f.File, f.Since.Local().Format(time.DateTime), f.Error, doctor.FixDisk)
 	}
+	if text := doctor.TunnelProblem(o.Agent.Tunnel); text != "" {
+		o.problem("%s", text)
+	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}

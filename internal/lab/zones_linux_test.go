@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -186,6 +187,10 @@ func (l *zonesLab) failover() {
 		t.Errorf("answered by %s without an ingress", who)
 	} else if took := time.Since(begin); took > time.Second {
 		t.Errorf("it took %s to fail", took)
+	}
+	if out, err := exec.Command(testkit.Binary(t), "status", "--data-dir", l.DataDir("a-1")).CombinedOutput(); err != nil ||
+		!strings.Contains(string(out), "a connection to another zone was reset") {
+		t.Errorf("the status of the node does not say why: %v\n%s", err, out)
 	}
 	if err := l.Heal(t.Context(), "gateway-b"); err != nil {
 		t.Fatal(err)

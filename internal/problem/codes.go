@@ -46,6 +46,7 @@ const (
 	AuditUnwritable  Code = "audit-unwritable"
 	MachinesGone     Code = "machines-gone"
 	ZonesApart       Code = "zones-apart"
+	TunnelFails      Code = "tunnel-fails"
 	NodeViewOff      Code = "node-view-off"
 )
 

@@ -13,6 +13,7 @@ const (
 	checkZones          = "zones"
 	checkAgent          = "agent"
 	checkAgentState     = "agent-state"
+	checkTunnel         = "tunnel"
 	checkCertificate    = "certificate"
 	checkNodeName       = "node-name"
 	checkBounds         = "credential-bounds"
@@ -49,6 +50,7 @@ func Checks() []Check {
 			"Start what does not run; `proxima zone confirm` for what is held."},
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
+		{checkTunnel, "Connections from this node to services of other zones succeeded in the last 5 minutes.", "As the finding says."},
 		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},
 		{checkNodeName, "No other machine has this node's name.", "Stop one of the agents, or give it another name and token."},
 		{checkBounds, "A credential that registers workloads in every namespace, on a machine without the control plane.", ""},

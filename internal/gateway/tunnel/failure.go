@@ -1,6 +1,8 @@
 package tunnel
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,6 +49,33 @@ func (f *failures) dropOldest() {
 		}
 	}
 	delete(f.all, oldest)
+}
+
+// unrouted notes a connection for which there was no stream to open.
+func (f *failures) unrouted(err error) {
+	var failure *OpenError
+	if errors.As(err, &failure) {
+		f.note(failure.SNI, failure.Reason, err)
+	}
+}
+
+// ServiceFailure is the last failure of a service.
+type ServiceFailure struct {
+	// SNI of the service, or the address (IP:PORT) at which no other site offers one.
+	SNI string
+	Failure
+}
+
+// Failures are the last failures of services, the newest first. The caller owns them.
+func (c *Client) Failures() []ServiceFailure {
+	c.failures.mu.Lock()
+	defer c.failures.mu.Unlock()
+	out := make([]ServiceFailure, 0, len(c.failures.all))
+	for sni, f := range c.failures.all {
+		out = append(out, ServiceFailure{sni, f})
+	}
+	slices.SortFunc(out, func(a, b ServiceFailure) int { return b.At.Compare(a.At) })
+	return out
 }
 
 // LastFailure returns the last failure of a service, for explanations; false: none

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -52,6 +53,12 @@ func TestLastFailure(t *testing.T) {
 	}
 	if _, ok := c.LastFailure("0"); ok || len(c.failures.all) != maxFailures {
 		t.Errorf("%d failures are kept, want %d", len(c.failures.all), maxFailures)
+	}
+	// A connection without a route is remembered, too, and the newest comes first.
+	c.failures.unrouted(&OpenError{SNI: "web", Reason: frame.Unauthorized, Err: errors.New("no certificate")})
+	c.failures.unrouted(errors.New("of the kernel"))
+	if all := c.Failures(); len(all) != maxFailures || all[0].SNI != "web" || all[0].Reason != frame.Unauthorized {
+		t.Errorf("%d failures, the newest %+v", len(all), all[0])
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *Server) remove(conn net.Conn) {
 }
 
 // serve carries one connection. The client has connected successfully by now, so every
-// failure is a reset, with its reason in the counter; Client.LastFailure has the rest. A
+// failure is a reset, with its reason in the counter; Client.Failures has the rest. A
 // line of log for each would be a flood when a service is down.
 func (s *Server) serve(conn net.Conn) {
 	m := s.cfg.Client.metrics
@@ -167,6 +167,7 @@ func (s *Server) open(conn net.Conn, client *stream.TCP) (*Conn, error) {
 	}
 	route, err := s.cfg.Router.Route(ctx, source, destination)
 	if err != nil {
+		s.cfg.Client.failures.unrouted(err)
 		return nil, err
 	}
 	route.Stream.Client, route.Stream.Destination = source, destination
