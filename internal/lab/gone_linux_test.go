@@ -129,8 +129,8 @@ func (m *mesh) status() (o overview) {
 	return o
 }
 
-// ask sends a request to the Service from a zone's client, by a connection of its own, for a second.
-func (m *mesh) ask(client string) (string, error) {
+// ask sends a request to the Service from a zone's client, by a connection of its own.
+func (m *mesh) ask(client string, timeout time.Duration) (string, error) {
 	ns, err := netns.Open("pxlab-" + labName() + "-" + client)
 	if err != nil {
 		return "", err
@@ -138,7 +138,7 @@ func (m *mesh) ask(client string) (string, error) {
 	defer ns.Close()
 	transport := &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(m.t.Context(), timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.vip+"/", nil)
 	if err != nil {
@@ -161,17 +161,21 @@ func (m *mesh) ask(client string) (string, error) {
 func (m *mesh) answering(client string, connections int) map[string]int {
 	out := map[string]int{}
 	for range connections {
-		if name, err := m.ask(client); err == nil {
+		if name, err := m.ask(client, time.Second); err == nil {
 			out[name]++
 		}
 	}
 	return out
 }
 
+// hung is a connection without an answer for so long: a machine that lives answers sooner,
+// however busy the computer is.
+const hung = 4 * time.Second
+
 // traffic from the clients of zones until stop, which returns when the last connection
 // began that was not answered; zero: all were.
 func (m *mesh) traffic(clients ...string) (stop func() time.Time) {
-	const workers = 4
+	const workers = 12 // most of them wait while connections hang
 	end := make(chan struct{})
 	var mu sync.Mutex
 	var last time.Time
@@ -187,7 +191,7 @@ func (m *mesh) traffic(clients ...string) (stop func() time.Time) {
 					case <-time.After(30 * time.Millisecond):
 					}
 					began := time.Now()
-					_, err := m.ask(client)
+					_, err := m.ask(client, hung)
 					mu.Lock()
 					asked++
 					if err != nil {
