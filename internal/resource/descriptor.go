@@ -11,7 +11,7 @@ import (
 // Direction is the way a kind travels between a zone and global.
 type Direction uint8
 
-// Directions; only descriptors use them so far.
+// Directions.
 const (
 	// Stays: never leaves the control plane that holds it.
 	Stays Direction = iota

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -32,8 +31,8 @@ var Dataplane = &resource.Descriptor{
 	NewList: func() runtime.Object { return &mesh.DataplaneList{} },
 
 	Default:        on(defaultDataplane),
-	Prepare:        change(prepareDataplane),
-	PrepareStatus:  change(prepareDataplaneStatus),
+	Prepare:        dataplaneParts.prepare,
+	PrepareStatus:  dataplaneParts.prepareStatus,
 	Validate:       compare(validateDataplane),
 	ValidateStatus: compare(validateDataplaneStatus),
 
@@ -89,28 +88,8 @@ func defaultDataplane(d *mesh.Dataplane) {
 	}
 }
 
-func prepareDataplane(d, old *mesh.Dataplane) {
-	if old == nil {
-		d.Generation = 1
-		d.Status = mesh.DataplaneStatus{}
-		return
-	}
-	d.Status = *old.Status.DeepCopy()
-	d.Generation = old.Generation
-	if !equality.Semantic.DeepEqual(d.Spec, old.Spec) {
-		d.Generation++
-	}
-}
-
-// prepareDataplaneStatus keeps labels too: they decide which Services send
-// traffic here, and the reporter of health does not decide that.
-func prepareDataplaneStatus(d, old *mesh.Dataplane) {
-	o := old.DeepCopy()
-	d.Spec = o.Spec
-	d.Generation = o.Generation
-	d.Labels, d.Annotations = o.Labels, o.Annotations
-	d.OwnerReferences, d.Finalizers = o.OwnerReferences, o.Finalizers
-}
+var dataplaneParts = parts[*mesh.Dataplane, mesh.DataplaneSpec, mesh.DataplaneStatus](
+	func(d *mesh.Dataplane) (*mesh.DataplaneSpec, *mesh.DataplaneStatus) { return &d.Spec, &d.Status })
 
 func dataplaneColumns() []metav1.TableColumnDefinition {
 	return []metav1.TableColumnDefinition{

@@ -83,6 +83,42 @@ func compare[T resource.Object, R any](f func(obj, old T) R) func(obj, old resou
 	}
 }
 
+// parts returns pointers to the spec and the status of an object.
+type parts[T resource.Object, Spec, Status any] func(T) (*Spec, *Status)
+
+// prepare a write of an object with a status: its status stays, and its generation counts
+// how often the spec was another.
+func (p parts[T, Spec, Status]) prepare(obj, old resource.Object) {
+	spec, status := p(obj.(T))
+	before, ok := old.(T)
+	if !ok {
+		var none Status
+		*status = none
+		obj.SetGeneration(1)
+		return
+	}
+	wasSpec, wasStatus := p(before.DeepCopyObject().(T))
+	*status = *wasStatus
+	obj.SetGeneration(before.GetGeneration())
+	if !equality.Semantic.DeepEqual(spec, wasSpec) {
+		obj.SetGeneration(before.GetGeneration() + 1)
+	}
+}
+
+// prepareStatus prepares a write of the status: all else stays, labels too, as who reports a
+// status does not decide who selects the object.
+func (p parts[T, Spec, Status]) prepareStatus(obj, old resource.Object) {
+	before := old.DeepCopyObject().(T)
+	spec, _ := p(obj.(T))
+	wasSpec, _ := p(before)
+	*spec = *wasSpec
+	obj.SetGeneration(before.GetGeneration())
+	obj.SetLabels(before.GetLabels())
+	obj.SetAnnotations(before.GetAnnotations())
+	obj.SetOwnerReferences(before.GetOwnerReferences())
+	obj.SetFinalizers(before.GetFinalizers())
+}
+
 // counted prepares a kind that has no status: its generation counts how often the
 // spec was another.
 func counted[T resource.Object](spec func(T) any) func(obj, old resource.Object) {

@@ -38,11 +38,11 @@ var Mesh = &resource.Descriptor{
 	NewList: func() runtime.Object { return &mesh.MeshList{} },
 
 	Default:  on(defaultMesh),
-	Prepare:  change(prepareMesh),
+	Prepare:  meshParts.prepare,
 	Validate: compare(validateMesh),
 	Warnings: compare(warnMesh),
 
-	PrepareStatus:  change(prepareMeshStatus),
+	PrepareStatus:  meshParts.prepareStatus,
 	ValidateStatus: compare(validateMeshStatus),
 
 	Columns: []metav1.TableColumnDefinition{
@@ -120,23 +120,8 @@ func trustDomain(m *mesh.Mesh) string {
 	return m.Spec.MTLS.TrustDomain
 }
 
-func prepareMesh(m, old *mesh.Mesh) {
-	if old == nil {
-		m.Generation, m.Status = 1, mesh.MeshStatus{}
-		return
-	}
-	m.Generation, m.Status = old.Generation, *old.Status.DeepCopy()
-	if !equality.Semantic.DeepEqual(m.Spec, old.Spec) {
-		m.Generation++
-	}
-}
-
-func prepareMeshStatus(m, old *mesh.Mesh) {
-	o := old.DeepCopy()
-	m.Spec, m.Generation = o.Spec, o.Generation
-	m.Labels, m.Annotations = o.Labels, o.Annotations
-	m.OwnerReferences, m.Finalizers = o.OwnerReferences, o.Finalizers
-}
+var meshParts = parts[*mesh.Mesh, mesh.MeshSpec, mesh.MeshStatus](
+	func(m *mesh.Mesh) (*mesh.MeshSpec, *mesh.MeshStatus) { return &m.Spec, &m.Status })
 
 func validateMeshStatus(m, old *mesh.Mesh) field.ErrorList {
 	errs := checkMeta(m, old, false, validation.NameIsDNSLabel)

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,8 +32,8 @@ var ServiceExport = &resource.Descriptor{
 	New:     func() resource.Object { return &mcs.ServiceExport{} },
 	NewList: func() runtime.Object { return &mcs.ServiceExportList{} },
 
-	Prepare:        change(prepareServiceExport),
-	PrepareStatus:  change(prepareServiceExportStatus),
+	Prepare:        exportParts.prepare,
+	PrepareStatus:  exportParts.prepareStatus,
 	Validate:       compare(validateServiceExport),
 	ValidateStatus: compare(validateServiceExportStatus),
 
@@ -65,8 +64,8 @@ var ServiceImport = &resource.Descriptor{
 	New:     func() resource.Object { return &mcs.ServiceImport{} },
 	NewList: func() runtime.Object { return &mcs.ServiceImportList{} },
 
-	Prepare:        change(prepareServiceImport),
-	PrepareStatus:  change(prepareServiceImportStatus),
+	Prepare:        importParts.prepare,
+	PrepareStatus:  importParts.prepareStatus,
 	Validate:       compare(validateServiceImport),
 	ValidateStatus: compare(validateServiceImportStatus),
 
@@ -81,41 +80,16 @@ var ServiceImport = &resource.Descriptor{
 	Cells: of(serviceImportCells),
 }
 
-func prepareServiceExport(e, old *mcs.ServiceExport) {
-	if old == nil {
-		e.Generation, e.Status = 1, mcs.ServiceExportStatus{}
-		return
-	}
-	e.Generation, e.Status = old.Generation, *old.Status.DeepCopy()
-	if !equality.Semantic.DeepEqual(e.Spec, old.Spec) {
-		e.Generation++
-	}
-}
-
-func prepareServiceExportStatus(e, old *mcs.ServiceExport) {
-	o := old.DeepCopy()
-	e.Spec, e.Generation = o.Spec, o.Generation
-	e.Labels, e.Annotations = o.Labels, o.Annotations
-	e.OwnerReferences, e.Finalizers = o.OwnerReferences, o.Finalizers
-}
-
-func prepareServiceImport(i, old *mcs.ServiceImport) {
-	if old == nil {
-		i.Generation, i.Status = 1, mcs.ServiceImportStatus{}
-		return
-	}
-	i.Generation, i.Status = old.Generation, *old.Status.DeepCopy()
-	if !equality.Semantic.DeepEqual(i.Spec, old.Spec) {
-		i.Generation++
-	}
-}
-
-func prepareServiceImportStatus(i, old *mcs.ServiceImport) {
-	o := old.DeepCopy()
-	i.Spec, i.Generation = o.Spec, o.Generation
-	i.Labels, i.Annotations = o.Labels, o.Annotations
-	i.OwnerReferences, i.Finalizers = o.OwnerReferences, o.Finalizers
-}
+var (
+	exportParts = parts[*mcs.ServiceExport, mcs.ServiceExportSpec, mcs.ServiceExportStatus](
+		func(e *mcs.ServiceExport) (*mcs.ServiceExportSpec, *mcs.ServiceExportStatus) {
+			return &e.Spec, &e.Status
+		})
+	importParts = parts[*mcs.ServiceImport, mcs.ServiceImportSpec, mcs.ServiceImportStatus](
+		func(i *mcs.ServiceImport) (*mcs.ServiceImportSpec, *mcs.ServiceImportStatus) {
+			return &i.Spec, &i.Status
+		})
+)
 
 // validateServiceExport: an export of a name that no Service can have is kept, and not
 // Valid. Names of copies are longer than those of Services.
