@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -156,7 +155,7 @@ func (g *global) components() []component {
 			{Name: "namespace controller", Scope: leader, Run: g.runNamespaces},
 			{Name: "garbage collector", Scope: leader, Run: g.runGarbage},
 			{Name: "life of zones", Scope: leader, Run: g.leadZones},
-			{Name: "kubeconfig", Run: g.publishKubeconfig, Ready: g.complete},
+			{Name: "kubeconfig", Run: publishKubeconfig(g.cfg, g.instance.catalog, g.storage.ca, g.serving().API, g.complete), Ready: g.complete},
 		},
 	)
 }
@@ -247,19 +246,6 @@ func (g *global) State(ctx context.Context) (*admin.FederationStatus, error) {
 // Confirm implements admin.Federation.
 func (g *global) Confirm(ctx context.Context, zone, typ, token string) (int, error) {
 	return g.zones.Confirm(ctx, zone, typ, token)
-}
-
-// publishKubeconfig writes the administrator's kubeconfig once the tables are filled.
-func (g *global) publishKubeconfig(ctx context.Context) error {
-	if g.instance.catalog.WaitSynced(ctx) != nil {
-		return nil // ctx has ended
-	}
-	if err := writeKubeconfig(filepath.Join(g.cfg.DataDir, "kubeconfig"), g.serving().API, g.storage.ca); err != nil {
-		return err
-	}
-	close(g.complete)
-	<-ctx.Done()
-	return nil
 }
 
 func (g *global) serving() Serving {

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -134,7 +133,7 @@ func (cp *standalone) components() []component {
 		cp.names.components(),
 		cp.leader.components(),
 		cp.zone.components(),
-		[]component{{Name: "kubeconfig", Run: cp.publishKubeconfig, Ready: cp.complete}},
+		[]component{{Name: "kubeconfig", Run: publishKubeconfig(cp.cfg, cp.instance.catalog, cp.storage.ca, cp.serving().API, cp.complete), Ready: cp.complete}},
 	)
 }
 
@@ -157,19 +156,6 @@ func (cp *standalone) handle() {
 	}) {
 		a.server.Handle(path, handler)
 	}
-}
-
-// publishKubeconfig writes the administrator's kubeconfig once the tables are filled.
-func (cp *standalone) publishKubeconfig(ctx context.Context) error {
-	if cp.instance.catalog.WaitSynced(ctx) != nil {
-		return nil // ctx has ended
-	}
-	if err := writeKubeconfig(filepath.Join(cp.cfg.DataDir, "kubeconfig"), cp.serving().API, cp.storage.ca); err != nil {
-		return err
-	}
-	close(cp.complete)
-	<-ctx.Done()
-	return nil
 }
 
 func (cp *standalone) serving() Serving {
