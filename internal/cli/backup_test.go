@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io/fs"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -140,7 +139,7 @@ func TestBackupGuide(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the guide copies with cp")
 	}
-	adoptKlog(slog.New(slog.DiscardHandler))
+	quietKlog()
 	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "backup.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -85,6 +85,10 @@ func runScripts(t *testing.T, role app.Role, dir string) {
 	})
 }
 
+// quietKlog discards what client-go and the API server log. klog's logger may be set only
+// before anything logs, and control planes of earlier tests log while they end: so once.
+var quietKlog = sync.OnceFunc(func() { adoptKlog(slog.New(slog.DiscardHandler)) })
+
 // startControlPlane runs one until the test ends, and returns its kubeconfig.
 func startControlPlane(t *testing.T, role app.Role) string {
 	t.Helper()
@@ -92,7 +96,7 @@ func startControlPlane(t *testing.T, role app.Role) string {
 	if role == app.RoleGlobal {
 		grpcPort = freePort(t)
 	}
-	adoptKlog(slog.New(slog.DiscardHandler)) // before anything logs
+	quietKlog()
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, done := make(chan app.Serving, 1), make(chan error, 1)
