@@ -113,6 +113,32 @@ func (p *process) resident() (float64, error) {
 	return 0, errors.New("no VmRSS in /proc")
 }
 
+// ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Go supports.
+const ticks = 100
+
+// cpu is the user and system time that the process has used. It says more than wall time where
+// the machine does other work too.
+func (p *process) cpu() (time.Duration, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, fmt.Errorf("CPU time is read from Linux's /proc: %w", err)
+	}
+	// proc_pid_stat(5): utime and stime are fields 14 and 15; field 2 is a name in parentheses.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0, errors.New("no CPU time in /proc")
+	}
+	var sum time.Duration
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(n) * time.Second / ticks
+	}
+	return sum, nil
+}
+
 // config of an administrator. Each has a connection of its own.
 func (p *process) config() (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.dir, "kubeconfig"))

@@ -70,6 +70,10 @@ func (b *bench) writesOn(ctx context.Context, name, store string, goal float64) 
 		if n == 1 {
 			count /= 4
 		}
+		before, err := p.cpu()
+		if err != nil {
+			return err
+		}
 		took, err := each(n, count, func(w, i int) error {
 			_, err := clients[w].CoreV1().ConfigMaps("default").Create(ctx, configMap(fmt.Sprintf("c-%d-%d", n, i), 100), metav1.CreateOptions{})
 			return err
@@ -87,6 +91,11 @@ func (b *bench) writesOn(ctx context.Context, name, store string, goal float64) 
 			return err
 		}
 		b.atLeast(fmt.Sprintf("%s, %d clients: updates", name, n), float64(count)/took.Seconds(), 0, "%.0f/s")
+		after, err := p.cpu()
+		if err != nil {
+			return err
+		}
+		b.atMost(fmt.Sprintf("%s, %d clients: CPU of the control plane per write", name, n), perChange(before, after, 2*count), 0, "%.0f µs")
 	}
 	return nil
 }

@@ -3,7 +3,8 @@
 //
 //	go run ./bench/compare [-rounds 5] [-smoke] [-only readiness,writes] REVISION
 //
-// Each round measures the old program, the new one, and the old one again. It prints the
+// Each round measures the old program, the new one, and the old one again. The section watch runs
+// all three at the same time and takes turns change by change. It prints the
 // medians of old and new, their ratio, and the spread: the ratio of the medians of the two
 // series of old. "worse" stands where the ratio is beyond 5 % and beyond the spread.
 package main
@@ -80,6 +81,12 @@ func run(ctx context.Context, revision string, rounds int, smoke bool, only stri
 	for round := range rounds {
 		for _, m := range chosen {
 			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, rounds, m.name)
+			if m.together {
+				if err := m.runTogether(ctx, before, after, results); err != nil {
+					return fmt.Errorf("%s: %w", m.name, err)
+				}
+				continue
+			}
 			for _, turn := range []struct {
 				tree   *tree
 				series int

@@ -66,3 +66,13 @@ func TestMedian(t *testing.T) {
 		}
 	}
 }
+
+func TestProgramsOfOneRun(t *testing.T) {
+	m := programPrefix.FindStringSubmatch("program 2: memory write answered → event, p50  0.12 ms\n")
+	if m == nil || m[1] != "2" {
+		t.Fatalf("no program in the row: %q", m)
+	}
+	if m := programPrefix.FindStringSubmatch("memory write answered → event, p50  0.12 ms\n"); m != nil {
+		t.Errorf("a program in a row of one: %q", m)
+	}
+}

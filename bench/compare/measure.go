@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -31,14 +33,16 @@ type measurement struct {
 	time    string
 	// section of bench/api, in place of a benchmark.
 	section string
-	smoke   bool
+	// together says that the section measures the programs of all series at the same time.
+	together bool
+	smoke    bool
 }
 
 func measurements(smoke bool) []measurement {
 	all := []measurement{
 		{name: "readiness", packages: []string{"test/e2e"}, process: true, pattern: "^BenchmarkReadiness$", time: "60x"},
 		{name: "writes", section: "writes"},
-		{name: "watch", section: "watch"},
+		{name: "watch", section: "watch", together: true},
 		{name: "endpoints", section: "endpoints"},
 		{name: "plans", section: "plans"},
 		{name: "up", section: "up"},
@@ -121,13 +125,9 @@ func (t *tree) find(m measurement) (string, error) {
 
 // run measures a tree once.
 func (m measurement) run(ctx context.Context, t *tree, into *results, series int) error {
-	program := filepath.Join(t.bin, "proxima")
+	program := t.program()
 	if m.section != "" {
-		args := []string{"-only", m.section, "-binary", program}
-		if m.smoke {
-			args = append(args, "-smoke")
-		}
-		out, err := output(ctx, t.root, filepath.Join(t.harness, "api"), args...)
+		out, err := m.runSection(ctx, t, program)
 		if err != nil {
 			return err
 		}
@@ -150,5 +150,41 @@ func (m measurement) run(ctx context.Context, t *tree, into *results, series int
 		return fmt.Errorf("%w\n%s", err, out)
 	}
 	into.addBenchmarks(m.name, string(out), series)
+	return nil
+}
+
+// program of this tree.
+func (t *tree) program() string { return filepath.Join(t.bin, "proxima") }
+
+// runSection of bench/api, and return its table. programs are separated by commas.
+func (m measurement) runSection(ctx context.Context, t *tree, programs string) (string, error) {
+	args := []string{"-only", m.section, "-binary", programs}
+	if m.smoke {
+		args = append(args, "-smoke")
+	}
+	return output(ctx, t.root, filepath.Join(t.harness, "api"), args...)
+}
+
+// programPrefix marks the rows of one of several programs.
+var programPrefix = regexp.MustCompile(`^program (\d+): `)
+
+// runTogether measures the programs of the series at the same time.
+func (m measurement) runTogether(ctx context.Context, before, after *tree, into *results) error {
+	programs := [allSeries]string{oldFirst: before.program(), newTree: after.program(), oldAgain: before.program()}
+	out, err := m.runSection(ctx, after, strings.Join(programs[:], ","))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(out) {
+		match := programPrefix.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		n, err := strconv.Atoi(match[1])
+		if err != nil || n < 1 || n > allSeries {
+			return fmt.Errorf("a row of an unknown program: %q", line)
+		}
+		into.addTable(m.name, strings.TrimPrefix(line, match[0]), n-1)
+	}
 	return nil
 }
