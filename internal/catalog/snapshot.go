@@ -71,6 +71,7 @@ func newSnapshot(at Position) *Snapshot {
 const (
 	serviceBySelector = 0
 	sliceByService    = 0
+	sliceByImport     = 1
 	workloadByLabel   = 0
 	workloadByNode    = 1
 	planByService     = 0
@@ -94,7 +95,7 @@ var tables = [Kinds]tableOps{
 		gk:      schema.GroupKind{Group: discoveryv1.GroupName, Kind: "EndpointSlice"},
 		at:      func(s *Snapshot) *Table[*discoveryv1.EndpointSlice] { return &s.Slices },
 		delta:   func(d *Delta) *[]Change[*discoveryv1.EndpointSlice] { return &d.Slices },
-		indexes: []index[*discoveryv1.EndpointSlice]{sliceByService: sliceService},
+		indexes: []index[*discoveryv1.EndpointSlice]{sliceByService: sliceService, sliceByImport: sliceImport},
 	},
 	Nodes: &tableKind[*corev1.Node]{
 		gk:    schema.GroupKind{Kind: "Node"},
@@ -197,6 +198,12 @@ func (s *Snapshot) ExportsOf(service Key) iter.Seq2[Key, *mcs.ServiceExport] {
 // manages them.
 func (s *Snapshot) SlicesOf(service Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
 	return walk(s.Slices.group(sliceByService, service.Namespace+separator+service.Name), "")
+}
+
+// SlicesOfImport iterates the EndpointSlices whose label names the ServiceImport, whoever
+// manages them.
+func (s *Snapshot) SlicesOfImport(imported Key) iter.Seq2[Key, *discoveryv1.EndpointSlice] {
+	return walk(s.Slices.group(sliceByImport, imported.Namespace+separator+imported.Name), "")
 }
 
 // PlansOf iterates the parts of a service's plan by name, so the first part comes
@@ -302,6 +309,14 @@ func serviceSelector(service *corev1.Service) []string {
 
 func sliceService(slice *discoveryv1.EndpointSlice) []string {
 	name, ok := slice.Labels[discoveryv1.LabelServiceName]
+	if !ok {
+		return nil
+	}
+	return []string{slice.Namespace + separator + name}
+}
+
+func sliceImport(slice *discoveryv1.EndpointSlice) []string {
+	name, ok := slice.Labels[mcs.LabelServiceName]
 	if !ok {
 		return nil
 	}

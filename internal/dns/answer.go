@@ -1,8 +1,10 @@
 package dns
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -214,12 +216,16 @@ func (d domain) service(q dns.Question, base string, e *records.Entry) answer {
 	if q.Qtype != dns.TypeSRV {
 		return addresses(q, &e.Host)
 	}
-	// Not in the specification, but known of CoreDNS: all ports at once.
-	var a answer
+	// Not in the specification, but known of CoreDNS: all ports at once. A number that is
+	// served by several protocols, or under several names, is one record, as a record
+	// has neither.
+	all := map[records.Port]struct{}{}
 	for _, ports := range e.Ports {
-		one := d.ports(q, base, e, ports)
-		a.answer, a.extra = append(a.answer, one.answer...), append(a.extra, one.extra...)
+		for _, p := range ports {
+			all[p] = struct{}{}
+		}
 	}
+	a := d.ports(q, base, e, slices.Collect(maps.Keys(all)))
 	a.varies = true
 	return a
 }

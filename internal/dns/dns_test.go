@@ -55,7 +55,8 @@ func sample() records.Update {
 	for _, s := range []*proxy.Service{
 		virtual("kubernetes", addrs("10.96.0.1"), proxy.Port{Name: "https", Protocol: proxy.TCP, Port: 443}),
 		virtual("web", addrs("10.96.0.10", "fd00:96::10"), proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80}, proxy.Port{Name: "dns", Protocol: proxy.UDP, Port: 53}),
-		virtual(mcs.DerivedServiceName("default", "web"), addrs("10.96.0.77"), proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80}),
+		virtual(mcs.DerivedServiceName("default", "web"), addrs("10.96.0.77"), proxy.Port{Name: "http", Protocol: proxy.TCP, Port: 80},
+			proxy.Port{Name: "http3", Protocol: proxy.UDP, Port: 80}),
 		virtual("plain", addrs("10.96.0.11"), proxy.Port{Protocol: proxy.TCP, Port: 80}),
 	} {
 		u.Services[s.Name] = s

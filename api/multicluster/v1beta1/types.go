@@ -2,6 +2,7 @@ package v1beta1
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -92,10 +93,47 @@ type AvailableService struct {
 	// Instances that are ready: the zone's weight.
 	// +optional
 	Instances int32 `json:"instances,omitempty"`
+	// InternalTrafficPolicy of the Service.
+	// +optional
+	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
+	// TrafficDistribution of the Service.
+	// +optional
+	TrafficDistribution *string `json:"trafficDistribution,omitempty"`
 	// ToZones limits the zones that may use it. Empty: all may.
 	// +optional
 	// +listType=set
 	ToZones []string `json:"toZones,omitempty"`
+	// Endpoints of a headless Service that are ready, by family and ports: other zones
+	// have no virtual IP for them. Empty for other Services.
+	// +optional
+	// +listType=atomic
+	Endpoints []AvailableEndpoints `json:"endpoints,omitempty"`
+}
+
+// MaxAvailableHosts bounds the hosts of all AvailableEndpoints of an export, as an
+// EndpointSlice is bounded.
+const MaxAvailableHosts = 1000
+
+// AvailableEndpoints are endpoints of one family with the same ports.
+type AvailableEndpoints struct {
+	// AddressType: IPv4 or IPv6.
+	AddressType discoveryv1.AddressType `json:"addressType"`
+	// Ports of the endpoints, which may be others than those of the Service.
+	// +optional
+	// +listType=atomic
+	Ports []ServicePort `json:"ports,omitempty"`
+	// Hosts that serve these ports.
+	// +listType=atomic
+	Hosts []AvailableHost `json:"hosts"`
+}
+
+// AvailableHost is one endpoint.
+type AvailableHost struct {
+	// Address of the endpoint.
+	Address string `json:"address"`
+	// Hostname, if the workload has one: a DNS label below the name of the Service.
+	// +optional
+	Hostname string `json:"hostname,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -155,6 +193,16 @@ type ServiceImportSpec struct {
 	// SessionAffinityConfig has the timeout of ClientIP.
 	// +optional
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
+	// IPFamilies of the service in this zone, in the order of IPs.
+	// +optional
+	// +listType=atomic
+	IPFamilies []corev1.IPFamily `json:"ipFamilies,omitempty"`
+	// InternalTrafficPolicy of the service: Cluster or Local.
+	// +optional
+	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
+	// TrafficDistribution of the service.
+	// +optional
+	TrafficDistribution *string `json:"trafficDistribution,omitempty"`
 }
 
 // ServicePort is a port of an exported or imported service.

@@ -6,6 +6,16 @@
 package v1beta1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in AvailableEndpoints) OpenAPIModelName() string {
+	return "io.x-k8s.multicluster.v1beta1.AvailableEndpoints"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in AvailableHost) OpenAPIModelName() string {
+	return "io.x-k8s.multicluster.v1beta1.AvailableHost"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in AvailableService) OpenAPIModelName() string {
 	return "io.x-k8s.multicluster.v1beta1.AvailableService"
 }

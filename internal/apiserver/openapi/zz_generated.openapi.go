@@ -94,6 +94,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ZoneInsightStatus{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_ZoneInsightStatus(ref),
 		v1alpha1.ZoneList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneList(ref),
 		v1alpha1.ZoneSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref),
+		v1beta1.AvailableEndpoints{}.OpenAPIModelName():                   schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref),
+		v1beta1.AvailableHost{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_AvailableHost(ref),
 		v1beta1.AvailableService{}.OpenAPIModelName():                     schema_proxima_api_multicluster_v1beta1_AvailableService(ref),
 		v1beta1.ClusterStatus{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_ClusterStatus(ref),
 		v1beta1.ServiceExport{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_ServiceExport(ref),
@@ -3670,6 +3672,96 @@ func schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref common.ReferenceCallback) com
 	}
 }
 
+func schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AvailableEndpoints are endpoints of one family with the same ports.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"addressType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AddressType: IPv4 or IPv6.\n\nPossible enum values:\n - `\"FQDN\"` represents a FQDN.\n - `\"IPv4\"` represents an IPv4 Address.\n - `\"IPv6\"` represents an IPv6 Address.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"FQDN", "IPv4", "IPv6"},
+						},
+					},
+					"ports": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ports of the endpoints, which may be others than those of the Service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.ServicePort{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"hosts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hosts that serve these ports.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.AvailableHost{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"addressType", "hosts"},
+			},
+		},
+		Dependencies: []string{
+			v1beta1.AvailableHost{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_multicluster_v1beta1_AvailableHost(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AvailableHost is one endpoint.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of the endpoint.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hostname": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hostname, if the workload has one: a DNS label below the name of the Service.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3745,6 +3837,21 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							Format:      "int32",
 						},
 					},
+					"internalTrafficPolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "InternalTrafficPolicy of the Service.\n\nPossible enum values:\n - `\"Cluster\"` routes traffic to all endpoints.\n - `\"Local\"` routes traffic only to endpoints on the same node as the client pod (dropping the traffic if there are no local endpoints).",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Cluster", "Local"},
+						},
+					},
+					"trafficDistribution": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TrafficDistribution of the Service.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"toZones": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3764,12 +3871,30 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							},
 						},
 					},
+					"endpoints": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Endpoints of a headless Service that are ready, by family and ports: other zones have no virtual IP for them. Empty for other Services.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.AvailableEndpoints{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"mesh", "exportTime", "type"},
 			},
 		},
 		Dependencies: []string{
-			v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1beta1.AvailableEndpoints{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -4144,6 +4269,41 @@ func schema_proxima_api_multicluster_v1beta1_ServiceImportSpec(ref common.Refere
 						SchemaProps: spec.SchemaProps{
 							Description: "SessionAffinityConfig has the timeout of ClientIP.",
 							Ref:         ref(corev1.SessionAffinityConfig{}.OpenAPIModelName()),
+						},
+					},
+					"ipFamilies": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "IPFamilies of the service in this zone, in the order of IPs.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+										Enum:   []interface{}{"", "IPv4", "IPv6"},
+									},
+								},
+							},
+						},
+					},
+					"internalTrafficPolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "InternalTrafficPolicy of the service: Cluster or Local.\n\nPossible enum values:\n - `\"Cluster\"` routes traffic to all endpoints.\n - `\"Local\"` routes traffic only to endpoints on the same node as the client pod (dropping the traffic if there are no local endpoints).",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Cluster", "Local"},
+						},
+					},
+					"trafficDistribution": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TrafficDistribution of the service.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 				},

@@ -1,8 +1,10 @@
 package multicluster
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -102,11 +104,63 @@ func available(in ExportInput) *mcs.AvailableService {
 		Mesh: meshOf(in.Namespace), Zone: in.Site, ExportTime: in.Export.CreationTimestamp, Type: mcs.ClusterSetIP,
 		Ports: portsOf(s), SessionAffinity: s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
 		Instances: Instances(in.Slices), ToZones: kind.ExportZones(in.Export),
+		InternalTrafficPolicy: s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
 	}
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
-		a.Type = mcs.Headless
+		a.Type, a.Endpoints = mcs.Headless, endpointsOf(in.Slices)
 	}
 	return a
+}
+
+// endpointsOf a headless Service that are ready, in a fixed order: those that other zones
+// answer for by DNS. Loopback addresses are left out, and what exceeds
+// mcs.MaxAvailableHosts.
+func endpointsOf(all []*discoveryv1.EndpointSlice) []mcs.AvailableEndpoints {
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	var out []mcs.AvailableEndpoints
+	left := mcs.MaxAvailableHosts
+	for _, s := range all {
+		group := mcs.AvailableEndpoints{AddressType: s.AddressType, Ports: portsOfSlice(s)}
+		for _, e := range s.Endpoints {
+			if left == 0 || s.AddressType == discoveryv1.AddressTypeFQDN || len(e.Addresses) == 0 ||
+				e.Conditions.Ready != nil && !*e.Conditions.Ready || isLoopback(e.Addresses[0]) {
+				continue
+			}
+			host := mcs.AvailableHost{Address: e.Addresses[0]}
+			if e.Hostname != nil {
+				host.Hostname = *e.Hostname
+			}
+			group.Hosts = append(group.Hosts, host)
+			left--
+		}
+		if len(group.Hosts) == 0 {
+			continue
+		}
+		slices.SortFunc(group.Hosts, func(a, b mcs.AvailableHost) int {
+			return cmp.Or(strings.Compare(a.Address, b.Address), strings.Compare(a.Hostname, b.Hostname))
+		})
+		out = append(out, group)
+	}
+	return out
+}
+
+func portsOfSlice(s *discoveryv1.EndpointSlice) []mcs.ServicePort {
+	var out []mcs.ServicePort
+	for _, p := range s.Ports {
+		if p.Port == nil {
+			continue
+		}
+		port := mcs.ServicePort{Port: *p.Port, Protocol: corev1.ProtocolTCP, AppProtocol: p.AppProtocol}
+		if p.Name != nil {
+			port.Name = *p.Name
+		}
+		if p.Protocol != nil {
+			port.Protocol = *p.Protocol
+		}
+		out = append(out, port)
+	}
+	return out
 }
 
 func meshOf(ns *corev1.Namespace) string {

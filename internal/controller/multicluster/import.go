@@ -36,7 +36,7 @@ type ImportInput struct {
 type ImportPlan struct {
 	// Derived is written first, as it is given the virtual IPs.
 	Derived *corev1.Service
-	// Import lacks the virtual IPs: see WithIPs.
+	// Import lacks the virtual IPs and families: see WithIPs.
 	Import *mcs.ServiceImport
 }
 
@@ -82,9 +82,18 @@ func (in ImportInput) derived(m Merged, exported bool) *corev1.Service {
 	}
 	spec.SessionAffinity = cmp.Or(m.Spec.SessionAffinity, corev1.ServiceAffinityNone)
 	spec.SessionAffinityConfig = m.Spec.SessionAffinityConfig.DeepCopy()
-	spec.TrafficDistribution, spec.PublishNotReadyAddresses = nil, false
+	spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
+	if p := m.Spec.InternalTrafficPolicy; p != nil {
+		spec.InternalTrafficPolicy = new(*p)
+	}
+	spec.TrafficDistribution, spec.PublishNotReadyAddresses = m.Spec.TrafficDistribution, false
 	if local != nil {
-		spec.Selector = maps.Clone(local.Spec.Selector)
+		// The slices that the selector leads to have the labels of this Service. Those of
+		// a headless one are copied, as hostnames are given below the local Service alone.
+		if m.Spec.Type == mcs.ClusterSetIP {
+			spec.Selector = maps.Clone(local.Spec.Selector)
+			s.Labels[mcs.LabelSourceCluster] = in.Site
+		}
 		spec.TrafficDistribution = local.Spec.TrafficDistribution
 		spec.PublishNotReadyAddresses = local.Spec.PublishNotReadyAddresses
 		if mode, ok := local.Annotations[corev1.AnnotationTopologyMode]; ok {
@@ -111,6 +120,10 @@ func labelled(exported map[string]string, name string) map[string]string {
 	return labels
 }
 
+// notOffered is the target port of a port that the local Service does not have: it is no
+// number, and no workload has a port of this name, so that none of its endpoints serve it.
+const notOffered = "not-offered"
+
 // servicePorts are the ports of the derived Service. Target ports are those of the local
 // Service: those of other zones mean something in their zones alone.
 func servicePorts(ports []mcs.ServicePort, local *corev1.Service) []corev1.ServicePort {
@@ -121,6 +134,9 @@ func servicePorts(ports []mcs.ServicePort, local *corev1.Service) []corev1.Servi
 		}
 		if port.Name == "" && len(ports) > 1 {
 			port.Name = fmt.Sprintf("port-%d-%s", p.Port, strings.ToLower(string(port.Protocol)))
+		}
+		if local != nil && len(local.Spec.Selector) > 0 {
+			port.TargetPort = intstr.FromString(notOffered)
 		}
 		if local != nil {
 			for _, l := range local.Spec.Ports {
@@ -141,9 +157,9 @@ func (in ImportInput) imported(m Merged) *mcs.ServiceImport {
 		i = in.Import.DeepCopy()
 	}
 	i.Labels, i.Annotations = labelled(m.Labels, in.Key.Name), maps.Clone(m.Annotations)
-	ips := i.Spec.IPs
+	ips, families := i.Spec.IPs, i.Spec.IPFamilies
 	i.Spec = m.Spec
-	i.Spec.IPs = ips
+	i.Spec.IPs, i.Spec.IPFamilies = ips, families
 	i.Status.Clusters = nil
 	for _, zone := range m.Zones {
 		i.Status.Clusters = append(i.Status.Clusters, mcs.ClusterStatus{Cluster: zone})
@@ -151,9 +167,9 @@ func (in ImportInput) imported(m Merged) *mcs.ServiceImport {
 	return i
 }
 
-// WithIPs returns an import with the virtual IPs of its derived Service.
+// WithIPs returns an import with the virtual IPs of its derived Service, and its families.
 func WithIPs(i *mcs.ServiceImport, derived *corev1.Service) *mcs.ServiceImport {
-	i.Spec.IPs = nil
+	i.Spec.IPs, i.Spec.IPFamilies = nil, slices.Clone(derived.Spec.IPFamilies)
 	if i.Spec.Type == mcs.ClusterSetIP {
 		i.Spec.IPs = slices.DeleteFunc(slices.Clone(derived.Spec.ClusterIPs), func(ip string) bool {
 			return ip == "" || ip == corev1.ClusterIPNone

@@ -34,7 +34,7 @@ func NewImports(config Config) *Imports {
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (i *Imports) Run(ctx context.Context) error {
 	return i.loop.Run(ctx, i.Catalog, i.dispatch,
-		catalog.ServiceExports, catalog.ServiceImports, catalog.Services, catalog.Slices, catalog.Namespaces)
+		catalog.ServiceExports, catalog.ServiceImports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.ZoneIngresses)
 }
 
 // dispatch queues the names that a delta concerns.
@@ -58,6 +58,10 @@ func (i *Imports) dispatch(d catalog.Delta) {
 		i.addSlice(d.After, change.Old)
 		i.addSlice(d.After, change.New)
 	}
+	for _, change := range d.ZoneIngresses { // few, and of concern to all that their zones export
+		i.addZone(d.After, change.Old)
+		i.addZone(d.After, change.New)
+	}
 	for _, change := range d.Namespaces {
 		for _, export := range d.After.ServiceExports.All() {
 			if key := catalog.ExportedService(export); key.Namespace == change.Key.Name {
@@ -77,18 +81,30 @@ func (i *Imports) addService(s *catalog.Snapshot, service *corev1.Service) {
 	}
 }
 
+// addZone queues the names that the zone of a gateway exports.
+func (i *Imports) addZone(s *catalog.Snapshot, ingress *meshv1alpha1.ZoneIngress) {
+	if ingress == nil || ingress.Labels[meshv1alpha1.LabelZone] == "" {
+		return
+	}
+	for _, export := range s.ServiceExports.All() {
+		if export.Labels[meshv1alpha1.LabelZone] == ingress.Labels[meshv1alpha1.LabelZone] {
+			i.loop.Add(catalog.ExportedService(export))
+		}
+	}
+}
+
 // addSlice queues the names whose slices are copied: see ReconcileSlices.
 func (i *Imports) addSlice(s *catalog.Snapshot, slice *discoveryv1.EndpointSlice) {
 	if slice == nil {
 		return
 	}
+	if written(slice) {
+		i.loop.Add(resource.Key{Namespace: slice.Namespace, Name: slice.Labels[mcs.LabelServiceName]})
+		return
+	}
 	key := serviceOf(slice)
 	service, ok := s.Services.Get(key)
-	switch {
-	case !ok:
-	case IsDerived(service) && copied(slice):
-		i.addService(s, service)
-	case len(service.Spec.Selector) == 0 && isExported(s, key):
+	if ok && (headless(service) || len(service.Spec.Selector) == 0) && isExported(s, key) {
 		i.loop.Add(key)
 	}
 }
@@ -200,20 +216,9 @@ func sameImport(a, b *mcs.ServiceImport) bool {
 		equality.Semantic.DeepEqual(a.Annotations, b.Annotations)
 }
 
-// writeSlices copies the slices of a local Service without a selector.
+// writeSlices brings the slices of an import to what they should be.
 func (i *Imports) writeSlices(ctx context.Context, s *catalog.Snapshot, key resource.Key, in ImportInput, derived *corev1.Service) error {
-	var local, have []*discoveryv1.EndpointSlice
-	if exportsOwn(in.Exports) && in.Local != nil && len(in.Local.Spec.Selector) == 0 {
-		for _, slice := range s.SlicesOf(key) {
-			local = append(local, slice)
-		}
-	}
-	for _, slice := range s.SlicesOf(resource.KeyOf(derived)) {
-		if copied(slice) {
-			have = append(have, slice)
-		}
-	}
-	plan := ReconcileSlices(derived, local, have)
+	plan := ReconcileSlices(i.sliceInput(s, key, in, derived))
 	what := fmt.Sprintf("slice of import %s", key)
 	for _, slice := range plan.Create {
 		if _, err := i.Client.Create(ctx, kind.EndpointSlice, slice); err != nil {
@@ -232,6 +237,41 @@ func (i *Imports) writeSlices(ctx context.Context, s *catalog.Snapshot, key reso
 		}
 	}
 	return nil
+}
+
+func (i *Imports) sliceInput(s *catalog.Snapshot, key resource.Key, in ImportInput, derived *corev1.Service) SliceInput {
+	out := SliceInput{Name: key.Name, Site: i.Site, Derived: derived, Gateways: map[string][]*meshv1alpha1.ZoneIngress{}}
+	if exportsOwn(in.Exports) && in.Local != nil && (headless(derived) || len(in.Local.Spec.Selector) == 0) {
+		for _, slice := range s.SlicesOf(key) {
+			out.Local = append(out.Local, slice)
+		}
+	}
+	wanted := mcs.ClusterSetIP
+	if headless(derived) {
+		wanted = mcs.Headless
+	}
+	for _, o := range OffersOf(i.Site, meshOf(in.Namespace), in.Exports) {
+		if o.Zone != i.Site && o.Type == wanted {
+			out.Offers = append(out.Offers, o)
+		}
+	}
+	for _, ingress := range s.ZoneIngresses.All() {
+		if zone := ingress.Labels[meshv1alpha1.LabelZone]; zone != "" {
+			out.Gateways[zone] = append(out.Gateways[zone], ingress)
+		}
+	}
+	for _, slice := range s.SlicesOfImport(key) {
+		if written(slice) {
+			out.Have = append(out.Have, slice)
+		}
+	}
+	for _, slice := range s.SlicesOf(resource.KeyOf(derived)) {
+		// Earlier versions wrote copies without the labels of the import.
+		if slice.Labels[discoveryv1.LabelManagedBy] == sliceManager && slice.Labels[mcs.LabelServiceName] == "" {
+			out.Have = append(out.Have, slice)
+		}
+	}
+	return out
 }
 
 // exportsOwn reports whether this zone exports the name.

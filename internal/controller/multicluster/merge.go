@@ -20,6 +20,9 @@ const (
 	ReasonSessionAffinityConflict = "SessionAffinityConflict"
 	ReasonLabelsConflict          = "LabelsConflict"
 	ReasonAnnotationsConflict     = "AnnotationsConflict"
+
+	ReasonInternalTrafficPolicyConflict = "InternalTrafficPolicyConflict"
+	ReasonTrafficDistributionConflict   = "TrafficDistributionConflict"
 )
 
 // Conflict is one thing that zones disagree about.
@@ -44,6 +47,7 @@ func Merge(offers []Offer) Merged {
 		Spec: mcs.ServiceImportSpec{
 			Type: first.Type, Ports: slices.Clone(first.Ports),
 			SessionAffinity: first.SessionAffinity, SessionAffinityConfig: first.SessionAffinityConfig.DeepCopy(),
+			InternalTrafficPolicy: first.InternalTrafficPolicy, TrafficDistribution: first.TrafficDistribution,
 		},
 		Labels: first.Labels, Annotations: first.Annotations, Zones: []string{first.Zone},
 	}
@@ -56,14 +60,16 @@ func Merge(offers []Offer) Merged {
 		if o.Type != first.Type {
 			disagree(ReasonTypeConflict, "type", o)
 		}
-		for _, p := range o.Ports {
-			if !m.addPort(p) {
-				disagree(ReasonPortConflict, "port "+portName(p), o)
-			}
-		}
+		m.addPorts(o, first, disagree)
 		if o.SessionAffinity != first.SessionAffinity ||
 			!equality.Semantic.DeepEqual(o.SessionAffinityConfig, first.SessionAffinityConfig) {
 			disagree(ReasonSessionAffinityConflict, "session affinity", o)
+		}
+		if !sameOrUnset(o.InternalTrafficPolicy, first.InternalTrafficPolicy) {
+			disagree(ReasonInternalTrafficPolicyConflict, "internal traffic policy", o)
+		}
+		if !sameOrUnset(o.TrafficDistribution, first.TrafficDistribution) {
+			disagree(ReasonTrafficDistributionConflict, "traffic distribution", o)
 		}
 		if !maps.Equal(o.Labels, first.Labels) {
 			disagree(ReasonLabelsConflict, "set of labels", o)
@@ -76,6 +82,36 @@ func Merge(offers []Offer) Merged {
 	m.Zones = slices.Compact(m.Zones)
 	return m
 }
+
+// addPorts adds the ports of an offer to the union. Ports that only one of both has are a
+// conflict too: a client finds them in some zones only (KEP-1645, "Service Port").
+func (m *Merged) addPorts(o, first Offer, disagree func(reason, what string, o Offer)) {
+	before := len(m.Conflicts)
+	for _, p := range o.Ports {
+		if !m.addPort(p) {
+			disagree(ReasonPortConflict, "port "+portName(p), o)
+		}
+	}
+	if len(m.Conflicts) == before && !samePorts(o.Ports, first.Ports) {
+		disagree(ReasonPortConflict, "set of ports", o)
+	}
+}
+
+// samePorts: both have the same names, numbers and protocols, in any order.
+func samePorts(a, b []mcs.ServicePort) bool {
+	names := func(all []mcs.ServicePort) []string {
+		out := make([]string, 0, len(all))
+		for _, p := range all {
+			out = append(out, portName(p))
+		}
+		slices.Sort(out)
+		return out
+	}
+	return slices.Equal(names(a), names(b))
+}
+
+// sameOrUnset: a zone of an earlier version does not say what it has.
+func sameOrUnset[T comparable](a, b *T) bool { return a == nil || b == nil || *a == *b }
 
 // addPort adds a port to the union. It returns false if one of the same name is another
 // port, or the same port has another name or application protocol.

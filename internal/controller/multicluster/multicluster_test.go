@@ -204,7 +204,7 @@ func TestMerge(t *testing.T) {
 	}{
 		{"alone", []*mcs.ServiceExport{export("a", 1)}, "ClusterSetIP http:80 [a]"},
 		{"alike", []*mcs.ServiceExport{export("b", 2), export("a", 1)}, "ClusterSetIP http:80 [a b]"},
-		{"another port", []*mcs.ServiceExport{export("b", 2, port("metrics", 90)), export("a", 1)}, "ClusterSetIP http:80 metrics:90 [a b]"},
+		{"another port", []*mcs.ServiceExport{export("b", 2, port("metrics", 90)), export("a", 1)}, "ClusterSetIP http:80 metrics:90 [a b] PortConflict"},
 		{"the same name", []*mcs.ServiceExport{export("b", 2), export("a", 1, func(e *mcs.ServiceExport) { e.Status.Available.Ports[0].Port = 81 })},
 			"ClusterSetIP http:81 [a b] PortConflict"},
 		{"the same number", []*mcs.ServiceExport{export("b", 2, func(e *mcs.ServiceExport) { e.Status.Available.Ports[0].Name = "x" }), export("a", 1)},
@@ -217,6 +217,13 @@ func TestMerge(t *testing.T) {
 			e.Status.Available.SessionAffinity = corev1.ServiceAffinityClientIP
 			e.Spec.ExportedLabels = map[string]string{"a": "b"}
 		})}, "ClusterSetIP http:80 [a b] SessionAffinityConflict LabelsConflict"},
+		{"policies", []*mcs.ServiceExport{
+			export("a", 1, func(e *mcs.ServiceExport) { e.Status.Available.TrafficDistribution = new("PreferClose") }),
+			export("b", 2, func(e *mcs.ServiceExport) {
+				e.Status.Available.TrafficDistribution = new("PreferSameNode")
+				e.Status.Available.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+			}),
+		}, "ClusterSetIP http:80 [a b] TrafficDistributionConflict"},
 		{"another mesh", []*mcs.ServiceExport{export("a", 1, func(e *mcs.ServiceExport) { e.Status.Available.Mesh = "blue" })}, "none"},
 		{"for another zone", []*mcs.ServiceExport{export("a", 1, func(e *mcs.ServiceExport) { e.Status.Available.ToZones = []string{"x"} })}, "none"},
 		{"for this zone", []*mcs.ServiceExport{export("a", 1, func(e *mcs.ServiceExport) { e.Status.Available.ToZones = []string{"x", "here"} })},
@@ -300,20 +307,116 @@ func TestReconcileImport(t *testing.T) {
 
 func TestReconcileSlices(t *testing.T) {
 	derived := service(func(s *corev1.Service) { s.Name = "web-x" })
-	local := []*discoveryv1.EndpointSlice{slice("10.0.0.1"), slice("10.0.0.2")}
-	plan := multicluster.ReconcileSlices(derived, local, nil)
+	in := multicluster.SliceInput{Name: "web", Site: "here", Derived: derived}
+	in.Local = []*discoveryv1.EndpointSlice{slice("10.0.0.1"), slice("10.0.0.2")}
+	plan := multicluster.ReconcileSlices(in)
 	if len(plan.Create) != 2 || plan.Create[0].Labels[discoveryv1.LabelServiceName] != "web-x" || plan.Create[0].Name == plan.Create[1].Name {
 		t.Fatalf("copies: %+v", plan)
 	}
-	have := plan.Create
-	if again := multicluster.ReconcileSlices(derived, local, have); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
+	in.Have = plan.Create
+	if again := multicluster.ReconcileSlices(in); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
 		t.Errorf("written again: %+v", again)
 	}
 	changed := slice("10.0.0.1", "10.0.0.9")
-	changed.Name = local[0].Name
-	next := multicluster.ReconcileSlices(derived, []*discoveryv1.EndpointSlice{changed}, have)
+	changed.Name = in.Local[0].Name
+	in.Local = []*discoveryv1.EndpointSlice{changed}
+	next := multicluster.ReconcileSlices(in)
 	if len(next.Update) != 1 || len(next.Update[0].Endpoints) != 2 || len(next.Delete) != 1 {
 		t.Errorf("update and deletion: %+v", next)
+	}
+}
+
+// TestSlicesOfOtherZones: those of a headless Service are its endpoints, those behind a
+// virtual IP are the gateways of the zone, and are no slices of the derived Service.
+func TestSlicesOfOtherZones(t *testing.T) {
+	derived := service(func(s *corev1.Service) { s.Name = "web-x" })
+	headless := offer(1)
+	headless.Type, headless.Instances = mcs.Headless, 2
+	headless.Endpoints = []mcs.AvailableEndpoints{{
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []mcs.ServicePort{{Name: "http", Port: 8080, Protocol: corev1.ProtocolTCP}},
+		Hosts: []mcs.AvailableHost{{Address: "10.1.0.1", Hostname: "web-0"}, {Address: "10.1.0.2"}},
+	}}
+	ingress := func(address string) *meshv1alpha1.ZoneIngress {
+		return &meshv1alpha1.ZoneIngress{Spec: meshv1alpha1.ZoneGatewaySpec{Address: address, Port: 10001}}
+	}
+	none := offer(1)
+	none.Instances = 0
+	in := multicluster.SliceInput{
+		Name: "web", Site: "here", Derived: derived,
+		Offers: []multicluster.Offer{
+			{Zone: "north", AvailableService: headless}, {Zone: "west", AvailableService: offer(1)}, {Zone: "south", AvailableService: none},
+		},
+		Gateways: map[string][]*meshv1alpha1.ZoneIngress{
+			"west": {ingress("192.0.2.1"), ingress("192.0.2.2"), ingress("fd00::1"), ingress("west.example"), ingress("192.0.2.1"), ingress("")},
+			"east": {ingress("192.0.2.9")}, "south": {ingress("192.0.2.8")},
+		},
+	}
+	plan := multicluster.ReconcileSlices(in)
+	var got []string
+	for _, s := range plan.Create {
+		text := fmt.Sprintf("%s %s service=%q port=%d:", s.Labels[mcs.LabelSourceCluster], s.AddressType, s.Labels[discoveryv1.LabelServiceName], *s.Ports[0].Port)
+		for _, e := range s.Endpoints {
+			text += " " + e.Addresses[0]
+			if e.Hostname != nil {
+				text += "=" + *e.Hostname
+			}
+		}
+		if s.Labels[mcs.LabelServiceName] != "web" || len(s.OwnerReferences) != 1 {
+			t.Errorf("labels %v, owners %v", s.Labels, s.OwnerReferences)
+		}
+		got = append(got, text)
+	}
+	want := []string{
+		`north IPv4 service="web-x" port=8080: 10.1.0.1=web-0 10.1.0.2`,
+		`west IPv4 service="" port=10001: 192.0.2.1 192.0.2.2`,
+		`west IPv6 service="" port=10001: fd00::1`,
+		`west FQDN service="" port=10001: west.example`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	in.Have = plan.Create
+	if again := multicluster.ReconcileSlices(in); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
+		t.Errorf("written again: %+v", again)
+	}
+}
+
+// TestHeadlessExport: other zones learn the endpoints of a headless Service that are ready.
+func TestHeadlessExport(t *testing.T) {
+	local := slice("10.0.0.2", "10.0.0.1", "10.0.0.3!", "127.0.0.1")
+	local.Ports = []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}}
+	local.Endpoints[0].Hostname = new("web-0")
+	plan := multicluster.ReconcileExport(multicluster.ExportInput{
+		Key: web, Site: "east", Export: export("", 1), Service: service(func(s *corev1.Service) { s.Spec.ClusterIP = "None" }),
+		Namespace: namespace("default"), Now: at(9), Slices: []*discoveryv1.EndpointSlice{local, slice("fd00::1")},
+	})
+	want := []mcs.AvailableEndpoints{
+		{AddressType: "IPv4", Ports: []mcs.ServicePort{{Name: "http", Port: 8080, Protocol: "TCP"}},
+			Hosts: []mcs.AvailableHost{{Address: "10.0.0.1"}, {Address: "10.0.0.2", Hostname: "web-0"}}},
+		{AddressType: "IPv6", Hosts: []mcs.AvailableHost{{Address: "fd00::1"}}},
+	}
+	if diff := cmp.Diff(want, plan.Status.Status.Available.Endpoints); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestPortsOfOtherZones: a port that only another zone has is not served by the workloads of
+// this one.
+func TestPortsOfOtherZones(t *testing.T) {
+	own := export("", 2)
+	own.Status.Available = offer(2)
+	west := export("west", 1, func(e *mcs.ServiceExport) {
+		e.Status.Available.Ports = append(e.Status.Available.Ports, mcs.ServicePort{Name: "metrics", Port: 90, Protocol: corev1.ProtocolTCP})
+	})
+	plan := multicluster.ReconcileImport(multicluster.ImportInput{
+		Key: web, Site: "here", Namespace: namespace("default"), Exports: []*mcs.ServiceExport{own, west}, Local: service(),
+	})
+	targets := map[int32]string{}
+	for _, p := range plan.Derived.Spec.Ports {
+		targets[p.Port] = p.TargetPort.String()
+	}
+	if diff := cmp.Diff(map[int32]string{80: "web", 90: "not-offered"}, targets); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,6 +143,39 @@ func validateServiceExportStatus(e, old *mcs.ServiceExport) field.ErrorList {
 	for i, z := range a.ToZones {
 		errs = append(errs, checkLabel(at.Child("toZones").Index(i), z)...)
 	}
+	return append(errs, checkAvailableEndpoints(at.Child("endpoints"), a.Endpoints)...)
+}
+
+// checkAvailableEndpoints: they become EndpointSlices of other zones, and have to be valid there.
+func checkAvailableEndpoints(path *field.Path, all []mcs.AvailableEndpoints) field.ErrorList {
+	var errs field.ErrorList
+	total := 0
+	for i, group := range all {
+		at := path.Index(i)
+		if group.AddressType != discoveryv1.AddressTypeIPv4 && group.AddressType != discoveryv1.AddressTypeIPv6 {
+			errs = append(errs, field.NotSupported(at.Child("addressType"), group.AddressType,
+				[]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}))
+		}
+		for n, p := range group.Ports { // two ports of a Service may lead to one of its workloads
+			at := at.Child("ports").Index(n)
+			if p.Name != "" {
+				errs = append(errs, checkLabel(at.Child("name"), p.Name)...)
+			}
+			errs = append(errs, checkPort(at.Child("port"), p.Port)...)
+			errs = append(errs, checkProtocol(at.Child("protocol"), p.Protocol)...)
+		}
+		total += len(group.Hosts)
+		for n, host := range group.Hosts {
+			at := at.Child("hosts").Index(n)
+			errs = append(errs, checkEndpointAddress(at.Child("address"), host.Address, group.AddressType, nil, false)...)
+			if host.Hostname != "" {
+				errs = append(errs, checkLabel(at.Child("hostname"), host.Hostname)...)
+			}
+		}
+	}
+	if total > mcs.MaxAvailableHosts {
+		errs = append(errs, field.TooMany(path, total, mcs.MaxAvailableHosts))
+	}
 	return errs
 }
 
@@ -151,6 +185,15 @@ func validateServiceImport(i, old *mcs.ServiceImport) field.ErrorList {
 	path := field.NewPath("spec")
 	errs = append(errs, checkImportType(path.Child("type"), i.Spec.Type)...)
 	errs = append(errs, checkImportPorts(path.Child("ports"), i.Spec.Ports)...)
+	if len(i.Spec.IPFamilies) > maxFamilies {
+		errs = append(errs, field.TooMany(path.Child("ipFamilies"), len(i.Spec.IPFamilies), maxFamilies))
+	}
+	for n, family := range i.Spec.IPFamilies {
+		if family != corev1.IPv4Protocol && family != corev1.IPv6Protocol {
+			errs = append(errs, field.NotSupported(path.Child("ipFamilies").Index(n), family,
+				[]corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}))
+		}
+	}
 	if len(i.Spec.IPs) > maxFamilies {
 		errs = append(errs, field.TooMany(path.Child("ips"), len(i.Spec.IPs), maxFamilies))
 	}
