@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -207,11 +208,16 @@ func (r *Router) site() string {
 	return r.cfg.Site()
 }
 
+// gateways of a site share its instances. Those that names and addresses lead to alike
+// count once.
 func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, instances uint32) []tunnel.Peer {
 	var out []tunnel.Peer
 	for _, g := range all {
 		for _, addr := range r.hosts.addresses(g.Host) {
-			out = append(out, tunnel.Peer{Name: g.Name, Address: netip.AddrPortFrom(addr, g.Port), Role: role, Site: site})
+			at := netip.AddrPortFrom(addr.Unmap(), g.Port)
+			if !slices.ContainsFunc(out, func(p tunnel.Peer) bool { return p.Address == at }) {
+				out = append(out, tunnel.Peer{Name: g.Name, Address: at, Role: role, Site: site})
+			}
 		}
 	}
 	for i := range out {

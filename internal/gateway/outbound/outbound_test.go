@@ -151,6 +151,31 @@ func TestRoute(t *testing.T) {
 	refused(frame.NoRoute)
 }
 
+// TestGatewaysByNameAndAddressCountOnce: the share of a site does not depend on how often
+// the address of one ingress is advertised, and in which form.
+func TestGatewaysByNameAndAddressCountOnce(t *testing.T) {
+	r := newRouter(t, &identities{svid: issued(t), held: true})
+	twice := remote()
+	twice.Sites[0].Ingresses = []sites.Gateway{
+		{Name: "c1", Host: "10.3.0.1", Port: 443}, {Name: "c2", Host: "c.example", Port: 443}, {Name: "c3", Host: "::ffff:10.3.0.1", Port: 443},
+	}
+	r.Apply(update(twice))
+	r.hosts.resolve(t.Context(), "c.example")
+	route, err := r.Route(t.Context(), client, virtual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	weight := 0
+	for _, p := range route.Peers {
+		if p.Site == "b" {
+			weight += int(p.Weight)
+		}
+	}
+	if weight != 600 || len(route.Peers) != 2 {
+		t.Errorf("peers %+v, want one of site b with the weight of its 6 instances", route.Peers)
+	}
+}
+
 // TestReplacedCertificatesAreDropped: what was used and is held no more is retired once.
 func TestReplacedCertificatesAreDropped(t *testing.T) {
 	i := &identities{svid: issued(t), held: true}
