@@ -61,12 +61,12 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 	records := sealedRecords{d.records}
 	ours := authorities.Config{Intermediates: authorities.Local(records, site, time.Now)}
 	if cfg.role() == RoleZone {
-		d.link = &rootLink{}
-		ours = authorities.Config{Intermediates: d.link.intermediates, Root: d.link.root}
+		d.link = newRootLink(log)
+		ours = authorities.Config{Intermediates: d.link.intermediates, Global: d.link.state}
 	}
 	d.authorities = authorities.New(authorities.Config{
 		Zone: site, Client: a.client, Records: records, CSRs: csrs, Logger: log,
-		Intermediates: ours.Intermediates, Root: ours.Root,
+		Intermediates: ours.Intermediates, Global: ours.Global,
 		Files: func(cert, key, roots string) authorities.FileSource { return files.New(cert, key, roots) },
 		Publish: func(p authorities.Published) error {
 			return d.board.Publish(issue.Published{State: p.State, Domain: p.Domain, Life: p.Life})
@@ -74,6 +74,9 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 		Unpublish: d.board.Remove,
 	})
 	a.meshes.authorities = d.authorities
+	if d.link != nil {
+		d.link.changed = d.authorities.Kick
+	}
 	d.server = issue.NewServer(issue.Config{
 		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog, site}, Mesh: d.mesh,
 		Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
@@ -99,13 +102,17 @@ func (d *identities) mesh(name string) (issue.Mesh, bool) {
 }
 
 func (d *identities) components() []component {
-	return []component{
+	var follow []component
+	if d.link != nil {
+		follow = []component{{Name: "authorities of global", Run: d.link.run}}
+	}
+	return append(follow, []component{
 		{Name: "authorities of meshes", Run: d.authorities.Run},
 		{Name: "records of certificates", Run: func(ctx context.Context) error {
 			return d.ledger.Follow(ctx, func(e issue.Entry) { d.board.Restore([]issue.Issued{e.Issued}) })
 		}},
 		{Name: "rotation of authorities", Scope: leader, Run: d.lead},
-	}
+	}...)
 }
 
 // lead takes the steps of rotations, from when all holders of certificates are known.
@@ -125,8 +132,12 @@ func (d *identities) lead(ctx context.Context) error {
 	if d.catalog.WaitSynced(ctx) != nil {
 		return nil // ctx has ended
 	}
+	var acknowledge func(string, uint64)
+	if d.link != nil {
+		acknowledge = d.link.acknowledge
+	}
 	return authorities.NewLeader(authorities.LeaderConfig{
-		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members,
+		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members, Acknowledge: acknowledge,
 		Peers:  func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
 		Logger: d.log,
 	}).Run(ctx)

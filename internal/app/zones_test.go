@@ -31,8 +31,9 @@ import (
 
 // plane is a control plane of any role, over real TCP on loopback.
 type plane struct {
-	t   *testing.T
-	cfg ControlPlaneConfig
+	t     *testing.T
+	cfg   ControlPlaneConfig
+	store store.Store
 	// client as an administrator, over HTTP.
 	client resource.Client
 	global *global
@@ -52,7 +53,7 @@ func startPlane(t *testing.T, cfg ControlPlaneConfig, s store.Store) *plane {
 	t.Helper()
 	open := func(context.Context, string, string, *slog.Logger) (store.Store, error) { return keptOpen{s}, nil }
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &plane{t: t, cfg: cfg}
+	p := &plane{t: t, cfg: cfg, store: s}
 	var components []component
 	var e election
 	var closing func()

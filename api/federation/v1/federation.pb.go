@@ -427,6 +427,327 @@ func (*Multiplexed_Request) isMultiplexed_Message() {}
 
 func (*Multiplexed_Response) isMultiplexed_Message() {}
 
+type FollowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_federation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{4}
+}
+
+type FollowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Meshes that have authorities, all of them.
+	Meshes        []*MeshState `protobuf:"bytes,1,rep,name=meshes,proto3" json:"meshes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_federation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FollowResponse) GetMeshes() []*MeshState {
+	if x != nil {
+		return x.Meshes
+	}
+	return nil
+}
+
+// MeshState is the state of a mesh's authorities at global.
+type MeshState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// Generation rises with everything that zones have to act on.
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Stable, Trusting, Issuing or Distrusting.
+	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	// ID of the authority that issues; empty for plain text.
+	Issuer string `protobuf:"bytes,4,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	// Trusted authorities, the oldest first.
+	Trusted       []*MeshAuthority `protobuf:"bytes,5,rep,name=trusted,proto3" json:"trusted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeshState) Reset() {
+	*x = MeshState{}
+	mi := &file_federation_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeshState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeshState) ProtoMessage() {}
+
+func (x *MeshState) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeshState.ProtoReflect.Descriptor instead.
+func (*MeshState) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MeshState) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *MeshState) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *MeshState) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *MeshState) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *MeshState) GetTrusted() []*MeshAuthority {
+	if x != nil {
+		return x.Trusted
+	}
+	return nil
+}
+
+type MeshAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID; empty for plain text.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Entry of the Mesh that it belongs to, and its type.
+	Backend string `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	Type    string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	// Certificates to trust, in PEM.
+	Roots         []byte `protobuf:"bytes,4,opt,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeshAuthority) Reset() {
+	*x = MeshAuthority{}
+	mi := &file_federation_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeshAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeshAuthority) ProtoMessage() {}
+
+func (x *MeshAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeshAuthority.ProtoReflect.Descriptor instead.
+func (*MeshAuthority) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *MeshAuthority) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MeshAuthority) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *MeshAuthority) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *MeshAuthority) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+type AcknowledgeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mesh          string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeRequest) Reset() {
+	*x = AcknowledgeRequest{}
+	mi := &file_federation_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeRequest) ProtoMessage() {}
+
+func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
+func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AcknowledgeRequest) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *AcknowledgeRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+type AcknowledgeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeResponse) Reset() {
+	*x = AcknowledgeResponse{}
+	mi := &file_federation_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeResponse) ProtoMessage() {}
+
+func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
+func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{9}
+}
+
 type RootRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
@@ -438,7 +759,7 @@ type RootRequest struct {
 
 func (x *RootRequest) Reset() {
 	*x = RootRequest{}
-	mi := &file_federation_proto_msgTypes[4]
+	mi := &file_federation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +771,7 @@ func (x *RootRequest) String() string {
 func (*RootRequest) ProtoMessage() {}
 
 func (x *RootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[4]
+	mi := &file_federation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +784,7 @@ func (x *RootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootRequest.ProtoReflect.Descriptor instead.
 func (*RootRequest) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{4}
+	return file_federation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RootRequest) GetMesh() string {
@@ -492,7 +813,7 @@ type RootResponse struct {
 
 func (x *RootResponse) Reset() {
 	*x = RootResponse{}
-	mi := &file_federation_proto_msgTypes[5]
+	mi := &file_federation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +825,7 @@ func (x *RootResponse) String() string {
 func (*RootResponse) ProtoMessage() {}
 
 func (x *RootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[5]
+	mi := &file_federation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +838,7 @@ func (x *RootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootResponse.ProtoReflect.Descriptor instead.
 func (*RootResponse) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{5}
+	return file_federation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RootResponse) GetAuthority() string {
@@ -547,7 +868,7 @@ type IntermediateRequest struct {
 
 func (x *IntermediateRequest) Reset() {
 	*x = IntermediateRequest{}
-	mi := &file_federation_proto_msgTypes[6]
+	mi := &file_federation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +880,7 @@ func (x *IntermediateRequest) String() string {
 func (*IntermediateRequest) ProtoMessage() {}
 
 func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[6]
+	mi := &file_federation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +893,7 @@ func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
 func (*IntermediateRequest) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{6}
+	return file_federation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IntermediateRequest) GetMesh() string {
@@ -607,7 +928,7 @@ type IntermediateResponse struct {
 
 func (x *IntermediateResponse) Reset() {
 	*x = IntermediateResponse{}
-	mi := &file_federation_proto_msgTypes[7]
+	mi := &file_federation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +940,7 @@ func (x *IntermediateResponse) String() string {
 func (*IntermediateResponse) ProtoMessage() {}
 
 func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[7]
+	mi := &file_federation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +953,7 @@ func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
 func (*IntermediateResponse) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{7}
+	return file_federation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IntermediateResponse) GetChain() []byte {
@@ -668,7 +989,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_federation_proto_msgTypes[8]
+	mi := &file_federation_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +1001,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[8]
+	mi := &file_federation_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +1014,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{8}
+	return file_federation_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Call) GetId() uint64 {
@@ -762,7 +1083,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_federation_proto_msgTypes[9]
+	mi := &file_federation_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +1095,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[9]
+	mi := &file_federation_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +1108,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{9}
+	return file_federation_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CallAnswer) GetId() uint64 {
@@ -836,7 +1157,7 @@ type HealthCheckRequest struct {
 
 func (x *HealthCheckRequest) Reset() {
 	*x = HealthCheckRequest{}
-	mi := &file_federation_proto_msgTypes[10]
+	mi := &file_federation_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -848,7 +1169,7 @@ func (x *HealthCheckRequest) String() string {
 func (*HealthCheckRequest) ProtoMessage() {}
 
 func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[10]
+	mi := &file_federation_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -861,7 +1182,7 @@ func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckRequest.ProtoReflect.Descriptor instead.
 func (*HealthCheckRequest) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{10}
+	return file_federation_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HealthCheckRequest) GetInstance() string {
@@ -888,7 +1209,7 @@ type HealthCheckResponse struct {
 
 func (x *HealthCheckResponse) Reset() {
 	*x = HealthCheckResponse{}
-	mi := &file_federation_proto_msgTypes[11]
+	mi := &file_federation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1221,7 @@ func (x *HealthCheckResponse) String() string {
 func (*HealthCheckResponse) ProtoMessage() {}
 
 func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[11]
+	mi := &file_federation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1234,7 @@ func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckResponse.ProtoReflect.Descriptor instead.
 func (*HealthCheckResponse) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{11}
+	return file_federation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HealthCheckResponse) GetIntervalMilliseconds() uint32 {
@@ -951,7 +1272,29 @@ const file_federation_proto_rawDesc = "" +
 	"\vMultiplexed\x12\x1a\n" +
 	"\arequest\x18\x01 \x01(\fH\x00R\arequest\x12\x1c\n" +
 	"\bresponse\x18\x02 \x01(\fH\x00R\bresponseB\t\n" +
-	"\amessage\";\n" +
+	"\amessage\"\x0f\n" +
+	"\rFollowRequest\"J\n" +
+	"\x0eFollowResponse\x128\n" +
+	"\x06meshes\x18\x01 \x03(\v2 .proxima.federation.v1.MeshStateR\x06meshes\"\xad\x01\n" +
+	"\tMeshState\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06issuer\x18\x04 \x01(\tR\x06issuer\x12>\n" +
+	"\atrusted\x18\x05 \x03(\v2$.proxima.federation.v1.MeshAuthorityR\atrusted\"c\n" +
+	"\rMeshAuthority\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
+	"\x05roots\x18\x04 \x01(\fR\x05roots\"H\n" +
+	"\x12AcknowledgeRequest\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\"\x15\n" +
+	"\x13AcknowledgeResponse\";\n" +
 	"\vRootRequest\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\"@\n" +
@@ -1001,8 +1344,10 @@ const file_federation_proto_rawDesc = "" +
 	"\x06Stream\x12\".proxima.federation.v1.Multiplexed\x1a\".proxima.federation.v1.Multiplexed(\x010\x012\xc0\x01\n" +
 	"\vZoneService\x12K\n" +
 	"\x05Serve\x12!.proxima.federation.v1.CallAnswer\x1a\x1b.proxima.federation.v1.Call(\x010\x01\x12d\n" +
-	"\vHealthCheck\x12).proxima.federation.v1.HealthCheckRequest\x1a*.proxima.federation.v1.HealthCheckResponse2\xcb\x01\n" +
-	"\x0fMeshAuthorities\x12O\n" +
+	"\vHealthCheck\x12).proxima.federation.v1.HealthCheckRequest\x1a*.proxima.federation.v1.HealthCheckResponse2\x8a\x03\n" +
+	"\x0fMeshAuthorities\x12W\n" +
+	"\x06Follow\x12$.proxima.federation.v1.FollowRequest\x1a%.proxima.federation.v1.FollowResponse0\x01\x12d\n" +
+	"\vAcknowledge\x12).proxima.federation.v1.AcknowledgeRequest\x1a*.proxima.federation.v1.AcknowledgeResponse\x12O\n" +
 	"\x04Root\x12\".proxima.federation.v1.RootRequest\x1a#.proxima.federation.v1.RootResponse\x12g\n" +
 	"\fIntermediate\x12*.proxima.federation.v1.IntermediateRequest\x1a+.proxima.federation.v1.IntermediateResponseB@Z>github.com/proxima-mesh/proxima/api/federation/v1;federationv1b\x06proto3"
 
@@ -1019,7 +1364,7 @@ func file_federation_proto_rawDescGZIP() []byte {
 }
 
 var file_federation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_federation_proto_goTypes = []any{
 	(CallKind)(0),                // 0: proxima.federation.v1.CallKind
 	(TargetKind)(0),              // 1: proxima.federation.v1.TargetKind
@@ -1027,38 +1372,50 @@ var file_federation_proto_goTypes = []any{
 	(*Refusals)(nil),             // 3: proxima.federation.v1.Refusals
 	(*Refusal)(nil),              // 4: proxima.federation.v1.Refusal
 	(*Multiplexed)(nil),          // 5: proxima.federation.v1.Multiplexed
-	(*RootRequest)(nil),          // 6: proxima.federation.v1.RootRequest
-	(*RootResponse)(nil),         // 7: proxima.federation.v1.RootResponse
-	(*IntermediateRequest)(nil),  // 8: proxima.federation.v1.IntermediateRequest
-	(*IntermediateResponse)(nil), // 9: proxima.federation.v1.IntermediateResponse
-	(*Call)(nil),                 // 10: proxima.federation.v1.Call
-	(*CallAnswer)(nil),           // 11: proxima.federation.v1.CallAnswer
-	(*HealthCheckRequest)(nil),   // 12: proxima.federation.v1.HealthCheckRequest
-	(*HealthCheckResponse)(nil),  // 13: proxima.federation.v1.HealthCheckResponse
-	nil,                          // 14: proxima.federation.v1.Object.LabelsEntry
-	nil,                          // 15: proxima.federation.v1.Object.AnnotationsEntry
+	(*FollowRequest)(nil),        // 6: proxima.federation.v1.FollowRequest
+	(*FollowResponse)(nil),       // 7: proxima.federation.v1.FollowResponse
+	(*MeshState)(nil),            // 8: proxima.federation.v1.MeshState
+	(*MeshAuthority)(nil),        // 9: proxima.federation.v1.MeshAuthority
+	(*AcknowledgeRequest)(nil),   // 10: proxima.federation.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),  // 11: proxima.federation.v1.AcknowledgeResponse
+	(*RootRequest)(nil),          // 12: proxima.federation.v1.RootRequest
+	(*RootResponse)(nil),         // 13: proxima.federation.v1.RootResponse
+	(*IntermediateRequest)(nil),  // 14: proxima.federation.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 15: proxima.federation.v1.IntermediateResponse
+	(*Call)(nil),                 // 16: proxima.federation.v1.Call
+	(*CallAnswer)(nil),           // 17: proxima.federation.v1.CallAnswer
+	(*HealthCheckRequest)(nil),   // 18: proxima.federation.v1.HealthCheckRequest
+	(*HealthCheckResponse)(nil),  // 19: proxima.federation.v1.HealthCheckResponse
+	nil,                          // 20: proxima.federation.v1.Object.LabelsEntry
+	nil,                          // 21: proxima.federation.v1.Object.AnnotationsEntry
 }
 var file_federation_proto_depIdxs = []int32{
-	14, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
-	15, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
+	20, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
+	21, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
 	4,  // 2: proxima.federation.v1.Refusals.refusals:type_name -> proxima.federation.v1.Refusal
-	0,  // 3: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
-	1,  // 4: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
-	5,  // 5: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
-	11, // 6: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
-	12, // 7: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
-	6,  // 8: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
-	8,  // 9: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
-	5,  // 10: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
-	10, // 11: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
-	13, // 12: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
-	7,  // 13: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
-	9,  // 14: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	8,  // 3: proxima.federation.v1.FollowResponse.meshes:type_name -> proxima.federation.v1.MeshState
+	9,  // 4: proxima.federation.v1.MeshState.trusted:type_name -> proxima.federation.v1.MeshAuthority
+	0,  // 5: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
+	1,  // 6: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
+	5,  // 7: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
+	17, // 8: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
+	18, // 9: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
+	6,  // 10: proxima.federation.v1.MeshAuthorities.Follow:input_type -> proxima.federation.v1.FollowRequest
+	10, // 11: proxima.federation.v1.MeshAuthorities.Acknowledge:input_type -> proxima.federation.v1.AcknowledgeRequest
+	12, // 12: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
+	14, // 13: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
+	5,  // 14: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
+	16, // 15: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
+	19, // 16: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
+	7,  // 17: proxima.federation.v1.MeshAuthorities.Follow:output_type -> proxima.federation.v1.FollowResponse
+	11, // 18: proxima.federation.v1.MeshAuthorities.Acknowledge:output_type -> proxima.federation.v1.AcknowledgeResponse
+	13, // 19: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
+	15, // 20: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
+	14, // [14:21] is the sub-list for method output_type
+	7,  // [7:14] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_federation_proto_init() }
@@ -1076,7 +1433,7 @@ func file_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_federation_proto_rawDesc), len(file_federation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   14,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -279,6 +279,8 @@ var ZoneService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	MeshAuthorities_Follow_FullMethodName       = "/proxima.federation.v1.MeshAuthorities/Follow"
+	MeshAuthorities_Acknowledge_FullMethodName  = "/proxima.federation.v1.MeshAuthorities/Acknowledge"
 	MeshAuthorities_Root_FullMethodName         = "/proxima.federation.v1.MeshAuthorities/Root"
 	MeshAuthorities_Intermediate_FullMethodName = "/proxima.federation.v1.MeshAuthorities/Intermediate"
 )
@@ -290,7 +292,14 @@ const (
 // MeshAuthorities is served by global, which has the roots of meshes. Zones sign by
 // intermediates below them.
 type MeshAuthoritiesClient interface {
-	// Root is the authority that a backend of type Builtin issues by now.
+	// Follow sends the authorities of all meshes, and again after each change. Zones go
+	// through a change of authorities step by step with global, so that no connection
+	// between them fails.
+	Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error)
+	// Acknowledge tells that the zone that calls has done what a generation asks of it.
+	Acknowledge(ctx context.Context, in *AcknowledgeRequest, opts ...grpc.CallOption) (*AcknowledgeResponse, error)
+	// Root is the authority that a backend of type Builtin issues by now. Zones call it whose
+	// version has no Follow.
 	Root(ctx context.Context, in *RootRequest, opts ...grpc.CallOption) (*RootResponse, error)
 	// Intermediate signs the authority of the zone that calls.
 	Intermediate(ctx context.Context, in *IntermediateRequest, opts ...grpc.CallOption) (*IntermediateResponse, error)
@@ -302,6 +311,35 @@ type meshAuthoritiesClient struct {
 
 func NewMeshAuthoritiesClient(cc grpc.ClientConnInterface) MeshAuthoritiesClient {
 	return &meshAuthoritiesClient{cc}
+}
+
+func (c *meshAuthoritiesClient) Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &MeshAuthorities_ServiceDesc.Streams[0], MeshAuthorities_Follow_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FollowRequest, FollowResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshAuthorities_FollowClient = grpc.ServerStreamingClient[FollowResponse]
+
+func (c *meshAuthoritiesClient) Acknowledge(ctx context.Context, in *AcknowledgeRequest, opts ...grpc.CallOption) (*AcknowledgeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgeResponse)
+	err := c.cc.Invoke(ctx, MeshAuthorities_Acknowledge_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *meshAuthoritiesClient) Root(ctx context.Context, in *RootRequest, opts ...grpc.CallOption) (*RootResponse, error) {
@@ -331,7 +369,14 @@ func (c *meshAuthoritiesClient) Intermediate(ctx context.Context, in *Intermedia
 // MeshAuthorities is served by global, which has the roots of meshes. Zones sign by
 // intermediates below them.
 type MeshAuthoritiesServer interface {
-	// Root is the authority that a backend of type Builtin issues by now.
+	// Follow sends the authorities of all meshes, and again after each change. Zones go
+	// through a change of authorities step by step with global, so that no connection
+	// between them fails.
+	Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error
+	// Acknowledge tells that the zone that calls has done what a generation asks of it.
+	Acknowledge(context.Context, *AcknowledgeRequest) (*AcknowledgeResponse, error)
+	// Root is the authority that a backend of type Builtin issues by now. Zones call it whose
+	// version has no Follow.
 	Root(context.Context, *RootRequest) (*RootResponse, error)
 	// Intermediate signs the authority of the zone that calls.
 	Intermediate(context.Context, *IntermediateRequest) (*IntermediateResponse, error)
@@ -345,6 +390,12 @@ type MeshAuthoritiesServer interface {
 // pointer dereference when methods are called.
 type UnimplementedMeshAuthoritiesServer struct{}
 
+func (UnimplementedMeshAuthoritiesServer) Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error {
+	return status.Error(codes.Unimplemented, "method Follow not implemented")
+}
+func (UnimplementedMeshAuthoritiesServer) Acknowledge(context.Context, *AcknowledgeRequest) (*AcknowledgeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Acknowledge not implemented")
+}
 func (UnimplementedMeshAuthoritiesServer) Root(context.Context, *RootRequest) (*RootResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Root not implemented")
 }
@@ -370,6 +421,35 @@ func RegisterMeshAuthoritiesServer(s grpc.ServiceRegistrar, srv MeshAuthoritiesS
 		t.testEmbeddedByValue()
 	}
 	s.RegisterService(&MeshAuthorities_ServiceDesc, srv)
+}
+
+func _MeshAuthorities_Follow_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FollowRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(MeshAuthoritiesServer).Follow(m, &grpc.GenericServerStream[FollowRequest, FollowResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshAuthorities_FollowServer = grpc.ServerStreamingServer[FollowResponse]
+
+func _MeshAuthorities_Acknowledge_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshAuthoritiesServer).Acknowledge(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshAuthorities_Acknowledge_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshAuthoritiesServer).Acknowledge(ctx, req.(*AcknowledgeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _MeshAuthorities_Root_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -416,6 +496,10 @@ var MeshAuthorities_ServiceDesc = grpc.ServiceDesc{
 	HandlerType: (*MeshAuthoritiesServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
+			MethodName: "Acknowledge",
+			Handler:    _MeshAuthorities_Acknowledge_Handler,
+		},
+		{
 			MethodName: "Root",
 			Handler:    _MeshAuthorities_Root_Handler,
 		},
@@ -424,6 +508,12 @@ var MeshAuthorities_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _MeshAuthorities_Intermediate_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Follow",
+			Handler:       _MeshAuthorities_Follow_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "federation.proto",
 }

@@ -42,9 +42,10 @@ type Config struct {
 	// Intermediates issues those of a built-in authority to this zone: Local, or the link
 	// to global.
 	Intermediates func(mesh string, a rotation.Authority) authority.IntermediateIssuer
-	// Root is the authority that global has for a built-in backend; nil: this control plane
-	// makes the roots itself.
-	Root func(ctx context.Context, mesh, backend string) (rotation.Authority, error)
+	// Global is the state of a mesh at global, which this zone follows; nil: this control
+	// plane makes the roots itself, and follows nobody. backend is the one that is enabled
+	// here. ok is false if global has no authorities for the mesh. Errors: it is not known.
+	Global func(ctx context.Context, mesh, backend string) (s rotation.State, ok bool, err error)
 	// Files names the material of a provided authority.
 	Files func(cert, key, roots string) FileSource
 	// CSRs is the API of external signers; nil: there are none.
@@ -84,6 +85,30 @@ func (a *Authorities) Root(meshName, backend string) (rotation.Authority, error)
 		return t, nil
 	}
 	return rotation.Authority{}, fmt.Errorf("mesh %s does not issue by backend %s yet", meshName, backend)
+}
+
+// States of all meshes that have authorities, by name of the mesh, and a channel that is
+// closed when they may have changed. The map is the caller's.
+func (a *Authorities) States() (map[string]rotation.State, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]rotation.State{}
+	for name, r := range a.running {
+		if r.state != nil {
+			out[name] = *r.state
+		}
+	}
+	return out, a.changed
+}
+
+// State of one mesh; ok is false if it has no authorities.
+func (a *Authorities) State(meshName string) (s rotation.State, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.running[meshName]; r != nil && r.state != nil {
+		return *r.state, true
+	}
+	return rotation.State{}, false
 }
 
 // Trusted is an authority that is trusted in a mesh, by its ID.

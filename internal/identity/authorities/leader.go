@@ -1,6 +1,7 @@
 package authorities
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// LeaderConfig configures a Leader. All fields but Logger and Now are required.
+// LeaderConfig configures a Leader. All fields but Acknowledge, Logger and Now are
+// required.
 type LeaderConfig struct {
 	Authorities *Authorities
 	// Client writes the status of Meshes.
@@ -31,17 +33,32 @@ type LeaderConfig struct {
 	Acked <-chan struct{}
 	// Members are the workloads of a mesh (NAMESPACE/NAME), for its status; sorted.
 	Members func(mesh string) []string
-	Logger  *slog.Logger
-	Now     func() time.Time
+	// Acknowledge, in a zone, tells global that the zone has done what a generation of
+	// global's state asks of it. It is called again and again, and must not block.
+	Acknowledge func(mesh string, generation uint64)
+	Logger      *slog.Logger
+	Now         func() time.Time
 }
 
-// Leader makes roots, takes the steps of rotations, and writes the status of Meshes. Only
-// the leader of a control plane that has the roots runs one: standalone or global.
+// Leader makes roots, takes the steps of rotations, and writes the status of Meshes. In a
+// zone the roots are those of global, and its steps wait for global's. Only the leader of a
+// control plane runs one.
 type Leader struct {
 	config   LeaderConfig
 	own      *Authorities
 	drivers  map[string]*rotation.Driver
 	progress map[string]progress
+	leading  map[string]leading
+}
+
+// leading is the state of a mesh at global, as this zone knows it.
+type leading struct {
+	state rotation.State
+	// ok: global has authorities for the mesh.
+	ok  bool
+	err error
+	// apart: the zone signs by files of its own, of which global knows nothing.
+	apart bool
 }
 
 // progress of one mesh.
@@ -61,7 +78,10 @@ func NewLeader(c LeaderConfig) *Leader {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Leader{config: c, own: c.Authorities, drivers: map[string]*rotation.Driver{}, progress: map[string]progress{}}
+	return &Leader{
+		config: c, own: c.Authorities,
+		drivers: map[string]*rotation.Driver{}, progress: map[string]progress{}, leading: map[string]leading{},
+	}
 }
 
 // Run leads until ctx ends, and returns nil then.
@@ -97,8 +117,8 @@ func (l *Leader) lead(ctx context.Context) {
 		r := all[name]
 		p := progress{problem: r.wanted.problem}
 		if p.problem == nil {
-			p.Progress, p.problem = l.leadMesh(ctx, name, r)
 			p.unable = r.ensureIssuer(ctx)
+			p.Progress, p.problem = l.leadMesh(ctx, name, r, p.unable == nil)
 		}
 		if ctx.Err() != nil {
 			return
@@ -134,6 +154,7 @@ func (l *Leader) driver(name string) *rotation.Driver {
 			CanSign: func(ctx context.Context, t rotation.Authority) error { return l.own.CanSign(ctx, name, t) },
 			// Every instance publishes what it reads from the record, this one too.
 			Publish: func(rotation.State) { l.own.Kick() },
+			Gate:    func(s rotation.State) error { return l.gate(name, s) },
 			Logger:  l.config.Logger, Now: l.config.Now,
 		})
 		l.drivers[name] = d
@@ -141,25 +162,44 @@ func (l *Leader) driver(name string) *rotation.Driver {
 	return d
 }
 
-func (l *Leader) leadMesh(ctx context.Context, name string, r *running) (rotation.Progress, error) {
+// ask global for its state of a mesh.
+func (l *Leader) ask(ctx context.Context, name string, r *running) {
+	var g leading
+	if l.own.config.Global != nil {
+		g.state, g.ok, g.err = l.own.config.Global(ctx, name, r.wanted.enabled)
+		b := r.wanted.backend(r.wanted.enabled)
+		g.apart = b != nil && b.Provided != nil && b.Provided.Files != nil
+	}
+	l.leading[name] = g
+}
+
+// gate implements rotation.DriverConfig.Gate. It runs within lead.
+func (l *Leader) gate(name string, s rotation.State) error {
+	if err := l.leading[name].err; err != nil && !l.leading[name].apart {
+		return fmt.Errorf("global does not answer: %w", err)
+	}
+	if g := l.leadingState(name); g != nil {
+		return rotation.Gate(*g, s)
+	}
+	return nil
+}
+
+// acknowledge to global what this zone has done, if its peers have acknowledged its state.
+func (l *Leader) acknowledge(name string, state rotation.State, p rotation.Progress) {
+	if g := l.leading[name]; g.ok && l.config.Acknowledge != nil && p.Settled && (g.apart || rotation.Follows(g.state, state)) {
+		l.config.Acknowledge(name, g.state.Generation)
+	}
+}
+
+func (l *Leader) leadMesh(ctx context.Context, name string, r *running, canSign bool) (rotation.Progress, error) {
 	d := l.driver(name)
+	l.ask(ctx, name, r)
 	want, candidateErr := l.candidate(ctx, name, r)
 	if r.state == nil && r.problem == nil {
-		switch {
-		case candidateErr != nil:
+		if candidateErr != nil {
 			return rotation.Progress{}, candidateErr
-		case want.ID == rotation.None:
-			return rotation.Progress{}, nil
-		case r.wanted.mesh.Generation > 1:
-			// Its workloads have sent plain text until now: mTLS comes by overlap.
-			if _, err := d.Ensure(ctx, rotation.Authority{ID: rotation.None}); err != nil {
-				return rotation.Progress{}, err
-			}
-			_, err := d.Start(ctx, want)
-			return rotation.Progress{}, err
 		}
-		_, err := d.Ensure(ctx, want)
-		return rotation.Progress{}, err
+		return rotation.Progress{}, l.begin(ctx, d, r, want)
 	}
 	state, p, err := d.Reconcile(ctx)
 	if errors.Is(err, rotation.ErrConflict) {
@@ -168,18 +208,58 @@ func (l *Leader) leadMesh(ctx context.Context, name string, r *running) (rotatio
 	if err != nil {
 		return p, err
 	}
+	l.acknowledge(name, state, p)
 	if candidateErr != nil {
 		return p, candidateErr
 	}
-	switch next, under := state.Next(); {
-	case state.Phase == rotation.Stable && want.ID != state.Issuer:
+	move := rotation.Next(state, want.ID)
+	leading := l.leadingState(name)
+	if leading != nil {
+		move, want = rotation.NextFollowing(*leading, state, canSign)
+	}
+	switch move {
+	case rotation.Begin:
 		_, err = d.Start(ctx, want)
-	case state.Phase == rotation.Stable:
-		l.removeRoots(ctx, name, state)
-	case under && next.ID != want.ID && state.Trusted[0].ID == want.ID:
+	case rotation.Return:
 		_, err = d.Abort(ctx)
+	case rotation.TakeOver:
+		_, err = d.Adopt(ctx, *leading)
+	case rotation.Stay:
+		if state.Phase == rotation.Stable {
+			l.removeRoots(ctx, name, state)
+		}
 	}
 	return p, err
+}
+
+// begin makes the first state of a mesh, from which it changes to the authority that it is
+// to have.
+func (l *Leader) begin(ctx context.Context, d *rotation.Driver, r *running, want rotation.Authority) error {
+	if g := l.leadingState(r.wanted.mesh.Name); g != nil && len(g.Trusted) > 1 {
+		_, err := d.Adopt(ctx, *g)
+		return err
+	}
+	if want.ID == rotation.None {
+		return nil
+	}
+	first := want
+	if r.wanted.mesh.Generation > 1 {
+		// Its workloads have sent plain text until now: mTLS comes by overlap.
+		first = rotation.Authority{ID: rotation.None}
+	}
+	if _, err := d.Ensure(ctx, first); err != nil || first.ID == want.ID {
+		return err
+	}
+	_, err := d.Start(ctx, want)
+	return err
+}
+
+// leadingState of a mesh; nil: this control plane follows none.
+func (l *Leader) leadingState(name string) *rotation.State {
+	if g := l.leading[name]; g.ok && !g.apart {
+		return &g.state
+	}
+	return nil
 }
 
 // candidate is the authority that the mesh is to have. Its key is stored before it is
@@ -197,8 +277,8 @@ func (l *Leader) candidate(ctx context.Context, name string, r *running) (rotati
 		}
 		return opened.newest(typeOf(b))
 	}
-	if l.own.config.Root != nil {
-		return l.rootOfGlobal(ctx, name, r, b.Name)
+	if l.own.config.Global != nil {
+		return l.rootOfGlobal(name, r, b.Name)
 	}
 	if r.state != nil {
 		// The newest first: the name may have been that of another root before.
@@ -221,12 +301,15 @@ func (l *Leader) candidate(ctx context.Context, name string, r *running) (rotati
 // askAgain is how soon a zone without an authority asks global again.
 const askAgain = 2 * time.Second
 
-// rootOfGlobal is the authority of global. While global does not answer, the one stays that
-// is trusted.
-func (l *Leader) rootOfGlobal(ctx context.Context, name string, r *running, backend string) (rotation.Authority, error) {
-	t, err := l.own.config.Root(ctx, name, backend)
-	if err == nil {
-		return t, nil
+// rootOfGlobal is the authority that the mesh has at global, or changes to. While that is
+// not known the one stays that is trusted.
+func (l *Leader) rootOfGlobal(name string, r *running, backend string) (rotation.Authority, error) {
+	g := l.leading[name]
+	if g.ok {
+		if t := g.state.Target(); t.ID != rotation.None && t.Type == v1alpha1.BackendBuiltin {
+			return t, nil
+		}
+		g.err = fmt.Errorf("mesh %s has no built-in authority there yet", name)
 	}
 	if r.state != nil {
 		for _, t := range slices.Backward(r.state.Trusted) {
@@ -236,8 +319,11 @@ func (l *Leader) rootOfGlobal(ctx context.Context, name string, r *running, back
 		}
 	}
 	time.AfterFunc(askAgain, l.own.Kick)
-	return rotation.Authority{}, fmt.Errorf("the root of global: %w", err)
+	return rotation.Authority{}, fmt.Errorf("the root of global: %w", cmp.Or(g.err, errNoAuthority))
 }
+
+// errNoAuthority: global has seen the Mesh later than this zone, or not at all.
+var errNoAuthority = errors.New("the mesh has no authority there yet")
 
 // unusedRoot is a root that was made before a crash, or a new one.
 func (l *Leader) unusedRoot(ctx context.Context, name string, r *running, backend string) (*authority.Root, error) {
@@ -294,13 +380,14 @@ func (l *Leader) forget(ctx context.Context, all map[string]*running) {
 		_, err := l.config.Client.Get(ctx, kind.Mesh, resource.Key{Name: name})
 		return apierrors.IsNotFound(err)
 	}
-	for _, prefix := range []string{rotations, roots, intermediates} {
+	for _, prefix := range []string{rotations, roots, intermediates, zones} {
 		l.remove(ctx, prefix, gone)
 	}
 	for name := range l.drivers {
 		if all[name] == nil {
 			delete(l.drivers, name)
 			delete(l.progress, name)
+			delete(l.leading, name)
 		}
 	}
 }

@@ -34,6 +34,7 @@ const (
 	rotations     = "rotations/"     // + MESH
 	roots         = "roots/"         // + MESH/BACKEND/ID
 	intermediates = "intermediates/" // + MESH/ID/ZONE
+	zones         = "zones/"         // + MESH/ZONE, at global
 )
 
 func rotationName(mesh string) string { return rotations + mesh }
@@ -45,6 +46,10 @@ func rootName(mesh, backend, id string) string { return rootPrefix(mesh, backend
 func intermediateName(mesh, id, zone string) string {
 	return intermediates + mesh + "/" + id + "/" + zone
 }
+
+// ZoneRecord is the name of the record that global keeps of a zone in a mesh. It goes with
+// the mesh.
+func ZoneRecord(mesh, zone string) string { return zones + mesh + "/" + zone }
 
 // lastSegment of a record's name: the ID of a root.
 func lastSegment(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

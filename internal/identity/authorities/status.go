@@ -87,6 +87,8 @@ func certificatesReady(w *wanted, state rotation.State, p progress) metav1.Condi
 	case len(p.Waiting) > 0:
 		c.Reason = "Rotating"
 		c.Message = fmt.Sprintf("phase %s waits for %d: %s", state.Phase, len(p.Waiting), strings.Join(first(p.Waiting), ", "))
+	case p.Behind != nil:
+		c.Reason, c.Message = "Rotating", fmt.Sprintf("phase %s waits for global: %v", state.Phase, p.Behind)
 	case w.enabled == "" && !issuing:
 		c.Reason, c.Message = "Disabled", "no backend is enabled in spec.mtls"
 	case state.Generation == 0 || state.Phase != rotation.Stable:

@@ -21,6 +21,9 @@
 // replaces every certificate that is not of G's issuer, then acknowledges G. A peer that
 // starts from its disk has so acknowledged nothing that it would not do again.
 //
+// With several zones global leads, and each zone has a State of its own that follows; see
+// follow.go.
+//
 // Turning mTLS on or off is the same change: the authority None stands for plain text.
 // To trust None is to accept plain text, to issue None is to send it.
 package rotation

@@ -22,7 +22,7 @@ type Keeper interface {
 // ErrConflict: another instance has changed the record meanwhile.
 var ErrConflict = errors.New("the record was changed meanwhile")
 
-// DriverConfig configures a Driver. All fields but Log and Now are required.
+// DriverConfig configures a Driver. All fields but Gate, Logger and Now are required.
 type DriverConfig struct {
 	Mesh   string
 	Keeper Keeper
@@ -30,6 +30,9 @@ type DriverConfig struct {
 	Peers func() []Peer
 	// CanSign checks an authority; Probe of package authority does. It may block.
 	CanSign func(ctx context.Context, a Authority) error
+	// Gate returns why the step after a state has to wait, whatever the peers have
+	// acknowledged; nil: no step has to. See the function Gate.
+	Gate func(State) error
 	// Publish takes every state that was stored, before peers may act on it. It is
 	// called again after a restart and has to be idempotent.
 	Publish func(State)
@@ -94,6 +97,32 @@ func (d *Driver) Start(ctx context.Context, next Authority) (State, error) {
 	})
 }
 
+// Adopt takes over the state that this one follows: Adopt of the package, or the first
+// state. Errors: ErrConflict, and those of the Keeper.
+func (d *Driver) Adopt(ctx context.Context, leading State) (State, error) {
+	d.mu.Lock()
+	found := d.loaded
+	var err error
+	if !found {
+		found, err = d.load(ctx)
+	}
+	if err == nil && !found {
+		first := Adopt(leading, New(d.config.Mesh, leading.Target(), d.config.Now()), d.config.Now())
+		if err = d.save(ctx, first); err == nil {
+			d.config.Publish(first)
+		}
+	}
+	s := d.state
+	d.mu.Unlock()
+	if err != nil {
+		return State{}, fmt.Errorf("authorities of mesh %s: %w", d.config.Mesh, err)
+	}
+	if !found {
+		return s, nil
+	}
+	return d.change(ctx, func(s State) (State, error) { return Adopt(leading, s, d.config.Now()), nil })
+}
+
 // Abort ends a change of authority. Errors: those of Abort and of the Keeper.
 func (d *Driver) Abort(ctx context.Context) (State, error) {
 	return d.change(ctx, func(s State) (State, error) { return Abort(s, d.config.Now()) })
@@ -114,7 +143,18 @@ func (d *Driver) Reconcile(ctx context.Context) (State, Progress, error) {
 		if next, ok := s.Next(); ok && s.Phase == Trusting && next.ID != None {
 			canSign = d.config.CanSign(ctx, next)
 		}
-		s, progress = Step(s, d.config.Peers(), canSign, d.config.Now())
+		if s.Phase == Stable {
+			progress.Settled = true
+			return s, nil
+		}
+		next, p := Step(s, d.config.Peers(), canSign, d.config.Now())
+		if progress = p; next.Phase == s.Phase || d.config.Gate == nil {
+			return next, nil
+		}
+		if progress.Behind = d.config.Gate(s); progress.Behind == nil {
+			return next, nil
+		}
+		progress.Settled = true
 		return s, nil
 	})
 	return s, progress, err

@@ -28,6 +28,10 @@ type Progress struct {
 	Waiting []string
 	// Blocked is why the next authority does not begin to issue; nil: it is not.
 	Blocked error
+	// Behind is why the step waits for the control plane that leads; nil: it does not.
+	Behind error
+	// Settled: all live peers have acknowledged the state, and no step follows now.
+	Settled bool
 }
 
 // Step moves a rotation on by one phase if every live peer has acknowledged the current
