@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
@@ -12,10 +13,11 @@ import (
 
 // Conn is a stream that a peer has accepted. It is a stream.Stream.
 type Conn struct {
-	link  *stream.Link // nil: a connection without frames
-	plain *stream.TLS
-	key   key
-	pool  *pool
+	socket net.Conn
+	link   *stream.Link // nil: a connection without frames
+	plain  *stream.TLS
+	key    key
+	pool   *pool
 	// bucket to which the connection returns, unless it was retired meanwhile.
 	bucket *bucket
 }
@@ -34,6 +36,7 @@ func (c *Conn) open(ctx context.Context, s frame.Stream, first []byte) (sent boo
 		err = c.link.Await()
 	}
 	if err == nil {
+		limitUnanswered(c.socket, streamUnanswered, keepAlive.Idle)
 		err = rec.SetDeadline(time.Time{})
 	}
 	return sent, err
@@ -45,6 +48,7 @@ func (c *Conn) openPlain(first []byte) (sent bool, err error) {
 	if err := c.plain.Flush(); err != nil {
 		return false, err
 	}
+	limitUnanswered(c.socket, streamUnanswered, keepAlive.Idle)
 	if len(first) == 0 {
 		return true, nil
 	}
@@ -136,7 +140,15 @@ func (p *parking) unpark() bool {
 	return isTimeout(err) && rec.SetReadDeadline(time.Time{}) == nil
 }
 
+// isTimeout reports whether a deadline of this side has passed.
 func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
+}
+
+// isUnanswered reports whether the peer answered nothing until a deadline, or the kernel
+// gave the connection up.
+func isUnanswered(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }

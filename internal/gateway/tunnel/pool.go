@@ -121,6 +121,7 @@ func (p *pool) put(c *Conn) bool {
 	if rec.SetWriteDeadline(time.Time{}) != nil || rec.SetReadDeadline(time.Now().Add(p.idle)) != nil {
 		return false
 	}
+	limitUnanswered(c.socket, openUnanswered, idleProbe)
 	stay := &parking{conn: c, result: make(chan error, 1)}
 	b.idle = append(b.idle, stay)
 	b.used = time.Now()
@@ -153,6 +154,11 @@ func (p *pool) unparked(stay *parking, err error) {
 // retire drops everything of a certificate.
 func (p *pool) retire(identity, serial string) {
 	p.drop("retired", func(k key) bool { return k.identity == identity && k.serial == serial })
+}
+
+// dropPeer drops what leads to a peer that does not answer.
+func (p *pool) dropPeer(peer netip.AddrPort) {
+	p.drop("stale", func(k key) bool { return k.peer == peer })
 }
 
 func (p *pool) close() {

@@ -80,7 +80,17 @@ func setDefault(d *time.Duration, value time.Duration) {
 
 const maxIdleTime = 30 * time.Second
 
-// KeepAlive finds out within half a minute that the other machine is gone.
+// A path that drops everything must cost few streams, and not for long. So an idle
+// connection is probed after idleProbe, and one of them, or one whose peer has not
+// acknowledged OPEN for openUnanswered, is given up. Two retransmissions fit in it where a
+// round trip is short. A stream is given up after streamUnanswered.
+const (
+	openUnanswered   = 800 * time.Millisecond
+	idleProbe        = time.Second
+	streamUnanswered = 10 * time.Second
+)
+
+// keepAlive finds out within half a minute that the other machine is gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 func dialTCP(ctx context.Context, peer netip.AddrPort) (net.Conn, error) {
@@ -153,11 +163,12 @@ func (c *Client) open(ctx context.Context, r Request, first []byte) (*Conn, erro
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.OpenTimeout)
 	defer cancel()
 	failure := &OpenError{SNI: r.SNI}
-	for i, peer := range order(r.Peers, c.suspect) {
+	peers := order(r.Peers, c.suspect)
+	for i, peer := range peers {
 		if i > 0 {
 			c.metrics.retries.Inc()
 		}
-		conn, again, err := c.try(ctx, &r, peer, first)
+		conn, again, err := c.try(ctx, &r, peer, first, c.connectTimeout(peer, i+1 == len(peers)))
 		if err == nil {
 			return conn, nil
 		}
@@ -193,13 +204,13 @@ func isAlert(err error) bool {
 
 // try makes one attempt with a peer. again reports whether the next peer may be tried:
 // whether this one has certainly passed nothing on.
-func (c *Client) try(ctx context.Context, r *Request, peer Peer, first []byte) (conn *Conn, again bool, err error) {
+func (c *Client) try(ctx context.Context, r *Request, peer Peer, first []byte, timeout time.Duration) (conn *Conn, again bool, err error) {
 	key := keyOf(r, peer)
 	for {
 		conn = c.pool.take(key)
 		pooled := conn != nil
 		if !pooled {
-			if conn, err = c.connect(ctx, key, r.Credentials, peer); err != nil {
+			if conn, err = c.connect(ctx, key, r.Credentials, peer, timeout); err != nil {
 				c.suspectNow(peer.Address)
 				return nil, true, err
 			}
@@ -223,6 +234,11 @@ func (c *Client) try(ctx context.Context, r *Request, peer Peer, first []byte) (
 			return nil, true, err
 		case sent:
 			conn.abort()
+			if isUnanswered(err) {
+				// The other idle connections lead nowhere, too.
+				c.suspectNow(peer.Address)
+				c.pool.dropPeer(peer.Address)
+			}
 			return nil, false, err
 		}
 		conn.abort()
@@ -233,14 +249,15 @@ func (c *Client) try(ctx context.Context, r *Request, peer Peer, first []byte) (
 }
 
 // connect makes a connection: TCP and TLS.
-func (c *Client) connect(ctx context.Context, key key, creds *Credentials, peer Peer) (*Conn, error) {
-	dialContext, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
+func (c *Client) connect(ctx context.Context, key key, creds *Credentials, peer Peer, timeout time.Duration) (*Conn, error) {
+	dialContext, cancel := context.WithTimeout(ctx, timeout)
 	socket, err := c.cfg.Dial(dialContext, peer.Address)
 	cancel()
 	if err != nil {
 		c.metrics.connects.WithLabelValues("failed").Inc()
 		return nil, fmt.Errorf("connect: %w", err)
 	}
+	limitUnanswered(socket, openUnanswered, idleProbe)
 	rec := record.NewConn(stream.Unwrap(socket), c.cfg.Buffers, nil)
 	bucket := c.pool.of(key)
 	conn := tls.Client(rec, &tls.Config{
@@ -264,11 +281,11 @@ func (c *Client) connect(ctx context.Context, key key, creds *Credentials, peer 
 		switch state.NegotiatedProtocol {
 		case frame.ProtocolFrames:
 			c.metrics.connected(state.DidResume)
-			return &Conn{link: stream.NewLink(conn, rec, c.cfg.Buffers), key: key, pool: c.pool, bucket: bucket}, nil
+			return &Conn{socket: socket, link: stream.NewLink(conn, rec, c.cfg.Buffers), key: key, pool: c.pool, bucket: bucket}, nil
 		case frame.ProtocolTunnel:
 			c.metrics.connected(state.DidResume)
 			plain := stream.NewTLS(conn, rec, c.cfg.Buffers, frame.Broken, true)
-			return &Conn{plain: plain, key: key, pool: c.pool, bucket: bucket}, nil
+			return &Conn{socket: socket, plain: plain, key: key, pool: c.pool, bucket: bucket}, nil
 		}
 		err = fmt.Errorf("the peer speaks neither %s nor %s", frame.ProtocolFrames, frame.ProtocolTunnel)
 	}
@@ -286,6 +303,15 @@ func (c *Client) Retire(identity, serial string) { c.pool.retire(identity, seria
 // Close ends pooled connections and waits for their goroutines. Streams that are open
 // go on.
 func (c *Client) Close() { c.pool.close() }
+
+// connectTimeout of an attempt. It is shorter while there are other peers, or where this one
+// did not answer lately: the packet that begins a connection is repeated after 1 s (RFC 6298).
+func (c *Client) connectTimeout(peer Peer, last bool) time.Duration {
+	if last && !c.suspect(peer.Address) {
+		return c.cfg.ConnectTimeout
+	}
+	return min(c.cfg.ConnectTimeout, time.Second)
+}
 
 func (c *Client) suspect(peer netip.AddrPort) bool {
 	c.mu.Lock()
