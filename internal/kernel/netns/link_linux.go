@@ -98,6 +98,50 @@ func (n *NS) AddRoute(to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
+// nobody is an Ethernet address that no link has: of the locally administered ones, which
+// the kernel takes for links without one at random, the first.
+var nobody = net.HardwareAddr{2, 0, 0, 0, 0, 0}
+
+// BlockNeighbour drops what goes out by a link to a neighbour, without an error for the
+// sender, as if the neighbour had no power. What is blocked already is no error.
+func (n *NS) BlockNeighbour(link string, addr netip.Addr) error {
+	entry, err := n.neighbour(link, addr)
+	if err == nil {
+		err = n.handle.NeighSet(entry)
+	}
+	if err != nil {
+		return fmt.Errorf("block neighbour %s of %s in %s: %w", addr, link, n.name, err)
+	}
+	return nil
+}
+
+// UnblockNeighbour ends BlockNeighbour: the neighbour is looked for again. What is not
+// blocked is no error.
+func (n *NS) UnblockNeighbour(link string, addr netip.Addr) error {
+	entry, err := n.neighbour(link, addr)
+	if err == nil {
+		err = n.handle.NeighDel(entry)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unblock neighbour %s of %s in %s: %w", addr, link, n.name, err)
+	}
+	return nil
+}
+
+func (n *NS) neighbour(link string, addr netip.Addr) (*netlink.Neigh, error) {
+	l, err := n.link(link)
+	if err != nil {
+		return nil, err
+	}
+	family := netlink.FAMILY_V4
+	if addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	return &netlink.Neigh{
+		LinkIndex: l.Attrs().Index, Family: family, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: nobody,
+	}, nil
+}
+
 // SetLinkUp brings a link up or down. While it is down, routes by way of it are
 // gone; IPv4's and those added by AddRoute do not return by themselves.
 func (n *NS) SetLinkUp(name string, up bool) error {

@@ -306,3 +306,47 @@ func TestKillHitsThoseInside(t *testing.T) {
 		t.Errorf("processes left: %v, %v", pids, err)
 	}
 }
+
+// TestBlockNeighbour: two hosts of one switch do not reach each other, and reach others.
+func TestBlockNeighbour(t *testing.T) {
+	hub := anonymous(t, "hub")
+	steps := []error{hub.AddBridge("switch")}
+	hosts := map[string]*netns.NS{}
+	addr := map[string][]netip.Prefix{}
+	for i, name := range []string{"a", "b", "c"} {
+		hosts[name] = anonymous(t, name)
+		addr[name] = []netip.Prefix{prefix(fmt.Sprintf("192.0.2.%d/24", i+1)), prefix(fmt.Sprintf("2001:db8::%d/64", i+1))}
+		steps = append(steps, netns.Connect(netns.End{NS: hosts[name], Link: "eth0", Addrs: addr[name]}, netns.End{NS: hub, Link: name, Bridge: "switch"}))
+	}
+	if err := errors.Join(steps...); err != nil {
+		t.Fatal(err)
+	}
+	reaches := func(from, to string, family int) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := hosts[from].DialContext(ctx, "tcp", netip.AddrPortFrom(addr[to][family].Addr(), 9).String())
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	for family := range 2 {
+		a, b := addr["a"][family].Addr(), addr["b"][family].Addr()
+		if !reaches("a", "b", family) {
+			t.Fatalf("%s does not reach %s", a, b)
+		}
+		for range 2 {
+			if err := errors.Join(hosts["a"].BlockNeighbour("eth0", b), hosts["b"].BlockNeighbour("eth0", a)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if reaches("a", "b", family) || reaches("b", "a", family) || !reaches("a", "c", family) || !reaches("c", "b", family) {
+			t.Errorf("%s and %s are not the two that are cut off", a, b)
+		}
+		for range 2 {
+			if err := errors.Join(hosts["a"].UnblockNeighbour("eth0", b), hosts["b"].UnblockNeighbour("eth0", a)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !reaches("a", "b", family) || !reaches("b", "a", family) {
+			t.Errorf("%s and %s are still cut off", a, b)
+		}
+	}
+}

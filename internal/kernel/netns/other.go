@@ -77,6 +77,18 @@ func (*NS) Sysctl(string) (string, error) { return "", errSystem }
 // Processes fails.
 func (*NS) Processes() ([]int, error) { return nil, errSystem }
 
+// BlockNeighbour fails.
+func (*NS) BlockNeighbour(string, netip.Addr) error { return errSystem }
+
+// UnblockNeighbour fails.
+func (*NS) UnblockNeighbour(string, netip.Addr) error { return errSystem }
+
+// Divert fails.
+func (*NS) Divert(_, _ netip.Prefix, _ string, _ int) error { return errSystem }
+
+// EndDivert fails.
+func (*NS) EndDivert(_, _ netip.Prefix, _ string, _ int) error { return errSystem }
+
 // Block fails.
 func (*NS) Block(_, _ netip.Prefix) error { return errSystem }
 
