@@ -46,6 +46,7 @@ var layers = map[string]layer{
 	"internal/identity/catest":       base,
 	"internal/identity/mesh":         base,
 	"internal/kernel/netns":          base,
+	"internal/lab/relay":             base,
 	"internal/listener":              base,
 	"internal/locality":              base,
 	"internal/machine":               base,

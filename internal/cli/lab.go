@@ -29,7 +29,8 @@ and IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	}
 	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
-		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name), newLabStop(s, &name))
+		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name), newLabStop(s, &name),
+		newLabLink(s, &name), newLabRelay(s))
 	return cmd
 }
 
@@ -67,6 +68,8 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	f.StringVar(&spec.Mode, "mode", "auto", "how the agents carry traffic, as for \"proxima node\"")
 	f.BoolVar(&spec.Global, "global", false, "a control plane and an ingress for each zone, and a global control plane; on the command line only")
 	_ = f.SetAnnotation("global", commandLineOnly, nil) // the flag is there
+	f.BoolVar(&spec.Egress, "egress", false, "with --global: an egress for each zone, by which alone traffic leaves for other zones; on the command line only")
+	_ = f.SetAnnotation("egress", commandLineOnly, nil)
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }
@@ -129,13 +132,14 @@ of the lab died, and once more is no error.`,
 
 func newLabCut(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "cut ZONE|MACHINE | cut ZONE ZONE|global",
-		Short: "Cut the cable of a zone to the other zones, or of a machine to its zone, or the path between two zones",
+		Use:   "cut ZONE|MACHINE [ZONE|MACHINE]",
+		Short: "Cut the cable of a zone to the other zones, or of a machine to its zone, or the path between two of them",
 		Long: `Cut takes the cable of a zone to the other zones, or that of a machine to its zone. With two
-names it cuts the path between them alone: two zones, or a zone and global.`,
-		Example:           "  proxima lab cut zone-b\n  proxima lab cut a-2\n  proxima lab cut zone-a global",
+names it cuts the path between them alone: two zones, two machines, or one of each. global is a machine, too,
+or control where one control plane serves all zones. Packets on a path that is cut are dropped, without an error.`,
+		Example:           "  proxima lab cut zone-b\n  proxima lab cut a-2\n  proxima lab cut zone-a global\n  proxima lab cut gateway-a control-a",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: completeLab(name, true),
+		ValidArgsFunction: completeLab(name, true, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
 				cut, done := func() error { return l.Cut(args[0]) }, args[0]+" is cut off"
@@ -154,13 +158,13 @@ names it cuts the path between them alone: two zones, or a zone and global.`,
 
 func newLabHeal(s *settings, name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "heal [ZONE|MACHINE | ZONE ZONE|global]",
+		Use:   "heal [ZONE|MACHINE [ZONE|MACHINE]]",
 		Short: "Plug cables in again, and start what died",
 		Long: `Heal plugs in the cables of a zone and its machines, or of a machine, lets what was
 stopped go on, and starts processes that died. With two names it ends the cut of the path between
 them. Without an argument it heals the whole lab.`,
 		Args:              cobra.MaximumNArgs(2),
-		ValidArgsFunction: completeLab(name, true),
+		ValidArgsFunction: completeLab(name, true, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what, shown := "", "the lab"
 			if len(args) == 1 {
@@ -190,7 +194,7 @@ func newLabKill(s *settings, name *string) *cobra.Command {
 		Use:               "kill MACHINE | kill --power MACHINE|ZONE",
 		Short:             "Kill a node's agent, a control plane or a gateway, as a crash does, or switch machines off",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeLab(name, true),
+		ValidArgsFunction: completeLab(name, true, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
 				if power {
@@ -221,7 +225,7 @@ func newLabStop(s *settings, name *string) *cobra.Command {
 		Use:               "stop MACHINE|ZONE",
 		Short:             "Stop everything on a machine, or on all of a zone, as SIGSTOP does, until it is healed",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeLab(name, true),
+		ValidArgsFunction: completeLab(name, true, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return withLab(*name, func(l *lab.Lab) error {
 				if err := l.Stop(args[0]); err != nil {
@@ -234,11 +238,11 @@ func newLabStop(s *settings, name *string) *cobra.Command {
 	}
 }
 
-// completeLab offers the machines of the lab, and its zones.
-func completeLab(name *string, zones bool) cobra.CompletionFunc {
+// completeLab offers the machines of the lab, and its zones, for so many arguments.
+func completeLab(name *string, zones bool, most int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var out []string
-		if len(args) == 0 {
+		if len(args) < most {
 			_ = withLab(*name, func(l *lab.Lab) error { // nothing to offer where there is none
 				out = l.Places(zones)
 				return nil
@@ -259,6 +263,18 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 		fmt.Fprintf(out, "lab %s: control plane %s at %s, service default/web at %s\n\n", s.Name, s.ControlPlane, s.API, both(s.VIP, s.VIP6))
 	}
 	printLabNodes(w, s, wide)
+	for i, c := range s.Cuts {
+		if i == 0 {
+			fmt.Fprintln(w, "\nCUT\tFROM")
+		}
+		fmt.Fprintf(w, "%s\t%s\n", c[0], c[1])
+	}
+	for i, k := range s.Links {
+		if i == 0 {
+			fmt.Fprintln(w, "\nFROM\tTO\tDELAY EACH WAY\tLOSS EACH WAY\tRELAY")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", k.From, k.To, k.Delay, k.Loss, k.Relay)
+	}
 	fmt.Fprintln(w, "\nFROM\tBY\tASKED\tFAILED\tANSWERED BY")
 	for _, z := range s.Zones {
 		printServed(w, z.Name, "IPv4", &z.Served)
@@ -275,10 +291,10 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 
 // printLabSites prints what zones with control planes have.
 func printLabSites(w io.Writer, s *lab.Status) {
-	fmt.Fprintln(w, "ZONE\tCONTROL PLANE\tINGRESS\tAPI\tWEB AT\tNO PATH TO")
+	fmt.Fprintln(w, "ZONE\tCONTROL PLANE\tINGRESS\tEGRESS\tAPI\tWEB AT\tNO PATH TO")
 	for _, z := range s.Zones {
 		if site := z.Site; site != nil {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", z.Name, site.ControlPlane, site.Ingress, site.API,
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", z.Name, site.ControlPlane, site.Ingress, orNone(site.Egress), site.API,
 				orNone(both(site.VIP, site.VIP6)), orNone(strings.Join(z.CutFrom, ", ")))
 		}
 	}

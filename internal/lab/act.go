@@ -166,6 +166,9 @@ func (l *Lab) Heal(ctx context.Context, name string) error {
 	if err := l.unblockAll(); err != nil {
 		return err
 	}
+	if err := l.healLinks(ctx); err != nil {
+		return err
+	}
 	if err := l.healMachine(ctx, control); err != nil {
 		return err
 	}
@@ -220,8 +223,8 @@ func (l *Lab) healMachine(ctx context.Context, machine string) error {
 		}
 	}
 	for _, z := range l.spec.zones() {
-		if z.gateway() == machine {
-			return l.revive(machine, ns, func() error { return l.startGateway(ctx, z) })
+		if z.gateway() == machine || z.egress() == machine {
+			return l.revive(machine, ns, func() error { return l.startGateway(ctx, z, machine) })
 		}
 	}
 	for _, n := range l.spec.nodes() {

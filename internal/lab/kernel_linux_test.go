@@ -29,7 +29,7 @@ func TestKernelModes(t *testing.T) {
 				s := l.Status(t.Context())
 				return well(s) && modes(s) == c.chosen && near(s)
 			})
-			for _, node := range l.Places(false) { // nodes are clients, too, also of themselves
+			for _, node := range l.Nodes() { // nodes are clients, too, also of themselves
 				for _, vip := range []string{l.VIP(), l.VIP6()} {
 					if vip != "" {
 						testkit.Eventually(t, "node "+node+" reaches "+vip, func() bool { return reaches(t, node, vip) })
@@ -128,7 +128,7 @@ func killAgents(t *testing.T, l *lab.Lab) {
 			}
 		})
 	}
-	for _, n := range l.Places(false) {
+	for _, n := range l.Nodes() {
 		if err := l.Kill(ctx, n); err != nil {
 			t.Error(err)
 		}

@@ -41,6 +41,9 @@ type Spec struct {
 	// Global makes every zone a site: a control plane and an ingress for each, and a global
 	// control plane. Otherwise one control plane serves all zones.
 	Global bool
+	// Egress gives every zone an egress, too, by which alone traffic leaves for other zones
+	// (spec.routing.zoneEgress of the default mesh). Only with Global.
+	Egress bool
 	// IPv4Only leaves IPv6 out. Without IPv6 in the kernel it is always set.
 	IPv4Only bool
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
@@ -95,6 +98,8 @@ func (s Spec) withDefaults() (Spec, error) {
 		return s, fmt.Errorf("%d zones: want 1 to 9", s.Zones)
 	case s.Nodes < 1 || s.Nodes > 9:
 		return s, fmt.Errorf("%d nodes a zone: want 1 to 9", s.Nodes)
+	case s.Egress && !s.Global:
+		return s, errors.New("an egress is between zones with control planes of their own: it needs a global one")
 	case s.Lease < 0 || s.Lease%time.Second != 0:
 		return s, fmt.Errorf("a lease of %s: want whole seconds", s.Lease)
 	case s.Executable == "":
@@ -111,7 +116,7 @@ const (
 	core = "core"
 	// control is where the control plane runs, or global.
 	control = "control"
-	// global is the name of that machine for users, where zones have control planes.
+	// global is the name of that machine where zones have control planes.
 	global = "global"
 )
 
@@ -192,6 +197,15 @@ func (s Spec) addrs(a netip.Addr) []netip.Prefix {
 	return out
 }
 
+// hosts are addrs as ranges of one address each.
+func (s Spec) hosts(a netip.Addr) []netip.Prefix {
+	out := s.addrs(a)
+	for i, p := range out {
+		out[i] = netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
+	}
+	return out
+}
+
 // controlAddr in the network between router (1) and control plane (2).
 func controlAddr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200, 0, host}) }
 
@@ -204,11 +218,11 @@ func (s Spec) serviceRanges() string {
 }
 
 // target is what cut, heal and kill are about: a zone, a node, another machine of a zone,
-// or the machine of global.
+// or the machine of global, or of the only control plane.
 type target struct {
 	zone zone
 	node *node
-	// machine of a zone's control plane or gateway, or "control".
+	// machine of a zone's control plane or gateways, or "control".
 	machine string
 }
 
@@ -227,20 +241,19 @@ func (s Spec) find(name string) (target, error) {
 		}
 		known = append(known, n.name())
 	}
-	if s.Global {
-		for _, z := range s.zones() {
-			for _, machine := range []string{z.plane(), z.gateway()} {
-				if machine == name {
-					return target{zone: z, machine: machine}, nil
-				}
-				known = append(known, machine)
+	for _, z := range s.zones() {
+		for _, machine := range s.servers(z) {
+			if machine == name {
+				return target{zone: z, machine: machine}, nil
 			}
+			known = append(known, machine)
 		}
-		if name == global {
-			return target{zone: -1, machine: control}, nil
-		}
-		known = append(known, global)
 	}
+	top := target{zone: -1, machine: control}
+	if name == s.nameOf(top) {
+		return top, nil
+	}
+	known = append(known, s.nameOf(top))
 	return target{}, fmt.Errorf("%q is no zone or machine of lab %s: there are %s", name, s.Name, strings.Join(known, ", "))
 }
 
@@ -252,14 +265,18 @@ func (l *Lab) Places(zones bool) []string {
 			out = append(out, z.name())
 		}
 	}
+	out = append(out, l.Nodes()...)
+	for _, z := range l.spec.zones() {
+		out = append(out, l.spec.servers(z)...)
+	}
+	return append(out, l.spec.nameOf(target{zone: -1, machine: control}))
+}
+
+// Nodes of the lab.
+func (l *Lab) Nodes() []string {
+	var out []string
 	for _, n := range l.spec.nodes() {
 		out = append(out, n.name())
-	}
-	if l.spec.Global {
-		for _, z := range l.spec.zones() {
-			out = append(out, z.plane(), z.gateway())
-		}
-		out = append(out, global)
 	}
 	return out
 }
@@ -293,8 +310,8 @@ func (s Spec) machinesAt(p target) []string {
 	for _, n := range s.nodesAt(p) {
 		out = append(out, n.name())
 	}
-	if p.node == nil && s.Global {
-		out = append(out, p.zone.plane(), p.zone.gateway())
+	if p.node == nil {
+		out = append(out, s.servers(p.zone)...)
 	}
 	return out
 }

@@ -33,9 +33,7 @@ func (s Spec) all() []string {
 	names := []string{core, control}
 	for _, z := range s.zones() {
 		names = append(names, z.name(), z.client())
-		if s.Global {
-			names = append(names, z.plane(), z.gateway())
-		}
+		names = append(names, s.servers(z)...)
 	}
 	for _, n := range s.nodes() {
 		names = append(names, n.name())

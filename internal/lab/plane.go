@@ -75,13 +75,27 @@ func (p plane) site() string {
 
 func (z zone) plane() string   { return control + "-" + z.letter() }
 func (z zone) gateway() string { return "gateway-" + z.letter() }
+func (z zone) egress() string  { return "egress-" + z.letter() }
 
 // machines of a zone besides its nodes, and their addresses.
 func (s Spec) machines(z zone) map[string]netip.Addr {
-	if !s.Global {
-		return nil
+	all := map[string]netip.Addr{z.plane(): z.addr(2), z.gateway(): z.addr(3), z.egress(): z.addr(4)}
+	out := map[string]netip.Addr{}
+	for _, machine := range s.servers(z) {
+		out[machine] = all[machine]
 	}
-	return map[string]netip.Addr{z.plane(): z.addr(2), z.gateway(): z.addr(3)}
+	return out
+}
+
+// servers of a zone are its machines besides nodes; what is first starts first.
+func (s Spec) servers(z zone) []string {
+	switch {
+	case !s.Global:
+		return nil
+	case s.Egress:
+		return []string{z.plane(), z.gateway(), z.egress()}
+	}
+	return []string{z.plane(), z.gateway()}
 }
 
 // startPlane starts a control plane, and returns when it serves.
@@ -107,15 +121,19 @@ func (l *Lab) startPlane(ctx context.Context, p plane) error {
 	return process.ready(ctx)
 }
 
-// startGateway starts the ingress of a zone.
-func (l *Lab) startGateway(ctx context.Context, z zone) error {
+// startGateway starts the ingress or the egress of a zone.
+func (l *Lab) startGateway(ctx context.Context, z zone, machine string) error {
 	p := l.spec.planeOf(z)
-	token, err := l.tokenFile(ctx, z.gateway(), p, "token", "create", "--kind", "node", "--name", z.gateway())
+	token, err := l.tokenFile(ctx, machine, p, "token", "create", "--kind", "node", "--name", machine)
 	if err != nil {
 		return err
 	}
-	process, err := l.start(z.gateway(), l.ns.open[z.gateway()], "ingress", "--server", p.api(), "--token-file", token,
-		"--node-name", z.gateway(), "--zone", z.name(), "--data-dir", l.DataDir(z.gateway()))
+	role := "ingress"
+	if machine == z.egress() {
+		role = "egress"
+	}
+	process, err := l.start(machine, l.ns.open[machine], role, "--server", p.api(), "--token-file", token,
+		"--node-name", machine, "--zone", z.name(), "--data-dir", l.DataDir(machine))
 	if err != nil {
 		return err
 	}
@@ -226,8 +244,9 @@ func (l *Lab) export(ctx context.Context, p plane) error {
 	return nil
 }
 
-// enableMTLS lets the default mesh issue certificates: zones are reached by mutual TLS alone.
-func (l *Lab) enableMTLS(ctx context.Context) error {
+// prepareMesh lets the default mesh issue certificates, as zones are reached by mutual TLS
+// alone, and routes it through the egresses where there are any.
+func (l *Lab) prepareMesh(ctx context.Context) error {
 	client, err := l.clientOf(l.spec.central())
 	if err != nil {
 		return err
@@ -238,8 +257,15 @@ func (l *Lab) enableMTLS(ctx context.Context) error {
 	}
 	mesh := object.(*meshv1alpha1.Mesh)
 	mesh.Spec.MTLS = &meshv1alpha1.MeshMTLS{EnabledBackend: "lab", Backends: []meshv1alpha1.MeshCertificateBackend{{Name: "lab"}}}
+	if l.spec.Egress {
+		if mesh.Spec.Routing == nil {
+			mesh.Spec.Routing = &meshv1alpha1.MeshRouting{}
+		}
+		through := true
+		mesh.Spec.Routing.ZoneEgress = &through
+	}
 	if _, err := client.Update(ctx, kind.Mesh, mesh); err != nil {
-		return fmt.Errorf("enable mTLS in the default mesh: %w", err)
+		return fmt.Errorf("prepare the default mesh: %w", err)
 	}
 	return nil
 }

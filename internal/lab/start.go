@@ -82,7 +82,7 @@ func claim(spec Spec) (*Lab, error) {
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
 		*s = state{
-			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, IPv4Only: spec.IPv4Only,
+			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only,
 			Executable: spec.Executable, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
@@ -171,7 +171,7 @@ func (l *Lab) startControlPlanes(ctx context.Context) error {
 	if err := l.startPlane(ctx, central); err != nil {
 		return err
 	}
-	if err := l.enableMTLS(ctx); err != nil {
+	if err := l.prepareMesh(ctx); err != nil {
 		return err
 	}
 	for _, z := range l.spec.zones() {
@@ -180,8 +180,10 @@ func (l *Lab) startControlPlanes(ctx context.Context) error {
 		if err := l.startPlane(ctx, p); err != nil {
 			return err
 		}
-		if err := l.startGateway(ctx, z); err != nil {
-			return err
+		for _, gateway := range l.spec.servers(z)[1:] {
+			if err := l.startGateway(ctx, z, gateway); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

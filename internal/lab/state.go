@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ type state struct {
 	Nodes      int    `json:"nodes"`
 	Mode       string `json:"mode"`
 	Global     bool   `json:"global,omitempty"`
+	Egress     bool   `json:"egress,omitempty"`
 	IPv4Only   bool   `json:"ipv4Only,omitempty"`
 	Executable string `json:"executable"`
 	// LeaseSeconds of nodes and workloads; 0: the default.
@@ -35,13 +37,17 @@ type state struct {
 	VIPs []string `json:"vips,omitempty"`
 	// SiteVIPs are those of each zone, where zones have control planes.
 	SiteVIPs map[string][]string `json:"siteVIPs,omitempty"`
+	// Cuts are the paths that are cut where an end is a machine of a zone.
+	Cuts [][2]string `json:"cuts,omitempty"`
+	// Links are the paths with a delay or a loss.
+	Links []linkState `json:"links,omitempty"`
 	// Processes by what they are.
 	Processes map[string]int `json:"processes"`
 }
 
 func (s *state) spec() Spec {
 	return Spec{
-		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, IPv4Only: s.IPv4Only,
+		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, Egress: s.Egress, IPv4Only: s.IPv4Only,
 		Executable: s.Executable, Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
 	}
 }
@@ -68,6 +74,37 @@ func (k *kept) process(what string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.Processes[what]
+}
+
+func (k *kept) cuts() [][2]string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.Cuts)
+}
+
+func (k *kept) links() []linkState {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.Links)
+}
+
+// link between two places, named in either order.
+func (k *kept) link(a, b string) (linkState, bool) {
+	for _, l := range k.links() {
+		if samePath(l.ends(), [2]string{a, b}) {
+			return l, true
+		}
+	}
+	return linkState{}, false
+}
+
+// freeLink is the lowest index that no link has.
+func (k *kept) freeLink() int {
+	i := 0
+	for slices.ContainsFunc(k.links(), func(l linkState) bool { return l.Index == i }) {
+		i++
+	}
+	return i
 }
 
 // vips of the sample service, for the client of a zone, or for all; empty: there are none

@@ -32,6 +32,10 @@ type Status struct {
 	Zones []ZoneStatus `json:"zones"`
 	// Global: every zone has a control plane, and ControlPlane is the global one.
 	Global bool `json:"global,omitempty"`
+	// Cuts are the paths that are cut where an end is a machine of a zone.
+	Cuts [][2]string `json:"cuts,omitempty"`
+	// Links are the paths with a delay or a loss.
+	Links []LinkStatus `json:"links,omitempty"`
 }
 
 // ZoneStatus is a zone: its cable to the others, its nodes, and who serves it.
@@ -51,9 +55,10 @@ type ZoneStatus struct {
 
 // SiteStatus is what a zone with a control plane of its own has.
 type SiteStatus struct {
-	// ControlPlane and Ingress are running or dead.
+	// ControlPlane and Ingress are running or dead, and Egress is, where the lab has any.
 	ControlPlane string `json:"controlPlane"`
 	Ingress      string `json:"ingress"`
+	Egress       string `json:"egress,omitempty"`
 	API          string `json:"api"`
 	Kubeconfig   string `json:"kubeconfig"`
 	// VIP (address:port) of the sample service of all zones, and the one of IPv6.
@@ -100,7 +105,7 @@ const questions = 12
 func (l *Lab) Status(ctx context.Context) *Status {
 	s := &Status{
 		Name: l.spec.Name, API: "https://" + l.spec.central().api(), Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
-		ControlPlane: l.running("control-plane", l.ns.open[control]), Global: l.spec.Global,
+		ControlPlane: l.running("control-plane", l.ns.open[control]), Global: l.spec.Global, Cuts: l.kept.cuts(), Links: l.linkStatus(),
 	}
 	ready := l.readiness(ctx)
 	for _, z := range l.spec.zones() {
@@ -295,7 +300,12 @@ func (l *Lab) site(z zone) *SiteStatus {
 		return nil
 	}
 	p := l.spec.planeOf(z)
+	egress := ""
+	if l.spec.Egress {
+		egress = l.running(z.egress(), l.ns.open[z.egress()])
+	}
 	return &SiteStatus{
+		Egress:       egress,
 		ControlPlane: l.running(p.process(), l.ns.open[p.place]), Ingress: l.running(z.gateway(), l.ns.open[z.gateway()]),
 		API: "https://" + p.api(), Kubeconfig: l.kubeconfig(p), VIP: l.vip(z, 0), VIP6: l.vip(z, 1),
 	}
