@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -169,6 +170,56 @@ func TestClientValidatesAndDefaults(t *testing.T) {
 	}
 	if got := owner(t, shared.clientset(t, ""), svc.Spec.ClusterIP); got != "" {
 		t.Errorf("address left with %q", got)
+	}
+}
+
+// TestClientWritesStatusToo: a copy is written with its status in one transaction, by the
+// rules of both.
+func TestClientWritesStatusToo(t *testing.T) {
+	client := shared.Client("system:test")
+	whole := resource.WithStatus(t.Context())
+	_, from, err := client.List(t.Context(), kind.ServiceExport, resource.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer := &mcs.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "whole"}}
+	offer.Status.Available = &mcs.AvailableService{Mesh: "default", Zone: "a", Type: mcs.ClusterSetIP, Instances: -1}
+	if _, err := client.Create(whole, kind.ServiceExport, offer); !apierrors.IsInvalid(err) {
+		t.Errorf("a status that its rules refuse: %v", err)
+	}
+	offer.Status.Available.Instances = 2
+	out, err := client.Create(whole, kind.ServiceExport, offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := out.(*mcs.ServiceExport)
+	if a := made.Status.Available; a == nil || a.Instances != 2 || made.Generation != 1 {
+		t.Fatalf("created: generation %d, %+v", made.Generation, made.Status)
+	}
+	made.Status.Available.Instances, made.Annotations = 3, map[string]string{"version": "2"}
+	if out, err = client.Update(whole, kind.ServiceExport, made); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.(*mcs.ServiceExport); got.Status.Available.Instances != 3 || got.Annotations["version"] != "2" {
+		t.Errorf("updated: %v, %+v", got.Annotations, got.Status)
+	}
+	if _, err := client.Update(whole, kind.ServiceExport, made); !apierrors.IsConflict(err) {
+		t.Errorf("an older resource version: %v", err)
+	}
+	// Nobody sees one without the other.
+	w, err := client.Watch(t.Context(), kind.ServiceExport, resource.WatchOptions{ResourceVersion: from})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for _, want := range []int32{2, 3} {
+		e := <-w.ResultChan()
+		if got := e.Object.(*mcs.ServiceExport); got.Status.Available == nil || got.Status.Available.Instances != want {
+			t.Errorf("event %s: %+v", e.Type, got.Status)
+		}
+	}
+	if err := client.Delete(t.Context(), kind.ServiceExport, resource.KeyOf(made), resource.Preconditions{}); err != nil {
+		t.Fatal(err)
 	}
 }
 

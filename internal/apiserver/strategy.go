@@ -32,13 +32,19 @@ func (s strategy) AllowCreateOnUpdate(context.Context) bool      { return false 
 func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
 func (s strategy) Canonicalize(runtime.Object)                   {}
 
-func (s strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	if s.kind.Prepare != nil {
+func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
+	switch {
+	case resource.StatusIncluded(ctx):
+		s.kind.PrepareWhole(obj.(resource.Object), nil)
+	case s.kind.Prepare != nil:
 		s.kind.Prepare(obj.(resource.Object), nil)
 	}
 }
 
-func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+func (s strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	if resource.StatusIncluded(ctx) {
+		return few(s.kind.ValidateWhole(obj.(resource.Object), nil))
+	}
 	if s.kind.Validate == nil {
 		return nil
 	}
@@ -52,13 +58,19 @@ func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []stri
 	return s.kind.Warnings(obj.(resource.Object), nil)
 }
 
-func (s strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	if s.kind.Prepare != nil {
+func (s strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+	switch {
+	case resource.StatusIncluded(ctx):
+		s.kind.PrepareWhole(obj.(resource.Object), old.(resource.Object))
+	case s.kind.Prepare != nil:
 		s.kind.Prepare(obj.(resource.Object), old.(resource.Object))
 	}
 }
 
-func (s strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+func (s strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	if resource.StatusIncluded(ctx) {
+		return few(s.kind.ValidateWhole(obj.(resource.Object), old.(resource.Object)))
+	}
 	if s.kind.Validate == nil {
 		return nil
 	}

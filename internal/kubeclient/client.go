@@ -244,6 +244,9 @@ func (c *Client) Create(ctx context.Context, d *resource.Descriptor, obj resourc
 	if err := c.check(d, obj); err != nil {
 		return nil, err
 	}
+	if d.Status && resource.StatusIncluded(ctx) {
+		return nil, fmt.Errorf("%s %q: %w", d.Singular, obj.GetName(), resource.ErrStatusApart)
+	}
 	if d.Namespaced && obj.GetNamespace() == "" {
 		return nil, fmt.Errorf("%s %q: a namespace is needed", d.Singular, obj.GetName())
 	}
@@ -257,6 +260,9 @@ func (c *Client) Create(ctx context.Context, d *resource.Descriptor, obj resourc
 
 // Update implements resource.Client.
 func (c *Client) Update(ctx context.Context, d *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	if d.Status && resource.StatusIncluded(ctx) {
+		return nil, fmt.Errorf("%s %q: %w", d.Singular, obj.GetName(), resource.ErrStatusApart)
+	}
 	return c.put(ctx, d, obj)
 }
 

@@ -1,6 +1,9 @@
 package resource
 
 import (
+	"reflect"
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,4 +71,44 @@ type Descriptor struct {
 // GroupResource of the kind.
 func (d *Descriptor) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: d.GVK.Group, Resource: d.Resource}
+}
+
+// PrepareWhole is Prepare and PrepareStatus of one write (WithStatus). old is nil for create.
+func (d *Descriptor) PrepareWhole(obj, old Object) {
+	whole := obj.DeepCopyObject().(Object)
+	if d.Prepare != nil {
+		d.Prepare(obj, old)
+	}
+	if !d.Status || d.PrepareStatus == nil {
+		return
+	}
+	d.PrepareStatus(whole, obj) // the status that was given, and what has become of all else
+	reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(whole).Elem())
+}
+
+// ValidateWhole is Validate and ValidateStatus of one write. old is nil for create. A
+// mistake that both find is returned once.
+func (d *Descriptor) ValidateWhole(obj, old Object) field.ErrorList {
+	var errs field.ErrorList
+	if d.Validate != nil {
+		errs = d.Validate(obj, old)
+	}
+	if !d.Status || d.ValidateStatus == nil {
+		return errs
+	}
+	if old == nil {
+		// A status is added to an object that exists: this one, without a status.
+		obj = obj.DeepCopyObject().(Object)
+		obj.SetResourceVersion("1")
+		old = obj.DeepCopyObject().(Object)
+		if d.Prepare != nil {
+			d.Prepare(old, nil)
+		}
+	}
+	for _, e := range d.ValidateStatus(obj, old) {
+		if !slices.ContainsFunc(errs, func(o *field.Error) bool { return o.Error() == e.Error() }) {
+			errs = append(errs, e)
+		}
+	}
+	return errs
 }

@@ -10,6 +10,7 @@ package resource
 
 import (
 	"context"
+	"errors"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -64,10 +65,11 @@ type Client interface {
 	// List reads all, and the resource version to watch from.
 	List(ctx context.Context, kind *Descriptor, opts ListOptions) (objects []Object, resourceVersion string, err error)
 	Watch(ctx context.Context, kind *Descriptor, opts WatchOptions) (watch.Interface, error)
-	// Create makes an object; metadata.generateName is honoured.
+	// Create makes an object; metadata.generateName is honoured. The status of obj does
+	// not count, unless ctx is of WithStatus.
 	Create(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
-	// Update replaces everything but the status. A resourceVersion in obj is a
-	// precondition.
+	// Update replaces everything but the status; with a ctx of WithStatus, the status,
+	// too. A resourceVersion in obj is a precondition.
 	Update(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
 	// UpdateStatus replaces the status alone.
 	UpdateStatus(ctx context.Context, kind *Descriptor, obj Object) (Object, error)
@@ -86,3 +88,19 @@ type Preconditions struct {
 	// empty: they are deleted after it, in the background.
 	Propagation metav1.DeletionPropagation
 }
+
+// WithStatus returns a context in which Create and Update write the status of an object
+// with all else, in one transaction. It is for copies, whose original has both; who
+// observes an object uses UpdateStatus. Only clients in the process of the store can do
+// so: those over HTTP return ErrStatusApart.
+func WithStatus(ctx context.Context) context.Context {
+	return context.WithValue(ctx, withStatus{}, true)
+}
+
+// StatusIncluded reports whether ctx is one of WithStatus.
+func StatusIncluded(ctx context.Context) bool { return ctx.Value(withStatus{}) != nil }
+
+type withStatus struct{}
+
+// ErrStatusApart is what clients return that cannot write object and status together.
+var ErrStatusApart = errors.New("this client cannot write an object and its status in one transaction")

@@ -193,6 +193,10 @@ func exercise(d *resource.Descriptor, obj, old resource.Object) {
 	}
 	d.Validate(fresh, nil)
 	if d.Status {
+		whole := clone(obj)
+		d.PrepareWhole(whole, nil)
+		d.ValidateWhole(whole, nil)
+
 		status := clone(obj)
 		d.PrepareStatus(status, old)
 		d.ValidateStatus(status, old)

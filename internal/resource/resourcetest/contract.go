@@ -38,6 +38,7 @@ func Contract(t *testing.T, open func(t *testing.T) resource.Client, opts Contra
 	}{
 		{"life of an object", (*contract).life},
 		{"status", (*contract).status},
+		{"an object with its status", (*contract).withStatus},
 		{"an object of another kind", (*contract).otherKind},
 		{"preconditions", (*contract).preconditions},
 		{"objects are the caller's", (*contract).ownership},
@@ -227,6 +228,50 @@ func (c *contract) status() {
 	}
 	if got := out.(*corev1.Node); got.Status.Phase != corev1.NodeTerminated || got.Labels["a"] != "b" {
 		c.Errorf("write: %+v", got)
+	}
+	if err := c.client.Delete(c.Context(), c.WithStatus, resource.Key{Name: name}, resource.Preconditions{}); err != nil {
+		c.Error(err)
+	}
+}
+
+// withStatus: an object is written with its status at once, or not at all.
+func (c *contract) withStatus() {
+	name := c.object("").Name
+	_, version, err := c.client.List(c.Context(), c.WithStatus, resource.ListOptions{})
+	if err != nil {
+		c.Fatal(err)
+	}
+	w, err := c.client.Watch(c.Context(), c.WithStatus, resource.WatchOptions{ResourceVersion: version})
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(w.Stop)
+	ctx := resource.WithStatus(c.Context())
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
+	out, err := c.client.Create(ctx, c.WithStatus, node)
+	if errors.Is(err, resource.ErrStatusApart) {
+		return
+	}
+	if err != nil {
+		c.Fatal(err)
+	}
+	created := out.(*corev1.Node)
+	next := created.DeepCopy()
+	next.Status.Phase, next.Labels = corev1.NodeTerminated, map[string]string{"a": "b"}
+	if out, err = c.client.Update(ctx, c.WithStatus, next); err != nil {
+		c.Fatal(err)
+	}
+	if got := out.(*corev1.Node); created.Status.Phase != corev1.NodeRunning || got.Status.Phase != corev1.NodeTerminated || got.Labels["a"] != "b" {
+		c.Errorf("created %+v, then %+v", created.Status, got)
+	}
+	if got := c.want(w, watch.Added, name).(*corev1.Node); got.Status.Phase != corev1.NodeRunning {
+		c.Errorf("the first event has %+v", got.Status)
+	}
+	if got := c.want(w, watch.Modified, name).(*corev1.Node); got.Status.Phase != corev1.NodeTerminated || got.Labels["a"] != "b" {
+		c.Errorf("the second event has %+v, labels %v", got.Status, got.Labels)
+	}
+	if _, err := c.client.Update(ctx, c.WithStatus, next); !apierrors.IsConflict(err) {
+		c.Errorf("an older resource version: %v", err)
 	}
 	if err := c.client.Delete(c.Context(), c.WithStatus, resource.Key{Name: name}, resource.Preconditions{}); err != nil {
 		c.Error(err)

@@ -182,7 +182,7 @@ func (c *Client) List(_ context.Context, d *resource.Descriptor, opts resource.L
 }
 
 // Create implements resource.Client.
-func (c *Client) Create(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+func (c *Client) Create(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	d, err := c.begin(Create, kind, obj)
 	if err != nil {
 		return nil, err
@@ -205,10 +205,11 @@ func (c *Client) Create(_ context.Context, kind *resource.Descriptor, obj resour
 	}
 	stored.SetUID(c.nextUID())
 	stored.SetCreationTimestamp(now())
-	if d.Status {
+	whole := resource.StatusIncluded(ctx)
+	if d.Status && !whole {
 		copyStatus(stored, d.New())
 	}
-	if err := admit(d, stored, nil, false); err != nil {
+	if err := admit(d, stored, nil, false, whole); err != nil {
 		return nil, err
 	}
 	c.store(d, stored, nil)
@@ -216,16 +217,16 @@ func (c *Client) Create(_ context.Context, kind *resource.Descriptor, obj resour
 }
 
 // Update implements resource.Client.
-func (c *Client) Update(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
-	return c.update(Update, kind, obj)
+func (c *Client) Update(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+	return c.update(Update, kind, obj, resource.StatusIncluded(ctx))
 }
 
 // UpdateStatus implements resource.Client.
 func (c *Client) UpdateStatus(_ context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
-	return c.update(UpdateStatus, kind, obj)
+	return c.update(UpdateStatus, kind, obj, false)
 }
 
-func (c *Client) update(verb Verb, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
+func (c *Client) update(verb Verb, kind *resource.Descriptor, obj resource.Object, whole bool) (resource.Object, error) {
 	d, err := c.begin(verb, kind, obj)
 	if err != nil {
 		return nil, err
@@ -245,14 +246,14 @@ func (c *Client) update(verb Verb, kind *resource.Descriptor, obj resource.Objec
 	if verb == UpdateStatus {
 		stored = clone(old)
 		copyStatus(stored, obj)
-	} else if d.Status {
+	} else if d.Status && !whole {
 		copyStatus(stored, old)
 	}
 	stored.SetUID(old.GetUID())
 	stored.SetCreationTimestamp(old.GetCreationTimestamp())
 	stored.SetDeletionTimestamp(old.GetDeletionTimestamp())
 	stored.SetResourceVersion(old.GetResourceVersion())
-	if err := admit(d, stored, old, verb == UpdateStatus); err != nil {
+	if err := admit(d, stored, old, verb == UpdateStatus, whole); err != nil {
 		return nil, err
 	}
 	if !equality.Semantic.DeepEqual(stored, old) {
@@ -334,10 +335,13 @@ func (c *Client) nextUID() types.UID {
 }
 
 // admit runs the kind's own rules, as the write path does.
-func admit(d *resource.Descriptor, obj, old resource.Object, status bool) error {
+func admit(d *resource.Descriptor, obj, old resource.Object, status, whole bool) error {
 	prepare, validate := d.Prepare, d.Validate
-	if status {
+	switch {
+	case status:
 		prepare, validate = d.PrepareStatus, d.ValidateStatus
+	case whole:
+		prepare, validate = d.PrepareWhole, d.ValidateWhole
 	}
 	if d.Default != nil {
 		d.Default(obj)
