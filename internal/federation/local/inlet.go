@@ -18,9 +18,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// checkpointInterval is how often checkpoints are stored that are not urgent. An older
-// one makes a reconnect after a crash cost a little more.
+// checkpointInterval is how long checkpoints that are not urgent are collected before they
+// are stored. An older one makes a reconnect after a crash cost a little more.
 const checkpointInterval = time.Second
+
+// storeTimeout bounds a write of checkpoints that no stream waits for.
+const storeTimeout = time.Second
 
 // ErrSuperseded: a newer stream of the same peer has begun.
 var ErrSuperseded = errors.New("a newer stream of the same peer has begun")
@@ -52,8 +55,10 @@ type Inlet struct {
 	mu       sync.Mutex
 	receiver *federation.Receiver // nil: to be made from the store
 	flow     *flow
-	pending  map[string]federation.Checkpoint
-	stored   time.Time
+	// pending checkpoints are stored when due fires, or a flow ends; due is nil if there
+	// are none.
+	pending map[string]federation.Checkpoint
+	due     clock.Timer
 	// status as of the last transaction, under a lock of its own: it is read while a
 	// transaction goes on.
 	statusMu sync.Mutex
@@ -85,13 +90,18 @@ type flow struct {
 	inlet    *Inlet
 	protocol int
 	send     func(proto.Message) error
+	// closed ends what waits to store checkpoints.
+	closed  chan struct{}
+	closing sync.Once
+	storing sync.WaitGroup
 }
 
 // Open implements federation.Inlet.
 func (i *Inlet) Open(ctx context.Context, s federation.StreamOptions, send func(proto.Message) error) (federation.Flow, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	f := &flow{inlet: i, protocol: s.Protocol, send: send}
+	f := &flow{inlet: i, protocol: s.Protocol, send: send, closed: make(chan struct{})}
+	i.checkpoint(ctx) // of the flow before, if that is still open
 	if i.receiver == nil {
 		if err := i.load(ctx); err != nil {
 			return nil, err
@@ -100,7 +110,7 @@ func (i *Inlet) Open(ctx context.Context, s federation.StreamOptions, send func(
 	i.flow = f
 	requests, err := i.connect(s)
 	if err != nil {
-		i.flow, i.receiver = nil, nil
+		i.abandon()
 		return nil, fmt.Errorf("begin stream: %w", err)
 	}
 	i.publish()
@@ -198,7 +208,7 @@ func (f *flow) Receive(ctx context.Context, m proto.Message) error {
 func (i *Inlet) finish(ctx context.Context, tx *federation.Transaction) error {
 	outcome, err := i.apply(ctx, tx)
 	if err != nil {
-		i.flow, i.receiver = nil, nil
+		i.abandon()
 		return fmt.Errorf("apply %s: %w", tx.Type, err)
 	}
 	var progress federation.Progress
@@ -223,9 +233,10 @@ func (i *Inlet) finish(ctx context.Context, tx *federation.Transaction) error {
 	i.publish()
 	if progress.Checkpoint != nil {
 		i.pending[tx.Type] = *progress.Checkpoint
-		if err := i.checkpoint(ctx, progress.Urgent); err != nil {
-			// Nothing is lost but time: the next stream begins further back.
-			i.config.Log.Warn("checkpoint not stored", "type", tx.Type, "zone", i.config.Zone, "error", err)
+		if progress.Urgent || i.flow == nil {
+			i.checkpoint(ctx)
+		} else {
+			i.checkpointLater(i.flow)
 		}
 	}
 	if answer == nil || i.flow == nil {
@@ -234,22 +245,63 @@ func (i *Inlet) finish(ctx context.Context, tx *federation.Transaction) error {
 	return i.flow.send(answer)
 }
 
-// checkpoint stores what is pending, unless that was done a moment ago.
-func (i *Inlet) checkpoint(ctx context.Context, urgent bool) error {
-	now := i.config.Clock.Now()
-	if len(i.pending) == 0 || !urgent && now.Sub(i.stored) < checkpointInterval {
-		return nil
+// abandon makes the next flow begin from the store. i.mu is held.
+func (i *Inlet) abandon() {
+	i.flow, i.receiver = nil, nil
+	if i.due != nil {
+		i.due.Stop()
+		i.due = nil
+	}
+	clear(i.pending) // another instance may have stored newer ones by then
+}
+
+// checkpoint stores what is pending. i.mu is held. What cannot be stored is tried again
+// with the next one: nothing is lost but time, as the next stream begins further back.
+func (i *Inlet) checkpoint(ctx context.Context) {
+	if i.due != nil {
+		i.due.Stop()
+		i.due = nil
+	}
+	if len(i.pending) == 0 {
+		return
 	}
 	if err := i.config.Checkpoints.Store(ctx, maps.Clone(i.pending)); err != nil {
-		return err
+		i.config.Log.Warn("checkpoint not stored", "zone", i.config.Zone, "error", err)
+		return
 	}
-	i.stored = now
 	clear(i.pending)
-	return nil
+}
+
+// checkpointLater stores what is pending after the interval, off the way of changes. i.mu is
+// held.
+func (i *Inlet) checkpointLater(f *flow) {
+	if i.due != nil {
+		return
+	}
+	due := i.config.Clock.NewTimer(checkpointInterval)
+	i.due = due
+	f.storing.Go(func() {
+		defer due.Stop()
+		select {
+		case <-f.closed:
+			return // Close has stored it
+		case <-due.C():
+		}
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if i.due != due {
+			return // stored meanwhile, or abandoned
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		defer cancel()
+		i.checkpoint(ctx)
+	})
 }
 
 // Close implements federation.Flow.
 func (f *flow) Close() {
+	f.closing.Do(func() { close(f.closed) })
+	defer f.storing.Wait()
 	i := f.inlet
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -257,11 +309,9 @@ func (f *flow) Close() {
 		return
 	}
 	i.flow = nil
-	ctx, cancel := context.WithTimeout(context.Background(), checkpointInterval)
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if err := i.checkpoint(ctx, true); err != nil {
-		i.config.Log.Warn("checkpoint not stored", "zone", i.config.Zone, "error", err)
-	}
+	i.checkpoint(ctx)
 	// Until the next stream, others may change the copies.
 	i.receiver = nil
 }

@@ -441,6 +441,54 @@ func TestStoreFails(t *testing.T) {
 	})
 }
 
+// TestOneWrite: a copy that carries a status is written once for each change, not status
+// and object apart, and a checkpoint is no part of the way of a change.
+func TestOneWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, cut := newWorld(t, 2)
+		time.Sleep(2 * time.Second)
+		var mu sync.Mutex
+		var calls []string
+		w.global.client.Intercept(func(c resourcetest.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			switch c.Verb {
+			case resourcetest.Create, resourcetest.Update, resourcetest.UpdateStatus, resourcetest.Delete:
+				calls = append(calls, fmt.Sprintf("%s %s", c.Verb, c.Kind.Kind))
+			default:
+			}
+			return nil
+		})
+		want := func(after time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(after)
+			mu.Lock()
+			defer mu.Unlock()
+			if diff := cmp.Diff(want, calls); diff != "" {
+				t.Errorf("writes at global:\n%s", diff)
+			}
+			calls = nil
+		}
+		made := w.east.create(w.east.kinds.dataplane, newDataplane("a")).(*meshv1alpha1.Dataplane)
+		want(100*time.Millisecond, "create Dataplane")
+		made.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Probe", LastTransitionTime: metav1.Now()}}
+		if _, err := w.east.client.UpdateStatus(t.Context(), w.east.kinds.dataplane, made); err != nil {
+			t.Fatal(err)
+		}
+		want(100*time.Millisecond, "update Dataplane")
+		copies, _, err := w.global.client.List(t.Context(), w.global.kinds.dataplane, resource.ListOptions{})
+		if err != nil || len(copies) != 1 || len(copies[0].(*meshv1alpha1.Dataplane).Status.Conditions) != 1 {
+			t.Errorf("at global: %v, %v", copies, err)
+		}
+		want(checkpointInterval, "update ConfigMap")
+		// The checkpoint of a stream that ends is stored then.
+		w.east.delete(w.east.kinds.dataplane, "a", "a")
+		want(100*time.Millisecond, "delete Dataplane")
+		cut()
+		want(0, "update ConfigMap")
+	})
+}
+
 // TestConfirm: an operator releases what the guard holds, also after a restart.
 func TestConfirm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/federation"
@@ -52,8 +49,8 @@ func (i *Inlet) apply(ctx context.Context, tx *federation.Transaction) (federati
 	return out, nil
 }
 
-// put creates or replaces a copy. The status is written apart; the version, by which a
-// later stream finds the copy complete, comes last.
+// put creates or replaces a copy, with its status and the version by which a later stream
+// finds it complete, in one transaction.
 func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	obj, err := k.decode(put)
 	if err != nil {
@@ -63,22 +60,24 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
+	if k.carriesStatus() {
+		ctx = resource.WithStatus(ctx)
+	}
 	if err != nil {
-		if !k.carriesStatus() || equality.Semantic.DeepEqual(statusOf(obj), statusOf(k.Descriptor.New())) {
-			_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
-			return err
-		}
-		first := obj.DeepCopyObject().(resource.Object)
-		notes := maps.Clone(first.GetAnnotations())
-		delete(notes, federation.AnnotationSyncVersion)
-		first.SetAnnotations(notes)
-		if existing, err = i.config.Client.Create(ctx, k.Descriptor, first); err != nil {
-			return err
-		}
-	} else if err := i.mayReplace(put, existing); err != nil {
+		_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
 		return err
 	}
-	return i.replace(ctx, k, obj, existing)
+	if err := i.mayReplace(put, existing); err != nil {
+		return err
+	}
+	meta, err := metaOf(obj)
+	if err != nil {
+		return &refusal{err}
+	}
+	meta.UID, meta.ResourceVersion = existing.GetUID(), existing.GetResourceVersion()
+	meta.Finalizers, meta.OwnerReferences = existing.GetFinalizers(), existing.GetOwnerReferences()
+	_, err = i.config.Client.Update(ctx, k.Descriptor, obj)
+	return err
 }
 
 const (
@@ -119,28 +118,6 @@ func (i *Inlet) mayReplace(put federation.Put, existing resource.Object) error {
 		return fmt.Errorf("%w: %v has version %s, not %s", errStale, put.Key, c.Version, put.Before)
 	}
 	return nil
-}
-
-// replace writes the status and then all else of a copy that exists.
-func (i *Inlet) replace(ctx context.Context, k Kind, obj, existing resource.Object) error {
-	meta, err := metaOf(obj)
-	if err != nil {
-		return &refusal{err}
-	}
-	keep := func(from resource.Object) {
-		meta.UID, meta.ResourceVersion = from.GetUID(), from.GetResourceVersion()
-		meta.Finalizers, meta.OwnerReferences = from.GetFinalizers(), from.GetOwnerReferences()
-	}
-	keep(existing)
-	if k.carriesStatus() && !equality.Semantic.DeepEqual(statusOf(obj), statusOf(existing)) {
-		written, err := i.config.Client.UpdateStatus(ctx, k.Descriptor, obj)
-		if err != nil {
-			return err
-		}
-		keep(written)
-	}
-	_, err = i.config.Client.Update(ctx, k.Descriptor, obj)
-	return err
 }
 
 // delete removes a copy, if it is there and belongs to its owner. What refers to it as
@@ -198,13 +175,4 @@ func namespaceMissing(err error) bool {
 	}
 	details := status.Status().Details
 	return details != nil && details.Kind == "namespaces"
-}
-
-// statusOf is the status of an object, as JSON has it.
-func statusOf(obj resource.Object) any {
-	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return err // differs from every status
-	}
-	return m["status"]
 }
