@@ -2,9 +2,11 @@
 // and in another one: global, two zones with a control plane, an ingress and a node each, as
 // processes in network namespaces of one machine (package lab). It needs root and Linux.
 //
-//	go run ./bench/federation [-smoke] [-rounds 100] [-services 0] [-mode auto] [-binary bin/proxima]
+//	go run ./bench/federation [-smoke] [-rounds 100] [-services 0] [-mode auto] [-delay 0] [-binary bin/proxima]
 //
 // -services creates so many exported Services in the first zone before it measures. Each
+// -delay is that of every path between zones and global, in each direction: with it the goal of
+// a change between zones is 1.5 round trips and 15 ms. Each
 // line has median and 99th percentile, and the goal. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
 package main
@@ -28,6 +30,7 @@ import (
 type plan struct {
 	rounds, services int
 	mode, binary     string
+	delay            time.Duration
 }
 
 func main() {
@@ -36,6 +39,7 @@ func main() {
 	flag.IntVar(&p.rounds, "rounds", 100, "rounds of each measurement")
 	flag.IntVar(&p.services, "services", 0, "exported Services that are there besides those that are measured")
 	flag.StringVar(&p.mode, "mode", "auto", "mode of the agents")
+	flag.DurationVar(&p.delay, "delay", 0, "delay in each direction between zones and global")
 	flag.StringVar(&p.binary, "binary", "bin/proxima", "program to measure")
 	flag.Parse()
 	if *smoke {
@@ -72,12 +76,23 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 			err = downErr
 		}
 	}()
+	if p.delay > 0 {
+		for _, path := range [][2]string{{near, far}, {near, "global"}, {far, "global"}} {
+			if err := l.Link(ctx, path[0], path[1], lab.Quality{Delay: p.delay}); err != nil {
+				return err
+			}
+		}
+	}
 	w, err := newWorld(ctx, l, p)
 	if err != nil {
 		return err
 	}
 	defer w.close()
 	fmt.Fprintf(out, "2 zones of 1 node, mode %s, %d rounds, %d other exported Services; times in ms\n", p.mode, p.rounds, p.services)
+	if p.delay > 0 {
+		fmt.Fprintf(out, "a delay of %s in each direction: between zones p50 ≤ %.0f (1.5 round trips and 15 ms)\n",
+			p.delay, 3*float64(p.delay)/float64(time.Millisecond)+15)
+	}
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "CHANGE\tP50\tP99\tGOAL")
 	for _, m := range w.measurements() {
