@@ -70,6 +70,8 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	_ = f.SetAnnotation("global", commandLineOnly, nil) // the flag is there
 	f.BoolVar(&spec.Egress, "egress", false, "with --global: an egress for each zone, by which alone traffic leaves for other zones; on the command line only")
 	_ = f.SetAnnotation("egress", commandLineOnly, nil)
+	f.BoolVar(&spec.IPv6Only, "ipv6-only", false, "no IPv4 anywhere, but for 127.0.0.1; on the command line only")
+	_ = f.SetAnnotation("ipv6-only", commandLineOnly, nil)
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }
@@ -276,8 +278,12 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", k.From, k.To, k.Delay, k.Loss, k.Relay)
 	}
 	fmt.Fprintln(w, "\nFROM\tBY\tASKED\tFAILED\tANSWERED BY")
+	first := "IPv4"
+	if s.IPv6Only {
+		first = "IPv6"
+	}
 	for _, z := range s.Zones {
-		printServed(w, z.Name, "IPv4", &z.Served)
+		printServed(w, z.Name, first, &z.Served)
 		if z.IPv6 != nil {
 			printServed(w, z.Name, "IPv6", z.IPv6)
 		}

@@ -46,6 +46,8 @@ type Spec struct {
 	Egress bool
 	// IPv4Only leaves IPv6 out. Without IPv6 in the kernel it is always set.
 	IPv4Only bool
+	// IPv6Only leaves IPv4 out: no machine has an address of it, but for 127.0.0.1.
+	IPv6Only bool
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
 	Lease time.Duration
 	// Executable is Proxima's.
@@ -86,6 +88,9 @@ func (s Spec) withDefaults() (Spec, error) {
 	}
 	if s.Mode == "" {
 		s.Mode = "auto"
+	}
+	if s.IPv6Only && (s.IPv4Only || !netns.HasIPv6()) {
+		return s, errors.New("a lab of IPv6 only: this kernel has no IPv6, or IPv4 only was asked for, too")
 	}
 	s.IPv4Only = s.IPv4Only || !netns.HasIPv6()
 	if s.Progress == nil {
@@ -188,9 +193,15 @@ const (
 	bits6 = 64
 )
 
-// addrs of a link: an address and, unless the lab is of IPv4 only, its twin.
+// primary of an address and its twin: the first that the lab has.
+func (s Spec) primary(a netip.Addr) netip.Addr { return s.addrs(a)[0].Addr() }
+
+// addrs of a link: an address and its twin, as far as the lab has their families.
 func (s Spec) addrs(a netip.Addr) []netip.Prefix {
-	out := []netip.Prefix{netip.PrefixFrom(a, bits4)}
+	var out []netip.Prefix
+	if !s.IPv6Only {
+		out = append(out, netip.PrefixFrom(a, bits4))
+	}
 	if !s.IPv4Only {
 		out = append(out, netip.PrefixFrom(twin(a), bits6))
 	}
@@ -211,8 +222,11 @@ func controlAddr(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 200,
 
 // serviceRanges of virtual addresses, as --service-cidr takes them.
 func (s Spec) serviceRanges() string {
-	if s.IPv4Only {
+	switch {
+	case s.IPv4Only:
 		return "10.96.0.0/16"
+	case s.IPv6Only:
+		return "fd00:96::/108"
 	}
 	return "10.96.0.0/16,fd00:96::/108"
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -147,6 +148,60 @@ func TestIPv4Only(t *testing.T) {
 	defer again.Close()
 	if err := again.Heal(t.Context(), ""); err != nil || again.VIP6() != "" {
 		t.Errorf("healed: %v; IPv6 address %q", err, again.VIP6())
+	}
+}
+
+// TestIPv6Only is a lab without IPv4: joining, DNS, the mode of the kernel and the sample
+// service are of IPv6. PROXIMA_SOAK=1: with global and two zones, also the way between zones,
+// and rows of the table of failures.
+func TestIPv6Only(t *testing.T) {
+	if !netns.HasIPv6() {
+		t.Skip("this kernel has no IPv6")
+	}
+	if os.Getenv("PROXIMA_SOAK") == "" {
+		l := start(t, lab.Spec{Zones: 1, Nodes: 1, Mode: "auto", IPv6Only: true})
+		noIPv4(t, l.Nodes()[0], "control", "client-a")
+		testkit.Eventually(t, "everything is well", func() bool { return well(l.Status(t.Context())) })
+		return
+	}
+	l := &zonesLab{Lab: start(t, lab.Spec{Zones: 2, Nodes: 1, Mode: "auto", IPv6Only: true, Global: true}), t: t}
+	noIPv4(t, "control", "control-a", "control-b", "gateway-a", "gateway-b", "a-1", "b-1", "client-a", "client-b")
+	l.well()
+	l.failover()
+	l.linkCut()
+	l.globalEmptied()
+	again, err := lab.Open(labName()) // opening it again yields the same
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if err := again.Heal(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "everything is well after another process healed it", func() bool {
+		s := again.Status(t.Context())
+		return s.IPv6Only && wellInZones(s)
+	})
+}
+
+// noIPv4: machines of the lab have no address of IPv4 but that of the loopback.
+func noIPv4(t *testing.T, machines ...string) {
+	t.Helper()
+	for _, machine := range machines {
+		ns := inNamespace(t, machine)
+		err := ns.Do(func() error {
+			all, err := net.InterfaceAddrs()
+			for _, a := range all {
+				if p, err := netip.ParsePrefix(a.String()); err != nil || p.Addr().Is4() && !p.Addr().IsLoopback() {
+					t.Errorf("%s has address %s, %v", machine, a, err)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		_ = ns.Close()
 	}
 }
 

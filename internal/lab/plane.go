@@ -33,14 +33,14 @@ type plane struct {
 }
 
 // central is the only control plane, or global.
-func (s Spec) central() plane { return plane{place: control, addr: controlAddr(2)} }
+func (s Spec) central() plane { return plane{place: control, addr: s.primary(controlAddr(2))} }
 
 // planeOf a zone: the one that its nodes join.
 func (s Spec) planeOf(z zone) plane {
 	if !s.Global {
 		return s.central()
 	}
-	return plane{place: z.plane(), addr: z.addr(2), zone: &z}
+	return plane{place: z.plane(), addr: s.primary(z.addr(2)), zone: &z}
 }
 
 // planes that nodes join.

@@ -82,7 +82,7 @@ func claim(spec Spec) (*Lab, error) {
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
 		*s = state{
-			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only,
+			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only, IPv6Only: spec.IPv6Only,
 			Executable: spec.Executable, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
@@ -93,8 +93,11 @@ func claim(spec Spec) (*Lab, error) {
 
 func (l *Lab) build(ctx context.Context) error {
 	families := "IPv4 and IPv6"
-	if l.spec.IPv4Only {
+	switch {
+	case l.spec.IPv4Only:
 		families = "IPv4 only"
+	case l.spec.IPv6Only:
+		families = "IPv6 only"
 	}
 	l.spec.Progress(fmt.Sprintf("network: %d zones of %d nodes, %s", l.spec.Zones, l.spec.Nodes, families))
 	if err := l.ns.lay(l.spec); err != nil {

@@ -25,8 +25,11 @@ type Status struct {
 	ControlPlane string `json:"controlPlane"` // running or dead
 	API          string `json:"api"`
 	Kubeconfig   string `json:"kubeconfig"`
-	// VIP (address:port) of the sample service, and the one of IPv6; empty: the lab
-	// has no IPv6.
+	// IPv6Only: every address is of IPv6, and what is of both families has it in the first
+	// place.
+	IPv6Only bool `json:"ipv6Only,omitempty"`
+	// VIP (address:port) of the sample service, and the one of IPv6; empty: the lab is of one
+	// family.
 	VIP   string       `json:"vip,omitempty"`
 	VIP6  string       `json:"vip6,omitempty"`
 	Zones []ZoneStatus `json:"zones"`
@@ -48,7 +51,7 @@ type ZoneStatus struct {
 	// Site is what the zone has of its own; nil: nothing.
 	Site  *SiteStatus  `json:"site,omitempty"`
 	Nodes []NodeStatus `json:"nodes"`
-	// Served by IPv4, and by IPv6; nil: the lab has none.
+	// Served by the first family, and by IPv6; nil: the lab is of one family.
 	Served
 	IPv6 *Served `json:"ipv6,omitempty"`
 }
@@ -105,7 +108,7 @@ const questions = 12
 func (l *Lab) Status(ctx context.Context) *Status {
 	s := &Status{
 		Name: l.spec.Name, API: "https://" + l.spec.central().api(), Kubeconfig: l.Kubeconfig(), VIP: l.VIP(), VIP6: l.VIP6(),
-		ControlPlane: l.running("control-plane", l.ns.open[control]), Global: l.spec.Global, Cuts: l.kept.cuts(), Links: l.linkStatus(),
+		ControlPlane: l.running("control-plane", l.ns.open[control]), Global: l.spec.Global, Cuts: l.kept.cuts(), Links: l.linkStatus(), IPv6Only: l.spec.IPv6Only,
 	}
 	ready := l.readiness(ctx)
 	for _, z := range l.spec.zones() {
@@ -116,12 +119,12 @@ func (l *Lab) Status(ctx context.Context) *Status {
 			}
 			ns := l.ns.open[n.name()]
 			node := NodeStatus{
-				Name: n.name(), Address: n.addr().String(), Link: l.link(z, n.name()),
+				Name: n.name(), Address: l.spec.primary(n.addr()).String(), Link: l.link(z, n.name()),
 				Agent: l.running(n.name()+"-agent", ns), Workload: n.workload(), WorkloadProcess: l.running(n.name()+"-workload", ns),
 				Mode: l.modeOf(n), Ready: "?", Names: []string{},
 			}
-			if !l.spec.IPv4Only {
-				node.Address6 = twin(n.addr()).String()
+			if all := l.spec.addrs(n.addr()); len(all) > 1 {
+				node.Address6 = all[1].Addr().String()
 			}
 			if r, ok := ready[n.name()]; ok {
 				node.Ready = r
