@@ -31,7 +31,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation,
+// Config of the handlers of a control plane. All fields are required, but for Federation and Instances,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -56,7 +56,9 @@ type Config struct {
 	InServiceRange func(netip.Addr) bool
 	// Federation with other control planes; nil: this one stands alone.
 	Federation Federation
-	Logger     *slog.Logger
+	// Instances of this control plane besides this one; nil: there are none.
+	Instances Instances
+	Logger    *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.

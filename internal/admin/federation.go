@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -20,7 +21,8 @@ type Federation interface {
 	// State of the connections.
 	State(ctx context.Context) (*FederationStatus, error)
 	// Confirm deletes what is held of a type of a zone's objects, or in a zone of
-	// global's. token names what the user saw; empty: what is held now.
+	// global's. token names what the user saw; empty: what is held now. ErrElsewhere: another
+	// instance may have the stream.
 	Confirm(ctx context.Context, zone, typ, token string) (int, error)
 }
 
@@ -89,6 +91,10 @@ func (h confirmHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n, err := h.Federation.Confirm(r.Context(), in.Zone, in.Type, in.Token)
+	if errors.Is(err, ErrElsewhere) {
+		h.elsewhere(w, r, in, err)
+		return
+	}
 	if err != nil {
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict, err)
 		return

@@ -220,7 +220,7 @@ func (g *global) handle() {
 	}
 	for path, handler := range admin.GlobalHandlers(admin.Config{
 		Role: string(RoleGlobal), StoreName: storeName(g.cfg.Store), Started: g.started, DataDir: g.cfg.DataDir,
-		Store: s.store, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Logger: g.log,
+		Store: s.store, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.others.peers(s.ca), Logger: g.log,
 	}) {
 		handlers[path] = handler
 	}
@@ -245,7 +245,12 @@ func (g *global) State(ctx context.Context) (*admin.FederationStatus, error) {
 
 // Confirm implements admin.Federation.
 func (g *global) Confirm(ctx context.Context, zone, typ, token string) (int, error) {
-	return g.zones.Confirm(ctx, zone, typ, token)
+	n, err := g.zones.Confirm(ctx, zone, typ, token)
+	var elsewhere *zones.NotHereError
+	if errors.As(err, &elsewhere) {
+		err = &elsewhereError{err}
+	}
+	return n, err
 }
 
 func (g *global) serving() Serving {

@@ -152,7 +152,7 @@ func (cp *standalone) handle() {
 		Role: string(cp.cfg.role()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.others.peers(s.ca), Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -56,7 +57,7 @@ func (l *zoneLink) Confirm(ctx context.Context, zone, typ, token string) (int, e
 	}
 	link := l.current.Load()
 	if link == nil {
-		return 0, fmt.Errorf("another instance of this control plane has the connection to global: ask that one")
+		return 0, &elsewhereError{errors.New("another instance of this control plane has the connection to global")}
 	}
 	return zones.Confirm(ctx, link.inlet, typ, token)
 }

@@ -280,6 +280,9 @@ type at the word of another one holds them, as that one may have lost its data.
   at a zone's control plane, where ZONE is its own name, what it has of global
   and of the other zones.
 
+Any instance of the control plane may be asked: it passes the call on to the one
+that has the connection.
+
 TYPE is the kind, as in Mesh, or group and kind.`,
 		Example: "  proxima zone confirm east ServiceExport",
 		Args:    cobra.ExactArgs(2),

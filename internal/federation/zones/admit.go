@@ -132,14 +132,22 @@ func (z *Zones) closed(name string, p *peer) {
 }
 
 // Confirm deletes what is held of a type of a zone's objects. token names what the operator
-// saw; empty: what is held now. It returns how many are deleted. Errors: that the zone is
-// not connected to this instance, that nothing is held, or federation.ErrChanged.
+// saw; empty: what is held now. It returns how many are deleted. Errors: *NotHereError, that
+// nothing is held, or federation.ErrChanged.
 func (z *Zones) Confirm(ctx context.Context, zone, typ, token string) (int, error) {
 	z.mu.Lock()
 	p := z.peers[zone]
+	here := p != nil && p.streams > 0
 	z.mu.Unlock()
-	if p == nil {
-		return 0, fmt.Errorf("zone %s is not connected to this instance (%s)", zone, z.config.Instance)
+	if !here {
+		return 0, &NotHereError{Zone: zone, Instance: z.config.Instance}
 	}
 	return Confirm(ctx, p.inlet, typ, token)
+}
+
+// NotHereError: a zone has no stream to this instance. It may have one to another.
+type NotHereError struct{ Zone, Instance string }
+
+func (e *NotHereError) Error() string {
+	return fmt.Sprintf("zone %s is not connected to this instance (%s)", e.Zone, e.Instance)
 }
