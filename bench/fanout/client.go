@@ -92,7 +92,7 @@ func (s *subject) client(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	first, err := proto.Marshal(&discovery.DeltaDiscoveryRequest{TypeUrl: typeURL, ResourceNamesSubscribe: []string{"*"}})
+	first, err := proto.Marshal(&discovery.DeltaDiscoveryRequest{TypeUrl: typeURL}) // no names: all there is
 	if err != nil {
 		return err
 	}
@@ -124,8 +124,7 @@ func acknowledge(response []byte) []byte {
 		}
 		b = b[n:]
 		if field == responseNonce {
-			nonce, _ = protowire.ConsumeBytes(b)
-			break
+			nonce, _ = protowire.ConsumeBytes(b) // the last one counts
 		}
 		if n = protowire.ConsumeFieldValue(field, kind, b); n < 0 {
 			break

@@ -1,6 +1,7 @@
 // Command fanout measures how long one changed resource takes to reach the last
-// of many delta xDS streams, for our engine, for the least that any server could
-// do, and for the cache of go-control-plane.
+// of many delta xDS streams, for our engine as agents and as zones use it, for the
+// least that any server could do, and for the cache of go-control-plane. The memory of
+// a stream is that of both of its ends, less what the resources take.
 //
 // It is a module of its own, so that the product does not link what it is
 // compared with. Server and clients share the process and talk over loopback TCP,
@@ -15,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,16 +49,19 @@ type sample struct{ last, cpu time.Duration }
 // the floor.
 func compare(out io.Writer, n, rounds, resources int) error {
 	var subjects []*subject
-	for _, make := range []func(int) (server, error){newFloor, newOurs, newLinear} {
+	var memory []uint64
+	for _, make := range []func(int) (server, error){newFloor, newOurs, newZones, newLinear} {
 		server, err := make(resources)
 		if err != nil {
 			return err
 		}
+		before := inUse()
 		s, err := start(server, n)
 		if err != nil {
 			return err
 		}
 		defer s.stop()
+		memory = append(memory, (inUse()-before)/uint64(n))
 		subjects = append(subjects, s)
 	}
 	samples := make([][]sample, len(subjects))
@@ -73,12 +78,12 @@ func compare(out io.Writer, n, rounds, resources int) error {
 		}
 	}
 	fmt.Fprintf(out, "%d streams, %d resources, medians of %d interleaved rounds\n", n, resources, rounds)
-	fmt.Fprintf(out, "%-14s %12s %8s %12s %8s\n", "server", "last client", "ratio", "cpu", "ratio")
+	fmt.Fprintf(out, "%-14s %12s %8s %12s %8s %14s\n", "server", "last client", "ratio", "cpu", "ratio", "kB per stream")
 	floor := median(samples[0])
 	for i, s := range subjects {
 		m := median(samples[i])
-		fmt.Fprintf(out, "%-14s %12s %8.2f %12s %8.2f\n", s.server.name(), m.last.Round(10*time.Microsecond),
-			float64(m.last)/float64(floor.last), m.cpu.Round(10*time.Microsecond), float64(m.cpu)/float64(floor.cpu))
+		fmt.Fprintf(out, "%-14s %12s %8.2f %12s %8.2f %14.1f\n", s.server.name(), m.last.Round(10*time.Microsecond),
+			float64(m.last)/float64(floor.last), m.cpu.Round(10*time.Microsecond), float64(m.cpu)/float64(floor.cpu), float64(memory[i])/1e3)
 	}
 	return nil
 }
@@ -91,6 +96,16 @@ func median(in []sample) sample {
 	slices.Sort(last)
 	slices.Sort(cpu)
 	return sample{last[len(last)/2], cpu[len(cpu)/2]}
+}
+
+// inUse is the memory that this process's heap and stacks take, after what is not used was
+// collected.
+func inUse() uint64 {
+	runtime.GC()
+	runtime.GC() // what finalizers and pools held on to
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
 }
 
 // cpuTime of this process.

@@ -13,7 +13,7 @@ func TestSmoke(t *testing.T) {
 	if err := compare(&out, 5, 2, 20); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"floor", "proxima", "LinearCache"} {
+	for _, name := range []string{"floor", "proxima", "zones", "LinearCache"} {
 		if !strings.Contains(out.String(), name) {
 			t.Errorf("no figures for %s:\n%s", name, out.String())
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpoint "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -18,6 +19,8 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/federation"
+	federationstream "github.com/proxima-mesh/proxima/internal/federation/stream"
 )
 
 const typeURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -168,6 +171,44 @@ func (o *ours) change(a *endpoint.ClusterLoadAssignment) error {
 	o.at.Sequence++
 	_, err = o.scope.Apply(o.at, []delta.Change{{Resource: r}})
 	return err
+}
+
+// zones is ours as global sends to zones: the same engine, below the core of their
+// synchronisation. Zones ask for compression, which none of the clients here does.
+type zones struct{ *ours }
+
+func newZones(resources int) (server, error) {
+	o, err := newOurs(resources)
+	if err != nil {
+		return nil, err
+	}
+	return zones{o.(*ours)}, nil
+}
+
+func (z zones) name() string   { return "zones" }
+func (z zones) method() string { return "/proxima.federation.v1.GlobalToZoneSync/Stream" }
+
+func (z zones) grpcServer() *grpc.Server {
+	s := grpc.NewServer(stream.ServerOptions()...)
+	federationstream.NewGlobal(federationstream.GlobalConfig{
+		// No client checks its health.
+		Timeout: 24 * time.Hour,
+		Admit: func(context.Context) (federationstream.Admission, error) {
+			return federationstream.Admission{Zone: "east", Outlet: z}, nil
+		},
+	}).Register(s)
+	return s
+}
+
+// Changed implements federation.Outlet.
+func (z zones) Changed() <-chan struct{} { return z.scope.Changed() }
+
+// Sender implements federation.Outlet.
+func (z zones) Sender(string) federation.SenderConfig {
+	return federation.SenderConfig{
+		Types:      []federation.Type{{Name: typeURL, Direction: federation.GlobalToZone}},
+		StoreEpoch: "e", Scope: func(string) *delta.Scope { return z.scope },
+	}
 }
 
 // linear is go-control-plane's LinearCache behind its own server.
