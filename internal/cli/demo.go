@@ -21,8 +21,9 @@ func newDemo(s *settings) *cobra.Command {
 through a virtual IP, kills zone-a's backends and shows where the traffic goes.
 
 As root it runs three zones of two nodes, each a network namespace of its own,
-whose agents work in the kernel; nothing of it reaches this machine's own network
-or rules. Without privileges, or with --mode userspace, it is one agent and three
+whose agents work in the kernel. Each zone has a control plane and an ingress, and
+there is a global control plane; then another zone loses power. Nothing of it reaches
+this machine's own network or rules. Without privileges, or with --mode userspace, it is one agent and three
 backends. It leaves nothing behind.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -131,6 +131,7 @@ func (d *demo) play(ctx context.Context) error {
 		return errors.New("the dead backend answered")
 	}
 	d.screen.line("The traffic moved on: no request failed.")
+	d.screen.line("As root it shows more: a zone with a control plane of its own that loses power, in network namespaces.")
 	d.printWhatNext()
 	if d.cfg.Once {
 		return nil

@@ -41,7 +41,11 @@ type labDemo struct {
 	screen screen
 }
 
-const client = "zone-a"
+const (
+	client = "zone-a"
+	// dark is the zone that loses power.
+	dark = "zone-b"
+)
 
 // runLab plays the demo in a lab of its own. The lab is gone when it returns;
 // should this process be killed, the next demo or lab removes it.
@@ -54,13 +58,13 @@ func runLab(ctx context.Context, cfg Config) (err error) {
 		name: fmt.Sprintf("d%d", os.Getpid()%10_000_000), exe: cfg.Executable,
 		screen: screen{out: cfg.Out, color: cfg.Color},
 	}
-	d.screen.title("Proxima: three zones of two nodes on this machine, behind one virtual IP")
-	d.screen.done("%-15s %s", "lab", d.name)
+	d.screen.title("Proxima: three zones of two nodes on this machine, each with a control plane and an ingress of its own")
+	d.screen.done("%-23s %s", "lab", d.name)
 	d.lab, err = lab.Start(ctx, lab.Spec{
-		Name: d.name, Zones: len(zones), Nodes: 2, Mode: cfg.Mode, Executable: cfg.Executable, Temporary: true,
+		Name: d.name, Zones: len(zones), Nodes: 2, Mode: cfg.Mode, Global: true, Executable: cfg.Executable, Temporary: true,
 		Progress: func(line string) {
 			what, more, _ := strings.Cut(line, ": ")
-			d.screen.done("%-15s %s", what, more)
+			d.screen.done("%-23s %s", what, more)
 		},
 	})
 	if err == nil {
@@ -80,22 +84,40 @@ func (d *labDemo) play(ctx context.Context, once bool) error {
 			d.nodes, mode = append(d.nodes, n.Workload), n.Mode
 		}
 	}
-	d.screen.done("%-15s %s", "mode", carries(mode))
+	d.screen.done("%-23s %s", "mode", carries(mode))
 	pids, err := d.victims(ctx)
 	if err != nil {
 		return err
 	}
-	d.screen.title("%d requests from a client in %s to http://%s", requests, client, d.lab.VIP())
+	d.screen.title("%d requests from a client in %s to http://%s", requests, client, d.lab.VIPOf(client))
 	if err := d.ask(ctx, nil); err != nil {
 		return err
 	}
-	d.screen.line("The service prefers near endpoints (trafficDistribution: PreferSameZone).")
+	d.screen.line("All zones export the service; a zone's own endpoints serve it first.")
 
 	d.screen.title("kill -9 of %s's backends (processes %s), then %d more", client, numbers(pids), requests)
-	if err := d.shift(ctx, pids); err != nil {
+	if err := d.killAll(ctx, pids); err != nil {
 		return err
 	}
-	if err := d.ask(ctx, pids); err != nil {
+	dead := map[string]bool{}
+	for name := range pids {
+		dead[name] = true
+	}
+	if err := d.moved(ctx, dead); err != nil {
+		return err
+	}
+	d.screen.line("The traffic moved on, by mutual TLS to the ingresses of the other zones: after that no request failed.")
+
+	d.screen.title("%s loses power, with its control plane, its ingress and its nodes, then %d more", dark, requests)
+	if err := d.lab.PowerOff(ctx, dark); err != nil {
+		return fmt.Errorf("switch %s off: %w", dark, err)
+	}
+	for _, name := range d.nodes {
+		if strings.HasPrefix(name, "web-"+strings.TrimPrefix(dark, "zone-")+"-") {
+			dead[name] = true
+		}
+	}
+	if err := d.moved(ctx, dead); err != nil {
 		return err
 	}
 	d.screen.line("The traffic moved on: after that no request failed.")
@@ -136,46 +158,58 @@ func (d *labDemo) victims(ctx context.Context) (map[string]int, error) {
 	return pids, nil
 }
 
-// shift kills the backends and keeps sending requests until the kernel's tables are
-// updated.
-func (d *labDemo) shift(ctx context.Context, pids map[string]int) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+// killAll of some processes, by the names of their workloads.
+func (d *labDemo) killAll(ctx context.Context, pids map[string]int) error {
 	for name, pid := range pids {
 		if err := kill(ctx, pid); err != nil {
 			return fmt.Errorf("kill %s: %w", name, err)
 		}
 	}
-	killed, refused := time.Now(), 0
-	var over time.Duration // from the kill to the first answer since which none failed
+	return nil
+}
+
+// moved shows where the traffic goes after a failure.
+func (d *labDemo) moved(ctx context.Context, dead map[string]bool) error {
+	if err := d.shift(ctx, dead); err != nil {
+		return err
+	}
+	return d.ask(ctx, dead)
+}
+
+// shift keeps sending requests after a failure until others than the dead answer all of them.
+func (d *labDemo) shift(ctx context.Context, dead map[string]bool) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	failed, refused := time.Now(), 0
+	var over time.Duration // from the failure to the first answer since which none failed
 	for well := 0; well < requests; {
 		a, err := d.lab.Answer(ctx, client)
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("no backend took over from %s in %s: %w", client, timeout, err)
-		case err != nil || pids[a.Name] != 0:
+			return fmt.Errorf("no backend took over in %s: %w", timeout, err)
+		case err != nil || dead[a.Name]:
 			well = 0
 			refused++
 			continue
 		case well == 0:
-			over = time.Since(killed)
+			over = time.Since(failed)
 		}
 		well++
 	}
-	d.screen.line("  after %s the other zones had taken over; %d requests were refused until then", over.Round(time.Millisecond), refused)
+	d.screen.line("  after %s other zones had taken over; %d requests failed until then", over.Round(time.Millisecond), refused)
 	return nil
 }
 
 // ask sends the requests, one connection each, and shows who answered. None of
 // the killed ones may answer.
-func (d *labDemo) ask(ctx context.Context, dead map[string]int) error {
+func (d *labDemo) ask(ctx context.Context, dead map[string]bool) error {
 	answers := map[string]int{}
 	d.screen.begin()
 	for range requests {
 		a, err := d.lab.Answer(ctx, client)
 		if err != nil {
 			d.screen.end()
-			return fmt.Errorf("request through %s: %w", d.lab.VIP(), err)
+			return fmt.Errorf("request through %s: %w", d.lab.VIPOf(client), err)
 		}
 		answers[a.Name]++
 		d.screen.answer(a.Name)
@@ -183,7 +217,7 @@ func (d *labDemo) ask(ctx context.Context, dead map[string]int) error {
 	d.screen.end()
 	for i, name := range d.nodes {
 		d.screen.bar(name, zones[i*len(zones)/len(d.nodes)], answers[name])
-		if dead[name] != 0 && answers[name] > 0 {
+		if dead[name] && answers[name] > 0 {
 			return fmt.Errorf("%s is dead and answered", name)
 		}
 	}
@@ -205,12 +239,9 @@ func (d *labDemo) whatNext(once bool) {
 		return
 	}
 	d.screen.title("Try it yourself, in another terminal, as root")
-	d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, d.lab.VIP())
-	if vip6 := d.lab.VIP6(); vip6 != "" {
-		d.screen.line("  ip netns exec pxlab-%s-client-b curl -s http://%s", d.name, vip6)
-	}
-	d.screen.line("  %s trace %s --data-dir %s", d.exe, d.lab.VIP(), d.lab.DataDir("a-1"))
-	d.screen.line("  %s lab status --lab %s                # also: cut zone-b, kill a-2, heal", d.exe, d.name)
+	d.screen.line("  ip netns exec pxlab-%s-client-a curl -s http://%s", d.name, d.lab.VIPOf(client))
+	d.screen.line("  %s trace %s --data-dir %s", d.exe, d.lab.VIPOf(client), d.lab.DataDir("a-1"))
+	d.screen.line("  %s lab status --lab %s                # also: heal zone-b, cut zone-a zone-c, kill global", d.exe, d.name)
 	d.screen.line("")
 	d.screen.line("Ctrl-C ends the demo and removes everything.")
 }

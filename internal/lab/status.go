@@ -284,6 +284,16 @@ func (l *Lab) Answer(ctx context.Context, zoneName string) (Answer, error) {
 // VIP (address:port) of the sample service; empty: each zone has one of its own.
 func (l *Lab) VIP() string { return nth(l.kept.vips(""), 0) }
 
+// VIPOf is the one by which a zone's client reaches the sample service; empty: there is no
+// such zone.
+func (l *Lab) VIPOf(zoneName string) string {
+	p, err := l.spec.find(zoneName)
+	if err != nil {
+		return ""
+	}
+	return l.vip(p.zone, 0)
+}
+
 // VIP6 is that of IPv6; empty: the lab has none.
 func (l *Lab) VIP6() string { return nth(l.kept.vips(""), 1) }
 

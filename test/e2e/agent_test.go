@@ -259,6 +259,15 @@ func TestDemo(t *testing.T) {
 		}
 		zone := []string{"web-a-1", "web-a-2"}
 		out := playDemo(t, "auto", zone, zone)
+		_, dark, ok := strings.Cut(out, "zone-b loses power")
+		if !ok || !strings.Contains(dark, "no request failed") {
+			t.Errorf("no zone lost its power, or it mattered:\n%s", out)
+		}
+		for _, name := range []string{"web-a-1", "web-a-2", "web-b-1", "web-b-2"} {
+			if !strings.Contains(dark, silent(name)) {
+				t.Errorf("%s answered after its zone lost power:\n%s", name, dark)
+			}
+		}
 		_, lab, _ := strings.Cut(out, " lab ")
 		lab, _, _ = strings.Cut(lab, "\n")
 		lab = strings.TrimSpace(lab)
@@ -266,6 +275,11 @@ func TestDemo(t *testing.T) {
 			t.Errorf("the demo left of lab %q: %v, %v", lab, left, err)
 		}
 	})
+}
+
+// silent is how a backend is shown that did not answer.
+func silent(name string) string {
+	return fmt.Sprintf("%-6s zone-%-2s ············ 0", name, name[4:5])
 }
 
 // playDemo of a mode: answer must all answer before the kill, and of the killed
@@ -280,10 +294,6 @@ func playDemo(t *testing.T, mode string, killed, answer []string) (out string) {
 	before, after, ok := strings.Cut(out, "kill -9")
 	if !ok {
 		t.Fatalf("no backend was killed:\n%s", out)
-	}
-	// silent is how a backend is shown that did not answer.
-	silent := func(name string) string {
-		return fmt.Sprintf("%-6s zone-%-2s ············ 0", name, name[4:5])
 	}
 	for _, name := range answer {
 		if !strings.Contains(before, name) || strings.Contains(before, silent(name)) {
