@@ -132,7 +132,7 @@ func (d *identities) lead(ctx context.Context) error {
 	if d.catalog.WaitSynced(ctx) != nil {
 		return nil // ctx has ended
 	}
-	var acknowledge func(string, uint64)
+	var acknowledge func(string, uint64, string)
 	if d.link != nil {
 		acknowledge = d.link.acknowledge
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -77,7 +78,12 @@ type zoneRecord struct {
 	Acked uint64 `json:"acked,omitempty"`
 	// SignsUntil is the end of the newest certificate by which it can sign.
 	SignsUntil time.Time `json:"signsUntil,omitzero"`
+	// Problem that it has reported.
+	Problem string `json:"problem,omitempty"`
 }
+
+// maxProblem bounds what is kept of a problem, in bytes.
+const maxProblem = 1024
 
 // changeRecord of a zone. change is called again when another instance has written meanwhile.
 func (r *meshRoots) changeRecord(ctx context.Context, mesh, zone string, change func(*zoneRecord)) error {
@@ -143,6 +149,7 @@ func (r *meshRoots) readPeers(ctx context.Context, mesh string) ([]rotation.Peer
 		if z.Enabled {
 			out = append(out, rotation.Peer{
 				Name: "zone " + z.Name, Acked: known.Acked, Connected: z.Insight != nil && z.Insight.Online, HoldsUntil: known.SignsUntil,
+				Problem: known.Problem,
 			})
 		}
 	}
@@ -221,7 +228,11 @@ func (r *meshRoots) Acknowledge(ctx context.Context, q *federationv1.Acknowledge
 	if !ok || q.GetGeneration() > s.Generation {
 		return nil, status.Errorf(codes.FailedPrecondition, "mesh %s has no generation %d of authorities", q.GetMesh(), q.GetGeneration())
 	}
-	err = r.changeRecord(ctx, q.GetMesh(), zone, func(z *zoneRecord) { z.Acked = max(z.Acked, q.GetGeneration()) })
+	trouble := q.GetProblem()
+	trouble = strings.ToValidUTF8(trouble[:min(len(trouble), maxProblem)], "")
+	err = r.changeRecord(ctx, q.GetMesh(), zone, func(z *zoneRecord) {
+		z.Acked, z.Problem = max(z.Acked, q.GetGeneration()), trouble
+	})
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}

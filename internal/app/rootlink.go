@@ -37,15 +37,20 @@ type rootLink struct {
 	following bool
 	// old: global has a version that has no states to follow.
 	old bool
-	// due are the generations to acknowledge, done those that were acknowledged to the
-	// global that sends the states.
-	due, done map[string]uint64
+	// due are acknowledgements to send, done those that the global has that sends the states.
+	due, done map[string]acknowledgement
 	// dueChanged has a value when there may be something to acknowledge.
 	dueChanged chan struct{}
 }
 
+// acknowledgement of a mesh.
+type acknowledgement struct {
+	generation uint64
+	problem    string
+}
+
 func newRootLink(log *slog.Logger) *rootLink {
-	return &rootLink{log: log, due: map[string]uint64{}, done: map[string]uint64{}, dueChanged: make(chan struct{}, 1)}
+	return &rootLink{log: log, due: map[string]acknowledgement{}, done: map[string]acknowledgement{}, dueChanged: make(chan struct{}, 1)}
 }
 
 // rootTimeout bounds one call.
@@ -184,13 +189,14 @@ func (l *rootLink) state(ctx context.Context, mesh, backend string) (rotation.St
 }
 
 // acknowledge implements authorities.LeaderConfig.Acknowledge.
-func (l *rootLink) acknowledge(mesh string, generation uint64) {
+func (l *rootLink) acknowledge(mesh string, generation uint64, problem string) {
+	next := acknowledgement{generation, problem}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.done[mesh] == generation || l.due[mesh] == generation {
+	if waiting, ok := l.due[mesh]; ok && waiting == next || !ok && l.done[mesh] == next {
 		return
 	}
-	l.due[mesh] = generation
+	l.due[mesh] = next
 	select {
 	case l.dueChanged <- struct{}{}:
 	default:
@@ -208,30 +214,32 @@ func (l *rootLink) sendAcknowledgements(ctx context.Context) {
 		}
 		l.mu.Lock()
 		due := l.due
-		l.due = map[string]uint64{}
+		l.due = map[string]acknowledgement{}
 		l.mu.Unlock()
-		for mesh, generation := range due {
-			err := l.sendAcknowledgement(ctx, mesh, generation)
+		for mesh, one := range due {
+			err := l.sendAcknowledgement(ctx, mesh, one)
 			if err != nil {
 				l.log.Debug("a change of authorities was not acknowledged to global; it is tried again", "mesh", mesh, "error", err)
 				time.AfterFunc(followAgain.Last, l.changed)
 				continue
 			}
 			l.mu.Lock()
-			l.done[mesh] = generation
+			l.done[mesh] = one
 			l.mu.Unlock()
 		}
 	}
 }
 
-func (l *rootLink) sendAcknowledgement(ctx context.Context, mesh string, generation uint64) error {
+func (l *rootLink) sendAcknowledgement(ctx context.Context, mesh string, one acknowledgement) error {
 	client, err := l.client()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, rootTimeout)
 	defer cancel()
-	_, err = client.Acknowledge(ctx, &federationv1.AcknowledgeRequest{Mesh: mesh, Generation: generation})
+	_, err = client.Acknowledge(ctx, &federationv1.AcknowledgeRequest{
+		Mesh: mesh, Generation: one.generation, Problem: one.problem,
+	})
 	return err
 }
 

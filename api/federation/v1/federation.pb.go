@@ -661,9 +661,13 @@ func (x *MeshAuthority) GetRoots() []byte {
 }
 
 type AcknowledgeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Mesh          string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// Generation that was done; 0: the present one was not.
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Problem is why the zone issues no certificates in the mesh, or cannot change its
+	// authority; empty: there is none.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -710,6 +714,13 @@ func (x *AcknowledgeRequest) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
+}
+
+func (x *AcknowledgeRequest) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 type AcknowledgeResponse struct {
@@ -1288,12 +1299,13 @@ const file_federation_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
-	"\x05roots\x18\x04 \x01(\fR\x05roots\"H\n" +
+	"\x05roots\x18\x04 \x01(\fR\x05roots\"b\n" +
 	"\x12AcknowledgeRequest\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
-	"generation\"\x15\n" +
+	"generation\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x15\n" +
 	"\x13AcknowledgeResponse\";\n" +
 	"\vRootRequest\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x18\n" +

@@ -296,7 +296,8 @@ type MeshAuthoritiesClient interface {
 	// through a change of authorities step by step with global, so that no connection
 	// between them fails.
 	Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error)
-	// Acknowledge tells that the zone that calls has done what a generation asks of it.
+	// Acknowledge tells that the zone that calls has done what a generation asks of it, or
+	// why it has not.
 	Acknowledge(ctx context.Context, in *AcknowledgeRequest, opts ...grpc.CallOption) (*AcknowledgeResponse, error)
 	// Root is the authority that a backend of type Builtin issues by now. Zones call it whose
 	// version has no Follow.
@@ -373,7 +374,8 @@ type MeshAuthoritiesServer interface {
 	// through a change of authorities step by step with global, so that no connection
 	// between them fails.
 	Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error
-	// Acknowledge tells that the zone that calls has done what a generation asks of it.
+	// Acknowledge tells that the zone that calls has done what a generation asks of it, or
+	// why it has not.
 	Acknowledge(context.Context, *AcknowledgeRequest) (*AcknowledgeResponse, error)
 	// Root is the authority that a backend of type Builtin issues by now. Zones call it whose
 	// version has no Follow.

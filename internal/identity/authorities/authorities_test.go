@@ -507,3 +507,24 @@ func TestMeshDeleted(t *testing.T) {
 		}
 	}
 }
+
+// TestProblemsElsewhere: the status of a Mesh has what zones report.
+func TestProblemsElsewhere(t *testing.T) {
+	p := newPlane(t, newRecords(), nil)
+	var trouble atomic.Pointer[string]
+	acked := make(chan struct{})
+	p.run(func() []rotation.Peer {
+		if s := trouble.Load(); s != nil {
+			return []rotation.Peer{{Name: "zone b", Problem: *s}, {Name: "zone a"}}
+		}
+		return nil
+	}, acked)
+	p.write(newMesh("shop", enable("own", v1alpha1.MeshCertificateBackend{Name: "own"})))
+	p.eventually("shop", "it issues", ready("Issuing"))
+	trouble.Store(new("no key"))
+	acked <- struct{}{}
+	p.eventually("shop", "the problem of zone b", func(s v1alpha1.MeshStatus) bool {
+		c := apimeta.FindStatusCondition(s.Conditions, v1alpha1.MeshCertificatesReady)
+		return c != nil && c.Status == metav1.ConditionFalse && c.Reason == "CannotSign" && c.Message == "zone b: no key"
+	})
+}

@@ -34,8 +34,9 @@ type LeaderConfig struct {
 	// Members are the workloads of a mesh (NAMESPACE/NAME), for its status; sorted.
 	Members func(mesh string) []string
 	// Acknowledge, in a zone, tells global that the zone has done what a generation of
-	// global's state asks of it. It is called again and again, and must not block.
-	Acknowledge func(mesh string, generation uint64)
+	// global's state asks of it (0: what the present one asks is not done), and what is
+	// wrong. It is called again and again, and must not block.
+	Acknowledge func(mesh string, generation uint64, problem string)
 	Logger      *slog.Logger
 	Now         func() time.Time
 }
@@ -59,6 +60,9 @@ type leading struct {
 	err error
 	// apart: the zone signs by files of its own, of which global knows nothing.
 	apart bool
+	// done is the generation of it that this zone has done; 0: it has not done the present
+	// one.
+	done uint64
 }
 
 // progress of one mesh.
@@ -68,6 +72,8 @@ type progress struct {
 	problem error
 	// unable is why the authority that issues cannot sign; nil: it can, or none issues.
 	unable error
+	// elsewhere are the problems that peers have reported, sorted.
+	elsewhere []string
 }
 
 // NewLeader makes the leader of one term.
@@ -119,17 +125,31 @@ func (l *Leader) lead(ctx context.Context) {
 		if p.problem == nil {
 			p.unable = r.ensureIssuer(ctx)
 			p.Progress, p.problem = l.leadMesh(ctx, name, r, p.unable == nil)
+			p.elsewhere = problemsOf(l.config.Peers(name))
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		l.logTrouble(name, p)
 		l.progress[name] = p
+		l.acknowledge(name, p)
 		if err := l.writeStatus(ctx, r, p); err != nil && ctx.Err() == nil {
 			l.config.Logger.Warn("status of a mesh not written; it is tried again", "mesh", name, "error", err)
 		}
 	}
 	l.forget(ctx, all)
+}
+
+// problemsOf peers, sorted.
+func problemsOf(peers []rotation.Peer) []string {
+	var out []string
+	for _, p := range peers {
+		if p.Problem != "" {
+			out = append(out, p.Name+": "+p.Problem)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // logTrouble logs what is wrong with a mesh, once.
@@ -184,11 +204,25 @@ func (l *Leader) gate(name string, s rotation.State) error {
 	return nil
 }
 
-// acknowledge to global what this zone has done, if its peers have acknowledged its state.
-func (l *Leader) acknowledge(name string, state rotation.State, p rotation.Progress) {
-	if g := l.leading[name]; g.ok && l.config.Acknowledge != nil && p.Settled && (g.apart || rotation.Follows(g.state, state)) {
-		l.config.Acknowledge(name, g.state.Generation)
+// follows notes that the zone has done what global asks, if it has: state is settled.
+func (l *Leader) follows(name string, state rotation.State) {
+	if g := l.leading[name]; g.ok && (g.apart || rotation.Follows(g.state, state)) {
+		g.done = g.state.Generation
+		l.leading[name] = g
 	}
+}
+
+// acknowledge to global what this zone has done, and what is wrong here.
+func (l *Leader) acknowledge(name string, p progress) {
+	g := l.leading[name]
+	if !g.ok || l.config.Acknowledge == nil {
+		return
+	}
+	problem := ""
+	if err := cmp.Or(p.problem, p.unable, p.Blocked); err != nil {
+		problem = err.Error()
+	}
+	l.config.Acknowledge(name, g.done, problem)
 }
 
 func (l *Leader) leadMesh(ctx context.Context, name string, r *running, canSign bool) (rotation.Progress, error) {
@@ -208,7 +242,9 @@ func (l *Leader) leadMesh(ctx context.Context, name string, r *running, canSign 
 	if err != nil {
 		return p, err
 	}
-	l.acknowledge(name, state, p)
+	if p.Settled {
+		l.follows(name, state)
+	}
 	if candidateErr != nil {
 		return p, candidateErr
 	}

@@ -84,6 +84,8 @@ func certificatesReady(w *wanted, state rotation.State, p progress) metav1.Condi
 		c.Reason, c.Message = "CannotSign", p.unable.Error()
 	case p.Blocked != nil:
 		c.Reason, c.Message = "CannotSign", p.Blocked.Error()
+	case len(p.elsewhere) > 0:
+		c.Reason, c.Message = "CannotSign", strings.Join(first(p.elsewhere), "; ")
 	case len(p.Waiting) > 0:
 		c.Reason = "Rotating"
 		c.Message = fmt.Sprintf("phase %s waits for %d: %s", state.Phase, len(p.Waiting), strings.Join(first(p.Waiting), ", "))
@@ -96,7 +98,7 @@ func certificatesReady(w *wanted, state rotation.State, p progress) metav1.Condi
 	default:
 		c.Reason, c.Message = "Issuing", "backend "+w.enabled+" signs the certificates of workloads"
 	}
-	if issuing && p.problem == nil && p.unable == nil {
+	if issuing && p.problem == nil && p.unable == nil && len(p.elsewhere) == 0 {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

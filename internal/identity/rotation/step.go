@@ -17,6 +17,8 @@ type Peer struct {
 	// HoldsUntil is the end of the newest certificate that it has, as far as it was
 	// issued. For a zone that signs by itself: the end of its intermediate.
 	HoldsUntil time.Time
+	// Problem that it has reported, for people; empty: none.
+	Problem string
 }
 
 // live reports whether a peer may carry traffic.
