@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/resource/reflector"
@@ -92,7 +93,7 @@ func (s *Server) followRanges(ctx context.Context, synced func()) {
 			return strings.Compare(a, b)
 		})
 		for _, name := range names {
-			if isUsable(ranges[name]) {
+			if isUsable(ranges[name]) && !isMeshRange(ranges[name]) {
 				for _, text := range ranges[name].Spec.CIDRs {
 					if prefix, err := netip.ParsePrefix(text); err == nil {
 						prefixes = append(prefixes, prefix.Masked())
@@ -118,6 +119,13 @@ func (s *Server) followRanges(ctx context.Context, synced func()) {
 		}
 		return apply()
 	})
+}
+
+// isMeshRange reports whether a range is that of names below "mesh": package virtualip
+// allocates of it, and Services get no addresses of it.
+func isMeshRange(cidr *networkingv1.ServiceCIDR) bool {
+	_, ok := cidr.Labels[meshv1alpha1.LabelVirtualIPs]
+	return ok
 }
 
 // isUsable reports whether addresses of a range may be allocated: not if it is being

@@ -49,6 +49,7 @@ var manifests = map[string]string{
 	"ZoneEgressInsight":  `{status: {online: true}}`,
 	"DataplaneInsight":   `{status: {online: true}}`,
 	"ServiceExport":      `{spec: {exportedLabels: {team: shop}}}`,
+	"VirtualIP":          `{spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}}`,
 	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 
 	"TrafficPlan":       `{spec: {service: web, version: 1, mode: proxima.dev/Adaptive, parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}}}`,

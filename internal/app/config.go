@@ -22,6 +22,9 @@ type ControlPlaneConfig struct {
 	GRPCPort int
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
+	// MeshCIDRs are the ranges of virtual IPs of names below "mesh" at the first start, at
+	// most one per family; from then on the stored ones hold. Empty: there are no such names.
+	MeshCIDRs []netip.Prefix
 	// MaxEndpointsPerSlice, 0: 100.
 	MaxEndpointsPerSlice int
 	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.

@@ -21,8 +21,9 @@ import (
 // The zero value is off.
 type directNames struct {
 	nameServer
-	zone   *records.Zone
-	tables *catalog.Catalog
+	zone    *records.Zone
+	clients *direct.Clients
+	tables  *catalog.Catalog
 }
 
 // listenDirect opens the sockets of --dns-address. It forwards nothing: a server that many
@@ -44,8 +45,8 @@ func listenDirect(address string, tables *catalog.Catalog, metrics prometheus.Re
 			Hint: "is another DNS server running on this machine? choose another port",
 		}
 	}
-	d := directNames{nameServer: nameServer{udp: udp, tcp: tcp}, zone: records.New(), tables: tables}
-	config := dns.Config{Zone: d.zone, Domain: ClusterDomain, Logger: log.With("component", "dns"), Registerer: metrics}
+	d := directNames{nameServer: nameServer{udp: udp, tcp: tcp}, zone: records.New(), clients: &direct.Clients{}, tables: tables}
+	config := dns.Config{Zone: d.zone, Mesh: d.clients.MeshAt, Domain: ClusterDomain, Logger: log.With("component", "dns"), Registerer: metrics}
 	if self := udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(); !self.IsUnspecified() {
 		config.Addresses = []netip.Addr{self}
 	}
@@ -60,7 +61,7 @@ func (d directNames) components() []component {
 		return nil
 	}
 	return []component{
-		{Name: "names of endpoints", Run: func(ctx context.Context) error { return direct.Follow(ctx, d.tables, d.zone) }},
+		{Name: "names of endpoints", Run: func(ctx context.Context) error { return direct.Follow(ctx, d.tables, d.zone, d.clients) }},
 		{Name: "DNS upstreams", Run: d.server.Run},
 		{Name: "DNS over UDP", Run: func(ctx context.Context) error { return d.server.ServeUDP(ctx, d.udp) }},
 		{Name: "DNS over TCP", Run: func(ctx context.Context) error { return d.server.ServeTCP(ctx, d.tcp) }},

@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -64,6 +65,7 @@ func (c *controllers) components() []component {
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
+		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
 	}
 }
 
@@ -158,6 +160,17 @@ func (c *controllers) runExports(ctx context.Context) error {
 // runImports keeps what all zones export to this one.
 func (c *controllers) runImports(ctx context.Context) error {
 	return multicluster.NewImports(c.multicluster("imports")).Run(ctx)
+}
+
+// runVirtualIPs gives names below "mesh" their addresses.
+func (c *controllers) runVirtualIPs(ctx context.Context) error {
+	if len(c.cfg.MeshCIDRs) == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	return virtualip.New(virtualip.Config{
+		Client: c.client, Catalog: c.instance.catalog, Ranges: c.cfg.MeshCIDRs, Logger: c.log.With("component", "virtual IPs"),
+	}).Run(ctx)
 }
 
 func (c *controllers) multicluster(component string) multicluster.Config {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
+	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
@@ -23,6 +27,32 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 		NodePortAddresses: a.cfg.NodePortAddresses,
 	})
 }
+
+// ownPortsOnly reports whether names below "mesh" answer on the ports of their Services
+// alone: the userspace mode opens sockets, and port 80 may need a privilege.
+func (a *agent) ownPortsOnly() bool {
+	if a.gateway != nil || a.mode.Name() != userspaceMode {
+		return false
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(loopbackProbe, strconv.Itoa(proxy.CommonPort)))
+	if err == nil {
+		_ = l.Close()
+		return false
+	}
+	if !errors.Is(err, syscall.EACCES) {
+		return false // it is in use there
+	}
+	a.log.Info("names below \"mesh\" answer on the ports of their Services alone, not on port 80", "error", err,
+		"hint", "run as root, grant CAP_NET_BIND_SERVICE, or lower the sysctl net.ipv4.ip_unprivileged_port_start")
+	return true
+}
+
+// userspaceMode is the mode that opens sockets, and loopbackProbe an address at which
+// hardly anything listens.
+const (
+	userspaceMode = "userspace"
+	loopbackProbe = "127.97.255.254"
+)
 
 // modeGrace is how long open connections may finish when the agent ends.
 const modeGrace = 5 * time.Second

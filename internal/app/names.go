@@ -57,6 +57,7 @@ func (a *agent) listenNames() error {
 	a.undoResolver(self, "an agent that did not end by itself")
 	config := dns.Config{
 		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
+		Mesh:   func(client netip.Addr) string { return a.identity.MeshAt(client, a.names.OnlyMesh()) },
 		Logger: a.log.With("component", "dns"), Registerer: a.registry,
 	}
 	if !self.Addr().IsUnspecified() {

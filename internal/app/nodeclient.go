@@ -59,6 +59,39 @@ func (n *nodeIdentity) at(client netip.Addr, meshName string) (svids []*mesh.SVI
 	return svids, errs
 }
 
+// MeshAt is the mesh of a client on this node: that of the workload with its address, else
+// that of all workloads of the node, else the default one. Until the workloads are known, as
+// after a restart without a control plane, it is fallback.
+func (n *nodeIdentity) MeshAt(client netip.Addr, fallback string) string {
+	if n == nil {
+		return meshv1alpha1.DefaultMesh
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.listed[kind.Dataplane] || !n.listed[kind.Namespace] {
+		return fallback
+	}
+	at, all := map[string]bool{}, map[string]bool{}
+	for key, dp := range n.dataplanes {
+		mesh := kind.DataplaneMesh(dp, n.namespaces[key.Namespace])
+		all[mesh] = true
+		if hasAddress(dp, client.Unmap()) {
+			at[mesh] = true
+		}
+	}
+	for _, meshes := range []map[string]bool{at, all} {
+		if len(meshes) == 1 {
+			for mesh := range meshes {
+				return mesh
+			}
+		}
+		if len(meshes) > 1 {
+			break
+		}
+	}
+	return meshv1alpha1.DefaultMesh
+}
+
 func hasAddress(dp *meshv1alpha1.Dataplane, addr netip.Addr) bool {
 	return slices.ContainsFunc(dp.Spec.Addresses, func(text string) bool {
 		a, err := netip.ParseAddr(text)

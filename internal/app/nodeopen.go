@@ -72,7 +72,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	}
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
-		Mode: a.mode, Facts: a.facts,
+		Mode: a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
 		Applied: func(changes []proxy.Change) {
 			if a.gateway == nil { // the health check node ports are those of the machine's agent
 				a.checks.Update(changes)

@@ -67,7 +67,7 @@ func (a *agent) demandComponents() []component {
 	}
 	a.demand = wire.NewClient(wire.ClientConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
-		Counter: counter, Start: a.agent.Ready(), Logger: a.log.With("component", "demand"), Registerer: a.registry,
+		Counter: counter, Source: a.agent.Source, Start: a.agent.Ready(), Logger: a.log.With("component", "demand"), Registerer: a.registry,
 	})
 	return []component{{Name: "demand", Run: a.demand.Run}}
 }

@@ -7,8 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -93,6 +96,43 @@ func DefaultServiceCIDRs(privileged bool) []netip.Prefix {
 		return []netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}
 	}
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/108")}
+}
+
+// DefaultMeshCIDRs are the ranges of virtual IPs of names below "mesh" at the first start:
+// those of Kuma for root, loopback addresses otherwise, and on Windows, which routes no
+// addresses of class E, a part of the range for shared address space (RFC 6598). IPv6 only
+// where Services have it.
+func DefaultMeshCIDRs(privileged bool, services []netip.Prefix) []netip.Prefix {
+	switch {
+	case runtime.GOOS == "windows":
+		return []netip.Prefix{netip.MustParsePrefix("100.96.0.0/11")}
+	case !privileged:
+		return []netip.Prefix{netip.MustParsePrefix("127.97.0.0/16")}
+	}
+	out := []netip.Prefix{netip.MustParsePrefix("240.0.0.0/4")}
+	if slices.ContainsFunc(services, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		out = append(out, netip.MustParsePrefix("fd00:240::/64"))
+	}
+	return out
+}
+
+// ParseMeshCIDRs reads a user's ranges for names below "mesh": one per IP family.
+func ParseMeshCIDRs(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err == nil {
+			err = virtualip.CheckRange(p)
+		}
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("--mesh-cidr %q: %w", text, err)
+		case len(out) == 2 || (len(out) == 1 && out[0].Addr().Is4() == p.Addr().Is4()):
+			return nil, errors.New("--mesh-cidr: one range of IPv4 and one of IPv6 at the most")
+		}
+		out = append(out, p)
+	}
+	return out, nil
 }
 
 // ParseServiceCIDRs reads a user's ranges: one per IP family.

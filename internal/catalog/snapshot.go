@@ -33,6 +33,7 @@ const (
 	ZoneEgresses
 	ServiceExports
 	ServiceImports
+	VirtualIPs
 	Kinds
 )
 
@@ -57,6 +58,7 @@ type Snapshot struct {
 	ZoneEgresses   Table[*meshv1alpha1.ZoneEgress]
 	ServiceExports Table[*mcs.ServiceExport]
 	ServiceImports Table[*mcs.ServiceImport]
+	VirtualIPs     Table[*meshv1alpha1.VirtualIP]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -173,6 +175,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: mcs.GroupName, Kind: "ServiceImport"},
 		at:    func(s *Snapshot) *Table[*mcs.ServiceImport] { return &s.ServiceImports },
 		delta: func(d *Delta) *[]Change[*mcs.ServiceImport] { return &d.ServiceImports },
+	},
+	VirtualIPs: &tableKind[*meshv1alpha1.VirtualIP]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "VirtualIP"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.VirtualIP] { return &s.VirtualIPs },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.VirtualIP] { return &d.VirtualIPs },
 	},
 }
 

@@ -47,6 +47,7 @@ type Delta struct {
 	ZoneEgresses   []Change[*meshv1alpha1.ZoneEgress]
 	ServiceExports []Change[*mcs.ServiceExport]
 	ServiceImports []Change[*mcs.ServiceImport]
+	VirtualIPs     []Change[*meshv1alpha1.VirtualIP]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type planeFlags struct {
 	apiAddress   string
 	grpcPort     int
 	serviceCIDRs []string
+	meshCIDRs    []string
 	maxEndpoints int
 	maxMirrored  int
 	maxPods      int
@@ -52,6 +54,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.StringVar(&p.apiAddress, "api-address", defaultAPIAddress, "address that the API listens on; port 0: any free one")
 	f.IntVar(&p.grpcPort, "grpc-port", defaultGRPCPort, "port of node views, on the API's host; 0: off")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
+	f.StringSliceVar(&p.meshCIDRs, "mesh-cidr", nil, "ranges of virtual IPs of names below .mesh, one per family, at the first start; none: there are no such names (default: 127.97.0.0/16; root: 240.0.0.0/4,fd00:240::/64; Windows: 100.96.0.0/11)")
 	f.IntVar(&p.maxEndpoints, "max-endpoints-per-slice", 100, "most endpoints in an EndpointSlice, 1 to 1000")
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
 	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
@@ -85,12 +88,38 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if len(cidrs) == 0 {
 		cidrs = app.DefaultServiceCIDRs(os.Geteuid() == 0)
 	}
+	meshCIDRs, err := p.meshRanges(cidrs)
+	if err != nil {
+		return cfg, err
+	}
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
-		ServiceCIDRs: cidrs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
+		ServiceCIDRs: cidrs, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 	}, err
+}
+
+// meshRanges are those of --mesh-cidr; nil: there are to be no names below ".mesh".
+func (p *planeFlags) meshRanges(services []netip.Prefix) ([]netip.Prefix, error) {
+	if slices.Equal(p.meshCIDRs, []string{"none"}) {
+		return nil, nil
+	}
+	ranges, err := app.ParseMeshCIDRs(p.meshCIDRs)
+	if err != nil {
+		return nil, &problem.Error{Code: problem.Usage, Err: err}
+	}
+	for _, r := range ranges {
+		for _, s := range services {
+			if r.Overlaps(s) {
+				return nil, usagef("--mesh-cidr %s overlaps --service-cidr %s", r, s)
+			}
+		}
+	}
+	if len(ranges) == 0 {
+		ranges = app.DefaultMeshCIDRs(os.Geteuid() == 0, services)
+	}
+	return ranges, nil
 }
 
 // minRequestBytes: less would refuse a Secret of ordinary size.

@@ -23,7 +23,7 @@ func manyCounters(n int) counters {
 // makes a report.
 func BenchmarkMeter(b *testing.B) {
 	c := manyCounters(10_000)
-	m, now := NewMeter("n", "r"), time.Now()
+	m, now := NewMeter("n", "r", nil), time.Now()
 	m.Read(now, c.all())
 	b.ReportAllocs()
 	for b.Loop() {

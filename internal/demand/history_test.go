@@ -40,7 +40,7 @@ var historyPorts = []string{"p", "q", "r"}
 
 func (h *history) restartAgent(a *historyAgent, modeToo bool) {
 	a.runs++
-	a.meter = NewMeter(a.name, fmt.Sprint(a.name, "/", a.runs))
+	a.meter = NewMeter(a.name, fmt.Sprint(a.name, "/", a.runs), nil)
 	if modeToo {
 		a.counters = counters{}
 	}

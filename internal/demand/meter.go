@@ -28,6 +28,7 @@ const (
 // receiver that knows the last sequence of a run counts everything once.
 type Meter struct {
 	node, run string
+	source    func(proxy.PortName) proxy.PortName
 
 	started bool
 	reads   uint64
@@ -63,8 +64,14 @@ type MeterStats struct {
 
 // NewMeter makes the meter of a node. run must be unique: a meter that is made again
 // starts at sequence 1.
-func NewMeter(node, run string) *Meter {
-	return &Meter{node: node, run: run, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}}
+//
+// source is the service port that the traffic of a counted port is reported for: several may
+// share one. Nil: each its own.
+func NewMeter(node, run string, source func(proxy.PortName) proxy.PortName) *Meter {
+	if source == nil {
+		source = func(name proxy.PortName) proxy.PortName { return name }
+	}
+	return &Meter{node: node, run: run, source: source, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}}
 }
 
 // Read takes the counters as they are now. The first read is what others are
@@ -107,6 +114,7 @@ func (m *Meter) readPort(name proxy.PortName, now Total) {
 		m.stats.Restarts++
 		return
 	}
+	name = m.source(name)
 	p, waiting := m.pending[name]
 	d := now.since(before.total)
 	if !waiting && len(m.pending) >= maxPending {

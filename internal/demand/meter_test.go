@@ -36,7 +36,7 @@ type meterTest struct {
 }
 
 func newMeterTest(t *testing.T) *meterTest {
-	return &meterTest{t, NewMeter("n1", "run"), time.Now()}
+	return &meterTest{t, NewMeter("n1", "run", nil), time.Now()}
 }
 
 func (m *meterTest) read(c counters) {

@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -29,7 +30,7 @@ type answer struct {
 	extra  []dns.RR
 	// alias is a name outside of the zone that the answer ends at.
 	alias string
-	// varies: the order is drawn again for every answer.
+	// varies: the order is drawn again for every answer, or who asks matters.
 	varies bool
 	// origin of the domain that the name is in; empty: the cluster domain.
 	origin string
@@ -42,6 +43,10 @@ type domain struct {
 	origin string
 	// imports: the names are those of imported services, and there are no others.
 	imports bool
+	// mesh: the names are those of the client's mesh.
+	mesh bool
+	// client that asks.
+	client netip.Addr
 }
 
 // key of the Service that a name below "svc" stands for.
@@ -52,10 +57,17 @@ func (d domain) key(namespace, name string) proxy.ServiceName {
 	return proxy.ServiceName{Namespace: namespace, Name: name}
 }
 
-// domains are the cluster domain and that of imported services.
-func (s *Server) domains() [2]domain {
-	return [2]domain{{Server: s, origin: s.origin}, {Server: s, origin: clusterSet, imports: true}}
+// domains are the cluster domain, that of imported services and that of meshes.
+func (s *Server) domains(client netip.Addr) [3]domain {
+	return [3]domain{
+		{Server: s, origin: s.origin, client: client},
+		{Server: s, origin: clusterSet, imports: true, client: client},
+		{Server: s, origin: meshOrigin, mesh: true, client: client},
+	}
 }
+
+// meshOrigin is the domain of names of meshes.
+const meshOrigin = meshname.Domain + "."
 
 // clusterSet is the domain of imported services (KEP-1645 and KEP-2577).
 const clusterSet = "clusterset.local."
@@ -64,9 +76,9 @@ const clusterSet = "clusterset.local."
 const ClusterSetDomain = "clusterset.local"
 
 // local answers a question from the local state. ok is false for names of
-// others. name is the question's in lower case.
-func (s *Server) local(q dns.Question, name string) (a answer, ok bool) {
-	if d, labels, ours := s.domainOf(name); ours {
+// others. name is the question's in lower case, client who asks.
+func (s *Server) local(q dns.Question, name string, client netip.Addr) (a answer, ok bool) {
+	if d, labels, ours := s.domainOf(name, client); ours {
 		if len(labels) == 0 {
 			a = d.apex(q)
 		} else {
@@ -76,14 +88,14 @@ func (s *Server) local(q dns.Question, name string) (a answer, ok bool) {
 		return a, true
 	}
 	if strings.HasSuffix(name, ".arpa.") {
-		return s.reverse(q, name)
+		return s.reverse(q, name, client)
 	}
 	return answer{}, false
 }
 
 // domainOf is the domain that a name is in, and the labels of the name below it.
-func (s *Server) domainOf(name string) (in domain, labels []string, ok bool) {
-	for _, d := range s.domains() {
+func (s *Server) domainOf(name string, client netip.Addr) (in domain, labels []string, ok bool) {
+	for _, d := range s.domains(client) {
 		if name == d.origin {
 			return d, nil, true
 		}
@@ -110,6 +122,8 @@ func (d domain) apex(q dns.Question) (a answer) {
 func (d domain) below(q dns.Question, labels []string) answer {
 	n := len(labels)
 	switch {
+	case d.mesh:
+		return d.meshName(q, labels)
 	case n == 1 && labels[0] == "dns-version" && !d.imports:
 		if q.Qtype != dns.TypeTXT {
 			return answer{}
@@ -242,13 +256,13 @@ func (d domain) alias(q dns.Question, target string) answer {
 	}
 	for range maxAliases {
 		name := dns.Fqdn(strings.ToLower(target))
-		in, labels, ours := d.domainOf(name)
+		in, labels, ours := d.domainOf(name, d.client)
 		if !ours || len(labels) == 0 {
 			a.alias = name
 			return a
 		}
 		var e *records.Entry
-		if len(labels) == 3 && labels[2] == "svc" {
+		if len(labels) == 3 && labels[2] == "svc" && !in.mesh {
 			e = in.config.Zone.Service(in.key(labels[1], labels[0]))
 		}
 		if e == nil || e.Alias == "" {
@@ -311,10 +325,13 @@ func (d domain) ports(q dns.Question, base string, e *records.Entry, ports []rec
 
 // reverse answers for addresses that are known here. Those that are not are
 // others' business, unless they lie in a range that is ours alone.
-func (s *Server) reverse(q dns.Question, name string) (a answer, ok bool) {
+func (s *Server) reverse(q dns.Question, name string, client netip.Addr) (a answer, ok bool) {
 	addr, whole := arpa(name)
 	if !whole {
 		return a, false
+	}
+	if virtual, there := s.config.Zone.VirtualAt(addr); there {
+		return s.reverseMesh(q, virtual, client), true
 	}
 	names := s.config.Zone.Reverse(addr)
 	if len(names) == 0 {

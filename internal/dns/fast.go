@@ -2,6 +2,7 @@ package dns
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"strings"
 	"sync"
 
@@ -128,7 +129,8 @@ func (s *Server) build(in []byte, q asked) (p packet, ok bool) {
 	if r.Rcode != dns.RcodeSuccess {
 		return p, false
 	}
-	a, ours := s.local(m.Question[0], strings.ToLower(m.Question[0].Name))
+	// What depends on who asks varies, so no packet of it is kept.
+	a, ours := s.local(m.Question[0], strings.ToLower(m.Question[0].Name), netip.Addr{})
 	if !ours || !s.config.Zone.Ready() || a.alias != "" || a.varies {
 		return p, false
 	}

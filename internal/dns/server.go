@@ -26,6 +26,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/listener"
@@ -40,6 +41,9 @@ type Config struct {
 	// ServiceCIDRs: an address in them without a name has none anywhere. They are
 	// those at the start; see SetServiceCIDRs.
 	ServiceCIDRs []netip.Prefix
+	// Mesh of the client at an address: it resolves the names of its mesh below "mesh", no
+	// others. It must not block. Nil: every client is of the mesh "default".
+	Mesh func(client netip.Addr) string
 	// Addresses of this server, for ns.dns.DOMAIN; may be empty.
 	Addresses []netip.Addr
 	// Upstreams (ADDRESS:PORT) are asked for other names, in this order; none:
@@ -105,6 +109,12 @@ func New(config Config) (*Server, error) {
 	def(&config.CacheSize, 10000)
 	if strings.EqualFold(dns.Fqdn(config.Domain), clusterSet) {
 		return nil, fmt.Errorf("cluster domain %s is the domain of imported services: choose another one", config.Domain)
+	}
+	if strings.EqualFold(dns.Fqdn(config.Domain), meshOrigin) {
+		return nil, fmt.Errorf("cluster domain %s is the domain of names of meshes: choose another one", config.Domain)
+	}
+	if config.Mesh == nil {
+		config.Mesh = func(netip.Addr) string { return meshv1alpha1.DefaultMesh }
 	}
 	s := &Server{config: config, log: config.Logger, origin: strings.ToLower(dns.Fqdn(config.Domain))}
 	if s.log == nil {
@@ -179,13 +189,13 @@ func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.
 			_, _ = conn.WriteToUDPAddrPort(b, from)
 			continue
 		}
-		s.slow(ctx, in[:n], forwards, func(b []byte) { _, _ = conn.WriteToUDPAddrPort(b, from) })
+		s.slow(ctx, in[:n], from.Addr(), forwards, func(b []byte) { _, _ = conn.WriteToUDPAddrPort(b, from) })
 	}
 }
 
 // slow answers a packet that needs more than a look at the local state.
-func (s *Server) slow(ctx context.Context, packet []byte, forwards *sync.WaitGroup, send func([]byte)) {
-	later := s.respond(packet, minUDP, overUDP, send)
+func (s *Server) slow(ctx context.Context, packet []byte, from netip.Addr, forwards *sync.WaitGroup, send func([]byte)) {
+	later := s.respond(packet, from, minUDP, overUDP, send)
 	if later != nil && !s.forward.start(forwards, func() { later(ctx) }) {
 		s.refuse(packet, minUDP, overUDP, send)
 	}
@@ -220,6 +230,10 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer conn.Close()
+	var from netip.Addr
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		from = a.AddrPort().Addr()
+	}
 	var length [2]byte
 	for {
 		_ = conn.SetDeadline(time.Now().Add(tcpIdle))
@@ -235,7 +249,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 			framed := append(binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(b)), uint16(len(b))), b...)
 			_, failed = conn.Write(framed)
 		}
-		if later := s.respond(question, maxTCP, overTCP, send); later != nil {
+		if later := s.respond(question, from, maxTCP, overTCP, send); later != nil {
 			if !s.forward.acquire() {
 				s.refuse(question, maxTCP, overTCP, send)
 			} else {
@@ -252,7 +266,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 // respond answers a packet at once, or returns what answers it by asking others,
 // which may take a while. What is no question is not answered at all, so that
 // two servers cannot keep each other busy.
-func (s *Server) respond(packet []byte, size int, over transport, send func([]byte)) (later func(context.Context)) {
+func (s *Server) respond(packet []byte, from netip.Addr, size int, over transport, send func([]byte)) (later func(context.Context)) {
 	started := time.Now()
 	var q dns.Msg
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
@@ -275,7 +289,7 @@ func (s *Server) respond(packet []byte, size int, over transport, send func([]by
 		s.finish(r, size, over, sourceNone, started, send)
 		return nil
 	}
-	a, ours := s.local(question, name)
+	a, ours := s.local(question, name, from.Unmap())
 	if ours && !s.config.Zone.Ready() {
 		// What is not known yet is not known not to be.
 		a = answer{rcode: dns.RcodeServerFailure}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -185,7 +186,7 @@ func handle(s *Server, packet []byte, send func([]byte)) {
 		send(b)
 		return
 	}
-	if later := s.respond(packet, minUDP, overUDP, send); later != nil {
+	if later := s.respond(packet, netip.MustParseAddr("127.0.0.1"), minUDP, overUDP, send); later != nil {
 		later(context.Background())
 	}
 }
@@ -241,7 +242,7 @@ func FuzzPacket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		quick := s.fast(packet, nil)
 		var slow []byte
-		if later := s.respond(packet, minUDP, overUDP, func(b []byte) { slow = bytes.Clone(b) }); later != nil {
+		if later := s.respond(packet, netip.Addr{}, minUDP, overUDP, func(b []byte) { slow = bytes.Clone(b) }); later != nil {
 			later(t.Context())
 		}
 		for _, b := range [][]byte{quick, slow} {
@@ -287,7 +288,7 @@ func BenchmarkAnswer(b *testing.B) {
 			out := make([]byte, 0, minUDP)
 			for b.Loop() {
 				if s.fast(q, out) == nil {
-					s.respond(q, minUDP, overUDP, func([]byte) {})
+					s.respond(q, netip.Addr{}, minUDP, overUDP, func([]byte) {})
 				}
 			}
 		})

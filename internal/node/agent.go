@@ -46,6 +46,8 @@ type Options struct {
 	// Applied is called with the changes that are in place, by the goroutine of Run, which
 	// waits for it. May be nil.
 	Applied func([]proxy.Change)
+	// OwnPortsOnly: names below "mesh" answer on the ports of their Services alone, not on 80.
+	OwnPortsOnly bool
 	// Logger gets failures and recoveries. Default: discard.
 	Logger *slog.Logger
 	// Registerer gets the agent's metrics. Default: none.
@@ -129,7 +131,7 @@ func New(opts Options) (*Agent, error) {
 		wake:   make(chan struct{}, 1),
 		ready:  make(chan struct{}),
 		facts:  opts.Facts,
-		model:  newModel(),
+		model:  newModel(!opts.OwnPortsOnly),
 		dirty:  map[proxy.PortName]time.Time{},
 		failed: map[proxy.PortName]*failure{},
 
@@ -323,14 +325,6 @@ type work struct {
 	triggers []time.Time
 }
 
-func (w *work) choose() *proxy.PortState {
-	if w.service == nil {
-		return nil
-	}
-	state := choose.Slices(w.service, w.port, w.slices, w.node)
-	return choose.WithElsewhere(state, w.elsewhere, w.tunnel)
-}
-
 // take collects what is due. first: the mode needs the whole state, of which
 // nothing counts as in place, however often it was tried.
 func (a *Agent) drain(now time.Time) (due []work, first bool) {
@@ -355,8 +349,10 @@ func (a *Agent) drain(now time.Time) (due []work, first bool) {
 			w.failed, w.since = true, f.since
 		}
 		w.service, w.port = a.model.port(name)
-		w.slices = a.model.slicesOf[name.ServiceName]
-		w.elsewhere, w.tunnel = a.model.elsewhere[name.ServiceName], a.facts.Tunnel
+		if w.service != nil {
+			of, _ := source(w.service, w.port)
+			w.slices, w.elsewhere, w.tunnel = a.model.slicesOf[of], a.model.elsewhere[of], a.facts.Tunnel
+		}
 		w.triggers = a.triggers[name]
 		delete(a.triggers, name)
 		due = append(due, w)

@@ -238,7 +238,7 @@ func TestFollowsTheModel(t *testing.T) {
 // TestSuspectsMark: only service ports that have endpoints on a node of which something
 // changed are looked at.
 func TestSuspectsMark(t *testing.T) {
-	m := newModel()
+	m := newModel(true)
 	ignore := func(proxy.PortName) {}
 	u := whole(2)
 	for i, node := range []string{"n1", "n2"} {

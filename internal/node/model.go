@@ -19,19 +19,29 @@ type model struct {
 	suspects map[string]bool
 	// elsewhere are the Services that other sites offer.
 	elsewhere map[proxy.ServiceName]*proxy.Elsewhere
+	// virtual are the names below "mesh", virtualOf those of each Service, and fronts what
+	// the mode carries for them. common: they answer on port 80.
+	virtual   map[proxy.ServiceName]*proxy.VirtualIP
+	virtualOf map[proxy.ServiceName]map[proxy.ServiceName]struct{}
+	fronts    map[proxy.ServiceName]*proxy.Service
+	common    bool
 	// frontends are where the services answer; touched is what of that changed since
 	// markTouched was called.
 	frontends *choose.Frontends
 	touched   choose.Touched
 }
 
-func newModel() model {
+func newModel(common bool) model {
 	return model{
 		frontends: choose.NewFrontends(),
 		services:  map[proxy.ServiceName]*proxy.Service{},
 		slices:    map[proxy.SliceName]*proxy.Slice{},
 		slicesOf:  map[proxy.ServiceName][]*proxy.Slice{},
 		elsewhere: map[proxy.ServiceName]*proxy.Elsewhere{},
+		virtual:   map[proxy.ServiceName]*proxy.VirtualIP{},
+		virtualOf: map[proxy.ServiceName]map[proxy.ServiceName]struct{}{},
+		fronts:    map[proxy.ServiceName]*proxy.Service{},
+		common:    common,
 	}
 }
 
@@ -51,6 +61,7 @@ func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slic
 	}
 	m.setSuspects(u, mark)
 	m.setElsewhere(u, mark)
+	m.setVirtualIPs(u, mark)
 	services, slices = len(u.Services), len(u.Slices)
 	if !u.Reset {
 		return services, slices
@@ -90,7 +101,7 @@ func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
 	changed := func(e proxy.SliceEndpoint) bool { return next[e.Node] != m.suspects[e.Node] }
 	for _, s := range m.slices {
 		if slices.ContainsFunc(s.Endpoints, changed) {
-			markSlice(s, mark)
+			m.markSlice(s, mark)
 		}
 	}
 	m.suspects = next
@@ -99,7 +110,7 @@ func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
 // setElsewhere takes over which Services other sites offer.
 func (m *model) setElsewhere(u proxy.Update, mark func(proxy.PortName)) {
 	for name, e := range u.Elsewhere {
-		markPorts(m.services[name], mark)
+		m.markService(name, mark)
 		if e == nil {
 			delete(m.elsewhere, name)
 		} else {
@@ -111,7 +122,7 @@ func (m *model) setElsewhere(u proxy.Update, mark func(proxy.PortName)) {
 	}
 	for name := range m.elsewhere {
 		if u.Elsewhere[name] == nil {
-			markPorts(m.services[name], mark)
+			m.markService(name, mark)
 			delete(m.elsewhere, name)
 		}
 	}
@@ -128,16 +139,19 @@ func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func
 	} else {
 		m.services[name] = svc
 	}
+	for virtual := range m.virtualOf[name] {
+		m.setFrontend(virtual, mark)
+	}
 }
 
 func (m *model) setSlice(name proxy.SliceName, s *proxy.Slice, mark func(proxy.PortName)) {
 	if old := m.slices[name]; old != nil {
-		markSlice(old, mark)
+		m.markSlice(old, mark)
 		m.replace(old.Service, name, nil)
 		delete(m.slices, name)
 	}
 	if s != nil {
-		markSlice(s, mark)
+		m.markSlice(s, mark)
 		m.replace(s.Service, name, s)
 		m.slices[name] = s
 	}
@@ -165,6 +179,9 @@ func (m *model) replace(svc proxy.ServiceName, name proxy.SliceName, s *proxy.Sl
 func (m *model) port(name proxy.PortName) (*proxy.Service, proxy.Port) {
 	svc := m.services[name.ServiceName]
 	if svc == nil {
+		svc = m.fronts[name.ServiceName]
+	}
+	if svc == nil {
 		return nil, proxy.Port{}
 	}
 	i := slices.IndexFunc(svc.Ports, func(p proxy.Port) bool { return p.Name == name.Port })
@@ -178,6 +195,9 @@ func (m *model) eachPort(do func(proxy.PortName)) {
 	for _, svc := range m.services {
 		markPorts(svc, do)
 	}
+	for _, svc := range m.fronts {
+		markPorts(svc, do)
+	}
 }
 
 func markPorts(svc *proxy.Service, mark func(proxy.PortName)) {
@@ -189,11 +209,20 @@ func markPorts(svc *proxy.Service, mark func(proxy.PortName)) {
 	}
 }
 
-// markSlice marks the ports that a slice serves. A slice without ports serves
-// none.
-func markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
+// markService marks the ports of a Service, and of the names that lead to it.
+func (m *model) markService(name proxy.ServiceName, mark func(proxy.PortName)) {
+	markPorts(m.services[name], mark)
+	m.markVirtual(name, mark)
+}
+
+// markSlice marks the ports that a slice serves, and the names that lead to them. A slice
+// without ports serves none.
+func (m *model) markSlice(s *proxy.Slice, mark func(proxy.PortName)) {
 	for _, p := range s.Ports {
 		mark(proxy.PortName{ServiceName: s.Service, Port: p.Name})
+	}
+	if len(s.Ports) > 0 {
+		m.markVirtual(s.Service, mark)
 	}
 }
 
@@ -207,7 +236,7 @@ func (m *model) markTouched(mark func(proxy.PortName)) {
 	for _, s := range m.slices {
 		for i := range s.Endpoints {
 			if _, ok := m.touched[s.Endpoints[i].Addr]; ok {
-				markSlice(s, mark)
+				m.markSlice(s, mark)
 				break
 			}
 		}

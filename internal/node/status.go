@@ -101,7 +101,11 @@ func (a *Agent) States(svc proxy.ServiceName) []*proxy.PortState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var out []*proxy.PortState
-	if s := a.model.services[svc]; s != nil {
+	s := a.model.services[svc]
+	if s == nil {
+		s = a.model.fronts[svc]
+	}
+	if s != nil {
 		for _, p := range s.Ports {
 			if state := a.actual[proxy.PortName{ServiceName: svc, Port: p.Name}]; state != nil {
 				out = append(out, state)

@@ -23,12 +23,12 @@ type Update struct {
 
 // Records returns the part of the update that DNS serves.
 func (u Update) Records() records.Update {
-	return records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices}
+	return records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices, VirtualIPs: u.VirtualIPs}
 }
 
 // Proxied reports whether the update changes anything for the proxy.
 func (u Update) Proxied() bool {
-	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects)+len(u.Elsewhere) > 0
+	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Suspects)+len(u.Elsewhere)+len(u.VirtualIPs) > 0
 }
 
 // Empty reports whether the update changes nothing.

@@ -48,6 +48,9 @@ func (n PortName) String() string {
 // Service is what a node needs to know of a Service. Immutable once handed over.
 type Service struct {
 	Name ServiceName
+	// Of is the Service whose endpoints it has, for the frontend of a VirtualIP; zero: its
+	// own.
+	Of ServiceName
 	// ClusterIPs, at most one per family.
 	ClusterIPs []netip.Addr
 	// ExternalIPs and LoadBalancerIPs are further virtual addresses. Load
@@ -161,6 +164,8 @@ type Update struct {
 	Suspects map[string]bool
 	// Elsewhere are the Services that other sites offer, too.
 	Elsewhere map[ServiceName]*Elsewhere
+	// VirtualIPs are the names below "mesh", by their Name.
+	VirtualIPs map[ServiceName]*VirtualIP
 }
 
 // Elsewhere is what other sites offer under the name of a Service. The node reaches them
@@ -279,7 +284,7 @@ func (s *Service) equalButPorts(t *Service) bool {
 	if s == t {
 		return true
 	}
-	return s != nil && t != nil && s.Name == t.Name &&
+	return s != nil && t != nil && s.Name == t.Name && s.Of == t.Of &&
 		s.InternalLocal == t.InternalLocal && s.ExternalLocal == t.ExternalLocal &&
 		s.AffinityTimeout == t.AffinityTimeout && s.HealthCheckNodePort == t.HealthCheckNodePort &&
 		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.ExternalIPs, t.ExternalIPs) &&

@@ -72,6 +72,7 @@ type Builder struct {
 	machines map[catalog.Key]string
 	loopback map[string]struct{}
 	sites    siteViews
+	virtual  map[string][]byte
 	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
 }
@@ -114,6 +115,7 @@ func (b *Builder) clear() {
 	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]locality.Zone{}
 	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
+	b.virtual = map[string][]byte{}
 	b.sites = newSiteViews(string(cmp.Or(b.config.Site, locality.Local)))
 }
 
@@ -161,7 +163,7 @@ type change struct{ typ, name string }
 
 // store the objects of a delta. It returns the resources that may have changed, sorted.
 func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []change {
-	out := b.storeSites(d)
+	out := append(b.storeSites(d), b.storeVirtualIPs(d.VirtualIPs)...)
 	slice := func(key string) { out = append(out, change{wire.SliceType, key}, change{wire.NameSliceType, key}) }
 	b.storeNodes(d.Nodes)
 	for _, s := range b.storeMachines(d.Dataplanes) {
@@ -283,6 +285,8 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 		return b.sites.remotes[c.name]
 	case wire.OfferType:
 		return b.sites.offers[c.name]
+	case wire.VirtualIPType:
+		return b.virtual[c.name]
 	}
 	entry := b.slices[c.name]
 	switch {
@@ -356,6 +360,7 @@ func (b *Builder) everything(zone locality.Zone) []delta.Resource {
 	add(wire.NameSliceType, sliceNames)
 	add(wire.SuspectType, slices.Sorted(maps.Keys(b.suspects)))
 	b.everySite(add)
+	add(wire.VirtualIPType, slices.Sorted(maps.Keys(b.virtual)))
 	return out
 }
 

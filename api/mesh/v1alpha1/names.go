@@ -10,6 +10,10 @@ const (
 	// DefaultServiceAccount of a Dataplane that names none.
 	DefaultServiceAccount = "default"
 
+	// LabelVirtualIPs on a ServiceCIDR: its addresses are those of VirtualIPs, and no
+	// Service gets one of them.
+	LabelVirtualIPs = GroupName + "/virtual-ips"
+
 	// AnnotationMachineID on a Dataplane with a loopback address is the machine
 	// whose loopback interface has it (package machine). The server sets it.
 	AnnotationMachineID = GroupName + "/machine-id"

@@ -246,6 +246,21 @@ func (in TypeSync) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VirtualIP) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.VirtualIP"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VirtualIPList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.VirtualIPList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VirtualIPSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.VirtualIPSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Zone) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Zone"
 }

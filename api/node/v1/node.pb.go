@@ -1334,6 +1334,96 @@ func (x *OfferedPort) GetProxyProtocol() bool {
 	return false
 }
 
+// A name below the domain "mesh", with addresses that lead to the endpoints of one port of
+// a Service.
+type VirtualIP struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The mesh whose workloads resolve it.
+	Mesh string `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// With ".mesh" at its end.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// 4 or 16 bytes each, at most one per family.
+	Addresses [][]byte `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// The Service, and the number of its port. The addresses answer on it, and on 80 for TCP.
+	Namespace     string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service       string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	Port          uint32 `protobuf:"varint,6,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VirtualIP) Reset() {
+	*x = VirtualIP{}
+	mi := &file_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VirtualIP) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VirtualIP) ProtoMessage() {}
+
+func (x *VirtualIP) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
+func (*VirtualIP) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VirtualIP) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *VirtualIP) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VirtualIP) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *VirtualIP) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *VirtualIP) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *VirtualIP) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 // What an agent keeps on disk: enough to serve without a control plane, and to
 // ask it only for what changed.
 type State struct {
@@ -1347,7 +1437,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1449,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1462,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *State) GetNode() string {
@@ -1408,7 +1498,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1510,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1523,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -1468,7 +1558,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1570,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1583,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StoredResource) GetName() string {
@@ -1627,7 +1717,14 @@ const file_node_proto_rawDesc = "" +
 	"\vOfferedPort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03sni\x18\x02 \x01(\tR\x03sni\x12%\n" +
-	"\x0eproxy_protocol\x18\x03 \x01(\bR\rproxyProtocol\"a\n" +
+	"\x0eproxy_protocol\x18\x03 \x01(\bR\rproxyProtocol\"\x9d\x01\n" +
+	"\tVirtualIP\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\fR\taddresses\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x05 \x01(\tR\aservice\x12\x12\n" +
+	"\x04port\x18\x06 \x01(\rR\x04port\"a\n" +
 	"\x05State\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x120\n" +
@@ -1659,7 +1756,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -1678,9 +1775,10 @@ var file_node_proto_goTypes = []any{
 	(*Gateway)(nil),        // 14: proxima.node.v1.Gateway
 	(*Offer)(nil),          // 15: proxima.node.v1.Offer
 	(*OfferedPort)(nil),    // 16: proxima.node.v1.OfferedPort
-	(*State)(nil),          // 17: proxima.node.v1.State
-	(*TypeState)(nil),      // 18: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 19: proxima.node.v1.StoredResource
+	(*VirtualIP)(nil),      // 17: proxima.node.v1.VirtualIP
+	(*State)(nil),          // 18: proxima.node.v1.State
+	(*TypeState)(nil),      // 19: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 20: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -1697,8 +1795,8 @@ var file_node_proto_depIdxs = []int32{
 	14, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
 	14, // 12: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
 	16, // 13: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	18, // 14: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	19, // 15: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	19, // 14: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	20, // 15: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
 	16, // [16:16] is the sub-list for method output_type
 	16, // [16:16] is the sub-list for method input_type
 	16, // [16:16] is the sub-list for extension type_name
@@ -1717,7 +1815,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -75,6 +75,9 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.TopologyHeuristicSpec{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref),
 		v1alpha1.TopologyHeuristicVariable{}.OpenAPIModelName():           schema_proxima_api_mesh_v1alpha1_TopologyHeuristicVariable(ref),
 		v1alpha1.TypeSync{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_TypeSync(ref),
+		v1alpha1.VirtualIP{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_VirtualIP(ref),
+		v1alpha1.VirtualIPList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_VirtualIPList(ref),
+		v1alpha1.VirtualIPSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_VirtualIPSpec(ref),
 		v1alpha1.Zone{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Zone(ref),
 		v1alpha1.ZoneCosts{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZoneCosts(ref),
 		v1alpha1.ZoneCostsList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsList(ref),
@@ -2793,6 +2796,180 @@ func schema_proxima_api_mesh_v1alpha1_TypeSync(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.SyncRefusal{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_VirtualIP(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VirtualIP is a name below \"mesh\" and its virtual addresses in one zone. The zone's control plane writes it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The name, its addresses and its service.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.VirtualIPSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VirtualIPSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_VirtualIPList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VirtualIPList is a list of VirtualIPs.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The VirtualIPs.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.VirtualIP{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VirtualIP{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_VirtualIPSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VirtualIPSpec is a name, its addresses and its service.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mesh": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mesh whose workloads resolve the name.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hostname": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hostname is the name, without \"mesh\" at its end.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"addresses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Addresses are the virtual IPs, at most one per IP family.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Service.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service whose endpoints answer. Of an exported one it is the Service that has the virtual IP of the import.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the Service, 1 to 65535. The addresses answer on it, and on 80 for TCP.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"unusedSince": {
+						SchemaProps: spec.SchemaProps{
+							Description: "UnusedSince is when the last endpoint, or the Service, went. The addresses are kept for an hour. Empty: the name is in use.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"mesh", "hostname", "addresses", "namespace", "service", "port"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -34,7 +34,9 @@ type ClientConfig struct {
 	// first read are where counting begins.
 	Counter proxy.Counter
 	Start   <-chan struct{}
-	Logger  *slog.Logger // nil: silence
+	// Source as in demand.NewMeter.
+	Source func(proxy.PortName) proxy.PortName
+	Logger *slog.Logger // nil: silence
 	// Registerer of metrics; nil: none. Registering twice panics.
 	Registerer prometheus.Registerer
 }
@@ -65,7 +67,7 @@ func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	client := &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text())}
+	client := &Client{config: c, service: demandv1.NewDemandClient(c.Conn), meter: demand.NewMeter(c.Node, rand.Text(), c.Source)}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(client)
 	}

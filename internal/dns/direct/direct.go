@@ -12,16 +12,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 )
 
-// Follow keeps a zone of records up to date with the tables until ctx ends, and returns nil
-// then.
-func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone) error {
-	sub := tables.Subscribe(catalog.Services, catalog.Slices)
+// Follow keeps a zone of records, and what is known of clients, up to date with the tables
+// until ctx ends, and returns nil then.
+func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone, clients *Clients) error {
+	sub := tables.Subscribe(catalog.Services, catalog.Slices, catalog.VirtualIPs, catalog.Dataplanes, catalog.Namespaces)
 	defer sub.Close()
 	for first := true; ; first = false {
 		delta, err := sub.Next(ctx)
@@ -31,6 +33,7 @@ func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone) er
 		if err != nil {
 			return err
 		}
+		clients.apply(&delta)
 		zone.Apply(update(&delta, first))
 	}
 }
@@ -38,6 +41,19 @@ func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone) er
 func update(d *catalog.Delta, first bool) records.Update {
 	u := records.Update{
 		Reset: first, Names: map[proxy.ServiceName]*records.Name{}, Slices: map[proxy.SliceName]*records.Slice{},
+		VirtualIPs: map[proxy.ServiceName]*proxy.VirtualIP{},
+	}
+	for _, change := range d.VirtualIPs {
+		if change.Old != nil {
+			u.VirtualIPs[virtualName(change.Old)] = nil
+		}
+	}
+	for _, change := range d.VirtualIPs {
+		if v := change.New; v != nil && v.Spec.UnusedSince == nil {
+			u.VirtualIPs[virtualName(v)] = &proxy.VirtualIP{
+				Name: virtualName(v), Service: proxy.ServiceName{Namespace: v.Spec.Namespace, Name: v.Spec.Service}, Port: uint16(v.Spec.Port),
+			}
+		}
 	}
 	for _, change := range d.Services {
 		name := proxy.ServiceName{Namespace: change.Key.Namespace, Name: change.Key.Name}
@@ -52,6 +68,11 @@ func update(d *catalog.Delta, first bool) records.Update {
 		}
 	}
 	return u
+}
+
+// virtualName is the name of a VirtualIP in the records.
+func virtualName(v *meshv1alpha1.VirtualIP) proxy.ServiceName {
+	return proxy.ServiceName{Namespace: v.Spec.Mesh, Name: v.Spec.Hostname + "." + meshname.Domain}
 }
 
 // nameOf a Service; nil: it has none.

@@ -55,6 +55,8 @@ type Update struct {
 	Services map[proxy.ServiceName]*proxy.Service
 	Names    map[proxy.ServiceName]*Name
 	Slices   map[proxy.SliceName]*Slice
+	// VirtualIPs are the names below "mesh". One without addresses has those of its Service.
+	VirtualIPs map[proxy.ServiceName]*proxy.VirtualIP
 }
 
 // Zone is safe for concurrent use; readers wait for a change no longer than it
@@ -71,6 +73,9 @@ type Zone struct {
 	entries    map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
 	namespaces map[string]int               // Services in each
 	reverse    map[netip.Addr][]pointer     // mostly one
+	// virtual are the names below "mesh", virtualAt those with an address.
+	virtual   map[proxy.ServiceName]*proxy.VirtualIP
+	virtualAt map[netip.Addr]proxy.ServiceName
 }
 
 // pointer is a name that an address leads back to.
@@ -86,6 +91,7 @@ func New() *Zone {
 		slices: map[proxy.SliceName]*Slice{}, slicesOf: map[proxy.ServiceName]map[proxy.SliceName]*Slice{},
 		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]int{},
 		reverse: map[netip.Addr][]pointer{},
+		virtual: map[proxy.ServiceName]*proxy.VirtualIP{}, virtualAt: map[netip.Addr]proxy.ServiceName{},
 	}
 }
 
@@ -125,6 +131,7 @@ func (z *Zone) Apply(u Update) {
 	for name, was := range touched {
 		z.rebuild(name, was)
 	}
+	z.setVirtualIPs(u)
 	z.generation.Add(1)
 }
 

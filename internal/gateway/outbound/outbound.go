@@ -62,6 +62,7 @@ type Router struct {
 	mu       sync.Mutex
 	services map[proxy.ServiceName]*proxy.Service
 	remotes  map[proxy.ServiceName]*sites.Remote
+	virtual  map[proxy.ServiceName]*proxy.VirtualIP
 	// at are the ports of Services that other sites offer, by virtual address and port.
 	at map[netip.AddrPort]target
 	// byName are they by server name.
@@ -89,7 +90,8 @@ func New(cfg Config) *Router {
 	return &Router{
 		cfg: cfg, hosts: newHosts(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
 		services: map[proxy.ServiceName]*proxy.Service{}, remotes: map[proxy.ServiceName]*sites.Remote{},
-		at: map[netip.AddrPort]target{}, byName: map[string]target{}, used: map[certificate]struct{}{},
+		virtual: map[proxy.ServiceName]*proxy.VirtualIP{},
+		at:      map[netip.AddrPort]target{}, byName: map[string]target{}, used: map[certificate]struct{}{},
 	}
 }
 
@@ -100,10 +102,13 @@ func (r *Router) Apply(u node.Update) {
 	if u.Reset {
 		clear(r.services)
 		clear(r.remotes)
+		clear(r.virtual)
 	}
 	merge(r.services, u.Services)
 	merge(r.remotes, u.Remotes)
-	if !u.Reset && !r.concernsLocked(u) {
+	concerned := r.virtualConcernsLocked(u) || r.concernsLocked(u)
+	merge(r.virtual, u.VirtualIPs)
+	if !u.Reset && !concerned {
 		return
 	}
 	clear(r.at)
@@ -123,7 +128,39 @@ func (r *Router) Apply(u node.Update) {
 			}
 		}
 	}
+	for _, v := range r.virtual {
+		r.setVirtualLocked(v)
+	}
 	r.hosts.want(names)
+}
+
+// setVirtualLocked notes where the addresses of a name below "mesh" lead, if other sites
+// offer its service.
+func (r *Router) setVirtualLocked(v *proxy.VirtualIP) {
+	remote := r.remotes[v.Service]
+	if remote == nil {
+		return
+	}
+	for _, p := range remote.Ports {
+		if p.Number != v.Port {
+			continue
+		}
+		for _, addr := range v.Addresses {
+			r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
+			r.at[netip.AddrPortFrom(addr.Unmap(), proxy.CommonPort)] = target{remote, p}
+		}
+	}
+}
+
+// virtualConcernsLocked reports whether an update has a name whose service other sites
+// offer. It is to be called before the names of the update are stored.
+func (r *Router) virtualConcernsLocked(u node.Update) bool {
+	for name, v := range u.VirtualIPs {
+		if was := r.virtual[name]; was != nil && r.remotes[was.Service] != nil || v != nil && r.remotes[v.Service] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // concernsLocked reports whether an update may change where connections go: few Services

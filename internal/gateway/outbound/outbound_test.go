@@ -231,3 +231,33 @@ func TestAnnouncements(t *testing.T) {
 		}
 	})
 }
+
+// TestNamesOfMeshesAreRouted: the addresses of a name below "mesh" lead to other sites, on the
+// Service's port and on 80, while these offer its Service.
+func TestNamesOfMeshesAreRouted(t *testing.T) {
+	name := proxy.ServiceName{Namespace: "default", Name: "web_shop_svc_8080.mesh"}
+	address := netip.MustParseAddr("240.0.0.1")
+	offered := remote()
+	offered.Ports[0].Number, offered.Sites[0].Ports = 8080, []uint16{8080}
+	r := newRouter(t, &identities{svid: issued(t), held: true})
+	u := update(offered)
+	u.VirtualIPs = map[proxy.ServiceName]*proxy.VirtualIP{name: {Name: name, Addresses: []netip.Addr{address}, Service: web, Port: 8080}}
+	r.Apply(u)
+	routed := func(when string, want bool, ports ...uint16) {
+		t.Helper()
+		for _, p := range ports {
+			route, err := r.Route(t.Context(), client, netip.AddrPortFrom(address, p))
+			if (err == nil) != want || want && route.SNI != "web.sni" {
+				t.Errorf("%s: port %d: %+v %v", when, p, route, err)
+			}
+		}
+	}
+	routed("offered", true, 80, 8080)
+	routed("another port", false, 81)
+	r.Apply(node.Update{Update: proxy.Update{VirtualIPs: map[proxy.ServiceName]*proxy.VirtualIP{name: nil}}})
+	routed("the name is gone", false, 80, 8080)
+	r.Apply(node.Update{Update: proxy.Update{VirtualIPs: u.VirtualIPs}})
+	routed("it is back", true, 80, 8080)
+	r.Apply(node.Update{Remotes: map[proxy.ServiceName]*sites.Remote{web: nil}})
+	routed("no longer offered", false, 80, 8080)
+}

@@ -119,6 +119,7 @@ var observed = []schema.GroupKind{
 	{Group: meshGroup, Kind: "ZoneEgressInsight"},
 	{Group: meshGroup, Kind: "DataplaneInsight"},
 	{Group: multiclusterGroup, Kind: "ServiceImport"},
+	{Group: meshGroup, Kind: "VirtualIP"},
 }
 
 func (p *WritePolicy) allowNode(ctx context.Context, w Write, node string) error {

@@ -205,6 +205,7 @@ func (f *Feed) start() {
 // that all agents get them.
 var resourceTypes = []string{
 	wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType, wire.RemoteType, wire.OfferType,
+	wire.VirtualIPType,
 }
 
 func emptyTypes() []*typeState {
@@ -247,8 +248,9 @@ func (f *Feed) restore() ([]*typeState, node.Update, error) {
 		}
 		switch {
 		case t.complete:
-		case t.typ == wire.NameType, t.typ == wire.NameSliceType, t.typ == wire.RemoteType, t.typ == wire.OfferType:
-			t.complete = true // of a version without names, or other sites: they will be fetched
+		case t.typ == wire.NameType, t.typ == wire.NameSliceType, t.typ == wire.RemoteType, t.typ == wire.OfferType,
+			t.typ == wire.VirtualIPType:
+			t.complete = true // of a version without them: they will be fetched
 		case t.typ == wire.SuspectType:
 			t.complete = true // not saved: see saveNow
 		default:

@@ -102,6 +102,8 @@ func (t *typeState) remove(name string, u *node.Update) {
 		u.Remotes[service], u.Elsewhere[service] = nil, nil
 	case wire.OfferType:
 		u.Offers[service] = nil
+	case wire.VirtualIPType:
+		u.VirtualIPs[service] = nil
 	}
 }
 
@@ -149,6 +151,12 @@ func decodeInto(u *node.Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.Offers[o.Service] = o
+	case wire.VirtualIPType:
+		v, err := wire.DecodeVirtualIP(name, body)
+		if err != nil {
+			return err
+		}
+		u.VirtualIPs[v.Name] = v
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
@@ -161,6 +169,7 @@ func newUpdate() node.Update {
 			Services: map[proxy.ServiceName]*proxy.Service{},
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
 			Suspects: map[string]bool{}, Elsewhere: map[proxy.ServiceName]*proxy.Elsewhere{},
+			VirtualIPs: map[proxy.ServiceName]*proxy.VirtualIP{},
 		},
 		Remotes: map[proxy.ServiceName]*sites.Remote{}, Offers: map[proxy.ServiceName]*sites.Offer{},
 		Names:      map[proxy.ServiceName]*records.Name{},
@@ -175,6 +184,7 @@ func whole(u node.Update) node.Update {
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
 	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
 	maps.DeleteFunc(u.Elsewhere, func(_ proxy.ServiceName, e *proxy.Elsewhere) bool { return e == nil })
+	maps.DeleteFunc(u.VirtualIPs, func(_ proxy.ServiceName, v *proxy.VirtualIP) bool { return v == nil })
 	maps.DeleteFunc(u.Remotes, func(_ proxy.ServiceName, r *sites.Remote) bool { return r == nil })
 	maps.DeleteFunc(u.Offers, func(_ proxy.ServiceName, o *sites.Offer) bool { return o == nil })
 	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *records.Name) bool { return n == nil })

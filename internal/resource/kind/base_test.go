@@ -149,6 +149,9 @@ spec: {exportedLabels: {team: shop}, exportedAnnotations: {docs: "https://exampl
 	"ServiceImport": `
 metadata: {name: web, namespace: shop}
 spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}`,
+	"VirtualIP": `
+metadata: {name: web-shop-svc-80-a}
+spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}
 stringData: {tls.key: "1"}`,

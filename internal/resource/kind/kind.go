@@ -53,6 +53,7 @@ func All() []*resource.Descriptor {
 		DataplaneInsight,
 		ServiceExport,
 		ServiceImport,
+		VirtualIP,
 	}
 }
 

@@ -25,6 +25,8 @@ const (
 	// What other sites offer under the names of Services, and what this one offers.
 	RemoteType = "type.googleapis.com/proxima.node.v1.Remote"
 	OfferType  = "type.googleapis.com/proxima.node.v1.Offer"
+	// Names below "mesh"; the name of the resource is mesh/HOSTNAME.mesh.
+	VirtualIPType = "type.googleapis.com/proxima.node.v1.VirtualIP"
 )
 
 // ZoneHeader is the response header that names the zone whose view is sent.

@@ -190,7 +190,20 @@ func FuzzDecode(f *testing.F) {
 	f.Add("ns/web", body)
 	body, _ = EncodeOffer(offer)
 	f.Add("ns/web", body)
+	body, _ = EncodeVirtualIP(&proxy.VirtualIP{Name: VirtualIPName("default", "web_ns_svc_80"), Addresses: addrs("240.0.0.1", "fd00:240::1"),
+		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Port: 80})
+	f.Add("default/web_ns_svc_80.mesh", body)
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
+		if v, err := DecodeVirtualIP(name, body); err == nil {
+			again, err := EncodeVirtualIP(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := DecodeVirtualIP(name, again)
+			if diff := cmp.Diff(v, got, compareModel); err != nil || diff != "" {
+				t.Fatalf("virtual IP %q: %v\n%s", name, err, diff)
+			}
+		}
 		if node, err := DecodeSuspect(name, body); err == nil && node != name {
 			t.Fatalf("suspect %q is read as %q", name, node)
 		}
