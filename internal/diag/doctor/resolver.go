@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
@@ -66,7 +67,7 @@ func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges 
 	}
 	looking, cancel := context.WithTimeout(ctx, resolverTimeout)
 	defer cancel()
-	err = system.Lookup(looking, app.ClusterDomain)
+	domain, err := lookUp(looking, system)
 	if err == nil {
 		f.Note = "found, by " + server.String()
 		return f
@@ -75,7 +76,7 @@ func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges 
 	if system.Manner() == resolvconf.ResolvConf && server.Port() != 53 {
 		fix = (&resolvconf.PortError{Server: server}).Hint() + "; then \"proxima doctor --fix\""
 	}
-	f.fail(problem.ResolverNotSet, fmt.Sprintf("programs do not find names in %s: %v", app.ClusterDomain, err), fix)
+	f.fail(problem.ResolverNotSet, fmt.Sprintf("programs do not find names in %s: %v", domain, err), fix)
 	return f
 }
 
@@ -108,14 +109,33 @@ func askServer(ctx context.Context, server netip.AddrPort) (answered bool, err e
 	return resolvconf.Ask(ctx, server, app.ClusterDomain)
 }
 
+// domains that the agent answers for.
+func domains() []string {
+	return []string{app.ClusterDomain, dns.ClusterSetDomain, dns.MeshDomain}
+}
+
+// lookUp asks for a name of each domain as the machine's programs do, and returns the first
+// domain that is not routed to an agent.
+func lookUp(ctx context.Context, system resolvconf.System) (domain string, err error) {
+	if err := system.Lookup(ctx, app.ClusterDomain); err != nil {
+		return app.ClusterDomain, err
+	}
+	for _, domain := range domains()[1:] {
+		if err := system.LookupZone(ctx, domain); err != nil {
+			return domain, err
+		}
+	}
+	return "", nil
+}
+
 func (x examiner) fixResolver(ctx context.Context, system resolvconf.System, server netip.AddrPort, ranges []netip.Prefix) error {
-	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domains: []string{app.ClusterDomain, dns.ClusterSetDomain}, Ranges: ranges})
+	manner, err := system.Set(ctx, resolvconf.Setting{Server: server, Domains: domains(), Ranges: ranges})
 	if err != nil {
 		return err
 	}
 	if x.Fixed != nil {
 		x.Fixed(fmt.Sprintf("%s sends queries for names in %s to %s now; undone when the agent ends, or by \"proxima doctor --undo\"",
-			manner, app.ClusterDomain, server))
+			manner, strings.Join(domains(), ", "), server))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -50,7 +51,9 @@ func (s System) setResolved(ctx context.Context, to Setting) error {
 		domains = append(domains, "~"+d)
 	}
 	for _, p := range to.Ranges {
-		domains = append(domains, "~"+reverseDomain(p))
+		for _, d := range reverseDomains(p) {
+			domains = append(domains, "~"+d)
+		}
 	}
 	server := to.Server.String()
 	if to.Server.Port() == 53 {
@@ -70,17 +73,33 @@ func (s System) setResolved(ctx context.Context, to Setting) error {
 	return s.reload(ctx)
 }
 
-// reverseDomain is the shortest domain that holds the names of a range's
-// addresses; it may hold those of others too, which the agent passes on.
-func reverseDomain(p netip.Prefix) string {
+// maxReverse is how many domains a range is divided into, at most.
+const maxReverse = 16
+
+// reverseDomains hold the names of a range's addresses. A range that ends within a label is
+// divided into a domain for each; if these were too many, there is one domain, that may hold
+// the names of others too, which the agent passes on.
+func reverseDomains(p netip.Prefix) []string {
 	name, _ := dns.ReverseAddr(p.Masked().Addr().String()) // an address always has one
 	labels := dns.SplitDomainName(name)
-	perLabel := 4
+	perLabel, base := 4, 16
 	if p.Addr().Is4() {
-		perLabel = 8
+		perLabel, base = 8, 10
 	}
-	hidden := (p.Addr().BitLen() - p.Bits() + perLabel - 1) / perLabel
-	return strings.Join(labels[hidden:], ".")
+	host := p.Addr().BitLen() - p.Bits()
+	hidden := (host + perLabel - 1) / perLabel
+	rest := strings.Join(labels[hidden:], ".")
+	within := hidden*perLabel - host // bits of the prefix in the first hidden label
+	count := 1 << (perLabel - within)
+	if within == 0 || count > maxReverse {
+		return []string{rest}
+	}
+	first, _ := strconv.ParseUint(labels[hidden-1], base, 8)
+	var out []string
+	for n := range count {
+		out = append(out, strconv.FormatUint(first+uint64(n), base)+"."+rest)
+	}
+	return out
 }
 
 func (s System) undoResolved(ctx context.Context) (bool, error) {

@@ -399,3 +399,19 @@ func serve(t *testing.T, address string, rcode int) string {
 	t.Cleanup(func() { _ = conn.Close(); <-done })
 	return conn.LocalAddr().String()
 }
+
+func TestReverseDomains(t *testing.T) {
+	for in, want := range map[string]string{
+		"10.96.0.0/16":   "96.10.in-addr.arpa",
+		"240.0.0.0/4":    "240.in-addr.arpa 241.in-addr.arpa 242.in-addr.arpa 243.in-addr.arpa 244.in-addr.arpa 245.in-addr.arpa 246.in-addr.arpa 247.in-addr.arpa 248.in-addr.arpa 249.in-addr.arpa 250.in-addr.arpa 251.in-addr.arpa 252.in-addr.arpa 253.in-addr.arpa 254.in-addr.arpa 255.in-addr.arpa",
+		"100.96.0.0/11":  "100.in-addr.arpa",
+		"10.96.4.0/22":   "4.96.10.in-addr.arpa 5.96.10.in-addr.arpa 6.96.10.in-addr.arpa 7.96.10.in-addr.arpa",
+		"fd00:240::/64":  "0.0.0.0.0.0.0.0.0.4.2.0.0.0.d.f.ip6.arpa",
+		"fd00:240::/63":  "0.0.0.0.0.0.0.0.0.4.2.0.0.0.d.f.ip6.arpa 1.0.0.0.0.0.0.0.0.4.2.0.0.0.d.f.ip6.arpa",
+		"192.0.2.128/25": "2.0.192.in-addr.arpa",
+	} {
+		if got := strings.Join(reverseDomains(netip.MustParsePrefix(in)), " "); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
