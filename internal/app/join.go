@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -106,23 +106,56 @@ func (a *agent) viewAddress() (string, error) { return a.planeLink().address() }
 // connect makes the connection that carries the view and the reports of demand.
 func (a *agent) connect() (*grpc.ClientConn, error) { return a.planeLink().connect() }
 
-// reconnecting is a transport that shows the newest certificate: connections that
-// were made with an older one are dropped. A refusal starts a renewal.
-type reconnecting struct {
-	*http.Transport
-	renewer *identity.Renewer
-	used    atomic.Pointer[identity.Credentials]
+// apiTransport carries all requests of an agent to the API over one connection, as each costs
+// the control plane memory. It shows the newest certificate: after a renewal, or a refusal, new
+// requests get a new connection, and those in progress end on the old one. A refusal starts a
+// renewal.
+type apiTransport struct {
+	// newest are the credentials to show, suspect reports that they were refused.
+	newest  func() *identity.Credentials
+	suspect func()
+	// open makes a transport.
+	open func() *http.Transport
+
+	mu   sync.Mutex
+	used *identity.Credentials
+	now  *http.Transport
 }
 
 // RoundTrip implements http.RoundTripper.
-func (r *reconnecting) RoundTrip(req *http.Request) (*http.Response, error) {
-	if now := r.renewer.Credentials(); r.used.Swap(now) != now {
-		r.CloseIdleConnections()
-	}
-	resp, err := r.Transport.RoundTrip(req)
+func (t *apiTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	now := t.current()
+	resp, err := now.RoundTrip(req)
 	if err == nil && resp.StatusCode == http.StatusUnauthorized {
-		r.CloseIdleConnections()
-		r.renewer.Suspect()
+		t.leave(now)
+		t.suspect()
 	}
 	return resp, err
+}
+
+// current is the transport for a new request.
+func (t *apiTransport) current() *http.Transport {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if newest := t.newest(); t.now == nil || t.used != newest {
+		t.replaceLocked()
+		t.used = newest
+	}
+	return t.now
+}
+
+// leave a transport whose connection was refused.
+func (t *apiTransport) leave(refused *http.Transport) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.now == refused {
+		t.replaceLocked()
+	}
+}
+
+func (t *apiTransport) replaceLocked() {
+	if t.now != nil {
+		t.now.CloseIdleConnections()
+	}
+	t.now = t.open()
 }

@@ -112,6 +112,8 @@ type agent struct {
 	cfg      NodeConfig
 	log      *slog.Logger
 	renewer  *identity.Renewer
+	apiLink  *apiTransport // of all clients of the API; made when it is first needed
+	apiOnce  sync.Once
 	registry *prometheus.Registry
 	mode     modes.Mode
 	agent    *node.Agent

@@ -177,22 +177,27 @@ func (a *agent) restConfig() *rest.Config {
 		cfg.QPS, cfg.Timeout = -1, 10*time.Second
 		return cfg
 	}
-	transport := &reconnecting{renewer: a.renewer, Transport: &http.Transport{
-		TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
-		TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
-	}}
-	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: transport}
+	return &rest.Config{Host: "https://" + a.cfg.Server, QPS: -1, Timeout: 10 * time.Second, Transport: a.apiTransport()}
 }
 
-// watchConfig is the API as this node, for requests that last: no timeout ends
-// them, and a peer that vanished is noticed by pings.
+// apiTransport is what all clients of the API share. A peer that vanished is noticed by pings.
+func (a *agent) apiTransport() *apiTransport {
+	a.apiOnce.Do(func() {
+		a.apiLink = &apiTransport{newest: a.renewer.Credentials, suspect: a.renewer.Suspect, open: func() *http.Transport {
+			return &http.Transport{
+				TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
+				TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
+				HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second},
+			}
+		}}
+	})
+	return a.apiLink
+}
+
+// watchConfig is the API as this node, for requests that last: no timeout ends them.
 func (a *agent) watchConfig() *rest.Config {
 	cfg := a.restConfig()
 	cfg.Timeout = 0
-	if a.cfg.Cluster != nil {
-		return cfg
-	}
-	cfg.Transport.(*reconnecting).HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second}
 	return cfg
 }
 
