@@ -93,6 +93,10 @@ type AvailableService struct {
 	// Instances that are ready: the zone's weight.
 	// +optional
 	Instances int32 `json:"instances,omitempty"`
+	// IPFamilies of the Service.
+	// +optional
+	// +listType=atomic
+	IPFamilies []corev1.IPFamily `json:"ipFamilies,omitempty"`
 	// InternalTrafficPolicy of the Service.
 	// +optional
 	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
@@ -193,7 +197,8 @@ type ServiceImportSpec struct {
 	// SessionAffinityConfig has the timeout of ClientIP.
 	// +optional
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
-	// IPFamilies of the service in this zone, in the order of IPs.
+	// IPFamilies of the service: those of its virtual IPs in this zone, in their order; of a
+	// headless service those of the oldest export.
 	// +optional
 	// +listType=atomic
 	IPFamilies []corev1.IPFamily `json:"ipFamilies,omitempty"`

@@ -71,6 +71,11 @@ func (in *AvailableService) DeepCopyInto(out *AvailableService) {
 		*out = new(v1.SessionAffinityConfig)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.IPFamilies != nil {
+		in, out := &in.IPFamilies, &out.IPFamilies
+		*out = make([]v1.IPFamily, len(*in))
+		copy(*out, *in)
+	}
 	if in.InternalTrafficPolicy != nil {
 		in, out := &in.InternalTrafficPolicy, &out.InternalTrafficPolicy
 		*out = new(v1.ServiceInternalTrafficPolicy)

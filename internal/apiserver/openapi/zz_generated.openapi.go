@@ -4014,6 +4014,26 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							Format:      "int32",
 						},
 					},
+					"ipFamilies": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "IPFamilies of the Service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+										Enum:   []interface{}{"", "IPv4", "IPv6"},
+									},
+								},
+							},
+						},
+					},
 					"internalTrafficPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "InternalTrafficPolicy of the Service.\n\nPossible enum values:\n - `\"Cluster\"` routes traffic to all endpoints.\n - `\"Local\"` routes traffic only to endpoints on the same node as the client pod (dropping the traffic if there are no local endpoints).",
@@ -4455,7 +4475,7 @@ func schema_proxima_api_multicluster_v1beta1_ServiceImportSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "IPFamilies of the service in this zone, in the order of IPs.",
+							Description: "IPFamilies of the service: those of its virtual IPs in this zone, in their order; of a headless service those of the oldest export.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -104,7 +104,7 @@ func available(in ExportInput) *mcs.AvailableService {
 		Mesh: meshOf(in.Namespace), Zone: in.Site, ExportTime: in.Export.CreationTimestamp, Type: mcs.ClusterSetIP,
 		Ports: portsOf(s), SessionAffinity: s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
 		Instances: Instances(in.Slices), ToZones: kind.ExportZones(in.Export),
-		InternalTrafficPolicy: s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
+		IPFamilies: s.Spec.IPFamilies, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
 	}
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		a.Type, a.Endpoints = mcs.Headless, endpointsOf(in.Slices)

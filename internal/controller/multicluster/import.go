@@ -157,9 +157,9 @@ func (in ImportInput) imported(m Merged) *mcs.ServiceImport {
 		i = in.Import.DeepCopy()
 	}
 	i.Labels, i.Annotations = labelled(m.Labels, in.Key.Name), maps.Clone(m.Annotations)
-	ips, families := i.Spec.IPs, i.Spec.IPFamilies
+	ips := i.Spec.IPs
 	i.Spec = m.Spec
-	i.Spec.IPs, i.Spec.IPFamilies = ips, families
+	i.Spec.IPs = ips
 	i.Status.Clusters = nil
 	for _, zone := range m.Zones {
 		i.Status.Clusters = append(i.Status.Clusters, mcs.ClusterStatus{Cluster: zone})
@@ -169,7 +169,10 @@ func (in ImportInput) imported(m Merged) *mcs.ServiceImport {
 
 // WithIPs returns an import with the virtual IPs of its derived Service, and its families.
 func WithIPs(i *mcs.ServiceImport, derived *corev1.Service) *mcs.ServiceImport {
-	i.Spec.IPs, i.Spec.IPFamilies = nil, slices.Clone(derived.Spec.IPFamilies)
+	i.Spec.IPs = nil
+	if i.Spec.Type == mcs.ClusterSetIP || len(i.Spec.IPFamilies) == 0 { // an earlier version does not say
+		i.Spec.IPFamilies = slices.Clone(derived.Spec.IPFamilies)
+	}
 	if i.Spec.Type == mcs.ClusterSetIP {
 		i.Spec.IPs = slices.DeleteFunc(slices.Clone(derived.Spec.ClusterIPs), func(ip string) bool {
 			return ip == "" || ip == corev1.ClusterIPNone

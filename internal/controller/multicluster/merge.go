@@ -47,7 +47,7 @@ func Merge(offers []Offer) Merged {
 		Spec: mcs.ServiceImportSpec{
 			Type: first.Type, Ports: slices.Clone(first.Ports),
 			SessionAffinity: first.SessionAffinity, SessionAffinityConfig: first.SessionAffinityConfig.DeepCopy(),
-			InternalTrafficPolicy: first.InternalTrafficPolicy, TrafficDistribution: first.TrafficDistribution,
+			IPFamilies: first.IPFamilies, InternalTrafficPolicy: first.InternalTrafficPolicy, TrafficDistribution: first.TrafficDistribution,
 		},
 		Labels: first.Labels, Annotations: first.Annotations, Zones: []string{first.Zone},
 	}
