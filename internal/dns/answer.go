@@ -186,7 +186,7 @@ func undash(label string) (netip.Addr, bool) {
 	return a, err == nil
 }
 
-// services answers for [_port._protocol. | hostname.] service.namespace, or for
+// services answers for [_port._protocol. | hostname. | hostname.cluster.] service.namespace, or for
 // the names above it, which exist without saying anything.
 func (d domain) services(q dns.Question, labels []string) answer {
 	n := len(labels)
@@ -215,7 +215,15 @@ func (d domain) services(q dns.Question, labels []string) answer {
 				return answer{}
 			}
 		}
+		for name := range e.Hosts { // "east", where "web-0.east" is
+			if strings.HasSuffix(name, "."+labels[0]) {
+				return answer{}
+			}
+		}
 	case 4:
+		if h := e.Hosts[labels[0]+"."+labels[1]]; h != nil {
+			return addresses(q, h)
+		}
 		if ports := e.Ports[labels[0]+"."+labels[1]]; len(ports) > 0 {
 			return d.ports(q, base, e, ports)
 		}

@@ -62,7 +62,7 @@ func sample() records.Update {
 		u.Services[s.Name] = s
 	}
 	for _, n := range []*records.Name{
-		{Name: named("db")}, {Name: named("empty")}, {Name: named("fqdn")}, {Name: named("six")}, {Name: named("big")},
+		{Name: named("db")}, {Name: named(mcs.DerivedServiceName("default", "db"))}, {Name: named("empty")}, {Name: named("fqdn")}, {Name: named("six")}, {Name: named("big")},
 		{Name: named("outside"), ExternalName: "www.example.com"},
 		{Name: named("inside"), ExternalName: "web.default.svc.cluster.local"},
 		{Name: named("chain"), ExternalName: "inside.default.svc.cluster.local"},
@@ -77,12 +77,18 @@ func sample() records.Update {
 	for i := range 200 {
 		big.Targets = append(big.Targets, records.Target{Addr: netip.AddrFrom4([4]byte{10, 3, byte(i), 1})})
 	}
+	imported := func(cluster, address string) *records.Slice {
+		s := slice(mcs.DerivedServiceName("default", "db"), "db-"+cluster, sql, records.Target{Addr: netip.MustParseAddr(address), Hostname: "db-0"})
+		s.Cluster = cluster
+		return s
+	}
 	for _, s := range []*records.Slice{
 		slice("db", "db-1", sql, records.Target{Addr: netip.MustParseAddr("10.1.0.1"), Hostname: "db-0"}, records.Target{Addr: netip.MustParseAddr("10.1.0.2")}),
 		slice("db", "db-2", sql, records.Target{Addr: netip.MustParseAddr("fd00:1::1"), Hostname: "db-0"}),
 		slice("six", "six-1", sql, records.Target{Addr: netip.MustParseAddr("fd00:1::")}),
 		slice("fqdn", "fqdn-1", sql, records.Target{Domain: "b.example.com"}, records.Target{Domain: "a.example.com"}),
 		big,
+		imported("east", "10.1.0.1"), imported("west", "10.2.0.1"),
 	} {
 		u.Slices[s.Name] = s
 	}

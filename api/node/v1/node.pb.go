@@ -773,9 +773,12 @@ type NameSlice struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// The Service, in the same namespace.
-	Service       string       `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
-	Ports         []*SlicePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
-	Targets       []*Target    `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
+	Service string       `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
+	Ports   []*SlicePort `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	Targets []*Target    `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
+	// The site that the endpoints are in, for those of an imported Service: hostnames are
+	// below it then. Empty: they are below the Service.
+	Cluster       string `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -843,6 +846,13 @@ func (x *NameSlice) GetTargets() []*Target {
 		return x.Targets
 	}
 	return nil
+}
+
+func (x *NameSlice) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 // A node that probably does not answer any more: its endpoints are used last. The
@@ -1674,13 +1684,14 @@ const file_node_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1a\n" +
 	"\bhostname\x18\x03 \x01(\tR\bhostname\x12\x18\n" +
-	"\amachine\x18\x04 \x01(\tR\amachine\"\xbc\x01\n" +
+	"\amachine\x18\x04 \x01(\tR\amachine\"\xd6\x01\n" +
 	"\tNameSlice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aservice\x18\x03 \x01(\tR\aservice\x120\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x121\n" +
-	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\"\x1d\n" +
+	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\x12\x18\n" +
+	"\acluster\x18\x06 \x01(\tR\acluster\"\x1d\n" +
 	"\aSuspect\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\xa3\x02\n" +
 	"\x06Remote\x12\x1c\n" +

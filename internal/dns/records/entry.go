@@ -18,7 +18,7 @@ type Entry struct {
 	Alias    string
 	Headless bool
 	Host                      // of the Service itself
-	Hosts    map[string]*Host // of a headless Service, by hostname
+	Hosts    map[string]*Host // of a headless Service, by hostname, or "hostname.cluster"
 	// Ports by "_port._protocol"; unnamed ones have no name.
 	Ports map[string][]Port
 }
@@ -82,6 +82,9 @@ func headless(name proxy.ServiceName, parts map[proxy.SliceName]*Slice) *Entry {
 			hostname := t.Hostname
 			if hostname == "" {
 				hostname = GeneratedHostname(t.Addr)
+			}
+			if s.Cluster != "" {
+				hostname += "." + s.Cluster
 			}
 			all[t.Addr] = struct{}{}
 			if e.Hosts[hostname] == nil {

@@ -9,6 +9,7 @@ package records
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -36,6 +37,9 @@ type Slice struct {
 	Service proxy.ServiceName
 	Ports   []proxy.SlicePort
 	Targets []Target
+	// Cluster is the site that they are in, for endpoints of an imported Service: hostnames
+	// are below it then (KEP-1645, "DNS"). Empty: they are below the Service.
+	Cluster string
 }
 
 // Target is a ready endpoint: an address, or a domain name (of a slice of
@@ -260,6 +264,9 @@ func (z *Zone) point(name proxy.ServiceName, k known, add bool) {
 		return
 	}
 	for hostname, h := range k.entry.Hosts {
+		if strings.Contains(hostname, ".") {
+			continue // of an import, which has no name in the cluster domain
+		}
 		each(h.V4, pointer{service: name, hostname: hostname})
 		each(h.V6, pointer{service: name, hostname: hostname})
 	}

@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -41,6 +42,7 @@ func NameSliceOf(s *discoveryv1.EndpointSlice, machines MachineOf) *records.Slic
 	out := &records.Slice{
 		Name:    proxy.SliceName{Namespace: s.Namespace, Name: s.Name},
 		Service: proxy.ServiceName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]},
+		Cluster: strings.ToLower(s.Labels[mcs.LabelSourceCluster]),
 	}
 	for _, p := range s.Ports {
 		if p.Port != nil && validPort(*p.Port) {

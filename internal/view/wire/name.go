@@ -30,6 +30,7 @@ func EncodeNameSlice(s *records.Slice) ([]byte, error) {
 		Name:      s.Name.Name,
 		Service:   s.Service.Name,
 		Ports:     encodeSlicePorts(s.Ports),
+		Cluster:   s.Cluster,
 	}
 	for _, t := range s.Targets {
 		target := &nodev1.Target{Domain: t.Domain, Hostname: t.Hostname, Machine: t.Machine}
@@ -87,6 +88,7 @@ func DecodeNameSlice(name string, body []byte) (*records.Slice, error) {
 	s := &records.Slice{
 		Name:    proxy.SliceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		Service: proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetService()},
+		Cluster: m.GetCluster(),
 	}
 	var err error
 	if s.Ports, err = decodeSlicePorts(m.GetPorts()); err != nil {
