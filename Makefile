@@ -12,7 +12,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd soak lint gen bench cross clean
+.PHONY: build help demo check test etcd interop-mcs soak lint gen bench cross clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -23,7 +23,7 @@ $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
 	cd test/kubectl && CGO_ENABLED=0 $(GO) build -o $@ .
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
 	@echo 'Tests of real kernels and of several machines need root; CONTRIBUTING.md says more.'
 
 check: ## build, vet and race tests of a package, as PKG=internal/delta; RUN=TestX for some
@@ -43,6 +43,9 @@ soak: build $(BIN)/kubectl ## the long versions of the tests
 etcd: ## the etcd store on real servers: contract, upstream's suite, crashes (minutes)
 	@tools/setup
 	$(GO) run ./tools/testreport -modules test/etcd -- ./internal/store/etcd
+
+interop-mcs: build ## mcs-api's conformance suite on a lab of two zones, as root (minutes)
+	@tools/interop-mcs
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
