@@ -86,6 +86,7 @@ var layers = map[string]layer{
 	"internal/controller/endpoints":     core,
 	"internal/controller/endpointslice": core,
 	"internal/controller/event":         core,
+	"internal/controller/external":      core,
 	"internal/controller/garbage":       core,
 	"internal/controller/health":        core,
 	"internal/controller/ipam":          core,
@@ -138,6 +139,7 @@ var layers = map[string]layer{
 	"internal/federation/stream":        adapter,
 	"internal/federation/zones":         adapter,
 	"internal/gateway/egress":           adapter,
+	"internal/gateway/external":         adapter,
 	"internal/gateway/gatewaytest":      adapter,
 	"internal/gateway/ingress":          adapter,
 	"internal/gateway/outbound":         adapter,
@@ -202,11 +204,12 @@ var siblings = map[string][]string{
 	},
 	// An egress has a client of tunnels. An ingress has none, so that nothing leaves for
 	// another site from there.
-	"internal/gateway/egress":   {"internal/gateway/server", "internal/gateway/tunnel"},
+	"internal/gateway/egress":   {"internal/gateway/external", "internal/gateway/server", "internal/gateway/tunnel"},
 	"internal/gateway/ingress":  {"internal/gateway/server"},
-	"internal/gateway/outbound": {"internal/gateway/tunnel"},
+	"internal/gateway/outbound": {"internal/gateway/external", "internal/gateway/tunnel"},
 	"internal/gateway/site": {
-		"internal/gateway/egress", "internal/gateway/ingress", "internal/gateway/outbound", "internal/gateway/server", "internal/gateway/tunnel",
+		"internal/gateway/egress", "internal/gateway/external", "internal/gateway/ingress", "internal/gateway/outbound",
+		"internal/gateway/server", "internal/gateway/tunnel",
 	},
 	"internal/gateway/gatewaytest": {"internal/gateway/server", "internal/gateway/tunnel"},
 	"internal/federation/stream":   {"internal/delta/stream"},

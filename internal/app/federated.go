@@ -123,10 +123,11 @@ func dataplaneMesh(d *meshv1alpha1.Dataplane) string { return kind.DataplaneMesh
 func pruneDataplane(d *meshv1alpha1.Dataplane) { d.Status.Lease = nil }
 
 // localService are Services that every control plane has, and those that are derived of
-// other zones' exports.
+// other zones' exports, or of ExternalServices.
 func localService(s *corev1.Service) bool {
 	_, derived := s.Labels[mcs.LabelServiceName]
-	return derived || s.Namespace == corev1.NamespaceDefault && s.Name == "kubernetes"
+	_, external := s.Labels[meshv1alpha1.LabelExternalService]
+	return derived || external || s.Namespace == corev1.NamespaceDefault && s.Name == "kubernetes"
 }
 
 // pruneService drops what is an address of the zone's own: at global a Service is an

@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/gateway/egress"
+	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
 	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
@@ -97,7 +98,7 @@ func (a *agent) newGateway() *gateway {
 		cfg: cfg, log: a.log.With("component", cfg.role()), ids: &gatewayIdentities{role: cfg.identity()}, buffers: record.NewPool(0),
 	}
 	if !cfg.Egress {
-		g.ingress = site.NewIngress(g.ids)
+		g.ingress = site.NewIngress(g.ids, external.New(external.Config{Buffers: g.buffers}))
 		return g
 	}
 	g.client = tunnel.NewClient(tunnel.Config{Buffers: g.buffers, Registerer: a.registry, Logger: g.log})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
+	"github.com/proxima-mesh/proxima/internal/controller/external"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
@@ -66,6 +67,7 @@ func (c *controllers) components() []component {
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
 		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
+		{Name: "external service controller", Scope: leader, Run: c.runExternals},
 	}
 }
 
@@ -170,6 +172,13 @@ func (c *controllers) runVirtualIPs(ctx context.Context) error {
 	}
 	return virtualip.New(virtualip.Config{
 		Client: c.client, Catalog: c.instance.catalog, Ranges: c.cfg.MeshCIDRs, Logger: c.log.With("component", "virtual IPs"),
+	}).Run(ctx)
+}
+
+// runExternals keeps the names and addresses of services outside every mesh.
+func (c *controllers) runExternals(ctx context.Context) error {
+	return external.New(external.Config{
+		Client: c.client, Catalog: c.instance.catalog, Site: string(c.cfg.site()), Logger: c.log.With("component", "external services"),
 	}).Run(ctx)
 }
 

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +52,8 @@ type sharesNet struct {
 	// counts are connections by the site of their endpoint.
 	mu     sync.Mutex
 	counts map[string]int
+	// accepted are connections to endpoints, however they ended.
+	accepted atomic.Int64
 }
 
 var (
@@ -91,6 +95,7 @@ type sharesIdentities struct {
 
 func (i *sharesIdentities) Own(string) (*mesh.SVID, error)            { return i.svid, nil }
 func (i *sharesIdentities) Of(netip.Addr, string) (*mesh.SVID, error) { return i.svid, nil }
+func (i *sharesIdentities) Admits(netip.Addr, string) error           { return nil }
 func (i *sharesIdentities) Trust() *mesh.Trust                        { return i.trust }
 func (i *sharesIdentities) Zone() string                              { return i.site }
 func (i *sharesIdentities) Holds(string, string) bool                 { return true }
@@ -106,15 +111,18 @@ func must[T any](t *testing.T) func(T, error) T {
 
 func (n *sharesNet) identities(id mesh.ID, site string) *sharesIdentities {
 	n.t.Helper()
-	key, err := authority.NewKey()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	leaf := must[*x509.Certificate](n.t)(n.root.Sign(&x509.Certificate{
-		URIs: []*url.URL{id.URL()}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	return n.issue(n.root, "default", id, site, time.Now().Add(time.Hour))
+}
+
+// issue a certificate in a mesh for a participant of a site.
+func (n *sharesNet) issue(ca *catest.CA, meshName string, id mesh.ID, site string, notAfter time.Time) *sharesIdentities {
+	n.t.Helper()
+	key := must[crypto.Signer](n.t)(authority.NewKey())
+	leaf := must[*x509.Certificate](n.t)(ca.Sign(&x509.Certificate{
+		URIs: []*url.URL{id.URL()}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: notAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
 	}, key.Public()))
-	return &sharesIdentities{n.trust, must[*mesh.SVID](n.t)(mesh.NewSVID("default", []*x509.Certificate{leaf}, key)), site}
+	return &sharesIdentities{n.trust, must[*mesh.SVID](n.t)(mesh.NewSVID(meshName, []*x509.Certificate{leaf}, key)), site}
 }
 
 // endpoint answers each connection's first byte with the end, and counts it for a site.
@@ -128,6 +136,7 @@ func (n *sharesNet) endpoint(site string) netip.AddrPort {
 			if err != nil {
 				return
 			}
+			n.accepted.Add(1)
 			wg.Go(func() {
 				defer c.Close()
 				_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
@@ -164,35 +173,9 @@ func (n *sharesNet) remote(zone string, instances int32, objects int) {
 	copied := map[string]string{
 		meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone, meshv1alpha1.LabelZone: zone, meshv1alpha1.LabelDisplayName: "web",
 	}
-	available := &mcs.AvailableService{
-		Mesh: "default", Type: mcs.ClusterSetIP, Instances: instances, ExportTime: metav1.NewTime(time.Unix(100, 0)), Ports: []mcs.ServicePort{{Port: 8080}},
-	}
-	export := func(name string, labels map[string]string) catalog.Change[*mcs.ServiceExport] {
-		return catalog.Change[*mcs.ServiceExport]{Key: catalog.Key{Namespace: "shop", Name: name}, New: &mcs.ServiceExport{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: labels}, Status: mcs.ServiceExportStatus{Available: available},
-		}}
-	}
-	n.delta.ServiceExports = append(n.delta.ServiceExports, export("web-of-"+zone, copied))
+	n.delta.ServiceExports = append(n.delta.ServiceExports, exportOf("web-of-"+zone, copied, instances))
 
-	table := sitetable.NewTable(zone)
-	table.Apply(&catalog.Delta{
-		Services: []catalog.Change[*corev1.Service]{{Key: catalog.Key{Namespace: "shop", Name: "web"}, New: &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 8080}}},
-		}}},
-		ServiceExports: []catalog.Change[*mcs.ServiceExport]{export("web", nil)},
-	})
-	offer := must[*sitetable.Offer](n.t)(table.Offer(sharedName))
-	ids := n.identities(must[mesh.ID](n.t)(mesh.Ingress(n.domain(), zone)), zone)
-	in := site.NewIngress(ids)
-	in.SetOffers(node.Update{Offers: map[proxy.ServiceName]*sitetable.Offer{sharedName: offer}})
-	err := in.Apply(n.t.Context(), []proxy.Change{{
-		Name:  proxy.PortName{ServiceName: sharedName},
-		State: &proxy.PortState{IPv4: proxy.Choice{Cluster: []proxy.Target{{Addr: n.endpoint(zone), Weight: 1}}}},
-	}})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	at := n.serve("ingress", in, in.Certificate, must[*ingress.Handler](n.t)(ingress.New(ingress.Config{Routes: in})))
+	at, _ := n.ingress(zone, n.identities(must[mesh.ID](n.t)(mesh.Ingress(n.domain(), zone)), zone))
 	for i := range objects {
 		// Behind one address, as that of a load balancer, though each has one of its own.
 		o := &meshv1alpha1.ZoneIngress{
@@ -206,6 +189,40 @@ func (n *sharesNet) remote(zone string, instances int32, objects int) {
 		}
 		n.delta.ZoneIngresses = append(n.delta.ZoneIngresses, catalog.Change[*meshv1alpha1.ZoneIngress]{Key: catalog.Key{Name: o.Name}, New: o})
 	}
+}
+
+// exportOf the service, by the name and labels of its object.
+func exportOf(name string, labels map[string]string, instances int32) catalog.Change[*mcs.ServiceExport] {
+	return catalog.Change[*mcs.ServiceExport]{Key: catalog.Key{Namespace: "shop", Name: name}, New: &mcs.ServiceExport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: labels},
+		Status: mcs.ServiceExportStatus{Available: &mcs.AvailableService{
+			Mesh: "default", Type: mcs.ClusterSetIP, Instances: instances, ExportTime: metav1.NewTime(time.Unix(100, 0)),
+			Ports: []mcs.ServicePort{{Port: 8080}},
+		}},
+	}}
+}
+
+// ingress of a site that offers the service, and the server name of its port.
+func (n *sharesNet) ingress(zone string, ids *sharesIdentities) (at netip.AddrPort, serverName string) {
+	n.t.Helper()
+	table := sitetable.NewTable(zone)
+	table.Apply(&catalog.Delta{
+		Services: []catalog.Change[*corev1.Service]{{Key: catalog.Key{Namespace: "shop", Name: "web"}, New: &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 8080}}},
+		}}},
+		ServiceExports: []catalog.Change[*mcs.ServiceExport]{exportOf("web", nil, 1)},
+	})
+	offer := must[*sitetable.Offer](n.t)(table.Offer(sharedName))
+	in := site.NewIngress(ids, nil)
+	in.SetOffers(node.Update{Offers: map[proxy.ServiceName]*sitetable.Offer{sharedName: offer}})
+	err := in.Apply(n.t.Context(), []proxy.Change{{
+		Name:  proxy.PortName{ServiceName: sharedName},
+		State: &proxy.PortState{IPv4: proxy.Choice{Cluster: []proxy.Target{{Addr: n.endpoint(zone), Weight: 1}}}},
+	}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return n.serve("ingress", in, in.Certificate, must[*ingress.Handler](n.t)(ingress.New(ingress.Config{Routes: in}))), offer.Ports[0].SNI
 }
 
 func (n *sharesNet) mesh(routing meshv1alpha1.MeshRouting) {

@@ -34,6 +34,7 @@ const (
 	ServiceExports
 	ServiceImports
 	VirtualIPs
+	ExternalServices
 	Kinds
 )
 
@@ -59,6 +60,8 @@ type Snapshot struct {
 	ServiceExports Table[*mcs.ServiceExport]
 	ServiceImports Table[*mcs.ServiceImport]
 	VirtualIPs     Table[*meshv1alpha1.VirtualIP]
+
+	ExternalServices Table[*meshv1alpha1.ExternalService]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -180,6 +183,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "VirtualIP"},
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.VirtualIP] { return &s.VirtualIPs },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.VirtualIP] { return &d.VirtualIPs },
+	},
+	ExternalServices: &tableKind[*meshv1alpha1.ExternalService]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ExternalService"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ExternalService] { return &s.ExternalServices },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ExternalService] { return &d.ExternalServices },
 	},
 }
 

@@ -48,6 +48,8 @@ type Delta struct {
 	ServiceExports []Change[*mcs.ServiceExport]
 	ServiceImports []Change[*mcs.ServiceImport]
 	VirtualIPs     []Change[*meshv1alpha1.VirtualIP]
+
+	ExternalServices []Change[*meshv1alpha1.ExternalService]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -1,6 +1,7 @@
 // Package sites derives what sites offer each other under the names of Services: for a
 // Service that is imported, where other sites can be entered to reach it (Remote); for
-// one that is exported, by which server names it is asked for (Offer).
+// one that is exported, by which server names it is asked for (Offer). Services outside
+// every mesh (ExternalService) are reached in the same two ways.
 //
 // Enter at [NewTable] and [Table.Apply]. The package decides from objects alone: it does
 // no I/O, chooses no site for a connection, and knows no endpoints.
@@ -31,6 +32,9 @@ type Remote struct {
 	// EgressOnly: the Egresses of this site are the only way out. They may be none.
 	EgressOnly bool
 	Egresses   []Gateway
+	// External: the service is outside every mesh, and this site connects to it by itself
+	// (by its egresses, if EgressOnly). Nil: it is in Sites.
+	External *External
 }
 
 // RemotePort is a TCP port of a Service.
@@ -39,6 +43,8 @@ type RemotePort struct {
 	Number uint16
 	// SNI is the server name of connections to it.
 	SNI string
+	// Target is the port of an external service that connections go to; 0: it is none.
+	Target uint16
 }
 
 // Site is another site.
@@ -70,6 +76,8 @@ type Offer struct {
 	Ports   []OfferedPort
 	// ToSites may use it; empty: all may.
 	ToSites []string
+	// External: the service is outside every mesh, and this site's ingresses connect to it.
+	External *External
 }
 
 // OfferedPort is a TCP port of an offered Service.
@@ -79,6 +87,8 @@ type OfferedPort struct {
 	SNI string
 	// ProxyProtocol: endpoints get a header of the PROXY protocol, version 2.
 	ProxyProtocol bool
+	// Target is the port of an external service that connections go to; 0: it is none.
+	Target uint16
 }
 
 // Allows reports whether a site may use the offer.
@@ -113,6 +123,9 @@ func (r *Remote) Elsewhere() *proxy.Elsewhere {
 	for _, p := range r.Ports {
 		for _, s := range r.Offering(p.Number) {
 			e.Instances[p.Name] += s.Instances
+		}
+		if r.External != nil {
+			e.Instances[p.Name] = 1
 		}
 	}
 	return e

@@ -32,6 +32,7 @@ type Table struct {
 	ingresses map[string]*meshv1alpha1.ZoneIngress
 	egresses  map[string]*meshv1alpha1.ZoneEgress
 	meshes    map[string]*meshv1alpha1.Mesh
+	externals map[name]*meshv1alpha1.ExternalService
 }
 
 // NewTable makes an empty table for a site.
@@ -40,12 +41,12 @@ func NewTable(site string) *Table {
 		site: site, services: map[name]*corev1.Service{}, derived: map[name]map[name]struct{}{}, imported: map[name]name{},
 		exported: map[name]name{}, exports: map[name]map[name]*mcsv1beta1.ServiceExport{},
 		ingresses: map[string]*meshv1alpha1.ZoneIngress{}, egresses: map[string]*meshv1alpha1.ZoneEgress{},
-		meshes: map[string]*meshv1alpha1.Mesh{},
+		meshes: map[string]*meshv1alpha1.Mesh{}, externals: map[name]*meshv1alpha1.ExternalService{},
 	}
 }
 
-// Apply stores what a delta of the catalog has of Services, ServiceExports, gateways and
-// Meshes, and returns the Services whose Remote or Offer may be another.
+// Apply stores what a delta of the catalog has of Services, ServiceExports,
+// ExternalServices, gateways and Meshes, and returns the Services whose Remote or Offer may be another.
 func (t *Table) Apply(d *catalog.Delta) []proxy.ServiceName {
 	changed := map[name]struct{}{}
 	for _, c := range d.Services {
@@ -53,6 +54,9 @@ func (t *Table) Apply(d *catalog.Delta) []proxy.ServiceName {
 	}
 	for _, c := range d.ServiceExports {
 		t.setExport(name{Namespace: c.Key.Namespace, Name: c.Key.Name}, c.New, changed)
+	}
+	for _, c := range d.ExternalServices {
+		t.setExternal(name{Namespace: c.Key.Namespace, Name: c.Key.Name}, c.New, changed)
 	}
 	for _, c := range d.ZoneIngresses {
 		set(t.ingresses, c.Key.Name, c.New)
@@ -65,6 +69,9 @@ func (t *Table) Apply(d *catalog.Delta) []proxy.ServiceName {
 	}
 	if len(d.ZoneIngresses)+len(d.ZoneEgresses)+len(d.Meshes) > 0 { // few, and of concern to all
 		for of := range t.imported {
+			changed[of] = struct{}{}
+		}
+		for of := range t.externals {
 			changed[of] = struct{}{}
 		}
 	}
@@ -83,6 +90,9 @@ func (t *Table) setService(of name, object *corev1.Service, changed map[name]str
 		changed[of] = struct{}{}
 	}
 	if _, ok := t.exports[of]; ok {
+		changed[of] = struct{}{}
+	}
+	if _, ok := t.externals[of]; ok {
 		changed[of] = struct{}{}
 	}
 	if object == nil {
@@ -154,6 +164,9 @@ func (t *Table) siteOf(o metav1.Object) string {
 
 // Offer of a Service of this site; nil: it offers none.
 func (t *Table) Offer(of proxy.ServiceName) (*Offer, error) {
+	if e, meshName := t.external(of); e != nil {
+		return t.offerExternal(of, e, meshName)
+	}
 	own := t.exports[of][of]
 	service := t.services[of]
 	if own == nil || service == nil || t.siteOf(own) != t.site {
@@ -181,8 +194,11 @@ func (t *Table) Offer(of proxy.ServiceName) (*Offer, error) {
 	return o, nil
 }
 
-// Remote of a derived Service; nil: no other site offers it.
+// Remote of a derived Service, or that of an ExternalService; nil: no other site offers it.
 func (t *Table) Remote(of proxy.ServiceName) (*Remote, error) {
+	if e, meshName := t.external(of); e != nil {
+		return t.remoteExternal(of, e, meshName)
+	}
 	imported, ok := t.imported[of]
 	service := t.services[of]
 	if !ok || service == nil {

@@ -17,6 +17,40 @@ type ExternalService struct {
 	// What the service is and where it is.
 	// +optional
 	Spec ExternalServiceSpec `json:"spec,omitempty"`
+	// What was last observed of the service, in this zone.
+	// +optional
+	Status ExternalServiceStatus `json:"status,omitempty"`
+}
+
+// Condition types of an ExternalService.
+const (
+	// ExternalServiceAddressed: workloads of this zone have a name and a virtual IP for it.
+	ExternalServiceAddressed = "Addressed"
+	// ExternalServiceHostsEnforced: what workloads send to the hosts goes this way, too.
+	ExternalServiceHostsEnforced = "HostsEnforced"
+	// ExternalServiceTLSEnforced: TLS is begun as spec.tls says.
+	ExternalServiceTLSEnforced = "TLSEnforced"
+	// ExternalServiceZoneEgressEnforced: connections leave through the zone's egress alone,
+	// as the mesh says.
+	ExternalServiceZoneEgressEnforced = "ZoneEgressEnforced"
+)
+
+// ExternalServiceStatus is what was last observed of an ExternalService.
+type ExternalServiceStatus struct {
+	// ObservedGeneration of the ExternalService that the status is of.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// VirtualIPs by which workloads of this zone call the service.
+	// +optional
+	// +listType=atomic
+	VirtualIPs []string `json:"virtualIPs,omitempty"`
+	// Conditions; type Addressed says whether the service has a name and virtual IPs;
+	// HostsEnforced, TLSEnforced and ZoneEgressEnforced whether what the specification and
+	// the mesh ask for holds, or who does not enforce it and why.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

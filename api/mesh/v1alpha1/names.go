@@ -2,8 +2,12 @@ package v1alpha1
 
 // Labels and annotations that Proxima writes.
 const (
-	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to.
+	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to; on the Service
+	// of an ExternalService, the mesh that it is reached from.
 	LabelMesh = GroupName + "/mesh"
+	// LabelExternalService on a Service names the ExternalService that it has the virtual
+	// IPs of.
+	LabelExternalService = GroupName + "/external-service"
 	// DefaultMesh is the mesh of what names no other.
 	DefaultMesh = "default"
 

@@ -91,6 +91,11 @@ func (in ExternalServiceSpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ExternalServiceStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ExternalServiceStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ExternalServiceTLS) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ExternalServiceTLS"
 }

@@ -916,8 +916,10 @@ type Remote struct {
 	// used only where this one has no ready endpoint.
 	Spread bool `protobuf:"varint,6,opt,name=spread,proto3" json:"spread,omitempty"`
 	// The egresses of this site are the only way out; without any, there is none.
-	EgressOnly    bool       `protobuf:"varint,7,opt,name=egress_only,json=egressOnly,proto3" json:"egress_only,omitempty"`
-	Egresses      []*Gateway `protobuf:"bytes,8,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	EgressOnly bool       `protobuf:"varint,7,opt,name=egress_only,json=egressOnly,proto3" json:"egress_only,omitempty"`
+	Egresses   []*Gateway `protobuf:"bytes,8,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	// The service is outside every mesh, and this site connects to it by itself.
+	External      *External `protobuf:"bytes,9,opt,name=external,proto3" json:"external,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1008,20 +1010,322 @@ func (x *Remote) GetEgresses() []*Gateway {
 	return nil
 }
 
+func (x *Remote) GetExternal() *External {
+	if x != nil {
+		return x.External
+	}
+	return nil
+}
+
+// Where a service outside every mesh is.
+type External struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Places []*Place               `protobuf:"bytes,1,rep,name=places,proto3" json:"places,omitempty"`
+	// TLS that is begun on behalf of workloads; without it, bytes pass as they are.
+	Tls           *ExternalTLS `protobuf:"bytes,2,opt,name=tls,proto3" json:"tls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *External) Reset() {
+	*x = External{}
+	mi := &file_node_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *External) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*External) ProtoMessage() {}
+
+func (x *External) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use External.ProtoReflect.Descriptor instead.
+func (*External) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *External) GetPlaces() []*Place {
+	if x != nil {
+		return x.Places
+	}
+	return nil
+}
+
+func (x *External) GetTls() *ExternalTLS {
+	if x != nil {
+		return x.Tls
+	}
+	return nil
+}
+
+type Place struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An IP address or a DNS name.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Instead of the target of the service's port; 0: that one.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// 0 is taken for 1.
+	Weight uint32 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	// Tried before the others.
+	Near          bool `protobuf:"varint,4,opt,name=near,proto3" json:"near,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Place) Reset() {
+	*x = Place{}
+	mi := &file_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Place) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Place) ProtoMessage() {}
+
+func (x *Place) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Place.ProtoReflect.Descriptor instead.
+func (*Place) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Place) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Place) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Place) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Place) GetNear() bool {
+	if x != nil {
+		return x.Near
+	}
+	return false
+}
+
+type ExternalTLS struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the host of the place.
+	ServerName string `protobuf:"bytes,1,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	// What is not verified of the server's certificate.
+	SkipAuthority bool `protobuf:"varint,2,opt,name=skip_authority,json=skipAuthority,proto3" json:"skip_authority,omitempty"`
+	SkipName      bool `protobuf:"varint,3,opt,name=skip_name,json=skipName,proto3" json:"skip_name,omitempty"`
+	// One of them is in the certificate, instead of the server name.
+	Names []*NameMatch `protobuf:"bytes,4,rep,name=names,proto3" json:"names,omitempty"`
+	// As on the wire, 0x0303 for TLS 1.2; 0: the default.
+	MinVersion    uint32 `protobuf:"varint,5,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
+	MaxVersion    uint32 `protobuf:"varint,6,opt,name=max_version,json=maxVersion,proto3" json:"max_version,omitempty"`
+	Renegotiation bool   `protobuf:"varint,7,opt,name=renegotiation,proto3" json:"renegotiation,omitempty"`
+	// In PEM; empty: those of the system.
+	Roots []byte `protobuf:"bytes,8,opt,name=roots,proto3" json:"roots,omitempty"`
+	// Certificates or keys are in Secrets, which views do not have: no connection is made.
+	Secrets       bool `protobuf:"varint,9,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExternalTLS) Reset() {
+	*x = ExternalTLS{}
+	mi := &file_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExternalTLS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExternalTLS) ProtoMessage() {}
+
+func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
+func (*ExternalTLS) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExternalTLS) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
+func (x *ExternalTLS) GetSkipAuthority() bool {
+	if x != nil {
+		return x.SkipAuthority
+	}
+	return false
+}
+
+func (x *ExternalTLS) GetSkipName() bool {
+	if x != nil {
+		return x.SkipName
+	}
+	return false
+}
+
+func (x *ExternalTLS) GetNames() []*NameMatch {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *ExternalTLS) GetMinVersion() uint32 {
+	if x != nil {
+		return x.MinVersion
+	}
+	return 0
+}
+
+func (x *ExternalTLS) GetMaxVersion() uint32 {
+	if x != nil {
+		return x.MaxVersion
+	}
+	return 0
+}
+
+func (x *ExternalTLS) GetRenegotiation() bool {
+	if x != nil {
+		return x.Renegotiation
+	}
+	return false
+}
+
+func (x *ExternalTLS) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *ExternalTLS) GetSecrets() bool {
+	if x != nil {
+		return x.Secrets
+	}
+	return false
+}
+
+type NameMatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Value string                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	// The value is the beginning of the name.
+	Prefix        bool `protobuf:"varint,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameMatch) Reset() {
+	*x = NameMatch{}
+	mi := &file_node_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameMatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameMatch) ProtoMessage() {}
+
+func (x *NameMatch) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
+func (*NameMatch) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *NameMatch) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *NameMatch) GetPrefix() bool {
+	if x != nil {
+		return x.Prefix
+	}
+	return false
+}
+
 type RemotePort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the Service's port, and its number. The protocol is TCP.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// The server name of connections to it.
-	Sni           string `protobuf:"bytes,3,opt,name=sni,proto3" json:"sni,omitempty"`
+	Sni string `protobuf:"bytes,3,opt,name=sni,proto3" json:"sni,omitempty"`
+	// The port of an external service that connections go to.
+	Target        uint32 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1337,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1350,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemotePort) GetName() string {
@@ -1070,6 +1374,13 @@ func (x *RemotePort) GetSni() string {
 	return ""
 }
 
+func (x *RemotePort) GetTarget() uint32 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
+}
+
 type RemoteSite struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Site  string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
@@ -1084,7 +1395,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1407,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1420,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -1154,7 +1465,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1477,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1490,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Gateway) GetName() string {
@@ -1211,14 +1522,16 @@ type Offer struct {
 	Mesh      string                 `protobuf:"bytes,3,opt,name=mesh,proto3" json:"mesh,omitempty"`
 	Ports     []*OfferedPort         `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
 	// The sites that may use it; empty: all may.
-	ToSites       []string `protobuf:"bytes,5,rep,name=to_sites,json=toSites,proto3" json:"to_sites,omitempty"`
+	ToSites []string `protobuf:"bytes,5,rep,name=to_sites,json=toSites,proto3" json:"to_sites,omitempty"`
+	// The service is outside every mesh, and the ingresses connect to it.
+	External      *External `protobuf:"bytes,6,opt,name=external,proto3" json:"external,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1543,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1556,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -1281,6 +1594,13 @@ func (x *Offer) GetToSites() []string {
 	return nil
 }
 
+func (x *Offer) GetExternal() *External {
+	if x != nil {
+		return x.External
+	}
+	return nil
+}
+
 type OfferedPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the Service's port. The protocol is TCP.
@@ -1289,13 +1609,15 @@ type OfferedPort struct {
 	Sni string `protobuf:"bytes,2,opt,name=sni,proto3" json:"sni,omitempty"`
 	// Endpoints get a header of the PROXY protocol.
 	ProxyProtocol bool `protobuf:"varint,3,opt,name=proxy_protocol,json=proxyProtocol,proto3" json:"proxy_protocol,omitempty"`
+	// The port of an external service that connections go to.
+	Target        uint32 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1629,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1642,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -1344,6 +1666,13 @@ func (x *OfferedPort) GetProxyProtocol() bool {
 	return false
 }
 
+func (x *OfferedPort) GetTarget() uint32 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
+}
+
 // A name below the domain "mesh", with addresses that lead to the endpoints of one port of
 // a Service.
 type VirtualIP struct {
@@ -1364,7 +1693,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1705,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1718,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -1447,7 +1776,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1788,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1801,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *State) GetNode() string {
@@ -1508,7 +1837,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1849,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1862,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -1568,7 +1897,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1909,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1922,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StoredResource) GetName() string {
@@ -1693,7 +2022,7 @@ const file_node_proto_rawDesc = "" +
 	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\x12\x18\n" +
 	"\acluster\x18\x06 \x01(\tR\acluster\"\x1d\n" +
 	"\aSuspect\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"\xa3\x02\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\xda\x02\n" +
 	"\x06Remote\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1703,12 +2032,38 @@ const file_node_proto_rawDesc = "" +
 	"\x06spread\x18\x06 \x01(\bR\x06spread\x12\x1f\n" +
 	"\vegress_only\x18\a \x01(\bR\n" +
 	"egressOnly\x124\n" +
-	"\begresses\x18\b \x03(\v2\x18.proxima.node.v1.GatewayR\begresses\"F\n" +
+	"\begresses\x18\b \x03(\v2\x18.proxima.node.v1.GatewayR\begresses\x125\n" +
+	"\bexternal\x18\t \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\"j\n" +
+	"\bExternal\x12.\n" +
+	"\x06places\x18\x01 \x03(\v2\x16.proxima.node.v1.PlaceR\x06places\x12.\n" +
+	"\x03tls\x18\x02 \x01(\v2\x1c.proxima.node.v1.ExternalTLSR\x03tls\"[\n" +
+	"\x05Place\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x16\n" +
+	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x12\n" +
+	"\x04near\x18\x04 \x01(\bR\x04near\"\xbc\x02\n" +
+	"\vExternalTLS\x12\x1f\n" +
+	"\vserver_name\x18\x01 \x01(\tR\n" +
+	"serverName\x12%\n" +
+	"\x0eskip_authority\x18\x02 \x01(\bR\rskipAuthority\x12\x1b\n" +
+	"\tskip_name\x18\x03 \x01(\bR\bskipName\x120\n" +
+	"\x05names\x18\x04 \x03(\v2\x1a.proxima.node.v1.NameMatchR\x05names\x12\x1f\n" +
+	"\vmin_version\x18\x05 \x01(\rR\n" +
+	"minVersion\x12\x1f\n" +
+	"\vmax_version\x18\x06 \x01(\rR\n" +
+	"maxVersion\x12$\n" +
+	"\rrenegotiation\x18\a \x01(\bR\rrenegotiation\x12\x14\n" +
+	"\x05roots\x18\b \x01(\fR\x05roots\x12\x18\n" +
+	"\asecrets\x18\t \x01(\bR\asecrets\"9\n" +
+	"\tNameMatch\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\tR\x05value\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\bR\x06prefix\"^\n" +
 	"\n" +
 	"RemotePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
-	"\x03sni\x18\x03 \x01(\tR\x03sni\"\x8c\x01\n" +
+	"\x03sni\x18\x03 \x01(\tR\x03sni\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\rR\x06target\"\x8c\x01\n" +
 	"\n" +
 	"RemoteSite\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x1c\n" +
@@ -1718,17 +2073,19 @@ const file_node_proto_rawDesc = "" +
 	"\aGateway\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\x9c\x01\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\xd3\x01\n" +
 	"\x05Offer\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x122\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1c.proxima.node.v1.OfferedPortR\x05ports\x12\x19\n" +
-	"\bto_sites\x18\x05 \x03(\tR\atoSites\"Z\n" +
+	"\bto_sites\x18\x05 \x03(\tR\atoSites\x125\n" +
+	"\bexternal\x18\x06 \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\"r\n" +
 	"\vOfferedPort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03sni\x18\x02 \x01(\tR\x03sni\x12%\n" +
-	"\x0eproxy_protocol\x18\x03 \x01(\bR\rproxyProtocol\"\x9d\x01\n" +
+	"\x0eproxy_protocol\x18\x03 \x01(\bR\rproxyProtocol\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\rR\x06target\"\x9d\x01\n" +
 	"\tVirtualIP\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -1767,7 +2124,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -1781,15 +2138,19 @@ var file_node_proto_goTypes = []any{
 	(*NameSlice)(nil),      // 9: proxima.node.v1.NameSlice
 	(*Suspect)(nil),        // 10: proxima.node.v1.Suspect
 	(*Remote)(nil),         // 11: proxima.node.v1.Remote
-	(*RemotePort)(nil),     // 12: proxima.node.v1.RemotePort
-	(*RemoteSite)(nil),     // 13: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),        // 14: proxima.node.v1.Gateway
-	(*Offer)(nil),          // 15: proxima.node.v1.Offer
-	(*OfferedPort)(nil),    // 16: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),      // 17: proxima.node.v1.VirtualIP
-	(*State)(nil),          // 18: proxima.node.v1.State
-	(*TypeState)(nil),      // 19: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 20: proxima.node.v1.StoredResource
+	(*External)(nil),       // 12: proxima.node.v1.External
+	(*Place)(nil),          // 13: proxima.node.v1.Place
+	(*ExternalTLS)(nil),    // 14: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),      // 15: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),     // 16: proxima.node.v1.RemotePort
+	(*RemoteSite)(nil),     // 17: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),        // 18: proxima.node.v1.Gateway
+	(*Offer)(nil),          // 19: proxima.node.v1.Offer
+	(*OfferedPort)(nil),    // 20: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),      // 21: proxima.node.v1.VirtualIP
+	(*State)(nil),          // 22: proxima.node.v1.State
+	(*TypeState)(nil),      // 23: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 24: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -1801,18 +2162,23 @@ var file_node_proto_depIdxs = []int32{
 	2,  // 6: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
 	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
 	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	12, // 9: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	13, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	14, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	14, // 12: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	16, // 13: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	19, // 14: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	20, // 15: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	16, // 9: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	17, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	18, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	12, // 12: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	13, // 13: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	14, // 14: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	15, // 15: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	18, // 16: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	20, // 17: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	12, // 18: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	23, // 19: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	24, // 20: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -1826,7 +2192,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -44,6 +44,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ExternalServiceList{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceList(ref),
 		v1alpha1.ExternalServicePort{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServicePort(ref),
 		v1alpha1.ExternalServiceSpec{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref),
+		v1alpha1.ExternalServiceStatus{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref),
 		v1alpha1.ExternalServiceTLS{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref),
 		v1alpha1.GRPCAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_GRPCAction(ref),
 		v1alpha1.GlobalSecret{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref),
@@ -1112,11 +1113,18 @@ func schema_proxima_api_mesh_v1alpha1_ExternalService(ref common.ReferenceCallba
 							Ref:         ref(v1alpha1.ExternalServiceSpec{}.OpenAPIModelName()),
 						},
 					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What was last observed of the service, in this zone.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ExternalServiceStatus{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.ExternalServiceSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.ExternalServiceSpec{}.OpenAPIModelName(), v1alpha1.ExternalServiceStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -1368,6 +1376,68 @@ func schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			v1alpha1.ExternalServiceAddress{}.OpenAPIModelName(), v1alpha1.ExternalServicePort{}.OpenAPIModelName(), v1alpha1.ExternalServiceTLS{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ExternalServiceStatus is what was last observed of an ExternalService.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ObservedGeneration of the ExternalService that the status is of.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"virtualIPs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "VirtualIPs by which workloads of this zone call the service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions; type Addressed says whether the service has a name and virtual IPs; HostsEnforced, TLSEnforced and ZoneEgressEnforced whether what the specification and the mesh ask for holds, or who does not enforce it and why.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 

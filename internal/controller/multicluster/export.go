@@ -78,10 +78,11 @@ func ReconcileExport(in ExportInput) ExportPlan {
 	return ExportPlan{Status: next}
 }
 
-// exportedByDefault: what belongs to the control plane itself, and what is an import, is not
-// exported with a whole mesh.
+// exportedByDefault: what belongs to the control plane itself, what is an import, and what is
+// outside every mesh is not exported with a whole mesh.
 func exportedByDefault(key resource.Key, s *corev1.Service) bool {
-	if s == nil || !s.DeletionTimestamp.IsZero() || s.Spec.Type == corev1.ServiceTypeExternalName || IsDerived(s) {
+	if s == nil || !s.DeletionTimestamp.IsZero() || s.Spec.Type == corev1.ServiceTypeExternalName || IsDerived(s) ||
+		s.Labels[meshv1alpha1.LabelExternalService] != "" {
 		return false
 	}
 	switch key.Namespace {

@@ -9,15 +9,13 @@ package egress
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"strconv"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
 	"github.com/proxima-mesh/proxima/internal/gateway/server"
@@ -30,16 +28,7 @@ type Target struct {
 	// Ingresses of other sites that serve it.
 	Ingresses []tunnel.Peer
 	// External; nil: the service is one of the mesh.
-	External *External
-}
-
-// External is a service outside every mesh.
-type External struct {
-	// Hosts are names or addresses, tried in an order at random.
-	Hosts []string
-	Port  uint16
-	// TLS that the egress begins; nil: none. ServerName is the host if it is empty.
-	TLS *tls.Config
+	External *external.Service
 }
 
 // Targets are what this egress may reach. Methods are called concurrently, and do not
@@ -47,11 +36,6 @@ type External struct {
 type Targets interface {
 	// Target returns that of a service; false: not one of those.
 	Target(sni string) (Target, bool)
-}
-
-// Resolver of hosts; a *net.Resolver is one.
-type Resolver interface {
-	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
 // Config of a handler. Targets, Tunnel and Credentials are required.
@@ -62,8 +46,8 @@ type Config struct {
 	// Credentials of the egress for a service. Ingresses let it open streams for
 	// identities that it has authenticated.
 	Credentials func(sni string) (*tunnel.Credentials, error)
-	// Resolver; nil: that of the system.
-	Resolver Resolver
+	// Resolver of the hosts of external services; nil: that of the system.
+	Resolver external.Resolver
 	// Buffers of the server; nil: a pool of the default size.
 	Buffers *record.Pool
 	// ConnectTimeout bounds connecting to one address of an external service, and its
@@ -72,15 +56,15 @@ type Config struct {
 }
 
 // Handler connects streams to what is outside the site. It implements server.Handler.
-type Handler struct{ cfg Config }
+type Handler struct {
+	cfg      Config
+	external *external.Dialer
+}
 
 // New returns a handler.
 func New(cfg Config) (*Handler, error) {
 	if cfg.Targets == nil || cfg.Tunnel == nil || cfg.Credentials == nil {
 		return nil, errors.New("egress: targets, tunnel and credentials are required")
-	}
-	if cfg.Resolver == nil {
-		cfg.Resolver = net.DefaultResolver
 	}
 	if cfg.Buffers == nil {
 		cfg.Buffers = record.NewPool(0)
@@ -88,7 +72,8 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.ConnectTimeout <= 0 {
 		cfg.ConnectTimeout = 3 * time.Second
 	}
-	return &Handler{cfg: cfg}, nil
+	outside := external.New(external.Config{Resolver: cfg.Resolver, Buffers: cfg.Buffers, ConnectTimeout: cfg.ConnectTimeout})
+	return &Handler{cfg, outside}, nil
 }
 
 // Connect implements server.Handler.
@@ -98,7 +83,11 @@ func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, 
 	case !ok:
 		return nil, noTarget(c.Peer.SNI)
 	case target.External != nil:
-		return h.external(ctx, target.External)
+		up, err := h.external.Connect(ctx, target.External)
+		if err != nil {
+			return nil, &server.Refusal{Reason: frame.Unreachable, Err: err}
+		}
+		return up, nil
 	}
 	return h.tunnel(ctx, c, target.Ingresses)
 }
@@ -164,65 +153,6 @@ func (h *Handler) tunnel(ctx context.Context, c server.Call, ingresses []tunnel.
 	return &remote{conn}, nil
 }
 
-// external connects to an external service, and begins its TLS.
-func (h *Handler) external(ctx context.Context, e *External) (server.Upstream, error) {
-	var errs []error
-	for _, i := range rand.Perm(len(e.Hosts)) {
-		host := e.Hosts[i]
-		addrs, err := h.resolve(ctx, host)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("resolve %s: %w", host, err))
-			continue
-		}
-		for _, addr := range addrs {
-			up, err := h.begin(ctx, e, host, netip.AddrPortFrom(addr.Unmap(), e.Port))
-			if err == nil {
-				return up, nil
-			}
-			errs = append(errs, fmt.Errorf("%s: %w", net.JoinHostPort(host, strconv.Itoa(int(e.Port))), err))
-		}
-	}
-	return nil, unreachable("external service", errs)
-}
-
-func (h *Handler) resolve(ctx context.Context, host string) ([]netip.Addr, error) {
-	if addr, err := netip.ParseAddr(host); err == nil {
-		return []netip.Addr{addr}, nil
-	}
-	return h.cfg.Resolver.LookupNetIP(ctx, "ip", host)
-}
-
-// begin connects to one address.
-func (h *Handler) begin(ctx context.Context, e *External, host string, to netip.AddrPort) (server.Upstream, error) {
-	conn, err := h.dial(ctx, to)
-	if err != nil {
-		return nil, err
-	}
-	if e.TLS == nil {
-		return &plain{stream.NewTCP(conn, h.cfg.Buffers, frame.EndpointReset)}, nil
-	}
-	config := e.TLS.Clone()
-	if config.ServerName == "" {
-		config.ServerName = host
-	}
-	config.DynamicRecordSizingDisabled = true // package stream chooses the size
-	rec := record.NewConn(conn, h.cfg.Buffers, nil)
-	secure := tls.Client(rec, config)
-	ctx, cancel := context.WithTimeout(ctx, h.cfg.ConnectTimeout)
-	defer cancel()
-	err = secure.HandshakeContext(ctx)
-	rec.EndHandshake()
-	if err == nil {
-		err = rec.Flush()
-	}
-	if err != nil {
-		stream.Reset(conn)
-		rec.Free()
-		return nil, fmt.Errorf("handshake: %w", err)
-	}
-	return &secured{stream.NewTLS(secure, rec, h.cfg.Buffers, frame.EndpointReset, false)}, nil
-}
-
 // keepAlive finds out within half a minute that the other machine is gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
@@ -237,7 +167,7 @@ type remote struct{ *tunnel.Conn }
 // Begin implements server.Upstream.
 func (*remote) Begin() error { return nil }
 
-// plain is a connection to an external service without TLS.
+// plain is a connection to an ingress, whose TLS is not seen here.
 type plain struct{ *stream.TCP }
 
 // Begin implements server.Upstream.
@@ -250,21 +180,6 @@ func (p *plain) Finish(clean bool) {
 		return
 	}
 	_ = p.Close() // both directions have ended
-}
-
-// secured is a connection to an external service with TLS.
-type secured struct{ *stream.TLS }
-
-// Begin implements server.Upstream.
-func (*secured) Begin() error { return nil }
-
-// Finish implements server.Upstream.
-func (s *secured) Finish(clean bool) {
-	if !clean {
-		s.Reset(frame.Unspecified, "")
-	}
-	s.Close()
-	s.Free()
 }
 
 var _ server.Handler = (*Handler)(nil)

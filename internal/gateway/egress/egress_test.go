@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/egress"
+	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/gatewaytest"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
@@ -24,11 +25,11 @@ import (
 )
 
 const (
-	remote     = "0123456789abcdef.80.web.default.default.proxima"
-	external   = "0123456789abcdef.443.api.default.default.proxima"
-	workloadID = "spiffe://mesh.example/ns/default/sa/one"
-	egressID   = "spiffe://mesh.example/egress/east"
-	ingressID  = "spiffe://mesh.example/ingress/west"
+	remote      = "0123456789abcdef.80.web.default.default.proxima"
+	externalSNI = "0123456789abcdef.443.api.default.default.proxima"
+	workloadID  = "spiffe://mesh.example/ns/default/sa/one"
+	egressID    = "spiffe://mesh.example/egress/east"
+	ingressID   = "spiffe://mesh.example/ingress/west"
 )
 
 var client = netip.MustParseAddrPort("10.0.0.1:1234")
@@ -239,28 +240,28 @@ func TestExternalService(t *testing.T) {
 	plain := serve(t, echo)
 	r := newRig(t, plain, resolver{"api.example.com": secure.Addr()})
 	message := strings.Repeat("y", 200_000)
-	for name, e := range map[string]*egress.External{
-		"plain by address": {Hosts: []string{plain.Addr().String()}, Port: plain.Port()},
-		"TLS by name":      {Hosts: []string{"api.example.com"}, Port: secure.Port(), TLS: &tls.Config{RootCAs: ca.Roots()}},
-		"the second host":  {Hosts: []string{"gone.example.com", "api.example.com"}, Port: secure.Port(), TLS: &tls.Config{RootCAs: ca.Roots()}},
+	for name, e := range map[string]*external.Service{
+		"plain by address": {Targets: []external.Target{{Host: plain.Addr().String(), Port: plain.Port()}}},
+		"TLS by name":      {Targets: []external.Target{{Host: "api.example.com", Port: secure.Port()}}, TLS: &tls.Config{RootCAs: ca.Roots()}},
+		"the second host":  {Targets: []external.Target{{Host: "gone.example.com", Port: secure.Port()}, {Host: "api.example.com", Port: secure.Port()}}, TLS: &tls.Config{RootCAs: ca.Roots()}},
 	} {
-		r.targets.all[external] = egress.Target{External: e}
-		c, err := r.open(external, message)
+		r.targets.all[externalSNI] = egress.Target{External: e}
+		c, err := r.open(externalSNI, message)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
 		expect(t, c, message)
 	}
-	for name, e := range map[string]*egress.External{
-		"another authority": {Hosts: []string{"api.example.com"}, Port: secure.Port(), TLS: &tls.Config{RootCAs: r.ca.Roots()}},
-		"another name":      {Hosts: []string{secure.Addr().String()}, Port: secure.Port(), TLS: &tls.Config{RootCAs: ca.Roots()}},
-		"no such host":      {Hosts: []string{"gone.example.com"}, Port: 1},
+	for name, e := range map[string]*external.Service{
+		"another authority": {Targets: []external.Target{{Host: "api.example.com", Port: secure.Port()}}, TLS: &tls.Config{RootCAs: r.ca.Roots()}},
+		"another name":      {Targets: []external.Target{{Host: secure.Addr().String(), Port: secure.Port()}}, TLS: &tls.Config{RootCAs: ca.Roots()}},
+		"no such host":      {Targets: []external.Target{{Host: "gone.example.com", Port: 1}}},
 		"no host":           {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r.targets.all[external] = egress.Target{External: e}
-			expectFailure(t, r, external, frame.Unreachable)
+			r.targets.all[externalSNI] = egress.Target{External: e}
+			expectFailure(t, r, externalSNI, frame.Unreachable)
 		})
 	}
 }

@@ -1,5 +1,5 @@
 // Package ingress is the zone ingress: it connects streams of other sites to local
-// endpoints.
+// endpoints, and to services outside every mesh that those sites reach through this one.
 //
 // New returns the handler that a server.Server is configured with. The package has no
 // client of tunnels, and imports none: whatever a peer asks for, nothing leaves for
@@ -29,6 +29,9 @@ type Route struct {
 	Endpoints []netip.AddrPort
 	// ProxyProtocol: the port asks for a header of the PROXY protocol, version 2.
 	ProxyProtocol bool
+	// Connect to a service outside every mesh, for sites that it is not reached from; nil:
+	// the service has endpoints. An error is a *server.Refusal.
+	Connect func(context.Context) (server.Upstream, error)
 }
 
 // Routes are the services of this site that others may use. Methods are called
@@ -79,6 +82,9 @@ func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, 
 	route, ok := h.cfg.Routes.Route(c.Peer.SNI)
 	if !ok {
 		return nil, notServed(c.Peer.SNI)
+	}
+	if route.Connect != nil {
+		return route.Connect(ctx)
 	}
 	var header []byte
 	if route.ProxyProtocol {

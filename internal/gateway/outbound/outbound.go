@@ -1,6 +1,6 @@
-// Package outbound is a node's way to other sites: it decides for a connection of the
-// node's tunnel which service it is for, whose identity it has, and which gateways of
-// other sites it may enter by.
+// Package outbound is a node's way to other sites, and to services outside every mesh: it
+// decides for a connection of the node's tunnel which service it is for, whose identity it
+// has, and which gateways of other sites it may enter by.
 //
 // Enter at [New]; a [Router] is a tunnel.Router, and is told by [Router.Apply] what other
 // sites offer. Package tunnel carries the bytes, and chooses among the gateways. This
@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -48,6 +49,8 @@ type Config struct {
 	Client *tunnel.Client
 	// Site of this node; empty: not known yet.
 	Site func() string
+	// External connects to services outside every mesh; nil: one with the system's resolver.
+	External *external.Dialer
 	// Lookup resolves the DNS names of gateways; nil: the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	Logger *slog.Logger // nil: discard
@@ -75,6 +78,16 @@ type Router struct {
 type target struct {
 	remote *sites.Remote
 	port   sites.RemotePort
+	// external; nil: the service is one of other sites.
+	external *external.Service
+}
+
+func targetOf(remote *sites.Remote, p sites.RemotePort) target {
+	t := target{remote: remote, port: p}
+	if remote.External != nil {
+		t.external = external.Of(remote.External, p.Target)
+	}
+	return t
 }
 
 type certificate struct{ identity, serial string }
@@ -86,6 +99,9 @@ func New(cfg Config) *Router {
 	}
 	if cfg.Lookup == nil {
 		cfg.Lookup = lookupSystem
+	}
+	if cfg.External == nil {
+		cfg.External = external.New(external.Config{})
 	}
 	return &Router{
 		cfg: cfg, hosts: newHosts(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
@@ -120,10 +136,11 @@ func (r *Router) Apply(u node.Update) {
 		}
 		names = append(names, hostsOf(remote.Egresses)...)
 		for _, p := range remote.Ports {
-			r.byName[p.SNI] = target{remote, p}
+			t := targetOf(remote, p)
+			r.byName[p.SNI] = t
 			if svc := r.services[name]; svc != nil {
 				for _, addr := range svc.ClusterIPs {
-					r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
+					r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = t
 				}
 			}
 		}
@@ -146,8 +163,9 @@ func (r *Router) setVirtualLocked(v *proxy.VirtualIP) {
 			continue
 		}
 		for _, addr := range v.Addresses {
-			r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = target{remote, p}
-			r.at[netip.AddrPortFrom(addr.Unmap(), proxy.CommonPort)] = target{remote, p}
+			t := targetOf(remote, p)
+			r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = t
+			r.at[netip.AddrPortFrom(addr.Unmap(), proxy.CommonPort)] = t
 		}
 	}
 }
@@ -197,6 +215,10 @@ func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (t
 		return tunnel.Route{}, &tunnel.OpenError{SNI: destination.String(), Reason: frame.NoRoute,
 			Err: fmt.Errorf("no other site offers a service at %s", destination)}
 	}
+	if t.external != nil && !t.remote.EgressOnly {
+		connect := func(ctx context.Context) (tunnel.Upstream, error) { return r.cfg.External.Connect(ctx, t.external) }
+		return tunnel.Route{Request: tunnel.Request{SNI: t.port.SNI}, Connect: connect}, nil
+	}
 	creds, err := r.credentials(client.Addr().Unmap(), t.remote.Mesh)
 	if err != nil {
 		return tunnel.Route{}, &tunnel.OpenError{SNI: t.port.SNI, Reason: frame.Unauthorized, Err: err}
@@ -207,16 +229,24 @@ func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (t
 	}}, nil
 }
 
-// Ingresses of other sites for a server name, for an egress, and the mesh of the service;
-// ok is false if no other site offers it.
-func (r *Router) Ingresses(sni string) (meshName string, peers []tunnel.Peer, ok bool) {
+// Beyond is what an egress reaches for a server name.
+type Beyond struct {
+	// Mesh of the service.
+	Mesh string
+	// Ingresses of other sites that serve it, or External: a service outside every mesh.
+	Ingresses []tunnel.Peer
+	External  *external.Service
+}
+
+// Beyond is what an egress reaches for a server name; ok is false if there is nothing.
+func (r *Router) Beyond(sni string) (b Beyond, ok bool) {
 	r.mu.Lock()
 	t, ok := r.byName[sni]
 	r.mu.Unlock()
 	if !ok {
-		return "", nil, false
+		return Beyond{}, false
 	}
-	return t.remote.Mesh, r.ingresses(t), true
+	return Beyond{t.remote.Mesh, r.ingresses(t), t.external}, true
 }
 
 // weightScale keeps the shares of sites whose instances are few and ingresses many.

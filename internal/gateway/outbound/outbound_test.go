@@ -133,8 +133,8 @@ func TestRoute(t *testing.T) {
 		route.Peers[0].Role != tunnel.RoleEgress || route.Peers[0].Site != "a" {
 		t.Errorf("%+v %v", route, err)
 	}
-	if meshName, peers, ok := r.Ingresses("web.sni"); !ok || meshName != "default" || len(peers) != 3 {
-		t.Errorf("an egress: %q %v %v", meshName, peers, ok)
+	if b, ok := r.Beyond("web.sni"); !ok || b.Mesh != "default" || len(b.Ingresses) != 3 || b.External != nil {
+		t.Errorf("an egress: %+v %v", b, ok)
 	}
 
 	refused := func(reason frame.Reason) {

@@ -9,13 +9,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// Egress is what an egress serves: the services of other sites. Safe for concurrent use.
+// Egress is what an egress serves: the services of other sites, and those outside every
+// mesh. Safe for concurrent use.
 type Egress struct {
 	authority
 	router *outbound.Router
 }
 
-// NewEgress serves what a router knows of other sites.
+// NewEgress serves what a router knows.
 func NewEgress(identities Identities, router *outbound.Router) *Egress {
 	e := &Egress{router: router}
 	e.authority = authority{identities, e.find}
@@ -23,14 +24,14 @@ func NewEgress(identities Identities, router *outbound.Router) *Egress {
 }
 
 func (e *Egress) find(sni string) (service, bool) {
-	meshName, _, ok := e.router.Ingresses(sni)
-	return service{mesh: meshName}, ok
+	b, ok := e.router.Beyond(sni)
+	return service{mesh: b.Mesh}, ok
 }
 
 // Target implements egress.Targets.
 func (e *Egress) Target(sni string) (egress.Target, bool) {
-	_, peers, ok := e.router.Ingresses(sni)
-	return egress.Target{Ingresses: peers}, ok
+	b, ok := e.router.Beyond(sni)
+	return egress.Target{Ingresses: b.Ingresses, External: b.External}, ok
 }
 
 // Credentials of the egress, for ingresses that serve a server name.

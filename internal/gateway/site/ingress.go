@@ -6,7 +6,10 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/proxima-mesh/proxima/internal/gateway/external"
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
+	"github.com/proxima-mesh/proxima/internal/gateway/server"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/sites"
@@ -17,6 +20,8 @@ import (
 type Ingress struct {
 	authority
 
+	outside *external.Dialer
+
 	mu     sync.RWMutex
 	offers map[proxy.ServiceName]*sites.Offer
 	states map[proxy.PortName]*proxy.PortState
@@ -26,12 +31,15 @@ type Ingress struct {
 type offered struct {
 	offer *sites.Offer
 	port  sites.OfferedPort
+	// external; nil: the service has endpoints here.
+	external *external.Service
 }
 
-// NewIngress serves nothing yet.
-func NewIngress(identities Identities) *Ingress {
+// NewIngress serves nothing yet. It connects to services outside every mesh by outside.
+func NewIngress(identities Identities, outside *external.Dialer) *Ingress {
 	i := &Ingress{
-		offers: map[proxy.ServiceName]*sites.Offer{}, states: map[proxy.PortName]*proxy.PortState{}, ports: map[string]offered{},
+		outside: outside,
+		offers:  map[proxy.ServiceName]*sites.Offer{}, states: map[proxy.PortName]*proxy.PortState{}, ports: map[string]offered{},
 	}
 	i.authority = authority{identities, i.find}
 	return i
@@ -57,7 +65,11 @@ func (i *Ingress) SetOffers(u node.Update) {
 	clear(i.ports)
 	for _, o := range i.offers {
 		for _, p := range o.Ports {
-			i.ports[p.SNI] = offered{o, p}
+			port := offered{offer: o, port: p}
+			if o.External != nil {
+				port.external = external.Of(o.External, p.Target)
+			}
+			i.ports[p.SNI] = port
 		}
 	}
 }
@@ -103,6 +115,15 @@ func (i *Ingress) Route(sni string) (ingress.Route, bool) {
 	i.mu.RUnlock()
 	if !ok {
 		return ingress.Route{}, false
+	}
+	if o.external != nil {
+		return ingress.Route{Connect: func(ctx context.Context) (server.Upstream, error) {
+			up, err := i.outside.Connect(ctx, o.external)
+			if err != nil {
+				return nil, &server.Refusal{Reason: frame.Unreachable, Err: err}
+			}
+			return up, nil
+		}}, true
 	}
 	route := ingress.Route{ProxyProtocol: o.port.ProxyProtocol}
 	if state != nil {

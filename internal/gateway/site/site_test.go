@@ -111,7 +111,7 @@ func TestWhoMayConnect(t *testing.T) {
 		"an authority without sites below": {toSites: []string{"c"}, mesh: "shop", sni: sni, ok: true},
 	} {
 		r := newRig(t, tc.exportedTo...)
-		i := NewIngress(r)
+		i := NewIngress(r, nil)
 		i.SetOffers(offering(tc.toSites...))
 		if err := i.VerifyPeer(tc.sni, r.chain(tc.mesh, tc.zone)); (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)
@@ -120,7 +120,7 @@ func TestWhoMayConnect(t *testing.T) {
 }
 
 func TestStreams(t *testing.T) {
-	i := NewIngress(newRig(t))
+	i := NewIngress(newRig(t), nil)
 	i.SetOffers(offering())
 	const workload, foreign = "spiffe://shop.mesh/ns/shop/sa/client", "spiffe://other.mesh/ns/shop/sa/client"
 	peer := server.Peer{Identity: workload, SNI: sni}
@@ -141,7 +141,7 @@ func TestStreams(t *testing.T) {
 }
 
 func TestEndpoints(t *testing.T) {
-	i := NewIngress(newRig(t))
+	i := NewIngress(newRig(t), nil)
 	i.SetOffers(offering())
 	target := func(addr string, weight uint32) proxy.Target {
 		return proxy.Target{Addr: netip.MustParseAddrPort(addr), Weight: weight}

@@ -27,6 +27,16 @@ type Route struct {
 	// ServerFirst: the server sends first in this protocol, so that nothing is to be
 	// awaited from the client before the stream is opened.
 	ServerFirst bool
+	// Connect to a service outside every mesh, from this machine, without a tunnel. Nil: the
+	// Request is opened. SNI names the service in any case.
+	Connect func(context.Context) (Upstream, error)
+}
+
+// Upstream is the other side of a redirected connection.
+type Upstream interface {
+	stream.Stream
+	// Finish ends the use. clean: both directions have ended.
+	Finish(clean bool)
 }
 
 // ServerConfig is the agent's side that redirected connections arrive at.
@@ -158,7 +168,7 @@ func (s *Server) serve(conn net.Conn) {
 }
 
 // open routes a connection and opens its stream, with the client's first bytes.
-func (s *Server) open(conn net.Conn, client *stream.TCP) (*Conn, error) {
+func (s *Server) open(conn net.Conn, client *stream.TCP) (Upstream, error) {
 	// The server's own context would end streams that may still be opened at shutdown.
 	ctx := context.Background()
 	source, destination, err := s.cfg.Origin(conn)
@@ -170,6 +180,9 @@ func (s *Server) open(conn net.Conn, client *stream.TCP) (*Conn, error) {
 		s.cfg.Client.failures.unrouted(err)
 		return nil, err
 	}
+	if route.Connect != nil {
+		return s.connect(ctx, &route)
+	}
 	route.Stream.Client, route.Stream.Destination = source, destination
 	var first stream.Chunk
 	if !route.ServerFirst {
@@ -177,15 +190,33 @@ func (s *Server) open(conn net.Conn, client *stream.TCP) (*Conn, error) {
 			return nil, &OpenError{SNI: route.SNI, Reason: frame.ClientReset, Err: err}
 		}
 	}
-	if first.Buffer == nil {
-		return s.cfg.Client.Open(ctx, route.Request, nil)
+	var data []byte
+	if first.Buffer != nil {
+		data = first.Data()
 	}
-	peer, err := s.cfg.Client.Open(ctx, route.Request, first.Data())
-	s.cfg.Client.cfg.Buffers.Put(first.Buffer)
-	if err == nil {
-		s.cfg.Client.metrics.sent.Add(float64(first.End - first.Begin))
+	peer, err := s.cfg.Client.Open(ctx, route.Request, data)
+	if first.Buffer != nil {
+		s.cfg.Client.cfg.Buffers.Put(first.Buffer)
 	}
-	return peer, err
+	if err != nil {
+		return nil, err
+	}
+	s.cfg.Client.metrics.sent.Add(float64(len(data)))
+	return peer, nil
+}
+
+// connect without a tunnel.
+func (s *Server) connect(ctx context.Context, route *Route) (Upstream, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Client.cfg.OpenTimeout)
+	defer cancel()
+	up, err := route.Connect(ctx)
+	if err != nil {
+		err = &OpenError{SNI: route.SNI, Reason: frame.Unreachable, Err: err}
+		s.cfg.Client.metrics.failed(frame.Unreachable)
+		s.cfg.Client.failures.note(route.SNI, frame.Unreachable, err)
+		return nil, err
+	}
+	return up, nil
 }
 
 // firstBytes are what the client sends at once: at most one buffer of 16 kB, which is

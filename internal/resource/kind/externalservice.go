@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
@@ -32,20 +33,25 @@ var ExternalService = &resource.Descriptor{
 	Categories: []string{"proxima"},
 	Namespaced: true,
 	Direction:  resource.GlobalToZone,
+	Status:     true,
 
 	New:     func() resource.Object { return &mesh.ExternalService{} },
 	NewList: func() runtime.Object { return &mesh.ExternalServiceList{} },
 
 	Default:  on(defaultExternalService),
-	Prepare:  counted(func(e *mesh.ExternalService) any { return e.Spec }),
+	Prepare:  externalServiceParts.prepare,
 	Validate: compare(validateExternalService),
 	Warnings: compare(warnExternalService),
+
+	PrepareStatus:  externalServiceParts.prepareStatus,
+	ValidateStatus: compare(validateExternalServiceStatus),
 
 	Fields: of(func(e *mesh.ExternalService) fields.Set { return fields.Set{"spec.mesh": e.Spec.Mesh} }),
 	Columns: []metav1.TableColumnDefinition{
 		nameColumn(),
 		column("Hosts", "The names by which workloads call the service."),
 		column("Ports", "The ports by which workloads call the service."),
+		column("Virtual-IPs", "By which workloads of this zone call the service; none: see the conditions."),
 		column("TLS", "How the service's certificate is verified; none: TLS is not begun for the workloads."),
 		ageColumn(),
 		wide("Mesh", "The mesh that the service names; empty: that of its namespace."),
@@ -53,6 +59,16 @@ var ExternalService = &resource.Descriptor{
 		wide("Zones", "The zones that the service is reached from; none: all."),
 	},
 	Cells: of(externalServiceCells),
+}
+
+var externalServiceParts = parts[*mesh.ExternalService, mesh.ExternalServiceSpec, mesh.ExternalServiceStatus](
+	func(e *mesh.ExternalService) (*mesh.ExternalServiceSpec, *mesh.ExternalServiceStatus) {
+		return &e.Spec, &e.Status
+	})
+
+func validateExternalServiceStatus(e, old *mesh.ExternalService) field.ErrorList {
+	errs := checkMeta(e, old, true, validation.NameIsDNS1035Label)
+	return append(errs, metav1validation.ValidateConditions(e.Status.Conditions, field.NewPath("status", "conditions"))...)
 }
 
 // defaultExternalService leaves lists alone, as defaultMesh does.
@@ -264,7 +280,10 @@ func warnExternalService(e, _ *mesh.ExternalService) []string {
 }
 
 func externalServiceCells(e *mesh.ExternalService) []any {
-	var hosts, ports, addresses, zones listed
+	var hosts, ports, ips, addresses, zones listed
+	for _, ip := range e.Status.VirtualIPs {
+		ips.add(ip)
+	}
 	for _, h := range e.Spec.Hosts {
 		hosts.add(h)
 	}
@@ -282,7 +301,7 @@ func externalServiceCells(e *mesh.ExternalService) []any {
 		tls = orElse(t.Verification, mesh.VerifySecured)
 	}
 	return []any{
-		e.Name, hosts.string(none), ports.string(none), tls, age(e),
+		e.Name, hosts.string(none), ports.string(none), ips.string(none), tls, age(e),
 		orElse(e.Spec.Mesh, none), addresses.string(none), zones.string(none),
 	}
 }

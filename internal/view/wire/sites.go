@@ -16,10 +16,10 @@ import (
 func EncodeRemote(r *sites.Remote) ([]byte, error) {
 	m := &nodev1.Remote{
 		Namespace: r.Service.Namespace, Name: r.Service.Name, Mesh: r.Mesh, Spread: r.Spread, EgressOnly: r.EgressOnly,
-		Egresses: encodeGateways(r.Egresses),
+		Egresses: encodeGateways(r.Egresses), External: encodeExternal(r.External),
 	}
 	for _, p := range r.Ports {
-		m.Ports = append(m.Ports, &nodev1.RemotePort{Name: p.Name, Port: uint32(p.Number), Sni: p.SNI})
+		m.Ports = append(m.Ports, &nodev1.RemotePort{Name: p.Name, Port: uint32(p.Number), Sni: p.SNI, Target: uint32(p.Target)})
 	}
 	for _, s := range r.Sites {
 		site := &nodev1.RemoteSite{Site: s.Name, Instances: s.Instances, Ingresses: encodeGateways(s.Ingresses)}
@@ -45,9 +45,13 @@ func encodeGateways(in []sites.Gateway) []*nodev1.Gateway {
 
 // EncodeOffer marshals a Service that this site offers to others.
 func EncodeOffer(o *sites.Offer) ([]byte, error) {
-	m := &nodev1.Offer{Namespace: o.Service.Namespace, Name: o.Service.Name, Mesh: o.Mesh, ToSites: o.ToSites}
+	m := &nodev1.Offer{
+		Namespace: o.Service.Namespace, Name: o.Service.Name, Mesh: o.Mesh, ToSites: o.ToSites, External: encodeExternal(o.External),
+	}
 	for _, p := range o.Ports {
-		m.Ports = append(m.Ports, &nodev1.OfferedPort{Name: p.Name, Sni: p.SNI, ProxyProtocol: p.ProxyProtocol})
+		m.Ports = append(m.Ports, &nodev1.OfferedPort{
+			Name: p.Name, Sni: p.SNI, ProxyProtocol: p.ProxyProtocol, Target: uint32(p.Target),
+		})
 	}
 	b, err := marshal(m)
 	if err != nil {
@@ -79,9 +83,16 @@ func DecodeRemote(name string, body []byte) (*sites.Remote, error) {
 		if err != nil || !mesh.IsSNI(p.GetSni()) {
 			return nil, fmt.Errorf("port %q: number %d or server name %q is invalid", p.GetName(), p.GetPort(), p.GetSni())
 		}
-		r.Ports = append(r.Ports, sites.RemotePort{Name: p.GetName(), Number: number, SNI: p.GetSni()})
+		target, err := decodePort(p.GetTarget(), true)
+		if err != nil {
+			return nil, fmt.Errorf("target of port %q: %w", p.GetName(), err)
+		}
+		r.Ports = append(r.Ports, sites.RemotePort{Name: p.GetName(), Number: number, SNI: p.GetSni(), Target: target})
 	}
 	var err error
+	if r.External, err = decodeExternal(m.GetExternal()); err != nil {
+		return nil, err
+	}
 	if r.Egresses, err = decodeGateways(m.GetEgresses()); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
@@ -142,7 +153,18 @@ func DecodeOffer(name string, body []byte) (*sites.Offer, error) {
 		if !mesh.IsSNI(p.GetSni()) {
 			return nil, fmt.Errorf("port %q: server name %q is invalid", p.GetName(), p.GetSni())
 		}
-		o.Ports = append(o.Ports, sites.OfferedPort{Name: p.GetName(), SNI: p.GetSni(), ProxyProtocol: p.GetProxyProtocol()})
+		target, err := decodePort(p.GetTarget(), true)
+		if err != nil {
+			return nil, fmt.Errorf("target of port %q: %w", p.GetName(), err)
+		}
+		o.Ports = append(o.Ports, sites.OfferedPort{
+			Name: p.GetName(), SNI: p.GetSni(), ProxyProtocol: p.GetProxyProtocol(), Target: target,
+		})
+	}
+	var err error
+	o.External, err = decodeExternal(m.GetExternal())
+	if err != nil {
+		return nil, err
 	}
 	return o, nil
 }

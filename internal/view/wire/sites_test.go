@@ -14,14 +14,21 @@ const serverName = "e0b0d4b8780dd5bf.8080.web.shop.default.proxima"
 var (
 	remote = &sites.Remote{
 		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Mesh: "default", Spread: true, EgressOnly: true,
-		Ports: []sites.RemotePort{{Name: "http", Number: 80, SNI: serverName}},
+		Ports: []sites.RemotePort{{Name: "http", Number: 80, SNI: serverName, Target: 443}},
 		Sites: []sites.Site{{Name: "b", Instances: 3, Ports: []uint16{80},
 			Ingresses: []sites.Gateway{{Name: "i", Host: "b.example", Port: 443}}}},
-		Egresses: []sites.Gateway{{Name: "e", Host: "10.0.0.1", Port: 10002}},
+		Egresses: []sites.Gateway{{Name: "e", Host: "10.0.0.1", Port: 10002}}, External: outside,
+	}
+	outside = &sites.External{
+		Places: []sites.Place{{Host: "pay.example", Port: 443, Weight: 3, Near: true}},
+		TLS: &sites.ExternalTLS{
+			ServerName: "pay.example", SkipAuthority: true, SkipName: true, Names: []sites.NameMatch{{Value: "p", Prefix: true}},
+			MinVersion: 0x303, MaxVersion: 0x304, Renegotiation: true, Roots: []byte("pem"), Secrets: true,
+		},
 	}
 	offer = &sites.Offer{
 		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Mesh: "default", ToSites: []string{"b"},
-		Ports: []sites.OfferedPort{{Name: "http", SNI: serverName, ProxyProtocol: true}},
+		Ports: []sites.OfferedPort{{Name: "http", SNI: serverName, ProxyProtocol: true, Target: 443}}, External: outside,
 	}
 )
 
@@ -51,6 +58,7 @@ func TestInvalidSitesAreRefused(t *testing.T) {
 		"site":        func(r *sites.Remote) { r.Sites = []sites.Site{{}} },
 		"host":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Port: 1}} },
 		"port":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Host: "h"}} },
+		"place":       func(r *sites.Remote) { r.External = &sites.External{Places: []sites.Place{{Port: 1}}} },
 		"Service":     func(r *sites.Remote) { r.Service.Name = "other" },
 	} {
 		r := *remote

@@ -1,0 +1,147 @@
+package external
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// Config of a Controller. Client, Catalog and Site are required.
+type Config struct {
+	// Client to write with.
+	Client resource.Client
+	// Catalog to read from.
+	Catalog *catalog.Catalog
+	// Site is the name of this zone.
+	Site string
+	// Window is how long a name is left alone after a write; 0: loop.DefaultWindow,
+	// negative: none.
+	Window time.Duration
+	// Clock; nil: the real one.
+	Clock clock.WithTicker
+	// Logger; nil: silence.
+	Logger *slog.Logger
+}
+
+// Controller keeps the Services of ExternalServices, and the statuses of these.
+type Controller struct {
+	cfg  Config
+	loop *loop.Loop
+}
+
+// New makes the controller; Run starts it.
+func New(cfg Config) *Controller {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Controller{cfg: cfg}
+	c.loop = loop.New(loop.Config{What: "external service", Sync: c.sync, Window: cfg.Window, Clock: cfg.Clock, Logger: cfg.Logger})
+	return c
+}
+
+// Run works until ctx ends, and returns nil then. It must be called once.
+func (c *Controller) Run(ctx context.Context) error {
+	return c.loop.Run(ctx, c.cfg.Catalog, c.dispatch, catalog.ExternalServices, catalog.Services, catalog.Namespaces,
+		catalog.Meshes, catalog.ZoneIngresses, catalog.ZoneEgresses)
+}
+
+// dispatch queues the names that a delta concerns. Meshes, gateways and namespaces are few,
+// and so are ExternalServices.
+func (c *Controller) dispatch(d catalog.Delta) {
+	for _, change := range d.ExternalServices {
+		c.loop.Add(change.Key)
+	}
+	for _, change := range d.Services {
+		if _, ok := d.After.ExternalServices.Get(change.Key); ok || Owned(change.New) {
+			c.loop.Add(change.Key)
+		}
+	}
+	if len(d.Meshes)+len(d.ZoneIngresses)+len(d.ZoneEgresses)+len(d.Namespaces) == 0 {
+		return
+	}
+	for key := range d.After.ExternalServices.All() {
+		c.loop.Add(key)
+	}
+}
+
+func (c *Controller) input(s *catalog.Snapshot, key resource.Key) Input {
+	in := Input{Site: c.cfg.Site, Ingresses: map[string]bool{}, Now: metav1.NewTime(c.cfg.Clock.Now().UTC().Truncate(time.Second))}
+	in.External, _ = s.ExternalServices.Get(key)
+	in.Service, _ = s.Services.Get(key)
+	in.Namespace, _ = s.Namespaces.Get(catalog.Key{Name: key.Namespace})
+	if in.External == nil {
+		return in
+	}
+	in.Mesh, _ = s.Meshes.Get(catalog.Key{Name: MeshOf(in.External, in.Namespace)})
+	for _, i := range s.ZoneIngresses.All() {
+		if zone := i.Labels[meshv1alpha1.LabelZone]; zone != "" {
+			in.Ingresses[zone] = true
+		}
+	}
+	for _, e := range s.ZoneEgresses.All() {
+		if e.Labels[meshv1alpha1.LabelZone] == "" {
+			in.Egresses = append(in.Egresses, e.Name)
+		}
+	}
+	return in
+}
+
+// sync brings what one name has to what it should be.
+func (c *Controller) sync(ctx context.Context, key resource.Key) error {
+	in := c.input(c.cfg.Catalog.Snapshot(), key)
+	plan := Reconcile(in)
+	if plan.Service == nil && Owned(in.Service) {
+		c.loop.Writes(key)
+		err := c.cfg.Client.Delete(ctx, kind.Service, key, resource.Preconditions{UID: in.Service.UID})
+		if err := outcome("delete service of external service "+key.String(), err); err != nil {
+			return err
+		}
+	}
+	if plan.Service != nil && plan.Service != in.Service {
+		write := c.cfg.Client.Update
+		if in.Service == nil {
+			write = c.cfg.Client.Create
+		}
+		c.loop.Writes(key)
+		made, err := write(ctx, kind.Service, plan.Service)
+		if err != nil {
+			return outcome("write service of external service "+key.String(), err)
+		}
+		in.Service = made.(*corev1.Service)
+		plan = Reconcile(in)
+	}
+	if in.External == nil || equality.Semantic.DeepEqual(plan.Status, in.External.Status) || plan.Status.ObservedGeneration == 0 {
+		return nil
+	}
+	next := in.External.DeepCopy()
+	next.Status = plan.Status
+	_, err := c.cfg.Client.UpdateStatus(ctx, kind.ExternalService, next)
+	return outcome("write status of external service "+key.String(), err)
+}
+
+// outcome tells apart what the next delta mends, what is no error, and what is one.
+func outcome(what string, err error) error {
+	switch {
+	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return loop.ErrStale // another writer was first; what it wrote is on its way
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
