@@ -37,7 +37,9 @@ import (
 type Config struct {
 	// Role, as --role names it, and StoreName, as --store does, without passwords.
 	Role, StoreName string
-	Started         time.Time
+	// Site is the name of this zone.
+	Site    string
+	Started time.Time
 	// DataDir with the keys that a backup may hold.
 	DataDir string
 	Store   store.Store

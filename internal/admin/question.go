@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -18,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/view"
@@ -101,7 +103,14 @@ func explainService(c Config, q url.Values) (any, error) {
 			slices = append(slices, slice)
 		}
 	}
-	e := diag.ExplainService(svc, slices, from)
+	remote, err := sites.Look(snapshot, c.Site, svc.Name)
+	if err != nil {
+		return nil, err
+	}
+	e := diag.ExplainService(svc, slices, from, remote)
+	if imported, ok := sites.ImportOf(service); ok {
+		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain
+	}
 	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}

@@ -9,16 +9,20 @@ import (
 	"net/url"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 
+	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/diag"
+	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -44,12 +48,14 @@ func newExplainService(s *settings) *cobra.Command {
 		Use:   "service [NAMESPACE/]NAME",
 		Short: "Say which endpoints get a Service's connections, from a zone or a node, and why not the others",
 		Long: `Explain service says which endpoints get a Service's connections as seen from a
-zone or a node, and why not the others; then how traffic is divided among zones:
+zone or a node, and why not the others; what leaves the zone, to which other
+zones and by which gateways, and why a connection of this machine failed on that
+way lately; then how traffic is divided among zones:
 the decision of the Service's topology mode, each zone's share and the rule
 behind it, what the plan costs, and how many more endpoints would keep a zone's
 traffic at home. For a Service that is not planned it says what
 proxima.dev/Adaptive would do.`,
-		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json",
+		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json\n  proxima explain service web.shop.svc.clusterset.local",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if fromZone != "" && fromNode != "" {
@@ -82,18 +88,57 @@ func (s *settings) explainService(ctx context.Context, name string, from choose.
 	if err != nil {
 		return nil, err
 	}
-	if ns, rest, ok := strings.Cut(name, "/"); ok {
-		namespace, name = ns, rest
+	if namespace, name, err = parseServiceName(namespace, name); err != nil {
+		return nil, err
 	}
 	var known diag.Service
 	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {string(from.Zone)}, "node": {from.Name}}
 	switch err := callJSON(ctx, cfg, http.MethodGet, admin.ExplainServicePath+"?"+query.Encode(), nil, &known); {
 	case err == nil:
+		s.addFailures(ctx, &known, from)
 		return &known, nil
 	case !errors.Is(err, errNotServed) && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
 		return nil, explainAPI(cfg, err)
 	}
 	return explainLocally(ctx, cfg, namespace, name, from)
+}
+
+// parseServiceName reads NAME, NAMESPACE/NAME, and DNS names of Services. A name below
+// clusterset.local is that of the Service that has its virtual IPs.
+func parseServiceName(namespace, name string) (ns, service string, err error) {
+	if ns, rest, ok := strings.Cut(name, "/"); ok {
+		return ns, rest, nil
+	}
+	labels := strings.SplitN(strings.TrimSuffix(name, "."), ".", 3)
+	switch {
+	case len(labels) == 1:
+		return namespace, name, nil
+	case len(labels) < 3 || labels[2] != "svc" && !strings.HasPrefix(labels[2], "svc."):
+		return "", "", usagef("%q: give NAMESPACE/NAME, or a DNS name as web.shop.%s", name, mcs.ServiceDomain)
+	case labels[2] == mcs.ServiceDomain:
+		return labels[1], mcs.DerivedServiceName(labels[1], labels[0]), nil
+	}
+	return labels[1], labels[0], nil
+}
+
+// addFailures adds why connections of this machine to other sites failed lately, which its
+// agent knows, if the question is about this machine.
+func (s *settings) addFailures(ctx context.Context, e *diag.Service, from choose.Node) {
+	agent := thisAgent{s}.State(ctx)
+	if agent.Err != nil || agent.Status.Tunnel == nil || from.Name != "" && from.Name != agent.Status.Agent.Node.Name {
+		return
+	}
+	for i := range e.Ports {
+		beyond := e.Ports[i].Elsewhere
+		if beyond == nil {
+			continue
+		}
+		for _, f := range agent.Status.Tunnel.Failures {
+			if f.Service == beyond.ServerName && doctor.Recent(f) {
+				beyond.Failure = &diag.Failure{At: f.At, Count: f.Count, Reason: f.Reason, Error: f.Error}
+			}
+		}
+	}
 }
 
 func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name string, from choose.Node) (*diag.Service, error) {
@@ -128,7 +173,7 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 			slices = append(slices, slice)
 		}
 	}
-	e := diag.ExplainService(svc, slices, from)
+	e := diag.ExplainService(svc, slices, from, nil)
 	return &e, nil
 }
 
@@ -140,7 +185,11 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 	case e.Zone != "":
 		place = "zone " + string(e.Zone)
 	}
-	fmt.Fprintf(out, "%s at %s, from %s\n", e.Service, strings.Join(e.Address, ", "), place)
+	name := e.Service
+	if e.ImportOf != "" {
+		name = fmt.Sprintf("%s (Service %s)", e.ImportOf, e.Service)
+	}
+	fmt.Fprintf(out, "%s at %s, from %s\n", name, strings.Join(e.Address, ", "), place)
 	for _, p := range e.Ports {
 		for _, f := range p.Families {
 			fmt.Fprintf(out, "\nport %d/%s %s: %s\n  decided by: %s\n", p.Port, p.Protocol, f.Family, f.Outcome, f.Rule)
@@ -156,9 +205,43 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 				return err
 			}
 		}
+		if err := printElsewhere(out, &p); err != nil {
+			return err
+		}
 	}
 	if e.Topology != nil {
 		fmt.Fprintf(out, "\n%s", e.Topology.Text(e.Zone))
+	}
+	return nil
+}
+
+// printElsewhere prints the way of a port's connections out of this site.
+func printElsewhere(out io.Writer, p *diag.Port) error {
+	e := p.Elsewhere
+	if e == nil {
+		return nil
+	}
+	share := 0.0
+	for _, f := range p.Families {
+		share = max(share, f.Elsewhere)
+	}
+	fmt.Fprintf(out, "  out of this zone: %.0f %%: %s\n  way: %s\n", 100*share, e.Why, e.Way())
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	if len(e.Sites) > 0 {
+		fmt.Fprintln(w, "  ZONE\tINSTANCES\tSHARE\tINGRESSES")
+	}
+	for _, s := range e.Sites {
+		var ingresses []string
+		for _, g := range s.Ingresses {
+			ingresses = append(ingresses, fmt.Sprintf("%s (%s)", g.Name, g.Address))
+		}
+		fmt.Fprintf(w, "  %s\t%d\t%.0f %%\t%s\n", s.Name, s.Instances, 100*share*s.Share, strings.Join(ingresses, ", "))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if f := e.Failure; f != nil {
+		fmt.Fprintf(out, "  last failure on this machine, %s ago, one of %d: %s\n", duration.HumanDuration(time.Since(f.At)), f.Count, f.Error)
 	}
 	return nil
 }

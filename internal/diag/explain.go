@@ -13,16 +13,20 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 // Service explains where connections to a Service go from one place.
 type Service struct {
-	Service string        `json:"service"`
-	Node    string        `json:"node,omitempty"`
-	Zone    locality.Zone `json:"zone,omitempty"`
-	Address []string      `json:"addresses"`
-	Ports   []Port        `json:"ports"`
+	Service string `json:"service"`
+	// ImportOf is the name below clusterset.local whose virtual IPs the Service has; empty:
+	// none.
+	ImportOf string        `json:"importOf,omitempty"`
+	Node     string        `json:"node,omitempty"`
+	Zone     locality.Zone `json:"zone,omitempty"`
+	Address  []string      `json:"addresses"`
+	Ports    []Port        `json:"ports"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 }
@@ -76,14 +80,18 @@ type Port struct {
 	Protocol string `json:"protocol"`
 	// Families, one for each that the Service has addresses of.
 	Families []Family `json:"families"`
+	// Elsewhere is the way out of this site; nil: no other site offers the port.
+	Elsewhere *Elsewhere `json:"elsewhere,omitempty"`
 }
 
 // Family is the choice for the addresses of one IP family.
 type Family struct {
 	Family string `json:"family"`
 	// Rule decided; Outcome is what happens to a connection.
-	Rule      string     `json:"rule"`
-	Outcome   string     `json:"outcome"`
+	Rule    string `json:"rule"`
+	Outcome string `json:"outcome"`
+	// Elsewhere is the share of new connections that leave this site, 0 to 1.
+	Elsewhere float64    `json:"elsewhere,omitempty"`
 	Endpoints []Endpoint `json:"endpoints"`
 }
 
@@ -100,15 +108,20 @@ type Endpoint struct {
 }
 
 // ExplainService reports which endpoints a node would use for connections to the
-// cluster addresses of a Service, and why not the others.
-func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) Service {
+// cluster addresses of a Service, and why not the others. remote is what other sites offer
+// under its name; nil: nothing, or it is not known.
+func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node, remote *sites.Remote) Service {
+	var elsewhere *proxy.Elsewhere
+	if remote != nil {
+		elsewhere = remote.Elsewhere()
+	}
 	out := Service{Service: svc.Name.String(), Node: node.Name, Zone: node.Zone}
 	for _, ip := range svc.ClusterIPs {
 		out.Address = append(out.Address, ip.String())
 	}
 	for _, port := range svc.Ports {
 		all := choose.Flatten(port, from)
-		state := choose.Slices(svc, port, from, node)
+		state := choose.WithElsewhere(choose.Slices(svc, port, from, node), elsewhere, tunnels)
 		p := Port{Name: port.Name, Port: port.Port, Protocol: string(port.Protocol)}
 		for _, is4 := range []bool{true, false} {
 			if !slices.ContainsFunc(svc.ClusterIPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 }) {
@@ -118,7 +131,14 @@ func ExplainService(svc *proxy.Service, from []*proxy.Slice, node choose.Node) S
 			if is4 {
 				choice = &state.IPv4
 			}
-			p.Families = append(p.Families, explain(svc, port.Protocol, choice, all, is4, node))
+			f := explain(svc, port.Protocol, choice, all, is4, node)
+			if remote != nil && isExternal(remote) && f.Elsewhere > 0 {
+				f.Rule = "an ExternalService, which has no endpoints of its own"
+			}
+			p.Families = append(p.Families, f)
+			if p.Elsewhere == nil {
+				p.Elsewhere = elsewhereOf(remote, port, choice.Why)
+			}
 		}
 		out.Ports = append(out.Ports, p)
 	}
@@ -134,10 +154,16 @@ func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, 
 	if svc.InternalLocal {
 		f.Rule = "internalTrafficPolicy Local: endpoints on this node alone"
 	}
-	f.Outcome = outcome(len(targets), len(choice.Fallback), verdict)
-	var total uint64
+	f.Outcome = outcome(targets, choice.Fallback, verdict)
+	var total, beyond uint64
 	for _, t := range targets {
 		total += uint64(t.Weight)
+		if isTunnel(t) {
+			beyond += uint64(t.Weight)
+		}
+	}
+	if total > 0 {
+		f.Elsewhere = float64(beyond) / float64(total)
 	}
 	seen := map[netip.AddrPort]bool{}
 	for _, e := range all {
@@ -162,16 +188,31 @@ func explain(svc *proxy.Service, protocol proxy.Protocol, choice *proxy.Choice, 
 	return f
 }
 
-func outcome(targets, spare int, verdict proxy.Verdict) string {
+func outcome(targets, spare []proxy.Target, verdict proxy.Verdict) string {
 	switch {
-	case targets == 0 && verdict == proxy.Drop:
+	case len(targets) == 0 && verdict == proxy.Drop:
 		return "dropped: there are endpoints, but none on this node, and the policy is Local"
-	case targets == 0:
+	case len(targets) == 0:
 		return "refused: no endpoint can serve"
-	case spare > 0:
-		return fmt.Sprintf("shared by %d; if none of them answers, the userspace mode tries %d more", targets, spare)
 	}
-	return fmt.Sprintf("shared by %d", targets)
+	own := slices.DeleteFunc(slices.Clone(targets), isTunnel)
+	text := fmt.Sprintf("shared by %d", len(own))
+	switch {
+	case len(own) == 0:
+		text = "through the tunnel"
+	case len(own) < len(targets):
+		text += " and the tunnel"
+	}
+	further := slices.DeleteFunc(slices.Clone(spare), isTunnel)
+	switch {
+	case len(further) > 0 && len(further) < len(spare):
+		text += fmt.Sprintf("; if none of them answers, the userspace mode tries %d more, and the tunnel", len(further))
+	case len(further) > 0:
+		text += fmt.Sprintf("; if none of them answers, the userspace mode tries %d more", len(further))
+	case len(spare) > 0:
+		text += "; if none of them answers, the userspace mode tries the tunnel"
+	}
+	return text
 }
 
 // unused names the reason that keeps an endpoint out.

@@ -9,6 +9,9 @@ import (
 // maxLabel is the length of a DNS label (RFC 1123).
 const maxLabel = 63
 
+// ServiceDomain is what follows NAME.NAMESPACE in the names of imports (KEP-1645, "DNS").
+const ServiceDomain = "svc.clusterset.local"
+
 // DerivedServiceName is the name of the Service, in the same namespace, that has the virtual
 // IP of a ServiceImport: the name of the import as far as it fits, and 64 bits of a SHA-256
 // over namespace and name. It is a DNS label if the name of the import is a DNS name.

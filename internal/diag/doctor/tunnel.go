@@ -13,6 +13,9 @@ import (
 // recentFailure is how long a failed connection to another zone is a problem.
 const recentFailure = 5 * time.Minute
 
+// Recent reports whether a failed connection to another zone is still a problem.
+func Recent(f admin.TunnelFailure) bool { return time.Since(f.At) < recentFailure }
+
 // TunnelProblem says why a connection from this node to another zone failed lately; empty:
 // none did. All that the client saw is a reset.
 func TunnelProblem(t *admin.TunnelStatus) string {
@@ -20,10 +23,10 @@ func TunnelProblem(t *admin.TunnelStatus) string {
 		return ""
 	}
 	last := t.Failures[0] // the newest
-	ago := time.Since(last.At)
-	if ago >= recentFailure {
+	if !Recent(last) {
 		return ""
 	}
+	ago := time.Since(last.At)
 	return fmt.Sprintf("a connection to another zone was reset %s ago, one of %d to this service: %s",
 		duration.HumanDuration(ago), last.Count, last.Error)
 }
