@@ -41,6 +41,8 @@ type api struct {
 	meshes *meshUpdates
 	// zones judges deletions of Zones; its client is set before the server runs.
 	zones *zoneDeletions
+	// members judges Dataplanes; its catalog is set before the server runs.
+	members *meshMembers
 
 	// direct is the API itself.
 	direct *apiserver.Client
@@ -61,6 +63,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
+		members: &meshMembers{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
@@ -90,7 +93,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Guard:         a.sessions.Guard,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
-			a.holders, a.meshes, a.zones,
+			a.holders, a.meshes, a.zones, a.members,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -153,6 +156,7 @@ type writes struct {
 	holders *access.Holders
 	meshes  *meshUpdates
 	zones   *zoneDeletions
+	members *meshMembers
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -164,6 +168,9 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 		return err
 	}
 	if err := w.zones.allow(ctx, write); err != nil {
+		return err
+	}
+	if err := w.members.allow(write); err != nil {
 		return err
 	}
 	return w.meshes.allow(ctx, write)

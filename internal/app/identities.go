@@ -138,8 +138,9 @@ func (d *identities) lead(ctx context.Context) error {
 	}
 	return authorities.NewLeader(authorities.LeaderConfig{
 		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members, Acknowledge: acknowledge,
-		Peers:  func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
-		Logger: d.log,
+		Sharing: func(mesh string) []string { return sharing(d.catalog.Snapshot(), mesh) },
+		Peers:   func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
+		Logger:  d.log,
 	}).Run(ctx)
 }
 

@@ -15,8 +15,12 @@ import (
 
 // Of implements outbound.Identities: the certificate of the workload that has an address.
 // A client that is no workload of this node has the identity of the node, and so has one
-// whose address several workloads of different identities share.
+// whose address several workloads of different identities share. One that is, or may be, a
+// workload of a mesh that may not connect has none.
 func (n *nodeIdentity) Of(client netip.Addr, meshName string) (*mesh.SVID, error) {
+	if err := n.Admits(client, meshName); err != nil {
+		return nil, err
+	}
 	svids, errs := n.at(client, meshName)
 	if len(svids) > 0 && !slices.ContainsFunc(svids, func(s *mesh.SVID) bool { return s.ID != svids[0].ID }) {
 		return svids[0], nil
@@ -31,6 +35,21 @@ func (n *nodeIdentity) Of(client netip.Addr, meshName string) (*mesh.SVID, error
 		return nil, errs[0]
 	}
 	return nil, fmt.Errorf("no workload of this node has the address, and the node has no identity of mesh %s: %w", meshName, err)
+}
+
+// Admits implements outbound.Identities: it refuses clients at the address of a workload of
+// this node whose mesh may not connect to a mesh. The node's own identity is not theirs.
+func (n *nodeIdentity) Admits(client netip.Addr, meshName string) error {
+	target, _ := n.Trust().Bundle(meshName)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for key, dp := range n.dataplanes {
+		of := kind.DataplaneMesh(dp, n.namespaces[key.Namespace])
+		if of != meshName && hasAddress(dp, client) && !slices.Contains(target.ExportedTo, of) {
+			return fmt.Errorf("workload %s has the address, and is of mesh %s: services of mesh %s are not for it", key, of, meshName)
+		}
+	}
+	return nil
 }
 
 // at are the certificates of the workloads with an address, of meshes that may connect to

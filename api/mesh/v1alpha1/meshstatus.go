@@ -11,6 +11,9 @@ const (
 	MeshCertificatesReady = "CertificatesReady"
 	// MeshMTLSEnforced: all traffic between workloads of the mesh is mutual TLS.
 	MeshMTLSEnforced = "MTLSEnforced"
+	// MeshIsolationEnforced: connections of workloads of other meshes to those of the mesh
+	// are refused between sites.
+	MeshIsolationEnforced = "IsolationEnforced"
 )
 
 // MeshStatus is what was last observed of a mesh.
@@ -19,7 +22,8 @@ type MeshStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Conditions; type CertificatesReady says whether workloads get certificates,
-	// MTLSEnforced whether all traffic of the mesh uses them.
+	// MTLSEnforced whether all traffic of the mesh uses them, IsolationEnforced whether
+	// workloads of other meshes are refused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -8,23 +8,34 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// Selected are the workloads that a Service selects. They are the catalog's and
-// must not be changed.
+// Selected are the workloads that a Service selects: of its own mesh, which is that of its
+// namespace. They are the catalog's and must not be changed.
 func Selected(s *catalog.Snapshot, service *corev1.Service) (pods []*corev1.Pod, dataplanes []*meshv1alpha1.Dataplane) {
 	for _, pod := range s.PodsMatching(service.Namespace, service.Spec.Selector) {
 		pods = append(pods, pod)
 	}
+	namespace, _ := s.Namespaces.Get(catalog.Key{Name: service.Namespace})
 	for _, dataplane := range s.DataplanesMatching(service.Namespace, service.Spec.Selector) {
-		dataplanes = append(dataplanes, dataplane)
+		if kind.DataplaneMesh(dataplane, namespace) == meshOf(namespace) {
+			dataplanes = append(dataplanes, dataplane)
+		}
 	}
 	return pods, dataplanes
 }
 
+func meshOf(namespace *corev1.Namespace) string {
+	if namespace == nil {
+		return meshv1alpha1.DefaultMesh
+	}
+	return kind.MeshOf(namespace.Labels)
+}
+
 // Concerned calls queue for every Service whose workloads a delta changes, maybe
 // more than once. Its cost is that of the change: every step goes through an
-// index. Services that changed themselves are left out.
+// index, but where a namespace gets another mesh. Services that changed themselves are left out.
 func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 	if d.Before.Services.Len() == 0 {
 		return // all Services there are changed themselves
@@ -37,6 +48,16 @@ func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 	for _, change := range d.Dataplanes {
 		if DataplaneMatters(change.Old, change.New) {
 			selecting(d.After, change.Key.Namespace, labelsOf(change.Old), labelsOf(change.New), queue)
+		}
+	}
+	for _, change := range d.Namespaces {
+		if meshOf(change.Old) == meshOf(change.New) {
+			continue
+		}
+		for key := range d.After.Services.All() { // a namespace seldom changes its mesh
+			if key.Namespace == change.Key.Name {
+				queue(key)
+			}
 		}
 	}
 }

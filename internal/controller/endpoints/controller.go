@@ -71,7 +71,8 @@ func New(config Config) *Controller {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
-	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Pods, catalog.Dataplanes)
+	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Pods, catalog.Dataplanes,
+		catalog.Namespaces)
 }
 
 // dispatch queues the Services that a delta concerns.

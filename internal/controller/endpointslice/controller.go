@@ -85,7 +85,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		})
 	}
 	return c.loop.Run(ctx, c.Catalog, c.dispatch,
-		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes)
+		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes, catalog.Namespaces)
 }
 
 // followAdvice queues the Services whose hints may be others, until ctx ends.

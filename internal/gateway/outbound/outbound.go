@@ -32,6 +32,9 @@ type Identities interface {
 	// Of returns the certificate for a client at an address that connects to a service of
 	// a mesh.
 	Of(client netip.Addr, mesh string) (*mesh.SVID, error)
+	// Admits returns why a client at an address may not use services of a mesh, also where
+	// no certificate is asked for: it is, or may be, a workload of another mesh. Nil: it may.
+	Admits(client netip.Addr, mesh string) error
 	// Trust is what is trusted now.
 	Trust() *mesh.Trust
 	// Holds reports whether a certificate is still one of the node's.
@@ -216,6 +219,9 @@ func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (t
 			Err: fmt.Errorf("no other site offers a service at %s", destination)}
 	}
 	if t.external != nil && !t.remote.EgressOnly {
+		if err := r.cfg.Identities.Admits(client.Addr().Unmap(), t.remote.Mesh); err != nil {
+			return tunnel.Route{}, &tunnel.OpenError{SNI: t.port.SNI, Reason: frame.Unauthorized, Err: err}
+		}
 		connect := func(ctx context.Context) (tunnel.Upstream, error) { return r.cfg.External.Connect(ctx, t.external) }
 		return tunnel.Route{Request: tunnel.Request{SNI: t.port.SNI}, Connect: connect}, nil
 	}

@@ -29,6 +29,7 @@ type identities struct {
 }
 
 func (i *identities) Of(netip.Addr, string) (*mesh.SVID, error) { return i.svid, i.err }
+func (i *identities) Admits(netip.Addr, string) error           { return i.err }
 func (i *identities) Trust() *mesh.Trust                        { t, _ := mesh.NewTrust(); return t }
 func (i *identities) Holds(string, string) bool                 { return i.held }
 
@@ -145,7 +146,23 @@ func TestRoute(t *testing.T) {
 			t.Errorf("%v, want %s", err, reason)
 		}
 	}
+	outside := &sites.Remote{
+		Service: web, Mesh: "default", Ports: []sites.RemotePort{{Name: "http", Number: 80, SNI: "pay.sni", Target: 443}},
+		External: &sites.External{Places: []sites.Place{{Host: "pay.example"}}},
+	}
+	r.Apply(update(outside))
+	if route, err = r.Route(t.Context(), client, virtual); err != nil || route.Connect == nil || len(route.Peers) != 0 || route.SNI != "pay.sni" {
+		t.Errorf("an external service: %+v %v", route, err)
+	}
+	if b, ok := r.Beyond("pay.sni"); !ok || b.External == nil || b.External.Targets[0].Port != 443 {
+		t.Errorf("an external service at an egress: %+v %v", b, ok)
+	}
 	i.err = errors.New("none")
+	refused(frame.Unauthorized)
+	outside.EgressOnly = true
+	r.Apply(update(outside))
+	refused(frame.Unauthorized)
+	r.Apply(update(remote()))
 	refused(frame.Unauthorized)
 	r.Apply(update(nil))
 	refused(frame.NoRoute)

@@ -33,6 +33,9 @@ type LeaderConfig struct {
 	Acked <-chan struct{}
 	// Members are the workloads of a mesh (NAMESPACE/NAME), for its status; sorted.
 	Members func(mesh string) []string
+	// Sharing are those that have an address together with a workload of another mesh on
+	// their node; sorted. Nil: the control plane has no workloads of its own.
+	Sharing func(mesh string) []string
 	// Acknowledge, in a zone, tells global that the zone has done what a generation of
 	// global's state asks of it (0: what the present one asks is not done), and what is
 	// wrong. It is called again and again, and must not block.

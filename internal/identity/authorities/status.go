@@ -31,7 +31,7 @@ func (l *Leader) writeStatus(ctx context.Context, r *running, p progress) error 
 	next := m.DeepCopy()
 	next.Status.ObservedGeneration = m.Generation
 	next.Status.MTLS = mtlsStatus(w, state, p)
-	for _, c := range []metav1.Condition{certificatesReady(w, state, p), l.enforced(w)} {
+	for _, c := range append([]metav1.Condition{certificatesReady(w, state, p), l.enforced(w)}, l.isolated(w)...) {
 		c.ObservedGeneration = m.Generation
 		c.LastTransitionTime = metav1.NewTime(l.config.Now().UTC().Truncate(1e9))
 		meta.SetStatusCondition(&next.Status.Conditions, c)
@@ -124,6 +124,23 @@ func (l *Leader) enforced(w *wanted) metav1.Condition {
 		c.Message += " and others"
 	}
 	return c
+}
+
+// isolated says whose connections to other sites cannot be told from those of another mesh.
+func (l *Leader) isolated(w *wanted) []metav1.Condition {
+	if l.config.Sharing == nil {
+		return nil
+	}
+	c := metav1.Condition{
+		Type: v1alpha1.MeshIsolationEnforced, Status: metav1.ConditionTrue, Reason: "BetweenSites",
+		Message: "workloads of other meshes are refused by agents, egresses and ingresses; inside a site its names and virtual IPs are open to them",
+	}
+	if shared := l.config.Sharing(w.mesh.Name); len(shared) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, "NotEnforced"
+		c.Message = fmt.Sprintf("%d have an address together with a workload of another mesh on their node, so agents give them no identity: %s",
+			len(shared), strings.Join(first(shared), ", "))
+	}
+	return []metav1.Condition{c}
 }
 
 func first(names []string) []string { return names[:min(len(names), maxNamed)] }
