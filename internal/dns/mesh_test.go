@@ -3,6 +3,7 @@ package dns
 import (
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -29,13 +30,14 @@ func meshNames() records.Update {
 // TestMeshNames: names of a mesh resolve for its workloads alone, in either form, and never
 // from a packet that was kept for another client.
 func TestMeshNames(t *testing.T) {
-	mesh := "default"
+	var mesh atomic.Value
+	mesh.Store("default")
 	s := serve(t, func(c *Config) {
 		c.Mesh = func(client netip.Addr) string {
 			if client.Unmap() != netip.MustParseAddr("127.0.0.1") {
 				t.Errorf("client %s", client)
 			}
-			return mesh
+			return mesh.Load().(string)
 		}
 	})
 	s.zone.Apply(meshNames())
@@ -64,7 +66,7 @@ func TestMeshNames(t *testing.T) {
 				{"blue", "alias.default.svc.cluster.local.", dns.TypeA, 0,
 					[]string{"alias.default.svc.cluster.local. CNAME backend.mesh.", "backend.mesh. A 240.0.0.3"}},
 			} {
-				mesh = tc.mesh
+				mesh.Store(tc.mesh)
 				r := s.ask(t, network, tc.name, tc.qtype)
 				if got := show(r.Answer); r.Rcode != tc.rcode || !slices.Equal(got, tc.want) {
 					t.Errorf("%s: %s %s in mesh %s: rcode %d, %q; want %d, %q", network, tc.name, dns.TypeToString[tc.qtype], tc.mesh,
@@ -75,7 +77,7 @@ func TestMeshNames(t *testing.T) {
 	}
 	u := records.Update{VirtualIPs: map[proxy.ServiceName]*proxy.VirtualIP{{Namespace: "default", Name: "backend.mesh"}: nil}}
 	s.zone.Apply(u)
-	mesh = "default"
+	mesh.Store("default")
 	if r := s.ask(t, "udp", "backend.mesh.", dns.TypeA); r.Rcode != dns.RcodeNameError {
 		t.Errorf("a name that is gone: %v", r)
 	}
