@@ -35,7 +35,7 @@ func (m *meshMembers) allow(w access.Write) error {
 			continue
 		}
 		if shareAddress(dp, other) {
-			return fmt.Errorf("Dataplane %s of mesh %s has the same address on node %s: a workload of mesh %s could not be told from it; "+
+			return fmt.Errorf("the Dataplane %s of mesh %s has the same address on node %s: a workload of mesh %s could not be told from it; "+
 				"give this one an address of its own (proxima run --address)", key, of, dp.Spec.NodeName, meshName)
 		}
 	}
