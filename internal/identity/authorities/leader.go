@@ -53,6 +53,8 @@ type Leader struct {
 	drivers  map[string]*rotation.Driver
 	progress map[string]progress
 	leading  map[string]leading
+	// peers that the present pass has read, by mesh.
+	peers map[string][]rotation.Peer
 }
 
 // leading is the state of a mesh at global, as this zone knows it.
@@ -89,7 +91,7 @@ func NewLeader(c LeaderConfig) *Leader {
 	}
 	return &Leader{
 		config: c, own: c.Authorities,
-		drivers: map[string]*rotation.Driver{}, progress: map[string]progress{}, leading: map[string]leading{},
+		drivers: map[string]*rotation.Driver{}, progress: map[string]progress{}, leading: map[string]leading{}, peers: map[string][]rotation.Peer{},
 	}
 }
 
@@ -122,13 +124,14 @@ func (l *Leader) lead(ctx context.Context) {
 	l.own.mu.Lock()
 	all := maps.Clone(l.own.running)
 	l.own.mu.Unlock()
+	clear(l.peers)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		r := all[name]
 		p := progress{problem: r.wanted.problem}
 		if p.problem == nil {
 			p.unable = r.ensureIssuer(ctx)
 			p.Progress, p.problem = l.leadMesh(ctx, name, r, p.unable == nil)
-			p.elsewhere = problemsOf(l.config.Peers(name))
+			p.elsewhere = problemsOf(l.readPeers(name))
 		}
 		if ctx.Err() != nil {
 			return
@@ -141,6 +144,16 @@ func (l *Leader) lead(ctx context.Context) {
 		}
 	}
 	l.forget(ctx, all)
+}
+
+// readPeers of a mesh, once in a pass: at global that reads the records of all zones.
+func (l *Leader) readPeers(name string) []rotation.Peer {
+	peers, ok := l.peers[name]
+	if !ok {
+		peers = l.config.Peers(name)
+		l.peers[name] = peers
+	}
+	return peers
 }
 
 // problemsOf peers, sorted.
@@ -173,7 +186,7 @@ func (l *Leader) driver(name string) *rotation.Driver {
 	if d == nil {
 		d = rotation.NewDriver(rotation.DriverConfig{
 			Mesh: name, Keeper: l.own.config.Records.Record(rotationName(name)),
-			Peers:   func() []rotation.Peer { return l.config.Peers(name) },
+			Peers:   func() []rotation.Peer { return l.readPeers(name) },
 			CanSign: func(ctx context.Context, t rotation.Authority) error { return l.own.CanSign(ctx, name, t) },
 			// Every instance publishes what it reads from the record, this one too.
 			Publish: func(rotation.State) { l.own.Kick() },
