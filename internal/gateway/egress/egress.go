@@ -107,7 +107,7 @@ func (h *Handler) Passthrough(ctx context.Context, sni string, _ netip.AddrPort)
 		}
 		conn, err := h.dial(ctx, peer.Address)
 		if err == nil {
-			return &plain{stream.NewTCP(conn, h.cfg.Buffers, frame.Broken)}, nil
+			return &external.Plain{TCP: stream.NewTCP(conn, h.cfg.Buffers, frame.Broken)}, nil // its TLS is not seen here
 		}
 		errs = append(errs, err)
 	}
@@ -166,20 +166,5 @@ type remote struct{ *tunnel.Conn }
 
 // Begin implements server.Upstream.
 func (*remote) Begin() error { return nil }
-
-// plain is a connection to an ingress, whose TLS is not seen here.
-type plain struct{ *stream.TCP }
-
-// Begin implements server.Upstream.
-func (*plain) Begin() error { return nil }
-
-// Finish implements server.Upstream.
-func (p *plain) Finish(clean bool) {
-	if !clean {
-		p.Reset(frame.Unspecified, "")
-		return
-	}
-	_ = p.Close() // both directions have ended
-}
 
 var _ server.Handler = (*Handler)(nil)

@@ -163,7 +163,7 @@ func (d *Dialer) begin(ctx context.Context, s *Service, host string, to netip.Ad
 		return nil, err
 	}
 	if s.TLS == nil {
-		return &plain{stream.NewTCP(conn, d.cfg.Buffers, frame.EndpointReset)}, nil
+		return &Plain{stream.NewTCP(conn, d.cfg.Buffers, frame.EndpointReset)}, nil
 	}
 	config := s.TLS.Clone()
 	if config.ServerName == "" {
@@ -187,14 +187,14 @@ func (d *Dialer) begin(ctx context.Context, s *Service, host string, to netip.Ad
 	return &secured{stream.NewTLS(secure, rec, d.cfg.Buffers, frame.EndpointReset, false)}, nil
 }
 
-// plain is a connection without TLS.
-type plain struct{ *stream.TCP }
+// Plain is a connection whose bytes pass as they are.
+type Plain struct{ *stream.TCP }
 
 // Begin implements Upstream.
-func (*plain) Begin() error { return nil }
+func (*Plain) Begin() error { return nil }
 
 // Finish implements Upstream.
-func (p *plain) Finish(clean bool) {
+func (p *Plain) Finish(clean bool) {
 	if !clean {
 		p.Reset(frame.Unspecified, "")
 		return
