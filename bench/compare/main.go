@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
 // allowed is the ratio of new to old that counts as equal, where the spread is smaller.
@@ -78,28 +79,49 @@ func run(ctx context.Context, revision string, rounds int, smoke bool, only stri
 	if err := results.sizes(before, after); err != nil {
 		return err
 	}
-	for round := range rounds {
-		for _, m := range chosen {
-			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, rounds, m.name)
-			if m.together {
-				if err := m.runTogether(ctx, before, after, results); err != nil {
-					return fmt.Errorf("%s: %w", m.name, err)
-				}
-				continue
-			}
-			for _, turn := range []struct {
-				tree   *tree
-				series int
-			}{{before, oldFirst}, {after, newTree}, {before, oldAgain}} {
-				if err := m.run(ctx, turn.tree, results, turn.series); err != nil {
-					return fmt.Errorf("%s: %w", m.name, err)
-				}
-			}
-		}
+	err = measure(ctx, chosen, before, after, rounds, results)
+	if ctx.Err() != nil {
+		fmt.Fprintln(os.Stderr, "compare: interrupted; this is what was measured until then")
 	}
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	results.print(out)
-	return out.Flush()
+	return errors.Join(err, out.Flush())
+}
+
+// measure all rounds, or those until ctx ends; a measurement that is interrupted counts as far
+// as its turns were complete. One that fails is not tried again; the error names all of those.
+func measure(ctx context.Context, chosen []measurement, before, after *tree, rounds int, into *results) error {
+	var failed []error
+	for round := range rounds {
+		chosen = slices.DeleteFunc(chosen, func(m measurement) bool {
+			if ctx.Err() != nil {
+				return false
+			}
+			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, rounds, m.name)
+			err := m.round(ctx, before, after, into)
+			if err != nil && ctx.Err() == nil {
+				failed = append(failed, fmt.Errorf("%s: %w", m.name, err))
+			}
+			return err != nil
+		})
+	}
+	return errors.Join(failed...)
+}
+
+// round measures old, new, and old again.
+func (m measurement) round(ctx context.Context, before, after *tree, into *results) error {
+	if m.together {
+		return m.runTogether(ctx, before, after, into)
+	}
+	for _, turn := range []struct {
+		tree   *tree
+		series int
+	}{{before, oldFirst}, {after, newTree}, {before, oldAgain}} {
+		if err := m.run(ctx, turn.tree, into, turn.series); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func choose(all []measurement, only string) []measurement {
@@ -114,6 +136,8 @@ func choose(all []measurement, only string) []measurement {
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends what it started
+	cmd.WaitDelay = 30 * time.Second
 	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return "", fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, out, exit.Stderr)
