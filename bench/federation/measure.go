@@ -30,8 +30,9 @@ func (w *world) measurements() []measurement {
 	}
 }
 
-// toggle makes the workload ready or not, and waits until a client notices. Before it
-// begins, the other state has settled everywhere.
+// toggle makes the workload ready or not, and waits until a client notices: the first byte
+// of a connection has reached the workload, or there is none any more. Before it begins, the
+// other state has settled everywhere.
 func (w *world) toggle(ctx context.Context, ready bool, client *netns.NS, vip string) (time.Duration, error) {
 	if err := w.setReady(ctx, !ready); err != nil {
 		return 0, err
@@ -46,11 +47,15 @@ func (w *world) toggle(ctx context.Context, ready bool, client *netns.NS, vip st
 	}
 	// The windows in which controllers collect changes end.
 	time.Sleep(250 * time.Millisecond)
+	w.reached.Store(nil)
 	begin := time.Now()
 	if err := w.setReady(ctx, ready); err != nil {
 		return 0, err
 	}
 	_, err := until(ctx, func() bool { return answers(ctx, client, vip) == ready })
+	if ready && err == nil {
+		return w.reached.Load().Sub(begin), err
+	}
 	return time.Since(begin), err
 }
 

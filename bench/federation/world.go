@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,6 +38,8 @@ type world struct {
 	clientAway, node   *netns.NS // of the second one
 	machine            *netns.NS // that the workload is on
 	echo               net.Listener
+	// reached is when the first byte of a connection came to the workload, since it was reset.
+	reached atomic.Pointer[time.Time]
 	// probe is the exported Service that the workload is of; its address here and away.
 	probe            resource.Key
 	vipHere, vipAway string
@@ -101,7 +104,13 @@ func (w *world) serve() {
 			if err := c.SetDeadline(time.Now().Add(attempt)); err != nil {
 				return
 			}
-			_, _ = io.CopyN(c, c, 1)
+			var first [1]byte
+			if _, err := io.ReadFull(c, first[:]); err != nil {
+				return
+			}
+			now := time.Now()
+			w.reached.CompareAndSwap(nil, &now)
+			_, _ = c.Write(first[:])
 		}()
 	}
 }
