@@ -8,7 +8,7 @@ import (
 )
 
 func threeZones() []Zone {
-	return []Zone{{"a", "eu"}, {"b", "eu"}, {"c", "us"}}
+	return []Zone{{Name: "a", Region: "eu"}, {Name: "b", Region: "eu"}, {Name: "c", Region: "us"}}
 }
 
 // wantField checks that an error names the input that was refused.
@@ -41,6 +41,8 @@ func TestTopologyRefuses(t *testing.T) {
 		{"costs.region", threeZones(), Costs{Region: -1, World: 1}},
 		{"costs.region", threeZones(), Costs{Region: 3, World: 2}},
 		{"costs.world", threeZones(), Costs{World: math.NaN()}},
+		{"costs.site", threeZones(), Costs{Site: -1}},
+		{"costs.world", threeZones(), Costs{World: 10, Site: 9}},
 	} {
 		_, err := NewTopology(c.zones, c.costs)
 		wantField(t, err, c.field)

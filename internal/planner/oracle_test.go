@@ -114,7 +114,7 @@ func limits(demand, weight []int64, f *big.Rat) []*big.Rat {
 }
 
 // proportional is the closed form for costs by level.
-func proportional(demand, weight []int64, f *big.Rat, regions []string) [][]*big.Rat {
+func proportional(demand, weight []int64, f *big.Rat, zones []Zone) [][]*big.Rat {
 	n := len(demand)
 	x := make([][]*big.Rat, n)
 	over, spare := make([]*big.Rat, n), limits(demand, weight, f)
@@ -167,11 +167,17 @@ func proportional(demand, weight []int64, f *big.Rat, regions []string) [][]*big
 			spare[z].Sub(spare[z], taken[z])
 		}
 	}
-	seen := map[string]bool{}
-	for _, r := range regions {
-		if !seen[r] {
-			seen[r] = true
-			level(func(z int) bool { return regions[z] == r })
+	seen := map[Zone]bool{}
+	for _, near := range []func(Zone) Zone{
+		func(z Zone) Zone { return Zone{Region: z.Region, Site: z.Site} },
+		func(z Zone) Zone { return Zone{Site: z.Site} },
+	} {
+		clear(seen)
+		for _, z := range zones {
+			if place := near(z); !seen[place] {
+				seen[place] = true
+				level(func(z int) bool { return near(zones[z]) == place })
+			}
 		}
 	}
 	level(func(int) bool { return true })
@@ -180,12 +186,11 @@ func proportional(demand, weight []int64, f *big.Rat, regions []string) [][]*big
 
 // sample is a random problem with whole demand.
 type sample struct {
-	zones   []Zone
-	regions []string
-	demand  []int64
-	weight  []int64
-	params  Params
-	matrix  [][]float64
+	zones  []Zone
+	demand []int64
+	weight []int64
+	params Params
+	matrix [][]float64
 }
 
 func (s *sample) problem() *Problem {
@@ -209,9 +214,11 @@ func zonesNamed(regions []string) []Zone {
 func draw(r *rand.Rand, n int) *sample {
 	s := &sample{demand: make([]int64, n), weight: make([]int64, n)}
 	regions := 1 + r.IntN(min(n, 4))
+	sites := 1 + max(0, r.IntN(5)-2) // mostly one
+	var regionOf []string
 	scale := int64(1) << r.IntN(12)
 	for i := range n {
-		s.regions = append(s.regions, "region-"+strconv.Itoa(r.IntN(regions)))
+		regionOf = append(regionOf, "region-"+strconv.Itoa(r.IntN(regions)))
 		switch r.IntN(5) {
 		case 0:
 		case 1:
@@ -224,7 +231,10 @@ func draw(r *rand.Rand, n int) *sample {
 			s.demand[i], s.weight[i] = r.Int64N(scale*10), r.Int64N(12)
 		}
 	}
-	s.zones = zonesNamed(s.regions)
+	s.zones = zonesNamed(regionOf)
+	for i := range s.zones {
+		s.zones[i].Site = locality.Site("site-" + strconv.Itoa(r.IntN(sites)))
+	}
 	s.params = Params{Overload: float64(r.IntN(5)) / 10, Margin: float64(r.IntN(4)) / 100}
 	if r.IntN(4) == 0 {
 		s.params.Utilisation = float64(1+r.IntN(20)) / 20

@@ -17,13 +17,15 @@ const (
 	RuleNoDemandAll
 	// RuleRegion: what the zone's own endpoints cannot take stays in the region.
 	RuleRegion
-	// RuleWorld: what the region's endpoints cannot take leaves it.
+	// RuleWorld: what the region's endpoints cannot take leaves it, within the site.
 	RuleWorld
+	// RuleSite: what the site's endpoints cannot take leaves it.
+	RuleSite
 	// RuleCost: what leaves the zone goes where the cost matrix makes it cheapest.
 	RuleCost
 )
 
-var ruleNames = [...]string{"NoEndpoints", "Home", "NoDemandHome", "NoDemandAll", "Region", "World", "Cost"}
+var ruleNames = [...]string{"NoEndpoints", "Home", "NoDemandHome", "NoDemandAll", "Region", "World", "Site", "Cost"}
 
 func (r Rule) String() string { return ruleNames[r] }
 

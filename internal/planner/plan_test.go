@@ -33,6 +33,8 @@ func levelMatrix(zones []Zone) [][]float64 {
 		for j, b := range zones {
 			switch {
 			case i == j:
+			case a.Site != b.Site:
+				m[i][j] = DefaultSiteCost
 			case a.Region == b.Region:
 				m[i][j] = DefaultRegionCost
 			default:
@@ -126,7 +128,7 @@ func checkProportional(p *Plan, s *sample) error {
 		return nil
 	}
 	f, _ := p.Factor()
-	want := proportional(s.demand, s.weight, big.NewRat(f.Num, f.Den), s.regions)
+	want := proportional(s.demand, s.weight, big.NewRat(f.Num, f.Den), s.zones)
 	slack := rational(p, int64(3*len(s.demand)), total)
 	for i := range want {
 		for j, x := range want[i] {

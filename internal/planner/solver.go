@@ -77,7 +77,7 @@ func (p *Plan) settleIdle() {
 	}
 }
 
-// byLevel is the closed form: home, then the region, then the world. Nearer is
+// byLevel is the closed form: home, then the region, then the site, then all. Nearer is
 // always better when costs are levels, so each step may take all it can.
 func (s *Solver) byLevel(p *Plan) {
 	n := len(p.rows)
@@ -97,22 +97,19 @@ func (s *Solver) byLevel(p *Plan) {
 	if !spilling {
 		return
 	}
-	for _, group := range p.topology.groups {
+	for i := range p.topology.groups {
+		g := &p.topology.groups[i]
 		s.sources, s.sinks = s.sources[:0], s.sinks[:0]
-		for _, z := range group {
+		for _, z := range g.zones {
 			s.involve(z)
 		}
-		s.match(p, RuleRegion)
+		s.match(p, g.rule)
 	}
 	s.sources, s.sinks = s.sources[:0], s.sinks[:0]
 	for z := range n {
 		s.involve(z)
 	}
-	if p.topology.regions > 1 {
-		s.match(p, RuleWorld)
-	} else {
-		s.match(p, RuleRegion)
-	}
+	s.match(p, p.topology.far)
 }
 
 // involve notes a zone as one that spills or one that receives. It is never both:

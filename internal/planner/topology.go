@@ -17,6 +17,7 @@ const MaxZones = 512
 const (
 	DefaultRegionCost = 1
 	DefaultWorldCost  = 10
+	DefaultSiteCost   = 100
 	maxCost           = 1e9
 )
 
@@ -33,18 +34,23 @@ func refuse(reason, field string, args ...any) error {
 }
 
 // Zone is a place where traffic starts and endpoints are. Zones with the same
-// region are near to each other; the empty region is a region like any other.
+// region are near to each other; the empty region is a region like any other. Zones of
+// different sites are far from each other, whatever their regions; the empty site is a
+// site like any other.
 type Zone struct {
 	Name   locality.Zone
 	Region locality.Region
+	Site   locality.Site
 }
 
 // Costs say what a connection costs from zone to zone. With the zero value that
-// is 0 at home, 1 within the region and 10 across.
+// is 0 at home, 1 within the region, 10 across, and 100 to another site.
 type Costs struct {
 	// Region and World replace the costs by level if World is not 0. Region may
 	// not exceed World.
 	Region, World float64
+	// Site replaces the cost to another site if it is not 0. It may not be below World.
+	Site float64
 	// Matrix, if set, replaces them all: Matrix[i][j] is the cost from zone i to
 	// zone j, in the order of the zones. It need be neither symmetric nor zero at home.
 	Matrix [][]float64
@@ -57,13 +63,21 @@ type Topology struct {
 	index   map[locality.Zone]int
 	cost    []float64 // n×n, as given
 	maxCost float64
-	regions int
+	// far is the rule of traffic that goes as far as there is.
+	far Rule
 
-	// groups lists the zones of each region that has several, for costs by level.
-	// arcs holds whole-number costs in which cost comes before staying at home, for a
-	// matrix; nil means levels.
-	groups [][]int
+	// groups lists zones that are near to each other, for costs by level: those of each
+	// region, then, if there are several sites, those of each site. Groups of one zone are
+	// left out. arcs holds whole-number costs in which cost comes before staying at home,
+	// for a matrix; nil means levels.
+	groups []group
 	arcs   []int64
+}
+
+// group is a set of zones that are equally near to each other.
+type group struct {
+	zones []int
+	rule  Rule
 }
 
 // NewTopology checks zones and costs. Zones must be in ascending order of their
@@ -155,43 +169,86 @@ func (t *Topology) setLevels(costs Costs) error {
 	if costs.Region == 0 && costs.World == 0 {
 		costs.Region, costs.World = DefaultRegionCost, DefaultWorldCost
 	}
+	if costs.Site == 0 {
+		costs.Site = max(DefaultSiteCost, costs.World)
+	}
 	if err := checkCost(costs.Region, "costs.region"); err != nil {
 		return err
 	}
 	if err := checkCost(costs.World, "costs.world"); err != nil {
 		return err
 	}
+	if err := checkCost(costs.Site, "costs.site"); err != nil {
+		return err
+	}
 	if costs.Region > costs.World {
 		return refuse("above costs.world", "costs.region")
 	}
+	if costs.World > costs.Site {
+		return refuse("above costs.site", "costs.world")
+	}
 	n := len(t.zones)
-	byRegion := map[locality.Region][]int{}
-	var regions []locality.Region
 	for i, from := range t.zones {
 		for j, to := range t.zones {
 			switch {
 			case i == j:
+			case from.Site != to.Site:
+				t.cost[i*n+j] = costs.Site
 			case from.Region == to.Region:
 				t.cost[i*n+j] = costs.Region
 			default:
 				t.cost[i*n+j] = costs.World
 			}
 		}
-		if byRegion[from.Region] == nil {
-			regions = append(regions, from.Region)
-		}
-		byRegion[from.Region] = append(byRegion[from.Region], i)
 	}
-	t.regions = len(regions)
-	if costs.Region == costs.World {
-		return nil // one level: everything away from home is equally far
-	}
-	for _, r := range regions {
-		if len(byRegion[r]) > 1 {
-			t.groups = append(t.groups, byRegion[r])
-		}
-	}
+	t.setGroups(costs)
 	return nil
+}
+
+// setGroups notes which zones are near to each other. Levels of equal cost are one.
+func (t *Topology) setGroups(costs Costs) {
+	type place struct {
+		site   locality.Site
+		region locality.Region
+	}
+	regions := grouped(t.zones, func(z Zone) place { return place{z.Site, z.Region} })
+	sites := grouped(t.zones, func(z Zone) place { return place{site: z.Site} })
+	t.far = RuleRegion
+	if len(regions) > 1 {
+		t.far = RuleWorld
+	}
+	if len(sites) > 1 {
+		t.far = RuleSite
+	}
+	add := func(groups [][]int, rule Rule) {
+		for _, zones := range groups {
+			if len(zones) > 1 {
+				t.groups = append(t.groups, group{zones, rule})
+			}
+		}
+	}
+	if costs.Region < costs.World {
+		add(regions, RuleRegion)
+	}
+	if len(sites) > 1 && costs.World < costs.Site {
+		add(sites, RuleWorld)
+	}
+}
+
+// grouped zones by what they have in common, in the order of their first zones.
+func grouped[K comparable](zones []Zone, by func(Zone) K) [][]int {
+	at := map[K]int{}
+	var out [][]int
+	for i, z := range zones {
+		k, ok := at[by(z)]
+		if !ok {
+			k = len(out)
+			at[by(z)] = k
+			out = append(out, nil)
+		}
+		out[k] = append(out[k], i)
+	}
+	return out
 }
 
 // wholeCosts turns costs into integers that order plans as the objectives do:

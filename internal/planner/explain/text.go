@@ -67,6 +67,7 @@ func (e *Explanation) sentence(z Zone) string {
 	why := map[string]string{
 		"Region": "the rest is shared in the region by what is free",
 		"World":  "the region has no capacity left",
+		"Site":   "the site has no capacity left",
 		"Cost":   "wherever that is cheapest",
 	}[z.Rule]
 	s := have + "; " + strings.Join(to, ", ") + ": " + why
