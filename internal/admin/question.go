@@ -107,6 +107,9 @@ func explainService(c Config, q url.Values) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if remote != nil {
+		remote = remote.WithSplits(func(port string) *sites.Split { return plan.Split(from.Zone, port) })
+	}
 	e := diag.ExplainService(svc, slices, from, remote)
 	if imported, ok := sites.ImportOf(service); ok {
 		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain

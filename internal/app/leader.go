@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
@@ -17,6 +18,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -74,8 +77,16 @@ func (c *controllers) components() []component {
 func (c *controllers) newPlanner() *topology.Controller {
 	return topology.New(topology.Config{
 		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
-		Heuristics: c.rules, Logger: c.log.With("component", "topology"),
+		Heuristics: c.rules, Site: c.otherSites(), Logger: c.log.With("component", "topology"),
 	})
+}
+
+// otherSites is the name of this site, if there are others.
+func (c *controllers) otherSites() locality.Site {
+	if c.cfg.role() == RoleZone {
+		return c.cfg.site()
+	}
+	return ""
 }
 
 // runPlanning runs the planner and the EndpointSlice controller, which gets hints from it
@@ -156,7 +167,19 @@ func (c *controllers) runRepair(ctx context.Context) error {
 
 // runExports keeps what this zone exports.
 func (c *controllers) runExports(ctx context.Context) error {
-	return multicluster.NewExports(c.multicluster("exports")).Run(ctx)
+	config := c.multicluster("exports")
+	if c.otherSites() != "" {
+		config.Demand = exportedDemand{c.instance.demand}
+	}
+	return multicluster.NewExports(config).Run(ctx)
+}
+
+// exportedDemand is the demand of this zone as other zones need it for their plans.
+type exportedDemand struct{ *demand.Aggregator }
+
+// Wanted: Services that are planned.
+func (exportedDemand) Wanted(s *corev1.Service) bool {
+	return topology.ModeOf(s).Kind == topology.Planned
 }
 
 // runImports keeps what all zones export to this one.

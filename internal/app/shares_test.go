@@ -47,6 +47,8 @@ type sharesNet struct {
 	root  *catest.CA
 	trust *mesh.Trust
 	delta catalog.Delta
+	// plan of site a for the service; nil: there is none.
+	plan *sitetable.Split
 	// slices of site a's own endpoints.
 	slices map[proxy.SliceName]*proxy.Slice
 	// counts are connections by the site of their endpoint.
@@ -302,6 +304,9 @@ func (n *sharesNet) update(virtual netip.Addr) node.Update {
 	if remote == nil {
 		n.t.Fatal("no other site offers the service")
 	}
+	if n.plan != nil {
+		remote = remote.WithSplits(func(string) *sitetable.Split { return n.plan })
+	}
 	service := &proxy.Service{Name: sharedDerived, Ports: []proxy.Port{{Port: 8080, Protocol: proxy.TCP}}}
 	if virtual.IsValid() {
 		service.ClusterIPs = []netip.Addr{virtual}
@@ -373,6 +378,12 @@ func TestSharesAcrossSites(t *testing.T) {
 			n.local(2)
 			n.remote("b", 1, 1)
 		}, map[string]float64{"a": 200. / 3, "b": 100. / 3}},
+		{"a plan", func(n *sharesNet) {
+			n.plan = &sitetable.Split{Here: 5, Sites: map[string]uint32{"b": 2, "c": 3}}
+			n.local(2)
+			n.remote("b", 9, 2)
+			n.remote("c", 1, 1)
+		}, map[string]float64{"a": 50, "b": 20, "c": 30}},
 		{"an egress", func(n *sharesNet) { n.remote("b", 2, 2); n.remote("c", 1, 1); n.egress() }, map[string]float64{"b": 200. / 3, "c": 100. / 3}},
 		{"an egress, locality off", func(n *sharesNet) {
 			n.mesh(meshv1alpha1.MeshRouting{LocalityAware: new(bool)})

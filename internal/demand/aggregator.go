@@ -325,6 +325,16 @@ func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []
 	return e
 }
 
+// Rate of new connections to a service port, per second; 0: there was no traffic lately.
+func (a *Aggregator) Rate(name proxy.PortName) float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.ports[name]; p != nil {
+		return p.estimator.Rate()
+	}
+	return 0
+}
+
 // unite returns the zones that there are, and these.
 func (a *Aggregator) unite(zones []locality.Zone) []locality.Zone {
 	united := a.zones

@@ -72,13 +72,13 @@ func elsewhereOf(remote *sites.Remote, port proxy.Port, why proxy.Rule) *Elsewhe
 		Mesh: remote.Mesh, ServerName: at.SNI, Why: whyElsewhere(remote, why),
 		EgressOnly: remote.EgressOnly, Egresses: gatewaysOf(remote.Egresses),
 	}
-	total := uint64(0)
-	for _, s := range remote.Offering(port.Port) {
-		total += uint64(s.Instances)
+	leaving, total := remote.Leaving(at), uint64(0)
+	for _, s := range leaving {
+		total += uint64(s.Weight)
 	}
-	for _, s := range remote.Offering(port.Port) {
+	for _, s := range leaving {
 		e.Sites = append(e.Sites, Site{
-			Name: s.Name, Instances: s.Instances, Share: float64(s.Instances) / float64(total), Ingresses: gatewaysOf(s.Ingresses),
+			Name: s.Name, Instances: s.Instances, Share: float64(s.Weight) / float64(total), Ingresses: gatewaysOf(s.Ingresses),
 		})
 	}
 	if remote.External != nil {
@@ -99,6 +99,8 @@ func whyElsewhere(remote *sites.Remote, why proxy.Rule) string {
 		return "the service is outside every mesh"
 	case why == proxy.OtherSites:
 		return "no endpoint of this site is ready"
+	case why == proxy.PlannedSites:
+		return "the plan sends there what the endpoints of this site cannot take"
 	case why == proxy.AllSites:
 		return "the mesh has spec.routing.localityAware: false, so all instances share alike"
 	}

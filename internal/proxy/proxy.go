@@ -177,7 +177,13 @@ type Elsewhere struct {
 	// Spread: all sites share the traffic by their number of instances. Otherwise other
 	// sites are used only where this one has no ready endpoint.
 	Spread bool
+	// Splits are what plans send to other sites, by the name of the port. A port that is
+	// missing has no such plan.
+	Splits map[string]Split
 }
+
+// Split divides connections between this site and others, in proportion. Away is above 0.
+type Split struct{ Here, Away uint32 }
 
 // PortState is the outcome of the choice for one service port on this node: all
 // that a mode needs. Immutable once handed over; modes may keep it.
@@ -236,6 +242,8 @@ const (
 	OtherSites
 	// AllSites: the endpoints of all sites share the traffic.
 	AllSites
+	// PlannedSites: a plan sends a part of the traffic to other sites.
+	PlannedSites
 	// NoEndpoint: there is none.
 	NoEndpoint
 )
@@ -244,7 +252,7 @@ func (r Rule) String() string {
 	return [...]string{
 		"not asked for", "node hints", "zone hints", "all ready endpoints", "terminating endpoints, as none is ready",
 		"endpoints of suspect nodes, as there are no others", "other sites, as no endpoint of this one is ready",
-		"all ready endpoints of all sites", "no endpoint",
+		"all ready endpoints of all sites", "a plan, part of which leaves the site", "no endpoint",
 	}[r]
 }
 

@@ -45,6 +45,17 @@ type RemotePort struct {
 	SNI string
 	// Target is the port of an external service that connections go to; 0: it is none.
 	Target uint16
+	// Split is what the plan of the view's zone says; nil: there is no plan.
+	Split *Split
+}
+
+// Split divides the connections of a zone between its own site and others. The parts are
+// relative to their sum, which is above 0. Immutable.
+type Split struct {
+	// Here is the part of this site.
+	Here uint32
+	// Sites have parts above 0, by name.
+	Sites map[string]uint32
 }
 
 // Site is another site.
@@ -55,6 +66,19 @@ type Site struct {
 	// Ports that it offers, by number.
 	Ports     []uint16
 	Ingresses []Gateway
+	// Demand that starts there, in connections per second, by the number of the port; nil: it
+	// is not known. It is for plans, and not in views.
+	Demand map[uint16]float64
+}
+
+// Offers reports whether a site offers all of some ports.
+func (s *Site) Offers(ports []uint16) bool {
+	for _, p := range ports {
+		if !slices.Contains(s.Ports, p) {
+			return false
+		}
+	}
+	return true
 }
 
 // Gateway is where an ingress or egress is reached.
@@ -116,13 +140,69 @@ func (r *Remote) Offering(port uint16) []Site {
 	return out
 }
 
+// Weighted is a site, and its part of the connections that leave this one.
+type Weighted struct {
+	Site
+	Weight uint32
+}
+
+// Leaving are the sites that offer a port, with what each gets of the connections that leave
+// this site: what the plan says, or else by its instances. A weight of 0 is for sites that
+// are used only where no other answers.
+func (r *Remote) Leaving(p RemotePort) []Weighted {
+	offering := r.Offering(p.Number)
+	out := make([]Weighted, len(offering))
+	planned := false
+	for i, s := range offering {
+		out[i] = Weighted{Site: s}
+		if p.Split != nil {
+			out[i].Weight = p.Split.Sites[s.Name]
+			planned = planned || out[i].Weight > 0
+		}
+	}
+	for i := range out {
+		if !planned {
+			out[i].Weight = out[i].Instances
+		}
+	}
+	return out
+}
+
+// WithSplits returns a Remote with the plan of a zone, of which split has the part of a port
+// by its name; nil: none. It returns r itself where there is none for any port.
+func (r *Remote) WithSplits(split func(port string) *Split) *Remote {
+	planned := r
+	for i, p := range r.Ports {
+		s := split(p.Name)
+		if s == nil {
+			continue
+		}
+		if planned == r {
+			planned = new(*r)
+			planned.Ports = slices.Clone(r.Ports)
+		}
+		planned.Ports[i].Split = s
+	}
+	return planned
+}
+
 // Elsewhere is what the choice of endpoints needs to know: the instances in other sites,
-// by the name of the port.
+// and what a plan sends there, by the name of the port.
 func (r *Remote) Elsewhere() *proxy.Elsewhere {
 	e := &proxy.Elsewhere{Spread: r.Spread, Instances: make(map[string]uint32, len(r.Ports))}
 	for _, p := range r.Ports {
+		away := uint32(0)
 		for _, s := range r.Offering(p.Number) {
 			e.Instances[p.Name] += s.Instances
+			if p.Split != nil {
+				away += p.Split.Sites[s.Name]
+			}
+		}
+		if away > 0 {
+			if e.Splits == nil {
+				e.Splits = map[string]proxy.Split{}
+			}
+			e.Splits[p.Name] = proxy.Split{Here: p.Split.Here, Away: away}
 		}
 		if r.External != nil {
 			e.Instances[p.Name] = 1

@@ -284,6 +284,12 @@ func (t *Table) sitesOf(imported name, meshName string) []Site {
 				s.Ports = append(s.Ports, uint16(p.Port))
 			}
 		}
+		if a.Demand != nil {
+			s.Demand = make(map[uint16]float64, len(a.Demand))
+			for _, d := range a.Demand {
+				s.Demand[uint16(d.Port)] += d.ConnectionsPerSecond
+			}
+		}
 		slices.Sort(s.Ports)
 		if len(s.Ports) > 0 && len(s.Ingresses) > 0 {
 			out = append(out, s)

@@ -210,3 +210,36 @@ func TestApplyNamesWhatChanged(t *testing.T) {
 		t.Errorf("the Service is gone: %v %v", r, err)
 	}
 }
+
+// TestLeaving: connections that leave go by the plan, and by instances where the plan sends
+// none to the sites that there are.
+func TestLeaving(t *testing.T) {
+	port := sites.RemotePort{Name: "http", Number: 80}
+	r := &sites.Remote{Ports: []sites.RemotePort{port}, Sites: []sites.Site{
+		{Name: "b", Instances: 2, Ports: []uint16{80}}, {Name: "c", Instances: 5, Ports: []uint16{80}}, {Name: "d", Instances: 9, Ports: []uint16{81}},
+	}}
+	for what, c := range map[string]struct {
+		split *sites.Split
+		want  []uint32
+		away  map[string]proxy.Split
+	}{
+		"no plan":        {nil, []uint32{2, 5}, nil},
+		"a plan":         {&sites.Split{Here: 6, Sites: map[string]uint32{"c": 4, "x": 7}}, []uint32{0, 4}, map[string]proxy.Split{"http": {Here: 6, Away: 4}}},
+		"of other sites": {&sites.Split{Here: 6, Sites: map[string]uint32{"x": 7}}, []uint32{2, 5}, nil},
+	} {
+		planned := r.WithSplits(func(string) *sites.Split { return c.split })
+		if (planned == r) != (c.split == nil) {
+			t.Errorf("%s: a copy: %v", what, planned != r)
+		}
+		var got []uint32
+		for _, s := range planned.Leaving(planned.Ports[0]) {
+			got = append(got, s.Weight)
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+		if diff := cmp.Diff(c.away, planned.Elsewhere().Splits); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+	}
+}

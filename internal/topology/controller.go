@@ -43,8 +43,9 @@ func (Unmeasured) Shares(_ proxy.PortName, zones []locality.Zone, prior []float6
 type Config struct {
 	// Client to write plans, conditions and events with.
 	Client resource.Client
-	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts, Plans, and
-	// the objects behind Heuristics.
+	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts, Plans, the
+	// objects behind Heuristics, and, where there are other sites, ServiceExports, Meshes and
+	// gateways.
 	Catalog *catalog.Catalog
 	// Demand; nil: Unmeasured.
 	Demand Demand
@@ -53,8 +54,10 @@ type Config struct {
 	Warm func() bool
 	// Heuristics that Services may name; nil: none.
 	Heuristics Heuristics
-	Clock      clock.WithTicker // nil: the real one
-	Logger     *slog.Logger     // nil: silence
+	// Site of this control plane, where there are others; empty: it is the only one.
+	Site   locality.Site
+	Clock  clock.WithTicker // nil: the real one
+	Logger *slog.Logger     // nil: silence
 }
 
 // Controller plans Services. Make it with New. Its methods are safe for concurrent
@@ -85,7 +88,7 @@ var _ endpointslice.Advisor = (*Controller)(nil)
 // New makes a controller; Run starts it.
 func New(config Config) *Controller {
 	c := &Controller{
-		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand, model: newModel(),
+		config: config, clock: config.Clock, log: config.Logger, demand: config.Demand, model: newModel(config.Site),
 		entries: map[resource.Key]*entry{}, hints: map[resource.Key]*hinting{}, changed: map[resource.Key]struct{}{},
 	}
 	c.scratch.New = func() any { return &scratch{} }
@@ -111,7 +114,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() {
 		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
-			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans)
+			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans,
+			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes)
 	})
 	running.Go(func() {
 		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
@@ -176,6 +180,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		}
 		c.replan(resource.Key{Namespace: plan.Namespace, Name: plan.Spec.Service})
 	}
+	c.dispatchSites(&d)
 	for _, change := range d.Heuristics {
 		if change.Old == nil || change.New == nil || change.Old.Generation != change.New.Generation {
 			c.heuristicChanged(d.After, meshv1alpha1.TopologyHeuristicPrefix+change.Key.Name)

@@ -21,6 +21,9 @@ const noZone = plannerv1alpha1.NoZone
 // atlas makes planner topologies and keeps them: services whose zones and costs are
 // the same share one, so plans of the same service can be compared by it.
 type atlas struct {
+	// site of this control plane; empty: there are no others, so that costs that name
+	// unknown zones are a mistake.
+	site    locality.Site
 	cluster *cluster
 	costs   map[string]*meshv1alpha1.ZoneCosts
 	made    map[string]*frame
@@ -56,6 +59,9 @@ func unusable(spec *meshv1alpha1.ZoneCostsSpec) (problem string) {
 	}
 	if spec.World != nil {
 		check("beyond", *spec.World)
+	}
+	if spec.Site != nil {
+		check("to another site", *spec.Site)
 	}
 	for _, p := range spec.Pairs {
 		check("from "+p.From+" to "+p.To, p.Cost)
@@ -100,7 +106,11 @@ func (a *atlas) zones(endpoints map[locality.Zone]int64) []planner.Zone {
 	for _, name := range sortedKeys(endpoints) {
 		i, ok := slices.BinarySearchFunc(zones, name, func(z planner.Zone, name locality.Zone) int { return cmp.Compare(z.Name, name) })
 		if !ok {
-			zones = slices.Insert(zones, i, planner.Zone{Name: name, Region: regionOf(name)})
+			zone := planner.Zone{Name: name, Region: regionOf(name)}
+			if site, ok := plannerv1alpha1.SiteOf(string(name)); ok {
+				zone.Site = locality.Site(site)
+			}
+			zones = slices.Insert(zones, i, zone)
 		}
 	}
 	if len(zones) == 0 { // neither a node nor an endpoint names one
@@ -145,8 +155,7 @@ func (a *atlas) table(name string, zones []planner.Zone) (t costTable, problem s
 	var unknown []string
 	for _, p := range object.Spec.Pairs {
 		for _, zone := range []string{p.From, p.To} {
-			known := slices.ContainsFunc(zones, func(z planner.Zone) bool { return z.Name == locality.Zone(zone) })
-			if !known && !slices.Contains(unknown, zone) {
+			if a.site == "" && indexOf(zones, zone) < 0 && !slices.Contains(unknown, zone) {
 				unknown = append(unknown, zone)
 			}
 		}
@@ -172,7 +181,11 @@ func (t costTable) costs(zones []planner.Zone) planner.Costs {
 	if t.spec.World != nil {
 		c.World = *t.spec.World
 	}
-	if len(t.spec.Pairs) == 0 && c.World > 0 {
+	c.Site = max(planner.DefaultSiteCost, c.World)
+	if t.spec.Site != nil {
+		c.Site = *t.spec.Site
+	}
+	if len(t.spec.Pairs) == 0 && c.World > 0 && c.Site > 0 {
 		return c
 	}
 	// Costs of 0 everywhere are a matrix to the planner, whose levels they would leave
@@ -183,6 +196,8 @@ func (t costTable) costs(zones []planner.Zone) planner.Costs {
 		for j, to := range zones {
 			switch {
 			case i == j:
+			case from.Site != to.Site:
+				c.Matrix[i][j] = c.Site
 			case from.Region == to.Region:
 				c.Matrix[i][j] = c.Region
 			default:
@@ -190,11 +205,8 @@ func (t costTable) costs(zones []planner.Zone) planner.Costs {
 			}
 		}
 	}
-	at := func(name string) int {
-		return slices.IndexFunc(zones, func(z planner.Zone) bool { return z.Name == locality.Zone(name) })
-	}
 	for _, p := range t.spec.Pairs {
-		i, j := at(p.From), at(p.To)
+		i, j := indexOf(zones, p.From), indexOf(zones, p.To)
 		if i < 0 || j < 0 {
 			continue
 		}
@@ -204,4 +216,16 @@ func (t costTable) costs(zones []planner.Zone) planner.Costs {
 		}
 	}
 	return c
+}
+
+// indexOf the zone that a pair of costs names: the zone of that name, else the other site; -1:
+// there is none.
+func indexOf(zones []planner.Zone, name string) int {
+	at := func(name locality.Zone) int {
+		return slices.IndexFunc(zones, func(z planner.Zone) bool { return z.Name == name })
+	}
+	if i := at(locality.Zone(name)); i >= 0 {
+		return i
+	}
+	return at(locality.Zone(plannerv1alpha1.SiteZone(name)))
 }

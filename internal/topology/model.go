@@ -25,15 +25,16 @@ type model struct {
 	atlas atlas
 }
 
-func newModel() *model {
+// newModel for the control plane of a site; empty: it is the only one.
+func newModel(site locality.Site) *model {
 	return &model{nodes: map[string]facts{}, atlas: atlas{
-		cluster: clusterOf(nil), costs: map[string]*meshv1alpha1.ZoneCosts{}, made: map[string]*frame{}, unusable: map[string]string{},
+		site: site, cluster: clusterOf(nil), costs: map[string]*meshv1alpha1.ZoneCosts{}, made: map[string]*frame{}, unusable: map[string]string{},
 	}}
 }
 
 // modelOf a snapshot, for one question.
-func modelOf(snapshot *catalog.Snapshot) *model {
-	m := newModel()
+func modelOf(snapshot *catalog.Snapshot, site locality.Site) *model {
+	m := newModel(site)
 	d := catalog.Delta{After: snapshot}
 	for key, node := range snapshot.Nodes.All() {
 		d.Nodes = append(d.Nodes, catalog.Change[*corev1.Node]{Key: key, New: node})
@@ -86,7 +87,7 @@ type frame struct {
 func newFrame(t *planner.Topology, c *cluster) *frame {
 	f := &frame{topology: t, cluster: c, at: make([]int, len(c.names)), noNodes: make([]bool, t.Len())}
 	for i := range f.noNodes {
-		f.noNodes[i] = true
+		f.noNodes[i] = !isSite(t.Zone(i).Name)
 	}
 	for i, zone := range c.names {
 		f.at[i], _ = t.Index(zone)
@@ -100,8 +101,17 @@ type input struct {
 	*frame
 	weight []int64
 	params planner.Params
+	// elsewhere is demand besides that of the Service here.
+	elsewhere elsewhere
 	// warning says what of the costs that are asked for does not hold.
 	warning string
+}
+
+// inputOf a group.
+func (m *model) inputOf(params Params, g *group) (input, error) {
+	in, err := m.input(params, g.Endpoints)
+	in.elsewhere = g.elsewhere
+	return in, err
 }
 
 // input for endpoints, counted by zone. After an error, which means that there are more

@@ -226,9 +226,9 @@ func (c *Controller) evaluate(
 	changed := was == nil || was.Parameters != spec.Parameters
 	var publishUnits []func()
 	var units []*unit
-	for _, g := range groupsOf(snapshot, key) {
-		group, u, publishUnit := c.evaluateGroup(e, service, g, groups[g.Name], params, changed)
-		spec.Groups = append(spec.Groups, *group)
+	for _, g := range c.groupsOf(snapshot, service) {
+		next, u, publishUnit := c.evaluateGroup(e, service, g, groups[g.Name], params, changed)
+		spec.Groups = append(spec.Groups, *next)
 		units, publishUnits = append(units, u), append(publishUnits, publishUnit)
 	}
 	return spec, func() {
@@ -239,18 +239,10 @@ func (c *Controller) evaluate(
 	}
 }
 
-func groupsOf(snapshot *catalog.Snapshot, key resource.Key) []*trafficplan.Group {
-	var parts []trafficplan.Part
-	for _, slice := range snapshot.SlicesOf(key) {
-		parts = append(parts, trafficplan.PartOf(slice))
-	}
-	return trafficplan.Groups(parts)
-}
-
 // evaluateGroup does so for one group; was is its present plan or nil, changed says that
 // its parameters are others.
 func (c *Controller) evaluateGroup(
-	e *entry, service *corev1.Service, g *trafficplan.Group, was *plannerv1alpha1.PortGroup, params Params, changed bool,
+	e *entry, service *corev1.Service, g *group, was *plannerv1alpha1.PortGroup, params Params, changed bool,
 ) (*plannerv1alpha1.PortGroup, *unit, func()) {
 	now := c.clock.Now()
 	u := &unit{name: g.Name}
@@ -260,25 +252,25 @@ func (c *Controller) evaluateGroup(
 		u.published = was.Published.Time
 		u.republisher = planner.Resume(now, u.published, reasonOf(was.Reason))
 	}
-	in, err := c.model.input(params, g.Endpoints)
+	in, err := c.model.inputOf(params, g)
 	if err != nil {
 		// Without a plan traffic goes by hints, or to all endpoints.
-		is := unplanned(g, plannerv1alpha1.OutcomeTooManyZones)
+		is := unplanned(g.Group, plannerv1alpha1.OutcomeTooManyZones)
 		is.Published = metav1.NewTime(now)
 		return is, u, func() { *u = unit{name: g.Name} }
 	}
-	s, err := c.solve(serviceName(service), g, &in, was)
+	s, err := c.solve(serviceName(service), g.Group, &in, was)
 	if err != nil {
 		// Inputs are checked where they come in, so this is a fault of the planner. The old
 		// plan stays.
 		c.log.Error("service is not planned", "service", resource.KeyOf(service), "ports", g.Name.Ports, "error", err)
 		if was == nil {
-			was = unplanned(g, plannerv1alpha1.OutcomeNoEndpoints)
+			was = unplanned(g.Group, plannerv1alpha1.OutcomeNoEndpoints)
 		}
 		return was, u, func() {}
 	}
-	checked := was != nil && u.in.frame == in.frame && u.group == was && sameCounts(was, g)
-	different := changed || was == nil || !checked && !c.follows(was, g, &in, s.demand)
+	checked := was != nil && u.in.frame == in.frame && u.group == was && sameCounts(was, g.Group)
+	different := changed || was == nil || !checked && !c.follows(was, g.Group, &in, s.demand)
 	metrics, gap := s.plan.Metrics(), 0.0
 	factor, _ := s.plan.Factor()
 	limit := factor.Float()
@@ -292,7 +284,7 @@ func (c *Controller) evaluateGroup(
 	reason := republisher.Step(now, different, gap)
 	is := was
 	if reason != planner.Keep {
-		is = s.group(g, &in)
+		is = s.group(g.Group, &in)
 		is.Reason, is.Published = plannerv1alpha1.PublishReason(reason.String()), metav1.NewTime(now)
 		metrics, gap = s.plan.Metrics(), 0
 	}
@@ -485,8 +477,8 @@ func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
 	return slices.EqualFunc(g.Zones, e.shares, func(z plannerv1alpha1.SourceZone, share float64) bool { return z.Demand == share })
 }
 
-// estimate the demand of ports that are planned together; it adds up. was is their
-// present plan, or nil.
+// estimate the demand of ports that are planned together; it adds up, with that of other
+// sites. was is their present plan, or nil.
 func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
 	if was != nil && was.DemandSource == plannerv1alpha1.DemandMeasured && c.cold() {
 		e.shares = recorded(was, in)
@@ -499,8 +491,12 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 	}
 	cluster := in.cluster
 	e.shares = make([]float64, in.topology.Len())
-	for k, port := range ports {
-		d := c.demand.Shares(proxy.PortName{ServiceName: service, Port: port}, cluster.names, cluster.prior, cluster.noNodes)
+	names := make([]proxy.PortName, 0, len(ports)+len(in.elsewhere.local))
+	for _, port := range ports {
+		names = append(names, proxy.PortName{ServiceName: service, Port: port})
+	}
+	for k, name := range append(names, in.elsewhere.local...) {
+		d := c.demand.Shares(name, cluster.names, cluster.prior, cluster.noNodes)
 		weigh := d.Rate
 		if !d.Measured || d.Rate <= 0 {
 			if k > 0 {
@@ -515,6 +511,7 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 			e.shares[in.at[i]] += share * weigh
 		}
 	}
+	in.elsewhere.add(e.shares, in)
 	total := 0.0
 	for _, x := range e.shares {
 		total += x

@@ -326,7 +326,7 @@ func TestBadCostsKeepTheOldPlan(t *testing.T) {
 // TestDefaultCostsAreThePlanners: what the API fills in is what holds without it.
 func TestDefaultCostsAreThePlanners(t *testing.T) {
 	c := costs("x", func(*meshv1alpha1.ZoneCostsSpec) {})
-	if *c.Spec.Region != planner.DefaultRegionCost || *c.Spec.World != planner.DefaultWorldCost {
+	if *c.Spec.Region != planner.DefaultRegionCost || *c.Spec.World != planner.DefaultWorldCost || *c.Spec.Site != planner.DefaultSiteCost {
 		t.Errorf("%+v", c.Spec)
 	}
 	free := costs("x", func(s *meshv1alpha1.ZoneCostsSpec) { s.Region, s.World = ptr.To(0.), ptr.To(0.) })

@@ -105,13 +105,13 @@ func (c *Controller) modelFor(snapshot *catalog.Snapshot) *model {
 	if _, ready := c.model.current(); ready {
 		return c.model
 	}
-	return modelOf(snapshot)
+	return modelOf(snapshot, c.config.Site)
 }
 
 // candidate is a group of ports that can be planned, and the best plan for the demand as
 // it is now.
 type candidate struct {
-	group *trafficplan.Group
+	group *group
 	in    input
 	best  *solution
 	// plan that is in effect; nil: none.
@@ -126,18 +126,18 @@ func (c *Controller) candidates(
 ) []*candidate {
 	params := paramsFor(service, parts)
 	var out []*candidate
-	for _, g := range groupsOf(snapshot, resource.KeyOf(service)) {
+	for _, g := range c.groupsOf(snapshot, service) {
 		u := &candidate{group: g}
-		for _, group := range groupsIn(parts) {
-			if trafficplan.NameOf(group) == g.Name && ModeOf(service).Kind == Planned {
-				u.plan = group
+		for _, published := range groupsIn(parts) {
+			if trafficplan.NameOf(published) == g.Name && ModeOf(service).Kind == Planned {
+				u.plan = published
 			}
 		}
 		var err error
-		if u.in, err = m.input(params, g.Endpoints); err != nil {
+		if u.in, err = m.inputOf(params, g); err != nil {
 			continue
 		}
-		if u.best, err = c.solve(serviceName(service), g, &u.in, u.plan); err == nil {
+		if u.best, err = c.solve(serviceName(service), g.Group, &u.in, u.plan); err == nil {
 			out = append(out, u)
 		}
 	}
@@ -175,7 +175,7 @@ func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p Pl
 		p.Now, p.Gap, _ = compare(u.plan, &u.in, u.best.demand, u.best.plan)
 		p.Reason, p.Age = string(u.plan.Reason), c.clock.Since(u.plan.Published.Time).Seconds()
 	}
-	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.weight))
+	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.topology, u.in.weight))
 	if planned {
 		asPublished(p.Plan, u.plan)
 	}
@@ -205,10 +205,14 @@ func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
 	}
 }
 
-// compared is what the comparison with Kubernetes' heuristic needs.
-func compared(ratios auto.Ratios, weight []int64) *explain.Cluster {
+// compared is what the comparison with Kubernetes' heuristic needs; nil where other sites
+// are part of the plan, of which the heuristic knows nothing.
+func compared(ratios auto.Ratios, t *planner.Topology, weight []int64) *explain.Cluster {
 	k := &explain.Cluster{Ratios: ratios, NoZone: noZone}
 	for zone, n := range weight {
+		if isSite(t.Zone(zone).Name) {
+			return nil
+		}
 		for range n {
 			k.Endpoints = append(k.Endpoints, zone)
 		}

@@ -522,7 +522,7 @@ func snapshotOfClient(t fataler, client resource.Client) *catalog.Snapshot {
 // planOf is the plan that a Service would have, from a snapshot that holds it.
 func planOf(t fataler, c *Controller, snapshot *catalog.Snapshot, key resource.Key) []*plannerv1alpha1.TrafficPlan {
 	if _, ready := c.model.current(); !ready {
-		c.model = modelOf(snapshot)
+		c.model = modelOf(snapshot, c.config.Site)
 	}
 	service, ok := snapshot.Services.Get(key)
 	if !ok {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
@@ -128,6 +130,7 @@ type question struct {
 	snapshot *catalog.Snapshot
 	model    *model
 	change   Change
+	groups   func(*corev1.Service) []*group
 }
 
 // Simulate plans a situation and applies nothing. Services are those that a Change
@@ -139,6 +142,7 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 	}
 	q := &question{snapshot: c.config.Catalog.Snapshot(), change: change}
 	q.model = c.modelFor(q.snapshot)
+	q.groups = func(service *corev1.Service) []*group { return c.groupsOf(q.snapshot, service) }
 	services, err := q.services()
 	if err != nil {
 		return nil, err
@@ -211,7 +215,7 @@ func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
 			continue
 		}
 		keys = append(keys, key)
-		for _, g := range groupsOf(q.snapshot, key) {
+		for _, g := range q.groups(service) {
 			zones = slices.AppendSeq(zones, maps.Keys(g.Endpoints))
 		}
 	}
@@ -269,7 +273,7 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 	}
 	s = Simulated{
 		Service: key.String(), Ports: u.group.Ports, Family: string(u.group.Name.Family),
-		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(q.ratios(), p.Weight)),
+		Before: before.Metrics(), After: after.Metrics(), Plan: explain.Of(after, p, compared(q.ratios(), t, p.Weight)),
 	}
 	if stays {
 		m := before.Under(p.Demand)

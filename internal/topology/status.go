@@ -266,16 +266,24 @@ func (c *Controller) summary(g *plannerv1alpha1.PortGroup, measured bool) string
 	default:
 		return title + ": no plan"
 	}
-	endpoints, zones := int64(0), 0
+	endpoints, zones, others := int64(0), 0, 0
 	for i := range g.Zones {
 		if n := g.Zones[i].Endpoints; n > 0 {
 			endpoints += n
-			zones++
+			if isSite(locality.Zone(g.Zones[i].Name)) {
+				others++
+			} else {
+				zones++
+			}
 		}
+	}
+	where := count(int64(zones), "zone")
+	if others > 0 {
+		where += " and " + count(int64(others), "other site")
 	}
 	x := g.Expected
 	return fmt.Sprintf("%s: %s in %s, demand %s; %.1f %% stays in its zone, cost %.2f, busiest endpoint %.2f× the mean (limit %.2f×)",
-		title, count(endpoints, "endpoint"), count(int64(zones), "zone"), c.basis(g, measured), 100*x.InZone, x.Cost, x.Busiest, x.Limit)
+		title, count(endpoints, "endpoint"), where, c.basis(g, measured), 100*x.InZone, x.Cost, x.Busiest, x.Limit)
 }
 
 // titleOf ports that are planned together, for people.

@@ -24,12 +24,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
+	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/5"
+const format = "proxima.node.v1/6"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -46,6 +47,10 @@ type BuilderConfig struct {
 	// the slice as it is. When the result changes though the slice does not, the Service
 	// has to be in the replanned argument of Apply. A nil func: there are no plans.
 	Weights func(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32
+	// Split returns the part of the plan of a zone for a port of a Service that concerns other
+	// sites; nil: there is none. When the result changes, the Service has to be in the
+	// replanned argument of Apply. A nil func: there are no plans.
+	Split func(zone locality.Zone, service catalog.Key, port string) *sites.Split
 	// Site of this control plane, which distinguishes its own exports and gateways from
 	// those of others; empty: locality.Local.
 	Site   locality.Site
@@ -187,6 +192,7 @@ func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []
 		for s := range b.slicesOf[wire.ResourceName(service.Namespace, service.Name)] {
 			slice(s)
 		}
+		out = append(out, change{wire.RemoteType, wire.ResourceName(service.Namespace, service.Name)})
 	}
 	slices.SortFunc(out, func(x, y change) int {
 		return cmp.Or(cmp.Compare(x.typ, y.typ), cmp.Compare(x.name, y.name))
@@ -282,7 +288,7 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 	case wire.SuspectType:
 		return b.suspects[c.name]
 	case wire.RemoteType:
-		return b.sites.remotes[c.name]
+		return b.remoteBody(zone, c.name)
 	case wire.OfferType:
 		return b.sites.offers[c.name]
 	case wire.VirtualIPType:

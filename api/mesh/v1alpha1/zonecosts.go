@@ -43,7 +43,11 @@ type ZoneCostsSpec struct {
 	// World is the cost between zones of different regions, at least that of Region. Defaults to 10.
 	// +optional
 	World *float64 `json:"world,omitempty"`
-	// Pairs of zones with costs of their own.
+	// Site is the cost from a zone to another site, at least that of World. Defaults to 100.
+	// +optional
+	Site *float64 `json:"site,omitempty"`
+	// Pairs of zones with costs of their own. A name that is no zone of the site whose control plane
+	// plans stands for the site of that name.
 	// +optional
 	// +listType=atomic
 	Pairs []ZoneCostsPair `json:"pairs,omitempty"`

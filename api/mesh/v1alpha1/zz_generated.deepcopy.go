@@ -1491,6 +1491,11 @@ func (in *ZoneCostsSpec) DeepCopyInto(out *ZoneCostsSpec) {
 		*out = new(float64)
 		**out = **in
 	}
+	if in.Site != nil {
+		in, out := &in.Site, &out.Site
+		*out = new(float64)
+		**out = **in
+	}
 	if in.Pairs != nil {
 		in, out := &in.Pairs, &out.Pairs
 		*out = make([]ZoneCostsPair, len(*in))

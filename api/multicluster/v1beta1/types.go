@@ -93,6 +93,12 @@ type AvailableService struct {
 	// Instances that are ready: the zone's weight.
 	// +optional
 	Instances int32 `json:"instances,omitempty"`
+	// Demand that starts in the zone, by port: for plans of other zones. Missing: it is not
+	// known, or not wanted, as the Service is not in mode proxima.dev/Adaptive. It is rounded,
+	// and written only where it has changed by a fifth or more.
+	// +optional
+	// +listType=atomic
+	Demand []PortDemand `json:"demand,omitempty"`
 	// IPFamilies of the Service.
 	// +optional
 	// +listType=atomic
@@ -112,6 +118,14 @@ type AvailableService struct {
 	// +optional
 	// +listType=atomic
 	Endpoints []AvailableEndpoints `json:"endpoints,omitempty"`
+}
+
+// PortDemand is how many connections to a port start in a zone.
+type PortDemand struct {
+	// Port of the Service.
+	Port int32 `json:"port"`
+	// ConnectionsPerSecond that are begun, from 0.
+	ConnectionsPerSecond float64 `json:"connectionsPerSecond"`
 }
 
 // MaxAvailableHosts bounds the hosts of all AvailableEndpoints of an export, as an

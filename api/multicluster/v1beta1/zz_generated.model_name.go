@@ -26,6 +26,11 @@ func (in ClusterStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PortDemand) OpenAPIModelName() string {
+	return "io.x-k8s.multicluster.v1beta1.PortDemand"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ServiceExport) OpenAPIModelName() string {
 	return "io.x-k8s.multicluster.v1beta1.ServiceExport"
 }

@@ -1318,7 +1318,10 @@ type RemotePort struct {
 	// The server name of connections to it.
 	Sni string `protobuf:"bytes,3,opt,name=sni,proto3" json:"sni,omitempty"`
 	// The port of an external service that connections go to.
-	Target        uint32 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
+	Target uint32 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
+	// How the plan of the view's zone divides connections between its site and others; missing:
+	// there is no plan.
+	Split         *Split `protobuf:"bytes,5,opt,name=split,proto3" json:"split,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1381,6 +1384,120 @@ func (x *RemotePort) GetTarget() uint32 {
 	return 0
 }
 
+func (x *RemotePort) GetSplit() *Split {
+	if x != nil {
+		return x.Split
+	}
+	return nil
+}
+
+// The parts are relative to their sum.
+type Split struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The part of the zone's own site.
+	Here uint32 `protobuf:"varint,1,opt,name=here,proto3" json:"here,omitempty"`
+	// Other sites, each once, with parts above 0.
+	Sites         []*SitePart `protobuf:"bytes,2,rep,name=sites,proto3" json:"sites,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Split) Reset() {
+	*x = Split{}
+	mi := &file_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Split) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Split) ProtoMessage() {}
+
+func (x *Split) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Split.ProtoReflect.Descriptor instead.
+func (*Split) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Split) GetHere() uint32 {
+	if x != nil {
+		return x.Here
+	}
+	return 0
+}
+
+func (x *Split) GetSites() []*SitePart {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+type SitePart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Part          uint32                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SitePart) Reset() {
+	*x = SitePart{}
+	mi := &file_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SitePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SitePart) ProtoMessage() {}
+
+func (x *SitePart) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
+func (*SitePart) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SitePart) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *SitePart) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
 type RemoteSite struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Site  string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
@@ -1395,7 +1512,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1524,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1537,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -1465,7 +1582,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1594,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1607,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Gateway) GetName() string {
@@ -1531,7 +1648,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1660,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1673,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -1617,7 +1734,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1746,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1759,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -1693,7 +1810,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1822,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1835,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -1776,7 +1893,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1905,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +1918,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *State) GetNode() string {
@@ -1837,7 +1954,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1966,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1979,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -1897,7 +2014,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2026,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2039,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2057,13 +2174,20 @@ const file_node_proto_rawDesc = "" +
 	"\asecrets\x18\t \x01(\bR\asecrets\"9\n" +
 	"\tNameMatch\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\tR\x05value\x12\x16\n" +
-	"\x06prefix\x18\x02 \x01(\bR\x06prefix\"^\n" +
+	"\x06prefix\x18\x02 \x01(\bR\x06prefix\"\x8c\x01\n" +
 	"\n" +
 	"RemotePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
 	"\x03sni\x18\x03 \x01(\tR\x03sni\x12\x16\n" +
-	"\x06target\x18\x04 \x01(\rR\x06target\"\x8c\x01\n" +
+	"\x06target\x18\x04 \x01(\rR\x06target\x12,\n" +
+	"\x05split\x18\x05 \x01(\v2\x16.proxima.node.v1.SplitR\x05split\"L\n" +
+	"\x05Split\x12\x12\n" +
+	"\x04here\x18\x01 \x01(\rR\x04here\x12/\n" +
+	"\x05sites\x18\x02 \x03(\v2\x19.proxima.node.v1.SitePartR\x05sites\"2\n" +
+	"\bSitePart\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\rR\x04part\"\x8c\x01\n" +
 	"\n" +
 	"RemoteSite\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x1c\n" +
@@ -2124,7 +2248,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -2143,14 +2267,16 @@ var file_node_proto_goTypes = []any{
 	(*ExternalTLS)(nil),    // 14: proxima.node.v1.ExternalTLS
 	(*NameMatch)(nil),      // 15: proxima.node.v1.NameMatch
 	(*RemotePort)(nil),     // 16: proxima.node.v1.RemotePort
-	(*RemoteSite)(nil),     // 17: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),        // 18: proxima.node.v1.Gateway
-	(*Offer)(nil),          // 19: proxima.node.v1.Offer
-	(*OfferedPort)(nil),    // 20: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),      // 21: proxima.node.v1.VirtualIP
-	(*State)(nil),          // 22: proxima.node.v1.State
-	(*TypeState)(nil),      // 23: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 24: proxima.node.v1.StoredResource
+	(*Split)(nil),          // 17: proxima.node.v1.Split
+	(*SitePart)(nil),       // 18: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),     // 19: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),        // 20: proxima.node.v1.Gateway
+	(*Offer)(nil),          // 21: proxima.node.v1.Offer
+	(*OfferedPort)(nil),    // 22: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),      // 23: proxima.node.v1.VirtualIP
+	(*State)(nil),          // 24: proxima.node.v1.State
+	(*TypeState)(nil),      // 25: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 26: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -2163,22 +2289,24 @@ var file_node_proto_depIdxs = []int32{
 	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
 	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
 	16, // 9: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	17, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	18, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	19, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	20, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
 	12, // 12: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
 	13, // 13: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
 	14, // 14: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
 	15, // 15: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	18, // 16: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	20, // 17: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	12, // 18: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	23, // 19: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	24, // 20: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	17, // 16: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	18, // 17: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	20, // 18: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	22, // 19: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	12, // 20: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	25, // 21: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	26, // 22: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2192,7 +2320,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

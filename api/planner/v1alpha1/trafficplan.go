@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -16,6 +18,16 @@ const MaxPlanBytes = 512 << 10
 // NoZone stands for the zone of endpoints that have none. No zone can have this
 // name, as it is not a label value.
 const NoZone = "(no zone)"
+
+// SitePrefix begins the name that another site has in plans, as one zone. No zone can have
+// such a name, as it is not a label value.
+const SitePrefix = "site:"
+
+// SiteZone is the name of another site in plans.
+func SiteZone(site string) string { return SitePrefix + site }
+
+// SiteOf a zone of a plan; false: it is a zone of this site.
+func SiteOf(zone string) (site string, ok bool) { return strings.CutPrefix(zone, SitePrefix) }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
@@ -170,7 +182,7 @@ type Expectation struct {
 
 // SourceZone is a zone where connections start.
 type SourceZone struct {
-	// Name of the zone; "(no zone)" for endpoints that have none.
+	// Name of the zone; "(no zone)" for endpoints that have none, "site:NAME" for another site.
 	Name string `json:"name"`
 	// Endpoints of the zone that were ready when the plan was made.
 	// +optional
@@ -201,8 +213,10 @@ const (
 	ZoneNoDemandAll ZoneReason = "NoDemandAll"
 	// ZoneRegion: what the zone's endpoints cannot take stays in the region.
 	ZoneRegion ZoneReason = "Region"
-	// ZoneWorld: what the region's endpoints cannot take leaves it.
+	// ZoneWorld: what the region's endpoints cannot take leaves it, within the site.
 	ZoneWorld ZoneReason = "World"
+	// ZoneSite: what the site's endpoints cannot take leaves it.
+	ZoneSite ZoneReason = "Site"
 	// ZoneCost: what leaves the zone goes where costs make it cheapest.
 	ZoneCost ZoneReason = "Cost"
 	// ZoneRule: a rule gave weights.
@@ -213,7 +227,7 @@ const (
 
 // ZoneShare is a share of a zone's connections.
 type ZoneShare struct {
-	// Zone of the endpoints.
+	// Zone of the endpoints; "site:NAME" for another site.
 	Zone string `json:"zone"`
 	// Share of the connections, above 0 and at most 1.
 	Share float64 `json:"share"`

@@ -102,6 +102,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1beta1.AvailableHost{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_AvailableHost(ref),
 		v1beta1.AvailableService{}.OpenAPIModelName():                     schema_proxima_api_multicluster_v1beta1_AvailableService(ref),
 		v1beta1.ClusterStatus{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_ClusterStatus(ref),
+		v1beta1.PortDemand{}.OpenAPIModelName():                           schema_proxima_api_multicluster_v1beta1_PortDemand(ref),
 		v1beta1.ServiceExport{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_ServiceExport(ref),
 		v1beta1.ServiceExportList{}.OpenAPIModelName():                    schema_proxima_api_multicluster_v1beta1_ServiceExportList(ref),
 		v1beta1.ServiceExportSpec{}.OpenAPIModelName():                    schema_proxima_api_multicluster_v1beta1_ServiceExportSpec(ref),
@@ -2294,7 +2295,7 @@ func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) c
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions; type CertificatesReady says whether workloads get certificates, MTLSEnforced whether all traffic of the mesh uses them.",
+							Description: "Conditions; type CertificatesReady says whether workloads get certificates, MTLSEnforced whether all traffic of the mesh uses them, IsolationEnforced whether workloads of other meshes are refused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3245,6 +3246,13 @@ func schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref common.ReferenceCallback
 							Format:      "double",
 						},
 					},
+					"site": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Site is the cost from a zone to another site, at least that of World. Defaults to 100.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
 					"pairs": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3252,7 +3260,7 @@ func schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Pairs of zones with costs of their own.",
+							Description: "Pairs of zones with costs of their own. A name that is no zone of the site whose control plane plans stands for the site of that name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4084,6 +4092,24 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							Format:      "int32",
 						},
 					},
+					"demand": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Demand that starts in the zone, by port: for plans of other zones. Missing: it is not known, or not wanted, as the Service is not in mode proxima.dev/Adaptive. It is rounded, and written only where it has changed by a fifth or more.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.PortDemand{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"ipFamilies": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -4161,7 +4187,7 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 			},
 		},
 		Dependencies: []string{
-			v1beta1.AvailableEndpoints{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1beta1.AvailableEndpoints{}.OpenAPIModelName(), v1beta1.PortDemand{}.OpenAPIModelName(), v1beta1.ServicePort{}.OpenAPIModelName(), corev1.SessionAffinityConfig{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -4182,6 +4208,36 @@ func schema_proxima_api_multicluster_v1beta1_ClusterStatus(ref common.ReferenceC
 					},
 				},
 				Required: []string{"cluster"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_multicluster_v1beta1_PortDemand(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PortDemand is how many connections to a port start in a zone.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the Service.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"connectionsPerSecond": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ConnectionsPerSecond that are begun, from 0.",
+							Default:     0,
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+				},
+				Required: []string{"port", "connectionsPerSecond"},
 			},
 		},
 	}
@@ -4851,7 +4907,7 @@ func schema_proxima_api_planner_v1alpha1_SourceZone(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the zone; \"(no zone)\" for endpoints that have none.",
+							Description: "Name of the zone; \"(no zone)\" for endpoints that have none, \"site:NAME\" for another site.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -5174,7 +5230,7 @@ func schema_proxima_api_planner_v1alpha1_ZoneShare(ref common.ReferenceCallback)
 				Properties: map[string]spec.Schema{
 					"zone": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Zone of the endpoints.",
+							Description: "Zone of the endpoints; \"site:NAME\" for another site.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

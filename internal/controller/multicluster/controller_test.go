@@ -2,6 +2,7 @@ package multicluster_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -28,11 +30,13 @@ type rig struct {
 	client *resourcetest.Client
 }
 
-func newRig(t *testing.T, objects ...resource.Object) *rig {
+func newRig(t *testing.T, objects ...resource.Object) *rig { return newRigWith(t, nil, objects...) }
+
+func newRigWith(t *testing.T, demand multicluster.Demand, objects ...resource.Object) *rig {
 	r := &rig{t: t, client: resourcetest.New(kind.All()...)}
 	r.client.Seed(objects...)
 	tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
-	cfg := multicluster.Config{Client: r.client, Catalog: tables, Site: "here"}
+	cfg := multicluster.Config{Client: r.client, Catalog: tables, Site: "here", Demand: demand}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 3)
 	for _, run := range []func(context.Context) error{
@@ -111,6 +115,54 @@ func TestExportIsImported(t *testing.T) {
 		r.delete(kind.ServiceExport, resource.Key{Namespace: "proxima-system", Name: "web-west"})
 		if r.imported() != nil || r.derived() != nil {
 			t.Error("imported without an export")
+		}
+	})
+}
+
+// fakeDemand is 10 connections/s for the Service, and 5 for its import, once it is warm.
+type fakeDemand struct {
+	mu   sync.Mutex
+	warm bool
+}
+
+func (d *fakeDemand) Wanted(s *corev1.Service) bool { return s.Annotations["wanted"] != "" }
+
+func (d *fakeDemand) Rate(name proxy.PortName) float64 {
+	switch {
+	case name.Port != "http":
+	case name.Name == "web":
+		return 10
+	case name.Name == multicluster.DerivedName(web):
+		return 5
+	}
+	return 0
+}
+
+func (d *fakeDemand) Warm() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.warm
+}
+
+// TestDemandOfAnExport is looked at every 10 s.
+func TestDemandOfAnExport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &fakeDemand{}
+		wanted := service(func(s *corev1.Service) { s.Annotations = map[string]string{"wanted": "yes"} })
+		r := newRigWith(t, d, namespace("default"), wanted, slice("10.0.0.1"), export("", 1))
+		demand := func() []mcs.PortDemand {
+			return get[*mcs.ServiceExport](r, kind.ServiceExport, web).Status.Available.Demand
+		}
+		if got := demand(); got != nil {
+			t.Errorf("before it is known: %v", got)
+		}
+		d.mu.Lock()
+		d.warm = true
+		d.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		r.settle()
+		if diff := cmp.Diff([]mcs.PortDemand{{Port: 80, ConnectionsPerSecond: 15}}, demand()); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package multicluster
 
 import (
 	"cmp"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,6 +42,10 @@ type ExportInput struct {
 	Slices []*discoveryv1.EndpointSlice
 	// Others are the exports of the same name of other zones.
 	Others []*mcs.ServiceExport
+	// Demand of this zone by port, in connections per second, where plans of other zones need
+	// it; nil: they do not. HoldDemand: it is not known, so that what was exported stays.
+	Demand     map[int32]float64
+	HoldDemand bool
 	// Now is the time of changed conditions.
 	Now metav1.Time
 }
@@ -107,10 +112,62 @@ func available(in ExportInput) *mcs.AvailableService {
 		Instances: Instances(in.Slices), ToZones: kind.ExportZones(in.Export),
 		IPFamilies: s.Spec.IPFamilies, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
 	}
+	a.Demand = in.demand(a.Ports)
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		a.Type, a.Endpoints = mcs.Headless, endpointsOf(in.Slices)
 	}
 	return a
+}
+
+// demand of ports as it is exported. Estimates are never the same twice, and each change
+// goes to all zones: so they are rounded, and what was exported stays while it is near.
+func (in ExportInput) demand(ports []mcs.ServicePort) []mcs.PortDemand {
+	var was []mcs.PortDemand
+	if a := in.Export.Status.Available; a != nil {
+		was = a.Demand
+	}
+	if in.HoldDemand {
+		return was
+	}
+	if in.Demand == nil {
+		return nil
+	}
+	var out []mcs.PortDemand
+	for _, p := range ports {
+		if protocolOf(p.Protocol) != corev1.ProtocolTCP {
+			continue
+		}
+		d := mcs.PortDemand{Port: p.Port, ConnectionsPerSecond: roundedRate(in.Demand[p.Port])}
+		i := slices.IndexFunc(was, func(w mcs.PortDemand) bool { return w.Port == p.Port })
+		if i >= 0 && nearRate(was[i].ConnectionsPerSecond, in.Demand[p.Port]) {
+			d = was[i]
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// leastRate, in connections per second, is no demand to plan for: a connection a minute.
+const leastRate = 1. / 60
+
+// roundedRate has two digits.
+func roundedRate(rate float64) float64 {
+	if rate < leastRate {
+		return 0
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(rate))-1)
+	if unit < 1 { // divided by a whole number, so that the result is the nearest to its decimals
+		return math.Round(rate/unit) / math.Round(1/unit)
+	}
+	return math.Round(rate/unit) * math.Round(unit)
+}
+
+// nearRate: plans made for the one are good enough for the other.
+func nearRate(was, is float64) bool {
+	if was == 0 || is < leastRate {
+		return was == 0 && is < leastRate
+	}
+	return math.Abs(is-was) < 0.2*was
 }
 
 // endpointsOf a headless Service that are ready, in a fixed order: those that other zones

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -32,11 +34,27 @@ type Config struct {
 	// Window is how long a name is left alone after a write, so that a burst of changes
 	// shares the next one; 0: loop.DefaultWindow, negative: none.
 	Window time.Duration
+	// Demand that other zones need for their plans; nil: exports do not name it. It is for
+	// Exports.
+	Demand Demand
 	// Clock; nil: the real one.
 	Clock clock.WithTicker
 	// Logger; nil: silence.
 	Logger *slog.Logger
 }
+
+// Demand of this zone. Its methods must not block.
+type Demand interface {
+	// Wanted reports whether plans of a Service need it.
+	Wanted(*corev1.Service) bool
+	// Rate of new connections to a service port, per second.
+	Rate(proxy.PortName) float64
+	// Warm: enough nodes have reported for Rate to be believed.
+	Warm() bool
+}
+
+// demandInterval is how often demand is looked at.
+const demandInterval = 10 * time.Second
 
 func (c *Config) complete() {
 	if c.Clock == nil {
@@ -67,6 +85,40 @@ func NewExports(config Config) *Exports {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (e *Exports) Run(ctx context.Context) error {
+	if e.Demand != nil {
+		var looking sync.WaitGroup
+		ctx, cancel := context.WithCancel(ctx)
+		defer looking.Wait()
+		defer cancel()
+		looking.Go(func() { e.lookAtDemand(ctx) })
+		return e.follow(ctx)
+	}
+	return e.follow(ctx)
+}
+
+// lookAtDemand queues the names whose demand is exported.
+func (e *Exports) lookAtDemand(ctx context.Context) {
+	ticker := e.Clock.NewTicker(demandInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		s := e.Catalog.Snapshot()
+		for key, export := range s.ServiceExports.All() {
+			if export.Labels[meshv1alpha1.LabelZone] != "" {
+				continue
+			}
+			if service, ok := s.Services.Get(key); ok && e.Demand.Wanted(service) {
+				e.loop.Add(key)
+			}
+		}
+	}
+}
+
+func (e *Exports) follow(ctx context.Context) error {
 	return e.loop.Run(ctx, e.Catalog, e.dispatch,
 		catalog.ServiceExports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.Meshes)
 }
@@ -138,6 +190,7 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 	for _, slice := range s.SlicesOf(key) {
 		in.Slices = append(in.Slices, slice)
 	}
+	in.Demand, in.HoldDemand = e.demandOf(s, in.Service)
 	for _, export := range s.ExportsOf(key) {
 		if export.Labels[meshv1alpha1.LabelZone] != "" {
 			in.Others = append(in.Others, export)
@@ -146,6 +199,33 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 		}
 	}
 	return in
+}
+
+// demandOf a Service that starts in this zone, by the number of the port: that for its own
+// name, and for the name of the import. hold: it is not known yet, so that what was exported
+// before holds.
+func (e *Exports) demandOf(s *catalog.Snapshot, service *corev1.Service) (rates map[int32]float64, hold bool) {
+	switch {
+	case service == nil, e.Demand == nil, !e.Demand.Wanted(service):
+		return nil, false
+	case !e.Demand.Warm():
+		return nil, true
+	}
+	rates = map[int32]float64{}
+	add := func(of *corev1.Service) {
+		name := proxy.ServiceName{Namespace: of.Namespace, Name: of.Name}
+		for _, p := range of.Spec.Ports {
+			if protocolOf(p.Protocol) == corev1.ProtocolTCP {
+				rates[p.Port] += e.Demand.Rate(proxy.PortName{ServiceName: name, Port: p.Name})
+			}
+		}
+	}
+	add(service)
+	derived := resource.Key{Namespace: service.Namespace, Name: DerivedName(resource.KeyOf(service))}
+	if d, ok := s.Services.Get(derived); ok && IsDerived(d) {
+		add(d)
+	}
+	return rates, false
 }
 
 // outcome tells apart what the next delta mends, what is no error, and what is one.

@@ -162,6 +162,55 @@ func TestReconcileExport(t *testing.T) {
 	}
 }
 
+// TestDemandIsExported: rounded, where plans need it, and written again only where it moved.
+func TestDemandIsExported(t *testing.T) {
+	in := multicluster.ExportInput{
+		Key: web, Site: "east", Export: export("", 1), Service: service(), Namespace: namespace("default"), Now: at(9),
+		Slices: []*discoveryv1.EndpointSlice{slice("10.0.0.1")},
+	}
+	for _, step := range []struct {
+		what string
+		rate float64
+		edit func(*multicluster.ExportInput)
+		want string
+	}{
+		{"not wanted", 0, func(i *multicluster.ExportInput) { i.Demand = nil }, "none"},
+		{"not known yet", 0, func(i *multicluster.ExportInput) { i.Demand, i.HoldDemand = nil, true }, "none"},
+		{"idle", 0, nil, "80:0"},
+		{"next to nothing", 0.01, nil, "80:0"},
+		{"rounded", 123.4, nil, "80:120"},
+		{"near", 143.9, nil, "80:120"},
+		{"near, below", 96.1, nil, "80:120"},
+		{"moved", 144.1, nil, "80:140"},
+		{"not known for a while", 0, func(i *multicluster.ExportInput) { i.Demand, i.HoldDemand = nil, true }, "80:140"},
+		{"little", 0.0456, nil, "80:0.046"},
+		{"idle again", 0.01, nil, "80:0"},
+		{"another port", 1, func(i *multicluster.ExportInput) {
+			i.Service.Spec.Ports[0].Port = 81
+			i.Demand = map[int32]float64{81: 1}
+		}, "81:1"},
+		{"not wanted any more", 0, func(i *multicluster.ExportInput) { i.Demand = nil }, "none"},
+	} {
+		in.Demand, in.HoldDemand = map[int32]float64{80: step.rate}, false
+		if step.edit != nil {
+			step.edit(&in)
+		}
+		if plan := multicluster.ReconcileExport(in); plan.Status != nil {
+			in.Export = plan.Status
+		}
+		got := "none"
+		for _, d := range in.Export.Status.Available.Demand {
+			got = fmt.Sprintf("%d:%v", d.Port, d.ConnectionsPerSecond)
+		}
+		if got != step.want {
+			t.Errorf("%s: got %s, want %s", step.what, got, step.want)
+		}
+		if again := multicluster.ReconcileExport(in); again.Status != nil {
+			t.Errorf("%s: written again", step.what)
+		}
+	}
+}
+
 func showExport(p multicluster.ExportPlan) string {
 	switch {
 	case p.Create != nil:

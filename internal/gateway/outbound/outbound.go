@@ -258,7 +258,7 @@ func (r *Router) Beyond(sni string) (b Beyond, ok bool) {
 // weightScale keeps the shares of sites whose instances are few and ingresses many.
 const weightScale = 100
 
-// peers of a port: those of each site share its instances.
+// peers of a port: those of each site share its part.
 func (r *Router) peers(t target) []tunnel.Peer {
 	if t.remote.EgressOnly {
 		return r.gateways(t.remote.Egresses, tunnel.RoleEgress, r.site(), 1)
@@ -268,8 +268,8 @@ func (r *Router) peers(t target) []tunnel.Peer {
 
 func (r *Router) ingresses(t target) []tunnel.Peer {
 	var out []tunnel.Peer
-	for _, s := range t.remote.Offering(t.port.Number) {
-		out = append(out, r.gateways(s.Ingresses, tunnel.RoleIngress, s.Name, s.Instances)...)
+	for _, s := range t.remote.Leaving(t.port) {
+		out = append(out, r.gateways(s.Ingresses, tunnel.RoleIngress, s.Name, s.Weight)...)
 	}
 	return out
 }
@@ -281,9 +281,9 @@ func (r *Router) site() string {
 	return r.cfg.Site()
 }
 
-// gateways of a site share its instances. Those that names and addresses lead to alike
+// gateways of a site share its weight. Those that names and addresses lead to alike
 // count once.
-func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, instances uint32) []tunnel.Peer {
+func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, weight uint32) []tunnel.Peer {
 	var out []tunnel.Peer
 	for _, g := range all {
 		for _, addr := range r.hosts.addresses(g.Host) {
@@ -294,7 +294,7 @@ func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, in
 		}
 	}
 	for i := range out {
-		out[i].Weight = uint32(max(uint64(instances)*weightScale/uint64(len(out)), 1))
+		out[i].Weight = uint32(max(uint64(weight)*weightScale/uint64(len(out)), 1))
 	}
 	return out
 }

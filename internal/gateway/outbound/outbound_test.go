@@ -127,6 +127,18 @@ func TestRoute(t *testing.T) {
 		t.Errorf("%+v", route)
 	}
 
+	planned := remote().WithSplits(func(string) *sites.Split { return &sites.Split{Here: 9, Sites: map[string]uint32{"b": 4}} })
+	r.Apply(update(planned))
+	if route, err = r.Route(t.Context(), client, virtual); err != nil {
+		t.Fatal(err)
+	}
+	want = map[string]uint32{"b 10.2.0.1:10001": 200, "b 10.2.0.2:10001": 200, "c 10.3.0.1:443": 1}
+	for _, p := range route.Peers {
+		if at := p.Site + " " + p.Address.String(); p.Weight != want[at] || len(route.Peers) != len(want) {
+			t.Errorf("by the plan %s has weight %d, want %d", at, p.Weight, want[at])
+		}
+	}
+
 	only := remote()
 	only.EgressOnly, only.Egresses = true, []sites.Gateway{{Name: "e", Host: "10.1.0.9", Port: 10002}}
 	r.Apply(update(only))

@@ -41,6 +41,18 @@ func TestWithElsewhere(t *testing.T) {
 		"all sites": {ready, &proxy.Elsewhere{Instances: some, Spread: true}, proxy.Choice{
 			Why: proxy.AllSites, Cluster: []proxy.Target{target(own, 1), target(tunnel, 12), target(other, 3)},
 		}},
+		// A quarter leaves; the weights of the endpoints are multiplied by 256.
+		"a plan": {ready, &proxy.Elsewhere{Instances: some, Splits: map[string]proxy.Split{"http": {Here: 3, Away: 1}}}, proxy.Choice{
+			Why: proxy.PlannedSites, Cluster: []proxy.Target{target(own, 256), target(tunnel, 341), target(other, 768)},
+		}},
+		"a plan that keeps nothing": {ready, &proxy.Elsewhere{Instances: some, Splits: map[string]proxy.Split{"http": {Away: 1}}}, proxy.Choice{
+			Why: proxy.PlannedSites, Cluster: []proxy.Target{target(tunnel, 1)}, Fallback: ready.Cluster,
+		}},
+		"a plan, but none here": {
+			proxy.Choice{Why: proxy.NoEndpoint, NoCluster: proxy.Reject},
+			&proxy.Elsewhere{Instances: some, Splits: map[string]proxy.Split{"http": {Here: 3, Away: 1}}},
+			proxy.Choice{Why: proxy.OtherSites, Cluster: []proxy.Target{target(tunnel, 1)}},
+		},
 	} {
 		s := &proxy.PortState{Port: proxy.Port{Name: "http", Protocol: proxy.TCP}, IPv4: tc.before}
 		got := choose.WithElsewhere(s, tc.elsewhere, []netip.AddrPort{tunnel})

@@ -364,6 +364,8 @@ func TestInvalidOnCreate(t *testing.T) {
 		// ZoneCosts
 		{"ZoneCosts", `{spec: {region: -1}}`, "spec.region: Invalid value: must be from 0 to 1000000000"},
 		{"ZoneCosts", `{spec: {region: 20}}`, "spec.region: Invalid value: must not be above the cost of `world`"},
+		{"ZoneCosts", `{spec: {site: -1}}`, "spec.site: Invalid value: must be from 0 to 1000000000"},
+		{"ZoneCosts", `{spec: {world: 20, site: 10}}`, "spec.world: Invalid value: must not be above the cost of `site`"},
 		{"ZoneCosts", `{spec: {world: 2e9}}`, "spec.world: Invalid value: must be from 0 to 1000000000"},
 		{"ZoneCosts", `{spec: {pairs: [{from: a, to: b, cost: -1}]}}`, "spec.pairs[0].cost: Invalid value: must be from 0 to 1000000000"},
 		{"ZoneCosts", `{spec: {pairs: [{to: b, cost: 1}]}}`, "spec.pairs[0].from: Required value: must name a zone"},

@@ -19,6 +19,7 @@ import (
 const (
 	defaultRegionCost = 1
 	defaultWorldCost  = 10
+	defaultSiteCost   = 100
 	maxZoneCost       = 1e9
 	// maxZonePairs: a full matrix of 64 zones, which is as many as hints can name.
 	maxZonePairs = 64 * 64
@@ -43,11 +44,12 @@ var ZoneCosts = &resource.Descriptor{
 		nameColumn(),
 		column("Region", "The cost between two zones of one region."),
 		column("World", "The cost between zones of different regions."),
+		column("Site", "The cost from a zone to another site."),
 		column("Pairs", "The number of pairs of zones with costs of their own."),
 		ageColumn(),
 	},
 	Cells: of(func(c *mesh.ZoneCosts) []any {
-		return []any{c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), len(c.Spec.Pairs), age(c)}
+		return []any{c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), costCell(c.Spec.Site), len(c.Spec.Pairs), age(c)}
 	}),
 }
 
@@ -64,6 +66,9 @@ func defaultZoneCosts(c *mesh.ZoneCosts) {
 	}
 	if c.Spec.World == nil {
 		c.Spec.World = new(max(float64(defaultWorldCost), *c.Spec.Region))
+	}
+	if c.Spec.Site == nil {
+		c.Spec.Site = new(min(max(float64(defaultSiteCost), *c.Spec.World), maxZoneCost))
 	}
 }
 
@@ -82,6 +87,12 @@ func validateZoneCosts(c, old *mesh.ZoneCosts) field.ErrorList {
 	}
 	if c.Spec.Region != nil && c.Spec.World != nil && *c.Spec.Region > *c.Spec.World {
 		errs = append(errs, field.Invalid(path.Child("region"), *c.Spec.Region, "must not be above the cost of `world`"))
+	}
+	if c.Spec.Site != nil {
+		errs = append(errs, checkCost(path.Child("site"), *c.Spec.Site)...)
+	}
+	if len(errs) == 0 && c.Spec.World != nil && c.Spec.Site != nil && *c.Spec.World > *c.Spec.Site {
+		errs = append(errs, field.Invalid(path.Child("world"), *c.Spec.World, "must not be above the cost of `site`"))
 	}
 	return append(errs, checkCostPairs(path.Child("pairs"), c.Spec.Pairs)...)
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcsv1beta1 "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -69,6 +70,21 @@ func Descriptors() []*resource.Descriptor {
 			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("TopologyHeuristic"), Resource: "topologyheuristics",
 			New:     func() resource.Object { return &meshv1alpha1.TopologyHeuristic{} },
 			NewList: func() runtime.Object { return &meshv1alpha1.TopologyHeuristicList{} },
+		},
+		{
+			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("Mesh"), Resource: "meshes", Status: true,
+			New:     func() resource.Object { return &meshv1alpha1.Mesh{} },
+			NewList: func() runtime.Object { return &meshv1alpha1.MeshList{} },
+		},
+		{
+			GVK: meshv1alpha1.SchemeGroupVersion.WithKind("ZoneIngress"), Resource: "zoneingresses",
+			New:     func() resource.Object { return &meshv1alpha1.ZoneIngress{} },
+			NewList: func() runtime.Object { return &meshv1alpha1.ZoneIngressList{} },
+		},
+		{
+			GVK: mcsv1beta1.SchemeGroupVersion.WithKind("ServiceExport"), Resource: "serviceexports", Namespaced: true, Status: true,
+			New:     func() resource.Object { return &mcsv1beta1.ServiceExport{} },
+			NewList: func() runtime.Object { return &mcsv1beta1.ServiceExportList{} },
 		},
 		{
 			GVK: plannerv1alpha1.SchemeGroupVersion.WithKind("TrafficPlan"), Resource: "trafficplans", Namespaced: true,

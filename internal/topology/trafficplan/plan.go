@@ -11,6 +11,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 // maxWeight of an endpoint in a view. Shares are carried to within 1/8192 of the
@@ -189,6 +190,46 @@ func (g *group) byAddress(from int, slice *discoveryv1.EndpointSlice) []uint32 {
 		}
 	}
 	return weights
+}
+
+// splitUnit is what the shares of a Split are parts of.
+const splitUnit = 1 << 16
+
+// Split is how the connections of a zone to a port are divided between this site and others;
+// nil: the plan does not say, or all stay. Zones without endpoints are left out, as in
+// Weights. Where the families of the port have different plans, that of IPv4 holds.
+func (p *Plan) Split(zone locality.Zone, port string) *sites.Split {
+	if p == nil {
+		return nil
+	}
+	for i := range p.groups {
+		if g := &p.groups[i]; g.plan.Endpoints == nil && slices.Contains(g.plan.Ports, port) {
+			if from, ok := zoneIndex(g.plan, zone); ok {
+				return g.split(from)
+			}
+		}
+	}
+	return nil
+}
+
+func (g *group) split(from int) *sites.Split {
+	s := &sites.Split{}
+	here := 0.0
+	for _, share := range g.plan.Zones[from].To {
+		if site, ok := plannerv1alpha1.SiteOf(share.Zone); ok {
+			if s.Sites == nil {
+				s.Sites = map[string]uint32{}
+			}
+			s.Sites[site] = uint32(max(1, math.Round(share.Share*splitUnit)))
+		} else if to, ok := zoneIndex(g.plan, locality.Zone(share.Zone)); ok && g.endpoints[to] > 0 {
+			here += share.Share
+		}
+	}
+	if s.Sites == nil {
+		return nil
+	}
+	s.Here = uint32(math.Round(here * splitUnit))
+	return s
 }
 
 // Proportions are weights as views carry them: small whole numbers, exact if they are

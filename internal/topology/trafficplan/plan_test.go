@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 var webKey = resource.Key{Namespace: "shop", Name: "web"}
@@ -124,6 +125,30 @@ func TestSharesAreDividedAmongTheEndpointsOfNow(t *testing.T) {
 		if got := of.Weights(locality.Zone(c.from), other); got != nil {
 			t.Errorf("%s: a port that the plan does not have: %v", c.what, got)
 		}
+	}
+}
+
+// TestSplit: what a plan gives other sites, beside what zones with endpoints keep.
+func TestSplit(t *testing.T) {
+	away := shares(zone("a", "a .5 b .25 site:east .25"), zone("b", "b 1"), zone("c", "site:east .5 site:north .5"), zone("site:east", "site:east 1"))
+	for _, c := range []struct {
+		what, from, port, endpoints string
+		want                        *sites.Split
+	}{
+		{"as planned", "a", "http", "ab", &sites.Split{Here: 3 << 14, Sites: map[string]uint32{"east": 1 << 14}}},
+		{"a zone without endpoints", "a", "http", "b", &sites.Split{Here: 1 << 14, Sites: map[string]uint32{"east": 1 << 14}}},
+		{"none here", "c", "http", "ab", &sites.Split{Sites: map[string]uint32{"east": 1 << 15, "north": 1 << 15}}},
+		{"all stay", "b", "http", "ab", nil},
+		{"a zone that the plan does not know", "d", "http", "ab", nil},
+		{"another port", "a", "admin", "ab", nil},
+	} {
+		of := Of(snapshot(t, plan(away), slice("x", "http", c.endpoints)), webKey)
+		if diff := cmp.Diff(c.want, of.Split(locality.Zone(c.from), c.port)); diff != "" {
+			t.Errorf("%s: %s", c.what, diff)
+		}
+	}
+	if got := (*Plan)(nil).Split("a", "http"); got != nil {
+		t.Errorf("no plan: %v", got)
 	}
 }
 

@@ -8,11 +8,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 // Table holds the plans of all Services together with their endpoints, as of one
 // snapshot after another. The zero value is empty. Apply is for one goroutine at a time;
-// Weights is safe for concurrent use with it.
+// Weights and Split are safe for concurrent use with it.
 type Table struct {
 	mu    sync.RWMutex
 	plans map[resource.Key]*Plan
@@ -65,6 +66,14 @@ func (t *Table) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []
 	p := t.plans[ServiceOf(slice)]
 	t.mu.RUnlock()
 	return p.Weights(zone, slice)
+}
+
+// Split is that of the Plan of a Service.
+func (t *Table) Split(zone locality.Zone, service resource.Key, port string) *sites.Split {
+	t.mu.RLock()
+	p := t.plans[service]
+	t.mu.RUnlock()
+	return p.Split(zone, port)
 }
 
 // ServiceOf a slice, by its label.

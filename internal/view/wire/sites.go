@@ -3,6 +3,9 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -19,7 +22,9 @@ func EncodeRemote(r *sites.Remote) ([]byte, error) {
 		Egresses: encodeGateways(r.Egresses), External: encodeExternal(r.External),
 	}
 	for _, p := range r.Ports {
-		m.Ports = append(m.Ports, &nodev1.RemotePort{Name: p.Name, Port: uint32(p.Number), Sni: p.SNI, Target: uint32(p.Target)})
+		m.Ports = append(m.Ports, &nodev1.RemotePort{
+			Name: p.Name, Port: uint32(p.Number), Sni: p.SNI, Target: uint32(p.Target), Split: encodeSplit(p.Split),
+		})
 	}
 	for _, s := range r.Sites {
 		site := &nodev1.RemoteSite{Site: s.Name, Instances: s.Instances, Ingresses: encodeGateways(s.Ingresses)}
@@ -33,6 +38,36 @@ func EncodeRemote(r *sites.Remote) ([]byte, error) {
 		return nil, fmt.Errorf("marshal other sites of service %s: %w", r.Service, err)
 	}
 	return b, nil
+}
+
+func encodeSplit(s *sites.Split) *nodev1.Split {
+	if s == nil {
+		return nil
+	}
+	m := &nodev1.Split{Here: s.Here}
+	for _, site := range slices.Sorted(maps.Keys(s.Sites)) {
+		m.Sites = append(m.Sites, &nodev1.SitePart{Site: site, Part: s.Sites[site]})
+	}
+	return m
+}
+
+func decodeSplit(m *nodev1.Split) (*sites.Split, error) {
+	if m == nil {
+		return nil, nil
+	}
+	s := &sites.Split{Here: m.GetHere(), Sites: make(map[string]uint32, len(m.GetSites()))}
+	sum := uint64(s.Here)
+	for _, p := range m.GetSites() {
+		if p.GetSite() == "" || p.GetPart() == 0 || s.Sites[p.GetSite()] != 0 {
+			return nil, fmt.Errorf("the part %d of site %q is 0, or it is there twice", p.GetPart(), p.GetSite())
+		}
+		s.Sites[p.GetSite()] = p.GetPart()
+		sum += uint64(p.GetPart())
+	}
+	if sum == 0 || sum > math.MaxUint32 {
+		return nil, fmt.Errorf("the parts sum to %d", sum)
+	}
+	return s, nil
 }
 
 func encodeGateways(in []sites.Gateway) []*nodev1.Gateway {
@@ -87,7 +122,11 @@ func DecodeRemote(name string, body []byte) (*sites.Remote, error) {
 		if err != nil {
 			return nil, fmt.Errorf("target of port %q: %w", p.GetName(), err)
 		}
-		r.Ports = append(r.Ports, sites.RemotePort{Name: p.GetName(), Number: number, SNI: p.GetSni(), Target: target})
+		split, err := decodeSplit(p.GetSplit())
+		if err != nil {
+			return nil, fmt.Errorf("split of port %q: %w", p.GetName(), err)
+		}
+		r.Ports = append(r.Ports, sites.RemotePort{Name: p.GetName(), Number: number, SNI: p.GetSni(), Target: target, Split: split})
 	}
 	var err error
 	if r.External, err = decodeExternal(m.GetExternal()); err != nil {

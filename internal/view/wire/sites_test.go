@@ -14,7 +14,9 @@ const serverName = "e0b0d4b8780dd5bf.8080.web.shop.default.proxima"
 var (
 	remote = &sites.Remote{
 		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Mesh: "default", Spread: true, EgressOnly: true,
-		Ports: []sites.RemotePort{{Name: "http", Number: 80, SNI: serverName, Target: 443}},
+		Ports: []sites.RemotePort{{
+			Name: "http", Number: 80, SNI: serverName, Target: 443, Split: &sites.Split{Here: 3, Sites: map[string]uint32{"b": 1, "c": 2}},
+		}},
 		Sites: []sites.Site{{Name: "b", Instances: 3, Ports: []uint16{80},
 			Ingresses: []sites.Gateway{{Name: "i", Host: "b.example", Port: 443}}}},
 		Egresses: []sites.Gateway{{Name: "e", Host: "10.0.0.1", Port: 10002}}, External: outside,
@@ -58,8 +60,14 @@ func TestInvalidSitesAreRefused(t *testing.T) {
 		"site":        func(r *sites.Remote) { r.Sites = []sites.Site{{}} },
 		"host":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Port: 1}} },
 		"port":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Host: "h"}} },
-		"place":       func(r *sites.Remote) { r.External = &sites.External{Places: []sites.Place{{Port: 1}}} },
-		"Service":     func(r *sites.Remote) { r.Service.Name = "other" },
+		"split": func(r *sites.Remote) {
+			r.Ports = []sites.RemotePort{{Number: 80, SNI: serverName, Split: &sites.Split{}}}
+		},
+		"part": func(r *sites.Remote) {
+			r.Ports = []sites.RemotePort{{Number: 80, SNI: serverName, Split: &sites.Split{Sites: map[string]uint32{"b": 0, "c": 1}}}}
+		},
+		"place":   func(r *sites.Remote) { r.External = &sites.External{Places: []sites.Place{{Port: 1}}} },
+		"Service": func(r *sites.Remote) { r.Service.Name = "other" },
 	} {
 		r := *remote
 		edit(&r)
