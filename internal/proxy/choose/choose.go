@@ -181,8 +181,11 @@ func cluster(c *proxy.Choice, all []Endpoint, node Node) {
 		trusted, suspect = partition(all, node)
 	}
 	t := topology(trusted, node)
-	anyReady := slices.ContainsFunc(trusted, func(e Endpoint) bool { return e.Ready })
-	anyDraining := slices.ContainsFunc(trusted, func(e Endpoint) bool { return draining(&e) })
+	anyReady, anyDraining := false, false
+	for i := range trusted {
+		anyReady = anyReady || trusted[i].Ready
+		anyDraining = anyDraining || draining(&trusted[i])
+	}
 	switch {
 	case anyReady: // topology never hides the last ready endpoint
 		c.Why = [...]proxy.Rule{ignored: proxy.AllReady, byZone: proxy.ZoneHints, byNode: proxy.NodeHints}[t]
@@ -300,17 +303,42 @@ func aggregate(all []Endpoint, node Node) []Endpoint {
 			all[i].Addr = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 		}
 	}
-	all = slices.DeleteFunc(all, func(e Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
-	order := func(a, b Endpoint) int {
+	all = remove(all, func(e *Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
+	order := func(a, b *Endpoint) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c
 		}
-		return better(&a, &b, node)
+		return better(a, b, node)
 	}
-	if !slices.IsSortedFunc(all, order) {
-		slices.SortFunc(all, order)
+	for i := 1; i < len(all); i++ {
+		if order(&all[i-1], &all[i]) > 0 {
+			slices.SortFunc(all, func(a, b Endpoint) int { return order(&a, &b) })
+			break
+		}
 	}
-	return slices.CompactFunc(all, func(a, b Endpoint) bool { return a.Addr == b.Addr })
+	var last netip.AddrPort
+	return remove(all, func(e *Endpoint) bool {
+		twice := e.Addr == last
+		last = e.Addr
+		return twice
+	})
+}
+
+// remove the endpoints that drop says. It reuses all; an Endpoint is large, so none is
+// copied while nothing is removed.
+func remove(all []Endpoint, drop func(*Endpoint) bool) []Endpoint {
+	n := 0
+	for i := range all {
+		if drop(&all[i]) {
+			continue
+		}
+		if n != i {
+			all[n] = all[i]
+		}
+		n++
+	}
+	clear(all[n:])
+	return all[:n]
 }
 
 // better orders duplicates, the one to keep first. Non-terminating wins; the

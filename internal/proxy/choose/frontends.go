@@ -94,8 +94,8 @@ func usable(all []Endpoint, protocol proxy.Protocol, node Node) []Endpoint {
 		node.Frontends.mu.RLock()
 		defer node.Frontends.mu.RUnlock()
 	}
-	return slices.DeleteFunc(all, func(e Endpoint) bool {
-		if onOtherMachine(&e, node) {
+	return remove(all, func(e *Endpoint) bool {
+		if onOtherMachine(e, node) {
 			return true
 		}
 		if node.Frontends == nil {
