@@ -1,8 +1,8 @@
 // Command federation measures how long a change takes to reach its users in the same zone
-// and in another one: global, two zones with a control plane, an ingress and a node each, as
+// and in another one: global, zones with a control plane, an ingress and a node each, as
 // processes in network namespaces of one machine (package lab). It needs root and Linux.
 //
-//	go run ./bench/federation [-smoke] [-rounds 100] [-services 0] [-mode auto] [-delay 0] [-binary bin/proxima]
+//	go run ./bench/federation [-smoke] [-rounds 100] [-zones 2] [-services 0] [-mode auto] [-delay 0] [-binary bin/proxima]
 //
 // -services creates so many exported Services in the first zone before it measures. Each
 // -delay is that of every path between zones and global, in each direction: with it the goal of
@@ -29,6 +29,7 @@ import (
 // plan is how much is measured.
 type plan struct {
 	rounds, services int
+	zones            int
 	mode, binary     string
 	delay            time.Duration
 }
@@ -37,6 +38,7 @@ func main() {
 	p := plan{}
 	smoke := flag.Bool("smoke", false, "only show that it works")
 	flag.IntVar(&p.rounds, "rounds", 100, "rounds of each measurement")
+	flag.IntVar(&p.zones, "zones", 2, "zones, from 2; changes are measured between the first two")
 	flag.IntVar(&p.services, "services", 0, "exported Services that are there besides those that are measured")
 	flag.StringVar(&p.mode, "mode", "auto", "mode of the agents")
 	flag.DurationVar(&p.delay, "delay", 0, "delay in each direction between zones and global")
@@ -44,6 +46,10 @@ func main() {
 	flag.Parse()
 	if *smoke {
 		p.rounds = 2
+	}
+	if p.zones < 2 {
+		fmt.Fprintln(os.Stderr, "federation: -zones must be 2 or more")
+		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -66,7 +72,7 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 		return err
 	}
 	l, err := lab.Start(ctx, lab.Spec{
-		Name: fmt.Sprintf("b%d", os.Getpid()%10_000_000), Zones: 2, Nodes: 1, Mode: p.mode, Global: true, Executable: binary, Temporary: true,
+		Name: fmt.Sprintf("b%d", os.Getpid()%10_000_000), Zones: p.zones, Nodes: 1, Mode: p.mode, Global: true, Executable: binary, Temporary: true,
 	})
 	if err != nil {
 		return err
@@ -88,7 +94,7 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 		return err
 	}
 	defer w.close()
-	fmt.Fprintf(out, "2 zones of 1 node, mode %s, %d rounds, %d other exported Services; times in ms\n", p.mode, p.rounds, p.services)
+	fmt.Fprintf(out, "%d zones of 1 node, mode %s, %d rounds, %d other exported Services; times in ms\n", p.zones, p.mode, p.rounds, p.services)
 	if p.delay > 0 {
 		fmt.Fprintf(out, "a delay of %s in each direction: between zones p50 ≤ %.0f (1.5 round trips and 15 ms)\n",
 			p.delay, 3*float64(p.delay)/float64(time.Millisecond)+15)
