@@ -26,7 +26,7 @@ import (
 // key of an authority.
 func federated() []local.Kind {
 	return []local.Kind{
-		policy(kind.Mesh),
+		meshes(),
 		policy(kind.ZoneCosts),
 		policy(kind.TopologyHeuristic),
 		policy(kind.ExternalService),
@@ -55,6 +55,13 @@ func typed(k local.Kind) local.Kind {
 func policy(d *resource.Descriptor) local.Kind {
 	k := typed(local.Kind{Descriptor: d, OwnStatus: true})
 	k.Type.KeepName = true
+	return k
+}
+
+// meshes are policies, of which every control plane that stands alone makes the default one.
+func meshes() local.Kind {
+	k := policy(kind.Mesh)
+	k.Untouched = of(kind.UntouchedMesh)
 	return k
 }
 

@@ -463,3 +463,28 @@ func TestZoneWithoutGlobal(t *testing.T) {
 		t.Errorf("state without global: %+v, %v", state, err)
 	}
 }
+
+// TestStandaloneBecomesZone: a control plane that stood alone goes on as that of a zone, with
+// its objects. The default mesh that it made then is global's.
+func TestStandaloneBecomesZone(t *testing.T) {
+	kept := memory.New(memory.Options{})
+	alone := startPlane(t, planeConfig(t, RoleStandalone), kept)
+	alone.create(kind.Dataplane, workloadAt("web", "10.1.0.1"))
+	alone.stop()
+
+	s := &sites{t: t, globalStore: memory.New(memory.Options{})}
+	s.global = startPlane(t, planeConfig(t, RoleGlobal), s.globalStore)
+	s.global.cfg.APIAddress = s.global.global.api.address.String()
+	s.global.create(kind.Zone, &meshv1alpha1.Zone{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	cfg := s.zoneConfig("a", "a")
+	cfg.DataDir = alone.cfg.DataDir
+	a := startPlane(t, cfg, kept)
+	until(t, "the default mesh is that of global", func() bool {
+		obj := a.displayed(kind.Mesh)["default"]
+		return obj != nil && obj.GetLabels()[meshv1alpha1.LabelOrigin] == meshv1alpha1.OriginGlobal
+	})
+	until(t, "global lists the workload", func() bool { return s.global.has(kind.Dataplane, "web") })
+	if !a.has(kind.Dataplane, "web") {
+		t.Error("the workload is gone")
+	}
+}

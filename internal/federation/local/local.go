@@ -32,6 +32,9 @@ type Kind struct {
 	Zones func(resource.Object) []string
 	// Local selects objects that do not travel; nil: none.
 	Local func(resource.Object) bool
+	// Untouched selects objects of this control plane that a copy of the same name replaces:
+	// what every control plane makes by itself, as long as nobody has changed it; nil: none.
+	Untouched func(resource.Object) bool
 	// OwnStatus: the status is what each control plane observes itself. It does not
 	// travel, and that of a copy is not touched.
 	OwnStatus bool

@@ -58,7 +58,10 @@ func (d descriptors) kinds(t testing.TB) []Kind {
 		return k
 	}
 	return []Kind{
-		of(d.mesh, func(k *Kind) { k.Type.KeepName = true }),
+		of(d.mesh, func(k *Kind) {
+			k.Type.KeepName = true
+			k.Untouched = func(o resource.Object) bool { return kind.UntouchedMesh(o.(*meshv1alpha1.Mesh)) }
+		}),
 		of(d.costs, func(*Kind) {}),
 		of(d.ingress, func(k *Kind) { k.Type.Transient = true }),
 		of(d.dataplane, func(k *Kind) {
@@ -579,6 +582,45 @@ func TestStaleWriter(t *testing.T) {
 	}
 	if got := s.names(s.kinds.mesh); len(got) != 1 || got[0] != "m" {
 		t.Error(got)
+	}
+}
+
+// TestDefaultMesh: the default mesh that a control plane made while it stood alone gives way
+// to that of global; one that was changed stays, until it is deleted.
+func TestDefaultMesh(t *testing.T) {
+	through := false
+	changed := newMesh("default")
+	changed.Spec.Networking = &meshv1alpha1.MeshNetworking{Outbound: &meshv1alpha1.MeshOutbound{Passthrough: &through}}
+	labelled := newMesh("default")
+	labelled.Labels = map[string]string{federation.LabelOrigin: federation.OriginZone}
+	for name, test := range map[string]struct {
+		own   *meshv1alpha1.Mesh
+		stays bool
+	}{"untouched": {newMesh("default"), false}, "changed": {changed, true}, "of the zone alone": {labelled, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, _ := newWorld(t, 2)
+				own := w.east.create(w.east.kinds.mesh, test.own)
+				w.global.create(w.global.kinds.mesh, newMesh("default"))
+				w.global.create(w.global.kinds.mesh, newMesh("shop"))
+				time.Sleep(time.Second)
+				if test.stays {
+					w.east.want(w.east.kinds.mesh, "default", "shop of global")
+					waiting := w.inlets["east east"].Status()[0].Waiting
+					if len(waiting) != 1 || !strings.Contains(waiting[0].Reason, `zone east has a mesh default of its own`) ||
+						!strings.Contains(waiting[0].Reason, `"proxima delete mesh default" in the zone`) {
+						t.Errorf("status: %+v", waiting)
+					}
+					w.east.delete(w.east.kinds.mesh, "", "default")
+					time.Sleep(time.Second)
+				}
+				w.east.want(w.east.kinds.mesh, "default of global", "shop of global")
+				now, err := w.east.client.Get(context.Background(), w.east.kinds.mesh, resource.Key{Name: "default"})
+				if err != nil || (now.GetUID() == own.GetUID()) == test.stays {
+					t.Errorf("%+v, %v: an untouched one is written over, not deleted", now, err)
+				}
+			})
+		})
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 var errStale = errors.New("a copy was changed by another writer")
 
 // errTaken: the name of a copy is that of an object of this control plane.
-var errTaken = errors.New("an object of this control plane has the name")
+var errTaken = errors.New("the name is taken")
 
 // apply writes a transaction object by object, along the one write path. It may be
 // repeated: what is done already is not done again.
@@ -67,7 +67,7 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 		_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
 		return err
 	}
-	if err := i.mayReplace(put, existing); err != nil {
+	if err := i.mayReplace(k, put, existing); err != nil {
 		return err
 	}
 	meta, err := metaOf(obj)
@@ -106,18 +106,35 @@ func (i *Inlet) present(ctx context.Context, k Kind, key federation.Key) (resour
 // carriesStatus reports whether a copy has the status of the original.
 func (k Kind) carriesStatus() bool { return k.Descriptor.Status && !k.OwnStatus }
 
-// mayReplace verifies that an object is the copy that the receiver takes it for.
-func (i *Inlet) mayReplace(put federation.Put, existing resource.Object) error {
+// mayReplace verifies that an object is the copy that the receiver takes it for, or one that
+// a copy may replace.
+func (i *Inlet) mayReplace(k Kind, put federation.Put, existing resource.Object) error {
 	c, ok := i.copyOf(existing)
 	switch {
+	case !ok && k.Untouched != nil && k.Untouched(existing):
+		return nil
 	case !ok || c.Owner != put.Owner:
-		return errTaken
+		return i.taken(k, put)
 	case c.Resource != put.Resource:
 		return fmt.Errorf("%w: %v is the copy of %s", errStale, put.Key, c.Resource)
 	case c.Version != put.Before && c.Version != put.Version:
 		return fmt.Errorf("%w: %v has version %s, not %s", errStale, put.Key, c.Version, put.Before)
 	}
 	return nil
+}
+
+// taken says how the name of a copy becomes free.
+func (i *Inlet) taken(k Kind, put federation.Put) error {
+	name := k.Descriptor.Singular + " " + put.Key.Name
+	if put.Key.Namespace != "" {
+		name += " -n " + put.Key.Namespace
+	}
+	if i.config.Side == federation.AtGlobal {
+		return fmt.Errorf("%w: global has a %s that is not of zone %s", errTaken, name, i.config.Zone)
+	}
+	command := "proxima delete " + name
+	return fmt.Errorf("%w: zone %s has a %s of its own, and keeps it: write at global what matters of it, then run %q in the zone; "+
+		"that of global takes its place", errTaken, i.config.Zone, name, command)
 }
 
 // delete removes a copy, if it is there and belongs to its owner. What refers to it as

@@ -62,6 +62,13 @@ func MeshOf(labels map[string]string) string {
 	return orElse(labels[mesh.LabelMesh], mesh.DefaultMesh)
 }
 
+// UntouchedMesh reports whether a Mesh is the default one as a control plane makes it at its
+// first start, with nothing set.
+func UntouchedMesh(m *mesh.Mesh) bool {
+	return m.Name == mesh.DefaultMesh && equality.Semantic.DeepEqual(m.Spec, mesh.MeshSpec{}) &&
+		len(m.Labels)+len(m.Annotations)+len(m.OwnerReferences)+len(m.Finalizers) == 0
+}
+
 // defaultMesh leaves lists alone: a client that applies its manifest again would
 // take what was filled in there for a change.
 func defaultMesh(m *mesh.Mesh) {
