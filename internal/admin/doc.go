@@ -29,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
+	"github.com/proxima-mesh/proxima/internal/version"
 )
 
 // Config of the handlers of a control plane. All fields are required, but for Federation and Instances,
@@ -48,6 +49,8 @@ type Config struct {
 	Demand  Demand
 	// Streams of agents that follow their view from this instance.
 	Streams Streams
+	// Refused are the agents whose versions are refused; nil: none.
+	Refused *version.Refusals
 	// Suspicion of machines, and Leases of nodes and workloads.
 	Suspicion Suspicion
 	Leases    Leases

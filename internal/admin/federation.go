@@ -54,6 +54,8 @@ type ZoneState struct {
 	Name    string                          `json:"name"`
 	Enabled bool                            `json:"enabled"`
 	Insight *meshv1alpha1.ZoneInsightStatus `json:"insight,omitempty"`
+	// Refused says why this instance refuses the zone's version; empty: it does not.
+	Refused string `json:"refused,omitempty"`
 }
 
 // ConfirmRequest names deletions that are held.

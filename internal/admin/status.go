@@ -59,6 +59,8 @@ type Status struct {
 	Audit audit.States `json:"audit"`
 	// Agents that follow their view right now.
 	Agents []AgentStatus `json:"agents"`
+	// Refused are agents whose versions are too far from that of this control plane.
+	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
 	Federation *FederationStatus `json:"federation,omitempty"`
 }
@@ -83,7 +85,9 @@ type SuspectNode struct {
 
 // AgentStatus is how an agent follows its view.
 type AgentStatus struct {
-	Node      string    `json:"node"`
+	Node string `json:"node"`
+	// Version of the agent; empty: older ones announce none.
+	Version   string    `json:"version,omitempty"`
 	Peer      string    `json:"peer"`
 	Since     time.Time `json:"since"`
 	BytesSent uint64    `json:"bytesSent"`
@@ -94,7 +98,7 @@ type AgentStatus struct {
 }
 
 func agentStatus(s stream.StreamStatus) AgentStatus {
-	out := AgentStatus{Node: s.Node, Peer: s.Peer, Since: s.Since, BytesSent: s.BytesSent}
+	out := AgentStatus{Node: s.Node, Version: s.Version, Peer: s.Peer, Since: s.Since, BytesSent: s.BytesSent}
 	for _, t := range s.Types {
 		out.Behind += t.Unsent + t.Unacked
 		if t.Rejected.Reason != "" {
@@ -146,6 +150,7 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	}
 	s.Unreachable = h.Suspicion.Unreachable()
 	s.Demand = h.Demand.Coverage()
+	s.Refused = h.Refused.List(time.Now())
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}

@@ -44,6 +44,8 @@ type global struct {
 	instance *instance
 	others   *instances
 	zones    *zones.Zones
+	// refused are zones whose versions are too far from this one's.
+	refused version.Refusals
 	// roots of meshes, by which zones sign.
 	roots *meshRoots
 	// client of the leader.
@@ -129,7 +131,7 @@ func (g *global) newZones() (err error) {
 	g.zones, err = zones.New(zones.Config{
 		Client: g.api.client, Kinds: federated(), Namespace: access.SystemNamespace, StoreEpoch: g.storage.store.Epoch(),
 		Instance: instanceName(g.api.address), Version: running, Timeout: g.cfg.ZoneTimeout, Caller: access.CallerZone,
-		CheckVersion: func(zone, theirs string) error { return version.CheckSkew(running, "zone "+zone, theirs) },
+		CheckVersion: func(zone, theirs string) error { return g.refused.Check(running, "zone", zone, theirs, time.Now()) },
 		Registerer:   g.storage.metrics, Logger: g.log.With("component", "federation"),
 	})
 	if err == nil {
@@ -240,6 +242,13 @@ func allowAtGlobal(k identity.Kind) error {
 // State implements admin.Federation.
 func (g *global) State(ctx context.Context) (*admin.FederationStatus, error) {
 	all, err := zoneStates(ctx, g.api.client)
+	for _, r := range g.refused.List(time.Now()) {
+		for i := range all {
+			if all[i].Name == r.Name {
+				all[i].Refused = r.Reason
+			}
+		}
+	}
 	return &admin.FederationStatus{Zones: all}, err
 }
 

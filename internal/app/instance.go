@@ -12,8 +12,10 @@ import (
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 	"k8s.io/utils/clock"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -27,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/version"
 	"github.com/proxima-mesh/proxima/internal/view"
 	viewwire "github.com/proxima-mesh/proxima/internal/view/wire"
 	"github.com/proxima-mesh/proxima/internal/witness"
@@ -43,6 +46,8 @@ type instance struct {
 	builder *view.Builder
 	weights *trafficplan.Table
 	views   *stream.Server
+	// refused are agents whose versions are too far from this one's.
+	refused version.Refusals
 	// monitor of the machines whose heartbeats come here.
 	monitor   *health.Monitor
 	heartbeat *witness.Server
@@ -62,7 +67,7 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 		World: demand.FromCatalog(i.catalog), Logger: log.With("component", "demand"), Registerer: s.metrics,
 	})
 	i.builder = view.NewBuilder(view.BuilderConfig{Site: cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split, Logger: log.With("component", "views")})
-	i.views = stream.NewServer(stream.ServerConfig{Admit: admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
+	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
 	i.newMonitor(s.metrics)
 	i.names = nodename.New(nodename.Config{
 		Client: a.client, Attempts: a.holders.Attempts, Logger: log.With("component", "node names"), Clock: clock.RealClock{},
@@ -118,13 +123,18 @@ func (i *instance) newMonitor(registerer prometheus.Registerer) {
 	}, i.monitor)
 }
 
-// admitOwnNode lets a node follow views in its own name only.
-func admitOwnNode(
+// admitOwnNode lets a node follow views in its own name only, if this version serves that of
+// its agent.
+func (i *instance) admitOwnNode(
 	next func(context.Context, *core.Node) (stream.Admission, error),
 ) func(context.Context, *core.Node) (stream.Admission, error) {
 	return func(ctx context.Context, n *core.Node) (stream.Admission, error) {
 		if err := access.RequireNode(ctx, n.GetId(), "follow the view"); err != nil {
 			return stream.Admission{}, err
+		}
+		err := i.refused.Check(version.Get().Version, "the agent of node", n.GetId(), n.GetUserAgentVersion(), time.Now())
+		if err != nil {
+			return stream.Admission{}, status.Error(codes.PermissionDenied, err.Error())
 		}
 		return next(ctx, n)
 	}

@@ -77,6 +77,8 @@ type NodeConfig struct {
 	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
 	// empty: off.
 	SpiffeSocket string
+	// version that is announced; empty: that of the program.
+	version string
 	// certificateSpread as in workload.Config.
 	certificateSpread time.Duration
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"net/netip"
 
 	"k8s.io/utils/clock"
@@ -14,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/version"
 	"github.com/proxima-mesh/proxima/internal/witness"
 	"github.com/proxima-mesh/proxima/internal/workload"
 )
@@ -22,7 +24,8 @@ import (
 // heartbeats, membership and the probes of workloads.
 func (a *agent) planeComponents() ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), StateFile: a.viewFile(),
+		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
+		StateFile: a.viewFile(),
 		Update: a.apply, Logger: a.log.With("component", "view"), Registerer: a.registry,
 	})
 	out := []component{

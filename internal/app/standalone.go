@@ -150,7 +150,7 @@ func (cp *standalone) handle() {
 	a.server.Handle(keyring.StatusPath+"/", secrets)
 	for path, handler := range admin.Handlers(admin.Config{
 		Role: string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
-		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views,
+		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
 		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.others.peers(s.ca), Logger: cp.log,
 	}) {

@@ -43,6 +43,8 @@ type nodeLine struct {
 	Ready string `json:"ready"`
 	// Suspect: it probably does not answer any more; its endpoints are used last.
 	Suspect bool `json:"suspect,omitempty"`
+	// Version of the agent, as it announced it.
+	Version string `json:"version,omitempty"`
 	// Following: the agent's stream is open.
 	Following bool `json:"following"`
 	// Behind counts changes that the agent has not confirmed.
@@ -152,7 +154,7 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 			if a.Node != n.Name {
 				continue
 			}
-			line.Following, line.Behind = true, a.Behind
+			line.Following, line.Behind, line.Version = true, a.Behind, a.Version
 		}
 		o.Nodes = append(o.Nodes, line)
 	}
@@ -267,13 +269,13 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "this machine\t%s\n", o.AgentError)
 	}
 	if len(o.Nodes) > 0 {
-		fmt.Fprintf(w, "\nNODE\tZONE\tREADY\tFOLLOWING\tBEHIND\n")
+		fmt.Fprintf(w, "\nNODE\tZONE\tREADY\tVERSION\tFOLLOWING\tBEHIND\n")
 		for _, n := range o.Nodes {
 			ready := n.Ready
 			if n.Suspect {
 				ready += ", suspect"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), ready, n.Following, n.Behind)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), ready, orNone(n.Version), n.Following, n.Behind)
 		}
 	}
 	if cp := o.ControlPlane; cp != nil {

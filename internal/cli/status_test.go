@@ -11,11 +11,13 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/version"
 )
 
 func TestStatusPrints(t *testing.T) {
 	cp := &admin.Status{Started: time.Now().Add(-time.Hour), Store: admin.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
-		Agents: []admin.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}}}
+		Agents: []admin.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}},
+		Refused: []version.Refusal{{Name: "c", Reason: "too new"}}}
 	cp.Version.Version = "v1"
 	cp.Demand = demand.Coverage{Nodes: 3, Reporting: 1, Silent: 2, Ports: 5, SilentNodes: []demand.AgentDemand{{Node: "b", Age: 2 * time.Minute}, {Node: "c", Age: time.Minute}}}
 	cp.Catalog.Objects = map[string]int{"services": 2, "nodes": 3}
@@ -23,7 +25,7 @@ func TestStatusPrints(t *testing.T) {
 	agent.Agent.Mode, agent.Agent.Node.Name, agent.Agent.Node.Zone = "userspace", "a", "zone-a"
 	agent.View.LastError = "connection refused"
 	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{
-		{Name: "a", Zone: "zone-a", Ready: "True", Following: true},
+		{Name: "a", Zone: "zone-a", Ready: "True", Version: "v1.2.0", Following: true},
 		{Name: "b", Ready: "False", Following: true, Behind: 3},
 	}}
 	o.findProblems()
@@ -37,12 +39,13 @@ catalog 2 services, 0 slices, 0 dataplanes, 0 pods, 3 nodes
 demand 1 of 3 nodes report, 5 service ports with traffic
 this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, not connected
 
-NODE ZONE READY FOLLOWING BEHIND
-a zone-a True true 0
-b <none> False true 3
+NODE ZONE READY VERSION FOLLOWING BEHIND
+a zone-a True v1.2.0 true 0
+b <none> False <none> true 3
 
 problems:
  - store: disk full: reads go on, writes are refused until it is mended
+ - the control plane refuses an agent, which goes on with its last state: too new
  - catalog: still reading the store; views follow when it has
  - node b refused a part of its view: slice web: no address: is its agent older than the control plane?
  - demand: 2 agents have stopped reporting, node b first, 2m ago; what is known of them is held: are they running? see their logs

@@ -1,8 +1,10 @@
 package version
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestCheckSkew(t *testing.T) {
@@ -24,5 +26,31 @@ func TestCheckSkew(t *testing.T) {
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("CheckSkew(%s, %s) = %v, want %q", test.server, test.client, err, test.want)
 		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	var r Refusals
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	names := func(now time.Time) (out []string) {
+		for _, one := range r.List(now) {
+			out = append(out, one.Name+" "+one.Version)
+		}
+		return out
+	}
+	for _, client := range []struct{ name, version string }{{"b", "v1.0.0"}, {"a", "v1.9.0"}, {"c", "v1.5.0"}} {
+		err := r.Check("v1.5.0", "node", client.name, client.version, now)
+		if (err == nil) != (client.name == "c") || err != nil && !strings.Contains(err.Error(), "node "+client.name+" has version "+client.version) {
+			t.Errorf("%s: %v", client.name, err)
+		}
+	}
+	if got := names(now); !slices.Equal(got, []string{"a v1.9.0", "b v1.0.0"}) {
+		t.Error(got)
+	}
+	if err := r.Check("v1.5.0", "node", "a", "v1.6.0", now); err != nil || len(names(now)) != 1 {
+		t.Errorf("after the upgrade of a: %v, %v", err, names(now))
+	}
+	if got := names(now.Add(refusalAge + 1)); len(got) != 0 {
+		t.Errorf("what tries no longer is listed: %v", got)
 	}
 }

@@ -82,6 +82,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar, service, method string) {
 type StreamStatus struct {
 	ID         uint64
 	Node, Peer string
+	// Version that the client announced; empty: none.
+	Version string
 	Since      time.Time
 	// Payload bytes, without the framing of gRPC.
 	BytesSent, BytesReceived, Responses uint64
@@ -113,6 +115,7 @@ type serverStream struct {
 	grpc   grpc.ServerStream
 	id     uint64
 	node   string
+	client string // version
 	peer   string
 	since  time.Time
 	scope  *delta.Scope
@@ -140,7 +143,7 @@ func (s *Server) serve(stream grpc.ServerStream) error {
 		return err
 	}
 	st := &serverStream{
-		server: s, grpc: stream, node: first.GetNode().GetId(), since: s.config.Now(),
+		server: s, grpc: stream, node: first.GetNode().GetId(), client: first.GetNode().GetUserAgentVersion(), since: s.config.Now(),
 		scope: admission.Scope, session: delta.NewSession(admission.Scope), asked: make(chan struct{}, 1),
 	}
 	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
@@ -280,7 +283,7 @@ func (st *serverStream) status() StreamStatus {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return StreamStatus{
-		ID: st.id, Node: st.node, Peer: st.peer, Since: st.since,
+		ID: st.id, Node: st.node, Version: st.client, Peer: st.peer, Since: st.since,
 		BytesSent: st.sent.Load(), BytesReceived: st.received.Load(), Responses: st.responses.Load(),
 		Types: st.session.Status(), RejectedAt: st.rejectedAt,
 	}

@@ -25,6 +25,9 @@ func MachineProblems(cp *admin.Status, probePort int, now time.Time) []string {
 			"or its lease runs out: is the machine on, and its agent not stopped?",
 			s.Node, duration.HumanDuration(max(now.Sub(s.Since), 0)), strings.Join(s.Witnesses, ", "))
 	}
+	for _, r := range cp.Refused {
+		add("the control plane refuses an agent, which goes on with its last state: %s", r.Reason)
+	}
 	if cp.Leases.Held {
 		add("leases: %s", cp.Leases.Reason)
 	}
@@ -64,6 +67,9 @@ func (x examiner) machines(status *admin.Status, now time.Time) Finding {
 	fix := fmt.Sprintf("open UDP port %d between the nodes, or the one that the agent names in its log", x.ProbePort)
 	if len(status.Suspects)+len(status.Leases.Expiries) > 0 {
 		fix = "switch the machine on, or start its agent; if it is gone for good: kubectl delete node NAME"
+	}
+	if len(status.Refused) > 0 {
+		fix = "upgrade in the order that the error names (docs/how-to/upgrade.md)"
 	}
 	f.fail(problem.MachinesGone, strings.Join(problems, "; "), fix)
 	return f

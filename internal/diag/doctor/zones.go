@@ -24,6 +24,9 @@ func ZoneProblems(f *admin.FederationStatus) []string {
 	}
 	out = append(out, syncProblems(f.Zone, f.Types)...)
 	for _, z := range f.Zones {
+		if z.Refused != "" {
+			out = append(out, "a zone is refused, and goes on with what it has: "+z.Refused)
+		}
 		if z.Insight == nil {
 			continue
 		}

@@ -31,6 +31,7 @@ func TestZoneProblems(t *testing.T) {
 		"held":             {&admin.FederationStatus{Zone: "a", Connected: true, Types: held}, `first /shop, /web: is it meant? then "proxima zone confirm a Mesh"`},
 		"a zone offline":   {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Subscriptions: gone}), "zone b is offline since 60m"},
 		"a zone disabled":  {zoneIs(false, &meshv1alpha1.ZoneInsightStatus{Subscriptions: gone}), ""},
+		"refused":          {refusedZone, "a zone is refused, and goes on with what it has: too old"},
 		"never connected":  {zoneIs(true, nil), ""},
 		"refused by us":    {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: refused}), "global refuses Service shop/web: too long"},
 		"held of one zone": {zoneIs(true, &meshv1alpha1.ZoneInsightStatus{Online: true, Types: held}), "proxima zone confirm b Mesh"},
@@ -41,6 +42,8 @@ func TestZoneProblems(t *testing.T) {
 		}
 	}
 }
+
+var refusedZone = &admin.FederationStatus{Zones: []admin.ZoneState{{Name: "b", Enabled: true, Refused: "too old"}}}
 
 func zoneIs(enabled bool, insight *meshv1alpha1.ZoneInsightStatus) *admin.FederationStatus {
 	return &admin.FederationStatus{Zones: []admin.ZoneState{{Name: "b", Enabled: enabled, Insight: insight}}}

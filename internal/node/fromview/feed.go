@@ -53,6 +53,8 @@ type FeedConfig struct {
 	// plane's Node object overrides.
 	Node string
 	Zone locality.Zone
+	// Version of the agent, which it announces; empty: none.
+	Version string
 	// StateFile keeps the last state; empty: it is not kept.
 	StateFile string
 	// Update is called with every change, one at a time. The first has Reset. A change
@@ -163,7 +165,10 @@ func (f *Feed) Run(ctx context.Context) error {
 	f.start()
 	client := stream.NewClient(stream.ClientConfig{
 		Conn: conn, Method: "/" + wire.GRPCService + "/" + wire.Method, Types: resourceTypes,
-		Node:     &core.Node{Id: f.config.Node, Locality: &core.Locality{Zone: string(f.config.Zone)}},
+		Node: &core.Node{
+			Id: f.config.Node, Locality: &core.Locality{Zone: string(f.config.Zone)},
+			UserAgentName: "proxima", UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: f.config.Version},
+		},
 		Follower: (*follower)(f), Log: f.config.Logger,
 	})
 	f.mu.Lock()
