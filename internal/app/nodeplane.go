@@ -26,7 +26,7 @@ func (a *agent) planeComponents() ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
 		StateFile: a.viewFile(),
-		Update: a.apply, Logger: a.log.With("component", "view"), Registerer: a.registry,
+		Update:    a.apply, Logger: a.log.With("component", "view"), Registerer: a.registry,
 	})
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},

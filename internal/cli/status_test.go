@@ -16,7 +16,7 @@ import (
 
 func TestStatusPrints(t *testing.T) {
 	cp := &admin.Status{Started: time.Now().Add(-time.Hour), Store: admin.StoreStatus{Name: "sqlite:", Revision: 7, Bytes: 4096, Problem: "disk full"},
-		Agents: []admin.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}},
+		Agents:  []admin.AgentStatus{{Node: "a"}, {Node: "b", Rejected: "slice web: no address"}},
 		Refused: []version.Refusal{{Name: "c", Reason: "too new"}}}
 	cp.Version.Version = "v1"
 	cp.Demand = demand.Coverage{Nodes: 3, Reporting: 1, Silent: 2, Ports: 5, SilentNodes: []demand.AgentDemand{{Node: "b", Age: 2 * time.Minute}, {Node: "c", Age: time.Minute}}}

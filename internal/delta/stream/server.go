@@ -84,7 +84,7 @@ type StreamStatus struct {
 	Node, Peer string
 	// Version that the client announced; empty: none.
 	Version string
-	Since      time.Time
+	Since   time.Time
 	// Payload bytes, without the framing of gRPC.
 	BytesSent, BytesReceived, Responses uint64
 	Types                               []delta.SubscriptionStatus

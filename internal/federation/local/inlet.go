@@ -151,9 +151,14 @@ func (i *Inlet) load(ctx context.Context) error {
 			return fmt.Errorf("list copies of %s: %w", k.Type.Name, err)
 		}
 		for _, obj := range objects {
-			if c, ok := i.copyOf(obj); ok {
-				s.Copies = append(s.Copies, c)
+			c, ok := i.copyOf(obj)
+			if !ok {
+				continue
 			}
+			if k.learnt(obj) { // the peer sends it again if it gets the versions
+				c.Version, s.Checkpoint.Position = "", ""
+			}
+			s.Copies = append(s.Copies, c)
 		}
 		states = append(states, s)
 	}

@@ -11,6 +11,7 @@ package local
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -133,6 +134,9 @@ func (k Kind) encode(obj resource.Object) (*federation.Object, error) {
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)
 	}
+	if err := withUnknown(obj, fields); err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", k.Type.Name, resource.KeyOf(obj), err)
+	}
 	for _, name := range []string{"metadata", "apiVersion", "kind"} {
 		delete(fields, name)
 	}
@@ -158,7 +162,7 @@ func annotations(obj resource.Object) map[string]string {
 	out := map[string]string{}
 	for name, value := range obj.GetAnnotations() {
 		switch name {
-		case federation.AnnotationSyncName, federation.AnnotationSyncVersion, "kubectl.kubernetes.io/last-applied-configuration":
+		case federation.AnnotationSyncName, federation.AnnotationSyncVersion, AnnotationUnknown, "kubectl.kubernetes.io/last-applied-configuration":
 		default:
 			out[name] = value
 		}
@@ -168,13 +172,18 @@ func annotations(obj resource.Object) map[string]string {
 
 // decode makes the object that a put creates.
 func (k Kind) decode(put federation.Put) (resource.Object, error) {
-	if _, err := payload.JSON(put.Object.Payload, payloadLimits); err != nil {
-		return nil, fmt.Errorf("decode payload: %w", err)
+	obj, fields, err := k.unmarshal(put.Object.Payload)
+	if err != nil {
+		return nil, err
 	}
-	obj := k.Descriptor.New()
-	if len(put.Object.Payload) > 0 {
-		if err := json.Unmarshal(put.Object.Payload, obj); err != nil {
-			return nil, fmt.Errorf("decode payload: %w", err)
+	notes := maps.Clone(put.Object.Annotations)
+	delete(notes, AnnotationUnknown) // the peer's
+	if len(fields) > 0 {
+		if notes == nil {
+			notes = map[string]string{}
+		}
+		if notes[AnnotationUnknown], err = (unknown{Fields: fields, Payload: put.Object.Payload}).encoded(); err != nil {
+			return nil, err
 		}
 	}
 	// Whatever metadata the payload has: these are all.
@@ -184,7 +193,7 @@ func (k Kind) decode(put federation.Put) (resource.Object, error) {
 	}
 	*meta = metav1.ObjectMeta{
 		Namespace: put.Key.Namespace, Name: put.Key.Name,
-		Labels: put.Object.Labels, Annotations: put.Object.Annotations,
+		Labels: put.Object.Labels, Annotations: notes,
 	}
 	if k.Stamp != nil && put.Owner.Zone != "" {
 		k.Stamp(obj, put.Owner.Zone)

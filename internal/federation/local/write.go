@@ -117,6 +117,7 @@ func (i *Inlet) mayReplace(k Kind, put federation.Put, existing resource.Object)
 		return i.taken(k, put)
 	case c.Resource != put.Resource:
 		return fmt.Errorf("%w: %v is the copy of %s", errStale, put.Key, c.Resource)
+	case put.Before == "" && k.learnt(existing): // it was loaded without a version
 	case c.Version != put.Before && c.Version != put.Version:
 		return fmt.Errorf("%w: %v has version %s, not %s", errStale, put.Key, c.Version, put.Before)
 	}
