@@ -13,7 +13,9 @@ import (
 
 // migrations make the tables, each from the version before. A file that was
 // released never changes. Instances of two neighbouring versions run side by
-// side for a while, so a migration must not break the program before it.
+// side for a while, and the older one may be started again, so a migration must not
+// break the program before it: it is additive for one release at least. Its first line
+// may be "-- needs: N": programs that know version N work with the tables after it.
 //
 //go:embed migrations/*.sql
 var migrations embed.FS
@@ -30,7 +32,9 @@ const (
 
 type migration struct {
 	version int
-	text    string
+	// needs is the version that a program must know to work with the tables after it.
+	needs int
+	text  string
 }
 
 // readMigrations returns them in order; NNNN_name.sql has version NNNN.
@@ -50,9 +54,28 @@ func readMigrations() ([]migration, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, migration{version, string(text)})
+		needs, err := needsOf(string(text), version)
+		if err != nil {
+			return nil, fmt.Errorf("migration %q: %w", e.Name(), err)
+		}
+		all = append(all, migration{version, needs, string(text)})
 	}
 	return all, nil
+}
+
+// needsOf reads the first line of a migration; without it only programs that know the
+// migration work with the tables.
+func needsOf(text string, version int) (int, error) {
+	line, _, _ := strings.Cut(text, "\n")
+	number, ok := strings.CutPrefix(line, "-- needs: ")
+	if !ok {
+		return version, nil
+	}
+	needs, err := strconv.Atoi(number)
+	if err != nil || needs < 1 || needs > version {
+		return 0, fmt.Errorf("%q: want a version from 1 to %d", line, version)
+	}
+	return needs, nil
 }
 
 // migrate brings the tables to the newest version, all in one transaction, so
@@ -63,10 +86,8 @@ func (t target) migrate(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	if version, err := schemaVersion(ctx, conn); err != nil || version == len(all) {
+	if done, err := migrated(ctx, conn, len(all)); err != nil || done {
 		return err
-	} else if version > len(all) {
-		return &SchemaError{Version: version, Known: len(all)}
 	}
 	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1, hashtext(coalesce(nullif($2, ''), current_schema(), '')))`,
@@ -77,21 +98,25 @@ func (t target) migrate(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `CREATE TABLE IF NOT EXISTS proxima_schema (
-			version int PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())`); err != nil {
+			version int PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now(), needs int)`); err != nil {
 			return err
 		}
-		version, err := schemaVersion(ctx, tx) // with the lock: another process may have been faster
+		if _, err := tx.Exec(ctx, `ALTER TABLE proxima_schema ADD COLUMN IF NOT EXISTS needs int`); err != nil {
+			return err
+		}
+		// With the lock: another process may have been faster.
+		if done, err := migrated(ctx, tx, len(all)); err != nil || done {
+			return err
+		}
+		version, _, err := schemaVersion(ctx, tx)
 		if err != nil {
 			return err
-		}
-		if version > len(all) {
-			return &SchemaError{Version: version, Known: len(all)}
 		}
 		for _, m := range all[version:] {
 			if _, err := tx.Exec(ctx, m.text, pgx.QueryExecModeSimpleProtocol); err != nil {
 				return fmt.Errorf("migrate to schema version %d: %w", m.version, err)
 			}
-			if _, err := tx.Exec(ctx, `INSERT INTO proxima_schema (version) VALUES ($1)`, m.version); err != nil {
+			if _, err := tx.Exec(ctx, `INSERT INTO proxima_schema (version, needs) VALUES ($1, $2)`, m.version, m.needs); err != nil {
 				return err
 			}
 		}
@@ -115,12 +140,25 @@ type querier interface {
 	QueryRow(ctx context.Context, query string, args ...any) pgx.Row
 }
 
-// schemaVersion is 0 for a database without our tables.
-func schemaVersion(ctx context.Context, from querier) (version int, err error) {
+// migrated reports whether nothing is to be migrated. The error is a *SchemaError if the
+// tables need a program that knows more versions.
+func migrated(ctx context.Context, from querier, known int) (bool, error) {
+	version, needs, err := schemaVersion(ctx, from)
+	if err == nil && needs > known {
+		err = &SchemaError{Version: version, Known: known}
+	}
+	return version >= known, err
+}
+
+// schemaVersion is that of the tables, and the one that programs must know to work with
+// them. Both are 0 for a database without our tables.
+func schemaVersion(ctx context.Context, from querier) (version, needs int, err error) {
 	var exists bool
 	if err := from.QueryRow(ctx, `SELECT to_regclass('proxima_schema') IS NOT NULL`).Scan(&exists); err != nil || !exists {
-		return 0, err
+		return 0, 0, err
 	}
-	err = from.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM proxima_schema`).Scan(&version)
-	return version, err
+	// The tables of earlier programs have no column "needs".
+	err = from.QueryRow(ctx, `SELECT coalesce(max(version), 0), coalesce(max(coalesce((to_jsonb(s)->>'needs')::int, version)), 0)
+		FROM proxima_schema s`).Scan(&version, &needs)
+	return version, needs, err
 }

@@ -20,6 +20,8 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"a newer schema", `INSERT INTO proxima_schema (version) VALUES (2)`, new(*SchemaError),
 			"schema version 2, this program supports up to 1"},
+		{"a newer schema that needs newer programs", `INSERT INTO proxima_schema (version, needs) VALUES (2, 1), (3, 2)`, new(*SchemaError),
+			"schema version 3, this program supports up to 1"},
 		{"no bookkeeping", `DELETE FROM proxima_meta`, new(*DamagedError), "proxima_meta is empty"},
 		{"a history that lost its end", `DELETE FROM proxima_history WHERE revision > 1`, new(*DamagedError),
 			"recorded as 2, but the history ends at 1"},
@@ -49,6 +51,36 @@ func TestOpenRefuses(t *testing.T) {
 				t.Errorf("error %q (%T), want a %T with %q", err, err, c.kind, c.message)
 			}
 		})
+	}
+}
+
+// TestOpenAdditiveSchema: tables that a newer program has added something to are used as
+// before, and so are those of a program that wrote no column "needs".
+func TestOpenAdditiveSchema(t *testing.T) {
+	for name, statement := range map[string]string{
+		"additive": `ALTER TABLE proxima_meta ADD COLUMN colour text; INSERT INTO proxima_schema (version, needs) VALUES (2, 1)`,
+		"earlier":  `ALTER TABLE proxima_schema DROP COLUMN needs`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := testkit.Postgres(t)
+			if err := open(t, url, Options{}).Close(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := session(t, url).Exec(t.Context(), statement); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := open(t, url, Options{}).Commit(t.Context(), put("a", "1")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestNeedsOf(t *testing.T) {
+	for text, want := range map[string]int{"CREATE TABLE x ();": 3, "-- needs: 2\nALTER": 2, "-- needs: 4\n": 0, "-- needs: x": 0} {
+		if got, err := needsOf(text, 3); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v, want %d", text, got, err, want)
+		}
 	}
 }
 

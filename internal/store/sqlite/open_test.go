@@ -66,6 +66,9 @@ func TestOpenRefuses(t *testing.T) {
 		{"a newer schema", func(t *testing.T, path string) {
 			alter(t, path, "PRAGMA user_version = 2")
 		}, new(*SchemaError), "schema version 2, this program supports up to 1"},
+		{"a newer schema that needs newer programs", func(t *testing.T, path string) {
+			alter(t, path, "PRAGMA user_version = 131075") // 2<<16 | 3
+		}, new(*SchemaError), "schema version 3, this program supports up to 1"},
 		{"another application's database", func(t *testing.T, path string) {
 			alter(t, path, "PRAGMA application_id = 7")
 		}, new(*SchemaError), "another application"},
@@ -104,6 +107,22 @@ func TestOpenRefuses(t *testing.T) {
 			}
 			t.Log(err)
 		})
+	}
+}
+
+// TestOpenAdditiveSchema: a file that a newer program has added something to is used as before.
+func TestOpenAdditiveSchema(t *testing.T) {
+	path := filled(t)
+	alter(t, path, "ALTER TABLE meta ADD COLUMN colour TEXT; PRAGMA user_version = 65538") // 1<<16 | 2
+	s, err := Open(t.Context(), path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Commit(t.Context(), put("more", []byte("1"))); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -23,8 +23,12 @@ const (
 	driverName = "sqlite"
 	// applicationID marks the file as ours (PRAGMA application_id): "Prox".
 	applicationID = 0x50726f78
-	// schemaVersion is in PRAGMA user_version. A program refuses a newer one.
+	// schemaVersion is in the low 16 bits of PRAGMA user_version. The bits above have the
+	// oldest version whose programs work with the file, or 0: it is the same. A program
+	// refuses a file that needs a newer one. A change is additive for one release at least, so
+	// that the program before it can be started again.
 	schemaVersion = 1
+	versionBits   = 16
 )
 
 // schema of version 1. Keys are BLOBs, so that they are ordered as bytes.
@@ -128,8 +132,8 @@ func check(ctx context.Context, db *sql.DB) error {
 		return create(ctx, db)
 	case application != applicationID:
 		return &SchemaError{Foreign: true}
-	case version > schemaVersion:
-		return &SchemaError{Version: version, Known: schemaVersion}
+	case needs(version) > schemaVersion:
+		return &SchemaError{Version: version & (1<<versionBits - 1), Known: schemaVersion}
 	}
 	var verdict string
 	if err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict); err != nil {
@@ -139,6 +143,14 @@ func check(ctx context.Context, db *sql.DB) error {
 		return &DamagedError{Detail: strings.ReplaceAll(verdict, "\n", " ")}
 	}
 	return nil
+}
+
+// needs is the schema version that a program must know to work with a file.
+func needs(userVersion int) int {
+	if oldest := userVersion >> versionBits; oldest > 0 {
+		return oldest
+	}
+	return userVersion
 }
 
 // create makes the tables; in one transaction, so that a file is ours in full or
