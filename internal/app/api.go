@@ -79,7 +79,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 }
 
 func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log *slog.Logger) (*apiserver.Server, error) {
-	pair, err := serverCertificate(s.ca, l.Addr(), ClusterDomain, cfg.ServiceCIDRs)
+	pair, err := serverCertificate(cfg, s.ca, l.Addr(), cfg.ServiceCIDRs)
 	if err != nil {
 		return nil, err
 	}

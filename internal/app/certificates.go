@@ -8,23 +8,24 @@ import (
 	"strings"
 	"time"
 
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/proxima-mesh/proxima/internal/atomicfile"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // adminLife of the certificate in the kubeconfig; it is issued again at every start.
 const adminLife = 365 * 24 * time.Hour
 
 // serverCertificate names everything by which clients may call the server:
-// Kubernetes' own names, this machine's, its addresses, and the first address of
-// each service range, where the Service "kubernetes" is.
-func serverCertificate(ca *identity.Authority, listen net.Addr, clusterDomain string, services []netip.Prefix) (identity.Pair, error) {
+// Kubernetes' own names, this machine's, its addresses, those that are configured, and
+// the first address of each service range, where the Service "kubernetes" is.
+func serverCertificate(cfg ControlPlaneConfig, ca *identity.Authority, listen net.Addr, services []netip.Prefix) (identity.Pair, error) {
 	names := []string{
-		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain,
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + ClusterDomain,
 	}
 	if host, err := os.Hostname(); err == nil {
 		names = append(names, strings.ToLower(host))
@@ -38,6 +39,23 @@ func serverCertificate(ca *identity.Authority, listen net.Addr, clusterDomain st
 				addrs = append(addrs, n.IP)
 			}
 		}
+	}
+	more := cfg.TLSNames
+	if cfg.AdvertiseAddress != "" {
+		more = append([]string{cfg.AdvertiseAddress}, more...)
+	}
+	for _, name := range more {
+		if addr, err := netip.ParseAddr(name); err == nil {
+			addrs = append(addrs, addr.WithZone("").AsSlice())
+			continue
+		}
+		if problems := validation.IsDNS1123Subdomain(strings.ToLower(name)); len(problems) > 0 {
+			return identity.Pair{}, &problem.Error{
+				Code: problem.Usage, Err: fmt.Errorf("--tls-san or --advertise-address: %q is no DNS name and no IP address", name),
+				Hint: "give names and addresses without a port, separated by commas",
+			}
+		}
+		names = append(names, strings.ToLower(name))
 	}
 	for _, p := range services {
 		addrs = append(addrs, p.Masked().Addr().Next().AsSlice())

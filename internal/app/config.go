@@ -51,6 +51,9 @@ type ControlPlaneConfig struct {
 	// AdvertiseAddress (host) by which other machines reach this instance; empty: that of
 	// APIAddress.
 	AdvertiseAddress string
+	// TLSNames are further DNS names and IP addresses by which this control plane is reached;
+	// they, and AdvertiseAddress, are in its certificate.
+	TLSNames []string
 	// DNSAddress (ADDRESS:PORT) at which names of Services are answered for machines without
 	// an agent; empty: nowhere.
 	DNSAddress string

@@ -164,7 +164,7 @@ func (i *instance) open(cfg ControlPlaneConfig, s *storage, a *api, what string,
 	if i.listener, err = listen(what, "--grpc-port", address, limit, i.log); err != nil {
 		return err
 	}
-	pair, err := serverCertificate(s.ca, i.listener.Addr(), ClusterDomain, nil)
+	pair, err := serverCertificate(cfg, s.ca, i.listener.Addr(), nil)
 	if err != nil {
 		return err
 	}

@@ -298,6 +298,7 @@ type clusterFlags struct {
 	keyFile    string
 	keyCommand []string
 	advertise  string
+	names      []string
 }
 
 func (c *clusterFlags) add(cmd *cobra.Command) {
@@ -305,10 +306,12 @@ func (c *clusterFlags) add(cmd *cobra.Command) {
 	f.StringVar(&c.keyFile, "cluster-key-file", "", "key by which the instances of a control plane on postgres or etcd share their keys, the same for all; without it (and without --cluster-key-command) there is one instance")
 	f.StringSliceVar(&c.keyCommand, "cluster-key-command", nil, "in its place: a program and its arguments, separated by commas, that wraps and unwraps the key, as of a key management service")
 	f.StringVar(&c.advertise, "advertise-address", "", "host by which agents and other instances reach this one (default: that of --api-address, or the address on the default route)")
+	f.StringSliceVar(&c.names, "tls-san", nil, "further DNS names and IP addresses by which the API and the gRPC port are reached, as of a load balancer: they are in the server's certificate")
 }
 
 func (c *clusterFlags) apply(cfg *app.ControlPlaneConfig) {
 	cfg.ClusterKeyFile, cfg.ClusterKeyCommand, cfg.AdvertiseAddress = c.keyFile, c.keyCommand, c.advertise
+	cfg.TLSNames = c.names
 }
 
 // printReady writes the one line on standard output that says that a role serves.
