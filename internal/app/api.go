@@ -43,6 +43,7 @@ type api struct {
 	zones *zoneDeletions
 	// members judges Dataplanes; its catalog is set before the server runs.
 	members *meshMembers
+	tags    *tagMembers
 
 	// direct is the API itself.
 	direct *apiserver.Client
@@ -63,7 +64,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
-		members: &meshMembers{},
+		members: &meshMembers{}, tags: &tagMembers{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
@@ -93,7 +94,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Guard:         a.sessions.Guard,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
-			a.holders, a.meshes, a.zones, a.members,
+			a.holders, a.meshes, a.zones, a.members, a.tags,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -157,6 +158,7 @@ type writes struct {
 	meshes  *meshUpdates
 	zones   *zoneDeletions
 	members *meshMembers
+	tags    *tagMembers
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -171,6 +173,9 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 		return err
 	}
 	if err := w.members.allow(write); err != nil {
+		return err
+	}
+	if err := w.tags.allow(write); err != nil {
 		return err
 	}
 	return w.meshes.allow(ctx, write)

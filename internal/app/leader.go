@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/controller/tagged"
 	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -69,6 +70,7 @@ func (c *controllers) components() []component {
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
+		{Name: "service tag controller", Scope: leader, Run: c.runTagged},
 		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
 		{Name: "external service controller", Scope: leader, Run: c.runExternals},
 	}
@@ -195,6 +197,13 @@ func (c *controllers) runVirtualIPs(ctx context.Context) error {
 	}
 	return virtualip.New(virtualip.Config{
 		Client: c.client, Catalog: c.instance.catalog, Ranges: c.cfg.MeshCIDRs, Logger: c.log.With("component", "virtual IPs"),
+	}).Run(ctx)
+}
+
+// runTagged keeps the Services of service tags.
+func (c *controllers) runTagged(ctx context.Context) error {
+	return tagged.New(tagged.Config{
+		Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "service tags"),
 	}).Run(ctx)
 }
 

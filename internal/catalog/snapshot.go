@@ -11,6 +11,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Kind names a table of the catalog.
@@ -79,6 +80,7 @@ const (
 	sliceByImport     = 1
 	workloadByLabel   = 0
 	workloadByNode    = 1
+	workloadByTag     = 2
 	planByService     = 0
 	exportByService   = 0
 )
@@ -114,6 +116,7 @@ var tables = [Kinds]tableOps{
 		indexes: []index[*corev1.Pod]{
 			workloadByLabel: workloadLabels[*corev1.Pod],
 			workloadByNode:  func(p *corev1.Pod) []string { return nodeValue(p.Spec.NodeName) },
+			workloadByTag:   servicetag.OfPod,
 		},
 	},
 	Dataplanes: &tableKind[*meshv1alpha1.Dataplane]{
@@ -123,6 +126,7 @@ var tables = [Kinds]tableOps{
 		indexes: []index[*meshv1alpha1.Dataplane]{
 			workloadByLabel: workloadLabels[*meshv1alpha1.Dataplane],
 			workloadByNode:  func(p *meshv1alpha1.Dataplane) []string { return nodeValue(p.Spec.NodeName) },
+			workloadByTag:   servicetag.OfDataplane,
 		},
 	},
 	Endpoints: &tableKind[*corev1.Endpoints]{
@@ -247,6 +251,17 @@ func (s *Snapshot) PodsOn(node string) iter.Seq2[Key, *corev1.Pod] {
 // DataplanesOn iterates the Dataplanes that name a node.
 func (s *Snapshot) DataplanesOn(node string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
 	return walk(s.Dataplanes.group(workloadByNode, node), "")
+}
+
+// PodsTagged iterates the pods, of all meshes, that are part of the service of a tag, which is
+// given as its hostname.
+func (s *Snapshot) PodsTagged(host string) iter.Seq2[Key, *corev1.Pod] {
+	return walk(s.Pods.group(workloadByTag, host), "")
+}
+
+// DataplanesTagged is the same for Dataplanes.
+func (s *Snapshot) DataplanesTagged(host string) iter.Seq2[Key, *meshv1alpha1.Dataplane] {
+	return walk(s.Dataplanes.group(workloadByTag, host), "")
 }
 
 // ServicesSelecting iterates the services of a namespace whose selector matches

@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -109,5 +110,28 @@ func TestTrafficOfNamesIsTheServices(t *testing.T) {
 	}
 	if got := a.Source(portName(1)); got != portName(1) {
 		t.Errorf("traffic of a Service is that of %s", got)
+	}
+}
+
+// TestVirtualIPOfAllPorts: without a port, the addresses of a name answer on all ports of its
+// Service; on 80 only where that can be answered.
+func TestVirtualIPOfAllPorts(t *testing.T) {
+	web := service(0)
+	web.Ports = []proxy.Port{{Name: "tcp-80", Protocol: proxy.TCP, Port: 80}, {Name: "tcp-8080", Protocol: proxy.TCP, Port: 8080, NodePort: 30080}}
+	v := virtualIP(0, 0)
+	for common, want := range map[bool][]uint16{true: {80, 8080}, false: {8080}} {
+		f := v.Frontend(web, common)
+		var got []uint16
+		for _, p := range f.Ports {
+			if got = append(got, p.Port); p.NodePort != 0 || proxy.SourcePort(p.Name) != p.Name {
+				t.Errorf("port %+v", p)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("common %t: ports %v, want %v", common, got, want)
+		}
+	}
+	if v.Frontend(&proxy.Service{}, true) != nil {
+		t.Error("a Service without ports has a frontend")
 	}
 }

@@ -6,14 +6,15 @@ import (
 )
 
 // VirtualIP is a name below the domain "mesh": addresses that lead to the endpoints of one
-// port of a Service. Immutable once handed over.
+// port of a Service, or of all its ports. Immutable once handed over.
 type VirtualIP struct {
 	// Name has the mesh as its namespace, and the name as DNS has it. It ends with ".mesh",
 	// so it is never that of a Service.
 	Name ServiceName
 	// Addresses, at most one per family.
 	Addresses []netip.Addr
-	// Service whose endpoints answer, and the number of its port.
+	// Service whose endpoints answer, and the number of its port; 0: all ports, as the service
+	// of a tag has port 80 itself.
 	Service ServiceName
 	Port    uint16
 }
@@ -26,18 +27,18 @@ const CommonPort = 80
 const commonSuffix = "@80"
 
 // Frontend is what a mode carries for the addresses: a Service with the policies of the one
-// whose endpoints answer, of. common: it answers on port 80, too. Nil: of has no such port.
+// whose endpoints answer, of. common: port 80 can be answered. Nil: of has no such port.
 func (v *VirtualIP) Frontend(of *Service, common bool) *Service {
 	f := &Service{
 		Name: v.Name, Of: v.Service, ClusterIPs: v.Addresses, InternalLocal: of.InternalLocal, AffinityTimeout: of.AffinityTimeout,
 	}
 	for _, p := range of.Ports {
-		if p.Port != v.Port {
+		if v.Port != 0 && p.Port != v.Port || v.Port == 0 && p.Port == CommonPort && !common && len(of.Ports) > 1 {
 			continue
 		}
 		p.NodePort = 0
 		f.Ports = append(f.Ports, p)
-		if common && p.Port != CommonPort && p.Protocol == TCP {
+		if common && v.Port != 0 && p.Port != CommonPort && p.Protocol == TCP {
 			p.Name, p.Port = p.Name+commonSuffix, CommonPort
 			f.Ports = append(f.Ports, p)
 		}

@@ -14,6 +14,13 @@ const (
 	// DefaultServiceAccount of a Dataplane that names none.
 	DefaultServiceAccount = "default"
 
+	// LabelService on a workload, or among the tags of a Dataplane's port, is its service tag:
+	// it is part of the service of that name, below "mesh", in all namespaces of the mesh. On
+	// a Service, the tag whose workloads it has.
+	LabelService = GroupName + "/service"
+	// LabelKumaService is read as LabelService where that is not there, and never written.
+	LabelKumaService = "kuma.io/service"
+
 	// LabelVirtualIPs on a ServiceCIDR: its addresses are those of VirtualIPs, and no
 	// Service gets one of them.
 	LabelVirtualIPs = GroupName + "/virtual-ips"

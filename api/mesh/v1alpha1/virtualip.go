@@ -44,7 +44,8 @@ type VirtualIPSpec struct {
 	// Service whose endpoints answer. Of an exported one it is the Service that has the
 	// virtual IP of the import.
 	Service string `json:"service"`
-	// Port of the Service, 1 to 65535. The addresses answer on it, and on 80 for TCP.
+	// Port of the Service, 1 to 65535. The addresses answer on it, and on 80 for TCP. Of the
+	// service of a tag it is 0: the addresses answer on all its ports, of which 80 is one.
 	Port int32 `json:"port"`
 	// UnusedSince is when the last endpoint, or the Service, went. The addresses are kept for
 	// an hour. Empty: the name is in use.

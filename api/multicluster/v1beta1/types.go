@@ -76,6 +76,10 @@ type AvailableService struct {
 	// Zone that offers it. Its control plane sets it.
 	// +optional
 	Zone string `json:"zone,omitempty"`
+	// ServiceTag whose workloads the Service has, and whose name below "mesh" it is. Empty:
+	// it is no Service of a tag.
+	// +optional
+	ServiceTag string `json:"serviceTag,omitempty"`
 	// ExportTime is when the export was created: the oldest one decides conflicts.
 	ExportTime metav1.Time `json:"exportTime"`
 	// Type: ClusterSetIP or Headless.

@@ -3023,7 +3023,7 @@ func schema_proxima_api_mesh_v1alpha1_VirtualIPSpec(ref common.ReferenceCallback
 					},
 					"port": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Port of the Service, 1 to 65535. The addresses answer on it, and on 80 for TCP.",
+							Description: "Port of the Service, 1 to 65535. The addresses answer on it, and on 80 for TCP. Of the service of a tag it is 0: the addresses answer on all its ports, of which 80 is one.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -4035,6 +4035,13 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 					"zone": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Zone that offers it. Its control plane sets it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"serviceTag": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ServiceTag whose workloads the Service has, and whose name below \"mesh\" it is. Empty: it is no Service of a tag.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

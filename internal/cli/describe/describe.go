@@ -60,6 +60,8 @@ func (d *Describer) Describe(ctx context.Context, out io.Writer, kind *resource.
 		d.slice(p, obj)
 	case *mesh.Dataplane:
 		err = d.dataplane(ctx, p, obj)
+	case *corev1.Pod:
+		err = d.pod(ctx, p, obj)
 	case *corev1.Node:
 		err = d.node(ctx, p, obj)
 	case *corev1.Secret:

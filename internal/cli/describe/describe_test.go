@@ -19,6 +19,7 @@ import (
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -76,6 +77,9 @@ func sameType(a, b resource.Object) bool {
 		return ok
 	case *coordinationv1.Lease:
 		_, ok := b.(*coordinationv1.Lease)
+		return ok
+	case *corev1.Namespace:
+		_, ok := b.(*corev1.Namespace)
 		return ok
 	}
 	return false
@@ -219,5 +223,35 @@ func TestProbes(t *testing.T) {
 func TestOneLine(t *testing.T) {
 	if got := OneLine("a\nb\x1b[31m\u009bc\td"); got != "a b [31m c d" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestTags: a workload's page names the services of its tags, and the page of the Service of a
+// tag has the workloads of all namespaces of its mesh.
+func TestTags(t *testing.T) {
+	workload := func(ns, name, tag string) *mesh.Dataplane {
+		m := named(name)
+		m.Namespace, m.Labels = ns, map[string]string{mesh.LabelKumaService: tag}
+		return &mesh.Dataplane{ObjectMeta: m, Spec: mesh.DataplaneSpec{Addresses: []string{"192.0.2.1"}, Ports: []mesh.DataplanePort{{Port: 8080}}}}
+	}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: servicetag.Namespace("default"), Name: "backend", Labels: map[string]string{mesh.LabelService: "backend"}}}
+	s.Spec.Selector = servicetag.Selector("backend")
+	pod := &corev1.Pod{ObjectMeta: named("bare")}
+	pod.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 80}}}}
+	other := workload("ns", "other", "backend")
+	other.Spec.Mesh = "blue"
+	w := &world{objects: []resource.Object{workload("ns", "a", "backend"), workload("ns2", "b", "backend"), workload("ns", "c", "Upper"), other, s, pod}}
+	key := func(name string) resource.Key { return resource.Key{Namespace: "ns", Name: name} }
+	mustContain(t, describe(t, w, kind.Dataplane, key("a")), "Service of a tag:", "backend.mesh")
+	mustContain(t, describe(t, w, kind.Dataplane, key("c")), `service tag "Upper"`)
+	mustContain(t, describe(t, w, kind.Pod, key("bare")), "bare_ns_svc.mesh (generated")
+	page := describe(t, w, kind.Service, resource.KeyOf(s))
+	mustContain(t, page, "backend.mesh", "dataplane/a", "dataplane/b")
+	if strings.Contains(page, "other") {
+		t.Errorf("a workload of another mesh:\n%s", page)
+	}
+	w.objects = append(w.objects, &corev1.Service{ObjectMeta: named("web"), Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}}})
+	if page := describe(t, w, kind.Pod, key("bare")); strings.Contains(page, "generated") {
+		t.Errorf("a Service selects it:\n%s", page)
 	}
 }

@@ -14,8 +14,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 func (d *Describer) node(ctx context.Context, p *page, n *corev1.Node) error {
@@ -104,7 +106,14 @@ func (d *Describer) dataplane(ctx context.Context, p *page, dp *mesh.Dataplane) 
 		}
 	}
 	p.table("Selected by Services", []string{"NAME", "ADDRESSES", "PORTS"}, rows)
-	if len(rows) == 0 {
+	hosts := servicetag.OfDataplane(dp)
+	p.tags(hosts, "")
+	for _, tag := range servicetag.TagsOfDataplane(dp) {
+		if _, err := meshname.OfTag(tag); err != nil {
+			p.note("it is in no service by its tag: %v", err)
+		}
+	}
+	if len(rows) == 0 && len(hosts) == 0 {
 		p.note("no Service in namespace %s selects it", dp.Namespace)
 	}
 	return nil

@@ -14,8 +14,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 func (d *Describer) service(ctx context.Context, p *page, s *corev1.Service) error {
@@ -25,11 +27,20 @@ func (d *Describer) service(ctx context.Context, p *page, s *corev1.Service) err
 	}
 	in := serviceInput{service: s}
 	here := resource.ListOptions{Namespace: s.Namespace}
+	if host, ok := servicetag.NameOf(s); ok {
+		p.field("Name in the mesh", host+"."+meshname.Domain)
+	}
 	own := here
 	own.Labels = labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: s.Name})
 	var err error
 	if in.slices, err = list[*discoveryv1.EndpointSlice](ctx, d, p, kind.EndpointSlice, own); err != nil {
 		return err
+	}
+	if in.host, in.meshes, err = d.tagOf(ctx, p, s); err != nil {
+		return err
+	}
+	if in.host != "" {
+		here = resource.ListOptions{} // its workloads are in all namespaces of the mesh
 	}
 	dataplanes, err := list[*mesh.Dataplane](ctx, d, p, kind.Dataplane, here)
 	if err != nil {
@@ -124,8 +135,12 @@ func policies(s *corev1.Service) []string {
 type serviceInput struct {
 	service   *corev1.Service
 	slices    []*discoveryv1.EndpointSlice
-	workloads []workload // of the namespace
+	workloads []workload // of the namespace; of all, if host is set
 	nodes     map[string]*corev1.Node
+	// host is the name of a Service of a tag, and meshes those of namespaces; empty: the
+	// Service is no such one.
+	host   string
+	meshes map[string]string
 }
 
 // endpoints lists the slices, each endpoint's state with its reason, and the selected
@@ -142,7 +157,7 @@ func (p *page) endpoints(in *serviceInput) {
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			if r := e.TargetRef; r != nil {
-				seen[r.Kind+"/"+r.Name] = true
+				seen[refName(in, r)] = true
 			}
 			if ptr.Deref(e.Conditions.Ready, true) {
 				readyHere++
@@ -206,7 +221,7 @@ func (in *serviceInput) why(e *discoveryv1.Endpoint) string {
 	}
 	for i := range in.workloads {
 		w := &in.workloads[i]
-		if w.kind == e.TargetRef.Kind && w.Name == e.TargetRef.Name {
+		if w.kind+"/"+w.Key.String() == refName(in, e.TargetRef) {
 			return cmp.Or(w.why, "it is ready by now; the slice follows")
 		}
 	}
@@ -223,16 +238,20 @@ func (p *page) missing(in *serviceInput, seen map[string]bool) {
 	var rows [][]string
 	for i := range in.workloads {
 		w := &in.workloads[i]
-		if !selects(selector, w.labels) {
+		if !in.selects(w) {
 			continue
 		}
 		selected = true
-		if !seen[w.kind+"/"+w.Name] {
+		if !seen[w.kind+"/"+w.Key.String()] {
 			rows = append(rows, []string{w.title(), in.whyMissing(w)})
 		}
 	}
 	p.table("Selected, without an endpoint", []string{"WORKLOAD", "WHY"}, rows)
-	if !selected {
+	switch {
+	case selected:
+	case in.host != "":
+		p.note("no workload of the mesh has the service tag %s", in.host)
+	default:
 		p.note("no Dataplane or Pod in namespace %s has the labels %s", in.service.Namespace, labels.FormatLabels(selector))
 	}
 }
@@ -256,7 +275,7 @@ func (in *serviceInput) whyMissing(w *workload) string {
 
 // unresolved ports: named target ports that no workload has.
 func (p *page) unresolved(in *serviceInput) {
-	if len(in.service.Spec.Selector) == 0 {
+	if len(in.service.Spec.Selector) == 0 || in.host != "" {
 		return
 	}
 	found := map[string]bool{}

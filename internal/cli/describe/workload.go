@@ -14,13 +14,18 @@ import (
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // workload is what descriptions need of a Pod or a Dataplane.
 type workload struct {
 	kind string // Pod or Dataplane
 	resource.Key
-	labels    map[string]string
+	labels map[string]string
+	// mesh that it names; empty: that of its namespace. hosts are the names of the services
+	// that it is part of by its tags.
+	mesh      string
+	hosts     []string
 	node      string
 	addresses []string
 	ready     bool
@@ -47,7 +52,10 @@ func workloads(dataplanes []*mesh.Dataplane, pods []*corev1.Pod) []workload {
 }
 
 func ofDataplane(d *mesh.Dataplane) workload {
-	w := workload{kind: "Dataplane", Key: resource.KeyOf(d), labels: d.Labels, node: d.Spec.NodeName, addresses: d.Spec.Addresses}
+	w := workload{
+		kind: "Dataplane", Key: resource.KeyOf(d), labels: d.Labels, node: d.Spec.NodeName, addresses: d.Spec.Addresses,
+		mesh: d.Spec.Mesh, hosts: servicetag.OfDataplane(d),
+	}
 	ready := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneReady)
 	switch {
 	case d.DeletionTimestamp != nil:
@@ -63,7 +71,7 @@ func ofDataplane(d *mesh.Dataplane) workload {
 }
 
 func ofPod(pod *corev1.Pod) workload {
-	w := workload{kind: "Pod", Key: resource.KeyOf(pod), labels: pod.Labels, node: pod.Spec.NodeName}
+	w := workload{kind: "Pod", Key: resource.KeyOf(pod), labels: pod.Labels, node: pod.Spec.NodeName, hosts: servicetag.OfPod(pod)}
 	for _, ip := range pod.Status.PodIPs {
 		w.addresses = append(w.addresses, ip.IP)
 	}

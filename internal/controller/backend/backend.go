@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Backend is a workload behind a Service.
@@ -36,6 +37,8 @@ type Backend struct {
 	Since time.Time
 
 	port func(name string, protocol corev1.Protocol) (int32, bool)
+	// inbounds are the ports that are part of the service of a tag.
+	inbounds func(host string) []servicetag.Inbound
 }
 
 // Name is for people.
@@ -59,6 +62,7 @@ func OfPod(pod *corev1.Pod, service string) (b Backend, ok bool) {
 		port: func(name string, protocol corev1.Protocol) (int32, bool) {
 			return containerPort(pod, name, protocol)
 		},
+		inbounds: func(host string) []servicetag.Inbound { return servicetag.PodInbounds(pod, host) },
 	}
 	b.Serving, b.Since = podReady(pod)
 	if pod.Spec.Hostname != "" && pod.Spec.Subdomain == service {
@@ -86,6 +90,7 @@ func OfDataplane(d *meshv1alpha1.Dataplane) Backend {
 			}
 			return 0, false
 		},
+		inbounds: func(host string) []servicetag.Inbound { return servicetag.DataplaneInbounds(d, host) },
 	}
 	if ready := meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneReady); ready != nil {
 		b.Serving, b.Since = ready.Status == metav1.ConditionTrue, ready.LastTransitionTime.Time
@@ -107,11 +112,22 @@ func (b *Backend) Address(family discoveryv1.AddressType) (string, bool) {
 // have is left out.
 func (b *Backend) Ports(service *corev1.Service) []discoveryv1.EndpointPort {
 	ports := make([]discoveryv1.EndpointPort, 0, len(service.Spec.Ports))
+	var inbounds []servicetag.Inbound
+	host, tagged := servicetag.HostOf(service)
+	if tagged {
+		inbounds = b.inbounds(host)
+	}
 	for i := range service.Spec.Ports {
 		p := &service.Spec.Ports[i]
 		protocol := ProtocolOf(string(p.Protocol))
 		number := p.TargetPort.IntVal
 		switch {
+		case tagged:
+			target, ok := servicetag.Target(p, inbounds)
+			if !ok {
+				continue
+			}
+			number = target
 		case p.TargetPort.Type == intstr.String:
 			named, ok := b.port(p.TargetPort.StrVal, protocol)
 			if !ok {

@@ -9,11 +9,17 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Selected are the workloads that a Service selects: of its own mesh, which is that of its
-// namespace. They are the catalog's and must not be changed.
+// namespace. Those of the Service of a tag are in all namespaces of the mesh. They are the
+// catalog's and must not be changed.
 func Selected(s *catalog.Snapshot, service *corev1.Service) (pods []*corev1.Pod, dataplanes []*meshv1alpha1.Dataplane) {
+	if host, ok := servicetag.HostOf(service); ok {
+		namespace, _ := s.Namespaces.Get(catalog.Key{Name: service.Namespace})
+		return Tagged(s, meshOf(namespace), host)
+	}
 	for _, pod := range s.PodsMatching(service.Namespace, service.Spec.Selector) {
 		pods = append(pods, pod)
 	}
@@ -43,19 +49,24 @@ func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 	for _, change := range d.Pods {
 		if PodMatters(change.Old, change.New) {
 			selecting(d.After, change.Key.Namespace, labelsOf(change.Old), labelsOf(change.New), queue)
+			ofTags(d.After, TagsOfPod(d, change), queue)
 		}
 	}
 	for _, change := range d.Dataplanes {
 		if DataplaneMatters(change.Old, change.New) {
 			selecting(d.After, change.Key.Namespace, labelsOf(change.Old), labelsOf(change.New), queue)
+			ofTags(d.After, TagsOfDataplane(d, change), queue)
 		}
+	}
+	for _, change := range d.Services {
+		ofTags(d.After, TagsOfSelected(d, change), queue)
 	}
 	for _, change := range d.Namespaces {
 		if meshOf(change.Old) == meshOf(change.New) {
 			continue
 		}
 		for key := range d.After.Services.All() { // a namespace seldom changes its mesh
-			if key.Namespace == change.Key.Name {
+			if key.Namespace == change.Key.Name || servicetag.InNamespace(key.Namespace) {
 				queue(key)
 			}
 		}
@@ -66,9 +77,10 @@ func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 func OnNode(s *catalog.Snapshot, node string, queue func(service resource.Key)) {
 	for key, pod := range s.PodsOn(node) {
 		selecting(s, key.Namespace, pod.Labels, pod.Labels, queue)
+		ofTags(s, tagsOf(meshAt(s, key.Namespace), servicetag.OfPod(pod)), queue)
 	}
-	for key, dataplane := range s.DataplanesOn(node) {
-		selecting(s, key.Namespace, dataplane.Labels, dataplane.Labels, queue)
+	for _, dataplane := range s.DataplanesOn(node) {
+		Behind(s, dataplane, queue)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -21,14 +22,14 @@ func LastEndpoints(s *catalog.Snapshot, dead []resource.Key) map[resource.Key]st
 		if !ok {
 			continue
 		}
-		for service := range s.ServicesSelecting(key.Namespace, dp.Labels) {
+		backend.Behind(s, dp, func(service resource.Key) {
 			if judged[service] == nil {
 				judged[service] = lastOf(s, service, gone)
 			}
 			if _, known := out[key]; !known && judged[service][key] {
 				out[key] = service.String()
 			}
-		}
+		})
 	}
 	return out
 }

@@ -17,6 +17,7 @@ import (
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Reasons of the conditions Valid and Ready, as the Multi-Cluster Services API has them.
@@ -113,6 +114,9 @@ func available(in ExportInput) *mcs.AvailableService {
 		IPFamilies: s.Spec.IPFamilies, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
 	}
 	a.Demand = in.demand(a.Ports)
+	if host, ok := servicetag.HostOf(s); ok {
+		a.ServiceTag = host
+	}
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		a.Type, a.Endpoints = mcs.Headless, endpointsOf(in.Slices)
 	}

@@ -12,8 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // ImportInput is what there is of one name. ReconcileImport changes none of it.
@@ -51,7 +54,22 @@ func ReconcileImport(in ImportInput) ImportPlan {
 	}
 	m := Merge(offers)
 	exported := slices.ContainsFunc(offers, func(o Offer) bool { return o.Zone == in.Site })
-	return ImportPlan{Derived: in.derived(m, exported), Import: in.imported(m)}
+	if _, ok := servicetag.HostOf(in.Local); ok {
+		exported = true // one service, whichever zones export it
+	}
+	return ImportPlan{Derived: in.derived(m, exported, tagOf(in.Key, offers)), Import: in.imported(m)}
+}
+
+// tagOf the service of a name, as zones export it; empty: it is no service of a tag. A tag that
+// belongs to another name is no tag: a zone decides about its own names alone.
+func tagOf(key resource.Key, offers []Offer) string {
+	for _, o := range offers {
+		if o.ServiceTag != "" && meshname.Valid(o.ServiceTag) && servicetag.Namespace(o.Mesh) == key.Namespace &&
+			servicetag.ServiceName(o.ServiceTag) == key.Name {
+			return o.ServiceTag
+		}
+	}
+	return ""
 }
 
 // DerivedName is the name of the Service that has the virtual IP of an import.
@@ -63,13 +81,16 @@ func IsDerived(s *corev1.Service) bool {
 }
 
 // derived is the Service that has the virtual IP. exported: this zone exports the name, so
-// that the Service selects the workloads of this zone.
-func (in ImportInput) derived(m Merged, exported bool) *corev1.Service {
+// that the Service selects the workloads of this zone. tag is the service tag; empty: none.
+func (in ImportInput) derived(m Merged, exported bool, tag string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: in.Key.Namespace, Name: DerivedName(in.Key)}}
 	if in.Derived != nil {
 		s = in.Derived.DeepCopy()
 	}
 	s.Labels = labelled(m.Labels, in.Key.Name)
+	if delete(s.Labels, meshv1alpha1.LabelService); tag != "" {
+		s.Labels[meshv1alpha1.LabelService] = tag
+	}
 	s.Annotations = map[string]string{}
 	spec := &s.Spec
 	local := in.Local

@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Imports keeps the ServiceImports of a zone and their derived Services. Make it with
@@ -76,7 +77,7 @@ func (i *Imports) addService(s *catalog.Snapshot, service *corev1.Service) {
 	case service == nil:
 	case IsDerived(service):
 		i.loop.Add(resource.Key{Namespace: service.Namespace, Name: service.Labels[mcs.LabelServiceName]})
-	case isExported(s, resource.KeyOf(service)):
+	case isExported(s, resource.KeyOf(service)), servicetag.InNamespace(service.Namespace):
 		i.loop.Add(resource.KeyOf(service))
 	}
 }

@@ -19,6 +19,7 @@ import (
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 var web = resource.Key{Namespace: "shop", Name: "web"}
@@ -351,6 +352,53 @@ func TestReconcileImport(t *testing.T) {
 		if got := multicluster.ReconcileImport(without); got.Import != nil || got.Derived != nil {
 			t.Errorf("%s: imported all the same", name)
 		}
+	}
+}
+
+// TestTagsOfOtherZones: the import of the service of a tag has its name, and the workloads of
+// this zone whether it exports them or not. A zone cannot give a name to another service.
+func TestTagsOfOtherZones(t *testing.T) {
+	in := servicetag.Namespace("default")
+	key := resource.Key{Namespace: in, Name: "backend"}
+	local := service(func(s *corev1.Service) {
+		s.Namespace, s.Name, s.Spec.Selector = in, "backend", servicetag.Selector("backend")
+		s.Spec.Ports = servicetag.Ports([][]servicetag.Inbound{{{Number: 8080, Protocol: corev1.ProtocolTCP}}})
+	})
+	own := multicluster.ReconcileExport(multicluster.ExportInput{
+		Key: key, Site: "east", Export: &mcs.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: in, Name: "backend"}}, Service: local, Now: at(9),
+	}).Status
+	if own == nil || own.Status.Available.ServiceTag != "backend" {
+		t.Fatalf("own export: %+v", own)
+	}
+	elsewhere := export("west", 1, func(e *mcs.ServiceExport) {
+		e.Labels[meshv1alpha1.LabelDisplayName], e.Labels[meshv1alpha1.LabelSourceNamespace] = "backend", in
+		e.Status.Available.ServiceTag = "backend"
+		e.Status.Available.Ports = []mcs.ServicePort{{Name: "tcp-80", Port: 80, Protocol: corev1.ProtocolTCP}, {Name: "tcp-9000", Port: 9000, Protocol: corev1.ProtocolTCP}}
+	})
+	plan := func(local *corev1.Service, tag string) *corev1.Service {
+		e := elsewhere.DeepCopy()
+		e.Status.Available.ServiceTag = tag
+		return multicluster.ReconcileImport(multicluster.ImportInput{
+			Key: key, Site: "east", Namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: in}}, Exports: []*mcs.ServiceExport{e}, Local: local,
+		}).Derived
+	}
+	for name, local := range map[string]*corev1.Service{"with workloads here": local, "elsewhere alone": nil} {
+		d := plan(local, "backend")
+		if host, ok := servicetag.NameOf(d); !ok || host != "backend" {
+			t.Errorf("%s: name %q", name, host)
+		}
+		if _, own := servicetag.HostOf(d); own != (local != nil) {
+			t.Errorf("%s: selector %v", name, d.Spec.Selector)
+		}
+		for _, p := range d.Spec.Ports {
+			n, ok := servicetag.Target(&p, []servicetag.Inbound{{Number: 8080, Protocol: corev1.ProtocolTCP}})
+			if want := local != nil && p.Port == 80; ok != want || want && n != 8080 {
+				t.Errorf("%s: port %d leads to %d here, %v", name, p.Port, n, ok)
+			}
+		}
+	}
+	if host, ok := servicetag.NameOf(plan(nil, "payments")); ok {
+		t.Errorf("the service backend has the name %s", host)
 	}
 }
 

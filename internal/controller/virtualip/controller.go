@@ -231,7 +231,7 @@ func (c *Controller) claim(name resource.Key) *Claim {
 	defer c.mu.Unlock()
 	var first *Claim
 	for _, claim := range c.claimants[name] {
-		if first == nil || claim.Service.String() < first.Service.String() {
+		if first == nil || claim.before(first) {
 			first = &claim
 		}
 	}

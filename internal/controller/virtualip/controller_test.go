@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -110,6 +111,35 @@ func derived(ports ...int32) *corev1.Service {
 	s := service(mcs.DerivedServiceName("shop", "web"), []string{"10.96.0.9"}, ports...)
 	s.Labels = map[string]string{mcs.LabelServiceName: "web"}
 	return s
+}
+
+// TestClaimsOfTags: the Service of a tag has one name for all its ports, which leads to the
+// workloads of all zones where others export it. The port of a Service of the same name goes
+// first.
+func TestClaimsOfTags(t *testing.T) {
+	in := servicetag.Namespace("default")
+	key := resource.Key{Namespace: in, Name: "backend"}
+	tag := service("backend", []string{"10.96.0.3"}, 80, 8080)
+	tag.Namespace, tag.Labels = in, map[string]string{meshv1alpha1.LabelService: "backend"}
+	imported := tag.DeepCopy()
+	imported.Name = mcs.DerivedServiceName(in, "backend")
+	for name, tc := range map[string]struct{ service, derived *corev1.Service }{
+		"here": {tag, nil}, "everywhere": {tag, imported}, "elsewhere": {nil, imported},
+	} {
+		want := tag
+		if tc.derived != nil {
+			want = imported
+		}
+		got := Claims(key, tc.service, tc.derived, namespace(in, ""))
+		if diff := cmp.Diff([]Claim{{Mesh: "default", Hostname: "backend", Service: resource.KeyOf(want), V4: true}}, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	of := &Claim{Service: key}
+	port := &Claim{Service: resource.Key{Namespace: "shop", Name: "web"}, Port: 80}
+	if of.before(port) || !port.before(of) {
+		t.Error("a tag goes before the port of a Service")
+	}
 }
 
 func TestClaims(t *testing.T) {

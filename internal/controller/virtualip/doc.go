@@ -3,7 +3,8 @@
 //
 // A port of a Service has the name SVC_NS_svc_PORT.mesh in the mesh of its namespace. Where
 // the Service is exported, by this zone or others, the name belongs to the Service that has
-// the virtual IP of the import, so it leads to the workloads of all zones.
+// the virtual IP of the import, so it leads to the workloads of all zones. The service of a
+// tag (package servicetag) has the tag as its name, TAG.mesh, for all its ports.
 //
 // Enter at New; Claims is the pure function from objects to names. The leader alone runs the
 // controller, so it alone allocates. It writes no Services: agents make a frontend of each
@@ -23,16 +24,26 @@ import (
 	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Claim is a name that a service should have.
 type Claim struct {
 	Mesh, Hostname string
-	// Service whose endpoints answer, and its port.
+	// Service whose endpoints answer, and its port; 0: all ports.
 	Service resource.Key
 	Port    int32
 	// V4 and V6: the Service has a virtual IP of that family.
 	V4, V6 bool
+}
+
+// before reports whether a claim goes before another one of the same name: that of the port of
+// a Service before that of a tag.
+func (c *Claim) before(o *Claim) bool {
+	if (c.Port == 0) != (o.Port == 0) {
+		return o.Port == 0
+	}
+	return c.Service.String() < o.Service.String()
 }
 
 // Claims of a service name: those of its ports, where it is a Service of this site or an
@@ -48,6 +59,12 @@ func Claims(key resource.Key, service, derived *corev1.Service, namespace *corev
 		v4, v6 := families(s)
 		if !v4 && !v6 {
 			return // headless, an external name, or not allocated yet
+		}
+		if host, ok := servicetag.NameOf(s); ok {
+			if len(out) == 0 {
+				out = append(out, Claim{Mesh: mesh, Hostname: host, Service: resource.KeyOf(s), V4: v4, V6: v6})
+			}
+			return
 		}
 		for _, p := range s.Spec.Ports {
 			c := Claim{

@@ -119,13 +119,19 @@ func Forms(labels []string) []string {
 // ObjectName is the name of the object that holds a hostname of a mesh: a DNS label of what
 // is readable of it, and a hash.
 func ObjectName(mesh, hostname string) string {
-	readable := strings.Map(func(r rune) rune {
+	return Hashed(hostname, "virtual ip", mesh, hostname)
+}
+
+// Hashed is a DNS label: the beginning of a readable text of letters, digits, '-', '_' and
+// '.', and a hash of parts.
+func Hashed(readable string, parts ...string) string {
+	readable = strings.Map(func(r rune) rune {
 		if r == '_' || r == '.' {
 			return '-'
 		}
 		return r
-	}, hostname)
-	hash := hashOf("virtual ip", mesh, hostname)
+	}, readable)
+	hash := hashOf(parts...)
 	if limit := maxLabel - len(hash) - 1; len(readable) > limit {
 		readable = strings.TrimRight(readable[:limit], "-")
 	}

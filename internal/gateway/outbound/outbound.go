@@ -162,13 +162,15 @@ func (r *Router) setVirtualLocked(v *proxy.VirtualIP) {
 		return
 	}
 	for _, p := range remote.Ports {
-		if p.Number != v.Port {
+		if v.Port != 0 && p.Number != v.Port {
 			continue
 		}
 		for _, addr := range v.Addresses {
 			t := targetOf(remote, p)
 			r.at[netip.AddrPortFrom(addr.Unmap(), p.Number)] = t
-			r.at[netip.AddrPortFrom(addr.Unmap(), proxy.CommonPort)] = t
+			if v.Port != 0 {
+				r.at[netip.AddrPortFrom(addr.Unmap(), proxy.CommonPort)] = t
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package kind
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/servicetag"
 )
 
 // Dataplane describes mesh.proxima.dev/v1alpha1 Dataplane.
@@ -35,12 +38,28 @@ var Dataplane = &resource.Descriptor{
 	PrepareStatus:  dataplaneParts.prepareStatus,
 	Validate:       compare(validateDataplane),
 	ValidateStatus: compare(validateDataplaneStatus),
+	Warnings:       compare(warnDataplane),
 
 	Fields: of(func(d *mesh.Dataplane) fields.Set {
 		return fields.Set{"spec.mesh": d.Spec.Mesh, "spec.nodeName": d.Spec.NodeName}
 	}),
 	Columns: dataplaneColumns(),
 	Cells:   of(dataplaneCells),
+}
+
+// warnDataplane: a service tag that cannot be a name forms no service.
+func warnDataplane(d, old *mesh.Dataplane) []string {
+	var before []string
+	if old != nil {
+		before = servicetag.TagsOfDataplane(old)
+	}
+	var out []string
+	for _, tag := range servicetag.TagsOfDataplane(d) {
+		if _, err := meshname.OfTag(tag); err != nil && !slices.Contains(before, tag) {
+			out = append(out, fmt.Sprintf("it is in no service by its tag: %v", err))
+		}
+	}
+	return out
 }
 
 // DataplaneMesh is the mesh that a Dataplane belongs to: the one it names, else

@@ -86,7 +86,7 @@ func TestInvalidOnCreate(t *testing.T) {
 		{"VirtualIP", `{spec: {addresses: [240.0.0.1, 240.0.0.2]}}`, "spec.addresses: Invalid value: may hold one address of each family"},
 		{"VirtualIP", `{spec: {addresses: [240.0.0.300]}}`,
 			"spec.addresses[0]: Invalid value: must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"},
-		{"VirtualIP", `{spec: {port: 0}}`, "spec.port: Invalid value: must be between 1 and 65535, inclusive"},
+		{"VirtualIP", `{spec: {port: 65536}}`, "spec.port: Invalid value: must be between 1 and 65535, inclusive"},
 		{"VirtualIP", `{spec: {namespace: A}}`, "spec.namespace: " + badLabel},
 		{"Mesh", `{spec: {routing: {export: Some}}}`, `spec.routing.export: Unsupported value: supported values: "All", "Exported"`},
 		{"Dataplane", `{spec: {serviceAccount: A}}`, "spec.serviceAccount: " + badName},

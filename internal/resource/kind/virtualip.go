@@ -35,7 +35,7 @@ var VirtualIP = &resource.Descriptor{
 		nameColumn(),
 		column("Host", "The name that has the addresses."),
 		column("Addresses", "The virtual IPs."),
-		column("Service", "The Service whose endpoints answer, and its port."),
+		column("Service", "The Service whose endpoints answer, and its port; without one, all its ports."),
 		column("Mesh", "The mesh whose workloads resolve the name."),
 		ageColumn(),
 		wide("Unused", "How long ago the service went; the addresses are kept for an hour."),
@@ -47,9 +47,16 @@ var VirtualIP = &resource.Descriptor{
 		}
 		return []any{
 			v.Name, v.Spec.Hostname + "." + meshname.Domain, strings.Join(v.Spec.Addresses, ","),
-			fmt.Sprintf("%s/%s:%d", v.Spec.Namespace, v.Spec.Service, v.Spec.Port), v.Spec.Mesh, age(v), unused,
+			virtualService(v), v.Spec.Mesh, age(v), unused,
 		}
 	}),
+}
+
+func virtualService(v *mesh.VirtualIP) string {
+	if v.Spec.Port == 0 {
+		return v.Spec.Namespace + "/" + v.Spec.Service
+	}
+	return fmt.Sprintf("%s/%s:%d", v.Spec.Namespace, v.Spec.Service, v.Spec.Port)
 }
 
 func validateVirtualIP(v, old *mesh.VirtualIP) field.ErrorList {
@@ -63,6 +70,9 @@ func validateVirtualIP(v, old *mesh.VirtualIP) field.ErrorList {
 	errs = append(errs, checkVirtualAddresses(path.Child("addresses"), v.Spec.Addresses)...)
 	errs = append(errs, checkLabel(path.Child("namespace"), v.Spec.Namespace)...)
 	errs = append(errs, checkLabel(path.Child("service"), v.Spec.Service)...)
+	if v.Spec.Port == 0 { // all ports
+		return errs
+	}
 	return append(errs, checkPort(path.Child("port"), v.Spec.Port)...)
 }
 

@@ -50,7 +50,7 @@ func DecodeVirtualIP(name string, body []byte) (*proxy.VirtualIP, error) {
 		return nil, errors.New("no service")
 	}
 	var err error
-	if v.Port, err = decodePort(m.GetPort(), false); err != nil {
+	if v.Port, err = decodePort(m.GetPort(), true); err != nil {
 		return nil, err
 	}
 	if v.Addresses, err = decodeAddresses(m.GetAddresses()); err != nil {
