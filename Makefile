@@ -12,7 +12,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs soak lint gen bench cross clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew soak lint gen bench cross clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -46,6 +46,9 @@ etcd: ## the etcd store on real servers: contract, upstream's suite, crashes (mi
 
 interop-mcs: build ## mcs-api's conformance suite on a lab of two zones, as root (minutes)
 	@tools/interop-mcs
+
+interop-skew: build ## earlier revisions beside this one, in every pairing (minutes)
+	@tools/interop-skew $(REVISIONS)
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
