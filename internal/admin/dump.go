@@ -24,6 +24,14 @@ type NodeDump struct {
 	Foreign []string `json:"foreign,omitempty"`
 }
 
+// NodeClusters are the service ports of an agent and their endpoints, as JSON at
+// ProxyClustersPath.
+type NodeClusters struct {
+	Node  node.Facts `json:"node"`
+	Mode  string     `json:"mode"`
+	Ports []DumpPort `json:"ports"`
+}
+
 // DumpPort is a service port that is in place.
 type DumpPort struct {
 	Name      string          `json:"name"`

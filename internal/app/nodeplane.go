@@ -75,8 +75,8 @@ func (a *agent) demandComponents() []component {
 	return []component{{Name: "demand", Run: a.demand.Run}}
 }
 
-// heartbeatComponents show the control plane that this agent is alive, and probe others
-// for it.
+// heartbeatComponents show the control plane that this agent is alive, probe others for it,
+// and answer its calls.
 func (a *agent) heartbeatComponents() (out []component, err error) {
 	log := a.log.With("component", "witness")
 	port := 0
@@ -96,7 +96,7 @@ func (a *agent) heartbeatComponents() (out []component, err error) {
 		out = append(out, component{Name: "probes", Run: a.probes.Run})
 	}
 	client := witness.NewClient(witness.ClientConfig{
-		Conn: a.conn, Node: a.cfg.Name, ProbePort: port, Logger: log, Registerer: a.registry,
+		Conn: a.conn, Node: a.cfg.Name, ProbePort: port, Answer: a.answerCall, Logger: log, Registerer: a.registry,
 	})
 	return append(out, component{Name: "heartbeat", Run: client.Run}), nil
 }

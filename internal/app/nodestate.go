@@ -69,10 +69,8 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 
 // Dump implements admin.Agent.
 func (a agentState) Dump(ctx context.Context) (*admin.NodeDump, error) {
-	d := &admin.NodeDump{Node: a.agent.agent.Status().Node, Mode: a.mode.Name(), Ports: []admin.DumpPort{}}
-	for _, s := range a.agent.agent.AllStates() {
-		d.Ports = append(d.Ports, admin.DumpPortOf(s))
-	}
+	c := a.clusters()
+	d := &admin.NodeDump{Node: c.Node, Mode: c.Mode, Ports: c.Ports}
 	kernel, err := a.mode.Dump(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the kernel's tables: %w", err)

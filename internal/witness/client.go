@@ -37,7 +37,10 @@ type ClientConfig struct {
 	// Node is this node's name, ProbePort the UDP port of its Responder; 0: it has none.
 	Node      string
 	ProbePort int
-	Logger    *slog.Logger // nil: silence
+	// Answer answers a call of the control plane; ctx ends when nobody waits any longer. It
+	// is called concurrently. Its errors should be gRPC statuses. Nil: there are no calls.
+	Answer func(ctx context.Context, kind witnessv1.CallKind) ([]byte, error)
+	Logger *slog.Logger // nil: silence
 	// Registerer of metrics; nil: none. Registering twice panics.
 	Registerer prometheus.Registerer
 }
@@ -47,7 +50,9 @@ type Client struct {
 	config   ClientConfig
 	ask      func(ctx context.Context, node string, addr netip.AddrPort) health.Outcome
 	slots    chan struct{} // of probes in hand
+	calls    chan struct{} // slots of calls in hand
 	outcomes [health.Answered + 1]atomic.Uint64
+	answered [callRefused + 1]atomic.Uint64
 
 	mu     sync.Mutex
 	second time.Time // of probes counts
@@ -59,7 +64,7 @@ func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	client := &Client{config: c, ask: Ask, slots: make(chan struct{}, health.MaxProbes)}
+	client := &Client{config: c, ask: Ask, slots: make(chan struct{}, health.MaxProbes), calls: make(chan struct{}, maxCalls)}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(client)
 	}
@@ -107,12 +112,12 @@ func (c *Client) attend(ctx context.Context) (attended bool, err error) {
 	}
 	results := make(chan *witnessv1.Result, health.MaxProbes)
 	ended := make(chan error, 1)
-	var probing sync.WaitGroup
+	var probing sync.WaitGroup // and answering
 	defer probing.Wait()
 	defer cancel()
 	go func() { ended <- c.receive(streaming, stream, results, &probing) }()
 	err = c.send(stream, &witnessv1.AgentMessage{Message: &witnessv1.AgentMessage_Hello{
-		Hello: &witnessv1.Hello{Node: c.config.Node, ProbePort: uint32(c.config.ProbePort)},
+		Hello: &witnessv1.Hello{Node: c.config.Node, ProbePort: uint32(c.config.ProbePort), Answers: c.config.Answer != nil},
 	}})
 	beat := time.NewTicker(health.HeartbeatInterval)
 	defer beat.Stop()
@@ -145,6 +150,10 @@ func (c *Client) receive(
 		m, err := stream.Recv()
 		if err != nil {
 			return fmt.Errorf("heartbeat stream: %w", err)
+		}
+		if call := m.GetCall(); call != nil {
+			probing.Go(func() { c.answer(ctx, call) })
+			continue
 		}
 		p := m.GetProbe()
 		if p == nil {
@@ -210,15 +219,25 @@ func outcomeIn(o witnessv1.Outcome) health.Outcome {
 	return health.Failed
 }
 
-var descProbes = prometheus.NewDesc("proxima_witness_probes_total",
-	"Probes of other agents that the control plane asked for, by outcome.", []string{"outcome"}, nil)
+var (
+	descProbes = prometheus.NewDesc("proxima_witness_probes_total",
+		"Probes of other agents that the control plane asked for, by outcome.", []string{"outcome"}, nil)
+	descCalls = prometheus.NewDesc("proxima_witness_calls_total",
+		"Calls of the control plane for what this agent has, by outcome.", []string{"outcome"}, nil)
+)
 
 // Describe implements prometheus.Collector.
-func (c *Client) Describe(to chan<- *prometheus.Desc) { to <- descProbes }
+func (c *Client) Describe(to chan<- *prometheus.Desc) {
+	to <- descProbes
+	to <- descCalls
+}
 
 // Collect implements prometheus.Collector.
 func (c *Client) Collect(to chan<- prometheus.Metric) {
 	for o := range c.outcomes {
 		to <- prometheus.MustNewConstMetric(descProbes, prometheus.CounterValue, float64(c.outcomes[o].Load()), health.Outcome(o).String())
+	}
+	for o := range c.answered {
+		to <- prometheus.MustNewConstMetric(descCalls, prometheus.CounterValue, float64(c.answered[o].Load()), callOutcome(o).String())
 	}
 }

@@ -43,13 +43,16 @@ type Server struct {
 	mu      sync.Mutex
 	to      Events
 	streams map[string]*attendance // by node, the newest
+	calls   map[uint64]*call       // that are not answered yet
 }
 
 // attendance is one stream.
 type attendance struct {
-	node   string
-	orders chan *witnessv1.Probe
-	end    chan struct{} // closed when a newer stream takes its place
+	node    string
+	answers bool // calls
+	orders  chan *witnessv1.PlaneMessage
+	end     chan struct{} // closed when a newer stream takes its place
+	gone    chan struct{} // closed when it has ended
 }
 
 // NewServer makes a server. What streams bring goes to events.
@@ -57,7 +60,7 @@ func NewServer(c ServerConfig, to Events) *Server {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{config: c, to: to, streams: map[string]*attendance{}}
+	return &Server{config: c, to: to, streams: map[string]*attendance{}, calls: map[uint64]*call{}}
 }
 
 // Register adds the service to a gRPC server.
@@ -73,8 +76,13 @@ func (s *Server) Send(p health.Probe) bool {
 		return false
 	}
 	order := &witnessv1.Probe{Id: p.ID, Node: p.Node, Address: p.Addr.Addr().AsSlice(), Port: uint32(p.Addr.Port())}
+	return a.order(&witnessv1.PlaneMessage{Message: &witnessv1.PlaneMessage_Probe{Probe: order}})
+}
+
+// order puts a message in the queue of the stream. False: it is full.
+func (a *attendance) order(m *witnessv1.PlaneMessage) bool {
 	select {
-	case a.orders <- order:
+	case a.orders <- m:
 		return true
 	default:
 		return false
@@ -94,7 +102,7 @@ func (s *Server) Attend(stream grpc.BidiStreamingServer[witnessv1.AgentMessage, 
 	if err := s.config.Admit(stream.Context(), hello.GetNode()); err != nil {
 		return err
 	}
-	a := s.add(hello.GetNode(), probed(stream.Context(), hello.GetProbePort()))
+	a := s.add(hello, probed(stream.Context(), hello.GetProbePort()))
 	received := make(chan error, 1)
 	go func() { received <- s.receive(a, stream) }()
 	err = s.send(a, stream, received)
@@ -127,8 +135,12 @@ func probedFrom(from string, port uint32) netip.AddrPort {
 }
 
 // add a stream, in place of an older one of the same node.
-func (s *Server) add(node string, addr netip.AddrPort) *attendance {
-	a := &attendance{node: node, orders: make(chan *witnessv1.Probe, 2*health.MaxProbes), end: make(chan struct{})}
+func (s *Server) add(hello *witnessv1.Hello, addr netip.AddrPort) *attendance {
+	node := hello.GetNode()
+	a := &attendance{
+		node: node, answers: hello.GetAnswers(), orders: make(chan *witnessv1.PlaneMessage, 2*health.MaxProbes),
+		end: make(chan struct{}), gone: make(chan struct{}),
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.streams[node]; old != nil {
@@ -141,6 +153,7 @@ func (s *Server) add(node string, addr netip.AddrPort) *attendance {
 }
 
 func (s *Server) remove(a *attendance, goodbye bool) {
+	close(a.gone)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.streams[a.node] == a {
@@ -185,8 +198,8 @@ func (s *Server) send(
 			return err
 		case <-a.end:
 			return status.Error(codes.Aborted, "a newer stream of this node took the place of this one")
-		case p := <-a.orders:
-			if err := stream.Send(&witnessv1.PlaneMessage{Message: &witnessv1.PlaneMessage_Probe{Probe: p}}); err != nil {
+		case m := <-a.orders:
+			if err := stream.Send(m); err != nil {
 				return err
 			}
 		}

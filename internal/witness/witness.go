@@ -5,7 +5,9 @@
 // orders; Responder, in an agent, answers those of others; Server, in a control plane,
 // takes the streams. A probe is a UDP packet to the agent itself, so that an agent that is
 // stopped does not answer though its kernel would. Who is to be probed, and what follows,
-// is decided by package controller/health. Enter at NewClient, Listen and NewServer. It
+// is decided by package controller/health. By the same stream a control plane asks an agent
+// for what the agent has (Server.Call, ClientConfig.Answer): nothing is open for that while
+// nobody asks. Enter at NewClient, Listen and NewServer. It
 // dials no control plane and serves no port of its own but the Responder's: servers and
 // connections come from the caller.
 package witness

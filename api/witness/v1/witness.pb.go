@@ -1,5 +1,6 @@
 // How a control plane notices within seconds that a machine is gone: agents say
-// every second that they are there, and probe each other when it asks.
+// every second that they are there, and probe each other when it asks. On the same
+// stream it asks an agent for what the agent has.
 //
 // The usual rules: field numbers are never reused, a reader ignores fields that it
 // does not know, and the zero value of a new field means what the absence of the
@@ -85,6 +86,62 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_witness_proto_rawDescGZIP(), []int{0}
+}
+
+// What a control plane asks an agent for.
+type CallKind int32
+
+const (
+	CallKind_CALL_KIND_UNSPECIFIED CallKind = 0
+	// All that it carries, as "node dump" prints it in JSON.
+	CallKind_CALL_KIND_CONFIG CallKind = 1
+	// Its service ports and their endpoints, in JSON.
+	CallKind_CALL_KIND_CLUSTERS CallKind = 2
+	// Its metrics, in the text format of Prometheus.
+	CallKind_CALL_KIND_STATS CallKind = 3
+)
+
+// Enum value maps for CallKind.
+var (
+	CallKind_name = map[int32]string{
+		0: "CALL_KIND_UNSPECIFIED",
+		1: "CALL_KIND_CONFIG",
+		2: "CALL_KIND_CLUSTERS",
+		3: "CALL_KIND_STATS",
+	}
+	CallKind_value = map[string]int32{
+		"CALL_KIND_UNSPECIFIED": 0,
+		"CALL_KIND_CONFIG":      1,
+		"CALL_KIND_CLUSTERS":    2,
+		"CALL_KIND_STATS":       3,
+	}
+)
+
+func (x CallKind) Enum() *CallKind {
+	p := new(CallKind)
+	*p = x
+	return p
+}
+
+func (x CallKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CallKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_witness_proto_enumTypes[1].Descriptor()
+}
+
+func (CallKind) Type() protoreflect.EnumType {
+	return &file_witness_proto_enumTypes[1]
+}
+
+func (x CallKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CallKind.Descriptor instead.
+func (CallKind) EnumDescriptor() ([]byte, []int) {
+	return file_witness_proto_rawDescGZIP(), []int{1}
 }
 
 type AgentMessage struct {
@@ -190,7 +247,9 @@ type Hello struct {
 	// The node: it must be the one of the client certificate.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// UDP port at which the agent answers probes, on all addresses; 0: it does not.
-	ProbePort     uint32 `protobuf:"varint,2,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
+	ProbePort uint32 `protobuf:"varint,2,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
+	// The agent answers calls.
+	Answers       bool `protobuf:"varint,3,opt,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -237,6 +296,13 @@ func (x *Hello) GetProbePort() uint32 {
 		return x.ProbePort
 	}
 	return 0
+}
+
+func (x *Hello) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
 }
 
 type Heartbeat struct {
@@ -333,6 +399,7 @@ type PlaneMessage struct {
 	// Types that are valid to be assigned to Message:
 	//
 	//	*PlaneMessage_Probe
+	//	*PlaneMessage_Call
 	Message       isPlaneMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -384,6 +451,15 @@ func (x *PlaneMessage) GetProbe() *Probe {
 	return nil
 }
 
+func (x *PlaneMessage) GetCall() *Call {
+	if x != nil {
+		if x, ok := x.Message.(*PlaneMessage_Call); ok {
+			return x.Call
+		}
+	}
+	return nil
+}
+
 type isPlaneMessage_Message interface {
 	isPlaneMessage_Message()
 }
@@ -392,7 +468,14 @@ type PlaneMessage_Probe struct {
 	Probe *Probe `protobuf:"bytes,1,opt,name=probe,proto3,oneof"`
 }
 
+type PlaneMessage_Call struct {
+	// Sent only to agents that answer calls.
+	Call *Call `protobuf:"bytes,2,opt,name=call,proto3,oneof"`
+}
+
 func (*PlaneMessage_Probe) isPlaneMessage_Message() {}
+
+func (*PlaneMessage_Call) isPlaneMessage_Message() {}
 
 // Probe asks the agent to find out whether the agent of another node answers.
 type Probe struct {
@@ -464,6 +547,176 @@ func (x *Probe) GetPort() uint32 {
 	return 0
 }
 
+// Call is answered by an RPC Answer to the same control plane.
+type Call struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chosen at random, so that no other instance or process has it.
+	Id   uint64   `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind CallKind `protobuf:"varint,2,opt,name=kind,proto3,enum=proxima.witness.v1.CallKind" json:"kind,omitempty"`
+	// Nobody waits for the answer after that time.
+	TimeoutMilliseconds uint32 `protobuf:"varint,3,opt,name=timeout_milliseconds,json=timeoutMilliseconds,proto3" json:"timeout_milliseconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *Call) Reset() {
+	*x = Call{}
+	mi := &file_witness_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call) ProtoMessage() {}
+
+func (x *Call) ProtoReflect() protoreflect.Message {
+	mi := &file_witness_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call.ProtoReflect.Descriptor instead.
+func (*Call) Descriptor() ([]byte, []int) {
+	return file_witness_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Call) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Call) GetKind() CallKind {
+	if x != nil {
+		return x.Kind
+	}
+	return CallKind_CALL_KIND_UNSPECIFIED
+}
+
+func (x *Call) GetTimeoutMilliseconds() uint32 {
+	if x != nil {
+		return x.TimeoutMilliseconds
+	}
+	return 0
+}
+
+type AnswerPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the Call; the same in all parts.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// A part of the body, which is the concatenation of all parts.
+	Part []byte `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	// A code of gRPC; other than 0: the call failed, there is no body, and no part follows.
+	Code          uint32 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnswerPart) Reset() {
+	*x = AnswerPart{}
+	mi := &file_witness_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnswerPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnswerPart) ProtoMessage() {}
+
+func (x *AnswerPart) ProtoReflect() protoreflect.Message {
+	mi := &file_witness_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnswerPart.ProtoReflect.Descriptor instead.
+func (*AnswerPart) Descriptor() ([]byte, []int) {
+	return file_witness_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AnswerPart) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AnswerPart) GetPart() []byte {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *AnswerPart) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *AnswerPart) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type AnswerTaken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnswerTaken) Reset() {
+	*x = AnswerTaken{}
+	mi := &file_witness_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnswerTaken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnswerTaken) ProtoMessage() {}
+
+func (x *AnswerTaken) ProtoReflect() protoreflect.Message {
+	mi := &file_witness_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnswerTaken.ProtoReflect.Descriptor instead.
+func (*AnswerTaken) Descriptor() ([]byte, []int) {
+	return file_witness_proto_rawDescGZIP(), []int{8}
+}
+
 var File_witness_proto protoreflect.FileDescriptor
 
 const file_witness_proto_rawDesc = "" +
@@ -473,31 +726,50 @@ const file_witness_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x19.proxima.witness.v1.HelloH\x00R\x05hello\x12=\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x1d.proxima.witness.v1.HeartbeatH\x00R\theartbeat\x124\n" +
 	"\x06result\x18\x03 \x01(\v2\x1a.proxima.witness.v1.ResultH\x00R\x06resultB\t\n" +
-	"\amessage\":\n" +
+	"\amessage\"T\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
-	"probe_port\x18\x02 \x01(\rR\tprobePort\"\v\n" +
+	"probe_port\x18\x02 \x01(\rR\tprobePort\x12\x18\n" +
+	"\aanswers\x18\x03 \x01(\bR\aanswers\"\v\n" +
 	"\tHeartbeat\"O\n" +
 	"\x06Result\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
-	"\aoutcome\x18\x02 \x01(\x0e2\x1b.proxima.witness.v1.OutcomeR\aoutcome\"L\n" +
+	"\aoutcome\x18\x02 \x01(\x0e2\x1b.proxima.witness.v1.OutcomeR\aoutcome\"|\n" +
 	"\fPlaneMessage\x121\n" +
-	"\x05probe\x18\x01 \x01(\v2\x19.proxima.witness.v1.ProbeH\x00R\x05probeB\t\n" +
+	"\x05probe\x18\x01 \x01(\v2\x19.proxima.witness.v1.ProbeH\x00R\x05probe\x12.\n" +
+	"\x04call\x18\x02 \x01(\v2\x18.proxima.witness.v1.CallH\x00R\x04callB\t\n" +
 	"\amessage\"Y\n" +
 	"\x05Probe\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04port\x18\x04 \x01(\rR\x04port*u\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\"{\n" +
+	"\x04Call\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x120\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1c.proxima.witness.v1.CallKindR\x04kind\x121\n" +
+	"\x14timeout_milliseconds\x18\x03 \x01(\rR\x13timeoutMilliseconds\"^\n" +
+	"\n" +
+	"AnswerPart\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\fR\x04part\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\r\n" +
+	"\vAnswerTaken*u\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_ANSWERED\x10\x01\x12\x13\n" +
 	"\x0fOUTCOME_REFUSED\x10\x02\x12\x12\n" +
 	"\x0eOUTCOME_SILENT\x10\x03\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\x042[\n" +
+	"\x0eOUTCOME_FAILED\x10\x04*h\n" +
+	"\bCallKind\x12\x19\n" +
+	"\x15CALL_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10CALL_KIND_CONFIG\x10\x01\x12\x16\n" +
+	"\x12CALL_KIND_CLUSTERS\x10\x02\x12\x13\n" +
+	"\x0fCALL_KIND_STATS\x10\x032\xa8\x01\n" +
 	"\aWitness\x12P\n" +
-	"\x06Attend\x12 .proxima.witness.v1.AgentMessage\x1a .proxima.witness.v1.PlaneMessage(\x010\x01B:Z8github.com/proxima-mesh/proxima/api/witness/v1;witnessv1b\x06proto3"
+	"\x06Attend\x12 .proxima.witness.v1.AgentMessage\x1a .proxima.witness.v1.PlaneMessage(\x010\x01\x12K\n" +
+	"\x06Answer\x12\x1e.proxima.witness.v1.AnswerPart\x1a\x1f.proxima.witness.v1.AnswerTaken(\x01B:Z8github.com/proxima-mesh/proxima/api/witness/v1;witnessv1b\x06proto3"
 
 var (
 	file_witness_proto_rawDescOnce sync.Once
@@ -511,30 +783,38 @@ func file_witness_proto_rawDescGZIP() []byte {
 	return file_witness_proto_rawDescData
 }
 
-var file_witness_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_witness_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_witness_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_witness_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_witness_proto_goTypes = []any{
 	(Outcome)(0),         // 0: proxima.witness.v1.Outcome
-	(*AgentMessage)(nil), // 1: proxima.witness.v1.AgentMessage
-	(*Hello)(nil),        // 2: proxima.witness.v1.Hello
-	(*Heartbeat)(nil),    // 3: proxima.witness.v1.Heartbeat
-	(*Result)(nil),       // 4: proxima.witness.v1.Result
-	(*PlaneMessage)(nil), // 5: proxima.witness.v1.PlaneMessage
-	(*Probe)(nil),        // 6: proxima.witness.v1.Probe
+	(CallKind)(0),        // 1: proxima.witness.v1.CallKind
+	(*AgentMessage)(nil), // 2: proxima.witness.v1.AgentMessage
+	(*Hello)(nil),        // 3: proxima.witness.v1.Hello
+	(*Heartbeat)(nil),    // 4: proxima.witness.v1.Heartbeat
+	(*Result)(nil),       // 5: proxima.witness.v1.Result
+	(*PlaneMessage)(nil), // 6: proxima.witness.v1.PlaneMessage
+	(*Probe)(nil),        // 7: proxima.witness.v1.Probe
+	(*Call)(nil),         // 8: proxima.witness.v1.Call
+	(*AnswerPart)(nil),   // 9: proxima.witness.v1.AnswerPart
+	(*AnswerTaken)(nil),  // 10: proxima.witness.v1.AnswerTaken
 }
 var file_witness_proto_depIdxs = []int32{
-	2, // 0: proxima.witness.v1.AgentMessage.hello:type_name -> proxima.witness.v1.Hello
-	3, // 1: proxima.witness.v1.AgentMessage.heartbeat:type_name -> proxima.witness.v1.Heartbeat
-	4, // 2: proxima.witness.v1.AgentMessage.result:type_name -> proxima.witness.v1.Result
-	0, // 3: proxima.witness.v1.Result.outcome:type_name -> proxima.witness.v1.Outcome
-	6, // 4: proxima.witness.v1.PlaneMessage.probe:type_name -> proxima.witness.v1.Probe
-	1, // 5: proxima.witness.v1.Witness.Attend:input_type -> proxima.witness.v1.AgentMessage
-	5, // 6: proxima.witness.v1.Witness.Attend:output_type -> proxima.witness.v1.PlaneMessage
-	6, // [6:7] is the sub-list for method output_type
-	5, // [5:6] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	3,  // 0: proxima.witness.v1.AgentMessage.hello:type_name -> proxima.witness.v1.Hello
+	4,  // 1: proxima.witness.v1.AgentMessage.heartbeat:type_name -> proxima.witness.v1.Heartbeat
+	5,  // 2: proxima.witness.v1.AgentMessage.result:type_name -> proxima.witness.v1.Result
+	0,  // 3: proxima.witness.v1.Result.outcome:type_name -> proxima.witness.v1.Outcome
+	7,  // 4: proxima.witness.v1.PlaneMessage.probe:type_name -> proxima.witness.v1.Probe
+	8,  // 5: proxima.witness.v1.PlaneMessage.call:type_name -> proxima.witness.v1.Call
+	1,  // 6: proxima.witness.v1.Call.kind:type_name -> proxima.witness.v1.CallKind
+	2,  // 7: proxima.witness.v1.Witness.Attend:input_type -> proxima.witness.v1.AgentMessage
+	9,  // 8: proxima.witness.v1.Witness.Answer:input_type -> proxima.witness.v1.AnswerPart
+	6,  // 9: proxima.witness.v1.Witness.Attend:output_type -> proxima.witness.v1.PlaneMessage
+	10, // 10: proxima.witness.v1.Witness.Answer:output_type -> proxima.witness.v1.AnswerTaken
+	9,  // [9:11] is the sub-list for method output_type
+	7,  // [7:9] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_witness_proto_init() }
@@ -549,14 +829,15 @@ func file_witness_proto_init() {
 	}
 	file_witness_proto_msgTypes[4].OneofWrappers = []any{
 		(*PlaneMessage_Probe)(nil),
+		(*PlaneMessage_Call)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_witness_proto_rawDesc), len(file_witness_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   6,
+			NumEnums:      2,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

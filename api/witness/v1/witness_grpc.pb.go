@@ -1,5 +1,6 @@
 // How a control plane notices within seconds that a machine is gone: agents say
-// every second that they are there, and probe each other when it asks.
+// every second that they are there, and probe each other when it asks. On the same
+// stream it asks an agent for what the agent has.
 //
 // The usual rules: field numbers are never reused, a reader ignores fields that it
 // does not know, and the zero value of a new field means what the absence of the
@@ -27,6 +28,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Witness_Attend_FullMethodName = "/proxima.witness.v1.Witness/Attend"
+	Witness_Answer_FullMethodName = "/proxima.witness.v1.Witness/Answer"
 )
 
 // WitnessClient is the client API for Witness service.
@@ -37,6 +39,9 @@ type WitnessClient interface {
 	// a Heartbeat every second and a Result for every Probe. An agent that ends closes
 	// its side: it left, and did not fail.
 	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AgentMessage, PlaneMessage], error)
+	// Answer carries the answer to one Call, in one or several parts, so that it does not
+	// delay heartbeats. It is complete when the agent closes its side.
+	Answer(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[AnswerPart, AnswerTaken], error)
 }
 
 type witnessClient struct {
@@ -60,6 +65,19 @@ func (c *witnessClient) Attend(ctx context.Context, opts ...grpc.CallOption) (gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Witness_AttendClient = grpc.BidiStreamingClient[AgentMessage, PlaneMessage]
 
+func (c *witnessClient) Answer(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[AnswerPart, AnswerTaken], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Witness_ServiceDesc.Streams[1], Witness_Answer_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AnswerPart, AnswerTaken]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Witness_AnswerClient = grpc.ClientStreamingClient[AnswerPart, AnswerTaken]
+
 // WitnessServer is the server API for Witness service.
 // All implementations must embed UnimplementedWitnessServer
 // for forward compatibility.
@@ -68,6 +86,9 @@ type WitnessServer interface {
 	// a Heartbeat every second and a Result for every Probe. An agent that ends closes
 	// its side: it left, and did not fail.
 	Attend(grpc.BidiStreamingServer[AgentMessage, PlaneMessage]) error
+	// Answer carries the answer to one Call, in one or several parts, so that it does not
+	// delay heartbeats. It is complete when the agent closes its side.
+	Answer(grpc.ClientStreamingServer[AnswerPart, AnswerTaken]) error
 	mustEmbedUnimplementedWitnessServer()
 }
 
@@ -80,6 +101,9 @@ type UnimplementedWitnessServer struct{}
 
 func (UnimplementedWitnessServer) Attend(grpc.BidiStreamingServer[AgentMessage, PlaneMessage]) error {
 	return status.Error(codes.Unimplemented, "method Attend not implemented")
+}
+func (UnimplementedWitnessServer) Answer(grpc.ClientStreamingServer[AnswerPart, AnswerTaken]) error {
+	return status.Error(codes.Unimplemented, "method Answer not implemented")
 }
 func (UnimplementedWitnessServer) mustEmbedUnimplementedWitnessServer() {}
 func (UnimplementedWitnessServer) testEmbeddedByValue()                 {}
@@ -109,6 +133,13 @@ func _Witness_Attend_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Witness_AttendServer = grpc.BidiStreamingServer[AgentMessage, PlaneMessage]
 
+func _Witness_Answer_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(WitnessServer).Answer(&grpc.GenericServerStream[AnswerPart, AnswerTaken]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Witness_AnswerServer = grpc.ClientStreamingServer[AnswerPart, AnswerTaken]
+
 // Witness_ServiceDesc is the grpc.ServiceDesc for Witness service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -121,6 +152,11 @@ var Witness_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Attend",
 			Handler:       _Witness_Attend_Handler,
 			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Answer",
+			Handler:       _Witness_Answer_Handler,
 			ClientStreams: true,
 		},
 	},
