@@ -63,7 +63,11 @@ type Config struct {
 	Federation Federation
 	// Instances of this control plane besides this one; nil: there are none.
 	Instances Instances
-	Logger    *slog.Logger
+	// Proxies answers for agents and gateways.
+	Proxies Proxies
+	// Checks asks zones; at global.
+	Checks ZoneChecks
+	Logger *slog.Logger
 }
 
 // Tables are the state that answers are made from. A *catalog.Catalog is one.
@@ -111,7 +115,7 @@ type Tokens interface {
 
 // Handlers of a control plane, by path.
 func Handlers(c Config) map[string]http.Handler {
-	return map[string]http.Handler{
+	return withProxies(c, map[string]http.Handler{
 		StatusPath:         get(statusHandler{c}),
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
@@ -119,18 +123,19 @@ func Handlers(c Config) map[string]http.Handler {
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
 		ConfirmPath:        confirmHandler{c},
-	}
+	})
 }
 
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
-	return map[string]http.Handler{
+	return withProxies(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),
 		BackupPath:     get(backupHandler{c, false}),
 		BackupKeysPath: get(backupHandler{c, true}),
 		ConfirmPath:    confirmHandler{c},
-	}
+		CheckPath:      checkHandler{c},
+	})
 }
 
 // get lets only requests with that method through.

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,60 +34,120 @@ const forwardedHeader = "Proxima-Forwarded"
 // maxPassed bounds the answer of another instance.
 const maxPassed = 64 << 20
 
-// elsewhere answers a request that this instance cannot, with err: by the first of the other
-// instances that has the stream. An instance that was asked by another one says 421, as RFC
-// 9110 section 15.5.20 has it for a server that has no answer for a target.
+// elsewhere answers a request that this instance cannot, with err: by the other instance
+// that has the stream. An instance that was asked by another one says 421, as RFC 9110
+// section 15.5.20 has it for a server that has no answer for a target.
 func (c Config) elsewhere(w http.ResponseWriter, r *http.Request, body any, err error) {
 	if r.Header.Get(forwardedHeader) != "" {
 		refuse(w, http.StatusMisdirectedRequest, metav1.StatusReasonConflict, err)
 		return
 	}
-	data, encodeErr := json.Marshal(body)
-	if encodeErr != nil {
-		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, encodeErr)
-		return
-	}
-	var silent []string
-	if c.Instances != nil {
-		for _, name := range c.Instances.Others() {
-			done, askErr := c.ask(w, r, name, data)
-			if done {
-				return
-			}
-			if askErr != nil {
-				silent = append(silent, name)
-				c.Logger.Warn("another instance was not asked", "instance", name, "path", r.URL.Path, "error", askErr)
-			}
+	var data []byte
+	if body != nil {
+		var encodeErr error
+		if data, encodeErr = json.Marshal(body); encodeErr != nil {
+			refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, encodeErr)
+			return
 		}
 	}
-	if len(silent) > 0 {
-		err = fmt.Errorf("%w, and no answer came from %s", err, strings.Join(silent, ", "))
+	passed, notHere := others{c.Instances, c.Logger}.ask(r.Context(), r.Method, r.URL.RequestURI(), data)
+	if passed == nil {
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, notHere.explain(err))
+		return
 	}
-	refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+	w.Header().Set("Content-Type", passed.contentType)
+	w.WriteHeader(passed.code)
+	_, _ = w.Write(passed.body) // the client has gone, if it fails
 }
 
-// ask has one instance answer a request. It reports whether that one had the stream.
-func (c Config) ask(w http.ResponseWriter, r *http.Request, name string, body []byte) (done bool, err error) {
-	out, err := http.NewRequestWithContext(r.Context(), r.Method, r.URL.RequestURI(), bytes.NewReader(body))
+// others asks the other instances of a control plane. Its Instances may be nil.
+type others struct {
+	Instances
+	log *slog.Logger
+}
+
+// passedAnswer is what another instance answered.
+type passedAnswer struct {
+	code        int
+	contentType string
+	body        []byte
+}
+
+// unanswered are the instances that did not answer a request.
+type unanswered struct {
+	// without have no stream, silent did not say.
+	without, silent []string
+}
+
+// explain completes the error of the instance that asked them.
+func (u unanswered) explain(err error) error {
+	if len(u.without) > 0 {
+		err = fmt.Errorf("%w, nor to %s", err, strings.Join(u.without, ", "))
+	}
+	if len(u.silent) > 0 {
+		err = fmt.Errorf("%w, and no answer came from %s", err, strings.Join(u.silent, ", "))
+	}
+	return err
+}
+
+// ask all instances at the same time: one that hangs delays no answer. It returns that of
+// the first that has the stream; nil: none has.
+func (o others) ask(ctx context.Context, method, uri string, body []byte) (*passedAnswer, unanswered) {
+	var none unanswered
+	if o.Instances == nil {
+		return nil, none
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		name   string
+		answer *passedAnswer
+		err    error
+	}
+	names := o.Others()
+	outcomes := make(chan outcome, len(names))
+	for _, name := range names {
+		go func() {
+			answer, err := o.askOne(ctx, name, method, uri, body)
+			outcomes <- outcome{name, answer, err}
+		}()
+	}
+	for range names {
+		switch got := <-outcomes; {
+		case got.answer != nil:
+			return got.answer, none
+		case got.err != nil:
+			none.silent = append(none.silent, got.name)
+			path, _, _ := strings.Cut(uri, "?")
+			o.log.Warn("another instance was not asked", "instance", got.name, "path", path, "error", got.err)
+		default:
+			none.without = append(none.without, got.name)
+		}
+	}
+	slices.Sort(none.without)
+	slices.Sort(none.silent)
+	return nil, none
+}
+
+// askOne instance; nil: it does not have the stream.
+func (o others) askOne(ctx context.Context, name, method, uri string, body []byte) (*passedAnswer, error) {
+	out, err := http.NewRequestWithContext(ctx, method, uri, bytes.NewReader(body))
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	out.Header.Set("Content-Type", "application/json")
 	out.Header.Set(forwardedHeader, "1")
-	resp, err := c.Instances.Send(r.Context(), name, out)
+	resp, err := o.Send(ctx, name, out)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusMisdirectedRequest {
-		return false, nil
+		return nil, nil
 	}
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxPassed))
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
-	w.WriteHeader(resp.StatusCode)
-	_, _ = w.Write(answer) // the client has gone, if it fails
-	return true, nil
+	return &passedAnswer{code: resp.StatusCode, contentType: resp.Header.Get("Content-Type"), body: answer}, nil
 }

@@ -167,6 +167,27 @@ func (c *Client) Update(ctx context.Context, kind *resource.Descriptor, obj reso
 	return c.update(ctx, s, s.front, obj)
 }
 
+// Try does all that Create does, or Update of an object that has a resource version, and
+// stores nothing: its error is the one that they would return.
+func (c *Client) Try(ctx context.Context, kind *resource.Descriptor, obj resource.Object) error {
+	s, err := c.writable(kind, obj)
+	if err != nil {
+		return err
+	}
+	in, err := s.stored(obj)
+	if err != nil {
+		return err
+	}
+	ctx, dryRun := c.context(ctx, s, obj.GetNamespace()), []string{metav1.DryRunAll}
+	if obj.GetResourceVersion() == "" {
+		_, err = s.front.Create(ctx, in, rest.ValidateAllObjectFunc, &metav1.CreateOptions{DryRun: dryRun})
+		return err
+	}
+	_, _, err = s.front.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(in), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc,
+		false, &metav1.UpdateOptions{DryRun: dryRun})
+	return err
+}
+
 // UpdateStatus implements resource.Client.
 func (c *Client) UpdateStatus(ctx context.Context, kind *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	s, err := c.writable(kind, obj)

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -54,7 +55,10 @@ func (c writeCheck) Validate(ctx context.Context, a admission.Attributes, _ admi
 }
 
 func writeOf(ctx context.Context, a admission.Attributes) access.Write {
-	w := access.Write{User: a.GetUserInfo(), Kind: a.GetKind().GroupKind(), Subresource: a.GetSubresource(), From: peerOf(ctx)}
+	w := access.Write{
+		User: a.GetUserInfo(), Kind: a.GetKind().GroupKind(), Subresource: a.GetSubresource(), From: peerOf(ctx),
+		DryRun: a.IsDryRun(), Warn: func(text string) { warning.AddWarning(ctx, "", text) },
+	}
 	w.Object, _ = a.GetObject().(resource.Object)
 	w.Old, _ = a.GetOldObject().(resource.Object)
 	return w

@@ -44,6 +44,8 @@ type api struct {
 	// members judges Dataplanes; its catalog is set before the server runs.
 	members *meshMembers
 	tags    *tagMembers
+	// dryRuns are judged by zones, too; its global is set before the server runs.
+	dryRuns *dryRuns
 
 	// direct is the API itself.
 	direct *apiserver.Client
@@ -64,7 +66,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
-		members: &meshMembers{}, tags: &tagMembers{},
+		members: &meshMembers{}, tags: &tagMembers{}, dryRuns: &dryRuns{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
@@ -94,7 +96,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Guard:         a.sessions.Guard,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
-			a.holders, a.meshes, a.zones, a.members, a.tags,
+			a.holders, a.meshes, a.zones, a.members, a.tags, a.dryRuns,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -105,7 +107,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Transformer: s.keys.Transformers(sealedGroups()...),
 		Metrics:     s.metrics,
 		Audit:       auditTo(s.audit),
-		AuditReads:  admin.LongPaths(),
+		AuditReads:  append(admin.LongPaths(), admin.ProxyPaths()...),
 		Logger:      log.With("component", "api"),
 		Version:     version.Get().Version,
 	})
@@ -159,6 +161,7 @@ type writes struct {
 	zones   *zoneDeletions
 	members *meshMembers
 	tags    *tagMembers
+	dryRuns *dryRuns
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -178,7 +181,10 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 	if err := w.tags.allow(write); err != nil {
 		return err
 	}
-	return w.meshes.allow(ctx, write)
+	if err := w.meshes.allow(ctx, write); err != nil {
+		return err
+	}
+	return w.dryRuns.allow(ctx, write)
 }
 
 // nodeTable is the Nodes, as an access.Cluster.

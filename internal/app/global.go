@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
@@ -46,6 +47,10 @@ type global struct {
 	zones    *zones.Zones
 	// refused are zones whose versions are too far from this one's.
 	refused version.Refusals
+	// kinds that are exchanged with zones.
+	kinds []local.Kind
+	// instances besides this one; nil: there are none.
+	instances admin.Instances
 	// roots of meshes, by which zones sign.
 	roots *meshRoots
 	// client of the leader.
@@ -83,7 +88,7 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 			Code: problem.Usage, Err: errors.New("--dns-address: global has no Services"), Hint: "set it at the control planes of the zones",
 		}
 	}
-	opened := &global{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{})}
+	opened := &global{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), kinds: federated()}
 	defer func() {
 		if err != nil {
 			opened.close()
@@ -101,11 +106,12 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 		Client: g.api.client, Descriptors: []*resource.Descriptor{kind.Namespace, kind.Node, kind.Mesh},
 		Epoch: g.storage.store.Epoch(), Logger: g.log.With("component", "catalog"),
 	})
-	g.api.nodes.catalog = g.instance.catalog
+	g.api.nodes.catalog, g.api.dryRuns.global = g.instance.catalog, g
 	if err := g.instance.open(cfg, g.storage, g.api, "zones", grpc.UnknownServiceHandler(refuseNodes)); err != nil {
 		return nil, err
 	}
 	g.others = newInstances(cfg, g.started, g.storage, g.api, g.instance, g.log)
+	g.instances = g.others.peers(g.storage.ca)
 	g.election = g.others.election()
 	g.client = g.api.client
 	if g.storage.shared() {
@@ -129,15 +135,16 @@ func refuseNodes(any, grpc.ServerStream) error {
 func (g *global) newZones() (err error) {
 	running := version.Get().Version
 	g.zones, err = zones.New(zones.Config{
-		Client: g.api.client, Kinds: federated(), Namespace: access.SystemNamespace, StoreEpoch: g.storage.store.Epoch(),
+		Client: g.api.client, Kinds: g.kinds, Namespace: access.SystemNamespace, StoreEpoch: g.storage.store.Epoch(),
 		Instance: instanceName(g.api.address), Version: running, Timeout: g.cfg.ZoneTimeout, Caller: access.CallerZone,
 		CheckVersion: func(zone, theirs string) error { return g.refused.Check(running, "zone", zone, theirs, time.Now()) },
 		Registerer:   g.storage.metrics, Logger: g.log.With("component", "federation"),
 	})
-	if err == nil {
-		g.zones.Register(g.instance.server)
+	if err != nil {
+		return err
 	}
-	return err
+	g.zones.Register(g.instance.server)
+	return nil
 }
 
 // components in the order in which they start.
@@ -215,14 +222,15 @@ func (g *global) handle() {
 	s, a := g.storage, g.api
 	certificates := access.NewCertificates(s.ca, s.tokens, s.policy(), g.instance.grpcPort(), g.log.With("component", "certificates"))
 	tokens := access.TokenHandler(s.tokens, allowAtGlobal, g.log.With("component", "tokens"))
-	secrets := s.rotation(a.server).Handler(g.log.With("component", "secrets"))
+	rotation := s.rotation(a.server).Handler(g.log.With("component", "secrets"))
 	handlers := map[string]http.Handler{
 		identity.CertificatesPath: certificates, access.TokensPath: tokens, access.TokensPath + "/": tokens,
-		keyring.StatusPath: secrets, keyring.StatusPath + "/": secrets,
+		keyring.StatusPath: rotation, keyring.StatusPath + "/": rotation,
 	}
 	for path, handler := range admin.GlobalHandlers(admin.Config{
 		Role: string(RoleGlobal), StoreName: storeName(g.cfg.Store), Started: g.started, DataDir: g.cfg.DataDir,
-		Store: s.store, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.others.peers(s.ca), Logger: g.log,
+		Store: s.store, Tables: g.instance.catalog, Tokens: s.tokens, Audit: s.audit.States, Federation: g, Instances: g.instances, Proxies: g, Checks: g,
+		Logger: g.log,
 	}) {
 		handlers[path] = handler
 	}

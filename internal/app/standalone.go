@@ -64,6 +64,8 @@ type standalone struct {
 	identities *identities
 	// zone is the connection to global; nil: this is not the control plane of a zone.
 	zone *zoneLink
+	// calls of agents.
+	calls *agentCalls
 	// names for machines without an agent.
 	names directNames
 	// complete is closed when the tables are filled and the kubeconfig is written.
@@ -110,11 +112,16 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if e == nil {
 		cp.election = cp.others.election()
 	}
+	cp.calls = &agentCalls{
+		zone: string(cfg.site()), instance: instanceName(cp.api.address), heartbeat: cp.instance.heartbeat, catalog: cp.instance.catalog,
+		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
+	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	if cfg.role() == RoleZone {
 		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.leader.client, cp.log); err != nil {
 			return nil, err
 		}
+		cp.zone.calls = cp.calls
 		cp.identities.link.zone.Store(cp.zone)
 	}
 	cp.handle()
@@ -152,7 +159,7 @@ func (cp *standalone) handle() {
 		Role: string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.others.peers(s.ca), Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

@@ -42,6 +42,9 @@ type zoneLink struct {
 	// instance of this control plane, as global shows it.
 	instance string
 	renewer  *identity.Renewer
+	// calls of agents, which global asks for; set before it runs.
+	calls   *agentCalls
+	checker *local.Checker
 	// current is the link of the present term; nil: this instance does not lead.
 	current atomic.Pointer[openLink]
 }
@@ -62,6 +65,7 @@ func newZoneLink(ctx context.Context, cfg ControlPlaneConfig, s *storage, a *api
 	l := &zoneLink{
 		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
 	}
+	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try}
 	l.renewer = identity.NewRenewer(identity.RenewerConfig{
 		Dir: l.dir(), Server: cfg.Global, Accept: l.accept, Token: l.token, Logger: l.log,
 	})
@@ -147,7 +151,7 @@ func (l *zoneLink) run(ctx context.Context) error {
 	defer conn.Close()
 	zone, err := stream.NewZone(stream.ZoneConfig{
 		Conn: conn, Zone: l.cfg.Zone, Instance: l.instance, Version: version.Get().Version, Protocol: l.cfg.FederationProtocol,
-		Outlet: outlet, Inlet: inlet, Log: l.log,
+		Outlet: outlet, Inlet: inlet, Calls: l.answer, Log: l.log,
 	})
 	if err != nil {
 		return err

@@ -35,6 +35,9 @@ const (
 	CallKind_CALL_KIND_CONFIG_DUMP CallKind = 1
 	CallKind_CALL_KIND_STATS       CallKind = 2
 	CallKind_CALL_KIND_CLUSTERS    CallKind = 3
+	// What the zone would make of an object of global, which it does not store. The body of
+	// the answer is a CheckAnswer.
+	CallKind_CALL_KIND_CHECK CallKind = 4
 )
 
 // Enum value maps for CallKind.
@@ -44,12 +47,14 @@ var (
 		1: "CALL_KIND_CONFIG_DUMP",
 		2: "CALL_KIND_STATS",
 		3: "CALL_KIND_CLUSTERS",
+		4: "CALL_KIND_CHECK",
 	}
 	CallKind_value = map[string]int32{
 		"CALL_KIND_UNSPECIFIED": 0,
 		"CALL_KIND_CONFIG_DUMP": 1,
 		"CALL_KIND_STATS":       2,
 		"CALL_KIND_CLUSTERS":    3,
+		"CALL_KIND_CHECK":       4,
 	}
 )
 
@@ -981,6 +986,156 @@ func (x *IntermediateResponse) GetRoots() []byte {
 	return nil
 }
 
+type PolicyReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*PolicyStatus        `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyReport) Reset() {
+	*x = PolicyReport{}
+	mi := &file_federation_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyReport) ProtoMessage() {}
+
+func (x *PolicyReport) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyReport.ProtoReflect.Descriptor instead.
+func (*PolicyReport) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PolicyReport) GetPolicies() []*PolicyStatus {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type PolicyStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Group and kind, and the name at global.
+	Type      string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Conditions of meta.k8s.io/v1, a list in JSON; all there are.
+	Conditions    []byte `protobuf:"bytes,4,opt,name=conditions,proto3" json:"conditions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStatus) Reset() {
+	*x = PolicyStatus{}
+	mi := &file_federation_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStatus) ProtoMessage() {}
+
+func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
+func (*PolicyStatus) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PolicyStatus) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetConditions() []byte {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+type PolicyReportTaken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyReportTaken) Reset() {
+	*x = PolicyReportTaken{}
+	mi := &file_federation_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyReportTaken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyReportTaken) ProtoMessage() {}
+
+func (x *PolicyReportTaken) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyReportTaken.ProtoReflect.Descriptor instead.
+func (*PolicyReportTaken) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{16}
+}
+
 type Call struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of this stream, rising.
@@ -993,14 +1148,17 @@ type Call struct {
 	// Time left; the zone ends its work after that.
 	TimeoutMilliseconds uint32 `protobuf:"varint,6,opt,name=timeout_milliseconds,json=timeoutMilliseconds,proto3" json:"timeout_milliseconds,omitempty"`
 	// The caller does not wait any longer; all else but the ID is empty.
-	Cancelled     bool `protobuf:"varint,7,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Cancelled bool `protobuf:"varint,7,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// Of CALL_KIND_CHECK: the type of a resource, and its body, an Object.
+	Type          string `protobuf:"bytes,8,opt,name=type,proto3" json:"type,omitempty"`
+	Body          []byte `protobuf:"bytes,9,opt,name=body,proto3" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_federation_proto_msgTypes[14]
+	mi := &file_federation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1170,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[14]
+	mi := &file_federation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1183,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{14}
+	return file_federation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Call) GetId() uint64 {
@@ -1077,6 +1235,75 @@ func (x *Call) GetCancelled() bool {
 	return false
 }
 
+func (x *Call) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Call) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
+}
+
+// CheckAnswer is empty if the zone would apply the object as it is.
+type CheckAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the zone would refuse it; empty: it would not.
+	Refusal string `protobuf:"bytes,1,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	// What else to know, such as what it would wait for.
+	Warnings      []string `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAnswer) Reset() {
+	*x = CheckAnswer{}
+	mi := &file_federation_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAnswer) ProtoMessage() {}
+
+func (x *CheckAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAnswer.ProtoReflect.Descriptor instead.
+func (*CheckAnswer) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CheckAnswer) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
+func (x *CheckAnswer) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type CallAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the Call.
@@ -1094,7 +1321,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_federation_proto_msgTypes[15]
+	mi := &file_federation_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1333,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[15]
+	mi := &file_federation_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1346,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{15}
+	return file_federation_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CallAnswer) GetId() uint64 {
@@ -1168,7 +1395,7 @@ type HealthCheckRequest struct {
 
 func (x *HealthCheckRequest) Reset() {
 	*x = HealthCheckRequest{}
-	mi := &file_federation_proto_msgTypes[16]
+	mi := &file_federation_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1407,7 @@ func (x *HealthCheckRequest) String() string {
 func (*HealthCheckRequest) ProtoMessage() {}
 
 func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[16]
+	mi := &file_federation_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1420,7 @@ func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckRequest.ProtoReflect.Descriptor instead.
 func (*HealthCheckRequest) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{16}
+	return file_federation_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HealthCheckRequest) GetInstance() string {
@@ -1220,7 +1447,7 @@ type HealthCheckResponse struct {
 
 func (x *HealthCheckResponse) Reset() {
 	*x = HealthCheckResponse{}
-	mi := &file_federation_proto_msgTypes[17]
+	mi := &file_federation_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1459,7 @@ func (x *HealthCheckResponse) String() string {
 func (*HealthCheckResponse) ProtoMessage() {}
 
 func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_federation_proto_msgTypes[17]
+	mi := &file_federation_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1472,7 @@ func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckResponse.ProtoReflect.Descriptor instead.
 func (*HealthCheckResponse) Descriptor() ([]byte, []int) {
-	return file_federation_proto_rawDescGZIP(), []int{17}
+	return file_federation_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HealthCheckResponse) GetIntervalMilliseconds() uint32 {
@@ -1319,7 +1546,17 @@ const file_federation_proto_rawDesc = "" +
 	"\arequest\x18\x03 \x01(\fR\arequest\"B\n" +
 	"\x14IntermediateResponse\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\fR\x05chain\x12\x14\n" +
-	"\x05roots\x18\x02 \x01(\fR\x05roots\"\x89\x02\n" +
+	"\x05roots\x18\x02 \x01(\fR\x05roots\"O\n" +
+	"\fPolicyReport\x12?\n" +
+	"\bpolicies\x18\x01 \x03(\v2#.proxima.federation.v1.PolicyStatusR\bpolicies\"t\n" +
+	"\fPolicyStatus\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\x04 \x01(\fR\n" +
+	"conditions\"\x13\n" +
+	"\x11PolicyReportTaken\"\xb1\x02\n" +
 	"\x04Call\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1f.proxima.federation.v1.CallKindR\x04kind\x129\n" +
@@ -1327,7 +1564,12 @@ const file_federation_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x121\n" +
 	"\x14timeout_milliseconds\x18\x06 \x01(\rR\x13timeoutMilliseconds\x12\x1c\n" +
-	"\tcancelled\x18\a \x01(\bR\tcancelled\"r\n" +
+	"\tcancelled\x18\a \x01(\bR\tcancelled\x12\x12\n" +
+	"\x04type\x18\b \x01(\tR\x04type\x12\x12\n" +
+	"\x04body\x18\t \x01(\fR\x04body\"C\n" +
+	"\vCheckAnswer\x12\x18\n" +
+	"\arefusal\x18\x01 \x01(\tR\arefusal\x12\x1a\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"r\n" +
 	"\n" +
 	"CallAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
@@ -1339,12 +1581,13 @@ const file_federation_proto_rawDesc = "" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\"J\n" +
 	"\x13HealthCheckResponse\x123\n" +
-	"\x15interval_milliseconds\x18\x01 \x01(\rR\x14intervalMilliseconds*m\n" +
+	"\x15interval_milliseconds\x18\x01 \x01(\rR\x14intervalMilliseconds*\x82\x01\n" +
 	"\bCallKind\x12\x19\n" +
 	"\x15CALL_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CALL_KIND_CONFIG_DUMP\x10\x01\x12\x13\n" +
 	"\x0fCALL_KIND_STATS\x10\x02\x12\x16\n" +
-	"\x12CALL_KIND_CLUSTERS\x10\x03*\x95\x01\n" +
+	"\x12CALL_KIND_CLUSTERS\x10\x03\x12\x13\n" +
+	"\x0fCALL_KIND_CHECK\x10\x04*\x95\x01\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -1361,7 +1604,9 @@ const file_federation_proto_rawDesc = "" +
 	"\x06Follow\x12$.proxima.federation.v1.FollowRequest\x1a%.proxima.federation.v1.FollowResponse0\x01\x12d\n" +
 	"\vAcknowledge\x12).proxima.federation.v1.AcknowledgeRequest\x1a*.proxima.federation.v1.AcknowledgeResponse\x12O\n" +
 	"\x04Root\x12\".proxima.federation.v1.RootRequest\x1a#.proxima.federation.v1.RootResponse\x12g\n" +
-	"\fIntermediate\x12*.proxima.federation.v1.IntermediateRequest\x1a+.proxima.federation.v1.IntermediateResponseB@Z>github.com/proxima-mesh/proxima/api/federation/v1;federationv1b\x06proto3"
+	"\fIntermediate\x12*.proxima.federation.v1.IntermediateRequest\x1a+.proxima.federation.v1.IntermediateResponse2i\n" +
+	"\x0ePolicyStatuses\x12W\n" +
+	"\x06Report\x12#.proxima.federation.v1.PolicyReport\x1a(.proxima.federation.v1.PolicyReportTakenB@Z>github.com/proxima-mesh/proxima/api/federation/v1;federationv1b\x06proto3"
 
 var (
 	file_federation_proto_rawDescOnce sync.Once
@@ -1376,7 +1621,7 @@ func file_federation_proto_rawDescGZIP() []byte {
 }
 
 var file_federation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_federation_proto_goTypes = []any{
 	(CallKind)(0),                // 0: proxima.federation.v1.CallKind
 	(TargetKind)(0),              // 1: proxima.federation.v1.TargetKind
@@ -1394,40 +1639,47 @@ var file_federation_proto_goTypes = []any{
 	(*RootResponse)(nil),         // 13: proxima.federation.v1.RootResponse
 	(*IntermediateRequest)(nil),  // 14: proxima.federation.v1.IntermediateRequest
 	(*IntermediateResponse)(nil), // 15: proxima.federation.v1.IntermediateResponse
-	(*Call)(nil),                 // 16: proxima.federation.v1.Call
-	(*CallAnswer)(nil),           // 17: proxima.federation.v1.CallAnswer
-	(*HealthCheckRequest)(nil),   // 18: proxima.federation.v1.HealthCheckRequest
-	(*HealthCheckResponse)(nil),  // 19: proxima.federation.v1.HealthCheckResponse
-	nil,                          // 20: proxima.federation.v1.Object.LabelsEntry
-	nil,                          // 21: proxima.federation.v1.Object.AnnotationsEntry
+	(*PolicyReport)(nil),         // 16: proxima.federation.v1.PolicyReport
+	(*PolicyStatus)(nil),         // 17: proxima.federation.v1.PolicyStatus
+	(*PolicyReportTaken)(nil),    // 18: proxima.federation.v1.PolicyReportTaken
+	(*Call)(nil),                 // 19: proxima.federation.v1.Call
+	(*CheckAnswer)(nil),          // 20: proxima.federation.v1.CheckAnswer
+	(*CallAnswer)(nil),           // 21: proxima.federation.v1.CallAnswer
+	(*HealthCheckRequest)(nil),   // 22: proxima.federation.v1.HealthCheckRequest
+	(*HealthCheckResponse)(nil),  // 23: proxima.federation.v1.HealthCheckResponse
+	nil,                          // 24: proxima.federation.v1.Object.LabelsEntry
+	nil,                          // 25: proxima.federation.v1.Object.AnnotationsEntry
 }
 var file_federation_proto_depIdxs = []int32{
-	20, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
-	21, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
+	24, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
+	25, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
 	4,  // 2: proxima.federation.v1.Refusals.refusals:type_name -> proxima.federation.v1.Refusal
 	8,  // 3: proxima.federation.v1.FollowResponse.meshes:type_name -> proxima.federation.v1.MeshState
 	9,  // 4: proxima.federation.v1.MeshState.trusted:type_name -> proxima.federation.v1.MeshAuthority
-	0,  // 5: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
-	1,  // 6: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
-	5,  // 7: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
-	17, // 8: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
-	18, // 9: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
-	6,  // 10: proxima.federation.v1.MeshAuthorities.Follow:input_type -> proxima.federation.v1.FollowRequest
-	10, // 11: proxima.federation.v1.MeshAuthorities.Acknowledge:input_type -> proxima.federation.v1.AcknowledgeRequest
-	12, // 12: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
-	14, // 13: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
-	5,  // 14: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
-	16, // 15: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
-	19, // 16: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
-	7,  // 17: proxima.federation.v1.MeshAuthorities.Follow:output_type -> proxima.federation.v1.FollowResponse
-	11, // 18: proxima.federation.v1.MeshAuthorities.Acknowledge:output_type -> proxima.federation.v1.AcknowledgeResponse
-	13, // 19: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
-	15, // 20: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
-	14, // [14:21] is the sub-list for method output_type
-	7,  // [7:14] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	17, // 5: proxima.federation.v1.PolicyReport.policies:type_name -> proxima.federation.v1.PolicyStatus
+	0,  // 6: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
+	1,  // 7: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
+	5,  // 8: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
+	21, // 9: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
+	22, // 10: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
+	6,  // 11: proxima.federation.v1.MeshAuthorities.Follow:input_type -> proxima.federation.v1.FollowRequest
+	10, // 12: proxima.federation.v1.MeshAuthorities.Acknowledge:input_type -> proxima.federation.v1.AcknowledgeRequest
+	12, // 13: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
+	14, // 14: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
+	16, // 15: proxima.federation.v1.PolicyStatuses.Report:input_type -> proxima.federation.v1.PolicyReport
+	5,  // 16: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
+	19, // 17: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
+	23, // 18: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
+	7,  // 19: proxima.federation.v1.MeshAuthorities.Follow:output_type -> proxima.federation.v1.FollowResponse
+	11, // 20: proxima.federation.v1.MeshAuthorities.Acknowledge:output_type -> proxima.federation.v1.AcknowledgeResponse
+	13, // 21: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
+	15, // 22: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
+	18, // 23: proxima.federation.v1.PolicyStatuses.Report:output_type -> proxima.federation.v1.PolicyReportTaken
+	16, // [16:24] is the sub-list for method output_type
+	8,  // [8:16] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_federation_proto_init() }
@@ -1445,9 +1697,9 @@ func file_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_federation_proto_rawDesc), len(file_federation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   20,
+			NumMessages:   24,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_federation_proto_goTypes,
 		DependencyIndexes: file_federation_proto_depIdxs,

@@ -519,3 +519,111 @@ var MeshAuthorities_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "federation.proto",
 }
+
+const (
+	PolicyStatuses_Report_FullMethodName = "/proxima.federation.v1.PolicyStatuses/Report"
+)
+
+// PolicyStatusesClient is the client API for PolicyStatuses service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// PolicyStatuses is served by global, which shows what zones observe of its policies.
+type PolicyStatusesClient interface {
+	// Report is called by a zone after each change. What it does not name stays as it was.
+	Report(ctx context.Context, in *PolicyReport, opts ...grpc.CallOption) (*PolicyReportTaken, error)
+}
+
+type policyStatusesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewPolicyStatusesClient(cc grpc.ClientConnInterface) PolicyStatusesClient {
+	return &policyStatusesClient{cc}
+}
+
+func (c *policyStatusesClient) Report(ctx context.Context, in *PolicyReport, opts ...grpc.CallOption) (*PolicyReportTaken, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyReportTaken)
+	err := c.cc.Invoke(ctx, PolicyStatuses_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// PolicyStatusesServer is the server API for PolicyStatuses service.
+// All implementations must embed UnimplementedPolicyStatusesServer
+// for forward compatibility.
+//
+// PolicyStatuses is served by global, which shows what zones observe of its policies.
+type PolicyStatusesServer interface {
+	// Report is called by a zone after each change. What it does not name stays as it was.
+	Report(context.Context, *PolicyReport) (*PolicyReportTaken, error)
+	mustEmbedUnimplementedPolicyStatusesServer()
+}
+
+// UnimplementedPolicyStatusesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedPolicyStatusesServer struct{}
+
+func (UnimplementedPolicyStatusesServer) Report(context.Context, *PolicyReport) (*PolicyReportTaken, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedPolicyStatusesServer) mustEmbedUnimplementedPolicyStatusesServer() {}
+func (UnimplementedPolicyStatusesServer) testEmbeddedByValue()                        {}
+
+// UnsafePolicyStatusesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to PolicyStatusesServer will
+// result in compilation errors.
+type UnsafePolicyStatusesServer interface {
+	mustEmbedUnimplementedPolicyStatusesServer()
+}
+
+func RegisterPolicyStatusesServer(s grpc.ServiceRegistrar, srv PolicyStatusesServer) {
+	// If the following call panics, it indicates UnimplementedPolicyStatusesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&PolicyStatuses_ServiceDesc, srv)
+}
+
+func _PolicyStatuses_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PolicyReport)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyStatusesServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyStatuses_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyStatusesServer).Report(ctx, req.(*PolicyReport))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// PolicyStatuses_ServiceDesc is the grpc.ServiceDesc for PolicyStatuses service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var PolicyStatuses_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "proxima.federation.v1.PolicyStatuses",
+	HandlerType: (*PolicyStatusesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Report",
+			Handler:    _PolicyStatuses_Report_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "federation.proto",
+}

@@ -142,7 +142,7 @@ func (c *caller) call(ctx context.Context, zone string, call *federationv1.Call)
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, noStream(zone)
+		return nil, &NoStreamError{zone}
 	}
 	c.last++
 	id := c.last
@@ -156,10 +156,10 @@ func (c *caller) call(ctx context.Context, zone string, call *federationv1.Call)
 	deadline, _ := ctx.Deadline()
 	m := &federationv1.Call{
 		Id: id, Kind: call.GetKind(), Target: call.GetTarget(), Namespace: call.GetNamespace(), Name: call.GetName(),
-		TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)),
+		TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)), Type: call.GetType(), Body: call.GetBody(),
 	}
 	if err := c.out.send(m); err != nil {
-		return nil, noStream(zone)
+		return nil, &NoStreamError{zone}
 	}
 	select {
 	case err := <-w.done:
@@ -170,9 +170,16 @@ func (c *caller) call(ctx context.Context, zone string, call *federationv1.Call)
 	}
 }
 
-func noStream(zone string) error {
-	return status.Errorf(codes.Unavailable, "the control plane of zone %s has no stream to this instance of global", zone)
+// NoStreamError: the control plane of a zone has no stream to this instance of global. It
+// may have one to another.
+type NoStreamError struct{ Zone string }
+
+func (e *NoStreamError) Error() string {
+	return fmt.Sprintf("the control plane of zone %s has no stream to this instance of global", e.Zone)
 }
+
+// GRPCStatus is the interface of package status.
+func (e *NoStreamError) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
 // read takes answers until the stream ends.
 func (c *caller) read(zone string) error {
@@ -215,6 +222,6 @@ func (c *caller) close(zone string) {
 	c.closed = true
 	for id, w := range c.waiting {
 		delete(c.waiting, id)
-		w.done <- noStream(zone)
+		w.done <- &NoStreamError{zone}
 	}
 }

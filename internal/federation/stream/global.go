@@ -305,7 +305,7 @@ func (g *Global) setCaller(zone string, c, old *caller) {
 
 // Call makes a call into a zone, by the newest stream that the zone has to this
 // instance. It takes at most CallTimeout. Errors are gRPC statuses; Unavailable names
-// the hop that is missing.
+// the hop that is missing. *NoStreamError: another instance may have a stream.
 func (g *Global) Call(ctx context.Context, zone string, call *federationv1.Call) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
@@ -316,7 +316,7 @@ func (g *Global) Call(ctx context.Context, zone string, call *federationv1.Call)
 	}
 	g.mu.Unlock()
 	if c == nil {
-		return nil, noStream(zone)
+		return nil, &NoStreamError{zone}
 	}
 	return c.call(ctx, zone, call)
 }

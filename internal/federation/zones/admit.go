@@ -145,6 +145,11 @@ func (z *Zones) Confirm(ctx context.Context, zone, typ, token string) (int, erro
 	return Confirm(ctx, p.inlet, typ, token)
 }
 
+// Call makes a call into a zone; see stream.Global.
+func (z *Zones) Call(ctx context.Context, zone string, call *federationv1.Call) ([]byte, error) {
+	return z.global.Call(ctx, zone, call)
+}
+
 // NotHereError: a zone has no stream to this instance. It may have one to another.
 type NotHereError struct{ Zone, Instance string }
 

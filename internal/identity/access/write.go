@@ -25,6 +25,10 @@ type Write struct {
 	// From is the address that the request comes from. The zero Addr: it is not
 	// known, as behind a proxy.
 	From netip.Addr
+	// DryRun: nothing is stored.
+	DryRun bool
+	// Warn tells the user something beside the answer; nil: nobody is told.
+	Warn func(text string)
 }
 
 // Cluster is the part of the cluster's state that a WritePolicy reads.
