@@ -44,6 +44,8 @@ type api struct {
 	// members judges Dataplanes; its catalog is set before the server runs.
 	members *meshMembers
 	tags    *tagMembers
+	// secrets judges deletions of secrets; its client is set before the server runs.
+	secrets *secretUses
 	// dryRuns are judged by zones, too; its global is set before the server runs.
 	dryRuns *dryRuns
 
@@ -66,14 +68,14 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
-		members: &meshMembers{}, tags: &tagMembers{}, dryRuns: &dryRuns{},
+		members: &meshMembers{}, tags: &tagMembers{}, secrets: &secretUses{}, dryRuns: &dryRuns{},
 	}
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
 		l.Close()
 		return nil, err
 	}
 	a.nodes.client = a.server.Client("system:apiserver")
-	a.zones.client = a.nodes.client
+	a.zones.client, a.secrets.client = a.nodes.client, a.nodes.client
 	if err := a.newClients(cfg, s, log); err != nil {
 		a.server.Close()
 		return nil, err
@@ -96,7 +98,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Guard:         a.sessions.Guard,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
-			a.holders, a.meshes, a.zones, a.members, a.tags, a.dryRuns,
+			a.holders, a.meshes, a.zones, a.members, a.tags, a.secrets, a.dryRuns,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -161,7 +163,14 @@ type writes struct {
 	zones   *zoneDeletions
 	members *meshMembers
 	tags    *tagMembers
+	secrets *secretUses
 	dryRuns *dryRuns
+}
+
+// Prepare implements apiserver.WritePolicy.
+func (w writes) Prepare(write access.Write) {
+	w.WritePolicy.Prepare(write)
+	w.secrets.prepare(write)
 }
 
 // Allow implements apiserver.WritePolicy.
@@ -182,6 +191,9 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 		return err
 	}
 	if err := w.meshes.allow(ctx, write); err != nil {
+		return err
+	}
+	if err := w.secrets.allow(ctx, write); err != nil {
 		return err
 	}
 	return w.dryRuns.allow(ctx, write)

@@ -20,12 +20,12 @@ import (
 )
 
 // federated are the kinds that zones and global exchange, in the order in which they are
-// sent. Their descriptors have the direction.
-//
-// GlobalSecrets are not among them: only those that a zone uses may go there, and never the
-// key of an authority.
+// sent. Their descriptors have the direction. Of secrets only what a zone uses goes there,
+// and never the key of an authority (package secrets).
 func federated() []local.Kind {
 	return []local.Kind{
+		secretKind(kind.GlobalSecret),
+		secretKind(kind.Secret),
 		meshes(),
 		policy(kind.ZoneCosts),
 		policy(kind.TopologyHeuristic),
@@ -166,7 +166,7 @@ func directionOf(gk schema.GroupKind) resource.Direction {
 
 // accessSite is what the policy of writes knows of this control plane.
 func (c *ControlPlaneConfig) accessSite() access.Site {
-	return access.Site{Zone: c.Zone, AtGlobal: c.role() == RoleGlobal, Global: c.Global, Direction: directionOf}
+	return access.Site{Zone: c.Zone, AtGlobal: c.role() == RoleGlobal, Global: c.Global, Direction: directionOf, Shared: isSecret}
 }
 
 // systemNamespaces of a control plane that is one of several.

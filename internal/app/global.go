@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/federation/local"
+	"github.com/proxima-mesh/proxima/internal/federation/secrets"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
@@ -164,6 +165,7 @@ func (g *global) components() []component {
 			{Name: "namespace controller", Scope: leader, Run: g.runNamespaces},
 			{Name: "garbage collector", Scope: leader, Run: g.runGarbage},
 			{Name: "life of zones", Scope: leader, Run: g.leadZones},
+			{Name: "secrets of zones", Scope: leader, Run: g.runSecrets},
 			{Name: "kubeconfig", Run: publishKubeconfig(g.cfg, g.instance.catalog, g.storage.ca, g.serving().API, g.complete), Ready: g.complete},
 		},
 	)
@@ -181,6 +183,11 @@ func (g *global) runGarbage(ctx context.Context) error {
 	return garbage.NewOwners(garbage.OwnersConfig{
 		Client: g.client, Kinds: kind.All(), Logger: g.log.With("component", "garbage"),
 	}).Run(ctx)
+}
+
+// runSecrets notes on secrets what of them goes to zones.
+func (g *global) runSecrets(ctx context.Context) error {
+	return secrets.New(secrets.Config{Client: g.client, System: access.SystemNamespace, Logger: g.log.With("component", "secrets")}).Run(ctx)
 }
 
 func (g *global) leadZones(ctx context.Context) error {

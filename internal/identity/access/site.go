@@ -27,6 +27,9 @@ type Site struct {
 	Global string
 	// Direction in which a kind travels.
 	Direction func(schema.GroupKind) resource.Direction
+	// Shared reports a kind of which zones write objects of their own without a label, though
+	// it travels from global to zones; nil: there is none.
+	Shared func(schema.GroupKind) bool
 }
 
 // prepare sets what names the zone: of a Dataplane that is registered here, and of a Node
@@ -71,7 +74,7 @@ func (s *Site) allow(w Write) error {
 	switch {
 	case s.AtGlobal && direction != resource.GlobalToZone:
 		return fmt.Errorf("a %s is written at the control plane of its zone; global has copies, which are read-only", w.Kind.Kind)
-	case s.Zone != "" && direction == resource.GlobalToZone:
+	case s.Zone != "" && direction == resource.GlobalToZone && (s.Shared == nil || !s.Shared(w.Kind)):
 		return s.allowPolicy(w)
 	}
 	return nil

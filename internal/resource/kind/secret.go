@@ -23,6 +23,7 @@ var Secret = &resource.Descriptor{
 	Resource:   "secrets",
 	Singular:   "secret",
 	Namespaced: true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &corev1.Secret{} },
 	NewList: func() runtime.Object { return &corev1.SecretList{} },
