@@ -105,6 +105,8 @@ var layers = map[string]layer{
 	"internal/dns/records":              core,
 	"internal/federation":               core,
 	"internal/federation/local":         core,
+	"internal/federation/observed":      core,
+	"internal/federation/secrets":       core,
 	"internal/identity/authorities":     core,
 	"internal/identity/authority":       core,
 	"internal/identity/rotation":        core,

@@ -13,12 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/federation/local"
+	"github.com/proxima-mesh/proxima/internal/federation/observed"
 	"github.com/proxima-mesh/proxima/internal/federation/secrets"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/identity"
@@ -48,6 +50,8 @@ type global struct {
 	zones    *zones.Zones
 	// refused are zones whose versions are too far from this one's.
 	refused version.Refusals
+	// observed in zones of policies.
+	observed *observed.Recorder
 	// kinds that are exchanged with zones.
 	kinds []local.Kind
 	// instances besides this one; nil: there are none.
@@ -145,6 +149,8 @@ func (g *global) newZones() (err error) {
 		return err
 	}
 	g.zones.Register(g.instance.server)
+	g.observed = observed.NewRecorder(g.api.client, observedKinds())
+	federationv1.RegisterPolicyStatusesServer(g.instance.server, &policyStatuses{zones: g.zones, recorder: g.observed})
 	return nil
 }
 
@@ -191,7 +197,7 @@ func (g *global) runSecrets(ctx context.Context) error {
 }
 
 func (g *global) leadZones(ctx context.Context) error {
-	return g.zones.Lead(ctx, zones.LeaderConfig{Client: g.client, RevokeTokens: g.revokeTokens, Alive: g.alive})
+	return g.zones.Lead(ctx, zones.LeaderConfig{Client: g.client, RevokeTokens: g.revokeTokens, Forget: g.observed.Forget, Alive: g.alive})
 }
 
 // revokeTokens withdraws the tokens of a zone, and with them its certificates.

@@ -149,9 +149,10 @@ func (l *zoneLink) run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	reporter := l.newReporter(conn)
 	zone, err := stream.NewZone(stream.ZoneConfig{
 		Conn: conn, Zone: l.cfg.Zone, Instance: l.instance, Version: version.Get().Version, Protocol: l.cfg.FederationProtocol,
-		Outlet: outlet, Inlet: inlet, Calls: l.answer, Log: l.log,
+		Outlet: outlet, Inlet: inlet, Calls: l.answer, Connected: reporter.Again, Log: l.log,
 	})
 	if err != nil {
 		return err
@@ -162,6 +163,7 @@ func (l *zoneLink) run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() { _ = outlet.Run(ctx) })
 	running.Go(func() { _ = inlet.Run(ctx, kind.Namespace) })
+	running.Go(func() { _ = reporter.Run(ctx) })
 	running.Go(func() { l.suspect(ctx, zone) })
 	return zone.Run(ctx)
 }

@@ -51,6 +51,11 @@ type ExternalServiceStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Zones, at a global control plane: what each of them observes of the service.
+	// +optional
+	// +listType=map
+	// +listMapKey=zone
+	Zones []PolicyZoneStatus `json:"zones,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -31,6 +31,11 @@ type MeshStatus struct {
 	// MTLS is the state of the mesh's certificate authorities.
 	// +optional
 	MTLS *MeshMTLSStatus `json:"mtls,omitempty"`
+	// Zones, at a global control plane: what each of them observes of the mesh.
+	// +optional
+	// +listType=map
+	// +listMapKey=zone
+	Zones []PolicyZoneStatus `json:"zones,omitempty"`
 }
 
 // MeshMTLSStatus is the state of a mesh's certificate authorities.

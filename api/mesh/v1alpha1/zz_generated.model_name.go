@@ -196,6 +196,11 @@ func (in MeshWorkloadCertificate) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyZoneStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyZoneStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Probe) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Probe"
 }

@@ -65,6 +65,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.MeshSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshSpec(ref),
 		v1alpha1.MeshStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MeshStatus(ref),
 		v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName():             schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref),
+		v1alpha1.PolicyZoneStatus{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_PolicyZoneStatus(ref),
 		v1alpha1.Probe{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Probe(ref),
 		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
 		v1alpha1.SubjectAltNameMatch{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_SubjectAltNameMatch(ref),
@@ -1434,11 +1435,32 @@ func schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref common.Reference
 							},
 						},
 					},
+					"zones": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"zone",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones, at a global control plane: what each of them observes of the service.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyZoneStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			metav1.Condition{}.OpenAPIModelName()},
+			v1alpha1.PolicyZoneStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -2312,11 +2334,32 @@ func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) c
 							Ref:         ref(v1alpha1.MeshMTLSStatus{}.OpenAPIModelName()),
 						},
 					},
+					"zones": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"zone",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones, at a global control plane: what each of them observes of the mesh.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyZoneStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.MeshMTLSStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
+			v1alpha1.MeshMTLSStatus{}.OpenAPIModelName(), v1alpha1.PolicyZoneStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -2337,6 +2380,51 @@ func schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref common.Referen
 				},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicyZoneStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicyZoneStatus is what one zone observes of a policy of global.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"zone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zone that observes it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions of the policy there.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"zone"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 

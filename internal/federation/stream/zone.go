@@ -53,7 +53,10 @@ type ZoneConfig struct {
 	Inlet    federation.Inlet
 	// Calls answers reverse calls; nil: they are Unimplemented.
 	Calls CallHandler
-	Log   *slog.Logger // nil: silence
+	// Connected, if not nil, is called when a stream of objects of global begins. It must not
+	// block.
+	Connected func()
+	Log       *slog.Logger // nil: silence
 }
 
 // Zone is the end of a zone's control plane. Make it with NewZone.
@@ -170,9 +173,11 @@ func (z *Zone) receive(ctx context.Context, versions bool, received func()) erro
 		return err
 	}
 	defer z.update(func(s *ZoneStatus) { s.Receiving = false })
+	connected := z.connected()
 	return followDelta(ctx, s, z.config.Inlet, versions, func() {
 		received()
 		z.update(func(s *ZoneStatus) { s.Receiving = true })
+		connected()
 	})
 }
 
@@ -197,10 +202,20 @@ func (z *Zone) multiplex(ctx context.Context, _ bool, received func()) error {
 		return err
 	}
 	defer z.update(func(s *ZoneStatus) { s.Receiving, s.Sending = false, false })
+	connected := z.connected()
 	return multiplex(ctx, s, z.config.Outlet, z.config.Zone, z.config.Inlet, z.observe, func() {
 		received()
 		z.update(func(s *ZoneStatus) { s.Receiving, s.Sending = true, true })
+		connected()
 	})
+}
+
+// connected calls ZoneConfig.Connected once.
+func (z *Zone) connected() func() {
+	if z.config.Connected == nil {
+		return func() {}
+	}
+	return sync.OnceFunc(z.config.Connected)
 }
 
 func (z *Zone) observe(e engine) {

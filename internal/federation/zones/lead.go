@@ -34,6 +34,8 @@ type LeaderConfig struct {
 	Client resource.Client
 	// RevokeTokens withdraws all tokens of a zone.
 	RevokeTokens func(ctx context.Context, zone string) error
+	// Forget what a zone observed of policies.
+	Forget func(ctx context.Context, zone string) error
 	// Alive reports whether an instance of the control plane runs.
 	Alive func(instance string) bool
 }
@@ -166,6 +168,9 @@ func (l *lead) copies(ctx context.Context, k local.Kind, zone string) ([]resourc
 func (l *lead) remove(ctx context.Context, zone *meshv1alpha1.Zone) (changed bool, err error) {
 	if err := l.config.RevokeTokens(ctx, zone.Name); err != nil {
 		return false, fmt.Errorf("revoke its tokens: %w", err)
+	}
+	if err := l.config.Forget(ctx, zone.Name); err != nil {
+		return false, fmt.Errorf("forget what it observed: %w", err)
 	}
 	for _, k := range l.zones.config.Kinds {
 		if k.Type.Direction == federation.GlobalToZone {

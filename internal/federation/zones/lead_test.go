@@ -56,6 +56,7 @@ func (r *rig) lead() *lead {
 	return &lead{zones: r.zones, log: r.zones.log, config: LeaderConfig{
 		Client: r.client, Alive: func(instance string) bool { return r.alive[instance] },
 		RevokeTokens: func(_ context.Context, zone string) error { r.revoked = append(r.revoked, zone); return nil },
+		Forget:       func(context.Context, string) error { return nil },
 	}}
 }
 

@@ -68,7 +68,8 @@ var externalServiceParts = parts[*mesh.ExternalService, mesh.ExternalServiceSpec
 
 func validateExternalServiceStatus(e, old *mesh.ExternalService) field.ErrorList {
 	errs := checkMeta(e, old, true, validation.NameIsDNS1035Label)
-	return append(errs, metav1validation.ValidateConditions(e.Status.Conditions, field.NewPath("status", "conditions"))...)
+	errs = append(errs, metav1validation.ValidateConditions(e.Status.Conditions, field.NewPath("status", "conditions"))...)
+	return append(errs, checkZoneStatuses(e.Status.Zones)...)
 }
 
 // defaultExternalService leaves lists alone, as defaultMesh does.

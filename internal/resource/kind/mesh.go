@@ -132,7 +132,22 @@ var meshParts = parts[*mesh.Mesh, mesh.MeshSpec, mesh.MeshStatus](
 
 func validateMeshStatus(m, old *mesh.Mesh) field.ErrorList {
 	errs := checkMeta(m, old, false, validation.NameIsDNSLabel)
-	return append(errs, metav1validation.ValidateConditions(m.Status.Conditions, field.NewPath("status", "conditions"))...)
+	errs = append(errs, metav1validation.ValidateConditions(m.Status.Conditions, field.NewPath("status", "conditions"))...)
+	return append(errs, checkZoneStatuses(m.Status.Zones)...)
+}
+
+// checkZoneStatuses of a policy at global.
+func checkZoneStatuses(all []mesh.PolicyZoneStatus) field.ErrorList {
+	var errs field.ErrorList
+	path, names := field.NewPath("status", "zones"), set[string]{}
+	for i, z := range all {
+		errs = append(errs, checkLabel(path.Index(i).Child("zone"), z.Zone)...)
+		if !names.add(z.Zone) {
+			errs = append(errs, field.Duplicate(path.Index(i).Child("zone"), z.Zone))
+		}
+		errs = append(errs, metav1validation.ValidateConditions(z.Conditions, path.Index(i).Child("conditions"))...)
+	}
+	return errs
 }
 
 func checkMTLS(path *field.Path, m *mesh.MeshMTLS) field.ErrorList {
