@@ -15,9 +15,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/view/wire"
 )
 
-// TestOtherSitesAreInViews: what another site exports is in every view while its ingress
-// is known, and goes with it.
-func TestOtherSitesAreInViews(t *testing.T) {
+// offeredElsewhere is a Service that is imported from site b, with what b exports; and an
+// ingress of b.
+func offeredElsewhere() (*catalog.Delta, *meshv1alpha1.ZoneIngress) {
 	service := viewtest.Service("derived", "10.0.0.1")
 	service.Labels = map[string]string{mcsv1beta1.LabelServiceName: "web"}
 	labels := map[string]string{meshv1alpha1.LabelZone: "b", meshv1alpha1.LabelDisplayName: "web"}
@@ -25,13 +25,19 @@ func TestOtherSitesAreInViews(t *testing.T) {
 	export.Status.Available = &mcsv1beta1.AvailableService{
 		Mesh: "default", Type: mcsv1beta1.ClusterSetIP, Instances: 1, Ports: []mcsv1beta1.ServicePort{{Port: 80}},
 	}
-	ingress := &meshv1alpha1.ZoneIngress{
+	d := viewtest.Delta(1, service)
+	d.ServiceExports = []catalog.Change[*mcsv1beta1.ServiceExport]{{Key: catalog.Key{Namespace: "ns", Name: "web-x"}, New: export}}
+	return d, &meshv1alpha1.ZoneIngress{
 		ObjectMeta: metav1.ObjectMeta{Name: "i-x", Labels: map[string]string{meshv1alpha1.LabelZone: "b"}},
 		Spec:       meshv1alpha1.ZoneGatewaySpec{Address: "10.1.0.1", Port: 10001},
 	}
+}
+
+// TestOtherSitesAreInViews: what another site exports is in every view while its ingress
+// is known, and goes with it.
+func TestOtherSitesAreInViews(t *testing.T) {
+	d, ingress := offeredElsewhere()
 	b := NewBuilder(BuilderConfig{Site: "a"})
-	d := viewtest.Delta(1, service)
-	d.ServiceExports = []catalog.Change[*mcsv1beta1.ServiceExport]{{Key: catalog.Key{Namespace: "ns", Name: "web-x"}, New: export}}
 	replace(t, b, d)
 	scope, err := b.Scope("")
 	if err != nil {
@@ -55,17 +61,7 @@ func TestOtherSitesAreInViews(t *testing.T) {
 // TestPlansOfOtherSites: each zone's view has its own plan for other sites, and changes with
 // it.
 func TestPlansOfOtherSites(t *testing.T) {
-	service := viewtest.Service("derived", "10.0.0.1")
-	service.Labels = map[string]string{mcsv1beta1.LabelServiceName: "web"}
-	labels := map[string]string{meshv1alpha1.LabelZone: "b", meshv1alpha1.LabelDisplayName: "web"}
-	export := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-x", Labels: labels}}
-	export.Status.Available = &mcsv1beta1.AvailableService{
-		Mesh: "default", Type: mcsv1beta1.ClusterSetIP, Instances: 1, Ports: []mcsv1beta1.ServicePort{{Port: 80}},
-	}
-	ingress := &meshv1alpha1.ZoneIngress{
-		ObjectMeta: metav1.ObjectMeta{Name: "i-x", Labels: map[string]string{meshv1alpha1.LabelZone: "b"}},
-		Spec:       meshv1alpha1.ZoneGatewaySpec{Address: "10.1.0.1", Port: 10001},
-	}
+	d, ingress := offeredElsewhere()
 	away := map[locality.Zone]uint32{"a1": 2}
 	b := NewBuilder(BuilderConfig{Site: "a", Split: func(zone locality.Zone, of catalog.Key, _ string) *sites.Split {
 		if away[zone] == 0 || of.Name != "derived" {
@@ -73,8 +69,6 @@ func TestPlansOfOtherSites(t *testing.T) {
 		}
 		return &sites.Split{Here: 1, Sites: map[string]uint32{"b": away[zone]}}
 	}})
-	d := viewtest.Delta(1, service)
-	d.ServiceExports = []catalog.Change[*mcsv1beta1.ServiceExport]{{Key: catalog.Key{Namespace: "ns", Name: "web-x"}, New: export}}
 	d.ZoneIngresses = []catalog.Change[*meshv1alpha1.ZoneIngress]{{Key: catalog.Key{Name: "i-x"}, New: ingress}}
 	replace(t, b, d)
 	part := func(zone locality.Zone) uint32 {
