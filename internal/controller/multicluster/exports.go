@@ -85,15 +85,15 @@ func NewExports(config Config) *Exports {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (e *Exports) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	defer cancel()
 	if e.Demand != nil {
-		var looking sync.WaitGroup
-		ctx, cancel := context.WithCancel(ctx)
-		defer looking.Wait()
-		defer cancel()
 		looking.Go(func() { e.lookAtDemand(ctx) })
-		return e.follow(ctx)
 	}
-	return e.follow(ctx)
+	return e.loop.Run(ctx, e.Catalog, e.dispatch,
+		catalog.ServiceExports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.Meshes)
 }
 
 // lookAtDemand queues the names whose demand is exported.
@@ -116,11 +116,6 @@ func (e *Exports) lookAtDemand(ctx context.Context) {
 			}
 		}
 	}
-}
-
-func (e *Exports) follow(ctx context.Context) error {
-	return e.loop.Run(ctx, e.Catalog, e.dispatch,
-		catalog.ServiceExports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.Meshes)
 }
 
 // dispatch queues the names that a delta concerns. Slices concern only what is exported.
