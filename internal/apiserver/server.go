@@ -26,7 +26,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	restclient "k8s.io/client-go/rest"
 
-	"github.com/proxima-mesh/proxima/internal/apiserver/openapi"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
@@ -154,6 +153,7 @@ func New(cfg Config) (*Server, error) {
 		s.generic.Destroy()
 		return nil, fmt.Errorf("new API server: %w", err)
 	}
+	s.installOpenAPI(generic)
 	return s, nil
 }
 
@@ -200,11 +200,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 		to := auditor{sink: s.cfg.Audit, reads: s.cfg.AuditReads}
 		c.AuditBackend, c.AuditPolicyRuleEvaluator = to, to
 	}
-	namer := apiopenapi.NewDefinitionNamer(schemes.external)
-	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
-	c.OpenAPIConfig.Info.Title = "Proxima"
-	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
-	c.OpenAPIV3Config.Info.Title = "Proxima"
+	configureOpenAPI(c, apiopenapi.NewDefinitionNamer(schemes.external))
 	return c, nil
 }
 
