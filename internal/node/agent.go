@@ -257,7 +257,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // sync hands over what is due. It reports whether the mode was called.
 func (a *Agent) sync(ctx context.Context, now time.Time) bool {
-	work, first := a.drain(now)
+	work, node, first := a.drain(now)
 	if len(work) == 0 && !first {
 		return false
 	}
@@ -265,7 +265,7 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 	kept := work[:0]
 	var idle []time.Time // triggers that change nothing here
 	for _, w := range work {
-		state := w.choose()
+		state := w.choose(node)
 		if state.Equal(w.actual) && !w.failed {
 			idle = append(idle, w.triggers...)
 			continue
@@ -308,14 +308,13 @@ func (a *Agent) finishUnchanged(now time.Time, triggers []time.Time) {
 	a.stats.lastSync = now
 }
 
-// work is one service port to look at, with all that the choice needs.
+// work is one service port to look at, with all that the choice needs but the node.
 type work struct {
 	name    proxy.PortName
 	since   time.Time
 	service *proxy.Service // nil: gone
 	port    proxy.Port
 	slices  []*proxy.Slice
-	node    choose.Node
 	actual  *proxy.PortState
 	failed  bool
 	// elsewhere is what other sites offer; nil: nothing.
@@ -325,13 +324,13 @@ type work struct {
 	triggers []time.Time
 }
 
-// take collects what is due. first: the mode needs the whole state, of which
-// nothing counts as in place, however often it was tried.
-func (a *Agent) drain(now time.Time) (due []work, first bool) {
+// drain collects what is due, and for which node. first: the mode needs the whole state, of
+// which nothing counts as in place, however often it was tried.
+func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.complete {
-		return nil, false
+		return nil, node, false
 	}
 	first = !a.started
 	if first || (!a.retryAt.IsZero() && !now.Before(a.retryAt)) {
@@ -342,9 +341,8 @@ func (a *Agent) drain(now time.Time) (due []work, first bool) {
 	}
 	a.model.markTouched(func(name proxy.PortName) { a.mark(name, now) })
 	due = make([]work, 0, len(a.dirty))
-	node := a.node()
 	for name, since := range a.dirty {
-		w := work{name: name, since: since, node: node, actual: a.actual[name]}
+		w := work{name: name, since: since, actual: a.actual[name]}
 		if f := a.failed[name]; f != nil {
 			w.failed, w.since = true, f.since
 		}
@@ -359,7 +357,7 @@ func (a *Agent) drain(now time.Time) (due []work, first bool) {
 	}
 	// A new map, as the time to walk or clear one grows with the most it ever held.
 	a.inFlight, a.dirty = a.dirty, map[proxy.PortName]time.Time{}
-	return due, first
+	return due, a.node(), first
 }
 
 // Node is this node as the choice of endpoints knows it.

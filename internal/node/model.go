@@ -84,6 +84,9 @@ func (m *model) apply(u proxy.Update, mark func(proxy.PortName)) (services, slic
 // setSuspects takes over which nodes are suspect, and marks the ports that have
 // endpoints on a node of which that changed. It looks at all endpoints then.
 func (m *model) setSuspects(u proxy.Update, mark func(proxy.PortName)) {
+	if len(u.Suspects) == 0 && (!u.Reset || len(m.suspects) == 0) {
+		return
+	}
 	next := map[string]bool{}
 	if !u.Reset {
 		maps.Copy(next, m.suspects)

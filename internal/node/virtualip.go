@@ -84,14 +84,14 @@ func (a *Agent) Source(name proxy.PortName) proxy.PortName {
 	return proxy.PortName{ServiceName: v.Service, Port: proxy.SourcePort(name.Port)}
 }
 
-// choose the endpoints of the port.
-func (w *work) choose() *proxy.PortState {
+// choose the endpoints of the port on a node.
+func (w *work) choose(node choose.Node) *proxy.PortState {
 	if w.service == nil {
 		return nil
 	}
 	port := w.port
 	_, port.Name = source(w.service, w.port)
-	state := choose.WithElsewhere(choose.Slices(w.service, port, w.slices, w.node), w.elsewhere, w.tunnel)
+	state := choose.WithElsewhere(choose.Slices(w.service, port, w.slices, node), w.elsewhere, w.tunnel)
 	state.Name, state.Port = w.name, w.port
 	return state
 }

@@ -28,13 +28,13 @@ func TestVirtualIPs(t *testing.T) {
 		v := virtualIP(0, 8080)
 		own, eighty := proxy.PortName{ServiceName: v.Name, Port: "http"}, proxy.PortName{ServiceName: v.Name, Port: "http@80"}
 		choose := func(name proxy.PortName) *proxy.PortState {
-			w := work{name: name, node: (&Agent{model: m}).node()}
+			w := work{name: name}
 			if w.service, w.port = m.port(name); w.service == nil {
 				return nil
 			}
 			of, _ := source(w.service, w.port)
 			w.slices, w.elsewhere = m.slicesOf[of], m.elsewhere[of]
-			return w.choose()
+			return w.choose((&Agent{model: m}).node())
 		}
 		check := func(when, want string) {
 			t.Helper()

@@ -295,15 +295,8 @@ func keep(all []Endpoint, node Node, wanted func(*Endpoint) bool) []proxy.Target
 }
 
 // aggregate sorts by address and keeps the best of every run of one address:
-// while an endpoint moves from slice to slice, consumers see it in both. What
-// is no address is left out.
+// while an endpoint moves from slice to slice, consumers see it in both.
 func aggregate(all []Endpoint, node Node) []Endpoint {
-	for i := range all {
-		if a := all[i].Addr; a.Addr().Is4In6() {
-			all[i].Addr = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-		}
-	}
-	all = remove(all, func(e *Endpoint) bool { return !e.Addr.IsValid() || e.Addr.Port() == 0 })
 	order := func(a, b *Endpoint) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c

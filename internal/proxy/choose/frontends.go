@@ -25,7 +25,7 @@ type Frontends struct {
 	services map[netip.Addr]*proxy.Service
 }
 
-// NewFronts makes an empty set.
+// NewFrontends makes an empty set.
 func NewFrontends() *Frontends { return &Frontends{services: map[netip.Addr]*proxy.Service{}} }
 
 // Set replaces a Service by another of the same name; nil: there is none.
@@ -88,25 +88,31 @@ func (t *Touched) Touch(old, now *proxy.Service) {
 	}
 }
 
-// usable leaves out the endpoints that Unusable has a reason for. It reuses all.
+// usable leaves out what is no address, and the endpoints that Unusable has a reason for. The
+// addresses that remain are not of the form ::ffff:0:0/96. It reuses all.
 func usable(all []Endpoint, protocol proxy.Protocol, node Node) []Endpoint {
 	if node.Frontends != nil {
 		node.Frontends.mu.RLock()
 		defer node.Frontends.mu.RUnlock()
 	}
+	for i := range all {
+		if all[i].Addr.Addr().Is4In6() {
+			all[i].Addr = unmapped(all[i].Addr)
+		}
+	}
 	return remove(all, func(e *Endpoint) bool {
-		if onOtherMachine(e, node) {
+		if !e.Addr.IsValid() || e.Addr.Port() == 0 || onOtherMachine(e, node) {
 			return true
 		}
 		if node.Frontends == nil {
 			return false
 		}
-		_, front := node.Frontends.at(unmapped(e.Addr), protocol)
+		_, front := node.Frontends.at(e.Addr, protocol)
 		return front
 	})
 }
 
-// elsewhere: a loopback address that is another machine's. Where the machine is
+// onOtherMachine: a loopback address that is another machine's. Where the machine is
 // not known, it is that of the endpoint's node.
 func onOtherMachine(e *Endpoint, node Node) bool {
 	if node.Machine == "" || !e.Addr.Addr().Unmap().IsLoopback() {
