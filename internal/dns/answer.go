@@ -202,10 +202,10 @@ func (d domain) services(q dns.Question, labels []string) answer {
 		// specification.
 		return answer{rcode: dns.RcodeNameError}
 	}
-	base := labels[n-2] + "." + labels[n-1] + ".svc." + d.origin
+	service := labels[n-2:]
 	switch n {
 	case 2:
-		return d.service(q, base, e)
+		return d.service(q, service, e)
 	case 3:
 		if h := e.Hosts[labels[0]]; h != nil {
 			return addresses(q, h)
@@ -225,13 +225,14 @@ func (d domain) services(q dns.Question, labels []string) answer {
 			return addresses(q, h)
 		}
 		if ports := e.Ports[labels[0]+"."+labels[1]]; len(ports) > 0 {
-			return d.ports(q, base, e, ports)
+			return d.ports(q, service, e, ports)
 		}
 	}
 	return answer{rcode: dns.RcodeNameError}
 }
 
-func (d domain) service(q dns.Question, base string, e *records.Entry) answer {
+// service answers for a Service's own name, of which labels are the first two.
+func (d domain) service(q dns.Question, labels []string, e *records.Entry) answer {
 	if e.Alias != "" {
 		return d.alias(q, e.Alias)
 	}
@@ -247,7 +248,7 @@ func (d domain) service(q dns.Question, base string, e *records.Entry) answer {
 			all[p] = struct{}{}
 		}
 	}
-	a := d.ports(q, base, e, slices.Collect(maps.Keys(all)))
+	a := d.ports(q, labels, e, slices.Collect(maps.Keys(all)))
 	a.varies = true
 	return a
 }
@@ -308,12 +309,13 @@ func addressRecords(name string, qtype uint16, h *records.Host) (out []dns.RR) {
 	return out
 }
 
-// ports answers where a named port is served, with the addresses of there. base is the
-// name of the Service.
-func (d domain) ports(q dns.Question, base string, e *records.Entry, ports []records.Port) (a answer) {
+// ports answers where a named port is served, with the addresses of there. labels are the
+// first two of the name of the Service.
+func (d domain) ports(q dns.Question, labels []string, e *records.Entry, ports []records.Port) (a answer) {
 	if q.Qtype != dns.TypeSRV {
 		return a
 	}
+	base := labels[0] + "." + labels[1] + ".svc." + d.origin
 	sent := make(map[string]struct{}, len(ports))
 	for _, p := range ports {
 		target, h := base, &e.Host
