@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -297,15 +298,9 @@ func keep(all []Endpoint, node Node, wanted func(*Endpoint) bool) []proxy.Target
 // aggregate sorts by address and keeps the best of every run of one address:
 // while an endpoint moves from slice to slice, consumers see it in both.
 func aggregate(all []Endpoint, node Node) []Endpoint {
-	order := func(a, b *Endpoint) int {
-		if c := a.Addr.Compare(b.Addr); c != 0 {
-			return c
-		}
-		return better(a, b, node)
-	}
 	for i := 1; i < len(all); i++ {
-		if order(&all[i-1], &all[i]) > 0 {
-			slices.SortFunc(all, func(a, b Endpoint) int { return order(&a, &b) })
+		if before(&all[i], &all[i-1], node) {
+			sort.Sort(&byAddress{all, node})
 			break
 		}
 	}
@@ -316,6 +311,24 @@ func aggregate(all []Endpoint, node Node) []Endpoint {
 		return twice
 	})
 }
+
+// before orders by address, duplicates with the best one first.
+func before(a, b *Endpoint, node Node) bool {
+	if c := a.Addr.Compare(b.Addr); c != 0 {
+		return c < 0
+	}
+	return better(a, b, node) < 0
+}
+
+// byAddress sorts endpoints as before says. It compares in place, as an Endpoint is large.
+type byAddress struct {
+	all  []Endpoint
+	node Node
+}
+
+func (s *byAddress) Len() int           { return len(s.all) }
+func (s *byAddress) Less(i, j int) bool { return before(&s.all[i], &s.all[j], s.node) }
+func (s *byAddress) Swap(i, j int)      { s.all[i], s.all[j] = s.all[j], s.all[i] }
 
 // remove the endpoints that drop says. It reuses all; an Endpoint is large, so none is
 // copied while nothing is removed.
