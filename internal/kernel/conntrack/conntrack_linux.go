@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // attempts bounds how often a table that changes while it is read is read again.
@@ -74,7 +75,7 @@ func (t *Table) Prune(keep Keep) (int, error) {
 	var errs []error
 	for family, wanted := range map[uint8]bool{unix.AF_INET: v4, unix.AF_INET6: v6} {
 		if wanted {
-			ended, err := t.prune(family, protocol, x)
+			ended, err := t.prune(family, protocol, x.stale)
 			n += ended
 			errs = append(errs, err)
 		}
@@ -82,11 +83,28 @@ func (t *Table) Prune(keep Keep) (int, error) {
 	return n, errors.Join(errs...)
 }
 
-func (t *Table) prune(family, protocol uint8, x *index) (n int, err error) {
+// EndTo ends all flows of a protocol to a port, at whatever address, and returns their
+// number. It blocks as Prune.
+func (t *Table) EndTo(protocol proxy.Protocol, port uint16) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var n int
+	var errs []error
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		ended, err := t.prune(family, protocolNumber(protocol), func(f Flow) bool {
+			return f.Protocol == protocol && f.Frontend.Port() == port
+		})
+		n += ended
+		errs = append(errs, err)
+	}
+	return n, errors.Join(errs...)
+}
+
+func (t *Table) prune(family, protocol uint8, ends func(Flow) bool) (n int, err error) {
 	for range attempts {
 		var stale []identity
 		err = t.dump(family, protocol, func(e entry) {
-			if x.stale(e.flow()) {
+			if ends(e.flow()) {
 				stale = append(stale, e.identity())
 			}
 		})

@@ -19,7 +19,7 @@ type (
 	// Chain with Hook is called by the kernel, one without by rules.
 	Chain struct {
 		Name string
-		// Type "nat", Hook number and Priority of a base chain; Type "" otherwise.
+		// Type "nat" or "filter", Hook number and Priority of a base chain; Type "" otherwise.
 		Type     string
 		Hook     uint32
 		Priority int32
@@ -130,6 +130,19 @@ func (b *Batch) AddTable(t Table) {
 	at := b.message(t, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, mark{verb: "adding", kind: "table", name: t.Name})
 	b.a.String(unix.NFTA_TABLE_NAME, t.Name)
 	b.a.U32(unix.NFTA_TABLE_FLAGS, 0)
+	b.end(at)
+}
+
+// tableOwner is NFT_TABLE_F_OWNER (linux/netfilter/nf_tables.h), which x/sys does not name.
+const tableOwner = 1 << 1
+
+// AddOwnedTable adds a table that only this socket can change, and that the kernel deletes
+// when the socket is closed, however its process ends (Linux 5.12). A table of that name
+// that is there is an error: EPERM if another socket owns it.
+func (b *Batch) AddOwnedTable(t Table) {
+	at := b.message(t, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, mark{verb: "adding", kind: "table", name: t.Name})
+	b.a.String(unix.NFTA_TABLE_NAME, t.Name)
+	b.a.U32(unix.NFTA_TABLE_FLAGS, tableOwner)
 	b.end(at)
 }
 

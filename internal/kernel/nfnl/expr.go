@@ -170,11 +170,16 @@ func (r *Rule) Random(n, offset uint32, to Reg) *Rule {
 }
 
 // SourceType loads the type of the source address (RTN_…, linux/rtnetlink.h).
-func (r *Rule) SourceType(to Reg) *Rule {
+func (r *Rule) SourceType(to Reg) *Rule { return r.addressType(unix.NFTA_FIB_F_SADDR, to) }
+
+// DestinationType loads the type of the destination address.
+func (r *Rule) DestinationType(to Reg) *Rule { return r.addressType(unix.NFTA_FIB_F_DADDR, to) }
+
+func (r *Rule) addressType(of uint32, to Reg) *Rule {
 	return r.expr("fib", func(a *Attrs) {
 		a.U32(unix.NFTA_FIB_DREG, to.wire())
 		a.U32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
-		a.U32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+		a.U32(unix.NFTA_FIB_FLAGS, of)
 	})
 }
 
@@ -228,6 +233,19 @@ func (r *Rule) DNAT(family uint8, addr, port Reg) *Rule {
 		a.U32(unix.NFTA_NAT_FLAGS, natFlags)
 	})
 }
+
+// Redirect sends the connection to this machine, to the port in a register: to a loopback
+// address if it begins here, else to the address of the interface that it came by.
+func (r *Rule) Redirect(port Reg) *Rule {
+	return r.expr("redir", func(a *Attrs) {
+		a.U32(unix.NFTA_REDIR_REG_PROTO_MIN, port.wire())
+		a.U32(unix.NFTA_REDIR_REG_PROTO_MAX, port.wire())
+		a.U32(unix.NFTA_REDIR_FLAGS, natProto)
+	})
+}
+
+// natProto is NF_NAT_RANGE_PROTO_SPECIFIED of linux/netfilter/nf_nat.h.
+const natProto = 1 << 1
 
 // fullyRandom is NF_NAT_RANGE_PROTO_RANDOM_FULLY of linux/netfilter/nf_nat.h.
 const fullyRandom = 1 << 4
