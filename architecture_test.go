@@ -138,6 +138,7 @@ var layers = map[string]layer{
 	"internal/delta/stream":             adapter,
 	"internal/demand/wire":              adapter,
 	"internal/dns":                      adapter,
+	"internal/dns/capture":              adapter,
 	"internal/dns/direct":               adapter,
 	"internal/dns/resolvconf":           adapter,
 	"internal/federation/stream":        adapter,
@@ -223,6 +224,7 @@ var siblings = map[string][]string{
 	"internal/node/fromview":       {"internal/delta/stream"},
 	"internal/view":                {"internal/delta/stream"},
 	"internal/kernel/conntrack":    {"internal/kernel/nfnl"},
+	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},

@@ -84,11 +84,26 @@ type NodeStatus struct {
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.
 	DNS string `json:"dns,omitempty"`
+	// Capture of port 53; nil: off.
+	Capture *CaptureStatus `json:"capture,omitempty"`
 	// Certificate by which the control plane recognises this node; nil: it follows a
 	// Kubernetes API.
 	Certificate *identity.CertificateStatus `json:"certificate,omitempty"`
 	// Membership is how the Node and its Lease are kept; nil as above.
 	Membership *membership.Status `json:"membership,omitempty"`
+}
+
+// CaptureStatus is what an agent captures of port 53.
+type CaptureStatus struct {
+	// Port that questions are led to.
+	Port uint16 `json:"port"`
+	// Only questions to these servers are captured of programs of the machine; empty: all.
+	Only []string `json:"only,omitempty"`
+	// Workloads are the sources that are captured on their way through the machine; empty:
+	// all.
+	Workloads []string `json:"workloads,omitempty"`
+	// Questions by UDP, and connections, since the agent started.
+	Questions uint64 `json:"questions"`
 }
 
 // TunnelStatus is an agent's tunnel to other sites.

@@ -151,7 +151,7 @@ func primaryAddresses(n *corev1.Node) []netip.Prefix {
 // clusterComponents follow a Kubernetes API.
 func (a *agent) clusterComponents() (out []component, err error) {
 	a.cluster, err = fromkube.New(fromkube.Config{
-		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0,
+		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0 || a.cfg.DNSCapture,
 		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
 	if err != nil {

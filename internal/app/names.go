@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/dns"
+	"github.com/proxima-mesh/proxima/internal/dns/capture"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -28,12 +29,42 @@ func DefaultDNSPort(privileged bool) int {
 // nameServer answers names while an agent runs; the zero value is off.
 type nameServer struct {
 	server *dns.Server
-	udp    *net.UDPConn
+	udp    *net.UDPConn // nil: names are served to who is captured alone
 	tcp    net.Listener
+	// capture; nil: off.
+	capture *nameCapture
 }
 
 // listenNames opens the sockets of the DNS server, if there is to be one.
 func (a *agent) listenNames() error {
+	if err := a.listenPort(); err != nil {
+		return err
+	}
+	if a.dns.udp == nil && !a.cfg.DNSCapture {
+		return nil
+	}
+	self := a.dns.self()
+	config := dns.Config{
+		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
+		Mesh:   func(client netip.Addr) string { return a.identity.MeshAt(client, a.names.OnlyMesh()) },
+		Logger: a.log.With("component", "dns"), Registerer: a.registry,
+	}
+	if self.IsValid() && !self.Addr().IsUnspecified() {
+		config.Addresses = []netip.Addr{self.Addr().Unmap()}
+	}
+	var err error
+	if a.cfg.DNSCapture {
+		config.Control = capture.Control
+		if a.dns.capture, err = a.openCapture(config.Upstreams); err != nil {
+			return err
+		}
+	}
+	a.dns.server, err = dns.New(config)
+	return err
+}
+
+// listenPort opens the port of names, if there is to be one.
+func (a *agent) listenPort() error {
 	port := a.cfg.DNSPort
 	switch port {
 	case 0:
@@ -44,7 +75,7 @@ func (a *agent) listenNames() error {
 	udp, tcp, err := listenBoth(a.cfg.Host, port)
 	if err != nil {
 		if a.cfg.DNSPort == DNSPortAuto {
-			a.log.Warn("names are not served", "error", err, "remedy", "choose a port with --dns-port, or 0 for none")
+			a.log.Warn("names are not served at a port", "error", err, "remedy", "choose a port with --dns-port, or 0 for none")
 			return nil
 		}
 		return &problem.Error{
@@ -53,23 +84,8 @@ func (a *agent) listenNames() error {
 			Hint: "is another resolver running on this machine? choose another port with --dns-port",
 		}
 	}
-	self := udp.LocalAddr().(*net.UDPAddr).AddrPort()
-	a.undoResolver(self, "an agent that did not end by itself")
-	config := dns.Config{
-		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
-		Mesh:   func(client netip.Addr) string { return a.identity.MeshAt(client, a.names.OnlyMesh()) },
-		Logger: a.log.With("component", "dns"), Registerer: a.registry,
-	}
-	if !self.Addr().IsUnspecified() {
-		config.Addresses = []netip.Addr{self.Addr().Unmap()}
-	}
-	server, err := dns.New(config)
-	if err != nil {
-		_ = udp.Close()
-		tcp.Close()
-		return err
-	}
-	a.dns = nameServer{server: server, udp: udp, tcp: tcp}
+	a.dns.udp, a.dns.tcp = udp, tcp
+	a.undoResolver(a.dns.self(), "an agent that did not end by itself")
 	return nil
 }
 
@@ -88,8 +104,12 @@ func listenBoth(host string, port int) (*net.UDPConn, net.Listener, error) {
 	return conn.(*net.UDPConn), tcp, nil
 }
 
-// upstreams are the machine's own resolvers, but for this server itself.
+// upstreams are those that were named, or the machine's own resolvers, but for this server
+// itself.
 func (a *agent) upstreams(self netip.AddrPort) []string {
+	if len(a.cfg.DNSUpstreams) > 0 {
+		return a.cfg.DNSUpstreams
+	}
 	out, err := a.cfg.Resolver.Upstreams(self)
 	if err != nil {
 		a.log.Warn("names of others are not resolved", "error", err)
@@ -121,16 +141,30 @@ func (a *agent) dnsComponents() []component {
 	if a.dns.server == nil {
 		return nil
 	}
-	return []component{
-		{Name: "DNS upstreams", Run: a.dns.server.Run},
-		{Name: "host resolver", Run: func(ctx context.Context) error {
+	out := []component{{Name: "DNS upstreams", Run: a.dns.server.Run}}
+	if a.dns.capture != nil {
+		out = append(out, a.dns.capture.component(a))
+	}
+	if a.dns.udp == nil {
+		return out
+	}
+	return append(out,
+		component{Name: "host resolver", Run: func(ctx context.Context) error {
 			<-ctx.Done()
-			a.undoResolver(a.dns.udp.LocalAddr().(*net.UDPAddr).AddrPort(), "this agent")
+			a.undoResolver(a.dns.self(), "this agent")
 			return nil
 		}},
-		{Name: "DNS over UDP", Run: func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) }},
-		{Name: "DNS over TCP", Run: func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) }},
+		component{Name: "DNS over UDP", Run: func(ctx context.Context) error { return a.dns.server.ServeUDP(ctx, a.dns.udp) }},
+		component{Name: "DNS over TCP", Run: func(ctx context.Context) error { return a.dns.server.ServeTCP(ctx, a.dns.tcp) }},
+	)
+}
+
+// self is the address that the server listens on; the zero value: none.
+func (n nameServer) self() netip.AddrPort {
+	if n.udp == nil {
+		return netip.AddrPort{}
 	}
+	return n.udp.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
 // address that the server listens on; empty: none.
@@ -142,6 +176,7 @@ func (n nameServer) address() string {
 }
 
 func (n nameServer) close() {
+	n.capture.close()
 	if n.udp != nil {
 		_ = n.udp.Close()
 		n.tcp.Close()

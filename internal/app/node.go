@@ -83,6 +83,12 @@ type NodeConfig struct {
 	certificateSpread time.Duration
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
+	// DNSCapture: questions of port 53 of this machine, and of those that pass through it from
+	// WorkloadCIDRs (empty: all), are led to the agent.
+	DNSCapture bool
+	// DNSUpstreams (ADDRESS:PORT) are asked for names of others; empty: the resolvers that
+	// the machine has.
+	DNSUpstreams []string
 	// Resolver of this machine, which the agent leaves as it found it.
 	Resolver resolvconf.System
 	// Gateway: serve streams between sites, in the place of this machine's traffic; nil:

@@ -34,6 +34,9 @@ func (a agentState) Status() admin.NodeStatus {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
 	status.Tunnel = a.tunnel.status()
+	if a.dns.server != nil {
+		status.Capture = a.dns.capture.status(a.dns.server.Captured())
+	}
 	for _, f := range a.checks.Failures() {
 		status.HealthCheckNodePorts = append(status.HealthCheckNodePorts,
 			fmt.Sprintf("%d of service %s is not served: %v", f.Port, f.Service, f.Err))

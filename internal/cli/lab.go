@@ -70,6 +70,8 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	_ = f.SetAnnotation("global", commandLineOnly, nil) // the flag is there
 	f.BoolVar(&spec.Egress, "egress", false, "with --global: an egress for each zone, by which alone traffic leaves for other zones; on the command line only")
 	_ = f.SetAnnotation("egress", commandLineOnly, nil)
+	f.BoolVar(&spec.DNSCapture, "dns-capture", false, "agents capture port 53 of their nodes and of the clients behind them; on the command line only")
+	_ = f.SetAnnotation("dns-capture", commandLineOnly, nil)
 	f.BoolVar(&spec.IPv6Only, "ipv6-only", false, "no IPv4 anywhere, but for 127.0.0.1; on the command line only")
 	_ = f.SetAnnotation("ipv6-only", commandLineOnly, nil)
 	addLeaseFlag(f, &spec.Lease)

@@ -38,7 +38,8 @@ answers and whatever became of its certificate.
 
 With --kubeconfig it follows any Kubernetes API in kube-proxy's place, and with
 --kube-proxy-config it takes kube-proxy's own configuration file; flags go before
-what the file says. Names (DNS) are off then unless --dns-port is given.
+what the file says. Names (DNS) are off then unless --dns-port or --dns-capture is
+given.
 
 With --cleanup it removes everything that agents of any mode left in this
 machine's kernel, and ends.`,

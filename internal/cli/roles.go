@@ -149,6 +149,8 @@ type agentFlags struct {
 	mode                    string
 	healthPort, metricsPort int
 	dnsPort, probePort      int
+	dnsCapture              bool
+	dnsUpstreams            []string
 	tunnelPort              int
 	lease                   time.Duration
 	workloadCIDRs           []string
@@ -165,6 +167,8 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
+	f.BoolVar(&a.dnsCapture, "dns-capture", false, "lead what this machine, and the workloads behind it, ask of port 53 to the agent, whatever resolver they ask; needs Linux and CAP_NET_ADMIN, and ends with the agent")
+	f.StringSliceVar(&a.dnsUpstreams, "dns-upstream", nil, "resolvers (ADDRESS[:PORT]) for names of others (default: those that this machine has)")
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
 	f.IntVar(&a.tunnelPort, "tunnel-port", defaultTunnelPort, "port of the way to other zones, opened when another zone offers a service; if it is taken, any free one; 0: off")
 	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
@@ -198,7 +202,10 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	cfg := app.NodeConfig{
 		Name: nodeName(a.nodeName), Zone: a.zone, Mode: a.mode, DataDir: s.dataDir, MasqueradeAll: a.masqueradeAll,
 		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
-		TunnelPort: a.tunnelPort, SpiffeSocket: a.spiffeSocket,
+		TunnelPort: a.tunnelPort, SpiffeSocket: a.spiffeSocket, DNSCapture: a.dnsCapture,
+	}
+	if cfg.DNSUpstreams, err = app.ParseUpstreams(a.dnsUpstreams); err != nil {
+		return cfg, &problem.Error{Code: problem.Usage, Err: err}
 	}
 	switch {
 	case a.spiffeSocket == "none":

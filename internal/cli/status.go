@@ -264,6 +264,9 @@ func (o *overview) print(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "this machine\tnode %s, zone %s, mode %s, %d service ports, %d endpoints, %s\n",
 			a.Agent.Node.Name, orNone(a.Agent.Node.Zone), a.Agent.Mode, a.Agent.Ports, a.Agent.Endpoints, view)
+		if c := a.Capture; c != nil {
+			fmt.Fprintf(w, "DNS capture\tport 53 of %s, %d questions so far\n", doctor.Captured(c), c.Questions)
+		}
 	}
 	if o.Agent == nil && o.AgentError != "" {
 		fmt.Fprintf(w, "this machine\t%s\n", o.AgentError)

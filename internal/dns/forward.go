@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ type forwarder struct {
 // upstream is a resolver that is asked.
 type upstream struct {
 	address string
+	dialer  net.Dialer
 	nonce   string // the name that is asked of it alone
 	seen    atomic.Bool
 	loops   atomic.Bool
@@ -57,7 +59,10 @@ func newForwarder(config Config, log *slog.Logger, m *metrics) *forwarder {
 		cache: newAnswerCache(config.CacheSize), flying: make(map[cacheKey]*flight),
 	}
 	for _, address := range config.Upstreams {
-		f.upstreams = append(f.upstreams, &upstream{address: address, nonce: strings.ToLower(rand.Text()) + loopDomain})
+		f.upstreams = append(f.upstreams, &upstream{
+			address: address, dialer: net.Dialer{Timeout: upstreamTimeout, Control: config.Control},
+			nonce: strings.ToLower(rand.Text()) + loopDomain,
+		})
 	}
 	return f
 }
@@ -198,7 +203,7 @@ func (u *upstream) exchange(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, upstreamTimeout)
 	defer cancel()
 	for _, network := range []string{"udp", "tcp"} {
-		client := dns.Client{Net: network, Timeout: upstreamTimeout, UDPSize: maxUDP}
+		client := dns.Client{Net: network, Timeout: upstreamTimeout, UDPSize: maxUDP, Dialer: &u.dialer}
 		in, _, err := client.ExchangeContext(ctx, q, u.address)
 		if err != nil {
 			return nil, fmt.Errorf("ask %s by %s: %w", u.address, network, err)

@@ -38,7 +38,7 @@ type metrics struct {
 	forwardSeconds prometheus.Histogram
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg prometheus.Registerer, captured func() float64) *metrics {
 	opts := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "proxima", Subsystem: "dns", Name: name, Help: help}
 	}
@@ -69,7 +69,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	if reg != nil {
-		reg.MustRegister(requests, m.dropped, m.overload, m.cacheHits, m.failures, m.loops, m.forwardSeconds)
+		reg.MustRegister(requests, prometheus.NewCounterFunc(prometheus.CounterOpts(
+			opts("captured_total", "Questions by UDP, and connections, that came by capture of port 53.")), captured), m.dropped, m.overload, m.cacheHits, m.failures, m.loops, m.forwardSeconds)
 	}
 	return m
 }

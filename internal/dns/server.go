@@ -8,6 +8,7 @@
 package dns
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -21,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -49,6 +51,9 @@ type Config struct {
 	// Upstreams (ADDRESS:PORT) are asked for other names, in this order; none:
 	// these fail.
 	Upstreams []string
+	// Control prepares the sockets by which upstreams are asked, as that of net.Dialer; nil:
+	// nothing is to be prepared.
+	Control func(network, address string, conn syscall.RawConn) error
 	// MaxForwards is how many questions may be under way to upstreams; more fail at
 	// once. 0: 1000.
 	MaxForwards int
@@ -71,6 +76,8 @@ type Server struct {
 	ranges  atomic.Pointer[ranges]
 	forward *forwarder
 	metrics *metrics
+	// captured questions.
+	captured atomic.Uint64
 }
 
 // ranges are the service ranges, and how often they have changed.
@@ -121,7 +128,7 @@ func New(config Config) (*Server, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.ranges.Store(&ranges{prefixes: config.ServiceCIDRs})
-	s.metrics = newMetrics(config.Registerer)
+	s.metrics = newMetrics(config.Registerer, func() float64 { return float64(s.captured.Load()) })
 	s.forward = newForwarder(config, s.log, s.metrics)
 	return s, nil
 }
@@ -142,6 +149,32 @@ func (s *Server) Run(ctx context.Context) error { return s.forward.watchLoops(ct
 // ServeUDP answers on a socket until ctx ends, and returns nil then. It closes the
 // socket. An error of the socket is no reason to end: it passes.
 func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
+	return s.serveUDP(ctx, conn, direct)
+}
+
+// ServeCapturedUDP is ServeUDP for questions to others that are led to the socket.
+func (s *Server) ServeCapturedUDP(ctx context.Context, conn *net.UDPConn) error {
+	return s.serveUDP(ctx, conn, byCapture)
+}
+
+// Captured is how many questions and connections came to the sockets for captured ones.
+func (s *Server) Captured() uint64 { return s.captured.Load() }
+
+// way in which questions come.
+type way uint8
+
+const (
+	direct way = iota
+	byCapture
+)
+
+func (s *Server) count(by way) {
+	if by == byCapture {
+		s.captured.Add(1)
+	}
+}
+
+func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn, by way) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer conn.Close()
@@ -149,8 +182,9 @@ func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
 	// it allows.
 	_ = conn.SetReadBuffer(readBuffer)
 	var readers, forwards sync.WaitGroup
+	socket := newUDPSocket(conn)
 	for range max(2, runtime.GOMAXPROCS(0)) {
-		readers.Go(func() { s.readUDP(ctx, conn, &forwards) })
+		readers.Go(func() { s.readUDP(ctx, socket, by, &forwards) })
 	}
 	readers.Wait()
 	forwards.Wait()
@@ -162,11 +196,11 @@ func (s *Server) ServeUDP(ctx context.Context, conn *net.UDPConn) error {
 // pause, as the system then lacks memory or the network is down.
 const freeReadErrors = 100
 
-func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.WaitGroup) {
-	in, out := make([]byte, 4096), make([]byte, 0, minUDP)
+func (s *Server) readUDP(ctx context.Context, socket udpSocket, by way, forwards *sync.WaitGroup) {
+	in, out, info := make([]byte, 4096), make([]byte, 0, minUDP), make([]byte, infoSize)
 	retry := listener.Retry()
 	for failures := 0; ; {
-		n, from, err := conn.ReadFromUDPAddrPort(in)
+		n, from, err := socket.read(in, info)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
 			return
@@ -184,12 +218,13 @@ func (s *Server) readUDP(ctx context.Context, conn *net.UDPConn, forwards *sync.
 		}
 		failures = 0
 		retry.Reset()
-		// A client that does not listen any more has given up: failures to write are ignored.
+		s.count(by)
 		if b := s.fast(in[:n], out); b != nil {
-			_, _ = conn.WriteToUDPAddrPort(b, from)
+			socket.write(b, from)
 			continue
 		}
-		s.slow(ctx, in[:n], from.Addr(), forwards, func(b []byte) { _, _ = conn.WriteToUDPAddrPort(b, from) })
+		from.info = bytes.Clone(from.info) // it is used after the next packet has been read
+		s.slow(ctx, in[:n], from.Addr(), forwards, func(b []byte) { socket.write(b, from) })
 	}
 }
 
@@ -204,6 +239,15 @@ func (s *Server) slow(ctx context.Context, packet []byte, from netip.Addr, forwa
 // ServeTCP answers on a listener until ctx ends (nil) or the listener is broken;
 // a lack of file descriptors is none of its ends. It closes the listener.
 func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
+	return s.serveTCP(ctx, l, direct)
+}
+
+// ServeCapturedTCP is ServeTCP for connections to others that are led to the listener.
+func (s *Server) ServeCapturedTCP(ctx context.Context, l net.Listener) error {
+	return s.serveTCP(ctx, l, byCapture)
+}
+
+func (s *Server) serveTCP(ctx context.Context, l net.Listener, by way) error {
 	limited := listener.Limit(l, listener.Config{Name: "DNS over TCP", MaxConnections: s.config.MaxConnections, Logger: s.log})
 	stop := context.AfterFunc(ctx, func() { _ = limited.Close() })
 	defer stop()
@@ -221,6 +265,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 		if err != nil {
 			return fmt.Errorf("accept DNS connection: %w", err)
 		}
+		s.count(by)
 		open.Go(func() { s.serveConn(ctx, conn) })
 	}
 }

@@ -48,6 +48,10 @@ type Spec struct {
 	IPv4Only bool
 	// IPv6Only leaves IPv4 out: no machine has an address of it, but for 127.0.0.1.
 	IPv6Only bool
+	// DNSCapture has agents capture port 53 of their nodes and of the clients behind them
+	// (--dns-capture). Names of others are asked of the router, where nothing answers unless
+	// somebody puts a resolver there.
+	DNSCapture bool
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
 	Lease time.Duration
 	// Executable is Proxima's.

@@ -82,7 +82,7 @@ func claim(spec Spec) (*Lab, error) {
 	l := &Lab{spec: spec, ns: &namespaces{lab: spec.Name, open: map[string]*netns.NS{}}, kept: &kept{path: statePath(spec.Name)}}
 	return l, l.kept.change(func(s *state) {
 		*s = state{
-			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only, IPv6Only: spec.IPv6Only,
+			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only, IPv6Only: spec.IPv6Only, DNSCapture: spec.DNSCapture,
 			Executable: spec.Executable, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
@@ -223,6 +223,9 @@ func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
 	args := []string{
 		"node", "--server", p.api(), "--token-file", tokenFile,
 		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", l.DataDir(n.name()), "--mode", l.spec.Mode,
+	}
+	if l.spec.DNSCapture {
+		args = append(args, "--dns-capture", "--dns-upstream", l.spec.primary(n.zone.addr(1)).String())
 	}
 	agent, err := l.start(n.name()+"-agent", l.ns.open[n.name()], append(args, l.spec.leaseFlag()...)...)
 	if err == nil {

@@ -26,6 +26,7 @@ type state struct {
 	Egress     bool   `json:"egress,omitempty"`
 	IPv4Only   bool   `json:"ipv4Only,omitempty"`
 	IPv6Only   bool   `json:"ipv6Only,omitempty"`
+	DNSCapture bool   `json:"dnsCapture,omitempty"`
 	Executable string `json:"executable"`
 	// LeaseSeconds of nodes and workloads; 0: the default.
 	LeaseSeconds int `json:"leaseSeconds,omitempty"`
@@ -48,7 +49,7 @@ type state struct {
 
 func (s *state) spec() Spec {
 	return Spec{
-		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, Egress: s.Egress, IPv4Only: s.IPv4Only, IPv6Only: s.IPv6Only,
+		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, Egress: s.Egress, IPv4Only: s.IPv4Only, IPv6Only: s.IPv6Only, DNSCapture: s.DNSCapture,
 		Executable: s.Executable, Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
 	}
 }

@@ -81,4 +81,5 @@ const (
 	ResolverStale        Code = "resolver-stale"
 	ResolverPort         Code = "resolver-port"
 	ResolverFailed       Code = "resolver-failed"
+	CaptureUnavailable   Code = "capture-unavailable"
 )

@@ -82,6 +82,7 @@ func Definitions() []Definition {
 		{ResolverNotSet, "Programs of this machine do not resolve names of Services.", "Run `proxima doctor --fix` as root."},
 		{ResolverStale, "The machine's resolver points at an agent that does not answer.", "Start the agent, or run `proxima doctor --undo` as root."},
 		{ResolverPort, "`/etc/resolv.conf` cannot name the port of the agent's DNS server.", "Run the agent with `--dns-port 53`, or redirect port 53 of an address to it."},
+		{CaptureUnavailable, "Questions of port 53 cannot be captured on this machine.", "Run the agent without `--dns-capture`, and `proxima doctor --fix` as root."},
 		{ResolverFailed, "The machine's resolver could not be set.", "Set it by hand as the page on names describes."},
 	}
 }

@@ -41,6 +41,9 @@ func asRoot(err error) error {
 func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges []netip.Prefix) Finding {
 	f := Finding{ID: checkResolver, Check: resolverTitle}
 	system := resolvconf.System{Root: x.Root}
+	if agent != nil && agent.Capture != nil {
+		return x.captured(ctx, f, agent.Capture)
+	}
 	address := x.DNSAddress
 	if address == "" && agent != nil {
 		address = agent.DNS
@@ -78,6 +81,33 @@ func (x examiner) resolver(ctx context.Context, agent *admin.NodeStatus, ranges 
 	}
 	f.fail(problem.ResolverNotSet, fmt.Sprintf("programs do not find names in %s: %v", domain, err), fix)
 	return f
+}
+
+// captured is the finding where the agent captures port 53: then whatever the machine's
+// resolver is does, and there is nothing to fix in its files.
+func (x examiner) captured(ctx context.Context, f Finding, capture *admin.CaptureStatus) Finding {
+	f.Check += " (captured)"
+	looking, cancel := context.WithTimeout(ctx, resolverTimeout)
+	defer cancel()
+	if domain, err := lookUp(looking, resolvconf.System{Root: x.Root}); err != nil {
+		f.fail(problem.ResolverNotSet, fmt.Sprintf("programs do not find names in %s, although the agent captures port 53 of %s: %v", domain, Captured(capture), err),
+			"is there another program that redirects port 53? see \"nft list ruleset\"")
+		return f
+	}
+	f.Note = "found: the agent captures port 53 of " + Captured(capture)
+	return f
+}
+
+// Captured says whose questions an agent captures.
+func Captured(c *admin.CaptureStatus) string {
+	local, passing := "this machine's programs", "what passes through it"
+	if len(c.Only) > 0 {
+		local += " to " + strings.Join(c.Only, ", ")
+	}
+	if len(c.Workloads) > 0 {
+		passing += " from " + strings.Join(c.Workloads, ", ")
+	}
+	return local + " and " + passing
 }
 
 // withoutNames is the finding where no agent serves names: then the resolver must

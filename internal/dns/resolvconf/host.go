@@ -200,6 +200,19 @@ func (s System) Upstreams(self netip.AddrPort) ([]string, error) {
 	return out, nil
 }
 
+// Nameservers are those that the machine's programs ask.
+func (s System) Nameservers() ([]netip.Addr, error) {
+	data, err := os.ReadFile(s.path(resolvConf))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("resolvers of this machine: %w", err)
+	}
+	servers := nameservers(string(data))
+	if len(servers) == 0 {
+		servers = []netip.Addr{loopback(netip.IPv4Unspecified())} // resolv.conf(5)
+	}
+	return servers[:min(len(servers), maxServers)], nil
+}
+
 func (s System) port() uint16 {
 	if s.Port != 0 {
 		return s.Port
