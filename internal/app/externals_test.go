@@ -132,8 +132,7 @@ func TestExternalService(t *testing.T) {
 	if outside.named.Load() == 0 {
 		t.Error("the server was not asked for by its name")
 	}
-	if !meta.IsStatusConditionTrue(status.Conditions, meshv1alpha1.ExternalServiceTLSEnforced) ||
-		!meta.IsStatusConditionFalse(status.Conditions, meshv1alpha1.ExternalServiceHostsEnforced) {
+	if !meta.IsStatusConditionTrue(status.Conditions, meshv1alpha1.ExternalServiceTLSEnforced) {
 		t.Errorf("conditions: %+v", status.Conditions)
 	}
 	forged, _ := a.external("forged")

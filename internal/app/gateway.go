@@ -12,7 +12,6 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/gateway/egress"
-	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
 	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
@@ -98,7 +97,7 @@ func (a *agent) newGateway() *gateway {
 		cfg: cfg, log: a.log.With("component", cfg.role()), ids: &gatewayIdentities{role: cfg.identity()}, buffers: record.NewPool(0),
 	}
 	if !cfg.Egress {
-		g.ingress = site.NewIngress(g.ids, external.New(external.Config{Buffers: g.buffers}))
+		g.ingress = site.NewIngress(g.ids, a.outside(g.buffers))
 		return g
 	}
 	g.client = tunnel.NewClient(tunnel.Config{Buffers: g.buffers, Registerer: a.registry, Logger: g.log})
@@ -151,7 +150,7 @@ func (a *agent) openGateway() (err error) {
 			Hint: "give the address that others reach it by with --listen-address",
 		}
 	}
-	handler, authority, certificate, err := g.handler()
+	handler, authority, certificate, err := g.handler(a)
 	if err != nil {
 		return err
 	}
@@ -171,10 +170,11 @@ const (
 // maxAttempts of endpoints for a stream.
 const maxAttempts = 3
 
-func (g *gateway) handler() (server.Handler, server.Authority, getCertificate, error) {
+func (g *gateway) handler(a *agent) (server.Handler, server.Authority, getCertificate, error) {
 	if g.egress != nil {
 		h, err := egress.New(egress.Config{
 			Targets: g.egress, Tunnel: g.client, Credentials: g.egress.Credentials, Buffers: g.buffers,
+			External: a.outside(g.buffers),
 		})
 		return h, g.egress, g.egress.Certificate, err
 	}

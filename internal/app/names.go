@@ -59,8 +59,13 @@ func (a *agent) listenNames() error {
 			return err
 		}
 	}
-	a.dns.server, err = dns.New(config)
-	return err
+	if a.dns.server, err = dns.New(config); err != nil {
+		return err
+	}
+	if len(config.Upstreams) > 0 {
+		a.upstream = a.dns.server.Resolver()
+	}
+	return nil
 }
 
 // listenPort opens the port of names, if there is to be one.

@@ -138,6 +138,7 @@ type agent struct {
 	gateway  *gateway      // nil: the agent is none
 	names    *records.Zone
 	dns      nameServer
+	upstream *net.Resolver // of the agent itself; nil: that of the machine
 	health   net.Listener
 	metrics  net.Listener
 	local    net.Listener // Unix socket; nil: none could be made

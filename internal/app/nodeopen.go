@@ -108,12 +108,15 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	if a.gateway != nil {
-		return a, nil
+		return a, a.openUpstream()
 	}
 	if err := a.listenLocal(); err != nil {
 		return nil, err
 	}
-	return a, a.listenNames()
+	if err := a.listenNames(); err != nil {
+		return nil, err
+	}
+	return a, a.openUpstream()
 }
 
 // apply gives an update to what serves traffic, and to what resolves names.

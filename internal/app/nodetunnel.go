@@ -60,6 +60,7 @@ func (a *agent) openTunnel() {
 	t.client = tunnel.NewClient(tunnel.Config{Registerer: a.registry, Logger: log})
 	t.router = outbound.New(outbound.Config{
 		Node: a.cfg.Name, Identities: a.identity, Client: t.client, Site: a.identity.manager.Zone, Logger: log,
+		External: a.outside(nil),
 	})
 	cfg := tunnel.ServerConfig{Client: t.client, Router: t.router, Logger: log}
 	if announcer, ok := a.mode.(proxy.Announcer); ok {

@@ -90,7 +90,7 @@ func (s *Server) local(q dns.Question, name string, client netip.Addr) (a answer
 	if strings.HasSuffix(name, ".arpa.") {
 		return s.reverse(q, name, client)
 	}
-	return answer{}, false
+	return s.outside(q, name, client)
 }
 
 // domainOf is the domain that a name is in, and the labels of the name below it.
@@ -267,6 +267,10 @@ func (d domain) alias(q dns.Question, target string) answer {
 		name := dns.Fqdn(strings.ToLower(target))
 		in, labels, ours := d.domainOf(name, d.client)
 		if !ours || len(labels) == 0 {
+			if end, known := d.outside(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, name, d.client); known {
+				end.answer = append(a.answer, end.answer...)
+				return end
+			}
 			a.alias = name
 			return a
 		}

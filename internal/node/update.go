@@ -23,7 +23,17 @@ type Update struct {
 
 // Records returns the part of the update that DNS serves.
 func (u Update) Records() records.Update {
-	return records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices, VirtualIPs: u.VirtualIPs}
+	out := records.Update{Reset: u.Reset, Services: u.Services, Names: u.Names, Slices: u.NameSlices, VirtualIPs: u.VirtualIPs}
+	if len(u.Remotes) > 0 {
+		out.Hosts = make(map[proxy.ServiceName]*records.Outside, len(u.Remotes))
+	}
+	for name, r := range u.Remotes {
+		out.Hosts[name] = nil
+		if r != nil && len(r.Hosts) > 0 {
+			out.Hosts[name] = &records.Outside{Mesh: r.Mesh, Hosts: r.Hosts}
+		}
+	}
+	return out
 }
 
 // Proxied reports whether the update changes anything for the proxy.

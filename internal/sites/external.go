@@ -68,6 +68,7 @@ func ReachedFrom(e *meshv1alpha1.ExternalService, site string) bool {
 
 // setExternal stores an ExternalService; nil: it is gone.
 func (t *Table) setExternal(key name, object *meshv1alpha1.ExternalService, changed map[name]struct{}) {
+	t.claim(key, t.externals[key], object, changed)
 	if object == nil {
 		delete(t.externals, key)
 	} else {
@@ -101,7 +102,7 @@ func externalSNI(meshName string, of name, port uint16) (string, error) {
 // remoteExternal is the way to an ExternalService: from here, or by the ingresses of the
 // zones that it is reached from.
 func (t *Table) remoteExternal(of name, e *meshv1alpha1.ExternalService, meshName string) (*Remote, error) {
-	r := &Remote{Service: of, Mesh: meshName}
+	r := &Remote{Service: of, Mesh: meshName, Hosts: t.hosts(of, e, meshName)}
 	var numbers []uint16
 	for _, p := range e.Spec.Ports {
 		if p.Protocol == meshv1alpha1.ProtocolUDP {

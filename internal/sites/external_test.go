@@ -43,12 +43,13 @@ func TestExternal(t *testing.T) {
 	places := &sites.External{Places: []sites.Place{{Host: "pay.example"}}}
 	ports := []sites.RemotePort{{Name: "http", Number: 80, SNI: sni, Target: 443}}
 	offered := &sites.Offer{Service: pay, Mesh: "default", Ports: []sites.OfferedPort{{Name: "http", SNI: sni, Target: 443}}, External: places}
-	direct := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, External: places}
-	egress := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, External: places, EgressOnly: true}
-	byB := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, Sites: []sites.Site{{
+	hosts := []string{"pay.example"}
+	direct := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, External: places, Hosts: hosts}
+	egress := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, External: places, EgressOnly: true, Hosts: hosts}
+	byB := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, Hosts: hosts, Sites: []sites.Site{{
 		Name: "b", Instances: 1, Ports: []uint16{80}, Ingresses: []sites.Gateway{{Name: "i1", Host: "10.0.0.1", Port: 10001}},
 	}}}
-	full := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, External: &sites.External{
+	full := &sites.Remote{Service: pay, Mesh: "default", Ports: ports, Hosts: hosts, External: &sites.External{
 		Places: []sites.Place{{Host: "192.0.2.1", Port: 8443, Weight: 3, Near: true}, {Host: "192.0.2.2"}},
 		TLS: &sites.ExternalTLS{
 			ServerName: "pay.example", SkipAuthority: true, MinVersion: 0x304, Names: []sites.NameMatch{{Value: "pay.", Prefix: true}}, Roots: []byte("pem"),

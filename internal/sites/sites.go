@@ -35,6 +35,9 @@ type Remote struct {
 	// External: the service is outside every mesh, and this site connects to it by itself
 	// (by its egresses, if EgressOnly). Nil: it is in Sites.
 	External *External
+	// Hosts are DNS names that workloads of the mesh resolve to the virtual address, in lower
+	// case; none: it is no external service, or another one has its names.
+	Hosts []string
 }
 
 // RemotePort is a TCP port of a Service.

@@ -33,6 +33,8 @@ type Table struct {
 	egresses  map[string]*meshv1alpha1.ZoneEgress
 	meshes    map[string]*meshv1alpha1.Mesh
 	externals map[name]*meshv1alpha1.ExternalService
+	// claims are the ExternalServices that name a host.
+	claims map[string]map[name]struct{}
 }
 
 // NewTable makes an empty table for a site.
@@ -42,6 +44,7 @@ func NewTable(site string) *Table {
 		exported: map[name]name{}, exports: map[name]map[name]*mcsv1beta1.ServiceExport{},
 		ingresses: map[string]*meshv1alpha1.ZoneIngress{}, egresses: map[string]*meshv1alpha1.ZoneEgress{},
 		meshes: map[string]*meshv1alpha1.Mesh{}, externals: map[name]*meshv1alpha1.ExternalService{},
+		claims: map[string]map[name]struct{}{},
 	}
 }
 
@@ -92,8 +95,9 @@ func (t *Table) setService(of name, object *corev1.Service, changed map[name]str
 	if _, ok := t.exports[of]; ok {
 		changed[of] = struct{}{}
 	}
-	if _, ok := t.externals[of]; ok {
+	if e, ok := t.externals[of]; ok {
 		changed[of] = struct{}{}
+		t.claimants(e, changed) // whether it has an address, and in which mesh, is of concern to them
 	}
 	if object == nil {
 		delete(t.services, of)

@@ -919,7 +919,9 @@ type Remote struct {
 	EgressOnly bool       `protobuf:"varint,7,opt,name=egress_only,json=egressOnly,proto3" json:"egress_only,omitempty"`
 	Egresses   []*Gateway `protobuf:"bytes,8,rep,name=egresses,proto3" json:"egresses,omitempty"`
 	// The service is outside every mesh, and this site connects to it by itself.
-	External      *External `protobuf:"bytes,9,opt,name=external,proto3" json:"external,omitempty"`
+	External *External `protobuf:"bytes,9,opt,name=external,proto3" json:"external,omitempty"`
+	// DNS names, in lower case, that workloads of the mesh resolve to the virtual address.
+	Hosts         []string `protobuf:"bytes,10,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1013,6 +1015,13 @@ func (x *Remote) GetEgresses() []*Gateway {
 func (x *Remote) GetExternal() *External {
 	if x != nil {
 		return x.External
+	}
+	return nil
+}
+
+func (x *Remote) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
 	}
 	return nil
 }
@@ -2139,7 +2148,7 @@ const file_node_proto_rawDesc = "" +
 	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\x12\x18\n" +
 	"\acluster\x18\x06 \x01(\tR\acluster\"\x1d\n" +
 	"\aSuspect\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"\xda\x02\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\xf0\x02\n" +
 	"\x06Remote\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -2150,7 +2159,9 @@ const file_node_proto_rawDesc = "" +
 	"\vegress_only\x18\a \x01(\bR\n" +
 	"egressOnly\x124\n" +
 	"\begresses\x18\b \x03(\v2\x18.proxima.node.v1.GatewayR\begresses\x125\n" +
-	"\bexternal\x18\t \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\"j\n" +
+	"\bexternal\x18\t \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\x12\x14\n" +
+	"\x05hosts\x18\n" +
+	" \x03(\tR\x05hosts\"j\n" +
 	"\bExternal\x12.\n" +
 	"\x06places\x18\x01 \x03(\v2\x16.proxima.node.v1.PlaceR\x06places\x12.\n" +
 	"\x03tls\x18\x02 \x01(\v2\x1c.proxima.node.v1.ExternalTLSR\x03tls\"[\n" +

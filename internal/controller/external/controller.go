@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 // Config of a Controller. Client, Catalog and Site are required.
@@ -66,10 +68,16 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) dispatch(d catalog.Delta) {
 	for _, change := range d.ExternalServices {
 		c.loop.Add(change.Key)
+		c.addRivals(d.After, change.Old)
+		c.addRivals(d.After, change.New)
 	}
 	for _, change := range d.Services {
-		if _, ok := d.After.ExternalServices.Get(change.Key); ok || Owned(change.New) {
+		e, ok := d.After.ExternalServices.Get(change.Key)
+		if ok || Owned(change.New) {
 			c.loop.Add(change.Key)
+		}
+		if Owned(change.Old) != Owned(change.New) {
+			c.addRivals(d.After, e)
 		}
 	}
 	if len(d.Meshes)+len(d.ZoneIngresses)+len(d.ZoneEgresses)+len(d.Namespaces) == 0 {
@@ -80,6 +88,39 @@ func (c *Controller) dispatch(d catalog.Delta) {
 	}
 }
 
+// addRivals queues those that name a host of an ExternalService, which may be nil.
+func (c *Controller) addRivals(s *catalog.Snapshot, e *meshv1alpha1.ExternalService) {
+	if e == nil || len(e.Spec.Hosts) == 0 {
+		return
+	}
+	for key, other := range s.ExternalServices.All() {
+		if sites.ShareHost(e, other) {
+			c.loop.Add(key)
+		}
+	}
+}
+
+// rivals of an ExternalService of a mesh are those that have its hosts in its place.
+func rivals(s *catalog.Snapshot, e *meshv1alpha1.ExternalService, mesh string) map[string]string {
+	out := map[string]string{}
+	for key, other := range s.ExternalServices.All() {
+		if other.UID == e.UID || !sites.ShareHost(e, other) || !sites.GoesBefore(other, e) {
+			continue
+		}
+		namespace, _ := s.Namespaces.Get(catalog.Key{Name: key.Namespace})
+		service, _ := s.Services.Get(key)
+		if MeshOf(other, namespace) != mesh || !Owned(service) {
+			continue
+		}
+		for _, host := range e.Spec.Hosts {
+			if slices.Contains(other.Spec.Hosts, host) {
+				out[host] = key.String()
+			}
+		}
+	}
+	return out
+}
+
 func (c *Controller) input(s *catalog.Snapshot, key resource.Key) Input {
 	in := Input{Site: c.cfg.Site, Ingresses: map[string]bool{}, Now: metav1.NewTime(c.cfg.Clock.Now().UTC().Truncate(time.Second))}
 	in.External, _ = s.ExternalServices.Get(key)
@@ -88,6 +129,7 @@ func (c *Controller) input(s *catalog.Snapshot, key resource.Key) Input {
 	if in.External == nil {
 		return in
 	}
+	in.Rivals = rivals(s, in.External, MeshOf(in.External, in.Namespace))
 	in.Mesh, _ = s.Meshes.Get(catalog.Key{Name: MeshOf(in.External, in.Namespace)})
 	for _, i := range s.ZoneIngresses.All() {
 		if zone := i.Labels[meshv1alpha1.LabelZone]; zone != "" {

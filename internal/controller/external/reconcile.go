@@ -35,6 +35,8 @@ type Input struct {
 	Service *corev1.Service
 	// Mesh that it is reached from; nil: there is none.
 	Mesh *meshv1alpha1.Mesh
+	// Rivals have hosts of it in its place: the names of ExternalServices by host.
+	Rivals map[string]string
 	// Egresses of this site, and sites that have an ingress.
 	Egresses  []string
 	Ingresses map[string]bool
@@ -75,7 +77,7 @@ func Reconcile(in Input) Plan {
 		p.Service = in.service()
 	}
 	p.Status.VirtualIPs = virtualIPs(p.Service)
-	for _, c := range []metav1.Condition{in.addressed(taken, p.Status.VirtualIPs), in.hosts(), in.tls(), in.zoneEgress()} {
+	for _, c := range []metav1.Condition{in.addressed(taken, p.Status.VirtualIPs), in.hosts(p.Status.VirtualIPs), in.tls(), in.zoneEgress()} {
 		c.ObservedGeneration, c.LastTransitionTime = e.Generation, in.Now
 		meta.SetStatusCondition(&p.Status.Conditions, c)
 	}
@@ -157,16 +159,6 @@ func (in Input) addressed(taken bool, ips []string) metav1.Condition {
 		return condition(typ, true, "ByOtherZones", "connections go through the ingresses of zones "+strings.Join(ways, ", "))
 	}
 	return condition(typ, true, "Reached", "this zone connects to it by itself")
-}
-
-func (in Input) hosts() metav1.Condition {
-	const typ = meshv1alpha1.ExternalServiceHostsEnforced
-	e := in.External
-	if len(e.Spec.Hosts) == 0 {
-		return condition(typ, true, notAsked, "spec.hosts is empty")
-	}
-	return condition(typ, false, notEnforced, fmt.Sprintf("agents do not answer %s with the virtual IPs: what workloads send there leaves as it is; "+
-		"call %s.%s.svc instead", strings.Join(e.Spec.Hosts[:min(len(e.Spec.Hosts), 10)], ", "), e.Name, e.Namespace))
 }
 
 func (in Input) tls() metav1.Condition {

@@ -61,6 +61,8 @@ type Update struct {
 	Slices   map[proxy.SliceName]*Slice
 	// VirtualIPs are the names below "mesh". One without addresses has those of its Service.
 	VirtualIPs map[proxy.ServiceName]*proxy.VirtualIP
+	// Hosts are names of services outside every mesh, by the Service with their virtual IPs.
+	Hosts map[proxy.ServiceName]*Outside
 }
 
 // Zone is safe for concurrent use; readers wait for a change no longer than it
@@ -80,6 +82,9 @@ type Zone struct {
 	// virtual are the names below "mesh", virtualAt those with an address.
 	virtual   map[proxy.ServiceName]*proxy.VirtualIP
 	virtualAt map[netip.Addr]proxy.ServiceName
+	// outside are the services outside every mesh that have hosts, hosts those by name.
+	outside map[proxy.ServiceName]*Outside
+	hosts   map[string][]proxy.ServiceName
 }
 
 // pointer is a name that an address leads back to.
@@ -96,6 +101,7 @@ func New() *Zone {
 		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]int{},
 		reverse: map[netip.Addr][]pointer{},
 		virtual: map[proxy.ServiceName]*proxy.VirtualIP{}, virtualAt: map[netip.Addr]proxy.ServiceName{},
+		outside: map[proxy.ServiceName]*Outside{}, hosts: map[string][]proxy.ServiceName{},
 	}
 }
 
@@ -136,6 +142,7 @@ func (z *Zone) Apply(u Update) {
 		z.rebuild(name, was)
 	}
 	z.setVirtualIPs(u)
+	z.setHosts(u)
 	z.generation.Add(1)
 }
 

@@ -46,6 +46,8 @@ type Config struct {
 	// Credentials of the egress for a service. Ingresses let it open streams for
 	// identities that it has authenticated.
 	Credentials func(sni string) (*tunnel.Credentials, error)
+	// External connects to external services; nil: a dialer with Resolver.
+	External *external.Dialer
 	// Resolver of the hosts of external services; nil: that of the system.
 	Resolver external.Resolver
 	// Buffers of the server; nil: a pool of the default size.
@@ -71,6 +73,9 @@ func New(cfg Config) (*Handler, error) {
 	}
 	if cfg.ConnectTimeout <= 0 {
 		cfg.ConnectTimeout = 3 * time.Second
+	}
+	if cfg.External != nil {
+		return &Handler{cfg, cfg.External}, nil
 	}
 	outside := external.New(external.Config{Resolver: cfg.Resolver, Buffers: cfg.Buffers, ConnectTimeout: cfg.ConnectTimeout})
 	return &Handler{cfg, outside}, nil

@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,6 +52,9 @@ type Resolver interface {
 type Config struct {
 	// Resolver; nil: that of the system.
 	Resolver Resolver
+	// Virtual reports whether an address is a virtual IP of an external service: connecting to
+	// it would lead back here. Nil: none is known.
+	Virtual func(netip.Addr) bool
 	// Buffers; nil: a pool of the default size.
 	Buffers *record.Pool
 	// ConnectTimeout bounds connecting to one address, and its handshake; default 3 s.
@@ -149,8 +153,16 @@ func (d *Dialer) resolve(ctx context.Context, host string) ([]netip.Addr, error)
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{addr}, nil
 	}
-	return d.cfg.Resolver.LookupNetIP(ctx, "ip", host)
+	addrs, err := d.cfg.Resolver.LookupNetIP(ctx, "ip", host)
+	if err == nil && d.cfg.Virtual != nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return d.cfg.Virtual(a.Unmap()) }) {
+		return nil, errCircle
+	}
+	return addrs, err
 }
+
+// errCircle: the resolver answers to this process as it does to workloads.
+var errCircle = errors.New("the name resolves to the virtual IP of the external service: " +
+	"this machine's DNS is captured by an agent, or points at one; run this process with CAP_NET_ADMIN, or name other resolvers with --dns-upstream")
 
 // keepAlive finds out within half a minute that the other machine is gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}

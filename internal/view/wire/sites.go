@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -19,7 +20,7 @@ import (
 func EncodeRemote(r *sites.Remote) ([]byte, error) {
 	m := &nodev1.Remote{
 		Namespace: r.Service.Namespace, Name: r.Service.Name, Mesh: r.Mesh, Spread: r.Spread, EgressOnly: r.EgressOnly,
-		Egresses: encodeGateways(r.Egresses), External: encodeExternal(r.External),
+		Egresses: encodeGateways(r.Egresses), External: encodeExternal(r.External), Hosts: r.Hosts,
 	}
 	for _, p := range r.Ports {
 		m.Ports = append(m.Ports, &nodev1.RemotePort{
@@ -127,6 +128,12 @@ func DecodeRemote(name string, body []byte) (*sites.Remote, error) {
 			return nil, fmt.Errorf("split of port %q: %w", p.GetName(), err)
 		}
 		r.Ports = append(r.Ports, sites.RemotePort{Name: p.GetName(), Number: number, SNI: p.GetSni(), Target: target, Split: split})
+	}
+	for _, host := range m.GetHosts() {
+		if errs := validation.IsDNS1123Subdomain(host); len(errs) > 0 {
+			return nil, fmt.Errorf("host %.260q: %s", host, errs[0])
+		}
+		r.Hosts = append(r.Hosts, host)
 	}
 	var err error
 	if r.External, err = decodeExternal(m.GetExternal()); err != nil {

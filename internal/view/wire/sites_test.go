@@ -19,7 +19,7 @@ var (
 		}},
 		Sites: []sites.Site{{Name: "b", Instances: 3, Ports: []uint16{80},
 			Ingresses: []sites.Gateway{{Name: "i", Host: "b.example", Port: 443}}}},
-		Egresses: []sites.Gateway{{Name: "e", Host: "10.0.0.1", Port: 10002}}, External: outside,
+		Egresses: []sites.Gateway{{Name: "e", Host: "10.0.0.1", Port: 10002}}, External: outside, Hosts: []string{"pay.example"},
 	}
 	outside = &sites.External{
 		Places: []sites.Place{{Host: "pay.example", Port: 443, Weight: 3, Near: true}},
@@ -58,6 +58,7 @@ func TestInvalidSitesAreRefused(t *testing.T) {
 		"server name": func(r *sites.Remote) { r.Ports = []sites.RemotePort{{Number: 80, SNI: "x"}} },
 		"number":      func(r *sites.Remote) { r.Ports = []sites.RemotePort{{SNI: serverName}} },
 		"site":        func(r *sites.Remote) { r.Sites = []sites.Site{{}} },
+		"a name":      func(r *sites.Remote) { r.Hosts = []string{"Pay_.example"} },
 		"host":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Port: 1}} },
 		"port":        func(r *sites.Remote) { r.Egresses = []sites.Gateway{{Host: "h"}} },
 		"split": func(r *sites.Remote) {
