@@ -156,6 +156,7 @@ var layers = map[string]layer{
 	"internal/identity/authority/files": adapter,
 	"internal/identity/clusterkey":      adapter,
 	"internal/identity/spiffe":          adapter,
+	"internal/identity/credential":      adapter,
 	"internal/identity/issue":           adapter,
 	"internal/identity/sealed":          adapter,
 	"internal/identity/workload":        adapter,

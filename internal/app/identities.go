@@ -38,6 +38,7 @@ type identities struct {
 	ledger      *issue.Ledger
 	board       *issue.Board
 	server      *issue.Server
+	external    *externalTLS
 	// link to global, in a zone; nil: this control plane makes the roots itself.
 	link *rootLink
 	// acked has a value when the leader should look at rotations.
@@ -77,9 +78,10 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 	if d.link != nil {
 		d.link.changed = d.authorities.Kick
 	}
+	d.external = newExternalTLS(cfg, a.client, i.catalog)
 	d.server = issue.NewServer(issue.Config{
 		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog, site}, Mesh: d.mesh,
-		Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
+		External: d.external.server.External, Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
 	})
 	if i.server != nil {
 		d.server.Register(i.server)
@@ -106,7 +108,7 @@ func (d *identities) components() []component {
 	if d.link != nil {
 		follow = []component{{Name: "authorities of global", Run: d.link.run}}
 	}
-	return append(follow, []component{
+	return append(append(follow, d.external.components()...), []component{
 		{Name: "authorities of meshes", Run: d.authorities.Run},
 		{Name: "records of certificates", Run: func(ctx context.Context) error {
 			return d.ledger.Follow(ctx, func(e issue.Entry) { d.board.Restore([]issue.Issued{e.Issued}) })

@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/tagged"
 	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
 	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/identity/credential"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -38,6 +39,8 @@ type controllers struct {
 	instance *instance
 	metrics  prometheus.Registerer
 	rules    *ruleset.Rules
+	// secrets that external services refer to.
+	secrets *credential.Source
 	// reader answers questions about plans while this instance does not lead.
 	reader *topology.Controller
 	// planner and leases of the present term; nil: this instance does not lead.
@@ -210,7 +213,7 @@ func (c *controllers) runTagged(ctx context.Context) error {
 // runExternals keeps the names and addresses of services outside every mesh.
 func (c *controllers) runExternals(ctx context.Context) error {
 	return external.New(external.Config{
-		Client: c.client, Catalog: c.instance.catalog, Site: string(c.cfg.site()), Logger: c.log.With("component", "external services"),
+		Client: c.client, Catalog: c.instance.catalog, Site: string(c.cfg.site()), Logger: c.log.With("component", "external services"), Secrets: c.secrets,
 	}).Run(ctx)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/credential"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
@@ -135,15 +136,17 @@ type agent struct {
 	ranges   *ranges.Keeper
 	identity *nodeIdentity // nil: the agent follows a Kubernetes API
 	tunnel   *nodeTunnel   // nil: off
-	gateway  *gateway      // nil: the agent is none
-	names    *records.Zone
-	dns      nameServer
-	upstream *net.Resolver // of the agent itself; nil: that of the machine
-	health   net.Listener
-	metrics  net.Listener
-	local    net.Listener // Unix socket; nil: none could be made
-	unlock   func()       // releases the data directory; nil: not locked yet
-	unsaved  unsavedFiles
+	// credentials out of Secrets, for external services; nil: as identity.
+	credentials *credential.Keeper
+	gateway     *gateway // nil: the agent is none
+	names       *records.Zone
+	dns         nameServer
+	upstream    *net.Resolver // of the agent itself; nil: that of the machine
+	health      net.Listener
+	metrics     net.Listener
+	local       net.Listener // Unix socket; nil: none could be made
+	unlock      func()       // releases the data directory; nil: not locked yet
+	unsaved     unsavedFiles
 
 	factsMu sync.Mutex
 	facts   node.Facts

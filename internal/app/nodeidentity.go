@@ -118,6 +118,7 @@ func (a *agent) identityComponents() ([]component, error) {
 	n := a.identity
 	out := []component{
 		{Name: "certificates of workloads", Run: n.manager.Run},
+		{Name: "certificates for external services", Run: a.credentials.Run},
 		{Name: "workloads of this node", Run: func(ctx context.Context) error {
 			return n.follow(ctx, watching, kind.Dataplane, resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", a.cfg.Name)})
 		}},

@@ -94,6 +94,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		if a.conn, err = a.connect(); err != nil {
 			return nil, err
 		}
+		a.credentials = a.keepCredentials()
 		if err = a.openIdentity(); err != nil {
 			return nil, err
 		}
@@ -123,6 +124,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 func (a *agent) apply(u node.Update) {
 	u.KeepLoopback(a.cfg.MachineID)
 	a.names.Apply(u.Records())
+	a.wantCredentials(u)
 	a.tunnel.apply(u)
 	a.gateway.apply(u)
 	if u.Proxied() {

@@ -14,7 +14,7 @@ import (
 
 // outside connects an agent or gateway to services outside every mesh.
 func (a *agent) outside(buffers *record.Pool) *external.Dialer {
-	return external.New(external.Config{Resolver: outsideResolver{a}, Virtual: a.names.IsOutside, Buffers: buffers})
+	return external.New(external.Config{Resolver: outsideResolver{a}, Virtual: a.names.IsOutside, Credentials: a.credentialsOf, Buffers: buffers})
 }
 
 // outsideResolver finds out where a service outside every mesh is: by the upstreams of DNS,

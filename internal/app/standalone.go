@@ -117,6 +117,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
+	cp.leader.secrets = cp.identities.external.source
 	if cfg.role() == RoleZone {
 		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.leader.client, cp.log); err != nil {
 			return nil, err

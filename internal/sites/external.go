@@ -44,8 +44,10 @@ type ExternalTLS struct {
 	Renegotiation          bool
 	// Roots in PEM; empty: those of the system.
 	Roots []byte
-	// Secrets: certificates or keys are in Secrets, which views do not have.
-	Secrets bool
+	// Secrets: certificates or keys are in Secrets, which views do not have. They have to be
+	// those for this Generation of the ExternalService.
+	Secrets    bool
+	Generation uint64
 }
 
 // NameMatch is a name that a certificate may have, or its beginning.
@@ -197,6 +199,9 @@ func tlsOf(e *meshv1alpha1.ExternalService) *ExternalTLS {
 		ServerName: spec.ServerName, MinVersion: tlsVersions[spec.MinVersion], MaxVersion: tlsVersions[spec.MaxVersion],
 		Renegotiation: spec.AllowRenegotiation, Secrets: NeedsSecrets(spec),
 	}
+	if x.Secrets {
+		x.Generation = uint64(e.Generation)
+	}
 	if x.ServerName == "" && len(e.Spec.Hosts) > 0 {
 		x.ServerName = e.Spec.Hosts[0]
 	}
@@ -211,8 +216,8 @@ func tlsOf(e *meshv1alpha1.ExternalService) *ExternalTLS {
 	return x
 }
 
-// NeedsSecrets reports whether the certificates or keys of a service's TLS are in Secrets.
-// Views do not have those: connections are refused.
+// NeedsSecrets reports whether certificates or keys of a service's TLS are in Secrets. Views,
+// which many nodes share, do not have those: see package identity/credential.
 func NeedsSecrets(spec *meshv1alpha1.ExternalServiceTLS) bool {
 	return spec.ClientCertificate != nil || spec.ClientKey != nil ||
 		spec.CACertificates != nil && len(spec.CACertificates.Inline) == 0

@@ -75,7 +75,184 @@ func (x Gateway_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Gateway_Role.Descriptor instead.
 func (Gateway_Role) EnumDescriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{9, 0}
+	return file_identity_proto_rawDescGZIP(), []int{12, 0}
+}
+
+type ExternalRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExternalRequest) Reset() {
+	*x = ExternalRequest{}
+	mi := &file_identity_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExternalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExternalRequest) ProtoMessage() {}
+
+func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExternalRequest.ProtoReflect.Descriptor instead.
+func (*ExternalRequest) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{0}
+}
+
+type ExternalResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of the services; missing in the last message of a state.
+	Service       *ExternalCredentials `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExternalResponse) Reset() {
+	*x = ExternalResponse{}
+	mi := &file_identity_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExternalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExternalResponse) ProtoMessage() {}
+
+func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExternalResponse.ProtoReflect.Descriptor instead.
+func (*ExternalResponse) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ExternalResponse) GetService() *ExternalCredentials {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type ExternalCredentials struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ExternalService, and its generation, as in the node's view.
+	Namespace  string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name       string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// PEM: authorities of the server's certificate (empty: they are not in a Secret), the
+	// certificate to show, and its key (empty: none is shown).
+	Roots       []byte `protobuf:"bytes,4,opt,name=roots,proto3" json:"roots,omitempty"`
+	Certificate []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Key         []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
+	// Why there is nothing to use; the others are empty then.
+	Problem       string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExternalCredentials) Reset() {
+	*x = ExternalCredentials{}
+	mi := &file_identity_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExternalCredentials) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExternalCredentials) ProtoMessage() {}
+
+func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExternalCredentials.ProtoReflect.Descriptor instead.
+func (*ExternalCredentials) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ExternalCredentials) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ExternalCredentials) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExternalCredentials) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ExternalCredentials) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *ExternalCredentials) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *ExternalCredentials) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *ExternalCredentials) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 type IntermediateRequest struct {
@@ -91,7 +268,7 @@ type IntermediateRequest struct {
 
 func (x *IntermediateRequest) Reset() {
 	*x = IntermediateRequest{}
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +280,7 @@ func (x *IntermediateRequest) String() string {
 func (*IntermediateRequest) ProtoMessage() {}
 
 func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +293,7 @@ func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
 func (*IntermediateRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{0}
+	return file_identity_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *IntermediateRequest) GetMesh() string {
@@ -152,7 +329,7 @@ type IntermediateResponse struct {
 
 func (x *IntermediateResponse) Reset() {
 	*x = IntermediateResponse{}
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -164,7 +341,7 @@ func (x *IntermediateResponse) String() string {
 func (*IntermediateResponse) ProtoMessage() {}
 
 func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -177,7 +354,7 @@ func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
 func (*IntermediateResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{1}
+	return file_identity_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *IntermediateResponse) GetChain() [][]byte {
@@ -205,7 +382,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -217,7 +394,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -230,7 +407,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{2}
+	return file_identity_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FollowRequest) GetAcknowledgements() []*Acknowledgement {
@@ -250,7 +427,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -262,7 +439,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -275,7 +452,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{3}
+	return file_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FollowResponse) GetMeshes() []*MeshAuthorities {
@@ -303,7 +480,7 @@ type MeshAuthorities struct {
 
 func (x *MeshAuthorities) Reset() {
 	*x = MeshAuthorities{}
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +492,7 @@ func (x *MeshAuthorities) String() string {
 func (*MeshAuthorities) ProtoMessage() {}
 
 func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +505,7 @@ func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeshAuthorities.ProtoReflect.Descriptor instead.
 func (*MeshAuthorities) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{4}
+	return file_identity_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MeshAuthorities) GetMesh() string {
@@ -386,7 +563,7 @@ type TrustedAuthority struct {
 
 func (x *TrustedAuthority) Reset() {
 	*x = TrustedAuthority{}
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +575,7 @@ func (x *TrustedAuthority) String() string {
 func (*TrustedAuthority) ProtoMessage() {}
 
 func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +588,7 @@ func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustedAuthority.ProtoReflect.Descriptor instead.
 func (*TrustedAuthority) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{5}
+	return file_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TrustedAuthority) GetId() string {
@@ -460,7 +637,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +649,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +662,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{6}
+	return file_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *IssueRequest) GetSubject() isIssueRequest_Subject {
@@ -562,7 +739,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +751,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +764,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{7}
+	return file_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -614,7 +791,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +803,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +816,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{8}
+	return file_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Node) GetMesh() string {
@@ -660,7 +837,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +849,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +862,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{9}
+	return file_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Gateway) GetMesh() string {
@@ -716,7 +893,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +905,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +918,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{10}
+	return file_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IssueResponse) GetChain() [][]byte {
@@ -775,7 +952,7 @@ type TrustRequest struct {
 
 func (x *TrustRequest) Reset() {
 	*x = TrustRequest{}
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +964,7 @@ func (x *TrustRequest) String() string {
 func (*TrustRequest) ProtoMessage() {}
 
 func (x *TrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +977,7 @@ func (x *TrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustRequest.ProtoReflect.Descriptor instead.
 func (*TrustRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{11}
+	return file_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TrustRequest) GetAcknowledgements() []*Acknowledgement {
@@ -825,7 +1002,7 @@ type Acknowledgement struct {
 
 func (x *Acknowledgement) Reset() {
 	*x = Acknowledgement{}
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1014,7 @@ func (x *Acknowledgement) String() string {
 func (*Acknowledgement) ProtoMessage() {}
 
 func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1027,7 @@ func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledgement.ProtoReflect.Descriptor instead.
 func (*Acknowledgement) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{12}
+	return file_identity_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Acknowledgement) GetMesh() string {
@@ -887,7 +1064,7 @@ type TrustResponse struct {
 
 func (x *TrustResponse) Reset() {
 	*x = TrustResponse{}
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1076,7 @@ func (x *TrustResponse) String() string {
 func (*TrustResponse) ProtoMessage() {}
 
 func (x *TrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1089,7 @@ func (x *TrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustResponse.ProtoReflect.Descriptor instead.
 func (*TrustResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{13}
+	return file_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TrustResponse) GetBundles() []*Bundle {
@@ -950,7 +1127,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1139,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1152,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{14}
+	return file_identity_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Bundle) GetMesh() string {
@@ -1031,7 +1208,20 @@ var File_identity_proto protoreflect.FileDescriptor
 
 const file_identity_proto_rawDesc = "" +
 	"\n" +
-	"\x0eidentity.proto\x12\x13proxima.identity.v1\"a\n" +
+	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\x11\n" +
+	"\x0fExternalRequest\"V\n" +
+	"\x10ExternalResponse\x12B\n" +
+	"\aservice\x18\x01 \x01(\v2(.proxima.identity.v1.ExternalCredentialsR\aservice\"\xcb\x01\n" +
+	"\x13ExternalCredentials\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05roots\x18\x04 \x01(\fR\x05roots\x12 \n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x06 \x01(\fR\x03key\x12\x18\n" +
+	"\aproblem\x18\a \x01(\tR\aproblem\"a\n" +
 	"\x13IntermediateRequest\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1c\n" +
 	"\tauthority\x18\x02 \x01(\tR\tauthority\x12\x18\n" +
@@ -1102,10 +1292,11 @@ const file_identity_proto_rawDesc = "" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06issuer\x18\x06 \x01(\tR\x06issuer\x12#\n" +
-	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\xae\x01\n" +
+	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\x89\x02\n" +
 	"\bIdentity\x12N\n" +
 	"\x05Issue\x12!.proxima.identity.v1.IssueRequest\x1a\".proxima.identity.v1.IssueResponse\x12R\n" +
-	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x012\xc9\x01\n" +
+	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x01\x12Y\n" +
+	"\bExternal\x12$.proxima.identity.v1.ExternalRequest\x1a%.proxima.identity.v1.ExternalResponse0\x012\xc9\x01\n" +
 	"\vAuthorities\x12c\n" +
 	"\fIntermediate\x12(.proxima.identity.v1.IntermediateRequest\x1a).proxima.identity.v1.IntermediateResponse\x12U\n" +
 	"\x06Follow\x12\".proxima.identity.v1.FollowRequest\x1a#.proxima.identity.v1.FollowResponse(\x010\x01B<Z:github.com/proxima-mesh/proxima/api/identity/v1;identityv1b\x06proto3"
@@ -1123,48 +1314,54 @@ func file_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_identity_proto_goTypes = []any{
 	(Gateway_Role)(0),            // 0: proxima.identity.v1.Gateway.Role
-	(*IntermediateRequest)(nil),  // 1: proxima.identity.v1.IntermediateRequest
-	(*IntermediateResponse)(nil), // 2: proxima.identity.v1.IntermediateResponse
-	(*FollowRequest)(nil),        // 3: proxima.identity.v1.FollowRequest
-	(*FollowResponse)(nil),       // 4: proxima.identity.v1.FollowResponse
-	(*MeshAuthorities)(nil),      // 5: proxima.identity.v1.MeshAuthorities
-	(*TrustedAuthority)(nil),     // 6: proxima.identity.v1.TrustedAuthority
-	(*IssueRequest)(nil),         // 7: proxima.identity.v1.IssueRequest
-	(*Workload)(nil),             // 8: proxima.identity.v1.Workload
-	(*Node)(nil),                 // 9: proxima.identity.v1.Node
-	(*Gateway)(nil),              // 10: proxima.identity.v1.Gateway
-	(*IssueResponse)(nil),        // 11: proxima.identity.v1.IssueResponse
-	(*TrustRequest)(nil),         // 12: proxima.identity.v1.TrustRequest
-	(*Acknowledgement)(nil),      // 13: proxima.identity.v1.Acknowledgement
-	(*TrustResponse)(nil),        // 14: proxima.identity.v1.TrustResponse
-	(*Bundle)(nil),               // 15: proxima.identity.v1.Bundle
+	(*ExternalRequest)(nil),      // 1: proxima.identity.v1.ExternalRequest
+	(*ExternalResponse)(nil),     // 2: proxima.identity.v1.ExternalResponse
+	(*ExternalCredentials)(nil),  // 3: proxima.identity.v1.ExternalCredentials
+	(*IntermediateRequest)(nil),  // 4: proxima.identity.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 5: proxima.identity.v1.IntermediateResponse
+	(*FollowRequest)(nil),        // 6: proxima.identity.v1.FollowRequest
+	(*FollowResponse)(nil),       // 7: proxima.identity.v1.FollowResponse
+	(*MeshAuthorities)(nil),      // 8: proxima.identity.v1.MeshAuthorities
+	(*TrustedAuthority)(nil),     // 9: proxima.identity.v1.TrustedAuthority
+	(*IssueRequest)(nil),         // 10: proxima.identity.v1.IssueRequest
+	(*Workload)(nil),             // 11: proxima.identity.v1.Workload
+	(*Node)(nil),                 // 12: proxima.identity.v1.Node
+	(*Gateway)(nil),              // 13: proxima.identity.v1.Gateway
+	(*IssueResponse)(nil),        // 14: proxima.identity.v1.IssueResponse
+	(*TrustRequest)(nil),         // 15: proxima.identity.v1.TrustRequest
+	(*Acknowledgement)(nil),      // 16: proxima.identity.v1.Acknowledgement
+	(*TrustResponse)(nil),        // 17: proxima.identity.v1.TrustResponse
+	(*Bundle)(nil),               // 18: proxima.identity.v1.Bundle
 }
 var file_identity_proto_depIdxs = []int32{
-	13, // 0: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	5,  // 1: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
-	6,  // 2: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
-	8,  // 3: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
-	9,  // 4: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
-	10, // 5: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
-	0,  // 6: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
-	13, // 7: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	15, // 8: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
-	7,  // 9: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
-	12, // 10: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
-	1,  // 11: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
-	3,  // 12: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
-	11, // 13: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
-	14, // 14: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
-	2,  // 15: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
-	4,  // 16: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	3,  // 0: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
+	16, // 1: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	8,  // 2: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
+	9,  // 3: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
+	11, // 4: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
+	12, // 5: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
+	13, // 6: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
+	0,  // 7: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
+	16, // 8: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	18, // 9: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
+	10, // 10: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
+	15, // 11: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
+	1,  // 12: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
+	4,  // 13: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
+	6,  // 14: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
+	14, // 15: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
+	17, // 16: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
+	2,  // 17: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
+	5,  // 18: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
+	7,  // 19: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
+	15, // [15:20] is the sub-list for method output_type
+	10, // [10:15] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_identity_proto_init() }
@@ -1172,7 +1369,7 @@ func file_identity_proto_init() {
 	if File_identity_proto != nil {
 		return
 	}
-	file_identity_proto_msgTypes[6].OneofWrappers = []any{
+	file_identity_proto_msgTypes[9].OneofWrappers = []any{
 		(*IssueRequest_Workload)(nil),
 		(*IssueRequest_Node)(nil),
 		(*IssueRequest_Gateway)(nil),
@@ -1183,7 +1380,7 @@ func file_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_proto_rawDesc), len(file_identity_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -27,8 +27,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Identity_Issue_FullMethodName = "/proxima.identity.v1.Identity/Issue"
-	Identity_Trust_FullMethodName = "/proxima.identity.v1.Identity/Trust"
+	Identity_Issue_FullMethodName    = "/proxima.identity.v1.Identity/Issue"
+	Identity_Trust_FullMethodName    = "/proxima.identity.v1.Identity/Trust"
+	Identity_External_FullMethodName = "/proxima.identity.v1.Identity/External"
 )
 
 // IdentityClient is the client API for Identity service.
@@ -42,6 +43,11 @@ type IdentityClient interface {
 	// Trust sends what to trust, all of it at once: when the stream begins, and after
 	// each change. The agent acknowledges what it has applied.
 	Trust(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrustRequest, TrustResponse], error)
+	// External sends certificates and keys that are in Secrets, for the TLS of services
+	// outside every mesh that the caller's node itself connects to, and of no others. All of
+	// them come when the stream begins, and after each change: one message each, and then one
+	// that says that these were all.
+	External(ctx context.Context, in *ExternalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExternalResponse], error)
 }
 
 type identityClient struct {
@@ -75,6 +81,25 @@ func (c *identityClient) Trust(ctx context.Context, opts ...grpc.CallOption) (gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_TrustClient = grpc.BidiStreamingClient[TrustRequest, TrustResponse]
 
+func (c *identityClient) External(ctx context.Context, in *ExternalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExternalResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Identity_ServiceDesc.Streams[1], Identity_External_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExternalRequest, ExternalResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Identity_ExternalClient = grpc.ServerStreamingClient[ExternalResponse]
+
 // IdentityServer is the server API for Identity service.
 // All implementations must embed UnimplementedIdentityServer
 // for forward compatibility.
@@ -86,6 +111,11 @@ type IdentityServer interface {
 	// Trust sends what to trust, all of it at once: when the stream begins, and after
 	// each change. The agent acknowledges what it has applied.
 	Trust(grpc.BidiStreamingServer[TrustRequest, TrustResponse]) error
+	// External sends certificates and keys that are in Secrets, for the TLS of services
+	// outside every mesh that the caller's node itself connects to, and of no others. All of
+	// them come when the stream begins, and after each change: one message each, and then one
+	// that says that these were all.
+	External(*ExternalRequest, grpc.ServerStreamingServer[ExternalResponse]) error
 	mustEmbedUnimplementedIdentityServer()
 }
 
@@ -101,6 +131,9 @@ func (UnimplementedIdentityServer) Issue(context.Context, *IssueRequest) (*Issue
 }
 func (UnimplementedIdentityServer) Trust(grpc.BidiStreamingServer[TrustRequest, TrustResponse]) error {
 	return status.Error(codes.Unimplemented, "method Trust not implemented")
+}
+func (UnimplementedIdentityServer) External(*ExternalRequest, grpc.ServerStreamingServer[ExternalResponse]) error {
+	return status.Error(codes.Unimplemented, "method External not implemented")
 }
 func (UnimplementedIdentityServer) mustEmbedUnimplementedIdentityServer() {}
 func (UnimplementedIdentityServer) testEmbeddedByValue()                  {}
@@ -148,6 +181,17 @@ func _Identity_Trust_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_TrustServer = grpc.BidiStreamingServer[TrustRequest, TrustResponse]
 
+func _Identity_External_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExternalRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(IdentityServer).External(m, &grpc.GenericServerStream[ExternalRequest, ExternalResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Identity_ExternalServer = grpc.ServerStreamingServer[ExternalResponse]
+
 // Identity_ServiceDesc is the grpc.ServiceDesc for Identity service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -166,6 +210,11 @@ var Identity_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Identity_Trust_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "External",
+			Handler:       _Identity_External_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "identity.proto",

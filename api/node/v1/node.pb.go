@@ -1167,8 +1167,11 @@ type ExternalTLS struct {
 	Renegotiation bool   `protobuf:"varint,7,opt,name=renegotiation,proto3" json:"renegotiation,omitempty"`
 	// In PEM; empty: those of the system.
 	Roots []byte `protobuf:"bytes,8,opt,name=roots,proto3" json:"roots,omitempty"`
-	// Certificates or keys are in Secrets, which views do not have: no connection is made.
-	Secrets       bool `protobuf:"varint,9,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	// Certificates or keys are in Secrets, which views do not have: nodes that begin the TLS
+	// get them by proxima.identity.v1.Identity.External, others make no connection.
+	Secrets bool `protobuf:"varint,9,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	// Generation of the ExternalService, for which these have to be.
+	Generation    uint64 `protobuf:"varint,10,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1264,6 +1267,13 @@ func (x *ExternalTLS) GetSecrets() bool {
 		return x.Secrets
 	}
 	return false
+}
+
+func (x *ExternalTLS) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
 }
 
 type NameMatch struct {
@@ -2169,7 +2179,7 @@ const file_node_proto_rawDesc = "" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x12\n" +
-	"\x04near\x18\x04 \x01(\bR\x04near\"\xbc\x02\n" +
+	"\x04near\x18\x04 \x01(\bR\x04near\"\xdc\x02\n" +
 	"\vExternalTLS\x12\x1f\n" +
 	"\vserver_name\x18\x01 \x01(\tR\n" +
 	"serverName\x12%\n" +
@@ -2182,7 +2192,11 @@ const file_node_proto_rawDesc = "" +
 	"maxVersion\x12$\n" +
 	"\rrenegotiation\x18\a \x01(\bR\rrenegotiation\x12\x14\n" +
 	"\x05roots\x18\b \x01(\fR\x05roots\x12\x18\n" +
-	"\asecrets\x18\t \x01(\bR\asecrets\"9\n" +
+	"\asecrets\x18\t \x01(\bR\asecrets\x12\x1e\n" +
+	"\n" +
+	"generation\x18\n" +
+	" \x01(\x04R\n" +
+	"generation\"9\n" +
 	"\tNameMatch\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\tR\x05value\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\bR\x06prefix\"\x8c\x01\n" +

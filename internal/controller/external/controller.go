@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,12 @@ type Config struct {
 	Catalog *catalog.Catalog
 	// Site is the name of this zone.
 	Site string
+	// Secrets checks the certificates and keys of a service whose TLS refers to Secrets; its
+	// error is for users. Changed is closed when it may say otherwise. Nil: nothing is wrong.
+	Secrets interface {
+		Check(ctx context.Context, e *meshv1alpha1.ExternalService) error
+		Changed() <-chan struct{}
+	}
 	// Window is how long a name is left alone after a write; 0: loop.DefaultWindow,
 	// negative: none.
 	Window time.Duration
@@ -59,8 +66,32 @@ func New(cfg Config) *Controller {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
+	if c.cfg.Secrets != nil {
+		var following sync.WaitGroup
+		defer following.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		following.Go(func() { c.followSecrets(ctx) })
+	}
 	return c.loop.Run(ctx, c.cfg.Catalog, c.dispatch, catalog.ExternalServices, catalog.Services, catalog.Namespaces,
 		catalog.Meshes, catalog.ZoneIngresses, catalog.ZoneEgresses)
+}
+
+// followSecrets queues what refers to Secrets, when they have changed.
+func (c *Controller) followSecrets(ctx context.Context) {
+	for {
+		changed := c.cfg.Secrets.Changed()
+		for key, e := range c.cfg.Catalog.Snapshot().ExternalServices.All() {
+			if e.Spec.TLS != nil && sites.NeedsSecrets(e.Spec.TLS) {
+				c.loop.Add(key)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
 }
 
 // dispatch queues the names that a delta concerns. Meshes, gateways and namespaces are few,
@@ -147,6 +178,9 @@ func (c *Controller) input(s *catalog.Snapshot, key resource.Key) Input {
 // sync brings what one name has to what it should be.
 func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	in := c.input(c.cfg.Catalog.Snapshot(), key)
+	if t := in.External; t != nil && c.cfg.Secrets != nil && t.Spec.TLS != nil && sites.NeedsSecrets(t.Spec.TLS) {
+		in.Secrets = c.cfg.Secrets.Check(ctx, t)
+	}
 	plan := Reconcile(in)
 	if plan.Service == nil && Owned(in.Service) {
 		c.loop.Writes(key)

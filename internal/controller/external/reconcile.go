@@ -37,6 +37,9 @@ type Input struct {
 	Mesh *meshv1alpha1.Mesh
 	// Rivals have hosts of it in its place: the names of ExternalServices by host.
 	Rivals map[string]string
+	// Secrets is why the certificates and keys of its TLS cannot be used; nil: they can, or
+	// are not in Secrets.
+	Secrets error
 	// Egresses of this site, and sites that have an ingress.
 	Egresses  []string
 	Ingresses map[string]bool
@@ -166,9 +169,10 @@ func (in Input) tls() metav1.Condition {
 	switch t := in.External.Spec.TLS; {
 	case t == nil:
 		return condition(typ, true, notAsked, "spec.tls is not set: bytes pass as they are")
+	case in.Secrets != nil:
+		return condition(typ, false, notEnforced, "connections are refused: "+in.Secrets.Error())
 	case sites.NeedsSecrets(t):
-		return condition(typ, false, notEnforced, "certificates and keys of Secrets are not sent to agents, egresses and ingresses: "+
-			"connections are refused; give authorities in spec.tls.caCertificates.inline")
+		return condition(typ, true, enforced, "whoever connects begins TLS, with what is in the Secrets, and refuses what does not verify")
 	}
 	return condition(typ, true, enforced, "whoever connects begins TLS, and refuses what does not verify")
 }

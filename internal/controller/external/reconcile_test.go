@@ -1,6 +1,7 @@
 package external
 
 import (
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -84,6 +85,9 @@ func TestConditions(t *testing.T) {
 			meshv1alpha1.ExternalServiceTLSEnforced, true, "Enforced"},
 		"a Secret": {func(in *Input) {
 			in.External.Spec.TLS = &meshv1alpha1.ExternalServiceTLS{ClientKey: &meshv1alpha1.DataSource{SecretRef: &meshv1alpha1.SecretKeyReference{Name: "s"}}}
+		}, meshv1alpha1.ExternalServiceTLSEnforced, true, "Enforced"},
+		"a Secret that is missing": {func(in *Input) {
+			in.External.Spec.TLS, in.Secrets = &meshv1alpha1.ExternalServiceTLS{}, errors.New("there is no Secret s")
 		}, meshv1alpha1.ExternalServiceTLSEnforced, false, "NotEnforced"},
 		"no zone egress":          {nil, meshv1alpha1.ExternalServiceZoneEgressEnforced, true, "NotAskedFor"},
 		"zone egress without one": {egress, meshv1alpha1.ExternalServiceZoneEgressEnforced, true, "NoEgress"},

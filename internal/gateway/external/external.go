@@ -20,11 +20,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
 	"github.com/proxima-mesh/proxima/internal/gateway/stream"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Service is a port of a service outside every mesh.
 type Service struct {
 	Targets []Target
+	// Secret is the TLS that is begun with what Config.Credentials has; nil: TLS.
+	Secret *Secret
 	// TLS that is begun; nil: none. ServerName is the host of the target if it is empty.
 	TLS *tls.Config
 	// Unusable is why no connection may be made, as its TLS cannot be as it should; nil:
@@ -55,6 +58,9 @@ type Config struct {
 	// Virtual reports whether an address is a virtual IP of an external service: connecting to
 	// it would lead back here. Nil: none is known.
 	Virtual func(netip.Addr) bool
+	// Credentials out of Secrets for a service of a generation, or why there are none now. It
+	// must not block. Nil: there are none.
+	Credentials func(service proxy.ServiceName, generation uint64) (*Credentials, error)
 	// Buffers; nil: a pool of the default size.
 	Buffers *record.Pool
 	// ConnectTimeout bounds connecting to one address, and its handshake; default 3 s.
@@ -93,6 +99,13 @@ func (d *Dialer) Connect(ctx context.Context, s *Service) (Upstream, error) {
 	if s.Unusable != nil {
 		return nil, s.Unusable
 	}
+	config := s.TLS
+	if s.Secret != nil {
+		var err error
+		if config, err = s.Secret.config(d.cfg.Credentials); err != nil {
+			return nil, fmt.Errorf("external service %s: %w", s.Secret.Service, err)
+		}
+	}
 	errs := []error{}
 	for _, t := range order(s.Targets) {
 		addrs, err := d.resolve(ctx, t.Host)
@@ -101,7 +114,7 @@ func (d *Dialer) Connect(ctx context.Context, s *Service) (Upstream, error) {
 			continue
 		}
 		for _, addr := range addrs {
-			up, err := d.begin(ctx, s, t.Host, netip.AddrPortFrom(addr.Unmap(), t.Port))
+			up, err := d.begin(ctx, config, t.Host, netip.AddrPortFrom(addr.Unmap(), t.Port))
 			if err == nil {
 				return up, nil
 			}
@@ -168,16 +181,16 @@ var errCircle = errors.New("the name resolves to the virtual IP of the external 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // begin connects to one address.
-func (d *Dialer) begin(ctx context.Context, s *Service, host string, to netip.AddrPort) (Upstream, error) {
+func (d *Dialer) begin(ctx context.Context, config *tls.Config, host string, to netip.AddrPort) (Upstream, error) {
 	dialer := net.Dialer{Timeout: d.cfg.ConnectTimeout, KeepAliveConfig: keepAlive}
 	conn, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		return nil, err
 	}
-	if s.TLS == nil {
+	if config == nil {
 		return &Plain{stream.NewTCP(conn, d.cfg.Buffers, frame.EndpointReset)}, nil
 	}
-	config := s.TLS.Clone()
+	config = config.Clone()
 	if config.ServerName == "" {
 		config.ServerName = host
 	}

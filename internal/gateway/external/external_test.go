@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
@@ -72,7 +73,7 @@ func TestVerification(t *testing.T) {
 		"no PEM":                      {with(func(c *sites.ExternalTLS) { c.Roots = []byte("x") }), good, "PEM"},
 		"too old a version":           {with(func(c *sites.ExternalTLS) { c.MaxVersion = tls.VersionTLS11 }), good, "version"},
 	} {
-		s := Of(&sites.External{Places: []sites.Place{{Host: tc.at.Addr().String()}}, TLS: tc.tls}, tc.at.Port())
+		s := Of(proxy.ServiceName{}, &sites.External{Places: []sites.Place{{Host: tc.at.Addr().String()}}, TLS: tc.tls}, tc.at.Port())
 		up, err := New(Config{}).Connect(t.Context(), s)
 		if up != nil {
 			up.Finish(false)
@@ -85,7 +86,7 @@ func TestVerification(t *testing.T) {
 
 // TestOrder: near places first, then by weight.
 func TestOrder(t *testing.T) {
-	s := Of(&sites.External{Places: []sites.Place{{Host: "a", Weight: 3}, {Host: "b"}, {Host: "c", Port: 7, Near: true}}}, 443)
+	s := Of(proxy.ServiceName{}, &sites.External{Places: []sites.Place{{Host: "a", Weight: 3}, {Host: "b"}, {Host: "c", Port: 7, Near: true}}}, 443)
 	first := map[string]int{}
 	const n = 4000
 	for range n {

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/sites"
 )
 
 // Of is a port of an external service as a view has it; target is where connections to the
 // port go, unless a place says otherwise.
-func Of(e *sites.External, target uint16) *Service {
+func Of(name proxy.ServiceName, e *sites.External, target uint16) *Service {
 	s := &Service{}
 	for _, p := range e.Places {
 		port := target
@@ -23,20 +24,59 @@ func Of(e *sites.External, target uint16) *Service {
 		}
 		s.Targets = append(s.Targets, Target{Host: p.Host, Port: port, Weight: p.Weight, Near: p.Near})
 	}
-	if e.TLS != nil {
+	switch {
+	case e.TLS != nil && e.TLS.Secrets:
+		s.Secret = &Secret{Service: name, tls: e.TLS}
+	case e.TLS != nil:
 		s.TLS, s.Unusable = configOf(e.TLS)
 	}
 	return s
 }
 
-// errClientCertificate: what cannot be done as asked for is not done at all.
-var errClientCertificate = errors.New("the external service asks for certificates or keys of Secrets, which this version does not read")
+// Secret is TLS of which certificates or keys are in Secrets. What cannot be done as asked
+// for is not done at all.
+type Secret struct {
+	Service proxy.ServiceName
+	tls     *sites.ExternalTLS
+}
+
+// Credentials of a service, out of Secrets. Immutable.
+type Credentials struct {
+	// Roots of the server's certificate; nil: they are not in a Secret.
+	Roots *x509.CertPool
+	// Certificate that is shown; nil: none.
+	Certificate *tls.Certificate
+}
+
+var errNoCredentials = errors.New("certificates or keys of its TLS are in Secrets, which this node does not get")
+
+// config for a connection now: Secrets change.
+func (s *Secret) config(get func(service proxy.ServiceName, generation uint64) (*Credentials, error)) (*tls.Config, error) {
+	if get == nil {
+		return nil, errNoCredentials
+	}
+	c, err := get(s.Service, s.tls.Generation)
+	if err != nil {
+		return nil, err
+	}
+	config, err := configWith(s.tls, c.Roots)
+	if err != nil {
+		return nil, err
+	}
+	if c.Certificate != nil {
+		if leaf := c.Certificate.Leaf; leaf != nil && time.Now().After(leaf.NotAfter) {
+			return nil, fmt.Errorf("the client certificate in the Secret ended at %s", leaf.NotAfter.UTC().Format(time.RFC3339))
+		}
+		config.Certificates = []tls.Certificate{*c.Certificate}
+	}
+	return config, nil
+}
 
 // configOf is the client's configuration of TLS.
-func configOf(t *sites.ExternalTLS) (*tls.Config, error) {
-	if t.Secrets {
-		return nil, errClientCertificate
-	}
+func configOf(t *sites.ExternalTLS) (*tls.Config, error) { return configWith(t, nil) }
+
+// configWith other roots than those of the view, unless they are nil.
+func configWith(t *sites.ExternalTLS, roots *x509.CertPool) (*tls.Config, error) {
 	config := &tls.Config{ServerName: t.ServerName, MinVersion: t.MinVersion, MaxVersion: t.MaxVersion}
 	if config.MinVersion < tls.VersionTLS12 {
 		config.MinVersion = tls.VersionTLS12
@@ -44,7 +84,10 @@ func configOf(t *sites.ExternalTLS) (*tls.Config, error) {
 	if t.Renegotiation {
 		config.Renegotiation = tls.RenegotiateFreelyAsClient
 	}
-	if len(t.Roots) > 0 {
+	switch {
+	case roots != nil:
+		config.RootCAs = roots
+	case len(t.Roots) > 0:
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(t.Roots) {
 			return nil, errors.New("the external service's authorities are no certificates in PEM")

@@ -88,7 +88,7 @@ type target struct {
 func targetOf(remote *sites.Remote, p sites.RemotePort) target {
 	t := target{remote: remote, port: p}
 	if remote.External != nil {
-		t.external = external.Of(remote.External, p.Target)
+		t.external = external.Of(remote.Service, remote.External, p.Target)
 	}
 	return t
 }

@@ -67,7 +67,7 @@ func (i *Ingress) SetOffers(u node.Update) {
 		for _, p := range o.Ports {
 			port := offered{offer: o, port: p}
 			if o.External != nil {
-				port.external = external.Of(o.External, p.Target)
+				port.external = external.Of(o.Service, o.External, p.Target)
 			}
 			i.ports[p.SNI] = port
 		}

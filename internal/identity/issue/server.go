@@ -69,7 +69,7 @@ type Issued struct {
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// Config configures a Server. All fields but Limits, Registerer, Logger and Now are required.
+// Config configures a Server. All fields but External, Limits, Registerer, Logger and Now are required.
 type Config struct {
 	// Zone is the site of this control plane, for the IDs of nodes.
 	Zone string
@@ -82,6 +82,8 @@ type Config struct {
 	// Record keeps the record of a certificate before the node gets it; an error keeps
 	// the certificate back.
 	Record func(ctx context.Context, i Issued) error
+	// External serves the method of that name; nil: it is not implemented.
+	External func(*identityv1.ExternalRequest, grpc.ServerStreamingServer[identityv1.ExternalResponse]) error
 	// Board has what is trusted, and takes acknowledgements.
 	Board  *Board
 	Limits Limits
@@ -274,6 +276,14 @@ func (s *Server) gateway(ctx context.Context, node string, g *identityv1.Gateway
 func (s *Server) unavailable(what string, err error) error {
 	s.config.Logger.Error("certificate not issued", "object", what, "error", err)
 	return status.Errorf(codes.Unavailable, "%s cannot be read now: try again", what)
+}
+
+// External implements identityv1.IdentityServer.
+func (s *Server) External(r *identityv1.ExternalRequest, stream grpc.ServerStreamingServer[identityv1.ExternalResponse]) error {
+	if s.config.External == nil {
+		return s.UnimplementedIdentityServer.External(r, stream)
+	}
+	return s.config.External(r, stream)
 }
 
 // Trust implements identityv1.IdentityServer. The stream ends with its context, or when

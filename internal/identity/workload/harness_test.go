@@ -233,6 +233,10 @@ func (d direct) Issue(ctx context.Context, r *identityv1.IssueRequest, _ ...grpc
 	return server.Issue(ctx, r)
 }
 
+func (direct) External(context.Context, *identityv1.ExternalRequest, ...grpc.CallOption) (identityv1.Identity_ExternalClient, error) {
+	return nil, status.Error(codes.Unimplemented, "not here")
+}
+
 func (d direct) Trust(ctx context.Context, _ ...grpc.CallOption) (identityv1.Identity_TrustClient, error) {
 	server, up, err := d.plane.now()
 	if err != nil {

@@ -20,7 +20,7 @@ func encodeExternal(e *sites.External) *nodev1.External {
 	if t := e.TLS; t != nil {
 		m.Tls = &nodev1.ExternalTLS{
 			ServerName: t.ServerName, SkipAuthority: t.SkipAuthority, SkipName: t.SkipName, MinVersion: uint32(t.MinVersion),
-			MaxVersion: uint32(t.MaxVersion), Renegotiation: t.Renegotiation, Roots: t.Roots, Secrets: t.Secrets,
+			MaxVersion: uint32(t.MaxVersion), Renegotiation: t.Renegotiation, Roots: t.Roots, Secrets: t.Secrets, Generation: t.Generation,
 		}
 		for _, n := range t.Names {
 			m.Tls.Names = append(m.Tls.Names, &nodev1.NameMatch{Value: n.Value, Prefix: n.Prefix})
@@ -52,7 +52,7 @@ func decodeExternal(m *nodev1.External) (*sites.External, error) {
 	}
 	e.TLS = &sites.ExternalTLS{
 		ServerName: t.GetServerName(), SkipAuthority: t.GetSkipAuthority(), SkipName: t.GetSkipName(), MinVersion: uint16(t.GetMinVersion()),
-		MaxVersion: uint16(t.GetMaxVersion()), Renegotiation: t.GetRenegotiation(), Roots: t.GetRoots(), Secrets: t.GetSecrets(),
+		MaxVersion: uint16(t.GetMaxVersion()), Renegotiation: t.GetRenegotiation(), Roots: t.GetRoots(), Secrets: t.GetSecrets(), Generation: t.GetGeneration(),
 	}
 	for _, n := range t.GetNames() {
 		e.TLS.Names = append(e.TLS.Names, sites.NameMatch{Value: n.GetValue(), Prefix: n.GetPrefix()})

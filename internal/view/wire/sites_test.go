@@ -25,7 +25,7 @@ var (
 		Places: []sites.Place{{Host: "pay.example", Port: 443, Weight: 3, Near: true}},
 		TLS: &sites.ExternalTLS{
 			ServerName: "pay.example", SkipAuthority: true, SkipName: true, Names: []sites.NameMatch{{Value: "p", Prefix: true}},
-			MinVersion: 0x303, MaxVersion: 0x304, Renegotiation: true, Roots: []byte("pem"), Secrets: true,
+			MinVersion: 0x303, MaxVersion: 0x304, Renegotiation: true, Roots: []byte("pem"), Secrets: true, Generation: 7,
 		},
 	}
 	offer = &sites.Offer{
