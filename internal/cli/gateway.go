@@ -19,6 +19,7 @@ type gatewayFlags struct {
 	advertisedAddress      string
 	advertisedPort         int
 	host                   string
+	dnsUpstreams           []string
 	healthPort, metricPort int
 }
 
@@ -82,6 +83,7 @@ func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.C
 	f.IntVar(&g.port, name+"-port", port, "port that the gateway listens on; 0: any free one")
 	f.StringVar(&g.advertisedAddress, "advertised-address", "", "IP address or DNS name by which the gateway is reached from elsewhere (default: its address)")
 	f.IntVar(&g.advertisedPort, "advertised-port", 0, "port by which the gateway is reached from elsewhere (default: its port)")
+	addUpstreamFlag(f, &g.dnsUpstreams)
 	f.StringVar(&g.host, "host", "127.0.0.1", "address that health and metrics listen on")
 	f.IntVar(&g.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&g.metricPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
@@ -106,9 +108,14 @@ func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) 
 		}
 		gateway.Address = addr
 	}
+	resolvers, err := upstreams(g.dnsUpstreams)
+	if err != nil {
+		return cfg, err
+	}
 	log, err := s.logger()
 	return app.NodeConfig{
-		Server: g.server, TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
+		DNSUpstreams: resolvers,
+		Server:       g.server, TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
 		Host: g.host, HealthPort: g.healthPort, MetricsPort: g.metricPort, ControlPlane: true, Gateway: gateway, Logger: log,
 	}, err
 }

@@ -168,7 +168,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.metricsPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
 	f.IntVar(&a.dnsPort, "dns-port", app.DNSPortAuto, "port of names (DNS by UDP and TCP); 0: off; -1: 53 for root, else 10053, if it is free")
 	f.BoolVar(&a.dnsCapture, "dns-capture", false, "lead what this machine, and the workloads behind it, ask of port 53 to the agent, whatever resolver they ask; needs Linux and CAP_NET_ADMIN, and ends with the agent")
-	f.StringSliceVar(&a.dnsUpstreams, "dns-upstream", nil, "resolvers (ADDRESS[:PORT]) for names of others (default: those that this machine has)")
+	addUpstreamFlag(f, &a.dnsUpstreams)
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
 	f.IntVar(&a.tunnelPort, "tunnel-port", defaultTunnelPort, "port of the way to other zones, opened when another zone offers a service; if it is taken, any free one; 0: off")
 	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
@@ -176,6 +176,20 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
 	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer (default: all)")
+}
+
+// addUpstreamFlag is of agents and gateways.
+func addUpstreamFlag(f *pflag.FlagSet, upstreams *[]string) {
+	f.StringSliceVar(upstreams, "dns-upstream", nil, "resolvers (ADDRESS[:PORT]) for names of others (default: those that this machine has)")
+}
+
+// upstreams reads them.
+func upstreams(texts []string) ([]string, error) {
+	out, err := app.ParseUpstreams(texts)
+	if err != nil {
+		return nil, &problem.Error{Code: problem.Usage, Err: err}
+	}
+	return out, nil
 }
 
 // addLeaseFlag is of nodes and of workloads.
@@ -204,8 +218,8 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 		Host: host, HealthPort: a.healthPort, MetricsPort: a.metricsPort, DNSPort: a.dnsPort, ProbePort: a.probePort, Lease: a.lease, Logger: log,
 		TunnelPort: a.tunnelPort, SpiffeSocket: a.spiffeSocket, DNSCapture: a.dnsCapture,
 	}
-	if cfg.DNSUpstreams, err = app.ParseUpstreams(a.dnsUpstreams); err != nil {
-		return cfg, &problem.Error{Code: problem.Usage, Err: err}
+	if cfg.DNSUpstreams, err = upstreams(a.dnsUpstreams); err != nil {
+		return cfg, err
 	}
 	switch {
 	case a.spiffeSocket == "none":

@@ -132,8 +132,10 @@ func (l *Lab) startGateway(ctx context.Context, z zone, machine string) error {
 	if machine == z.egress() {
 		role = "egress"
 	}
-	process, err := l.start(machine, l.ns.open[machine], role, "--server", p.api(), "--token-file", token,
-		"--node-name", machine, "--zone", z.name(), "--data-dir", l.DataDir(machine))
+	args := append([]string{
+		role, "--server", p.api(), "--token-file", token, "--node-name", machine, "--zone", z.name(), "--data-dir", l.DataDir(machine),
+	}, l.spec.upstreamFlag(z)...)
+	process, err := l.start(machine, l.ns.open[machine], args...)
 	if err != nil {
 		return err
 	}

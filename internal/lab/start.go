@@ -225,13 +225,22 @@ func (l *Lab) startAgent(ctx context.Context, n node) (*process, error) {
 		"--node-name", n.name(), "--zone", n.zone.name(), "--data-dir", l.DataDir(n.name()), "--mode", l.spec.Mode,
 	}
 	if l.spec.DNSCapture {
-		args = append(args, "--dns-capture", "--dns-upstream", l.spec.primary(n.zone.addr(1)).String())
+		args = append(args, "--dns-capture")
 	}
+	args = append(args, l.spec.upstreamFlag(n.zone)...)
 	agent, err := l.start(n.name()+"-agent", l.ns.open[n.name()], append(args, l.spec.leaseFlag()...)...)
 	if err == nil {
 		l.started = append(l.started, agent)
 	}
 	return agent, err
+}
+
+// upstreamFlag of agents and gateways: the router, where DNS is captured.
+func (s Spec) upstreamFlag(z zone) []string {
+	if !s.DNSCapture {
+		return nil
+	}
+	return []string{"--dns-upstream", s.primary(z.addr(1)).String()}
 }
 
 // leaseFlag of nodes and workloads.
