@@ -114,6 +114,11 @@ func explainService(c Config, q url.Values) (any, error) {
 	if imported, ok := sites.ImportOf(service); ok {
 		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain
 	}
+	if of, ok := sites.ExternalOf(service); ok {
+		if external, there := snapshot.ExternalServices.Get(resource.Key{Namespace: of.Namespace, Name: of.Name}); there {
+			e.External(external, remote)
+		}
+	}
 	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}

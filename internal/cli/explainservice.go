@@ -190,6 +190,12 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 		name = fmt.Sprintf("%s (Service %s)", e.ImportOf, e.Service)
 	}
 	fmt.Fprintf(out, "%s at %s, from %s\n", name, strings.Join(e.Address, ", "), place)
+	if len(e.Hosts) > 0 {
+		fmt.Fprintf(out, "also by %s, for workloads of its mesh that ask an agent\n", strings.Join(e.Hosts, ", "))
+	}
+	for _, text := range e.NotEnforced {
+		fmt.Fprintf(out, "does not hold: %s\n", text)
+	}
 	for _, p := range e.Ports {
 		for _, f := range p.Families {
 			fmt.Fprintf(out, "\nport %d/%s %s: %s\n  decided by: %s\n", p.Port, p.Protocol, f.Family, f.Outcome, f.Rule)

@@ -39,6 +39,7 @@ func TestPrintElsewhere(t *testing.T) {
 	var out bytes.Buffer
 	err := printExplanation(&out, &diag.Service{
 		Service: "shop/web-x", ImportOf: "web.shop.svc.clusterset.local", Address: []string{"10.96.0.7"},
+		Hosts: []string{"web.example"}, NotEnforced: []string{"TLSEnforced: there is no Secret s"},
 		Ports: []diag.Port{{
 			Port: 80, Protocol: "TCP", Families: []diag.Family{{Family: "IPv4", Rule: "other sites", Outcome: "through the tunnel", Elsewhere: 1}},
 			Elsewhere: &diag.Elsewhere{
@@ -55,6 +56,8 @@ func TestPrintElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `web.shop.svc.clusterset.local (Service shop/web-x) at 10.96.0.7, from anywhere: give --from-zone or --from-node to see a place's own choice
+also by web.example, for workloads of its mesh that ask an agent
+does not hold: TLSEnforced: there is no Secret s
 
 port 80/TCP IPv4: through the tunnel
   decided by: other sites

@@ -22,11 +22,15 @@ type Service struct {
 	Service string `json:"service"`
 	// ImportOf is the name below clusterset.local whose virtual IPs the Service has; empty:
 	// none.
-	ImportOf string        `json:"importOf,omitempty"`
-	Node     string        `json:"node,omitempty"`
-	Zone     locality.Zone `json:"zone,omitempty"`
-	Address  []string      `json:"addresses"`
-	Ports    []Port        `json:"ports"`
+	ImportOf string `json:"importOf,omitempty"`
+	// Hosts are names of an ExternalService that agents answer with the virtual IPs, and
+	// NotEnforced what of it does not hold, and why.
+	Hosts       []string      `json:"hosts,omitempty"`
+	NotEnforced []string      `json:"notEnforced,omitempty"`
+	Node        string        `json:"node,omitempty"`
+	Zone        locality.Zone `json:"zone,omitempty"`
+	Address     []string      `json:"addresses"`
+	Ports       []Port        `json:"ports"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 }

@@ -9,6 +9,18 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
+// addRivals adds the others that name a host of an ExternalService.
+func addRivals(d *catalog.Delta, s *catalog.Snapshot, of catalog.Key, e *meshv1alpha1.ExternalService) {
+	for key, other := range s.ExternalServices.All() {
+		service, ok := s.Services.Get(key)
+		if key == of || !ok || !ShareHost(e, other) {
+			continue
+		}
+		d.ExternalServices = append(d.ExternalServices, catalog.Change[*meshv1alpha1.ExternalService]{Key: key, New: other})
+		d.Services = append(d.Services, catalog.Change[*corev1.Service]{Key: key, New: service})
+	}
+}
+
 // Look is the Remote of one Service, from a snapshot: for explanations. The cost is that of
 // the exports of its name, and of all gateways and Meshes.
 func Look(s *catalog.Snapshot, site string, of proxy.ServiceName) (*Remote, error) {
@@ -25,6 +37,7 @@ func Look(s *catalog.Snapshot, site string, of proxy.ServiceName) (*Remote, erro
 	}
 	if e, ok := s.ExternalServices.Get(key); ok {
 		d.ExternalServices = append(d.ExternalServices, catalog.Change[*meshv1alpha1.ExternalService]{Key: key, New: e})
+		addRivals(&d, s, key, e)
 	}
 	for key, i := range s.ZoneIngresses.All() {
 		d.ZoneIngresses = append(d.ZoneIngresses, catalog.Change[*meshv1alpha1.ZoneIngress]{Key: key, New: i})
