@@ -51,6 +51,9 @@ type Service struct {
 	// Of is the Service whose endpoints it has, for the frontend of a VirtualIP; zero: its
 	// own.
 	Of ServiceName
+	// Scope is which workloads use it by its ClusterIPs. The other addresses are for whoever
+	// is outside the mesh, and so for everybody.
+	Scope Scope
 	// ClusterIPs, at most one per family.
 	ClusterIPs []netip.Addr
 	// ExternalIPs and LoadBalancerIPs are further virtual addresses. Load
@@ -166,6 +169,10 @@ type Update struct {
 	Elsewhere map[ServiceName]*Elsewhere
 	// VirtualIPs are the names below "mesh", by their Name.
 	VirtualIPs map[ServiceName]*VirtualIP
+	// Meshes of the site, by name, and its Workloads, as far as they are needed to keep
+	// meshes apart.
+	Meshes    map[string]*Mesh
+	Workloads map[ServiceName]*Workload
 }
 
 // Elsewhere is what other sites offer under the name of a Service. The node reaches them
@@ -292,7 +299,7 @@ func (s *Service) equalButPorts(t *Service) bool {
 	if s == t {
 		return true
 	}
-	return s != nil && t != nil && s.Name == t.Name && s.Of == t.Of &&
+	return s != nil && t != nil && s.Name == t.Name && s.Of == t.Of && s.Scope.Equal(t.Scope) &&
 		s.InternalLocal == t.InternalLocal && s.ExternalLocal == t.ExternalLocal &&
 		s.AffinityTimeout == t.AffinityTimeout && s.HealthCheckNodePort == t.HealthCheckNodePort &&
 		slices.Equal(s.ClusterIPs, t.ClusterIPs) && slices.Equal(s.ExternalIPs, t.ExternalIPs) &&

@@ -183,6 +183,15 @@ func (r *Rule) addressType(of uint32, to Reg) *Rule {
 	})
 }
 
+// DestinationType loads the type of the destination address.
+func (r *Rule) DestinationType(to Reg) *Rule {
+	return r.expr("fib", func(a *Attrs) {
+		a.U32(unix.NFTA_FIB_DREG, to.wire())
+		a.U32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
+		a.U32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR)
+	})
+}
+
 // Conntrack loads a property of the connection (NFT_CT_…).
 func (r *Rule) Conntrack(key uint32, to Reg) *Rule {
 	return r.expr("ct", func(a *Attrs) {
@@ -282,6 +291,9 @@ type Verdict struct {
 func Goto(chain string) Verdict { return Verdict{Code: unix.NFT_GOTO, Chain: chain} }
 func Jump(chain string) Verdict { return Verdict{Code: unix.NFT_JUMP, Chain: chain} }
 func Drop() Verdict             { return Verdict{Code: 0} } // NF_DROP, linux/netfilter.h
+
+// Return goes on behind the rule that jumped here.
+func Return() Verdict { return Verdict{Code: unix.NFT_RETURN} }
 
 func (v Verdict) append(a *Attrs) {
 	at := a.open(unix.NFTA_DATA_VERDICT)

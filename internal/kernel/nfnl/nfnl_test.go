@@ -28,7 +28,7 @@ func everyExpression() map[string]*Rule {
 		"verdict map": load().VerdictOf("verdicts", 0),
 		"dynamic":     load().Network(12, 4, 1).Meta(unix.NFT_META_PRIORITY, 2).Update("dyn", 0, 2, 10_800_000),
 		"delete":      load().Network(12, 4, 1).Meta(unix.NFT_META_PRIORITY, 2).Delete("dyn", 0, 2),
-		"fib, ct":     (&Rule{}).SourceType(0).Equal(0, Host(2)).Conntrack(unix.NFT_CT_STATUS, 4).NotEqual(4, Host(0)),
+		"fib, ct":     (&Rule{}).SourceType(0).Equal(0, Host(2)).DestinationType(0).NotEqual(0, Host(1)).Conntrack(unix.NFT_CT_STATUS, 4).NotEqual(4, Host(0)),
 		"reject":      (&Rule{}).Unreachable(3),
 		"reset":       (&Rule{}).Meta(unix.NFT_META_L4PROTO, 0).Equal(0, "\x06").ResetTCP(),
 	}

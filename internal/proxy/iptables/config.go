@@ -131,6 +131,10 @@ type config struct {
 	nodePortsAll          bool
 	masqueradeAll         bool
 	masquerade, refuseBit uint32
+
+	// apart, with apartNode (a chain; empty: none) and closed: see meshes.
+	apart, closed bool
+	apartNode     string
 }
 
 func newConfig(o Options, f family) *config {
@@ -211,7 +215,8 @@ func (c *config) marksClusterIP() bool { return c.masqueradeAll || len(c.workloa
 // nat is the frame around the tries of the nat table.
 func (c *config) nat() frame {
 	text := func(chain string, rules ...string) string { return lines(chain, rules) }
-	var services, mark []string
+	services, behind := c.apartRules()
+	var mark []string
 	if !c.masqueradeAll {
 		for _, p := range c.workloads {
 			mark = append(mark, from(p)+"-j RETURN")
@@ -233,7 +238,8 @@ func (c *config) nat() frame {
 	for _, p := range c.nodePorts {
 		services = append(services, to(p)+local)
 	}
-	return frame{
+	services = append(services, behind...)
+	f := frame{
 		chains: map[string]string{
 			chainServices: text(chainServices, services...),
 			chainMarkMasq: text(chainMarkMasq, append(mark, c.setMasquerade())...),
@@ -249,6 +255,10 @@ func (c *config) nat() frame {
 			{"POSTROUTING", "-j " + chainPost},
 		},
 	}
+	if c.closed {
+		f.chains[chainOutside] = c.outside()
+	}
+	return f
 }
 
 // filter is all that there is in the filter table: nat can mark, not refuse.

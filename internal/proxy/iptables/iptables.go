@@ -63,8 +63,9 @@ type flowTable interface {
 }
 
 var (
-	_ proxy.Mode    = (*Mode)(nil)
-	_ proxy.Counter = (*Mode)(nil)
+	_ proxy.Mode     = (*Mode)(nil)
+	_ proxy.Counter  = (*Mode)(nil)
+	_ proxy.Isolator = (*Mode)(nil)
 )
 
 // New makes a mode that has not touched the kernel yet.

@@ -16,6 +16,8 @@ type portRules struct {
 	frontends map[key]claim // of the trie over virtual addresses
 	nodePort  map[key]claim // of the trie over node ports
 	hairpins  []netip.Addr  // local endpoints
+	cluster   []netip.Addr  // cluster addresses, and who may use them
+	scope     proxy.Scope
 	sets      []string
 }
 
@@ -62,6 +64,7 @@ func (c *config) render(s *proxy.PortState) *portRules {
 	}
 	ports := s.Port.NodePort != 0 && c.hasNodePorts()
 	r.outside = ports || len(external)+len(balanced) > 0
+	p.cluster, p.scope = cluster, s.Service.Scope
 	for _, a := range cluster {
 		r.clusterFront(a)
 	}

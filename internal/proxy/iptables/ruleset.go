@@ -29,6 +29,7 @@ type ruleset struct {
 	ports     claims
 	shared    owners
 	hairpins  map[netip.Addr]int // how often each is asked for
+	meshes    meshes
 
 	dispatch, nodePorts, hairpin *trie
 	nat, filter                  *table
@@ -87,6 +88,7 @@ func (r *ruleset) tries() [3]*trie { return [...]*trie{r.dispatch, r.nodePorts, 
 func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.PortName]error {
 	failed := map[proxy.PortName]error{}
 	var frontends, ports, hairpins = map[key]struct{}{}, map[key]struct{}{}, map[netip.Addr]struct{}{}
+	scopes := map[netip.Addr]struct{}{}
 	chains := map[string]*string{}
 	for name, state := range states {
 		next := &portRules{}
@@ -102,6 +104,7 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 			had = &portRules{}
 		}
 		r.swap(had, next, chains)
+		r.swapScopes(had, next, scopes)
 		r.frontends.swap(name, had.frontends, next.frontends, frontends)
 		r.ports.swap(name, had.nodePort, next.nodePort, ports)
 		for by, addrs := range map[int][]netip.Addr{-1: had.hairpins, 1: next.hairpins} {
@@ -121,6 +124,7 @@ func (r *ruleset) update(states map[proxy.PortName]*proxy.PortState) map[proxy.P
 	rules, _ = r.ports.rules(ports, nil)
 	r.nodePorts.set(rules, nil, chains)
 	r.hairpin.set(r.hairpinRules(hairpins), nil, chains)
+	r.setForeign(scopes, chains)
 	for chain, text := range chains {
 		r.nat.put(chain, text)
 	}

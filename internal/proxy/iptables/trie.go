@@ -89,7 +89,11 @@ type trie struct {
 	// services small.
 	picks map[key]string
 	pairs bool // whether leaves have such chains
-	nodes map[string]*node
+	// of is the mesh that the trie is of; its chains' names are hashes then.
+	of string
+	// otherwise is the rule for what no other takes; empty: there is none.
+	otherwise string
+	nodes     map[string]*node
 }
 
 // node is what is known of a chain that exists.
@@ -116,6 +120,8 @@ func (t *trie) name(begin string) string {
 		digits[i] = "0123456789abcdef"[begin[i]&15]
 	}
 	switch {
+	case t.of != "":
+		return t.chain + tag(t.chain, t.of, hex.EncodeToString([]byte(begin)))
 	case begin == "":
 		return t.chain + "ROOT"
 	case len(digits) <= maxDigits:
@@ -157,8 +163,11 @@ func (t *trie) set(rules, picks map[key]string, out map[string]*string) {
 	slices.Sort(changed)
 	slices.Sort(added)
 	t.keys = merge(t.keys, added, removed)
-	t.render("", t.keys, changed, "", false, out)
+	t.render("", t.keys, changed, t.otherwise, false, out)
 }
+
+// begin makes the root of a trie without rules.
+func (t *trie) begin(out map[string]*string) { t.render("", nil, nil, t.otherwise, true, out) }
 
 // merge sorted keys; the result does not share memory with keys.
 func merge(keys, added []key, removed map[key]struct{}) []key {

@@ -44,6 +44,13 @@ func Check(opts Options) error {
 		t := transaction{b: &b}
 		f := newFamily(d, opts.Table+"-check", opts.writer(d), opts.AffinityClients)
 		f.addRange(24)
+		for _, def := range d.meshSets() {
+			f.wantSet(def)
+		}
+		for name, rules := range f.rules.meshes(1) {
+			f.wantChain(nfnl.Chain{Name: name}, rules)
+		}
+		f.wantHooks(true, true)
 		k := classKey{mark: markAlways, slots: 3, affinitySeconds: int(3 * time.Hour / time.Second)}
 		if _, err := f.acquire(k); err != nil {
 			return err

@@ -136,8 +136,10 @@ func (f *family) keyText(set, key string) string {
 		return classText(key) + " . " + proto(4)
 	case set == setEPID && len(key) == 8:
 		return fmt.Sprintf("%s . %d", classText(key), hostNumber(key[4:]))
-	case set == setClusterIPs && len(key) == n:
+	case (set == setClusterIPs || set == setMeshShared || set == setMeshOf || set == setMeshClosed) && len(key) == n:
 		return addr(0)
+	case (set == setMeshVIP || set == setMeshReach) && len(key) == n+4:
+		return classText(key) + " . " + addr(4)
 	case set == setHairpin && len(key) == 2*n:
 		return addr(0) + " . " + addr(n)
 	case isRange && len(key) == n+4:

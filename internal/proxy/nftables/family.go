@@ -23,6 +23,10 @@ type family struct {
 	order  []*set // order of writing: what is looked up first comes last
 	chains map[string]*chain
 
+	// apart: cluster IPs are kept to their meshes, which have these numbers.
+	apart   bool
+	numbers func(mesh string) uint32
+
 	// off: the kernel does not know this family; nothing is written.
 	off      bool
 	hasTable bool

@@ -73,6 +73,16 @@ func TestNftLists(t *testing.T) {
 		l.serve(proxy.TCP, i, netip.AddrPortFrom(podIP(false, i), 8080))
 		l.serve(proxy.TCP, i, netip.AddrPortFrom(podIP(true, i), 8080))
 	}
+	apart := proxy.Isolation{
+		Reset: true, Active: true, Node: proxy.Source{Mesh: "blue"},
+		Sources: map[netip.Addr]proxy.Source{
+			netip.MustParseAddr("10.9.0.1"): {Mesh: "blue", Closed: true}, netip.MustParseAddr("fd09::1"): {Mesh: "green"},
+		},
+		Reach: map[proxy.Reach]bool{{Mesh: "blue", Addr: netip.MustParseAddr("10.9.0.2")}: true},
+	}
+	if err := m.Isolate(apart); err != nil {
+		t.Fatal(err)
+	}
 	l.apply(m, append(full(false), rename(full(true), "6")...)...)
 	for _, v6 := range []bool{false, true} { // affinity has elements
 		if who, _ := l.ask(l.client, proxy.TCP, "", netip.AddrPortFrom(vipAt(v6, 1), 80)); who < 0 {
@@ -83,6 +93,7 @@ func TestNftLists(t *testing.T) {
 	for _, want := range []string{
 		"pick-outside-cluster-3-10800s", "update @aff", "@src24", "@src32", "masquerade fully-random",
 		`comment "default/weighted:p"`, "10.96.0.1 . tcp . 80 : ", "table ip6 proxima", "numgen random mod 64",
+		"jump meshes", "ip saddr map @mesh-of", "@mesh-vip", "ip daddr @mesh-shared", "jump meshes-closed", "@mesh-reach", "fib daddr type != unicast",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("nft's list lacks %q:\n%s", want, text)
@@ -112,6 +123,9 @@ func TestNftLists(t *testing.T) {
 	// nft writes the clearing of the carrier before its use: the mode must see
 	// that a reloaded table is not ours, and mend it.
 	m = l.mode(Options{})
+	if err := m.Isolate(apart); err != nil {
+		t.Fatal(err)
+	}
 	l.apply(m, append(full(false), rename(full(true), "6")...)...)
 	if who, _ := l.ask(l.client, proxy.TCP, "", netip.AddrPortFrom(vipAt(false, 0), 80)); who < 0 {
 		t.Errorf("after taking over a reloaded table: %d", who)

@@ -43,6 +43,7 @@ type Mode struct {
 	ports       map[proxy.PortName]*port
 	byNumber    map[uint16]*port
 	next        uint16
+	isolation   isolation
 	// known and reserved are numbers of an earlier process, by comment and by
 	// themselves, during the first Apply.
 	known    map[string]uint16
@@ -53,8 +54,9 @@ type Mode struct {
 }
 
 var (
-	_ proxy.Mode    = (*Mode)(nil)
-	_ proxy.Counter = (*Mode)(nil)
+	_ proxy.Mode     = (*Mode)(nil)
+	_ proxy.Counter  = (*Mode)(nil)
+	_ proxy.Isolator = (*Mode)(nil)
 )
 
 // New makes a mode in the network namespace of Options.Namespace. It opens its

@@ -23,10 +23,19 @@ func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from net
 	}
 	w := walk{f: m.families[i], i: i, from: from, fromNode: slices.Contains(m.families[i].nodeIPs, from), path: &Path{}}
 	key := vipKey(to, proto, number)
-	if claims := w.f.claims[key]; len(claims) > 0 {
+	claims := w.f.claims[key]
+	if w.mesh(m, to) {
+		if len(claims) > 0 {
+			c := slices.MinFunc(claims, compareClaims)
+			w.path.Service, w.path.Role = &c.port.name, c.vip.role.String()
+		}
+		return w.path
+	}
+	if len(claims) > 0 {
 		w.service(slices.MinFunc(claims, compareClaims), key)
 	} else {
 		w.noService(to)
+		w.outside(m, to)
 	}
 	return w.path
 }

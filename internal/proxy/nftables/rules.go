@@ -42,10 +42,9 @@ func baseChains() []nfnl.Chain {
 
 // fixed are the rules of all chains but those of lists and source ranges.
 func (w *writer) fixed() map[string][]*nfnl.Rule {
-	jump := func() []*nfnl.Rule { return []*nfnl.Rule{rule("").Do(nfnl.Jump(chainDispatch))} }
 	return map[string][]*nfnl.Rule{
-		chainPre:        jump(),
-		chainOut:        jump(),
+		chainPre:        w.hooks(false, false),
+		chainOut:        w.hooks(false, false),
 		chainPost:       w.postrouting(),
 		chainDispatch:   w.dispatch(),
 		chainCIDR:       w.serviceCIDR(),

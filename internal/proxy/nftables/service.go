@@ -48,6 +48,7 @@ type served struct {
 	nextID  uint16
 	ranges  []netip.Prefix
 	hairpin []netip.Addr
+	scope   proxy.Scope
 }
 
 // slots are the endpoints of the cluster list and of the local one, by slot.
@@ -165,7 +166,7 @@ func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (
 		return served{}, slots{}, nil
 	}
 	choice := f.choice(state)
-	s = served{proto: state.Port.Protocol, nextID: old.nextID}
+	s = served{proto: state.Port.Protocol, nextID: old.nextID, scope: state.Service.Scope}
 	has = slots{assign(had[0], choice.Cluster), assign(had[1], choice.Local)}
 	if s.vips, err = f.vips(state, choice, &s, &has); err != nil || len(s.vips) == 0 {
 		return served{}, slots{}, err
@@ -363,6 +364,7 @@ func (f *family) withdraw(p *port, old, next *served, had, has slots) {
 			f.unref(f.clusterIPs, addrKey(v.addr))
 		}
 	}
+	f.refScope(old, -1)
 	for _, a := range old.hairpin {
 		f.unref(f.hairpin, addrKey(a)+addrKey(a))
 	}
@@ -395,6 +397,7 @@ func (f *family) publish(p *port, old, next *served, had, has slots) {
 			f.ref(f.clusterIPs, addrKey(v.addr))
 		}
 	}
+	f.refScope(next, +1)
 	for _, a := range next.hairpin {
 		f.ref(f.hairpin, addrKey(a)+addrKey(a))
 	}

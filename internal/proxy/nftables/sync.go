@@ -106,6 +106,8 @@ func (f *family) readSet(k kernel, def nfnl.Set) error {
 		s = &set{def: def}
 		if bits, ok := sourceBits(def.Name); ok {
 			s.def = f.source(bits)
+		} else if own, ok := f.meshSet(def.Name); ok {
+			s.def = own
 		} else {
 			s.opaque = true // another program's; it is deleted with its content
 		}

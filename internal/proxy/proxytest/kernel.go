@@ -30,6 +30,11 @@ const (
 	SurvivesRestart Feature = "traffic without an agent"
 	// Sctp: the protocol SCTP is carried.
 	Sctp Feature = "SCTP"
+	// SelectiveRefusal: datagrams of some clients of an address are refused, those of others
+	// carried.
+	SelectiveRefusal Feature = "refusal of some clients of an address"
+	// Outside: connections of a closed mesh to what it does not know are refused.
+	Outside Feature = "refusal of what a closed mesh does not know"
 	// Repair: corruption of the kernel's state is noticed (KernelEnv.Corruptions).
 	Repair Feature = "repair of drift"
 )

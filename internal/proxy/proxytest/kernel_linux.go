@@ -59,7 +59,7 @@ func RunKernel(t *testing.T, env KernelEnv) {
 
 func kernelCases() []kernelCase {
 	var all []kernelCase
-	for _, some := range [][]kernelCase{reachCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, lifeCases} {
+	for _, some := range [][]kernelCase{reachCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, meshCases, lifeCases} {
 		all = append(all, some...)
 	}
 	return all
@@ -119,6 +119,8 @@ type sharedMode struct {
 	mode    proxy.Mode
 	ports   uint16 // of SCTP clients, used so far
 	current map[proxy.PortName]*proxy.PortState
+	// isolation that a mode is told before its first Apply; nil: none.
+	isolation *proxy.Isolation
 }
 
 func (s *sharedMode) open(t *testing.T) {
@@ -130,6 +132,11 @@ func (s *sharedMode) open(t *testing.T) {
 	var all []proxy.Change
 	for name, state := range s.current {
 		all = append(all, proxy.Change{Name: name, State: state})
+	}
+	if mode, ok := s.mode.(proxy.Isolator); ok && s.isolation != nil {
+		if err := mode.Isolate(*s.isolation); err != nil {
+			t.Fatalf("isolating before the first state: %v", err)
+		}
 	}
 	if err := s.mode.Apply(t.Context(), all); err != nil {
 		t.Fatalf("applying the whole state: %v", err)

@@ -235,6 +235,9 @@ func (p *servicePort) poolFor(v *view, key frontendKey, client netip.Addr, local
 	if key.role == loadBalancer && !svc.Admits(client) {
 		return nil
 	}
+	if p.foreign(svc.Scope, key, client) {
+		return nil
+	}
 	pools := v.pools(key.addr.Addr())
 	if !policyLocal(svc, key.role) {
 		return pools.cluster

@@ -101,6 +101,7 @@ type Mode struct {
 	streams   streams
 	sockets   sockets
 	tunnel    atomic.Pointer[tunnel]
+	isolation atomic.Pointer[isolation] // nil: there is one mesh
 
 	// life ends when Close gives up waiting; it bounds dials in flight.
 	life context.Context
@@ -129,6 +130,7 @@ var (
 	_ proxy.Counter   = (*Mode)(nil)
 	_ proxy.Ranged    = (*Mode)(nil)
 	_ proxy.Announcer = (*Mode)(nil)
+	_ proxy.Isolator  = (*Mode)(nil)
 )
 
 // New makes a mode that carries nothing yet. If it was asked to route local
