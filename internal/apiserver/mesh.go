@@ -12,7 +12,6 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -65,7 +64,7 @@ var (
 // follow makes writes of what belongs to meshes ask for the mesh that they name.
 func (m *meshes) follow() {
 	m.ask(m.namespaces.registry, field.NewPath("metadata", "labels").Key(meshv1alpha1.LabelMesh), func(obj runtime.Object) string {
-		return kind.MeshOf(obj.(*corev1.Namespace).Labels)
+		return kind.MeshOf(obj.(*corev1.Namespace))
 	})
 	for _, k := range m.members {
 		m.ask(k.registry, field.NewPath("spec", "mesh"), k.meshOf)
@@ -179,9 +178,7 @@ func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
 	} else {
 		set.Delete(rec.Key, kvstorage.IfAt(rec.Modified))
 	}
-	list, err := m.namespaces.List(ctx, &metainternalversion.ListOptions{
-		LabelSelector: labels.SelectorFromSet(labels.Set{meshv1alpha1.LabelMesh: mesh.Name}),
-	})
+	list, err := m.namespacesOf(ctx, mesh.Name)
 	if err != nil {
 		return err
 	}
@@ -199,6 +196,22 @@ func (m *meshes) unused(ctx context.Context, mesh *meshv1alpha1.Mesh) error {
 		}
 	}
 	return nil
+}
+
+// namespacesOf a mesh. What names it may be a label or an annotation, so all are looked at.
+func (m *meshes) namespacesOf(ctx context.Context, name string) (*corev1.NamespaceList, error) {
+	all, err := m.namespaces.List(ctx, &metainternalversion.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	out := &corev1.NamespaceList{}
+	err = meta.EachListItem(all, func(obj runtime.Object) error {
+		if n := obj.(*corev1.Namespace); kind.MeshOf(n) == name {
+			out.Items = append(out.Items, *n)
+		}
+		return nil
+	})
+	return out, err
 }
 
 // inUse refuses the deletion of a mesh if a list is not empty. how describes the

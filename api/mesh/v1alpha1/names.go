@@ -8,6 +8,9 @@ const (
 	// LabelExternalService on a Service names the ExternalService that it has the virtual
 	// IPs of.
 	LabelExternalService = GroupName + "/external-service"
+	// LabelKumaMesh is read as LabelMesh where that is not there, as a label or an annotation,
+	// and never written.
+	LabelKumaMesh = "kuma.io/mesh"
 	// DefaultMesh is the mesh of what names no other.
 	DefaultMesh = "default"
 
@@ -20,6 +23,9 @@ const (
 	LabelService = GroupName + "/service"
 	// LabelKumaService is read as LabelService where that is not there, and never written.
 	LabelKumaService = "kuma.io/service"
+
+	// LabelProxyMode on a Node is the mode in which its agent carries traffic. Agents set it.
+	LabelProxyMode = GroupName + "/proxy-mode"
 
 	// LabelVirtualIPs on a ServiceCIDR: its addresses are those of VirtualIPs, and no
 	// Service gets one of them.
@@ -57,6 +63,10 @@ const (
 	// AnnotationToZones on a ServiceExport limits the zones that may use it: names of
 	// zones, separated by commas.
 	AnnotationToZones = GroupName + "/to-zones"
+	// AnnotationToMeshes on a Service lets workloads of other meshes use it in its zone, by its
+	// names and cluster addresses: names of meshes, separated by commas, or ToAllMeshes.
+	AnnotationToMeshes = GroupName + "/to-meshes"
+	ToAllMeshes        = "*"
 	// AnnotationProxyProtocol on a Service: its endpoints take a header of the PROXY
 	// protocol before each connection that comes from another zone. The value is v2.
 	AnnotationProxyProtocol = GroupName + "/proxy-protocol"

@@ -51,7 +51,7 @@ func (d *Describer) tagOf(ctx context.Context, p *page, s *corev1.Service) (host
 	namespaces, err := list[*corev1.Namespace](ctx, d, p, kind.Namespace, resource.ListOptions{})
 	meshes = map[string]string{}
 	for _, n := range namespaces {
-		meshes[n.Name] = kind.MeshOf(n.Labels)
+		meshes[n.Name] = kind.MeshOf(n)
 	}
 	return host, meshes, err
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 func podAddresses(pod *corev1.Pod) []string {
@@ -77,6 +78,7 @@ func PodMatters(was, is *corev1.Pod) bool {
 		(was.DeletionTimestamp == nil) != (is.DeletionTimestamp == nil) ||
 		!slices.Equal(podAddresses(was), podAddresses(is)) ||
 		!maps.Equal(was.Labels, is.Labels) ||
+		kind.NamedMesh(was) != kind.NamedMesh(is) ||
 		!equality.Semantic.DeepEqual(was.Spec, is.Spec)
 }
 

@@ -20,10 +20,12 @@ func Selected(s *catalog.Snapshot, service *corev1.Service) (pods []*corev1.Pod,
 		namespace, _ := s.Namespaces.Get(catalog.Key{Name: service.Namespace})
 		return Tagged(s, meshOf(namespace), host)
 	}
-	for _, pod := range s.PodsMatching(service.Namespace, service.Spec.Selector) {
-		pods = append(pods, pod)
-	}
 	namespace, _ := s.Namespaces.Get(catalog.Key{Name: service.Namespace})
+	for _, pod := range s.PodsMatching(service.Namespace, service.Spec.Selector) {
+		if kind.PodMesh(pod, namespace) == meshOf(namespace) {
+			pods = append(pods, pod)
+		}
+	}
 	for _, dataplane := range s.DataplanesMatching(service.Namespace, service.Spec.Selector) {
 		if kind.DataplaneMesh(dataplane, namespace) == meshOf(namespace) {
 			dataplanes = append(dataplanes, dataplane)
@@ -36,7 +38,7 @@ func meshOf(namespace *corev1.Namespace) string {
 	if namespace == nil {
 		return meshv1alpha1.DefaultMesh
 	}
-	return kind.MeshOf(namespace.Labels)
+	return kind.MeshOf(namespace)
 }
 
 // Concerned calls queue for every Service whose workloads a delta changes, maybe
@@ -77,7 +79,7 @@ func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 func OnNode(s *catalog.Snapshot, node string, queue func(service resource.Key)) {
 	for key, pod := range s.PodsOn(node) {
 		selecting(s, key.Namespace, pod.Labels, pod.Labels, queue)
-		ofTags(s, tagsOf(meshAt(s, key.Namespace), servicetag.OfPod(pod)), queue)
+		ofTags(s, tagsOf(podMesh(s, pod), servicetag.OfPod(pod)), queue)
 	}
 	for _, dataplane := range s.DataplanesOn(node) {
 		Behind(s, dataplane, queue)

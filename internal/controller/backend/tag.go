@@ -19,8 +19,8 @@ type Tag struct{ Mesh, Host string }
 // Tagged are the workloads of the service of a tag. They are the catalog's and must not be
 // changed. A pod whose tag is generated is left out while a Service selects it.
 func Tagged(s *catalog.Snapshot, mesh, host string) (pods []*corev1.Pod, dataplanes []*meshv1alpha1.Dataplane) {
-	for key, pod := range s.PodsTagged(host) {
-		if meshAt(s, key.Namespace) == mesh && tagCounts(s, pod) {
+	for _, pod := range s.PodsTagged(host) {
+		if podMesh(s, pod) == mesh && tagCounts(s, pod) {
 			pods = append(pods, pod)
 		}
 	}
@@ -42,9 +42,9 @@ func tagCounts(s *catalog.Snapshot, pod *corev1.Pod) bool {
 	return true
 }
 
-func meshAt(s *catalog.Snapshot, namespace string) string {
-	n, _ := s.Namespaces.Get(catalog.Key{Name: namespace})
-	return meshOf(n)
+func podMesh(s *catalog.Snapshot, pod *corev1.Pod) string {
+	n, _ := s.Namespaces.Get(catalog.Key{Name: pod.Namespace})
+	return kind.PodMesh(pod, n)
 }
 
 func tagsOf(mesh string, hosts []string) []Tag {
@@ -58,10 +58,9 @@ func tagsOf(mesh string, hosts []string) []Tag {
 // TagsOfPod are the services that a pod is part of by its tag, before and after a change.
 func TagsOfPod(d catalog.Delta, c catalog.Change[*corev1.Pod]) []Tag {
 	var out []Tag
-	mesh := meshAt(d.After, c.Key.Namespace)
 	for _, pod := range []*corev1.Pod{c.Old, c.New} {
 		if pod != nil {
-			out = append(out, tagsOf(mesh, servicetag.OfPod(pod))...)
+			out = append(out, tagsOf(podMesh(d.After, pod), servicetag.OfPod(pod))...)
 		}
 	}
 	return out
@@ -93,7 +92,7 @@ func TagsOfSelected(d catalog.Delta, c catalog.Change[*corev1.Service]) []Tag {
 		}
 		for _, pod := range d.After.PodsMatching(service.Namespace, service.Spec.Selector) {
 			if _, generated := servicetag.TagOfPod(pod); generated {
-				out = append(out, tagsOf(meshAt(d.After, service.Namespace), servicetag.OfPod(pod))...)
+				out = append(out, tagsOf(podMesh(d.After, pod), servicetag.OfPod(pod))...)
 			}
 		}
 	}

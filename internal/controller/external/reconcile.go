@@ -59,7 +59,7 @@ func MeshOf(e *meshv1alpha1.ExternalService, namespace *corev1.Namespace) string
 	if e.Spec.Mesh != "" || namespace == nil {
 		return cmp.Or(e.Spec.Mesh, meshv1alpha1.DefaultMesh)
 	}
-	return kind.MeshOf(namespace.Labels)
+	return kind.MeshOf(namespace)
 }
 
 // Owned reports whether a Service has the virtual IPs of an ExternalService.

@@ -229,7 +229,7 @@ func meshOf(ns *corev1.Namespace) string {
 	if ns == nil {
 		return meshv1alpha1.DefaultMesh
 	}
-	return kind.MeshOf(ns.Labels)
+	return kind.MeshOf(ns)
 }
 
 // Instances counts the endpoints that are ready: those of the family that has more, as a

@@ -136,7 +136,7 @@ func meshOf(n *corev1.Namespace) string {
 	if n == nil {
 		return meshv1alpha1.DefaultMesh
 	}
-	return kind.MeshOf(n.Labels)
+	return kind.MeshOf(n)
 }
 
 // sync brings the Service of one tag, or the namespace of one mesh, to what it should be.
@@ -198,7 +198,7 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *catalog.Snapshot, m
 	name := servicetag.Namespace(mesh)
 	n, have := s.Namespaces.Get(catalog.Key{Name: name})
 	switch {
-	case have && !owned(n.Labels), have && kind.MeshOf(n.Labels) != mesh:
+	case have && !owned(n.Labels), have && kind.MeshOf(n) != mesh:
 		c.Logger.Warn("a namespace has the name of that of the service tags of a mesh, and another mesh or owner: they have no Services",
 			"namespace", name, "mesh", mesh, "hint", "delete the namespace")
 		return false, nil
@@ -252,7 +252,7 @@ func needed(s *catalog.Snapshot, mesh, namespace string) bool {
 	}
 	for key, pod := range s.Pods.All() {
 		namespace, _ := s.Namespaces.Get(catalog.Key{Name: key.Namespace})
-		if len(servicetag.OfPod(pod)) > 0 && meshOf(namespace) == mesh {
+		if len(servicetag.OfPod(pod)) > 0 && kind.PodMesh(pod, namespace) == mesh {
 			return true
 		}
 	}

@@ -53,7 +53,7 @@ func Claims(key resource.Key, service, derived *corev1.Service, namespace *corev
 	if namespace == nil {
 		return nil
 	}
-	mesh := kind.MeshOf(namespace.Labels)
+	mesh := kind.MeshOf(namespace)
 	var out []Claim
 	add := func(s *corev1.Service) {
 		v4, v6 := families(s)

@@ -8,6 +8,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
@@ -16,6 +17,8 @@ import (
 type Clients struct {
 	mu     sync.RWMutex
 	meshes map[netip.Addr]map[catalog.Key]string
+	// several meshes are there.
+	several bool
 }
 
 // MeshAt is the mesh of the workload at an address. The default one, if there is none, or
@@ -46,10 +49,8 @@ func (c *Clients) apply(d *catalog.Delta) {
 	for _, change := range d.Dataplanes {
 		c.set(d.After, change.Key, change.Old, change.New)
 	}
-	moved := map[string]bool{}
-	for _, change := range d.Namespaces {
-		moved[change.Key.Name] = change.Old == nil || change.New == nil || meshOf(change.Old) != meshOf(change.New)
-	}
+	c.several = d.After.Meshes.Len() > 1
+	moved := movedNamespaces(d)
 	if len(moved) == 0 {
 		return
 	}
@@ -60,7 +61,44 @@ func (c *Clients) apply(d *catalog.Delta) {
 	}
 }
 
-func meshOf(n *corev1.Namespace) string { return kind.MeshOf(n.Labels) }
+// movedNamespaces are those that a delta makes, removes or moves to another mesh.
+func movedNamespaces(d *catalog.Delta) map[string]bool {
+	moved := map[string]bool{}
+	for _, change := range d.Namespaces {
+		if change.Old == nil || change.New == nil || meshOf(change.Old) != meshOf(change.New) {
+			moved[change.Key.Name] = true
+		}
+	}
+	return moved
+}
+
+// meshAt is the mesh of a namespace.
+func meshAt(s *catalog.Snapshot, namespace string) string {
+	if n, ok := s.Namespaces.Get(catalog.Key{Name: namespace}); ok {
+		return meshOf(n)
+	}
+	return meshv1alpha1.DefaultMesh
+}
+
+// Viewer is the mesh whose Services the workload at an address sees; empty: it sees all, as
+// what is no workload does, or where there is one mesh.
+func (c *Clients) Viewer(addr netip.Addr) string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if !c.several {
+		return ""
+	}
+	found := ""
+	for _, mesh := range c.meshes[addr.Unmap()] {
+		if found != "" && found != mesh {
+			return proxy.SeveralMeshes
+		}
+		found = mesh
+	}
+	return found
+}
+
+func meshOf(n *corev1.Namespace) string { return kind.MeshOf(n) }
 
 func (c *Clients) set(s *catalog.Snapshot, key catalog.Key, old, now *meshv1alpha1.Dataplane) {
 	for _, addr := range addressesOf(old) {

@@ -53,13 +53,29 @@ func warnDataplane(d, old *mesh.Dataplane) []string {
 	if old != nil {
 		before = servicetag.TagsOfDataplane(old)
 	}
-	var out []string
+	out := warnDataplaneMesh(d, old)
 	for _, tag := range servicetag.TagsOfDataplane(d) {
 		if _, err := meshname.OfTag(tag); err != nil && !slices.Contains(before, tag) {
 			out = append(out, fmt.Sprintf("it is in no service by its tag: %v", err))
 		}
 	}
 	return out
+}
+
+// warnDataplaneMesh warns of meshes that the labels and annotations name in vain.
+func warnDataplaneMesh(d, old *mesh.Dataplane) []string {
+	named := NamedMesh(d)
+	switch {
+	case old == nil:
+	case namedMeshes(old) == namedMeshes(d) && old.Spec.Mesh == d.Spec.Mesh:
+		return nil
+	case named == "" || named == d.Spec.Mesh:
+		return warnNamedMesh(d, old)
+	}
+	if named != "" && named != d.Spec.Mesh {
+		return []string{fmt.Sprintf("mesh %q of its labels or annotations does not count, as spec.mesh is %q", named, d.Spec.Mesh)}
+	}
+	return warnNamedMesh(d, nil)
 }
 
 // DataplaneMesh is the mesh that a Dataplane belongs to: the one it names, else
@@ -69,9 +85,7 @@ func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
 		return d.Spec.Mesh
 	}
 	if namespace != nil {
-		if m := namespace.Labels[mesh.LabelMesh]; m != "" {
-			return m
-		}
+		return MeshOf(namespace)
 	}
 	return mesh.DefaultMesh
 }
@@ -82,14 +96,14 @@ func DataplaneAccount(d *mesh.Dataplane) string {
 	return orElse(d.Spec.ServiceAccount, orElse(d.Annotations[mesh.AnnotationServiceAccount], mesh.DefaultServiceAccount))
 }
 
-// defaultDataplane takes the mesh from the Dataplane's own label. Without one
+// defaultDataplane takes the mesh from the Dataplane's own labels and annotations. Without one
 // it stays empty, which means the mesh of the namespace: see DataplaneMesh. A
 // port's protocol stays empty too, and means TCP: clients that apply a manifest
 // of a kind they do not know compare lists as a whole, and would take what was
 // filled in there for a change, each time.
 func defaultDataplane(d *mesh.Dataplane) {
 	spec := &d.Spec
-	fill(&spec.Mesh, d.Labels[mesh.LabelMesh])
+	fill(&spec.Mesh, NamedMesh(d))
 	if spec.DrainSeconds == nil {
 		spec.DrainSeconds = new(mesh.DefaultDrainSeconds)
 	}

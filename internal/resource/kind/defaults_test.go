@@ -1,6 +1,7 @@
 package kind_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -256,6 +257,66 @@ func TestDataplaneMesh(t *testing.T) {
 		if got := kind.DataplaneMesh(&mesh.Dataplane{Spec: mesh.DataplaneSpec{Mesh: tt.spec}}, tt.namespace); got != tt.want {
 			t.Errorf("%+v: %s", tt, got)
 		}
+	}
+}
+
+// TestNamedMesh: ours and Kuma's labels and annotations name the mesh; where they disagree ours
+// wins, with a warning.
+func TestNamedMesh(t *testing.T) {
+	const ours, kumas = mesh.LabelMesh, mesh.LabelKumaMesh
+	type m = map[string]string
+	for _, tt := range []struct {
+		labels, annotations m
+		want                string
+		warns               bool
+	}{
+		{nil, nil, "", false},
+		{m{ours: "a"}, nil, "a", false},
+		{nil, m{ours: "a"}, "a", false},
+		{m{kumas: "a"}, nil, "a", false},
+		{nil, m{kumas: "a"}, "a", false},
+		{m{ours: "a", kumas: "a"}, m{kumas: "a"}, "a", false},
+		{m{ours: "a", kumas: "b"}, nil, "a", true},
+		{m{kumas: "b"}, m{ours: "a"}, "a", true},
+		{m{kumas: "a"}, m{kumas: "b"}, "a", true},
+		{m{ours: "a"}, m{ours: "b"}, "a", true},
+	} {
+		meta := metav1.ObjectMeta{Namespace: "ns", Name: "x", Labels: tt.labels, Annotations: tt.annotations}
+		want := tt.want
+		if want == "" {
+			want = mesh.DefaultMesh
+		}
+		ns, pod := &corev1.Namespace{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}
+		dp := &mesh.Dataplane{ObjectMeta: meta}
+		kind.Dataplane.Default(dp)
+		if got := kind.NamedMesh(ns); got != tt.want || kind.MeshOf(ns) != want || kind.PodMesh(pod, nil) != want || dp.Spec.Mesh != tt.want {
+			t.Errorf("%v, %v: %q, namespace %q, pod %q, dataplane %q", tt.labels, tt.annotations, got, kind.MeshOf(ns), kind.PodMesh(pod, nil), dp.Spec.Mesh)
+		}
+		for what, warnings := range map[string][]string{
+			"namespace": kind.Namespace.Warnings(ns, nil), "dataplane": kind.Dataplane.Warnings(dp, nil),
+		} {
+			if (len(warnings) > 0) != tt.warns {
+				t.Errorf("%s of %v, %v: warnings %q", what, tt.labels, tt.annotations, warnings)
+			}
+		}
+		if w := kind.Namespace.Warnings(ns, ns.DeepCopy()); len(w) > 0 {
+			t.Errorf("an update that changes nothing: %q", w)
+		}
+	}
+	blue := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Annotations: m{kumas: "blue"}}}
+	if got := kind.PodMesh(&corev1.Pod{}, blue); got != "blue" {
+		t.Errorf("a pod of a namespace of mesh blue: %s", got)
+	}
+	written := &mesh.Dataplane{ObjectMeta: metav1.ObjectMeta{Labels: m{kumas: "b"}}, Spec: mesh.DataplaneSpec{Mesh: "a"}}
+	if w := kind.Dataplane.Warnings(written, nil); len(w) != 1 || !strings.Contains(w[0], "spec.mesh") {
+		t.Errorf("a label beside spec.mesh: %q", w)
+	}
+	// A write of the status does not move a namespace.
+	moved := blue.DeepCopy()
+	moved.Annotations, moved.Labels = nil, m{ours: "red"}
+	kind.Namespace.PrepareStatus(moved, blue)
+	if got := kind.MeshOf(moved); got != "blue" {
+		t.Errorf("moved by its status to mesh %s", got)
 	}
 }
 

@@ -74,7 +74,7 @@ func validateExternalServiceStatus(e, old *mesh.ExternalService) field.ErrorList
 
 // defaultExternalService leaves lists alone, as defaultMesh does.
 func defaultExternalService(e *mesh.ExternalService) {
-	fill(&e.Spec.Mesh, e.Labels[mesh.LabelMesh])
+	fill(&e.Spec.Mesh, NamedMesh(e))
 	if t := e.Spec.TLS; t != nil {
 		fill(&t.Verification, mesh.VerifySecured)
 		fill(&t.MinVersion, mesh.TLS12)

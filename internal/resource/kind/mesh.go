@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,9 +58,81 @@ var Mesh = &resource.Descriptor{
 	Cells: of(meshCells),
 }
 
-// MeshOf is the mesh of a namespace, from its labels.
-func MeshOf(labels map[string]string) string {
-	return orElse(labels[mesh.LabelMesh], mesh.DefaultMesh)
+// MeshOf is the mesh of a namespace: the one that it names, else the default.
+func MeshOf(namespace metav1.Object) string { return orElse(NamedMesh(namespace), mesh.DefaultMesh) }
+
+// PodMesh is the mesh of a pod: the one that it names, else that of its namespace (nil:
+// unknown), else the default.
+func PodMesh(pod *corev1.Pod, namespace *corev1.Namespace) string {
+	if m := NamedMesh(pod); m != "" || namespace == nil {
+		return orElse(m, mesh.DefaultMesh)
+	}
+	return MeshOf(namespace)
+}
+
+// NamedMesh is the mesh that labels or annotations of an object name; empty: none. Ours are
+// preferred to Kuma's, then labels to annotations.
+func NamedMesh(o metav1.Object) string {
+	for _, m := range namedMeshes(o) {
+		if m.mesh != "" {
+			return m.mesh
+		}
+	}
+	return ""
+}
+
+// namedMesh is one way to name a mesh.
+type namedMesh struct{ kind, key, mesh string }
+
+// namedMeshes of an object, in the order in which they count.
+func namedMeshes(o metav1.Object) [4]namedMesh {
+	labels, annotations := o.GetLabels(), o.GetAnnotations()
+	return [...]namedMesh{
+		{"label", mesh.LabelMesh, labels[mesh.LabelMesh]}, {"annotation", mesh.LabelMesh, annotations[mesh.LabelMesh]},
+		{"label", mesh.LabelKumaMesh, labels[mesh.LabelKumaMesh]}, {"annotation", mesh.LabelKumaMesh, annotations[mesh.LabelKumaMesh]},
+	}
+}
+
+// warnNamedMesh warns of an object that names several meshes: only one counts. An update warns
+// of what it changes.
+func warnNamedMesh(o, old metav1.Object) []string {
+	all := namedMeshes(o)
+	if old != nil && namedMeshes(old) == all {
+		return nil
+	}
+	var first namedMesh
+	for _, m := range all {
+		switch {
+		case m.mesh == "":
+		case first.mesh == "":
+			first = m
+		case m.mesh != first.mesh:
+			return []string{fmt.Sprintf("metadata.%ss[%s]: mesh %q does not count, as the %s %s names mesh %q: remove one of the two",
+				m.kind, m.key, m.mesh, first.kind, first.key, first.mesh)}
+		}
+	}
+	return nil
+}
+
+// keepNamedMesh gives an object the mesh that its former version names, as it names it.
+func keepNamedMesh(o, old metav1.Object) {
+	for _, key := range []string{mesh.LabelMesh, mesh.LabelKumaMesh} {
+		o.SetLabels(keepKey(o.GetLabels(), old.GetLabels(), key))
+		o.SetAnnotations(keepKey(o.GetAnnotations(), old.GetAnnotations(), key))
+	}
+}
+
+func keepKey(now, old map[string]string, key string) map[string]string {
+	value, ok := old[key]
+	switch {
+	case !ok:
+		delete(now, key)
+		return now
+	case now == nil:
+		now = map[string]string{}
+	}
+	now[key] = value
+	return now
 }
 
 // UntouchedMesh reports whether a Mesh is the default one as a control plane makes it at its
@@ -320,11 +393,14 @@ func warnMesh(m, old *mesh.Mesh) []string {
 		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
 	}
 	if !passthrough(m) && (old == nil || passthrough(old)) {
-		out = append(out, "spec.networking.outbound.passthrough: false is not enforced by this version: "+
-			"workloads can call addresses that the mesh does not know")
+		out = append(out, "spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; "+
+			"the status names those for whom it is not")
 	}
 	return out
 }
+
+// MeshPassthrough reports whether workloads of a mesh may call what it does not know.
+func MeshPassthrough(m *mesh.Mesh) bool { return passthrough(m) }
 
 func passthrough(m *mesh.Mesh) bool {
 	n := m.Spec.Networking

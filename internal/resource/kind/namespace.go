@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -31,6 +30,12 @@ var Namespace = &resource.Descriptor{
 	PrepareStatus:  change(prepareNamespaceStatus),
 	Validate:       compare(validateNamespace),
 	ValidateStatus: compare(validateNamespaceStatus),
+	Warnings: compare(func(n, old *corev1.Namespace) []string {
+		if old == nil {
+			return warnNamedMesh(n, nil)
+		}
+		return warnNamedMesh(n, old)
+	}),
 
 	Fields: of(func(n *corev1.Namespace) fields.Set {
 		return fields.Set{"status.phase": string(n.Status.Phase)}
@@ -72,14 +77,7 @@ func prepareNamespace(n, old *corev1.Namespace) {
 // check that it exists.
 func prepareNamespaceStatus(n, old *corev1.Namespace) {
 	n.Spec = *old.Spec.DeepCopy()
-	if m, ok := old.Labels[mesh.LabelMesh]; ok {
-		if n.Labels == nil {
-			n.Labels = map[string]string{}
-		}
-		n.Labels[mesh.LabelMesh] = m
-	} else {
-		delete(n.Labels, mesh.LabelMesh)
-	}
+	keepNamedMesh(n, old)
 }
 
 func validateNamespace(n, old *corev1.Namespace) field.ErrorList {

@@ -243,7 +243,7 @@ func TestWarnings(t *testing.T) {
 		{"Mesh", `{spec: {networking: null}}`, []string{"spec.mtls.enabledBackend: workloads get certificates; traffic inside a site is encrypted only " +
 			"between workloads that use them themselves (SPIFFE Workload API), and plain connections are not refused: see status"}},
 		{"Mesh", `{spec: {mtls: null}}`, []string{
-			"spec.networking.outbound.passthrough: false is not enforced by this version: workloads can call addresses that the mesh does not know"}},
+			"spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; the status names those for whom it is not"}},
 		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [a.b]}]}`, []string{"addressType: FQDN endpoints are deprecated"}},
 		{"Endpoints", `{subsets: [{addresses: [{ip: "2001:DB8::1"}]}]}`, []string{
 			`subsets[0].addresses[0].ip: IPv6 address "2001:DB8::1" should be in RFC 5952 canonical format ("2001:db8::1")`}},
