@@ -111,6 +111,7 @@ var layers = map[string]layer{
 	"internal/identity/authority":       core,
 	"internal/identity/rotation":        core,
 	"internal/node":                     core,
+	"internal/node/isolation":           core,
 	"internal/node/membership":          core,
 	"internal/node/ranges":              core,
 	"internal/planner":                  core,

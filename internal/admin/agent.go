@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
+	"github.com/proxima-mesh/proxima/internal/node/isolation"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -80,6 +81,8 @@ type NodeStatus struct {
 	SpiffeSocket string            `json:"spiffeSocket,omitempty"`
 	// Tunnel to other sites; nil: the agent has none.
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
+	// Isolation of meshes on this node; nil: the site has one mesh.
+	Isolation *isolation.Status `json:"isolation,omitempty"`
 	// HealthCheckNodePorts that are not served, each with the reason.
 	HealthCheckNodePorts []string `json:"healthCheckNodePorts,omitempty"`
 	// DNS (host:port) of names; empty: off.

@@ -46,7 +46,7 @@ func listenDirect(address string, tables *catalog.Catalog, metrics prometheus.Re
 		}
 	}
 	d := directNames{nameServer: nameServer{udp: udp, tcp: tcp}, zone: records.New(), clients: &direct.Clients{}, tables: tables}
-	config := dns.Config{Zone: d.zone, Mesh: d.clients.MeshAt, Domain: ClusterDomain, Logger: log.With("component", "dns"), Registerer: metrics}
+	config := dns.Config{Zone: d.zone, Mesh: d.clients.MeshAt, Viewer: d.clients.Viewer, Domain: ClusterDomain, Logger: log.With("component", "dns"), Registerer: metrics}
 	if self := udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(); !self.IsUnspecified() {
 		config.Addresses = []netip.Addr{self}
 	}

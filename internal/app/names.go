@@ -46,7 +46,7 @@ func (a *agent) listenNames() error {
 	self := a.dns.self()
 	config := dns.Config{
 		Zone: a.names, Domain: ClusterDomain, ServiceCIDRs: a.cfg.ServiceCIDRs, Upstreams: a.upstreams(self),
-		Mesh:   func(client netip.Addr) string { return a.identity.MeshAt(client, a.names.OnlyMesh()) },
+		Mesh: a.meshAt, Viewer: a.isolation.Viewer,
 		Logger: a.log.With("component", "dns"), Registerer: a.registry,
 	}
 	if self.IsValid() && !self.Addr().IsUnspecified() {

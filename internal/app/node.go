@@ -23,6 +23,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
+	"github.com/proxima-mesh/proxima/internal/node/isolation"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
@@ -138,15 +139,17 @@ type agent struct {
 	tunnel   *nodeTunnel   // nil: off
 	// credentials out of Secrets, for external services; nil: as identity.
 	credentials *credential.Keeper
-	gateway     *gateway // nil: the agent is none
-	names       *records.Zone
-	dns         nameServer
-	upstream    *net.Resolver // of the agent itself; nil: that of the machine
-	health      net.Listener
-	metrics     net.Listener
-	local       net.Listener // Unix socket; nil: none could be made
-	unlock      func()       // releases the data directory; nil: not locked yet
-	unsaved     unsavedFiles
+	// isolation keeps meshes apart on this node; nil: as identity, or this is a gateway.
+	isolation *isolation.Keeper
+	gateway   *gateway // nil: the agent is none
+	names     *records.Zone
+	dns       nameServer
+	upstream  *net.Resolver // of the agent itself; nil: that of the machine
+	health    net.Listener
+	metrics   net.Listener
+	local     net.Listener // Unix socket; nil: none could be made
+	unlock    func()       // releases the data directory; nil: not locked yet
+	unsaved   unsavedFiles
 
 	factsMu sync.Mutex
 	facts   node.Facts
@@ -213,6 +216,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "mode", Run: a.closeMode},
 		},
 		following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
+		a.isolationComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

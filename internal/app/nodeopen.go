@@ -70,6 +70,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if a.mode, err = a.newMode(ctx); err != nil {
 		return nil, err
 	}
+	a.openIsolation()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
 		Mode: a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
@@ -127,6 +128,7 @@ func (a *agent) apply(u node.Update) {
 	a.wantCredentials(u)
 	a.tunnel.apply(u)
 	a.gateway.apply(u)
+	a.isolate(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)
 	}

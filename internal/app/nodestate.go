@@ -33,7 +33,7 @@ func (a agentState) Status() admin.NodeStatus {
 		status.Certificate, status.Membership = &certificate, &member
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
-	status.Tunnel = a.tunnel.status()
+	status.Tunnel, status.Isolation = a.tunnel.status(), a.isolation.Status()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())
 	}
@@ -59,6 +59,10 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 	states := a.agent.agent.AllStates()
 	state := t.Trace(c, states, vantage)
 	a.mode.Trace(t, c, state, states)
+	if why := a.isolation.Refusal(c.From, c.To.Addr(), state); why != "" {
+		t.Outcome, t.Reason = "reject", why
+		t.List, t.Rule, t.Endpoints, t.Spare = "", "", []diag.TraceEndpoint{}, nil
+	}
 	known := a.agent.agent.Slices()
 	t.Locate(known, vantage)
 	t.FindUnused(state, c.To.Addr(), known, a.agent.agent.Node())

@@ -45,8 +45,23 @@ type domain struct {
 	imports bool
 	// mesh: the names are those of the client's mesh.
 	mesh bool
-	// client that asks.
+	caller
+}
+
+// caller is who asks.
+type caller struct {
+	// client is its address; invalid: nobody asks, what is answered to all is looked for.
 	client netip.Addr
+	// viewer is the mesh whose Services it sees; empty: all.
+	viewer string
+}
+
+func (s *Server) caller(from netip.Addr) caller {
+	c := caller{client: from.Unmap()}
+	if s.config.Viewer != nil {
+		c.viewer = s.config.Viewer(c.client)
+	}
+	return c
 }
 
 // key of the Service that a name below "svc" stands for.
@@ -58,11 +73,11 @@ func (d domain) key(namespace, name string) proxy.ServiceName {
 }
 
 // domains are the cluster domain, that of imported services and that of meshes.
-func (s *Server) domains(client netip.Addr) [3]domain {
+func (s *Server) domains(c caller) [3]domain {
 	return [3]domain{
-		{Server: s, origin: s.origin, client: client},
-		{Server: s, origin: clusterSet, imports: true, client: client},
-		{Server: s, origin: meshOrigin, mesh: true, client: client},
+		{Server: s, origin: s.origin, caller: c},
+		{Server: s, origin: clusterSet, imports: true, caller: c},
+		{Server: s, origin: meshOrigin, mesh: true, caller: c},
 	}
 }
 
@@ -76,9 +91,9 @@ const clusterSet = "clusterset.local."
 const ClusterSetDomain = "clusterset.local"
 
 // local answers a question from the local state. ok is false for names of
-// others. name is the question's in lower case, client who asks.
-func (s *Server) local(q dns.Question, name string, client netip.Addr) (a answer, ok bool) {
-	if d, labels, ours := s.domainOf(name, client); ours {
+// others. name is the question's in lower case.
+func (s *Server) local(q dns.Question, name string, c caller) (a answer, ok bool) {
+	if d, labels, ours := s.domainOf(name, c); ours {
 		if len(labels) == 0 {
 			a = d.apex(q)
 		} else {
@@ -88,14 +103,14 @@ func (s *Server) local(q dns.Question, name string, client netip.Addr) (a answer
 		return a, true
 	}
 	if strings.HasSuffix(name, ".arpa.") {
-		return s.reverse(q, name, client)
+		return s.reverse(q, name, c)
 	}
 	return s.outside(q, name, client)
 }
 
 // domainOf is the domain that a name is in, and the labels of the name below it.
-func (s *Server) domainOf(name string, client netip.Addr) (in domain, labels []string, ok bool) {
-	for _, d := range s.domains(client) {
+func (s *Server) domainOf(name string, c caller) (in domain, labels []string, ok bool) {
+	for _, d := range s.domains(c) {
 		if name == d.origin {
 			return d, nil, true
 		}
@@ -190,14 +205,14 @@ func undash(label string) (netip.Addr, bool) {
 // the names above it, which exist without saying anything.
 func (d domain) services(q dns.Question, labels []string) answer {
 	n := len(labels)
-	if n == 0 || n == 1 && d.config.Zone.HasNamespace(labels[0]) {
+	if n == 0 || n == 1 && d.config.Zone.HasNamespace(labels[0], d.viewer) {
 		return answer{}
 	}
 	if n == 1 || n > 4 {
 		return answer{rcode: dns.RcodeNameError}
 	}
 	e := d.config.Zone.Service(d.key(labels[n-1], labels[n-2]))
-	if e == nil || e.Empty() {
+	if e == nil || e.Empty() || !e.Scope.Allows(d.viewer) {
 		// A headless Service without ready endpoints does not exist, says the
 		// specification.
 		return answer{rcode: dns.RcodeNameError}
@@ -265,7 +280,7 @@ func (d domain) alias(q dns.Question, target string) answer {
 	}
 	for range maxAliases {
 		name := dns.Fqdn(strings.ToLower(target))
-		in, labels, ours := d.domainOf(name, d.client)
+		in, labels, ours := d.domainOf(name, d.caller)
 		if !ours || len(labels) == 0 {
 			if end, known := d.outside(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, name, d.client); known {
 				end.answer = append(a.answer, end.answer...)
@@ -278,7 +293,7 @@ func (d domain) alias(q dns.Question, target string) answer {
 		if len(labels) == 3 && labels[2] == "svc" && !in.mesh {
 			e = in.config.Zone.Service(in.key(labels[1], labels[0]))
 		}
-		if e == nil || e.Alias == "" {
+		if e == nil || e.Alias == "" || !e.Scope.Allows(d.viewer) {
 			end := in.below(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, labels)
 			end.answer = append(a.answer, end.answer...)
 			return end
@@ -339,16 +354,19 @@ func (d domain) ports(q dns.Question, labels []string, e *records.Entry, ports [
 
 // reverse answers for addresses that are known here. Those that are not are
 // others' business, unless they lie in a range that is ours alone.
-func (s *Server) reverse(q dns.Question, name string, client netip.Addr) (a answer, ok bool) {
+func (s *Server) reverse(q dns.Question, name string, c caller) (a answer, ok bool) {
 	addr, whole := arpa(name)
 	if !whole {
 		return a, false
 	}
 	if virtual, there := s.config.Zone.VirtualAt(addr); there {
-		return s.reverseMesh(q, virtual, client), true
+		return s.reverseMesh(q, virtual, c.client), true
 	}
-	names := s.config.Zone.Reverse(addr)
-	if len(names) == 0 {
+	names, known := s.config.Zone.Reverse(addr, c.viewer)
+	if known && len(names) == 0 {
+		return answer{rcode: dns.RcodeNameError}, true // those of others
+	}
+	if !known {
 		for _, p := range s.ranges.Load().prefixes {
 			if p.Contains(addr) {
 				return answer{rcode: dns.RcodeNameError}, true

@@ -50,16 +50,23 @@ type asked struct {
 
 // fast answers a packet from the cache or from the local state into out, or
 // returns nil if that takes the long way.
-func (s *Server) fast(in, out []byte) []byte {
+func (s *Server) fast(in, out []byte, from netip.Addr) []byte {
 	var scratch [264]byte
 	q, ok := parse(in, scratch[:0])
 	if !ok {
 		return nil
 	}
+	// Answers that are kept do not depend on who asks, but on what the client sees.
+	viewer := ""
+	if see := s.config.Viewer; see != nil {
+		if viewer = see(from.Unmap()); viewer != "" {
+			q.key = append(q.key, viewer...)
+		}
+	}
 	generation := s.generation()
 	p, ok := s.packed.get(generation, q.key)
 	if !ok {
-		if p, ok = s.build(in, q); !ok {
+		if p, ok = s.build(in, q, viewer); !ok {
 			return nil
 		}
 		s.packed.put(generation, q.key, p)
@@ -120,7 +127,7 @@ func parse(in, key []byte) (q asked, ok bool) {
 
 // build makes the packet for a question of ours, if it is always the same and
 // fits every client.
-func (s *Server) build(in []byte, q asked) (p packet, ok bool) {
+func (s *Server) build(in []byte, q asked, viewer string) (p packet, ok bool) {
 	var m dns.Msg
 	if m.Unpack(in) != nil || len(m.Question) != 1 {
 		return p, false
@@ -130,7 +137,7 @@ func (s *Server) build(in []byte, q asked) (p packet, ok bool) {
 		return p, false
 	}
 	// What depends on who asks varies, so no packet of it is kept.
-	a, ours := s.local(m.Question[0], strings.ToLower(m.Question[0].Name), netip.Addr{})
+	a, ours := s.local(m.Question[0], strings.ToLower(m.Question[0].Name), caller{viewer: viewer})
 	if !ours || !s.config.Zone.Ready() || a.alias != "" || a.varies {
 		return p, false
 	}

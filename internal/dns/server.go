@@ -46,6 +46,10 @@ type Config struct {
 	// Mesh of the client at an address: it resolves the names of its mesh below "mesh", no
 	// others. It must not block. Nil: every client is of the mesh "default".
 	Mesh func(client netip.Addr) string
+	// Viewer is the mesh whose Services the client at an address sees in the cluster domain,
+	// among imported services and in reverse names; empty: it sees all. It must not block.
+	// Nil: all clients see all.
+	Viewer func(client netip.Addr) (mesh string)
 	// Addresses of this server, for ns.dns.DOMAIN; may be empty.
 	Addresses []netip.Addr
 	// Upstreams (ADDRESS:PORT) are asked for other names, in this order; none:
@@ -219,7 +223,8 @@ func (s *Server) readUDP(ctx context.Context, socket udpSocket, by way, forwards
 		failures = 0
 		retry.Reset()
 		s.count(by)
-		if b := s.fast(in[:n], out); b != nil {
+		// A client that does not listen any more has given up: failures to write are ignored.
+		if b := s.fast(in[:n], out, from.Addr()); b != nil {
 			socket.write(b, from)
 			continue
 		}
@@ -334,7 +339,7 @@ func (s *Server) respond(packet []byte, from netip.Addr, size int, over transpor
 		s.finish(r, size, over, sourceNone, started, send)
 		return nil
 	}
-	a, ours := s.local(question, name, from.Unmap())
+	a, ours := s.local(question, name, s.caller(from))
 	if ours && !s.config.Zone.Ready() {
 		// What is not known yet is not known not to be.
 		a = answer{rcode: dns.RcodeServerFailure}

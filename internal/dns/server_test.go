@@ -55,7 +55,7 @@ func TestFastWay(t *testing.T) {
 		"reverse": packed(t, "1.0.96.10.in-addr.arpa.", dns.TypePTR),
 		"denied":  packed(t, "none.default.svc.cluster.local.", dns.TypeA),
 	} {
-		if s.fast(q, nil) == nil {
+		if s.fast(q, nil, netip.Addr{}) == nil {
 			t.Errorf("%s: the long way", what)
 		}
 	}
@@ -65,7 +65,7 @@ func TestFastWay(t *testing.T) {
 		"too large":        packed(t, "big.default.svc.cluster.local.", dns.TypeA),
 		"another version":  packed(t, "web.default.svc.cluster.local.", dns.TypeA, edns(1232, false), func(m *dns.Msg) { m.IsEdns0().SetVersion(1) }),
 	} {
-		if s.fast(q, nil) != nil {
+		if s.fast(q, nil, netip.Addr{}) != nil {
 			t.Errorf("%s: the fast way", what)
 		}
 	}
@@ -182,7 +182,7 @@ func packed(t testing.TB, name string, qtype uint16, edits ...func(*dns.Msg)) []
 
 // handle does what a reader of UDP does with a packet.
 func handle(s *Server, packet []byte, send func([]byte)) {
-	if b := s.fast(packet, nil); b != nil {
+	if b := s.fast(packet, nil, netip.Addr{}); b != nil {
 		send(b)
 		return
 	}
@@ -240,7 +240,7 @@ func FuzzPacket(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, packet []byte) {
-		quick := s.fast(packet, nil)
+		quick := s.fast(packet, nil, netip.Addr{})
 		var slow []byte
 		if later := s.respond(packet, netip.Addr{}, minUDP, overUDP, func(b []byte) { slow = bytes.Clone(b) }); later != nil {
 			later(t.Context())
@@ -287,7 +287,7 @@ func BenchmarkAnswer(b *testing.B) {
 			b.ReportAllocs()
 			out := make([]byte, 0, minUDP)
 			for b.Loop() {
-				if s.fast(q, out) == nil {
+				if s.fast(q, out, netip.Addr{}) == nil {
 					s.respond(q, netip.Addr{}, minUDP, overUDP, func([]byte) {})
 				}
 			}

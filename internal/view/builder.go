@@ -30,7 +30,7 @@ import (
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/6"
+const format = "proxima.node.v1/7"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -78,6 +78,7 @@ type Builder struct {
 	loopback map[string]struct{}
 	sites    siteViews
 	virtual  map[string][]byte
+	meshes   meshViews
 	zones    map[locality.Zone]*delta.Scope
 	streams  map[string]*assignment // by node
 }
@@ -121,6 +122,7 @@ func (b *Builder) clear() {
 	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
 	b.virtual = map[string][]byte{}
+	b.meshes = newMeshViews()
 	b.sites = newSiteViews(string(cmp.Or(b.config.Site, locality.Local)))
 }
 
@@ -169,12 +171,13 @@ type change struct{ typ, name string }
 // store the objects of a delta. It returns the resources that may have changed, sorted.
 func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []change {
 	out := append(b.storeSites(d), b.storeVirtualIPs(d.VirtualIPs)...)
+	out = append(out, b.storeMeshes(d)...)
 	slice := func(key string) { out = append(out, change{wire.SliceType, key}, change{wire.NameSliceType, key}) }
 	b.storeNodes(d.Nodes)
 	for _, s := range b.storeMachines(d.Dataplanes) {
 		slice(s)
 	}
-	for _, c := range d.Services {
+	for _, c := range b.withMoved(d) {
 		key, turned := b.storeService(c.Key, c.New)
 		out = append(out, change{wire.ServiceType, key}, change{wire.NameType, key})
 		if !turned {
@@ -210,10 +213,13 @@ func (b *Builder) storeService(name catalog.Key, object *corev1.Service) (key st
 		return key, was
 	}
 	var err error
+	scope := kube.ScopeOf(object, b.meshes.of(name.Namespace))
 	if s, ok := kube.ServiceOf(object); ok {
+		s.Scope = scope
 		b.services[key], err = wire.EncodeService(s)
 	} else if n, ok := kube.NameOf(object); ok {
 		entry := &nameEntry{headless: n.Headless()}
+		n.Scope = scope
 		entry.body, err = wire.EncodeName(n)
 		b.names[key] = entry
 	}
@@ -293,6 +299,13 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 		return b.sites.offers[c.name]
 	case wire.VirtualIPType:
 		return b.virtual[c.name]
+	case wire.MeshType:
+		return b.meshes.bodies[c.name]
+	case wire.WorkloadType:
+		if b.meshes.apart {
+			return b.meshes.workloads[c.name]
+		}
+		return nil
 	}
 	entry := b.slices[c.name]
 	switch {
@@ -367,6 +380,8 @@ func (b *Builder) everything(zone locality.Zone) []delta.Resource {
 	add(wire.SuspectType, slices.Sorted(maps.Keys(b.suspects)))
 	b.everySite(add)
 	add(wire.VirtualIPType, slices.Sorted(maps.Keys(b.virtual)))
+	add(wire.MeshType, slices.Sorted(maps.Keys(b.meshes.bodies)))
+	add(wire.WorkloadType, slices.Sorted(maps.Keys(b.meshes.workloads)))
 	return out
 }
 

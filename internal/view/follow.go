@@ -19,7 +19,7 @@ func Tables() []catalog.Kind {
 	return []catalog.Kind{
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans,
 		catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.VirtualIPs,
-		catalog.ExternalServices,
+		catalog.ExternalServices, catalog.Namespaces, catalog.Pods,
 	}
 }
 

@@ -225,6 +225,7 @@ type Service struct {
 	// Session affinity by client address; 0: none.
 	AffinitySeconds     uint32 `protobuf:"varint,10,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
 	HealthCheckNodePort uint32 `protobuf:"varint,11,opt,name=health_check_node_port,json=healthCheckNodePort,proto3" json:"health_check_node_port,omitempty"`
+	Scope               *Scope `protobuf:"bytes,12,opt,name=scope,proto3" json:"scope,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -336,6 +337,202 @@ func (x *Service) GetHealthCheckNodePort() uint32 {
 	return 0
 }
 
+func (x *Service) GetScope() *Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
+// Which workloads use a Service: its names and its cluster addresses. Missing: those of all
+// meshes.
+type Scope struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The mesh that the Service belongs to; empty: default.
+	Mesh string `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// Further meshes, sorted.
+	Exported      []string `protobuf:"bytes,2,rep,name=exported,proto3" json:"exported,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scope) Reset() {
+	*x = Scope{}
+	mi := &file_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scope) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scope) ProtoMessage() {}
+
+func (x *Scope) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scope.ProtoReflect.Descriptor instead.
+func (*Scope) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Scope) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Scope) GetExported() []string {
+	if x != nil {
+		return x.Exported
+	}
+	return nil
+}
+
+// A mesh of the site.
+type Mesh struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its workloads reach what the mesh knows, and nothing else.
+	Closed        bool `protobuf:"varint,2,opt,name=closed,proto3" json:"closed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mesh) Reset() {
+	*x = Mesh{}
+	mi := &file_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mesh) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mesh) ProtoMessage() {}
+
+func (x *Mesh) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mesh.ProtoReflect.Descriptor instead.
+func (*Mesh) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Mesh) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Mesh) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+// A workload of the site, where meshes have to be kept apart.
+type Workload struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty: default.
+	Mesh string `protobuf:"bytes,3,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Node string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	// 4 or 16 bytes each.
+	Addresses     [][]byte `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Workload) Reset() {
+	*x = Workload{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Workload) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Workload) ProtoMessage() {}
+
+func (x *Workload) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Workload.ProtoReflect.Descriptor instead.
+func (*Workload) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Workload) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Workload) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Workload) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Workload) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Workload) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 type SlicePort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -347,7 +544,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -359,7 +556,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[3]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -372,7 +569,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{3}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SlicePort) GetName() string {
@@ -420,7 +617,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +629,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[4]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +642,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{4}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Endpoint) GetAddress() []byte {
@@ -538,7 +735,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +747,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +760,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EndpointSlice) GetNamespace() string {
@@ -626,13 +823,14 @@ type Name struct {
 	ClusterIps   [][]byte               `protobuf:"bytes,4,rep,name=cluster_ips,json=clusterIps,proto3" json:"cluster_ips,omitempty"`
 	// Of a Service with cluster addresses.
 	Ports         []*ServicePort `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
+	Scope         *Scope         `protobuf:"bytes,6,opt,name=scope,proto3" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Name) Reset() {
 	*x = Name{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +842,7 @@ func (x *Name) String() string {
 func (*Name) ProtoMessage() {}
 
 func (x *Name) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +855,7 @@ func (x *Name) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Name.ProtoReflect.Descriptor instead.
 func (*Name) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Name) GetNamespace() string {
@@ -695,6 +893,13 @@ func (x *Name) GetPorts() []*ServicePort {
 	return nil
 }
 
+func (x *Name) GetScope() *Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
 // A ready endpoint of a headless Service, as names need it.
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -711,7 +916,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +928,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +941,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Target) GetAddress() []byte {
@@ -785,7 +990,7 @@ type NameSlice struct {
 
 func (x *NameSlice) Reset() {
 	*x = NameSlice{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +1002,7 @@ func (x *NameSlice) String() string {
 func (*NameSlice) ProtoMessage() {}
 
 func (x *NameSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +1015,7 @@ func (x *NameSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameSlice.ProtoReflect.Descriptor instead.
 func (*NameSlice) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NameSlice) GetNamespace() string {
@@ -866,7 +1071,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +1083,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1096,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Suspect) GetNode() string {
@@ -928,7 +1133,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1145,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1158,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Remote) GetNamespace() string {
@@ -1038,7 +1243,7 @@ type External struct {
 
 func (x *External) Reset() {
 	*x = External{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1050,7 +1255,7 @@ func (x *External) String() string {
 func (*External) ProtoMessage() {}
 
 func (x *External) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1063,7 +1268,7 @@ func (x *External) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use External.ProtoReflect.Descriptor instead.
 func (*External) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *External) GetPlaces() []*Place {
@@ -1096,7 +1301,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1313,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1326,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Place) GetHost() string {
@@ -1178,7 +1383,7 @@ type ExternalTLS struct {
 
 func (x *ExternalTLS) Reset() {
 	*x = ExternalTLS{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1395,7 @@ func (x *ExternalTLS) String() string {
 func (*ExternalTLS) ProtoMessage() {}
 
 func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1408,7 @@ func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
 func (*ExternalTLS) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExternalTLS) GetServerName() string {
@@ -1287,7 +1492,7 @@ type NameMatch struct {
 
 func (x *NameMatch) Reset() {
 	*x = NameMatch{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1504,7 @@ func (x *NameMatch) String() string {
 func (*NameMatch) ProtoMessage() {}
 
 func (x *NameMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1517,7 @@ func (x *NameMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
 func (*NameMatch) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NameMatch) GetValue() string {
@@ -1347,7 +1552,7 @@ type RemotePort struct {
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1564,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1577,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemotePort) GetName() string {
@@ -1423,7 +1628,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1640,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1653,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Split) GetHere() uint32 {
@@ -1475,7 +1680,7 @@ type SitePart struct {
 
 func (x *SitePart) Reset() {
 	*x = SitePart{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1692,7 @@ func (x *SitePart) String() string {
 func (*SitePart) ProtoMessage() {}
 
 func (x *SitePart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1705,7 @@ func (x *SitePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
 func (*SitePart) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SitePart) GetSite() string {
@@ -1531,7 +1736,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1748,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1761,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -1601,7 +1806,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1818,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1831,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Gateway) GetName() string {
@@ -1667,7 +1872,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1884,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1897,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -1753,7 +1958,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1970,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1983,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -1829,7 +2034,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +2046,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +2059,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -1912,7 +2117,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2129,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2142,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *State) GetNode() string {
@@ -1973,7 +2178,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2190,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2203,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -2033,7 +2238,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2250,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2263,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2096,7 +2301,7 @@ const file_node_proto_rawDesc = "" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\rR\bnodePort\x12!\n" +
-	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\"\xcb\x03\n" +
+	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\"\xf9\x03\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -2110,7 +2315,20 @@ const file_node_proto_rawDesc = "" +
 	"\x0eexternal_local\x18\t \x01(\bR\rexternalLocal\x12)\n" +
 	"\x10affinity_seconds\x18\n" +
 	" \x01(\rR\x0faffinitySeconds\x123\n" +
-	"\x16health_check_node_port\x18\v \x01(\rR\x13healthCheckNodePort\"j\n" +
+	"\x16health_check_node_port\x18\v \x01(\rR\x13healthCheckNodePort\x12,\n" +
+	"\x05scope\x18\f \x01(\v2\x16.proxima.node.v1.ScopeR\x05scope\"7\n" +
+	"\x05Scope\x12\x12\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1a\n" +
+	"\bexported\x18\x02 \x03(\tR\bexported\"2\n" +
+	"\x04Mesh\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06closed\x18\x02 \x01(\bR\x06closed\"\x82\x01\n" +
+	"\bWorkload\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1c\n" +
+	"\taddresses\x18\x05 \x03(\fR\taddresses\"j\n" +
 	"\tSlicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
@@ -2137,14 +2355,15 @@ const file_node_proto_rawDesc = "" +
 	"\x05ports\x18\x04 \x03(\v2\x1a.proxima.node.v1.SlicePortR\x05ports\x12\x14\n" +
 	"\x05names\x18\x05 \x03(\tR\x05names\x127\n" +
 	"\tendpoints\x18\x06 \x03(\v2\x19.proxima.node.v1.EndpointR\tendpoints\x12,\n" +
-	"\x12trigger_unix_nanos\x18\a \x01(\x10R\x10triggerUnixNanos\"\xb2\x01\n" +
+	"\x12trigger_unix_nanos\x18\a \x01(\x10R\x10triggerUnixNanos\"\xe0\x01\n" +
 	"\x04Name\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12#\n" +
 	"\rexternal_name\x18\x03 \x01(\tR\fexternalName\x12\x1f\n" +
 	"\vcluster_ips\x18\x04 \x03(\fR\n" +
 	"clusterIps\x122\n" +
-	"\x05ports\x18\x05 \x03(\v2\x1c.proxima.node.v1.ServicePortR\x05ports\"p\n" +
+	"\x05ports\x18\x05 \x03(\v2\x1c.proxima.node.v1.ServicePortR\x05ports\x12,\n" +
+	"\x05scope\x18\x06 \x01(\v2\x16.proxima.node.v1.ScopeR\x05scope\"p\n" +
 	"\x06Target\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1a\n" +
@@ -2273,65 +2492,70 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
 	(*ServicePort)(nil),    // 2: proxima.node.v1.ServicePort
 	(*Service)(nil),        // 3: proxima.node.v1.Service
-	(*SlicePort)(nil),      // 4: proxima.node.v1.SlicePort
-	(*Endpoint)(nil),       // 5: proxima.node.v1.Endpoint
-	(*EndpointSlice)(nil),  // 6: proxima.node.v1.EndpointSlice
-	(*Name)(nil),           // 7: proxima.node.v1.Name
-	(*Target)(nil),         // 8: proxima.node.v1.Target
-	(*NameSlice)(nil),      // 9: proxima.node.v1.NameSlice
-	(*Suspect)(nil),        // 10: proxima.node.v1.Suspect
-	(*Remote)(nil),         // 11: proxima.node.v1.Remote
-	(*External)(nil),       // 12: proxima.node.v1.External
-	(*Place)(nil),          // 13: proxima.node.v1.Place
-	(*ExternalTLS)(nil),    // 14: proxima.node.v1.ExternalTLS
-	(*NameMatch)(nil),      // 15: proxima.node.v1.NameMatch
-	(*RemotePort)(nil),     // 16: proxima.node.v1.RemotePort
-	(*Split)(nil),          // 17: proxima.node.v1.Split
-	(*SitePart)(nil),       // 18: proxima.node.v1.SitePart
-	(*RemoteSite)(nil),     // 19: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),        // 20: proxima.node.v1.Gateway
-	(*Offer)(nil),          // 21: proxima.node.v1.Offer
-	(*OfferedPort)(nil),    // 22: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),      // 23: proxima.node.v1.VirtualIP
-	(*State)(nil),          // 24: proxima.node.v1.State
-	(*TypeState)(nil),      // 25: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 26: proxima.node.v1.StoredResource
+	(*Scope)(nil),          // 4: proxima.node.v1.Scope
+	(*Mesh)(nil),           // 5: proxima.node.v1.Mesh
+	(*Workload)(nil),       // 6: proxima.node.v1.Workload
+	(*SlicePort)(nil),      // 7: proxima.node.v1.SlicePort
+	(*Endpoint)(nil),       // 8: proxima.node.v1.Endpoint
+	(*EndpointSlice)(nil),  // 9: proxima.node.v1.EndpointSlice
+	(*Name)(nil),           // 10: proxima.node.v1.Name
+	(*Target)(nil),         // 11: proxima.node.v1.Target
+	(*NameSlice)(nil),      // 12: proxima.node.v1.NameSlice
+	(*Suspect)(nil),        // 13: proxima.node.v1.Suspect
+	(*Remote)(nil),         // 14: proxima.node.v1.Remote
+	(*External)(nil),       // 15: proxima.node.v1.External
+	(*Place)(nil),          // 16: proxima.node.v1.Place
+	(*ExternalTLS)(nil),    // 17: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),      // 18: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),     // 19: proxima.node.v1.RemotePort
+	(*Split)(nil),          // 20: proxima.node.v1.Split
+	(*SitePart)(nil),       // 21: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),     // 22: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),        // 23: proxima.node.v1.Gateway
+	(*Offer)(nil),          // 24: proxima.node.v1.Offer
+	(*OfferedPort)(nil),    // 25: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),      // 26: proxima.node.v1.VirtualIP
+	(*State)(nil),          // 27: proxima.node.v1.State
+	(*TypeState)(nil),      // 28: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 29: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
 	1,  // 1: proxima.node.v1.Service.source_ranges:type_name -> proxima.node.v1.Prefix
 	2,  // 2: proxima.node.v1.Service.ports:type_name -> proxima.node.v1.ServicePort
-	0,  // 3: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
-	4,  // 4: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
-	5,  // 5: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
-	2,  // 6: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
-	4,  // 7: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
-	8,  // 8: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	16, // 9: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	19, // 10: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	20, // 11: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	12, // 12: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
-	13, // 13: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
-	14, // 14: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
-	15, // 15: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	17, // 16: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
-	18, // 17: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
-	20, // 18: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	22, // 19: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	12, // 20: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	25, // 21: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	26, // 22: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	4,  // 3: proxima.node.v1.Service.scope:type_name -> proxima.node.v1.Scope
+	0,  // 4: proxima.node.v1.SlicePort.protocol:type_name -> proxima.node.v1.Protocol
+	7,  // 5: proxima.node.v1.EndpointSlice.ports:type_name -> proxima.node.v1.SlicePort
+	8,  // 6: proxima.node.v1.EndpointSlice.endpoints:type_name -> proxima.node.v1.Endpoint
+	2,  // 7: proxima.node.v1.Name.ports:type_name -> proxima.node.v1.ServicePort
+	4,  // 8: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
+	7,  // 9: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
+	11, // 10: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
+	19, // 11: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	22, // 12: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	23, // 13: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	15, // 14: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	16, // 15: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	17, // 16: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	18, // 17: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	20, // 18: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	21, // 19: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	23, // 20: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	25, // 21: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	15, // 22: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	28, // 23: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	29, // 24: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2345,7 +2569,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -23,7 +23,7 @@ import (
 // Follow keeps a zone of records, and what is known of clients, up to date with the tables
 // until ctx ends, and returns nil then.
 func Follow(ctx context.Context, tables *catalog.Catalog, zone *records.Zone, clients *Clients) error {
-	sub := tables.Subscribe(catalog.Services, catalog.Slices, catalog.VirtualIPs, catalog.Dataplanes, catalog.Namespaces)
+	sub := tables.Subscribe(catalog.Services, catalog.Slices, catalog.VirtualIPs, catalog.Dataplanes, catalog.Namespaces, catalog.Meshes)
 	defer sub.Close()
 	for first := true; ; first = false {
 		delta, err := sub.Next(ctx)
@@ -55,10 +55,23 @@ func update(d *catalog.Delta, first bool) records.Update {
 			}
 		}
 	}
+	note := func(key catalog.Key, s *corev1.Service) {
+		n := nameOf(s)
+		if n != nil {
+			n.Scope = kube.ScopeOf(s, meshAt(d.After, key.Namespace))
+		}
+		if n != nil || !first {
+			u.Names[proxy.ServiceName{Namespace: key.Namespace, Name: key.Name}] = n
+		}
+	}
 	for _, change := range d.Services {
-		name := proxy.ServiceName{Namespace: change.Key.Namespace, Name: change.Key.Name}
-		if n := nameOf(change.New); n != nil || !first {
-			u.Names[name] = n
+		note(change.Key, change.New)
+	}
+	if moved := movedNamespaces(d); len(moved) > 0 && !first {
+		for key, s := range d.After.Services.All() {
+			if moved[key.Namespace] {
+				note(key, s)
+			}
 		}
 	}
 	for _, change := range d.Slices {

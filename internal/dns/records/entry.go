@@ -13,6 +13,8 @@ import (
 // changed.
 type Entry struct {
 	Name proxy.ServiceName
+	// Scope is which workloads resolve it.
+	Scope proxy.Scope
 	// Alias is the domain name that the Service is another name for; everything
 	// else is empty then.
 	Alias    string
@@ -161,25 +163,37 @@ func (z *Zone) Service(name proxy.ServiceName) *Entry {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
 	if s := z.services[name]; s != nil {
-		return virtual(name, s.ClusterIPs, s.Ports)
+		e := virtual(name, s.ClusterIPs, s.Ports)
+		e.Scope = s.Scope
+		return e
 	}
 	return z.entries[name]
 }
 
-// HasNamespace reports whether any Service is in a namespace.
-func (z *Zone) HasNamespace(namespace string) bool {
+// HasNamespace reports whether a namespace has any Service that workloads of a mesh see; an
+// empty mesh sees all.
+func (z *Zone) HasNamespace(namespace, mesh string) bool {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
-	return z.namespaces[namespace] > 0
+	for scope, n := range z.namespaces[namespace] {
+		if n > 0 && scope.allows(mesh) {
+			return true
+		}
+	}
+	return false
 }
 
 // Reverse are the names of an address, as labels before the cluster domain:
-// "web.default.svc", or "web-0.web.default.svc" for an endpoint. Sorted.
-func (z *Zone) Reverse(a netip.Addr) []string {
+// "web.default.svc", or "web-0.web.default.svc" for an endpoint. Sorted. Those that workloads of
+// a mesh do not see are left out; known reports whether there are any at all.
+func (z *Zone) Reverse(a netip.Addr, mesh string) (names []string, known bool) {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
 	var out []string
 	for _, p := range z.reverse[a] {
+		if !z.scope(p.service).Allows(mesh) {
+			continue
+		}
 		name := p.service.Name + "." + p.service.Namespace + ".svc"
 		if p.hostname != "" {
 			name = p.hostname + "." + name
@@ -187,5 +201,16 @@ func (z *Zone) Reverse(a netip.Addr) []string {
 		out = append(out, name)
 	}
 	slices.Sort(out)
-	return out
+	return out, len(z.reverse[a]) > 0
+}
+
+// scope of a Service that is known.
+func (z *Zone) scope(name proxy.ServiceName) proxy.Scope {
+	if s := z.services[name]; s != nil {
+		return s.Scope
+	}
+	if e := z.entries[name]; e != nil {
+		return e.Scope
+	}
+	return proxy.Scope{}
 }

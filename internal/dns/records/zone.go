@@ -26,6 +26,8 @@ type Name struct {
 	ClusterIPs []netip.Addr
 	// Ports of a Service with ClusterIPs.
 	Ports []proxy.Port
+	// Scope is which workloads resolve it.
+	Scope proxy.Scope
 }
 
 // Headless reports whether the name stands for endpoints.
@@ -77,7 +79,7 @@ type Zone struct {
 	slices     map[proxy.SliceName]*Slice
 	slicesOf   map[proxy.ServiceName]map[proxy.SliceName]*Slice
 	entries    map[proxy.ServiceName]*Entry // of names; those of services are made when they are asked for
-	namespaces map[string]int               // Services in each
+	namespaces map[string]map[scopeKey]int  // Services in each, by their scope
 	reverse    map[netip.Addr][]pointer     // mostly one
 	// virtual are the names below "mesh", virtualAt those with an address.
 	virtual   map[proxy.ServiceName]*proxy.VirtualIP
@@ -98,7 +100,7 @@ func New() *Zone {
 	return &Zone{
 		services: map[proxy.ServiceName]*proxy.Service{}, names: map[proxy.ServiceName]*Name{},
 		slices: map[proxy.SliceName]*Slice{}, slicesOf: map[proxy.ServiceName]map[proxy.SliceName]*Slice{},
-		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]int{},
+		entries: map[proxy.ServiceName]*Entry{}, namespaces: map[string]map[scopeKey]int{},
 		reverse: map[netip.Addr][]pointer{},
 		virtual: map[proxy.ServiceName]*proxy.VirtualIP{}, virtualAt: map[netip.Addr]proxy.ServiceName{},
 		outside: map[proxy.ServiceName]*Outside{}, hosts: map[string][]proxy.ServiceName{},
@@ -217,14 +219,42 @@ func (z *Zone) rebuild(name proxy.ServiceName, was known) {
 	is := z.known(name)
 	z.point(name, was, false)
 	z.point(name, is, true)
-	switch there, before := is != (known{}), was != (known{}); {
-	case there && !before:
-		z.namespaces[name.Namespace]++
-	case before && !there:
-		if z.namespaces[name.Namespace]--; z.namespaces[name.Namespace] == 0 {
-			delete(z.namespaces, name.Namespace)
-		}
+	z.count(name.Namespace, is, +1)
+	z.count(name.Namespace, was, -1)
+}
+
+// count a Service of a namespace.
+func (z *Zone) count(namespace string, k known, by int) {
+	if k == (known{}) {
+		return
 	}
+	key := keyOf(k.scope())
+	if z.namespaces[namespace] == nil {
+		z.namespaces[namespace] = make(map[scopeKey]int, 1)
+	}
+	of := z.namespaces[namespace]
+	if of[key] += by; of[key] == 0 {
+		delete(of, key)
+	}
+	if len(of) == 0 {
+		delete(z.namespaces, namespace)
+	}
+}
+
+func (k known) scope() proxy.Scope {
+	if k.service != nil {
+		return k.service.Scope
+	}
+	return k.entry.Scope
+}
+
+// scopeKey is a scope as a key: the meshes it is exported to are separated by commas.
+type scopeKey struct{ mesh, exported string }
+
+func keyOf(s proxy.Scope) scopeKey { return scopeKey{s.Mesh, strings.Join(s.Exported, ",")} }
+
+func (k scopeKey) allows(mesh string) bool {
+	return proxy.Scope{Mesh: k.mesh, Exported: strings.Split(k.exported, ",")}.Allows(mesh)
 }
 
 // build returns nil if there is no such name, or it is a carried Service's. While a
@@ -236,11 +266,16 @@ func (z *Zone) build(name proxy.ServiceName) *Entry {
 	case n == nil || z.services[name] != nil:
 		return nil
 	case n.ExternalName != "":
-		return &Entry{Name: name, Alias: n.ExternalName}
-	case !n.Headless():
-		return virtual(name, n.ClusterIPs, n.Ports)
+		return &Entry{Name: name, Alias: n.ExternalName, Scope: n.Scope}
 	}
-	return headless(name, z.slicesOf[name])
+	var e *Entry
+	if n.Headless() {
+		e = headless(name, z.slicesOf[name])
+	} else {
+		e = virtual(name, n.ClusterIPs, n.Ports)
+	}
+	e.Scope = n.Scope
+	return e
 }
 
 // point makes the addresses lead back to the name, or no more.

@@ -77,7 +77,7 @@ func TestEntries(t *testing.T) {
 			if diff := cmp.Diff(tc.want, z.Service(web), asText); diff != "" {
 				t.Error(diff)
 			}
-			if got := z.HasNamespace("default"); got != (tc.want != nil) {
+			if got := z.HasNamespace("default", ""); got != (tc.want != nil) {
 				t.Errorf("the namespace is there: %t", got)
 			}
 		})
@@ -149,11 +149,12 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			}
 		}
 		for _, a := range append(addrs, "10.1.0.9") {
-			if got, want := z.Reverse(addr(a)), fresh.Reverse(addr(a)); !slices.Equal(got, want) {
-				t.Fatalf("names of %s: %v, want %v", a, got, want)
+			got, known := z.Reverse(addr(a), "")
+			if want, wantKnown := fresh.Reverse(addr(a), ""); !slices.Equal(got, want) || known != wantKnown {
+				t.Fatalf("names of %s: %v (%v), want %v (%v)", a, got, known, want, wantKnown)
 			}
 		}
-		if z.HasNamespace("default") != fresh.HasNamespace("default") {
+		if z.HasNamespace("default", "") != fresh.HasNamespace("default", "") {
 			t.Fatal("the namespace")
 		}
 		// A reset forgets what is not in it, reverse names included.

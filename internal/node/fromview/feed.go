@@ -210,7 +210,7 @@ func (f *Feed) start() {
 // that all agents get them.
 var resourceTypes = []string{
 	wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType, wire.RemoteType, wire.OfferType,
-	wire.VirtualIPType,
+	wire.VirtualIPType, wire.MeshType, wire.WorkloadType,
 }
 
 func emptyTypes() []*typeState {
@@ -254,7 +254,7 @@ func (f *Feed) restore() ([]*typeState, node.Update, error) {
 		switch {
 		case t.complete:
 		case t.typ == wire.NameType, t.typ == wire.NameSliceType, t.typ == wire.RemoteType, t.typ == wire.OfferType,
-			t.typ == wire.VirtualIPType:
+			t.typ == wire.VirtualIPType, t.typ == wire.MeshType, t.typ == wire.WorkloadType:
 			t.complete = true // of a version without them: they will be fetched
 		case t.typ == wire.SuspectType:
 			t.complete = true // not saved: see saveNow
@@ -336,6 +336,19 @@ func (f *follower) Receive(r *stream.Response) {
 		r.Accept()
 	}
 	(*Feed)(f).setDirty()
+}
+
+// State is all that was received, decoded anew. It may be called from within Update.
+func (f *Feed) State() node.Update {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	u := newUpdate()
+	for _, t := range f.types {
+		for name, r := range t.resources {
+			_ = decodeInto(&u, t.typ, name, r.body) // it was decoded before
+		}
+	}
+	return u
 }
 
 // store a response. It returns the reason to refuse it, if there is one.

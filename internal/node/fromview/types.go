@@ -83,8 +83,12 @@ func (t *typeState) set(name, version string, body []byte, u *node.Update) error
 }
 
 func (t *typeState) remove(name string, u *node.Update) {
-	if t.typ == wire.SuspectType {
+	switch t.typ {
+	case wire.SuspectType:
 		u.Suspects[name] = false
+		return
+	case wire.MeshType:
+		u.Meshes[name] = nil
 		return
 	}
 	namespace, object, _ := wire.SplitName(name)
@@ -104,6 +108,8 @@ func (t *typeState) remove(name string, u *node.Update) {
 		u.Offers[service] = nil
 	case wire.VirtualIPType:
 		u.VirtualIPs[service] = nil
+	case wire.WorkloadType:
+		u.Workloads[service] = nil
 	}
 }
 
@@ -157,6 +163,18 @@ func decodeInto(u *node.Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.VirtualIPs[v.Name] = v
+	case wire.MeshType:
+		m, err := wire.DecodeMesh(name, body)
+		if err != nil {
+			return err
+		}
+		u.Meshes[m.Name] = m
+	case wire.WorkloadType:
+		w, err := wire.DecodeWorkload(name, body)
+		if err != nil {
+			return err
+		}
+		u.Workloads[w.Name] = w
 	default:
 		return fmt.Errorf("unknown type %q", typ)
 	}
@@ -170,6 +188,7 @@ func newUpdate() node.Update {
 			Slices:   map[proxy.SliceName]*proxy.Slice{},
 			Suspects: map[string]bool{}, Elsewhere: map[proxy.ServiceName]*proxy.Elsewhere{},
 			VirtualIPs: map[proxy.ServiceName]*proxy.VirtualIP{},
+			Meshes:     map[string]*proxy.Mesh{}, Workloads: map[proxy.ServiceName]*proxy.Workload{},
 		},
 		Remotes: map[proxy.ServiceName]*sites.Remote{}, Offers: map[proxy.ServiceName]*sites.Offer{},
 		Names:      map[proxy.ServiceName]*records.Name{},
@@ -185,6 +204,8 @@ func whole(u node.Update) node.Update {
 	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
 	maps.DeleteFunc(u.Elsewhere, func(_ proxy.ServiceName, e *proxy.Elsewhere) bool { return e == nil })
 	maps.DeleteFunc(u.VirtualIPs, func(_ proxy.ServiceName, v *proxy.VirtualIP) bool { return v == nil })
+	maps.DeleteFunc(u.Meshes, func(_ string, m *proxy.Mesh) bool { return m == nil })
+	maps.DeleteFunc(u.Workloads, func(_ proxy.ServiceName, w *proxy.Workload) bool { return w == nil })
 	maps.DeleteFunc(u.Remotes, func(_ proxy.ServiceName, r *sites.Remote) bool { return r == nil })
 	maps.DeleteFunc(u.Offers, func(_ proxy.ServiceName, o *sites.Offer) bool { return o == nil })
 	maps.DeleteFunc(u.Names, func(_ proxy.ServiceName, n *records.Name) bool { return n == nil })

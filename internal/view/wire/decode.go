@@ -43,6 +43,9 @@ func DecodeService(name string, body []byte) (*proxy.Service, error) {
 		AffinityTimeout: time.Duration(min(m.GetAffinitySeconds(), maxAffinity)) * time.Second,
 	}
 	var err error
+	if s.Scope, err = decodeScope(m.GetScope()); err != nil {
+		return nil, err
+	}
 	if s.HealthCheckNodePort, err = decodePort(m.GetHealthCheckNodePort(), true); err != nil {
 		return nil, fmt.Errorf("health check node port: %w", err)
 	}

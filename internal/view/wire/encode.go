@@ -35,6 +35,7 @@ func EncodeService(s *proxy.Service) ([]byte, error) {
 		ExternalLocal:       s.ExternalLocal,
 		AffinitySeconds:     uint32(s.AffinityTimeout / time.Second),
 		HealthCheckNodePort: uint32(s.HealthCheckNodePort),
+		Scope:               encodeScope(s.Scope),
 	}
 	for _, p := range s.SourceRanges {
 		m.SourceRanges = append(m.SourceRanges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())})

@@ -15,7 +15,7 @@ import (
 func EncodeName(n *records.Name) ([]byte, error) {
 	b, err := marshal(&nodev1.Name{
 		Namespace: n.Name.Namespace, Name: n.Name.Name, ExternalName: n.ExternalName,
-		ClusterIps: rawAddresses(n.ClusterIPs), Ports: encodePorts(n.Ports),
+		ClusterIps: rawAddresses(n.ClusterIPs), Ports: encodePorts(n.Ports), Scope: encodeScope(n.Scope),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("marshal name of service %s: %w", n.Name, err)
@@ -60,6 +60,9 @@ func DecodeName(name string, body []byte) (*records.Name, error) {
 		ExternalName: m.GetExternalName(),
 	}
 	var err error
+	if n.Scope, err = decodeScope(m.GetScope()); err != nil {
+		return nil, err
+	}
 	if n.ClusterIPs, err = decodeAddresses(m.GetClusterIps()); err != nil {
 		return nil, fmt.Errorf("cluster address: %w", err)
 	}

@@ -27,6 +27,9 @@ const (
 	OfferType  = "type.googleapis.com/proxima.node.v1.Offer"
 	// Names below "mesh"; the name of the resource is mesh/HOSTNAME.mesh.
 	VirtualIPType = "type.googleapis.com/proxima.node.v1.VirtualIP"
+	// Meshes of the site, and its workloads where meshes have to be kept apart.
+	MeshType     = "type.googleapis.com/proxima.node.v1.Mesh"
+	WorkloadType = "type.googleapis.com/proxima.node.v1.Workload"
 )
 
 // ZoneHeader is the response header that names the zone whose view is sent.

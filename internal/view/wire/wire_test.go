@@ -193,7 +193,16 @@ func FuzzDecode(f *testing.F) {
 	body, _ = EncodeVirtualIP(&proxy.VirtualIP{Name: VirtualIPName("default", "web_ns_svc_80"), Addresses: addrs("240.0.0.1", "fd00:240::1"),
 		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Port: 80})
 	f.Add("default/web_ns_svc_80.mesh", body)
+	body, _ = EncodeWorkload(&proxy.Workload{Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, Mesh: "blue", Node: "n", Addrs: addrs("10.0.0.1", "fd00::1")})
+	f.Add("ns/web", body)
+	body, _ = EncodeMesh(&proxy.Mesh{Name: "blue", Closed: true})
+	f.Add("blue", body)
+	body, _ = EncodeService(&proxy.Service{
+		Name: proxy.ServiceName{Namespace: "ns", Name: "web"}, ClusterIPs: addrs("10.0.0.1"), Scope: proxy.Scope{Mesh: "blue", Exported: []string{"a", "b"}},
+	})
+	f.Add("ns/web", body)
 	f.Fuzz(func(t *testing.T, name string, body []byte) {
+		fuzzMeshes(t, name, body)
 		if v, err := DecodeVirtualIP(name, body); err == nil {
 			again, err := EncodeVirtualIP(v)
 			if err != nil {

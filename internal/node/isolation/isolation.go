@@ -1,0 +1,215 @@
+// Package isolation decides what keeps meshes apart on a node: of which mesh a client at an
+// address is, and what a mode refuses to it.
+//
+// Enter at New; hand updates of the feed to Keeper.Apply, and run Keeper.Run, which brings the
+// mode to that. Keeper.Viewer and Keeper.MeshAt answer DNS. Where a site has one mesh, and that
+// is not closed, nothing is kept, the mode is told nothing, and every client sees everything.
+//
+// It owns no rules: a mode refuses (proxy.Isolator), and DNS leaves names out.
+package isolation
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// state is what is known, indexed so that a change costs what it changes. It is not safe for
+// concurrent use.
+type state struct {
+	node string
+	// own are the addresses of this machine, but loopback ones.
+	own map[netip.Addr]bool
+
+	meshes map[string]*proxy.Mesh
+	// here are the workloads of this node.
+	here map[proxy.ServiceName]*proxy.Workload
+	destinations
+
+	located
+}
+
+// located is what follows from the workloads of this node. It is replaced, never changed.
+type located struct {
+	active  bool
+	sources map[netip.Addr]proxy.Source
+	// host is what holds for the node's own addresses.
+	host proxy.Source
+	own  map[netip.Addr]bool
+}
+
+func newState(name string) *state {
+	s := &state{node: name, own: map[netip.Addr]bool{}}
+	s.clear()
+	return s
+}
+
+func (s *state) clear() {
+	s.meshes, s.here = map[string]*proxy.Mesh{}, map[proxy.ServiceName]*proxy.Workload{}
+	s.located, s.destinations = located{}, newDestinations()
+}
+
+// activeWith reports whether meshes have to be kept apart when an update is applied.
+func (s *state) activeWith(u node.Update) bool {
+	n := 0
+	for name, m := range s.meshes {
+		if _, different := u.Meshes[name]; different || u.Reset {
+			continue
+		}
+		if n++; m.Closed {
+			return true
+		}
+	}
+	for _, m := range u.Meshes {
+		if m != nil {
+			if n++; m.Closed {
+				return true
+			}
+		}
+	}
+	return n > 1
+}
+
+// noteMeshes takes over the meshes of an update.
+func (s *state) noteMeshes(u node.Update) {
+	if u.Reset {
+		clear(s.meshes)
+	}
+	for name, m := range u.Meshes {
+		set(s.meshes, name, m)
+	}
+}
+
+// apply takes an update over, while meshes are to be kept apart, and returns what of it a mode
+// has to know.
+func (s *state) apply(u node.Update) proxy.Isolation {
+	was := s.located
+	if u.Reset {
+		s.clear()
+		s.destinations.reset = true
+	}
+	s.noteMeshes(u)
+	relocated := u.Reset || len(u.Meshes) > 0
+	for name, w := range u.Workloads {
+		if s.here[name] != nil || w != nil && w.Node == s.node {
+			relocated = true
+			delete(s.here, name)
+			if w != nil && w.Node == s.node {
+				s.here[name] = w
+			}
+		}
+		s.setWorkload(name, w)
+	}
+	for name, n := range u.Names {
+		if u.Services[name] == nil {
+			s.setScope(name, scopeOfName(n))
+		}
+	}
+	for name, svc := range u.Services {
+		if svc != nil || u.Names[name] == nil {
+			s.setScope(name, scopeOfService(svc))
+		}
+	}
+	for name, slice := range u.Slices {
+		s.setSlice(name, partOfSlice(slice))
+	}
+	for name, slice := range u.NameSlices {
+		s.setSlice(sliceKey(name), partOfNames(slice))
+	}
+	if relocated {
+		s.locate()
+	}
+	return s.since(was)
+}
+
+// since is the difference of what a mode has to know to what it knew.
+func (s *state) since(was located) proxy.Isolation {
+	out := proxy.Isolation{Active: s.active, Node: s.host, Reset: !was.active}
+	out.Reach, out.Reset = s.destinations.take(out.Reset)
+	if out.Reset {
+		out.Sources = s.sources
+		return out
+	}
+	out.Sources = changed(was.sources, s.sources)
+	return out
+}
+
+// changed are the values of now that are not those of before, and zero for what is gone.
+func changed(before, now map[netip.Addr]proxy.Source) map[netip.Addr]proxy.Source {
+	out := map[netip.Addr]proxy.Source{}
+	for a, s := range now {
+		if before[a] != s {
+			out[a] = s
+		}
+	}
+	for a := range before {
+		if _, still := now[a]; !still {
+			out[a] = proxy.Source{}
+		}
+	}
+	return out
+}
+
+// locate works out of which mesh a connection from an address of this node is.
+//
+// A workload at an address of the node itself, or at a loopback address, shares it with the
+// agent and all other programs: the kernel chooses the source of their connections. So the
+// node's addresses are of the mesh of these workloads, if that is one; and they are never
+// closed, as the agent has to reach the control plane.
+func (s *state) locate() {
+	next := located{active: true, sources: map[netip.Addr]proxy.Source{}, own: s.own}
+	var shared []string
+	for _, w := range s.here {
+		closed := s.meshes[w.Mesh] != nil && s.meshes[w.Mesh].Closed
+		for _, a := range w.Addrs {
+			source := proxy.Source{Mesh: w.Mesh, Closed: closed}
+			if a.IsLoopback() || s.own[a] {
+				source.Closed = false
+				if !slices.Contains(shared, w.Mesh) {
+					shared = append(shared, w.Mesh)
+				}
+			}
+			if other, taken := next.sources[a]; taken && other.Mesh != source.Mesh {
+				source = proxy.Source{Mesh: proxy.SeveralMeshes}
+			}
+			next.sources[a] = source
+		}
+	}
+	if len(shared) == 1 {
+		next.host.Mesh = shared[0]
+	}
+	s.located = next
+	s.setClosed()
+}
+
+// setClosed makes the closed meshes of this node those that destinations are kept for.
+func (s *state) setClosed() {
+	closed := map[string]bool{}
+	for _, source := range s.sources {
+		if source.Closed {
+			closed[source.Mesh] = true
+		}
+	}
+	s.destinations.close(closed)
+}
+
+// viewer is the mesh whose names and cluster addresses a client sees; empty: all.
+func (l *located) viewer(client netip.Addr) string {
+	if source, ok := l.sources[client]; ok {
+		return source.Mesh
+	}
+	if client.IsLoopback() || l.own[client] {
+		return l.host.Mesh
+	}
+	return ""
+}
+
+func set[K comparable, V any](m map[K]*V, key K, value *V) {
+	if value == nil {
+		delete(m, key)
+		return
+	}
+	m[key] = value
+}

@@ -1,0 +1,37 @@
+package kube
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+)
+
+// ScopeOf a Service in a namespace of a mesh. Services of an ExternalService name their mesh.
+// The names without which a workload finds nothing, those of the API and of a cluster's DNS,
+// are for all meshes, and so is what is exported to all.
+func ScopeOf(s *corev1.Service, mesh string) proxy.Scope {
+	switch (proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}) {
+	case proxy.ServiceName{Namespace: corev1.NamespaceDefault, Name: "kubernetes"}, proxy.ServiceName{Namespace: "kube-system", Name: "kube-dns"}:
+		return proxy.Scope{}
+	}
+	if s.Labels[meshv1alpha1.LabelExternalService] != "" && s.Labels[meshv1alpha1.LabelMesh] != "" {
+		mesh = s.Labels[meshv1alpha1.LabelMesh]
+	}
+	scope := proxy.Scope{Mesh: mesh}
+	for name := range strings.SplitSeq(s.Annotations[meshv1alpha1.AnnotationToMeshes], ",") {
+		switch name = strings.TrimSpace(name); name {
+		case meshv1alpha1.ToAllMeshes:
+			return proxy.Scope{}
+		case "", mesh:
+		default:
+			scope.Exported = append(scope.Exported, name)
+		}
+	}
+	slices.Sort(scope.Exported)
+	scope.Exported = slices.Compact(scope.Exported)
+	return scope
+}
