@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/diag"
@@ -19,6 +21,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -119,10 +122,44 @@ func explainService(c Config, q url.Values) (any, error) {
 			e.External(external, remote)
 		}
 	}
+	explainMesh(&e, snapshot, service)
 	if report, ok := c.Planner.Explain(key); ok {
 		e.Plan(report, planned)
 	}
 	return e, nil
+}
+
+// explainMesh adds who may not use a Service, where there is more than one mesh.
+func explainMesh(e *diag.Service, s *catalog.Snapshot, service *corev1.Service) {
+	if s.Meshes.Len() < 2 {
+		return
+	}
+	mesh := func(namespace string) (*corev1.Namespace, string) {
+		n, ok := s.Namespaces.Get(resource.Key{Name: namespace})
+		if !ok {
+			return nil, meshv1alpha1.DefaultMesh
+		}
+		return n, kind.MeshOf(n)
+	}
+	_, own := mesh(service.Namespace)
+	scope := kube.ScopeOf(service, own)
+	e.Mesh, e.Exported = scope.Mesh, scope.Exported
+	if e.Node == "" {
+		return
+	}
+	for key, dp := range s.DataplanesOn(e.Node) {
+		n, _ := mesh(key.Namespace)
+		if of := kind.DataplaneMesh(dp, n); !scope.Allows(of) {
+			e.Refused = append(e.Refused, fmt.Sprintf("%s (mesh %s)", key, of))
+		}
+	}
+	for key, pod := range s.PodsOn(e.Node) {
+		n, _ := mesh(key.Namespace)
+		if of := kind.PodMesh(pod, n); !pod.Spec.HostNetwork && !scope.Allows(of) {
+			e.Refused = append(e.Refused, fmt.Sprintf("%s (mesh %s)", key, of))
+		}
+	}
+	slices.Sort(e.Refused)
 }
 
 // machineOf a node, or of a zone whose nodes are all on one machine.

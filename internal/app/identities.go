@@ -140,9 +140,9 @@ func (d *identities) lead(ctx context.Context) error {
 	}
 	return authorities.NewLeader(authorities.LeaderConfig{
 		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members, Acknowledge: acknowledge,
-		Sharing: func(mesh string) []string { return sharing(d.catalog.Snapshot(), mesh) },
-		Peers:   func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
-		Logger:  d.log,
+		Unenforced: func(mesh *meshv1alpha1.Mesh) authorities.Unenforced { return unenforced(d.catalog.Snapshot(), mesh) },
+		Peers:      func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
+		Logger:     d.log,
 	}).Run(ctx)
 }
 

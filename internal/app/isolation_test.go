@@ -2,7 +2,6 @@ package app
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -92,7 +91,10 @@ func TestMeshesOnOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "who shares an address with another mesh", func() bool {
-		return slices.Equal(sharing(p.cp.instance.catalog.Snapshot(), meshv1alpha1.DefaultMesh), []string{"default/four", "default/one"})
+		m := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}
+		un := unenforced(p.cp.instance.catalog.Snapshot(), m)
+		return un.Apart && len(un.Isolation) == 3 && strings.HasPrefix(un.Isolation[0], "default/four: its connections cannot be told from those of default/before of mesh other") &&
+			strings.HasPrefix(un.Isolation[1], "default/one: ") && strings.HasPrefix(un.Isolation[2], "node n1: its agent does not say its mode")
 	})
 
 	ns := getOrNil[*corev1.Namespace](p, kind.Namespace, resource.Key{Name: "default"})

@@ -43,7 +43,7 @@ func (a *agent) planeComponents() ([]component, error) {
 	}
 	a.member = membership.New(membership.Config{
 		Client: client, Name: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), ControlPlane: a.cfg.ControlPlane,
-		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn,
+		Lease: a.cfg.Lease, MachineID: a.cfg.MachineID, OnNode: a.learn, Mode: a.modeLabel(),
 		Addresses: func() []netip.Addr { return machine.Addresses(a.cfg.Server) },
 		Logger:    a.log.With("component", "membership"), Clock: clock.RealClock{},
 	})
@@ -58,6 +58,15 @@ func (a *agent) planeComponents() ([]component, error) {
 		component{Name: "membership", Run: a.member.Run},
 		component{Name: "readiness probes", Run: checks.Run},
 	), nil
+}
+
+// modeLabel is the mode for the Node's label; empty: this is a gateway, which carries none of
+// the machine's traffic.
+func (a *agent) modeLabel() string {
+	if a.gateway != nil {
+		return ""
+	}
+	return a.mode.Name()
 }
 
 // demandComponents report to the control plane what traffic starts here, once the whole

@@ -177,6 +177,28 @@ func explainLocally(ctx context.Context, cfg *rest.Config, namespace, name strin
 	return &e, nil
 }
 
+// printMesh says who may use a Service, where there is more than one mesh.
+func printMesh(out io.Writer, e *diag.Service) {
+	if e.Mesh == "" {
+		return
+	}
+	of := "mesh " + e.Mesh
+	if len(e.Exported) > 0 {
+		of += " and, as it is exported, of " + strings.Join(e.Exported, ", ")
+	}
+	fmt.Fprintf(out, "for workloads of %s: those of other meshes do not resolve its names, and are refused at its cluster addresses\n", of)
+	for i, w := range e.Refused {
+		if i == maxRefusedShown {
+			fmt.Fprintf(out, "  and to %d more\n", len(e.Refused)-i)
+			break
+		}
+		fmt.Fprintf(out, "  refused to %s on this node\n", w)
+	}
+}
+
+// maxRefusedShown workloads of a node.
+const maxRefusedShown = 10
+
 func printExplanation(out io.Writer, e *diag.Service) error {
 	place := "anywhere: give --from-zone or --from-node to see a place's own choice"
 	switch {
@@ -196,6 +218,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 	for _, text := range e.NotEnforced {
 		fmt.Fprintf(out, "does not hold: %s\n", text)
 	}
+	printMesh(out, e)
 	for _, p := range e.Ports {
 		for _, f := range p.Families {
 			fmt.Fprintf(out, "\nport %d/%s %s: %s\n  decided by: %s\n", p.Port, p.Protocol, f.Family, f.Outcome, f.Rule)

@@ -224,6 +224,9 @@ func (o *overview) findProblems() {
 	if text := doctor.TunnelProblem(o.Agent.Tunnel); text != "" {
 		o.problem("%s", text)
 	}
+	if i := o.Agent.Isolation; i != nil && i.Problem != "" {
+		o.problem("this machine's agent does not keep meshes apart: %s", i.Problem)
+	}
 	for _, f := range o.Agent.HealthCheckNodePorts {
 		o.problem("health check node port %s", f)
 	}

@@ -30,7 +30,12 @@ type Service struct {
 	Node        string        `json:"node,omitempty"`
 	Zone        locality.Zone `json:"zone,omitempty"`
 	Address     []string      `json:"addresses"`
-	Ports       []Port        `json:"ports"`
+	// Mesh whose workloads use the Service, and further ones; empty: those of all meshes, or the
+	// site has one. Refused are workloads of the node that are of another mesh.
+	Mesh     string   `json:"mesh,omitempty"`
+	Exported []string `json:"exported,omitempty"`
+	Refused  []string `json:"refused,omitempty"`
+	Ports    []Port   `json:"ports"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
 }

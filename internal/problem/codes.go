@@ -47,6 +47,7 @@ const (
 	MachinesGone     Code = "machines-gone"
 	ZonesApart       Code = "zones-apart"
 	TunnelFails      Code = "tunnel-fails"
+	IsolationFails   Code = "isolation-fails"
 	NodeViewOff      Code = "node-view-off"
 )
 

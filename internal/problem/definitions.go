@@ -52,6 +52,7 @@ func Definitions() []Definition {
 		{MachinesGone, "Machines are gone or not reachable, or may be.", "Switch the machine on or start its agent; `kubectl delete node NAME` if it is gone for good."},
 		{ZonesApart, "A zone and global are not connected, or not in step: deletions are held, or objects refused.", "Start what does not run; `proxima zone confirm` applies what is held."},
 		{TunnelFails, "Connections from this node to services of other zones were reset.", "As the error says: an ingress that runs, mTLS in the mesh, a workload at the client's address."},
+		{IsolationFails, "The agent cannot refuse connections between meshes.", "As the error says; the agent tries again."},
 		{NodeViewOff, "The agent needs the gRPC port of the control plane, which is turned off.", "Choose a port with `--grpc-port`."},
 
 		{AgentNotRunning, "No agent with this data directory runs on this machine.", "Start it with `proxima up` or `proxima node`, or name its directory with `--data-dir`."},

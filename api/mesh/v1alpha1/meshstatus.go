@@ -11,9 +11,13 @@ const (
 	MeshCertificatesReady = "CertificatesReady"
 	// MeshMTLSEnforced: all traffic between workloads of the mesh is mutual TLS.
 	MeshMTLSEnforced = "MTLSEnforced"
-	// MeshIsolationEnforced: connections of workloads of other meshes to those of the mesh
-	// are refused between sites.
+	// MeshIsolationEnforced: workloads of other meshes do not resolve the names of the mesh,
+	// and their connections to its virtual IPs, and to its Services from other sites, are
+	// refused.
 	MeshIsolationEnforced = "IsolationEnforced"
+	// MeshPassthroughEnforced: workloads of a mesh without passthrough reach what the mesh
+	// knows, and nothing else. A Mesh with passthrough has no such condition.
+	MeshPassthroughEnforced = "PassthroughEnforced"
 )
 
 // MeshStatus is what was last observed of a mesh.
@@ -23,7 +27,8 @@ type MeshStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Conditions; type CertificatesReady says whether workloads get certificates,
 	// MTLSEnforced whether all traffic of the mesh uses them, IsolationEnforced whether
-	// workloads of other meshes are refused.
+	// workloads of other meshes are refused, PassthroughEnforced, of a Mesh without
+	// passthrough, whether its workloads are kept from what it does not know.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

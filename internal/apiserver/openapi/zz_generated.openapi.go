@@ -2317,7 +2317,7 @@ func schema_proxima_api_mesh_v1alpha1_MeshStatus(ref common.ReferenceCallback) c
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions; type CertificatesReady says whether workloads get certificates, MTLSEnforced whether all traffic of the mesh uses them, IsolationEnforced whether workloads of other meshes are refused.",
+							Description: "Conditions; type CertificatesReady says whether workloads get certificates, MTLSEnforced whether all traffic of the mesh uses them, IsolationEnforced whether workloads of other meshes are refused, PassthroughEnforced, of a Mesh without passthrough, whether its workloads are kept from what it does not know.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

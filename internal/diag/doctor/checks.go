@@ -14,6 +14,7 @@ const (
 	checkAgent          = "agent"
 	checkAgentState     = "agent-state"
 	checkTunnel         = "tunnel"
+	checkIsolation      = "isolation"
 	checkCertificate    = "certificate"
 	checkNodeName       = "node-name"
 	checkBounds         = "credential-bounds"
@@ -51,6 +52,7 @@ func Checks() []Check {
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
 		{checkTunnel, "Connections from this node to services of other zones succeeded in the last 5 minutes.", "As the finding says."},
+		{checkIsolation, "The agent keeps workloads of this node to their meshes.", "As the finding says; `kubectl describe mesh` names for whom it does not."},
 		{checkCertificate, "The agent's certificate is valid and is renewed.", "As the finding says, mostly a new token."},
 		{checkNodeName, "No other machine has this node's name.", "Stop one of the agents, or give it another name and token."},
 		{checkBounds, "A credential that registers workloads in every namespace, on a machine without the control plane.", ""},

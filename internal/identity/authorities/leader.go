@@ -33,15 +33,25 @@ type LeaderConfig struct {
 	Acked <-chan struct{}
 	// Members are the workloads of a mesh (NAMESPACE/NAME), for its status; sorted.
 	Members func(mesh string) []string
-	// Sharing are those that have an address together with a workload of another mesh on
-	// their node; sorted. Nil: the control plane has no workloads of its own.
-	Sharing func(mesh string) []string
+	// Unenforced are those for whom the isolation of a mesh does not hold. Nil: the control
+	// plane has no workloads of its own.
+	Unenforced func(mesh *v1alpha1.Mesh) Unenforced
 	// Acknowledge, in a zone, tells global that the zone has done what a generation of
 	// global's state asks of it (0: what the present one asks is not done), and what is
 	// wrong. It is called again and again, and must not block.
 	Acknowledge func(mesh string, generation uint64, problem string)
 	Logger      *slog.Logger
 	Now         func() time.Time
+}
+
+// Unenforced are those for whom the isolation of a mesh does not hold, each with the reason;
+// sorted.
+type Unenforced struct {
+	// Apart: there are other meshes. Without any there is nobody to keep out.
+	Apart bool
+	// Isolation are workloads and nodes whose connections cannot be told from those of another
+	// mesh; Passthrough, of a mesh without it, those that reach what the mesh does not know.
+	Isolation, Passthrough []string
 }
 
 // Leader makes roots, takes the steps of rotations, and writes the status of Meshes. In a

@@ -3,6 +3,7 @@ package authorities
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -25,13 +26,22 @@ func (l *Leader) writeStatus(ctx context.Context, r *running, p progress) error 
 	if r.state != nil {
 		state = *r.state
 	}
-	if m.Spec.MTLS == nil && state.Generation == 0 && len(m.Status.Conditions) == 0 {
-		return nil // there never was anything to say
-	}
 	next := m.DeepCopy()
+	conditions := l.isolated(w)
 	next.Status.ObservedGeneration = m.Generation
 	next.Status.MTLS = mtlsStatus(w, state, p)
-	for _, c := range append([]metav1.Condition{certificatesReady(w, state, p), l.enforced(w)}, l.isolated(w)...) {
+	for _, typ := range []string{v1alpha1.MeshIsolationEnforced, v1alpha1.MeshPassthroughEnforced} {
+		if !slices.ContainsFunc(conditions, func(c metav1.Condition) bool { return c.Type == typ }) {
+			meta.RemoveStatusCondition(&next.Status.Conditions, typ)
+		}
+	}
+	if m.Spec.MTLS != nil || state.Generation > 0 || meta.FindStatusCondition(m.Status.Conditions, v1alpha1.MeshCertificatesReady) != nil {
+		conditions = append([]metav1.Condition{certificatesReady(w, state, p), l.enforced(w)}, conditions...)
+	}
+	if len(conditions) == 0 && len(m.Status.Conditions) == 0 {
+		return nil // there never was anything to say
+	}
+	for _, c := range conditions {
 		c.ObservedGeneration = m.Generation
 		c.LastTransitionTime = metav1.NewTime(l.config.Now().UTC().Truncate(1e9))
 		meta.SetStatusCondition(&next.Status.Conditions, c)
@@ -126,21 +136,37 @@ func (l *Leader) enforced(w *wanted) metav1.Condition {
 	return c
 }
 
-// isolated says whose connections to other sites cannot be told from those of another mesh.
+// isolated says for whom the mesh is not kept apart from others, and from what it does not
+// know. There is nothing to say of a mesh that is alone and has passthrough.
 func (l *Leader) isolated(w *wanted) []metav1.Condition {
-	if l.config.Sharing == nil {
+	if l.config.Unenforced == nil {
 		return nil
 	}
+	un := l.config.Unenforced(w.mesh)
+	var out []metav1.Condition
+	if un.Apart {
+		out = append(out, enforcement(v1alpha1.MeshIsolationEnforced, un.Isolation,
+			"workloads of other meshes do not resolve its names, and are refused at its virtual IPs, and by agents, egresses and ingresses of other zones"))
+	}
+	if !kind.MeshPassthrough(w.mesh) {
+		out = append(out, enforcement(v1alpha1.MeshPassthroughEnforced, un.Passthrough, "its workloads reach what the mesh knows, and nothing else"))
+	}
+	return out
+}
+
+// enforcement is the condition of what holds but for some, each with the reason.
+func enforcement(typ string, unenforced []string, holds string) metav1.Condition {
+	if len(unenforced) == 0 {
+		return metav1.Condition{Type: typ, Status: metav1.ConditionTrue, Reason: "Enforced", Message: holds}
+	}
 	c := metav1.Condition{
-		Type: v1alpha1.MeshIsolationEnforced, Status: metav1.ConditionTrue, Reason: "BetweenSites",
-		Message: "workloads of other meshes are refused by agents, egresses and ingresses; inside a site its names and virtual IPs are open to them",
+		Type: typ, Status: metav1.ConditionFalse, Reason: "NotEnforced",
+		Message: fmt.Sprintf("not enforced for %d: %s", len(unenforced), strings.Join(first(unenforced), "; ")),
 	}
-	if shared := l.config.Sharing(w.mesh.Name); len(shared) > 0 {
-		c.Status, c.Reason = metav1.ConditionFalse, "NotEnforced"
-		c.Message = fmt.Sprintf("%d have an address together with a workload of another mesh on their node, so agents give them no identity: %s",
-			len(shared), strings.Join(first(shared), ", "))
+	if len(unenforced) > maxNamed {
+		c.Message += "; and others"
 	}
-	return []metav1.Condition{c}
+	return c
 }
 
 func first(names []string) []string { return names[:min(len(names), maxNamed)] }

@@ -289,12 +289,20 @@ func (k *Keeper) Refusal(from, to netip.Addr, service *proxy.PortState) string {
 
 // Status of a Keeper.
 type Status struct {
-	// Sources are the meshes of addresses of workloads of this node.
-	Sources map[netip.Addr]proxy.Source `json:"sources,omitempty"`
+	// Sources are the addresses of workloads of this node, in order.
+	Sources []SourceStatus `json:"sources,omitempty"`
 	// Node is the mesh of the addresses of the node itself; empty: none.
 	Node string `json:"node,omitempty"`
 	// Problem is why the mode does not refuse what it should; empty: it does.
 	Problem string `json:"problem,omitempty"`
+}
+
+// SourceStatus is of which mesh an address is; "*": of several. Closed: its connections to what
+// the mesh does not know are to be refused.
+type SourceStatus struct {
+	Address netip.Addr `json:"address"`
+	Mesh    string     `json:"mesh"`
+	Closed  bool       `json:"closed,omitempty"`
 }
 
 // Status now, also of a nil Keeper; nil: the site has one mesh, so nothing is refused.
@@ -306,7 +314,11 @@ func (k *Keeper) Status() *Status {
 	if now == nil {
 		return nil
 	}
-	s := &Status{Sources: now.sources, Node: now.host.Mesh}
+	s := &Status{Node: now.host.Mesh}
+	for a, source := range now.sources {
+		s.Sources = append(s.Sources, SourceStatus{Address: a, Mesh: source.Mesh, Closed: source.Closed})
+	}
+	slices.SortFunc(s.Sources, func(a, b SourceStatus) int { return a.Address.Compare(b.Address) })
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.err != nil {

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -56,6 +57,8 @@ type Config struct {
 	Region locality.Region
 	// ControlPlane labels the Node as one.
 	ControlPlane bool
+	// Mode that carries traffic, for the Node's label; empty: none does.
+	Mode string
 	// Lease is how long the Node is taken to live after a renewal, in whole seconds; 0:
 	// LeaseDuration. It is renewed four times as often.
 	Lease time.Duration
@@ -246,6 +249,9 @@ func (m *Member) labels() map[string]string {
 	}
 	if m.cfg.ControlPlane {
 		labels[roleControlPlane] = ""
+	}
+	if m.cfg.Mode != "" {
+		labels[meshv1alpha1.LabelProxyMode] = m.cfg.Mode
 	}
 	return labels
 }
