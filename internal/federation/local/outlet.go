@@ -15,9 +15,14 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// debounce is how long changes are collected under load. A change after a quiet time is
-// sent at once.
-const debounce = 20 * time.Millisecond
+const (
+	// debounce is how long changes are collected under load.
+	debounce = 20 * time.Millisecond
+	// burst is how many times changes are sent at once before the next ones are collected: an
+	// object that is created and completed by a controller is not held for its second write.
+	// After a quiet time of burst × debounce there are as many again.
+	burst = 4
+)
 
 // OutletConfig configures an Outlet.
 type OutletConfig struct {
@@ -229,11 +234,26 @@ func (t *table) run(ctx context.Context) {
 	t.collect(ctx, events)
 }
 
-// collect applies the first change after a quiet time at once, and those that follow
-// within debounce together.
+// pace decides when changes are sent: burst times at once, then once in each debounce. It is the
+// generic cell rate algorithm (ITU-T I.371). The zero value has a whole burst.
+type pace struct{ full time.Time }
+
+// wait is how long the next changes are collected; 0 or less: not at all.
+func (p *pace) wait(now time.Time) time.Duration { return p.full.Sub(now) - (burst-1)*debounce }
+
+// sent notes that changes were sent.
+func (p *pace) sent(now time.Time) {
+	if p.full.Before(now) {
+		p.full = now
+	}
+	p.full = p.full.Add(debounce)
+}
+
+// collect applies changes as pace lets them. Revisions without a change cost nothing, and do not
+// count.
 func (t *table) collect(ctx context.Context, events <-chan event) {
 	clk := t.outlet.config.Clock
-	var flushed time.Time
+	var sending pace
 	var due clock.Timer
 	var fire <-chan time.Time
 	stop := func() {
@@ -246,8 +266,10 @@ func (t *table) collect(ctx context.Context, events <-chan event) {
 	var latest uint64
 	flush := func() {
 		stop()
+		if len(t.pending) > 0 {
+			sending.sent(clk.Now())
+		}
 		t.flush(latest)
-		flushed = clk.Now()
 	}
 	for {
 		select {
@@ -260,11 +282,11 @@ func (t *table) collect(ctx context.Context, events <-chan event) {
 			if e.replace {
 				t.replace(e)
 				stop()
-				flushed = clk.Now()
+				sending.sent(clk.Now())
 				continue
 			}
 			t.note(e)
-			if wait := debounce - clk.Since(flushed); wait <= 0 {
+			if wait := sending.wait(clk.Now()); wait <= 0 || len(t.pending) == 0 {
 				flush()
 			} else if due == nil {
 				due = clk.NewTimer(wait)
