@@ -34,7 +34,9 @@ func federated() []local.Kind {
 		transient(local.Kind{Descriptor: kind.ZoneEgress, Stamp: on(stampEgress)}),
 		labelled(local.Kind{Descriptor: kind.Service, Prune: pruned(pruneService), Local: of(localService), OwnStatus: true}),
 		// What is available of a service changes with its workloads, as an ingress does.
-		transient(labelled(selected(local.Kind{Descriptor: kind.ServiceExport, Zones: of(exportZones), Stamp: on(stampExport)}))),
+		transient(labelled(selected(local.Kind{
+			Descriptor: kind.ServiceExport, Zones: of(exportZones), Stamp: on(stampExport), Local: of(newExport),
+		}))),
 		transient(local.Kind{Descriptor: kind.Dataplane, Mesh: of(dataplaneMesh), Prune: pruned(pruneDataplane)}),
 		transient(local.Kind{Descriptor: kind.DataplaneInsight}),
 		transient(local.Kind{Descriptor: kind.ZoneIngressInsight}),
@@ -105,6 +107,13 @@ func stampExport(e *mcs.ServiceExport, zone string) {
 	if e.Status.Available != nil {
 		e.Status.Available.Zone = zone
 	}
+}
+
+// newExport reports whether the zone's controller has not written the status of an export yet.
+// Such an export offers nothing. Sent at once, it would be a message and a commit in each control
+// plane, and what it offers would come a moment later, after another one.
+func newExport(e *mcs.ServiceExport) bool {
+	return e.Status.Available == nil && len(e.Status.Conditions) == 0
 }
 
 // exportZones are the zones that may use an export.

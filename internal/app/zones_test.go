@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/clientcmd"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -257,9 +259,41 @@ func TestZones(t *testing.T) {
 			t.Errorf("connections of zone %s: %+v, want protocol %d", zone, all, protocol)
 		}
 	}
+	s.testNewExport()
 	s.testWrites()
 	s.testDisabled()
 	s.testDeleted()
+}
+
+// testNewExport: a new export is one message and one commit in each control plane, which has
+// what it offers; not an empty one first.
+func (s *sites) testNewExport() {
+	s.t.Helper()
+	events, err := s.b.client.Watch(s.t.Context(), kind.ServiceExport, resource.WatchOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer events.Stop()
+	for n := range 5 { // whether the controller is faster than the stream is a matter of luck
+		name := fmt.Sprintf("new-%d", n)
+		s.a.create(kind.Service, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		s.a.create(kind.ServiceExport, export(name, ""))
+		until(s.t, "the export in zone b", func() bool { return s.b.has(kind.ServiceExport, name) })
+	}
+	seen := map[string]bool{}
+	for len(seen) < 5 {
+		event := <-events.ResultChan()
+		e, ok := event.Object.(*mcs.ServiceExport)
+		if !ok || !strings.HasPrefix(e.Labels[meshv1alpha1.LabelDisplayName], "new-") {
+			continue
+		}
+		seen[e.Labels[meshv1alpha1.LabelDisplayName]] = true
+		if event.Type != watch.Added || e.Status.Available == nil {
+			s.t.Errorf("%s of an export of another zone, with %+v", event.Type, e.Status.Available)
+		}
+	}
 }
 
 // testWrites: who may write what, where.
