@@ -23,6 +23,7 @@ import (
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	certificates "github.com/proxima-mesh/proxima/internal/identity/workload"
@@ -231,12 +232,14 @@ func (a *agent) Have(typ string, cursor bool) map[string]string {
 	switch {
 	case position == "":
 		return nil
-	case cursor:
-		return map[string]string{"": position}
 	}
 	a.fleet.mu.Lock()
-	defer a.fleet.mu.Unlock()
-	return maps.Clone(a.fleet.versions[typ])
+	versions := maps.Clone(a.fleet.versions[typ])
+	a.fleet.mu.Unlock()
+	if cursor {
+		return map[string]string{"": delta.Cursor(position, versions)}
+	}
+	return versions
 }
 
 // Connected implements stream.Follower.

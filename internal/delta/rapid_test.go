@@ -23,6 +23,8 @@ type client struct {
 	versions map[string]map[string]string
 	position map[string]string
 	bytes    int
+	// digests: its cursors have a digest.
+	digests bool
 }
 
 func newClient(types ...string) *client {
@@ -40,6 +42,9 @@ func (c *client) connect(s *Scope, cursor bool) {
 		r := Request{Type: typ, Versions: maps.Clone(c.versions[typ])}
 		if cursor && c.position[typ] != "" {
 			r.Versions = map[string]string{"": c.position[typ]}
+			if c.digests {
+				r.Versions[""] = Cursor(c.position[typ], c.versions[typ])
+			}
 		} else {
 			c.position[typ] = ""
 		}
@@ -113,8 +118,9 @@ func newWorld(o Options, clients int) *world {
 		w.state[typ] = map[string]string{}
 	}
 	w.scope = NewScope(o)
-	for range clients {
+	for i := range clients {
 		c := newClient(types...)
+		c.digests = i > 0
 		c.connect(w.scope, true)
 		w.clients = append(w.clients, c)
 	}
@@ -212,6 +218,7 @@ func TestConverge(t *testing.T) {
 			"lose everything": func(t *rapid.T) {
 				i := rapid.IntRange(0, len(w.clients)-1).Draw(t, "client")
 				w.clients[i] = newClient(types...)
+				w.clients[i].digests = i > 0
 				w.clients[i].connect(w.scope, true)
 			},
 		})

@@ -24,7 +24,7 @@ type Request struct {
 	Type                   string
 	Subscribe, Unsubscribe []string
 	// Versions the client has, by name; only in the first request of a type. The
-	// key "" holds the position up to which it is complete: if that can be served
+	// key "" holds the position up to which it is complete, or a Cursor: if that can be served
 	// nothing else is needed. The map belongs to the session.
 	Versions map[string]string
 	// Nonce of the response that the request answers; empty: none.
@@ -256,12 +256,18 @@ func (sub *subscription) open(s *Scope, t *table) error {
 		}
 		return nil
 	}
-	p, err := ParsePosition(cursor)
+	position, digest, _ := strings.Cut(cursor, digestMark)
+	p, err := ParsePosition(position)
 	// A cursor says nothing of names: it needs a client that wants all.
 	if err == nil && s.serves(t, p) && sub.wildcard {
 		sub.have = nil
 		sub.index = t.indexOf(p.Sequence)
 		sub.acked = sub.index
+		return nil
+	}
+	if digest != "" && sub.wildcard && digest == t.digest() {
+		sub.have = nil
+		sub.index, sub.acked = t.index, t.index
 		return nil
 	}
 	if len(sub.have) == 1 {

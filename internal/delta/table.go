@@ -90,6 +90,9 @@ type table struct {
 	// frames holds the responses built since the last change, by the index from
 	// which they lead.
 	frames map[uint64]*Frame
+	// digested is the digest of the live resources at index digestOf; empty: there is none yet.
+	digested string
+	digestOf uint64
 }
 
 func newTable(typ string, floor uint64) *table {

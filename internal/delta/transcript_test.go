@@ -90,7 +90,7 @@ func (d *director) command(f []string) []string {
 	case "open": // open SESSION SCOPE
 		d.sessions[name] = NewSession(d.scopes[args[0]])
 		return nil
-	case "say": // say SESSION TYPE [+NAME] [-NAME] [nonce=N] [reject=WORD] [have:NAME=BODY] [cursor=POSITION]
+	case "say": // say SESSION TYPE [+NAME] [-NAME] [nonce=N] [reject=WORD] [have:NAME=BODY] [cursor=POSITION[#NAME:BODY,…]]
 		if err := d.sessions[name].Step(request(args)); err != nil {
 			return []string{"error: " + err.Error()}
 		}
@@ -158,7 +158,17 @@ func request(args []string) Request {
 		case key == "reject":
 			r.Rejected = value
 		case key == "cursor":
-			have("", value)
+			position, content, digested := strings.Cut(value, "#")
+			if digested {
+				versions := map[string]string{}
+				for one := range strings.SplitSeq(content, ",") {
+					if name, body, ok := strings.Cut(one, ":"); ok {
+						versions[name] = VersionOf([]byte(body))
+					}
+				}
+				position = Cursor(position, versions)
+			}
+			have("", position)
 		default:
 			have(strings.TrimPrefix(key, "have:"), VersionOf([]byte(value)))
 		}

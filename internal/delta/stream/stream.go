@@ -32,6 +32,10 @@ const (
 	// maxResponse fits a frame and the largest resource an API server stores.
 	maxRequest  = 16 << 20
 	maxResponse = 16 << 20
+	// readBuffer of a connection at the server, which has one for each agent; gRPC's default is
+	// 32 kB. What clients send is acknowledgements, but for the versions of a stream that begins,
+	// and below TLS the records are buffered once more.
+	readBuffer = 4 << 10
 	// reconnectDelay and reconnectMax bound the backoff of connections.
 	reconnectDelay = 100 * time.Millisecond
 	reconnectMax   = 5 * time.Second
@@ -43,6 +47,7 @@ func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
 		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ReadBufferSize(readBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTime / 2, PermitWithoutStream: true}),
 	}

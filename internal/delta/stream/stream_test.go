@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -120,7 +121,7 @@ func (m *mirror) Have(_ string, cursor bool) map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if cursor && m.position != "" {
-		return map[string]string{"": m.position}
+		return map[string]string{"": delta.Cursor(m.position, m.versions)}
 	}
 	return m.versions
 }
@@ -235,8 +236,23 @@ func testResume(t *testing.T) {
 	if _, there := state["r0000"]; there || len(state) != 999 || state["r0007"] != "newer" {
 		t.Errorf("after restart: %d resources, r0007 = %q, r0000 there: %v", len(state), state["r0007"], there)
 	}
-	if got := c.Status(); got.BytesReceived > 500 {
-		t.Errorf("resume by versions took %d bytes down", got.BytesReceived)
+	if got := c.Status(); got.BytesReceived > 500 || got.Streams != 3 {
+		t.Errorf("resume by versions took %d bytes down; %d streams, want 3", got.BytesReceived, got.Streams)
+	}
+
+	// A server with another epoch and the same content, in another order: the first stream is
+	// served, and no version is sent.
+	scope = delta.NewScope(delta.Options{})
+	slices.Reverse(all)
+	r.restart(scope)
+	r.replace(delta.Position{Epoch: 3, Sequence: 1}, all...)
+	m.await("3:1")
+	if got := c.Status(); got.BytesReceived > 500 || got.BytesSent > 500 || got.Streams != 4 {
+		t.Errorf("resume by a digest took %d bytes down, %d up, %d streams, want 4", got.BytesReceived, got.BytesSent, got.Streams)
+	}
+	r.set(delta.Position{Epoch: 3, Sequence: 2}, "r0007", "newest")
+	if got := m.await("3:2")["r0007"]; got != "newest" {
+		t.Errorf("after it, r0007 = %q", got)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	nodev1 "github.com/proxima-mesh/proxima/api/node/v1"
+	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/dns/records"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -41,16 +42,16 @@ func newTypeState(typ string) *typeState {
 // refused the position is not: with it, a program that can read the resource now would
 // never receive it.
 func (t *typeState) initialVersions(cursor bool) map[string]string {
-	if cursor && t.position != "" && len(t.rejected) == 0 {
-		return map[string]string{"": t.position}
-	}
-	// What is received next is a difference to the versions; the position is valid
-	// again only when that is complete.
-	t.position = ""
 	out := make(map[string]string, len(t.resources))
 	for name, r := range t.resources {
 		out[name] = r.version
 	}
+	if cursor && t.position != "" && len(t.rejected) == 0 {
+		return map[string]string{"": delta.Cursor(t.position, out)}
+	}
+	// What is received next is a difference to the versions; the position is valid
+	// again only when that is complete.
+	t.position = ""
 	return out
 }
 
