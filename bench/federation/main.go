@@ -2,17 +2,19 @@
 // and in another one: global, zones with a control plane, an ingress and a node each, as
 // processes in network namespaces of one machine (package lab). It needs root and Linux.
 //
-//	go run ./bench/federation [-smoke] [-rounds 100] [-zones 2] [-services 0] [-mode auto] [-delay 0] [-binary bin/proxima]
+//	go run ./bench/federation [-smoke] [-rounds 100] [-zones 2] [-services 0] [-mode auto] [-delay 0] [-trace] [-binary bin/proxima]
 //
 // -services creates so many exported Services in the first zone before it measures. Each
 // -delay is that of every path between zones and global, in each direction: with it the goal of
-// a change between zones is 1.5 round trips and 15 ms. Each
+// a change between zones is 1.5 round trips and 15 ms. -trace lists below each line the commits
+// that the change leads to, by control plane, and when they were. Each
 // line has median and 99th percentile, and the goal. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -32,6 +34,7 @@ type plan struct {
 	zones            int
 	mode, binary     string
 	delay            time.Duration
+	trace            bool
 }
 
 func main() {
@@ -42,6 +45,7 @@ func main() {
 	flag.IntVar(&p.services, "services", 0, "exported Services that are there besides those that are measured")
 	flag.StringVar(&p.mode, "mode", "auto", "mode of the agents")
 	flag.DurationVar(&p.delay, "delay", 0, "delay in each direction between zones and global")
+	flag.BoolVar(&p.trace, "trace", false, "list the commits of each change")
 	flag.StringVar(&p.binary, "binary", "bin/proxima", "program to measure")
 	flag.Parse()
 	if *smoke {
@@ -99,6 +103,11 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 		fmt.Fprintf(out, "a delay of %s in each direction: between zones p50 ≤ %.0f (1.5 round trips and 15 ms)\n",
 			p.delay, 3*float64(p.delay)/float64(time.Millisecond)+15)
 	}
+	if p.trace {
+		if w.trace, err = follow(ctx, w); err != nil {
+			return err
+		}
+	}
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "CHANGE\tP50\tP99\tGOAL")
 	for _, m := range w.measurements() {
@@ -109,8 +118,17 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 				return fmt.Errorf("%s, round %d: %w", m.name, round, err)
 			}
 			times = append(times, took)
+			if p.trace {
+				time.Sleep(settle) // for the commits that nobody waits for
+				w.trace.end(took)
+			}
 		}
 		fmt.Fprintf(table, "%s\t%.1f\t%.1f\t%s\n", m.name, quantile(times, 0.5), quantile(times, 0.99), m.goal)
+		if p.trace {
+			if err := errors.Join(table.Flush(), w.trace.print(out)); err != nil {
+				return err
+			}
+		}
 	}
 	return table.Flush()
 }

@@ -30,6 +30,9 @@ func (w *world) measurements() []measurement {
 	}
 }
 
+// settle is longer than the windows in which controllers collect changes.
+const settle = 250 * time.Millisecond
+
 // toggle makes the workload ready or not, and waits until a client notices: the first byte
 // of a connection has reached the workload, or there is none any more. Before it begins, the
 // other state has settled everywhere.
@@ -46,8 +49,9 @@ func (w *world) toggle(ctx context.Context, ready bool, client *netns.NS, vip st
 		}
 	}
 	// The windows in which controllers collect changes end.
-	time.Sleep(250 * time.Millisecond)
+	time.Sleep(settle)
 	w.reached.Store(nil)
+	w.trace.start()
 	begin := time.Now()
 	if err := w.setReady(ctx, ready); err != nil {
 		return 0, err
@@ -65,6 +69,7 @@ func (w *world) newName(ctx context.Context, round int) (time.Duration, error) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return w.node.DialContext(ctx, network, "127.0.0.1:53")
 	}}
+	w.trace.start()
 	begin := time.Now()
 	if err := w.exported(ctx, name); err != nil {
 		return 0, err
@@ -84,6 +89,7 @@ func (w *world) policy(ctx context.Context, round int) (time.Duration, error) {
 	}
 	defer watch.Stop()
 	name := fmt.Sprintf("mesh-%d-%d", time.Now().UnixNano()%1e6, round)
+	w.trace.start()
 	begin := time.Now()
 	if _, err := w.global.Create(ctx, kind.Mesh, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 		return 0, err

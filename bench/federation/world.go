@@ -44,6 +44,7 @@ type world struct {
 	probe            resource.Key
 	vipHere, vipAway string
 	workload         *meshv1alpha1.Dataplane
+	trace            *trace // nil: none
 }
 
 func newWorld(ctx context.Context, l *lab.Lab, p plan) (_ *world, err error) {
@@ -82,6 +83,7 @@ func newWorld(ctx context.Context, l *lab.Lab, p plan) (_ *world, err error) {
 }
 
 func (w *world) close() {
+	w.trace.close()
 	if w.echo != nil {
 		_ = w.echo.Close()
 	}
