@@ -62,33 +62,40 @@ func start(srv server, n int) (*subject, error) {
 		grpc:    srv.grpcServer(),
 	}
 	go func() { _ = s.grpc.Serve(l) }()
-	for range n {
-		s.clients.Go(func() {
-			if err := s.client(ctx, l.Addr().String()); ctx.Err() == nil {
-				s.failed <- err
-			}
-		})
-	}
-	if err := s.wait(); err != nil {
+	if err := s.connect(ctx, srv.method(), l.Addr().String()); err != nil {
 		s.stop()
 		return nil, err
 	}
 	return s, nil
 }
 
+// connect the clients, and wait until they have all there is.
+func (s *subject) connect(ctx context.Context, method, addr string) error {
+	for range s.streams {
+		s.clients.Go(func() {
+			if err := s.client(ctx, method, addr); ctx.Err() == nil {
+				s.failed <- err
+			}
+		})
+	}
+	return s.wait(method)
+}
+
 func (s *subject) stop() {
 	s.cancel()
 	s.clients.Wait()
-	s.grpc.Stop()
+	if s.grpc != nil {
+		s.grpc.Stop()
+	}
 }
 
-func (s *subject) client(ctx context.Context, addr string) error {
+func (s *subject) client(ctx context.Context, method, addr string) error {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, s.server.method(), grpc.ForceCodecV2(raw{}))
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodecV2(raw{}))
 	if err != nil {
 		return err
 	}
@@ -135,15 +142,15 @@ func acknowledge(response []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(out, requestNonce, protowire.BytesType), nonce)
 }
 
-func (s *subject) wait() error {
+func (s *subject) wait(what string) error {
 	select {
 	case <-s.all:
 		s.received.Store(0)
 		return nil
 	case err := <-s.failed:
-		return fmt.Errorf("%s: stream: %w", s.server.name(), err)
+		return fmt.Errorf("%s: stream: %w", what, err)
 	case <-time.After(roundLimit):
-		return fmt.Errorf("%s: %w", s.server.name(), errors.New("not every stream received"))
+		return fmt.Errorf("%s: %w", what, errors.New("not every stream received"))
 	}
 }
 
@@ -157,7 +164,7 @@ func (s *subject) round(i int) (sample, error) {
 	if err := s.server.change(resource); err != nil {
 		return sample{}, err
 	}
-	if err := s.wait(); err != nil {
+	if err := s.wait(s.server.name()); err != nil {
 		return sample{}, err
 	}
 	last := time.Since(begin)

@@ -1,12 +1,14 @@
 // Command fanout measures how long one changed resource takes to reach the last
 // of many delta xDS streams, for our engine as agents and as zones use it, for the
-// least that any server could do, and for the cache of go-control-plane. The memory of
-// a stream is that of both of its ends, less what the resources take.
+// least that any server could do, and for the cache of go-control-plane.
 //
 // It is a module of its own, so that the product does not link what it is
 // compared with. Server and clients share the process and talk over loopback TCP,
 // one connection for each stream. Rounds of the servers alternate: what disturbs
 // one disturbs all, so the ratios hold where the times do not.
+//
+// The memory of a stream is what the server's end takes, less what the resources do. It is
+// measured apart, with the clients in a process of their own.
 //
 //	go run . -streams 200,1000 -rounds 30
 package main
@@ -29,6 +31,13 @@ func main() {
 	rounds := flag.Int("rounds", 30, "rounds for each server")
 	resources := flag.Int("resources", 1000, "resources of 10 endpoints each")
 	flag.Parse()
+	if flag.NArg() > 0 { // the clients' process: see ends
+		if err := connect(flag.Args(), os.Stdout, os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, "fanout:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	for _, field := range strings.Split(*streams, ",") {
 		n, err := strconv.Atoi(field)
 		if err == nil {
@@ -55,13 +64,16 @@ func compare(out io.Writer, n, rounds, resources int) error {
 		if err != nil {
 			return err
 		}
-		before := inUse()
+		end, err := serverEnd(server, n)
+		if err != nil {
+			return err
+		}
+		memory = append(memory, end)
 		s, err := start(server, n)
 		if err != nil {
 			return err
 		}
 		defer s.stop()
-		memory = append(memory, (inUse()-before)/uint64(n))
 		subjects = append(subjects, s)
 	}
 	samples := make([][]sample, len(subjects))
@@ -78,11 +90,11 @@ func compare(out io.Writer, n, rounds, resources int) error {
 		}
 	}
 	fmt.Fprintf(out, "%d streams, %d resources, medians of %d interleaved rounds\n", n, resources, rounds)
-	fmt.Fprintf(out, "%-14s %12s %8s %12s %8s %14s\n", "server", "last client", "ratio", "cpu", "ratio", "kB per stream")
+	fmt.Fprintf(out, "%-14s %12s %8s %12s %8s  %s\n", "server", "last client", "ratio", "cpu", "ratio", "kB per stream at the server")
 	floor := median(samples[0])
 	for i, s := range subjects {
 		m := median(samples[i])
-		fmt.Fprintf(out, "%-14s %12s %8.2f %12s %8.2f %14.1f\n", s.server.name(), m.last.Round(10*time.Microsecond),
+		fmt.Fprintf(out, "%-14s %12s %8.2f %12s %8.2f  %.1f\n", s.server.name(), m.last.Round(10*time.Microsecond),
 			float64(m.last)/float64(floor.last), m.cpu.Round(10*time.Microsecond), float64(m.cpu)/float64(floor.cpu), float64(memory[i])/1e3)
 	}
 	return nil

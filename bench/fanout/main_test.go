@@ -2,9 +2,23 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
+
+// TestMain is the clients' process too.
+func TestMain(m *testing.M) {
+	if os.Getenv(clientsEnv) != "" {
+		if err := connect(os.Args[1:], os.Stdout, os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // TestSmoke: all servers reach all streams, in a size that says nothing of
 // speed.

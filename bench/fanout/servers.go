@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -105,6 +106,9 @@ func (f *floor) serve(stream grpc.ServerStream) error {
 		var request []byte
 		err = stream.RecvMsg(&request)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.streams = slices.DeleteFunc(f.streams, func(s grpc.ServerStream) bool { return s == stream })
 	return err
 }
 
