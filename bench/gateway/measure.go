@@ -28,34 +28,34 @@ type result struct {
 
 func (r *result) measure(p plan, w *way) error {
 	cpu := w.cpu()
-	down, err := w.bulk(askDownload, p.bulk)
+	down, err := w.bulk(askDownload, p.Bulk)
 	if err != nil {
 		return fmt.Errorf("download: %w", err)
 	}
-	up, err := w.bulk(askUpload, p.bulk)
+	up, err := w.bulk(askUpload, p.Bulk)
 	if err != nil {
 		return fmt.Errorf("upload: %w", err)
 	}
 	bulk := w.cpu()
 	begin := time.Now()
-	if err := w.shorts(p.short); err != nil {
+	if err := w.shorts(p.Short); err != nil {
 		return fmt.Errorf("short connections: %w", err)
 	}
 	took, end := time.Since(begin), w.cpu()
-	echo, err := w.echo(p.echoes)
+	echo, err := w.echo(p.Echoes)
 	if err != nil {
 		return fmt.Errorf("echo: %w", err)
 	}
 	r.down, r.up = append(r.down, down), append(r.up, up)
-	r.short = append(r.short, float64(p.short)/took.Seconds())
+	r.short = append(r.short, float64(p.Short)/took.Seconds())
 	r.echo = append(r.echo, echo)
-	r.cpuPerGB = append(r.cpuPerGB, (bulk-cpu).Seconds()/(float64(2*p.bulk)/1e9))
-	r.cpuPerConn = append(r.cpuPerConn, (end-bulk).Seconds()/float64(p.short))
+	r.cpuPerGB = append(r.cpuPerGB, (bulk-cpu).Seconds()/(float64(2*p.Bulk)/1e9))
+	r.cpuPerConn = append(r.cpuPerConn, (end-bulk).Seconds()/float64(p.Short))
 	return nil
 }
 
 func (w *way) request(ask byte, size int64) (net.Conn, error) {
-	c, err := net.Dial("tcp", w.addr)
+	c, err := net.Dial("tcp", w.Addr)
 	if err != nil {
 		return nil, err
 	}
@@ -153,11 +153,11 @@ func (w *way) once() error {
 
 // memory is what the server side holds for idle connections that have carried data
 // both ways.
-func (b *bench) memory(p plan) error {
-	fmt.Fprintf(b.out, "\nresident memory of the server side for %d idle connections, after %d kB both ways on each\n", p.idle, p.each>>10)
-	for i := range b.ways {
-		w := &b.ways[i]
-		if len(w.proxies) == 0 {
+func memory(out io.Writer, p plan, ways []way) error {
+	fmt.Fprintf(out, "\nresident memory of the server side for %d idle connections, after %d kB both ways on each\n", p.Idle, p.Each>>10)
+	for i := range ways {
+		w := &ways[i]
+		if len(w.Proxies) == 0 {
 			continue
 		}
 		before, err := w.resident()
@@ -166,18 +166,18 @@ func (b *bench) memory(p plan) error {
 		}
 		conns, err := w.crowd(p)
 		if err == nil {
-			time.Sleep(p.settle)
+			time.Sleep(p.Settle)
 			var after int64
 			if after, err = w.resident(); err == nil {
-				fmt.Fprintf(b.out, "%-10s %8.1f kB per connection (%.0f MB, before %.0f MB)\n",
-					w.name, float64(after-before)/1024/float64(p.idle), float64(after)/1e6, float64(before)/1e6)
+				fmt.Fprintf(out, "%-10s %8.1f kB per connection (%.0f MB, before %.0f MB)\n",
+					w.Name, float64(after-before)/1024/float64(p.Idle), float64(after)/1e6, float64(before)/1e6)
 			}
 		}
 		for _, c := range conns {
 			_ = c.Close()
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", w.name, err)
+			return fmt.Errorf("%s: %w", w.Name, err)
 		}
 	}
 	return nil
@@ -191,19 +191,19 @@ func (w *way) crowd(p plan) ([]net.Conn, error) {
 	for i := range cap(errs) {
 		go func() {
 			var err error
-			for range (p.idle + i) / cap(errs) {
+			for range (p.Idle + i) / cap(errs) {
 				var c net.Conn
-				if c, err = w.request(askDownload, p.each); err != nil {
+				if c, err = w.request(askDownload, p.Each); err != nil {
 					break
 				}
 				mu.Lock()
 				conns = append(conns, c)
 				mu.Unlock()
-				if err = transfer(c, askDownload, p.each); err == nil {
-					err = request(c, askUpload, p.each)
+				if err = transfer(c, askDownload, p.Each); err == nil {
+					err = request(c, askUpload, p.Each)
 				}
 				if err == nil {
-					err = transfer(c, askUpload, p.each)
+					err = transfer(c, askUpload, p.Each)
 				}
 				if err != nil {
 					break
@@ -226,26 +226,26 @@ func report(out io.Writer, p plan, ways []way, results []result) {
 			added[i] = append(added[i], results[i].echo[round]-results[0].echo[round])
 		}
 	}
-	fmt.Fprintf(out, "medians of %d rounds; %d MB each way, 1-byte echo, connections of %d bytes both ways\n", p.rounds, p.bulk>>20, shortSize)
+	fmt.Fprintf(out, "medians of %d rounds; %d MB each way, 1-byte echo, connections of %d bytes both ways\n", p.Rounds, p.Bulk>>20, shortSize)
 	fmt.Fprintf(out, "%-10s %10s %10s %10s %14s %12s %14s\n",
 		"", "down MB/s", "up MB/s", "conn/s", "echo added µs", "cpu s/GB", "cpu µs/conn")
 	for i, w := range ways {
 		r := &results[i]
-		fmt.Fprintf(out, "%-10s %10.0f %10.0f %10.0f %14.1f %12.2f %14.0f\n", w.name, median(r.down)/1e6, median(r.up)/1e6, median(r.short),
+		fmt.Fprintf(out, "%-10s %10.0f %10.0f %10.0f %14.1f %12.2f %14.0f\n", w.Name, median(r.down)/1e6, median(r.up)/1e6, median(r.short),
 			median(added[i])*1e6, median(r.cpuPerGB), median(r.cpuPerConn)*1e6)
 	}
 	for base, b := range ways {
-		if b.name != "haproxy" && b.name != "envoy" {
+		if b.Name != "haproxy" && b.Name != "envoy" {
 			continue
 		}
-		fmt.Fprintf(out, "\ncompared with %s: median (least to greatest) of the rounds' ratios\n", b.name)
+		fmt.Fprintf(out, "\ncompared with %s: median (least to greatest) of the rounds' ratios\n", b.Name)
 		to := &results[base]
 		for i, w := range ways {
-			if w.name == "direct" || i == base {
+			if w.Name == "direct" || i == base {
 				continue
 			}
 			r := &results[i]
-			fmt.Fprintf(out, "%-10s down %s, up %s, conn/s %s, echo added %s, cpu/GB %s, cpu/conn %s\n", w.name,
+			fmt.Fprintf(out, "%-10s down %s, up %s, conn/s %s, echo added %s, cpu/GB %s, cpu/conn %s\n", w.Name,
 				ratio(r.down, to.down), ratio(r.up, to.up), ratio(r.short, to.short), ratio(added[i], added[base]),
 				ratio(r.cpuPerGB, to.cpuPerGB), ratio(r.cpuPerConn, to.cpuPerConn))
 		}

@@ -24,6 +24,9 @@ import (
 
 // serve plays a role until standard input ends. It prints where it listens.
 func serve(role, dir, at, target string) error {
+	if role == "client" {
+		return client(os.Stdin, os.Stdout)
+	}
 	l, err := net.Listen("tcp", at)
 	if err != nil {
 		return err
@@ -41,7 +44,7 @@ func serve(role, dir, at, target string) error {
 		return l.Close()
 	case "node", "ingress":
 	default:
-		return fmt.Errorf("there is no role %q: node, ingress, endpoint", role)
+		return fmt.Errorf("there is no role %q: node, ingress, endpoint, client", role)
 	}
 	to, err := netip.ParseAddrPort(target)
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/gatewaytest"
+	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
 
 // serverName is what the client side of a pair sends as SNI.
@@ -22,10 +24,10 @@ const serverName = "web.default.proxima"
 
 // way is one way from the client to the endpoint.
 type way struct {
-	name string
-	addr string
-	// proxies are the client side and the server side; none on the direct way.
-	proxies []*exec.Cmd
+	Name string
+	Addr string
+	// Proxies are the process IDs of client side and server side; none on the direct way.
+	Proxies []int
 }
 
 // bench has the processes.
@@ -36,6 +38,43 @@ type bench struct {
 	ways     []way
 	running  []*exec.Cmd
 	pinned   bool
+	// clientSide, serverSide and at are the machines of the two sides and of the endpoint; nil:
+	// this one.
+	clientSide, serverSide, at *machine
+}
+
+// machine is a network namespace, and its address.
+type machine struct {
+	ns   *netns.NS
+	addr string
+}
+
+// start a command on a machine.
+func (m *machine) start(cmd *exec.Cmd) error {
+	if m == nil {
+		return cmd.Start()
+	}
+	return m.ns.Start(cmd)
+}
+
+// freeAddress of a machine is one that nothing listens on.
+func (m *machine) freeAddress() (at string, err error) {
+	listen, host := net.Listen, "127.0.0.1"
+	if m != nil {
+		listen, host = m.ns.Listen, m.addr
+	}
+	l, err := listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func (m *machine) dial(at string) (net.Conn, error) {
+	if m == nil {
+		return net.Dial("tcp", at)
+	}
+	return m.ns.DialContext(context.Background(), "tcp", at)
 }
 
 const (
@@ -116,12 +155,16 @@ func (b *bench) command(core, path string, args ...string) *exec.Cmd {
 }
 
 // self starts this program in a role.
-func (b *bench) self(core, role, target string) (*exec.Cmd, string, error) {
+func (b *bench) self(on *machine, core, role, target string) (*exec.Cmd, string, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return nil, "", err
 	}
-	cmd := b.command(core, path, "-role", role, "-dir", b.dir, "-target", target)
+	args := []string{"-role", role, "-dir", b.dir, "-target", target}
+	if on != nil {
+		args = append(args, "-listen", net.JoinHostPort(on.addr, strconv.Itoa(endpointPort)))
+	}
+	cmd := b.command(core, path, args...)
 	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // whose end ends the process
 		return nil, "", err
@@ -130,7 +173,7 @@ func (b *bench) self(core, role, target string) (*exec.Cmd, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := on.start(cmd); err != nil {
 		return nil, "", err
 	}
 	b.running = append(b.running, cmd)
@@ -143,19 +186,24 @@ func (b *bench) self(core, role, target string) (*exec.Cmd, string, error) {
 
 // start starts everything.
 func (b *bench) start() (err error) {
-	if _, b.endpoint, err = b.self(clientCore, "endpoint", ""); err != nil {
+	if _, b.endpoint, err = b.self(nil, clientCore, "endpoint", ""); err != nil {
 		return err
 	}
-	b.ways = []way{{name: "direct", addr: b.endpoint}}
-	in, at, err := b.self(proxyCore, "ingress", b.endpoint)
+	b.ways = []way{{Name: "direct", Addr: b.endpoint}}
+	in, at, err := b.self(nil, proxyCore, "ingress", b.endpoint)
 	if err != nil {
 		return err
 	}
-	node, at, err := b.self(proxyCore, "node", at)
+	node, at, err := b.self(nil, proxyCore, "node", at)
 	if err != nil {
 		return err
 	}
-	b.ways = append(b.ways, way{"proxima", at, []*exec.Cmd{node, in}})
+	b.ways = append(b.ways, way{"proxima", at, []int{node.Process.Pid, in.Process.Pid}})
+	return b.startPeers()
+}
+
+// startPeers starts the pairs of those that are installed.
+func (b *bench) startPeers() error {
 	if path, err := exec.LookPath("haproxy"); err != nil {
 		fmt.Fprintln(b.out, "haproxy is not installed, so nothing is compared with it: bench/gateway/peers installs it")
 	} else if err := b.pair("haproxy", path, haproxyArgs, haproxyServer, haproxyClient); err != nil {
@@ -180,10 +228,13 @@ func envoyPath() string {
 // pair starts two proxies of one kind: the server side in front of the endpoint, and
 // the client side in front of that.
 func (b *bench) pair(name, path string, args func(config string) []string, server, client string) error {
-	cmds := make([]*exec.Cmd, 2)
+	pids := make([]int, 2)
 	to := b.endpoint
-	for i, side := range []struct{ name, config string }{{"server", server}, {"client", client}} {
-		at, err := freeAddress()
+	for i, side := range []struct {
+		name, config string
+		on           *machine
+	}{{"server", server, b.serverSide}, {"client", client, b.clientSide}} {
+		at, err := side.on.freeAddress()
 		if err != nil {
 			return err
 		}
@@ -196,16 +247,16 @@ func (b *bench) pair(name, path string, args func(config string) []string, serve
 		cmd := b.command(proxyCore, path, args(file)...)
 		cmd.Stdout, cmd.Stderr = nil, nil
 		cmd.Dir = b.dir
-		if err := cmd.Start(); err != nil {
+		if err := side.on.start(cmd); err != nil {
 			return err
 		}
 		b.running = append(b.running, cmd)
-		if err := awaitListener(at); err != nil {
+		if err := side.on.awaitListener(at); err != nil {
 			return fmt.Errorf("%s (%s side) does not listen: %w", name, side.name, err)
 		}
-		cmds[1-i], to = cmd, at
+		pids[1-i], to = cmd.Process.Pid, at
 	}
-	b.ways = append(b.ways, way{name, to, cmds})
+	b.ways = append(b.ways, way{name, to, pids})
 	return nil
 }
 
@@ -219,19 +270,10 @@ func configSuffix(name string) string {
 func host(addr string) string { h, _, _ := strings.Cut(addr, ":"); return h }
 func port(addr string) string { _, p, _ := strings.Cut(addr, ":"); return p }
 
-// freeAddress is one that nothing listens on.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
-
 // awaitListener polls, as the peers do not say when they listen.
-func awaitListener(at string) error {
+func (m *machine) awaitListener(at string) error {
 	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		c, err := net.Dial("tcp", at)
+		c, err := m.dial(at)
 		if err == nil {
 			return c.Close()
 		}
@@ -245,8 +287,8 @@ func awaitListener(at string) error {
 // is finer than that of process times.
 func (w *way) cpu() time.Duration {
 	var sum time.Duration
-	for _, p := range w.proxies {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.Process.Pid))
+	for _, p := range w.Proxies {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p))
 		for _, f := range files {
 			data, _ := os.ReadFile(f) // a thread may have ended
 			spent, _, _ := strings.Cut(string(data), " ")
@@ -259,10 +301,10 @@ func (w *way) cpu() time.Duration {
 
 // resident memory of the server side, in bytes.
 func (w *way) resident() (int64, error) {
-	if len(w.proxies) == 0 {
+	if len(w.Proxies) == 0 {
 		return 0, errors.New("the way has no proxy")
 	}
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.proxies[1].Process.Pid))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.Proxies[1]))
 	if err != nil {
 		return 0, err
 	}

@@ -52,6 +52,14 @@ func (l *Lab) start(what string, in *netns.NS, args ...string) (*process, error)
 	return p, l.kept.change(func(s *state) { s.Processes[what] = cmd.Process.Pid })
 }
 
+// Process is the ID of a process that this lab has started: NODE-agent, or the machine of a
+// gateway; 0: there is none of that name.
+func (l *Lab) Process(what string) (pid int) {
+	l.kept.mu.Lock()
+	defer l.kept.mu.Unlock()
+	return l.kept.Processes[what]
+}
+
 // outOf a process is the file with what it printed.
 func (l *Lab) outOf(what string) string { return filepath.Join(dirOf(l.spec.Name), what+".out") }
 
