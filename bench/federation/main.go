@@ -7,7 +7,8 @@
 // -services creates so many exported Services in the first zone before it measures. Each
 // -delay is that of every path between zones and global, in each direction: with it the goal of
 // a change between zones is 1.5 round trips and 15 ms. -trace lists below each line the commits
-// that the change leads to, by control plane, and when they were. Each
+// that the change leads to, by control plane, and when they were. Before each change, everything
+// has been quiet for longer than controllers and streams collect changes. Each
 // line has median and 99th percentile, and the goal. It exits with 1 if something did not
 // work, and not because a goal was missed: that depends on the machine.
 package main
@@ -87,10 +88,15 @@ func run(ctx context.Context, out io.Writer, p plan) (err error) {
 		}
 	}()
 	if p.delay > 0 {
-		for _, path := range [][2]string{{near, far}, {near, "global"}, {far, "global"}} {
-			if err := l.Link(ctx, path[0], path[1], lab.Quality{Delay: p.delay}); err != nil {
-				return err
+		ends := []string{"global"}
+		for i := range p.zones {
+			zone := "zone-" + string(rune('a'+i))
+			for _, end := range ends {
+				if err := l.Link(ctx, zone, end, lab.Quality{Delay: p.delay}); err != nil {
+					return err
+				}
 			}
+			ends = append(ends, zone)
 		}
 	}
 	w, err := newWorld(ctx, l, p)

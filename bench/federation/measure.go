@@ -69,6 +69,7 @@ func (w *world) newName(ctx context.Context, round int) (time.Duration, error) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return w.node.DialContext(ctx, network, "127.0.0.1:53")
 	}}
+	time.Sleep(settle)
 	w.trace.start()
 	begin := time.Now()
 	if err := w.exported(ctx, name); err != nil {
@@ -89,6 +90,7 @@ func (w *world) policy(ctx context.Context, round int) (time.Duration, error) {
 	}
 	defer watch.Stop()
 	name := fmt.Sprintf("mesh-%d-%d", time.Now().UnixNano()%1e6, round)
+	time.Sleep(settle)
 	w.trace.start()
 	begin := time.Now()
 	if _, err := w.global.Create(ctx, kind.Mesh, &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {

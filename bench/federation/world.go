@@ -28,6 +28,8 @@ const (
 	echoPort  = 9100
 	// patience with one change.
 	patience = 30 * time.Second
+	// patienceEach of the Services that are created before.
+	patienceEach = 50 * time.Millisecond
 )
 
 // world is a lab with a workload of the benchmark's own in the first zone.
@@ -74,10 +76,8 @@ func newWorld(ctx context.Context, l *lab.Lab, p plan) (_ *world, err error) {
 		return nil, err
 	}
 	go w.serve()
-	for i := range p.services {
-		if err := w.exported(ctx, fmt.Sprintf("other-%d", i)); err != nil {
-			return nil, err
-		}
+	if err := w.others(ctx, p.services); err != nil {
+		return nil, err
 	}
 	return w, w.prepare(ctx)
 }
@@ -132,6 +132,42 @@ func (w *world) exported(ctx context.Context, name string) error {
 		_, err = w.here.Create(ctx, kind.ServiceExport, &mcs.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
 	}
 	return err
+}
+
+// others creates n exported Services, and waits until the other zone has their imports.
+func (w *world) others(ctx context.Context, n int) error {
+	const workers = 8
+	errs := make(chan error, workers)
+	for worker := range workers {
+		go func() {
+			var err error
+			for i := worker; i < n && err == nil; i += workers {
+				err = w.exported(ctx, fmt.Sprintf("other-%d", i))
+			}
+			errs <- err
+		}()
+	}
+	var err error
+	for range workers {
+		err = errors.Join(err, <-errs)
+	}
+	if err != nil || n == 0 {
+		return err
+	}
+	late := time.Now().Add(patienceEach*time.Duration(n) + patience)
+	for {
+		all, _, err := w.away.List(ctx, kind.ServiceImport, resource.ListOptions{Namespace: namespace})
+		if err != nil {
+			return err
+		}
+		if len(all) >= n {
+			return nil
+		}
+		if time.Now().After(late) {
+			return fmt.Errorf("%d of %d exported Services are imported: %w", len(all), n, errPatience)
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // prepare creates the Service and its workload, which is not ready.

@@ -21,6 +21,7 @@ import (
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -71,6 +72,10 @@ func runProduct(out io.Writer, p plan, binary, mode string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Down(context.WithoutCancel(ctx))) }()
+	if limit := listener.DescriptorShare(p.Idle+spare, tunnelShare) - spare; p.Idle > limit {
+		fmt.Fprintf(out, "the limit of file descriptors allows the agent's tunnel %d connections: so many are idle, in place of %d\n", limit, p.Idle)
+		p.Idle = limit
+	}
 	from, err := b.startProduct(ctx, l)
 	if err != nil {
 		return err
@@ -92,8 +97,11 @@ func runProduct(out io.Writer, p plan, binary, mode string) (err error) {
 	return cmd.Wait()
 }
 
-// wrapped is a script that runs the product on the proxies' core, with as many file descriptors as
-// the measurement of memory needs: a tunnel takes a tenth of them for connections.
+// tunnelShare of the file descriptors are connections of a tunnel (package app); some are left for
+// what else is measured.
+const tunnelShare, spare = 0.1, 100
+
+// wrapped is a script that runs the product on the proxies' core.
 func (b *bench) wrapped(binary string) (string, error) {
 	program, err := filepath.Abs(binary)
 	if err != nil {
@@ -104,7 +112,7 @@ func (b *bench) wrapped(binary string) (string, error) {
 		pin = "taskset -c " + proxyCore + " "
 	}
 	script := filepath.Join(b.dir, "proxima")
-	return script, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nulimit -n 400000 2>/dev/null\nexec %s%q \"$@\"\n", pin, program), 0o700) //nolint:gosec // it is run
+	return script, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s%q \"$@\"\n", pin, program), 0o700) //nolint:gosec // it is run
 }
 
 // startProduct starts the endpoint and the peers in a lab, and returns the client's namespace when

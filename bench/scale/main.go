@@ -1,7 +1,7 @@
 // Command scale measures what a control plane takes as its zones grow, and computes from that what
 // 100 zones of 1,000 agents take:
 //
-//	go run ./bench/scale [-smoke] [-only agents,global] [-binary bin/proxima] [-agents 250,500,1000] [-page docs/concepts]
+//	go run ./bench/scale [-smoke] [-only agents,global] [-binary bin/proxima] [-agents 250,500,1000] [-pause 30s] [-page docs/concepts]
 //
 // Agents are simulated in this process: each has the connections, streams, watches and Leases of
 // an agent, with certificates of its own, and neither a data path nor objects in memory. The
@@ -61,6 +61,7 @@ func main() {
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does")
 	agents := flag.String("agents", "", "numbers of agents, rising, comma-separated; empty: 250,500,1000,2000")
 	endpoints := flag.String("endpoints", "", "numbers of endpoints at global, rising; empty: 100000,300000,1000000")
+	wait := flag.Duration("pause", 0, "how long memory settles, and how long idle CPU is measured; 0: 30s each")
 	page := flag.String("page", "", "folder of scale.md, which gets the table and the plot; empty: neither")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -72,6 +73,9 @@ func main() {
 	err := numbers(*agents, &p.agents)
 	if err == nil {
 		err = numbers(*endpoints, &p.endpoints)
+	}
+	if *wait > 0 {
+		p.settle, p.idle = *wait, *wait
 	}
 	if err == nil {
 		err = run(ctx, *binary, p, *only, *page)
