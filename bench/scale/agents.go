@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -47,6 +48,8 @@ type fleetFigures struct {
 	// AgentCPU that of a simulated agent.
 	Back, Start       time.Duration
 	BackCPU, AgentCPU time.Duration
+	// Writes are the changes of objects per agent meanwhile, renewals of Leases among them.
+	Writes float64
 }
 
 // zone is a control plane with Services and a fleet.
@@ -256,6 +259,10 @@ func (z *zone) changes(ctx context.Context, n int, f *fleetFigures) error {
 
 // restart ends the control plane without a farewell, and starts its successor.
 func (z *zone) restart(ctx context.Context, n int, f *fleetFigures) error {
+	before, err := z.revision(ctx)
+	if err != nil {
+		return err
+	}
 	began, own := time.Now(), ownCPU()
 	z.p.kill()
 	z.fleet.forget()
@@ -268,8 +275,22 @@ func (z *zone) restart(ctx context.Context, n int, f *fleetFigures) error {
 	}
 	f.Back = time.Since(began)
 	cpu, err := z.p.cpu()
+	if err != nil {
+		return err
+	}
 	f.BackCPU, f.AgentCPU = cpu/time.Duration(n), (ownCPU()-own)/time.Duration(n)
+	after, err := z.revision(ctx)
+	f.Writes = float64(after-before) / float64(n)
 	return err
+}
+
+// revision of the store: it rises by one with each change of an object.
+func (z *zone) revision(ctx context.Context) (int64, error) {
+	_, version, err := z.client.List(ctx, kind.Namespace, resource.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(version, 10, 64)
 }
 
 // forget which agents are up to date, as their control plane has ended.

@@ -66,13 +66,14 @@ func (f figures) table() string {
 	if len(f.Fleets) > 0 {
 		fmt.Fprintf(&b, "A zone with %d Services of %d endpoints each, on SQLite:\n\n", f.Plan.services, endpointsPerSlice)
 		b.WriteString("| agents | memory of the control plane | CPU per agent when nothing changes | one change reaches all: p50, longest " +
-			"| CPU per change and agent | all are back after the control plane was killed | of that, start | CPU per agent until then, control plane and agent |\n")
-		b.WriteString("|---|---|---|---|---|---|---|---|\n")
+			"| CPU per change and agent | all are back after the control plane was killed | of that, start | CPU per agent until then, control plane and agent " +
+			"| objects written until then, per agent |\n")
+		b.WriteString("|---|---|---|---|---|---|---|---|---|\n")
 		for _, one := range f.Fleets {
-			fmt.Fprintf(&b, "| %d | %.0f MB | %.2f ms/s | %s, %s | %d µs | %.1f s | %.1f s | %.1f, %.1f ms |\n", one.Agents, one.Memory/1e6,
+			fmt.Fprintf(&b, "| %d | %.0f MB | %.2f ms/s | %s, %s | %d µs | %.1f s | %.1f s | %.1f, %.1f ms | %.2f |\n", one.Agents, one.Memory/1e6,
 				milliseconds(one.IdleCPU), one.Change.Round(time.Millisecond), one.Slowest.Round(time.Millisecond), one.ChangeCPU.Microseconds(),
 				one.Back.Seconds(), one.Start.Seconds(), milliseconds(one.BackCPU),
-				milliseconds(one.AgentCPU))
+				milliseconds(one.AgentCPU), one.Writes)
 		}
 		b.WriteString("\n")
 	}
