@@ -151,34 +151,46 @@ func (w *way) once() error {
 	return errors.Join(err, c.Close())
 }
 
-// memory is what the server side holds for idle connections that have carried data
-// both ways.
+// memory is what both sides hold for idle connections that have carried data both ways.
 func memory(out io.Writer, p plan, ways []way) error {
-	fmt.Fprintf(out, "\nresident memory of the server side for %d idle connections, after %d kB both ways on each\n", p.Idle, p.Each>>10)
+	fmt.Fprintf(out, "\nresident memory for %d idle connections, after %d kB both ways on each\n", p.Idle, p.Each>>10)
 	for i := range ways {
 		w := &ways[i]
 		if len(w.Proxies) == 0 {
 			continue
 		}
-		before, err := w.resident()
-		if err != nil {
+		if err := w.memory(out, p); err != nil {
+			return fmt.Errorf("%s: %w", w.Name, err)
+		}
+	}
+	return nil
+}
+
+func (w *way) memory(out io.Writer, p plan) error {
+	before := make([]int64, len(w.Proxies))
+	for i, pid := range w.Proxies {
+		var err error
+		if before[i], err = resident(pid); err != nil {
 			return err
 		}
-		conns, err := w.crowd(p)
-		if err == nil {
-			time.Sleep(p.Settle)
-			var after int64
-			if after, err = w.resident(); err == nil {
-				fmt.Fprintf(out, "%-10s %8.1f kB per connection (%.0f MB, before %.0f MB)\n",
-					w.Name, float64(after-before)/1024/float64(p.Idle), float64(after)/1e6, float64(before)/1e6)
-			}
-		}
+	}
+	conns, err := w.crowd(p)
+	defer func() {
 		for _, c := range conns {
 			_ = c.Close()
 		}
+	}()
+	if err != nil {
+		return err
+	}
+	time.Sleep(p.Settle)
+	for i, pid := range w.Proxies {
+		after, err := resident(pid)
 		if err != nil {
-			return fmt.Errorf("%s: %w", w.Name, err)
+			return err
 		}
+		fmt.Fprintf(out, "%-10s %s side %8.1f kB per connection (%.0f MB, before %.0f MB)\n", w.Name, []string{"client", "server"}[i],
+			float64(after-before[i])/1024/float64(p.Idle), float64(after)/1e6, float64(before[i])/1e6)
 	}
 	return nil
 }

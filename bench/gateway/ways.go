@@ -299,12 +299,9 @@ func (w *way) cpu() time.Duration {
 	return sum
 }
 
-// resident memory of the server side, in bytes.
-func (w *way) resident() (int64, error) {
-	if len(w.Proxies) == 0 {
-		return 0, errors.New("the way has no proxy")
-	}
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.Proxies[1]))
+// resident memory of a process, in bytes.
+func resident(pid int) (int64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
