@@ -140,6 +140,9 @@ func (b *bench) startProduct(ctx context.Context, l *lab.Lab) (*netns.NS, error)
 		return nil, errors.New("the lab has no agent or no ingress")
 	}
 	b.ways = []way{{Name: "direct", Addr: b.endpoint}, {"proxima", net.JoinHostPort(vip, strconv.Itoa(endpointPort)), []int{agent, ingress}}}
+	if err := b.startPackages(); err != nil {
+		return nil, err
+	}
 	if err := b.startPeers(); err != nil {
 		return nil, err
 	}
@@ -155,6 +158,20 @@ func (b *bench) startProduct(ctx context.Context, l *lab.Lab) (*netns.NS, error)
 		}
 		return discard(c, 1) == nil
 	})
+}
+
+// startPackages starts the ends that this program has, on the same machines: what the processes of
+// the product take more is the redirection, and what else they do.
+func (b *bench) startPackages() error {
+	in, at, err := b.self(b.serverSide, proxyCore, "ingress", b.endpoint)
+	if err != nil {
+		return err
+	}
+	node, at, err := b.self(b.clientSide, proxyCore, "node", at)
+	if err == nil {
+		b.ways = append(b.ways, way{"packages", at, []int{node.Process.Pid, in.Process.Pid}})
+	}
+	return err
 }
 
 // export creates the endpoint's Service in the first zone, and returns its virtual IP in the second
