@@ -130,7 +130,8 @@ func (t *trace) print(out io.Writer) error {
 	})
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	for _, name := range names {
-		fmt.Fprintf(table, "    %s\t%.1f\t%.1f\tin %d of %d\n", name, quantile(times[name], 0.5), quantile(times[name], 0.99), len(times[name]), len(t.rounds))
+		all := times[name]
+		fmt.Fprintf(table, "    %s\t%.1f\t%.1f\tin %d of %d\n", name, quantile(all, 0.5), quantile(all, 0.99), len(all), len(t.rounds))
 	}
 	t.rounds = nil
 	return table.Flush()

@@ -73,7 +73,8 @@ func runProduct(out io.Writer, p plan, binary, mode string) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.Down(context.WithoutCancel(ctx))) }()
 	if limit := listener.DescriptorShare(p.Idle+spare, tunnelShare) - spare; p.Idle > limit {
-		fmt.Fprintf(out, "the limit of file descriptors allows the agent's tunnel %d connections: so many are idle, in place of %d\n", limit, p.Idle)
+		fmt.Fprintf(out, "the limit of file descriptors allows the agent's tunnel %d connections: so many are idle, not %d\n",
+			limit, p.Idle)
 		p.Idle = limit
 	}
 	from, err := b.startProduct(ctx, l)
