@@ -105,7 +105,7 @@ func (s *Server) local(q dns.Question, name string, c caller) (a answer, ok bool
 	if strings.HasSuffix(name, ".arpa.") {
 		return s.reverse(q, name, c)
 	}
-	return s.outside(q, name, client)
+	return s.outside(q, name, c.client)
 }
 
 // domainOf is the domain that a name is in, and the labels of the name below it.

@@ -183,15 +183,6 @@ func (r *Rule) addressType(of uint32, to Reg) *Rule {
 	})
 }
 
-// DestinationType loads the type of the destination address.
-func (r *Rule) DestinationType(to Reg) *Rule {
-	return r.expr("fib", func(a *Attrs) {
-		a.U32(unix.NFTA_FIB_DREG, to.wire())
-		a.U32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
-		a.U32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR)
-	})
-}
-
 // Conntrack loads a property of the connection (NFT_CT_…).
 func (r *Rule) Conntrack(key uint32, to Reg) *Rule {
 	return r.expr("ct", func(a *Attrs) {
