@@ -98,8 +98,13 @@ func (c *Client) List(ctx context.Context, kind *resource.Descriptor, opts resou
 	}
 	out := make([]resource.Object, 0, meta.LenList(list))
 	err = meta.EachListItem(list, func(item runtime.Object) error {
-		// Items share memory with the watch cache.
-		obj, err := s.own(item.DeepCopyObject(), nil)
+		// Items share memory with the watch cache, and with the list.
+		if opts.Shared {
+			item = shallow(item)
+		} else {
+			item = item.DeepCopyObject()
+		}
+		obj, err := s.own(item, nil)
 		out = append(out, obj)
 		return err
 	})
@@ -128,10 +133,14 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 	if err != nil {
 		return nil, err
 	}
+	ctx = c.context(ctx, s, opts.Namespace)
 	return resource.MapWatch(w, func(in watch.Event) (watch.Event, bool) {
 		// The cache wraps what it sends to several watchers.
 		if shared, ok := in.Object.(runtime.CacheableObject); ok {
 			in.Object = shared.GetObject()
+		}
+		if opts.Shared && (in.Type == watch.Added || in.Type == watch.Modified) {
+			in.Object = c.cachedCopy(ctx, s, in.Object)
 		}
 		if _, isObject := in.Object.(resource.Object); isObject {
 			obj, err := s.own(in.Object, nil)
@@ -142,6 +151,33 @@ func (c *Client) Watch(ctx context.Context, kind *resource.Descriptor, opts reso
 		}
 		return in, true
 	}), nil
+}
+
+// cachedCopy is the object of the watch cache in place of a copy that a watch made of it, or
+// the copy where the cache has a newer one.
+func (c *Client) cachedCopy(ctx context.Context, s *served, made runtime.Object) runtime.Object {
+	m, err := meta.Accessor(made)
+	if err != nil || s.alias {
+		return made
+	}
+	ctx = request.WithNamespace(ctx, m.GetNamespace())
+	// Version 0 is answered from the cache, with a new object that shares all it refers to.
+	got, err := s.front.Get(ctx, m.GetName(), &metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return made
+	}
+	if g, err := meta.Accessor(got); err != nil || g.GetUID() != m.GetUID() || g.GetResourceVersion() != m.GetResourceVersion() {
+		return made
+	}
+	return got
+}
+
+// shallow copies an object, but nothing that it refers to.
+func shallow(obj runtime.Object) runtime.Object {
+	from := reflect.ValueOf(obj).Elem()
+	to := reflect.New(from.Type())
+	to.Elem().Set(from)
+	return to.Interface().(runtime.Object)
 }
 
 // Create implements resource.Client.

@@ -3,12 +3,14 @@ package apiserver_test
 import (
 	"context"
 	"fmt"
+	goreflect "reflect" // a helper of these tests is named reflect
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -240,5 +242,53 @@ func TestClientKeepsManagedFields(t *testing.T) {
 	}
 	if f := out.GetManagedFields(); len(f) != 1 || f[0].Manager != "applier" {
 		t.Errorf("managed fields %+v", f)
+	}
+}
+
+// TestClientShares: where the caller asks for it, lists and watches hold what the watch cache
+// holds, once; otherwise nobody's memory is the caller's.
+func TestClientShares(t *testing.T) {
+	client := shared.Client("system:test")
+	k := descriptor(t, "ConfigMap")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	name := "shared-in-process"
+	selector := labels.SelectorFromSet(labels.Set{"test": name})
+	options := func(shared bool) resource.ListOptions { return resource.ListOptions{Labels: selector, Shared: shared} }
+	data := func(o runtime.Object) uintptr { return goreflect.ValueOf(o.(*corev1.ConfigMap).Labels).Pointer() }
+	_, version, err := client.List(ctx, k, options(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := client.Watch(ctx, k, resource.WatchOptions{ListOptions: options(true), ResourceVersion: version})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	created, err := client.Create(ctx, k, object(t, k, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var event watch.Event
+	for event = range w.ResultChan() {
+		if event.Type == watch.Added {
+			break
+		}
+	}
+	get := func(shared bool) runtime.Object {
+		t.Helper()
+		list, _, err := client.List(ctx, k, options(shared))
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%v, %v", list, err)
+		}
+		return list[0]
+	}
+	a, b := get(true), get(true)
+	if a == b || data(a) != data(b) || data(a) != data(event.Object) {
+		t.Error("lists and watches that share hold copies")
+	}
+	a.(*corev1.ConfigMap).Labels = nil // a field of the object is the caller's
+	if own := get(false); data(own) == data(b) || data(own) == data(created) || len(own.(*corev1.ConfigMap).Labels) == 0 {
+		t.Error("a list that does not share is not the caller's")
 	}
 }

@@ -25,6 +25,7 @@ func (f feed) run(ctx context.Context, c *Catalog) {
 	_ = reflector.Run(ctx, reflector.Config{
 		Client:  c.client,
 		Kind:    f.descriptor,
+		Select:  resource.ListOptions{Shared: true}, // tables are never changed
 		Backoff: retryPolicy,
 		Logger:  c.log,
 		Level:   slog.LevelWarn,

@@ -43,6 +43,10 @@ type ListOptions struct {
 	// Fields that the kind's descriptor lets select, besides metadata.name and
 	// metadata.namespace.
 	Fields fields.Selector
+	// Shared: what the objects refer to (maps, slices, pointers) may be memory of others, and
+	// the caller never changes it; the fields of the objects themselves are the caller's. It
+	// saves a copy of every object. A client that has nothing to share ignores it.
+	Shared bool
 }
 
 // WatchOptions start a watch.
@@ -57,7 +61,7 @@ type WatchOptions struct {
 // path: defaulting, validation, preparation, one transaction. Errors are those
 // of k8s.io/apimachinery/pkg/api/errors (IsNotFound, IsConflict, …). Objects
 // passed in are not changed and may be reused; objects returned belong to the
-// caller. An object that is written has the Go type of its kind. All methods block
+// caller, but see ListOptions.Shared. An object that is written has the Go type of its kind. All methods block
 // until the write is durable.
 type Client interface {
 	// Get reads the newest state.
