@@ -2,7 +2,6 @@ package external
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -10,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
@@ -185,7 +183,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if plan.Service == nil && Owned(in.Service) {
 		c.loop.Writes(key)
 		err := c.cfg.Client.Delete(ctx, kind.Service, key, resource.Preconditions{UID: in.Service.UID})
-		if err := outcome("delete service of external service "+key.String(), err); err != nil {
+		if err := loop.Outcome("delete service of external service "+key.String(), err); err != nil {
 			return err
 		}
 	}
@@ -197,7 +195,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 		c.loop.Writes(key)
 		made, err := write(ctx, kind.Service, plan.Service)
 		if err != nil {
-			return outcome("write service of external service "+key.String(), err)
+			return loop.Outcome("write service of external service "+key.String(), err)
 		}
 		in.Service = made.(*corev1.Service)
 		plan = Reconcile(in)
@@ -208,16 +206,5 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	next := in.External.DeepCopy()
 	next.Status = plan.Status
 	_, err := c.cfg.Client.UpdateStatus(ctx, kind.ExternalService, next)
-	return outcome("write status of external service "+key.String(), err)
-}
-
-// outcome tells apart what the next delta mends, what is no error, and what is one.
-func outcome(what string, err error) error {
-	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return loop.ErrStale // another writer was first; what it wrote is on its way
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	return loop.Outcome("write status of external service "+key.String(), err)
 }

@@ -9,11 +9,14 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
@@ -38,6 +41,19 @@ const (
 // written, by us or by the client that won a conflict. The key comes again with the next
 // delta.
 var ErrStale = errors.New("catalog is older than the last write")
+
+// Outcome of a write of a derived object: nil where there is nothing left to do, also as the
+// object or its namespace is going; ErrStale where another writer was first, whose write is
+// on its way; else the error, with what was done.
+func Outcome(what string, err error) error {
+	switch {
+	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return ErrStale
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
 
 // Config of a Loop.
 type Config struct {

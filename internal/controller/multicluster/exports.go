@@ -2,14 +2,12 @@ package multicluster
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
@@ -174,7 +172,7 @@ func (e *Exports) sync(ctx context.Context, key resource.Key) error {
 		e.loop.Writes(key)
 		_, err = e.Client.UpdateStatus(ctx, kind.ServiceExport, plan.Status)
 	}
-	return outcome("write export "+key.String(), err)
+	return loop.Outcome("write export "+key.String(), err)
 }
 
 func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
@@ -221,15 +219,4 @@ func (e *Exports) demandOf(s *catalog.Snapshot, service *corev1.Service) (rates 
 		add(d)
 	}
 	return rates, false
-}
-
-// outcome tells apart what the next delta mends, what is no error, and what is one.
-func outcome(what string, err error) error {
-	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return loop.ErrStale // another writer was first; what it wrote is on its way
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }

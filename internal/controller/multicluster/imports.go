@@ -121,7 +121,7 @@ func (i *Imports) sync(ctx context.Context, key resource.Key) error {
 	if in.Derived != nil && headless(in.Derived) != (plan.Import.Spec.Type == mcs.Headless) {
 		// Virtual IPs cannot be added to a Service, or taken from it.
 		if err := i.Client.Delete(ctx, kind.Service, resource.KeyOf(in.Derived), resource.Preconditions{UID: in.Derived.UID}); err != nil {
-			return outcome("delete service of import "+key.String(), err)
+			return loop.Outcome("delete service of import "+key.String(), err)
 		}
 		return loop.ErrStale
 	}
@@ -156,7 +156,7 @@ func (i *Imports) input(s *catalog.Snapshot, key resource.Key) ImportInput {
 func (i *Imports) remove(ctx context.Context, in ImportInput) error {
 	if in.Import != nil && owned(in.Import.Labels) {
 		err := i.Client.Delete(ctx, kind.ServiceImport, in.Key, resource.Preconditions{UID: in.Import.UID})
-		if err := outcome("delete import "+in.Key.String(), err); err != nil {
+		if err := loop.Outcome("delete import "+in.Key.String(), err); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func (i *Imports) remove(ctx context.Context, in ImportInput) error {
 		return nil
 	}
 	err := i.Client.Delete(ctx, kind.Service, resource.KeyOf(in.Derived), resource.Preconditions{UID: in.Derived.UID})
-	return outcome("delete service of import "+in.Key.String(), err)
+	return loop.Outcome("delete service of import "+in.Key.String(), err)
 }
 
 // writeService creates or updates the derived Service. It returns nil where nothing can be
@@ -181,7 +181,7 @@ func (i *Imports) writeService(ctx context.Context, key resource.Key, in ImportI
 	}
 	written, err := write(ctx, kind.Service, plan.Derived)
 	if err != nil {
-		return nil, outcome("write service of import "+key.String(), err)
+		return nil, loop.Outcome("write service of import "+key.String(), err)
 	}
 	return written.(*corev1.Service), nil
 }
@@ -193,14 +193,14 @@ func (i *Imports) writeImport(ctx context.Context, key resource.Key, in ImportIn
 		i.loop.Writes(key)
 		made, err := i.Client.Create(ctx, kind.ServiceImport, next)
 		if err != nil {
-			return outcome(what, err)
+			return loop.Outcome(what, err)
 		}
 		next = made.(*mcs.ServiceImport)
 	} else if !sameImport(in.Import, next) {
 		i.loop.Writes(key)
 		made, err := i.Client.Update(ctx, kind.ServiceImport, next)
 		if err != nil {
-			return outcome(what, err)
+			return loop.Outcome(what, err)
 		}
 		next = made.(*mcs.ServiceImport)
 	}
@@ -209,7 +209,7 @@ func (i *Imports) writeImport(ctx context.Context, key resource.Key, in ImportIn
 	}
 	next.Status = status
 	_, err := i.Client.UpdateStatus(ctx, kind.ServiceImport, next)
-	return outcome(what, err)
+	return loop.Outcome(what, err)
 }
 
 func sameImport(a, b *mcs.ServiceImport) bool {
@@ -223,17 +223,17 @@ func (i *Imports) writeSlices(ctx context.Context, s *catalog.Snapshot, key reso
 	what := fmt.Sprintf("slice of import %s", key)
 	for _, slice := range plan.Create {
 		if _, err := i.Client.Create(ctx, kind.EndpointSlice, slice); err != nil {
-			return outcome("create "+what, err)
+			return loop.Outcome("create "+what, err)
 		}
 	}
 	for _, slice := range plan.Update {
 		if _, err := i.Client.Update(ctx, kind.EndpointSlice, slice); err != nil {
-			return outcome("update "+what, err)
+			return loop.Outcome("update "+what, err)
 		}
 	}
 	for _, slice := range plan.Delete {
 		err := i.Client.Delete(ctx, kind.EndpointSlice, resource.KeyOf(slice), resource.Preconditions{UID: slice.UID})
-		if err := outcome("delete "+what, err); err != nil {
+		if err := loop.Outcome("delete "+what, err); err != nil {
 			return err
 		}
 	}

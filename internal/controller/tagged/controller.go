@@ -174,7 +174,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 		c.loop.Writes(key)
 		_, err = c.Client.Update(ctx, kind.Service, service)
 	}
-	return outcome("write "+what, err)
+	return loop.Outcome("write "+what, err)
 }
 
 func (c *Controller) input(s *catalog.Snapshot, tag backend.Tag) Input {
@@ -227,7 +227,7 @@ func (c *Controller) syncNamespace(ctx context.Context, s *catalog.Snapshot, mes
 	}
 	c.loop.Writes(resource.Key{Namespace: mesh})
 	err := c.Client.Delete(ctx, kind.Namespace, resource.Key{Name: name}, resource.Preconditions{UID: n.UID, ResourceVersion: n.ResourceVersion})
-	return outcome("delete namespace "+name, err)
+	return loop.Outcome("delete namespace "+name, err)
 }
 
 // needed reports whether there are Services or exports in the namespace of a mesh, exports of
@@ -257,15 +257,4 @@ func needed(s *catalog.Snapshot, mesh, namespace string) bool {
 		}
 	}
 	return false
-}
-
-// outcome tells apart what the next delta mends, what is no error, and what is one.
-func outcome(what string, err error) error {
-	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return loop.ErrStale // another writer was first; what it wrote is on its way
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }

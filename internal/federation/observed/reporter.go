@@ -83,24 +83,16 @@ type observation struct {
 
 // Run works until ctx ends, and returns nil then. Call it once.
 func (r *Reporter) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	events, ended := make(chan reflector.Event), make(chan struct{})
 	types := map[*resource.Descriptor]string{}
 	var kinds []*resource.Descriptor
 	for typ, d := range r.cfg.Kinds {
 		types[d] = typ
 		kinds = append(kinds, d)
 	}
-	go func() {
-		defer close(ended)
-		reflector.RunAll(ctx, reflector.Config{
-			Client: r.cfg.Client, Backoff: watchPolicy, Clock: r.cfg.Clock, Logger: r.cfg.Logger, Level: slog.LevelDebug,
-		}, kinds, events)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
+	events, stop := reflector.Start(ctx, reflector.Config{
+		Client: r.cfg.Client, Backoff: watchPolicy, Clock: r.cfg.Clock, Logger: r.cfg.Logger, Level: slog.LevelDebug,
+	}, kinds)
+	defer stop()
 	s := state{known: map[policy]observation{}, dirty: map[policy]bool{}}
 	retry := backoff.Backoff{Policy: sendPolicy}
 	var due <-chan time.Time

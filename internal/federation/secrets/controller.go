@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -71,18 +72,10 @@ var (
 
 // Run works until ctx ends, and returns nil then. Call it once.
 func (c *Controller) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	events, ended := make(chan reflector.Event), make(chan struct{})
-	go func() {
-		defer close(ended)
-		reflector.RunAll(ctx, reflector.Config{
-			Client: c.cfg.Client, Backoff: watchPolicy, Clock: c.cfg.Clock, Logger: c.cfg.Logger, Level: slog.LevelDebug,
-		}, append(append([]*resource.Descriptor(nil), referrers...), kinds...), events)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
+	events, stop := reflector.Start(ctx, reflector.Config{
+		Client: c.cfg.Client, Backoff: watchPolicy, Clock: c.cfg.Clock, Logger: c.cfg.Logger, Level: slog.LevelDebug,
+	}, slices.Concat(referrers, kinds))
+	defer stop()
 	retry := backoff.Backoff{Policy: writePolicy}
 	var again <-chan time.Time
 	for {

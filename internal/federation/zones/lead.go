@@ -44,18 +44,10 @@ type LeaderConfig struct {
 // ends, and returns nil then.
 func (z *Zones) Lead(ctx context.Context, c LeaderConfig) error {
 	l := &lead{zones: z, config: c, log: z.log}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	events := make(chan reflector.Event)
-	following := make(chan struct{})
-	go func() {
-		defer close(following)
-		reflector.RunAll(ctx, reflector.Config{
-			Client: c.Client, Backoff: retryPolicy, Clock: clock.RealClock{}, Logger: z.log, Level: slog.LevelDebug,
-		}, []*resource.Descriptor{kind.Zone}, events)
-	}()
-	defer func() { <-following }()
-	defer cancel()
+	events, stop := reflector.Start(ctx, reflector.Config{
+		Client: c.Client, Backoff: retryPolicy, Clock: clock.RealClock{}, Logger: z.log, Level: slog.LevelDebug,
+	}, []*resource.Descriptor{kind.Zone})
+	defer stop()
 	ticker := time.NewTicker(stalePeriod)
 	defer ticker.Stop()
 	retry := backoff.Backoff{Policy: retryPolicy}

@@ -155,6 +155,21 @@ func RunAll(ctx context.Context, cfg Config, kinds []*resource.Descriptor, event
 	running.Wait()
 }
 
+// Start runs RunAll in the background. The channel must be read until stop is called, which
+// waits until nothing runs any more.
+func Start(ctx context.Context, cfg Config, kinds []*resource.Descriptor) (events <-chan Event, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	out, ended := make(chan Event), make(chan struct{})
+	go func() {
+		defer close(ended)
+		RunAll(ctx, cfg, kinds, out)
+	}()
+	return out, func() {
+		cancel()
+		<-ended
+	}
+}
+
 // Relist ends the watch and has the kind listed again, by a List that begins after the call
 // of Relist. It does not block.
 func (r *Reflector) Relist() {
