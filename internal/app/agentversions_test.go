@@ -38,7 +38,7 @@ func TestAgentVersions(t *testing.T) {
 	stop := run("v0.9.0")
 	until(t, "the agent is refused", func() bool { return len(i.refused.List(time.Now())) == 1 })
 	refused := i.refused.List(time.Now())[0]
-	if refused.Name != "n1" || refused.Version != "v0.9.0" || !strings.Contains(refused.Reason, "upgrade this one first, then the agent of node n1") {
+	if refused.Name != "n1" || refused.Version != "v0.9.0" || !strings.Contains(refused.Reason, "upgrade that control plane first, then the agent of node n1") {
 		t.Errorf("%+v", refused)
 	}
 	if following := i.views.Status(); len(following) > 0 {

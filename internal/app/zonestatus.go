@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	grpcstatus "google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -38,8 +39,12 @@ func (l *zoneLink) State(context.Context) (*admin.FederationStatus, error) {
 	status := link.zone.Status()
 	s.Connected = status.Receiving && status.Sending
 	s.LastCheck = status.LastCheck
-	if !s.Connected && s.Problem == "" && status.LastError != nil {
-		s.Problem = status.LastError.Error()
+	switch {
+	case s.Connected || s.Problem != "":
+	case status.Refused != "":
+		s.Problem = "global refuses it: " + status.Refused
+	case status.LastError != nil:
+		s.Problem = grpcstatus.Convert(status.LastError).Message()
 	}
 	for _, t := range status.Sender.Types {
 		s.Behind += t.Unsent

@@ -84,6 +84,9 @@ func (r *Renewer) fix(failure error) string {
 			kind, name = k, n
 		}
 	}
+	if kind == Zone {
+		return r.fixOfZone(failure, name)
+	}
 	create := fmt.Sprintf(
 		"on the control plane's machine: proxima token create --kind %s --name %s; put it into the file that --token-file names, "+
 			"which is read again within minutes (start again with that flag if there is none)",
@@ -95,6 +98,17 @@ func (r *Renewer) fix(failure error) string {
 	}
 	return "the agent renews it by itself when the control plane at " + r.cfg.Server +
 		" answers: is that reachable from here? if it still refuses then, " + create
+}
+
+// fixOfZone is what ends a problem of the certificate that the control plane of a zone has
+// from global, which withdraws it when the zone is deleted.
+func (r *Renewer) fixOfZone(failure error, name string) string {
+	create := fmt.Sprintf("if the zone was deleted, \"proxima zone create %s\" at global makes it again; else \"proxima token create --kind zone "+
+		"--name %s\" there makes a token; put the token into the file that --token-file names, which is read again within minutes", name, name)
+	if errors.Is(failure, ErrRefused) {
+		return create
+	}
+	return "it is renewed when global at " + r.cfg.Server + " answers: is that reachable from here? if it refuses then, " + create
 }
 
 // age in a unit that suits it.

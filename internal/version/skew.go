@@ -27,10 +27,10 @@ func CheckSkew(server, what, client string) error {
 	case c.major == s.major && c.minor+MaxOlder >= s.minor && c.minor <= s.minor+MaxNewer:
 		return nil
 	case c.major < s.major || c.major == s.major && c.minor < s.minor:
-		return fmt.Errorf("%s has version %s, and this is %s: at most %d minor versions older are admitted; upgrade %s, "+
+		return fmt.Errorf("%s has version %s, and the control plane that it dials has %s: at most %d minor versions older are admitted; upgrade %s, "+
 			"by way of the versions between", what, client, server, MaxOlder, what)
 	}
-	return fmt.Errorf("%s has version %s, and this is %s: at most %d minor version newer is admitted; upgrade this one first, then %s",
+	return fmt.Errorf("%s has version %s, and the control plane that it dials has %s: at most %d minor version newer is admitted; upgrade that control plane first, then %s",
 		what, client, server, MaxNewer, what)
 }
 

@@ -11,6 +11,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,7 +149,7 @@ func transmit(ctx context.Context, out *sender, outlet federation.Outlet, e engi
 		}
 		if m != nil {
 			if err := out.send(m); err != nil {
-				return errors.Join(err, drained(failed))
+				return cmp.Or(drained(failed), statusOf(err))
 			}
 			select {
 			case err := <-failed:
@@ -213,7 +214,7 @@ func followDelta(ctx context.Context, stream rpc, inlet federation.Inlet, versio
 	out := &sender{rpc: stream}
 	flow, err := inlet.Open(ctx, federation.StreamOptions{Protocol: 2, Versions: versions}, func(m proto.Message) error { return out.send(m) })
 	if err != nil {
-		return statusOf(err)
+		return reason(stream, err, func() any { return &discovery.DeltaDiscoveryResponse{} })
 	}
 	defer flow.Close()
 	messages, failed := make(chan *discovery.DeltaDiscoveryResponse), make(chan error, 1)
@@ -238,12 +239,41 @@ func followDelta(ctx context.Context, stream rpc, inlet federation.Inlet, versio
 		case m := <-messages:
 			received()
 			if err := flow.Receive(ctx, m); err != nil {
+				if errors.Is(err, io.EOF) { // an answer was not sent: the reader gets the reason
+					go discard(ctx, messages)
+					return cmp.Or(drained(failed), statusOf(err))
+				}
 				return statusOf(err)
 			}
 		case err := <-failed:
 			return err
 		case <-ctx.Done():
 			return ended(ctx)
+		}
+	}
+}
+
+// discard what arrives until ctx ends.
+func discard[T any](ctx context.Context, messages <-chan T) {
+	for {
+		select {
+		case <-messages:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reason is why a stream failed with err. gRPC says io.EOF where a message cannot be sent
+// because the peer has ended the stream, and has the reason for whoever reads on. Nobody
+// else may read.
+func reason(stream rpc, err error, message func() any) error {
+	if !errors.Is(err, io.EOF) {
+		return statusOf(err)
+	}
+	for {
+		if err := stream.RecvMsg(message()); err != nil {
+			return statusOf(err)
 		}
 	}
 }
@@ -266,7 +296,7 @@ func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone s
 		return out.send(&federationv1.Multiplexed{Message: &federationv1.Multiplexed_Request{Request: body}})
 	})
 	if err != nil {
-		return statusOf(err)
+		return reason(stream, err, newMultiplexed)
 	}
 	defer flow.Close()
 	e := &projectedEngine{sender: federation.NewProjectedSender(outlet.Sender(zone))}
@@ -276,7 +306,7 @@ func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone s
 		for {
 			err := demultiplex(ctx, stream, e, flow, asked)
 			if err != nil {
-				failed <- statusOf(err)
+				failed <- reason(stream, err, newMultiplexed)
 				return
 			}
 			received()
@@ -284,6 +314,8 @@ func multiplex(ctx context.Context, stream rpc, outlet federation.Outlet, zone s
 	}()
 	return transmit(ctx, out, outlet, e, asked, failed)
 }
+
+func newMultiplexed() any { return &federationv1.Multiplexed{} }
 
 // demultiplex reads one message of protocol version 1.
 func demultiplex(ctx context.Context, stream rpc, e engine, flow federation.Flow, asked chan<- struct{}) error {

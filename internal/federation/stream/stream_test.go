@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -448,10 +447,16 @@ func TestWrongCredential(t *testing.T) {
 	}
 }
 
-// TestDisabledZone: its streams end at once, and others are refused.
+// TestDisabledZone: its streams end at once, and others are refused with the reason.
 func TestDisabledZone(t *testing.T) {
+	for _, protocol := range []int{1, 2} {
+		t.Run(fmt.Sprint("protocol ", protocol), func(t *testing.T) { disabledZone(t, protocol) })
+	}
+}
+
+func disabledZone(t *testing.T, protocol int) {
 	g := newGlobalRig(t, newPKI(t))
-	z := newZoneRig(t, g, "east", 2, nil)
+	z := newZoneRig(t, g, "east", protocol, nil)
 	g.store.addMesh("default")
 	z.await(t, g, 1, 0)
 	g.mu.Lock()
@@ -459,15 +464,29 @@ func TestDisabledZone(t *testing.T) {
 	close(g.ends["east"])
 	g.ends["east"] = nil
 	g.mu.Unlock()
-	eventually(t, "the refusal", func() bool {
-		return status.Code(errors.Unwrap(z.zone.Status().LastError)) == codes.PermissionDenied ||
-			status.Code(z.zone.Status().LastError) == codes.PermissionDenied
-	})
+	eventually(t, "the refusal", func() bool { return z.zone.Status().Refused == "zone east is disabled" })
+	// Every stream gets the reason, whether it fails when it sends or when it reads.
+	for range 20 {
+		attempts := map[string]func(context.Context, bool, func()) error{"calls": z.zone.serveCalls}
+		if protocol == 1 {
+			attempts["sync"] = z.zone.multiplex
+		} else {
+			attempts["receive"], attempts["send"] = z.zone.receive, z.zone.send
+		}
+		for name, attempt := range attempts {
+			if err := attempt(t.Context(), false, func() {}); status.Convert(err).Message() != "zone east is disabled" {
+				t.Fatalf("stream %s: %v", name, err)
+			}
+		}
+	}
 	g.store.addMesh("another")
 	g.mu.Lock()
 	g.refused["east"] = false
 	g.mu.Unlock()
 	z.await(t, g, 2, 0)
+	if got := z.zone.Status().Refused; got != "" {
+		t.Errorf("it is admitted, and still says %q", got)
+	}
 }
 
 // TestCalls: global reads from the zone over the link that the zone has dialled.

@@ -78,7 +78,9 @@ type ZoneStatus struct {
 	LastCheck time.Time
 	// LastError is why the last stream or check failed; nil: it did not.
 	LastError error
-	Sender    federation.SenderStatus
+	// Refused is why global does not admit this zone, as global says; empty: it did not say so.
+	Refused string
+	Sender  federation.SenderStatus
 }
 
 // NewZone makes the zone's end.
@@ -143,8 +145,7 @@ func (z *Zone) keep(ctx context.Context, name string, attempt func(ctx context.C
 		if ctx.Err() != nil {
 			return
 		}
-		z.update(func(s *ZoneStatus) { s.LastError = err })
-		z.config.Log.Info("stream to global ended, connecting again", "stream", name, "failures", failures.Load(), "error", err)
+		z.failed(name, int(failures.Load()), err)
 		expired := !versions && status.Code(err) == codes.FailedPrecondition
 		if versions = expired; expired {
 			continue
@@ -153,6 +154,25 @@ func (z *Zone) keep(ctx context.Context, name string, attempt func(ctx context.C
 			return
 		}
 		failures.Add(1)
+	}
+}
+
+// failed notes why a stream ended. A refusal is logged once.
+func (z *Zone) failed(name string, failures int, err error) {
+	refused := ""
+	if status.Code(err) == codes.PermissionDenied {
+		refused = status.Convert(err).Message()
+	}
+	known := false
+	z.update(func(s *ZoneStatus) {
+		known = s.Refused == refused
+		s.LastError, s.Refused = err, refused
+	})
+	switch {
+	case refused == "":
+		z.config.Log.Info("stream to global ended, connecting again", "stream", name, "failures", failures, "reason", status.Convert(err).Message())
+	case !known:
+		z.config.Log.Warn("global refuses this zone, which goes on with what it has and tries again", "reason", refused)
 	}
 }
 
@@ -176,7 +196,7 @@ func (z *Zone) receive(ctx context.Context, versions bool, received func()) erro
 	connected := z.connected()
 	return followDelta(ctx, s, z.config.Inlet, versions, func() {
 		received()
-		z.update(func(s *ZoneStatus) { s.Receiving = true })
+		z.update(func(s *ZoneStatus) { s.Receiving, s.Refused = true, "" })
 		connected()
 	})
 }
@@ -205,7 +225,7 @@ func (z *Zone) multiplex(ctx context.Context, _ bool, received func()) error {
 	connected := z.connected()
 	return multiplex(ctx, s, z.config.Outlet, z.config.Zone, z.config.Inlet, z.observe, func() {
 		received()
-		z.update(func(s *ZoneStatus) { s.Receiving, s.Sending = true, true })
+		z.update(func(s *ZoneStatus) { s.Receiving, s.Sending, s.Refused = true, true, "" })
 		connected()
 	})
 }
@@ -238,7 +258,9 @@ func (z *Zone) check(ctx context.Context) {
 		interval := CheckInterval
 		if err != nil {
 			z.config.Log.Debug("health check failed", "error", err)
-			z.update(func(s *ZoneStatus) { s.LastError = fmt.Errorf("health check: %w", err) })
+			z.update(func(s *ZoneStatus) {
+				s.LastError = status.Error(status.Code(err), "health check: "+status.Convert(err).Message())
+			})
 		} else {
 			z.update(func(s *ZoneStatus) { s.LastCheck = time.Now() })
 			if wanted := time.Duration(r.GetIntervalMilliseconds()) * time.Millisecond; wanted > 0 {

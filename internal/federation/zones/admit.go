@@ -24,9 +24,10 @@ import (
 func mayConnect(name string, zone *meshv1alpha1.Zone) error {
 	switch {
 	case zone == nil || zone.DeletionTimestamp != nil:
-		return status.Errorf(codes.PermissionDenied, "there is no Zone %s here: make it with \"proxima zone create %s\"", name, name)
+		return status.Errorf(codes.PermissionDenied, "global has no zone %s: it was deleted there, or not made yet; "+
+			"\"proxima zone create %s\" at global makes it, with a token for --token-file", name, name)
 	case !kind.ZoneEnabled(zone):
-		return status.Errorf(codes.PermissionDenied, "zone %s is disabled: \"proxima zone enable %s\" admits it again", name, name)
+		return status.Errorf(codes.PermissionDenied, "zone %s was disabled at global: \"proxima zone enable %s\" there admits it again", name, name)
 	}
 	return nil
 }

@@ -42,9 +42,9 @@ func TestAdmit(t *testing.T) {
 		{"a", "v1.3.9", ""},
 		{"a", "v1.6.0", ""},
 		{"a", "v1.2.0", "upgrade zone a"},
-		{"a", "v1.7.0", "upgrade this one first"},
-		{"off", "v1.5.0", `"proxima zone enable off" admits it again`},
-		{"b", "v1.5.0", `make it with "proxima zone create b"`},
+		{"a", "v1.7.0", "upgrade that control plane first"},
+		{"off", "v1.5.0", `zone off was disabled at global: "proxima zone enable off" there admits it again`},
+		{"b", "v1.5.0", `global has no zone b: it was deleted there`},
 	} {
 		caller = test.zone
 		got, err := z.admit(metadata.NewIncomingContext(ctx, metadata.Pairs("proxima-version", test.version)))
