@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -93,33 +94,15 @@ func (u unanswered) explain(err error) error {
 // ask all instances at the same time: one that hangs delays no answer. It returns that of
 // the first that has the stream; nil: none has.
 func (o others) ask(ctx context.Context, method, uri string, body []byte) (*passedAnswer, unanswered) {
-	var none unanswered
-	if o.Instances == nil {
-		return nil, none
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type outcome struct {
-		name   string
-		answer *passedAnswer
-		err    error
-	}
-	names := o.Others()
-	outcomes := make(chan outcome, len(names))
-	for _, name := range names {
-		go func() {
-			answer, err := o.askOne(ctx, name, method, uri, body)
-			outcomes <- outcome{name, answer, err}
-		}()
-	}
-	for range names {
-		switch got := <-outcomes; {
+	var none unanswered
+	for got := range o.outcomes(ctx, method, uri, body) {
+		switch {
 		case got.answer != nil:
-			return got.answer, none
+			return got.answer, unanswered{}
 		case got.err != nil:
 			none.silent = append(none.silent, got.name)
-			path, _, _ := strings.Cut(uri, "?")
-			o.log.Warn("another instance was not asked", "instance", got.name, "path", path, "error", got.err)
 		default:
 			none.without = append(none.without, got.name)
 		}
@@ -127,6 +110,42 @@ func (o others) ask(ctx context.Context, method, uri string, body []byte) (*pass
 	slices.Sort(none.without)
 	slices.Sort(none.silent)
 	return nil, none
+}
+
+// outcome is what came of asking one instance. Neither an answer nor an error: it does not
+// have the stream.
+type outcome struct {
+	name   string
+	answer *passedAnswer
+	err    error
+}
+
+// outcomes of asking all instances at the same time, in the order in which they come. Whoever
+// stops before the last must end ctx.
+func (o others) outcomes(ctx context.Context, method, uri string, body []byte) iter.Seq[outcome] {
+	return func(yield func(outcome) bool) {
+		if o.Instances == nil {
+			return
+		}
+		names := o.Others()
+		came := make(chan outcome, len(names))
+		for _, name := range names {
+			go func() {
+				answer, err := o.askOne(ctx, name, method, uri, body)
+				came <- outcome{name, answer, err}
+			}()
+		}
+		for range names {
+			got := <-came
+			if got.err != nil {
+				path, _, _ := strings.Cut(uri, "?")
+				o.log.Warn("another instance was not asked", "instance", got.name, "path", path, "error", got.err)
+			}
+			if !yield(got) {
+				return
+			}
+		}
+	}
 }
 
 // askOne instance; nil: it does not have the stream.

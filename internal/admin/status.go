@@ -2,9 +2,11 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/audit"
@@ -57,8 +59,10 @@ type Status struct {
 	Demand demand.Coverage `json:"demand"`
 	// Audit logs: whether they can be written.
 	Audit audit.States `json:"audit"`
-	// Agents that follow their view right now.
+	// Agents that follow their view right now, from whichever instance.
 	Agents []AgentStatus `json:"agents"`
+	// SilentInstances of this control plane did not say which agents follow there.
+	SilentInstances []string `json:"silentInstances,omitempty"`
 	// Refused are agents whose versions are too far from that of this control plane.
 	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
@@ -87,7 +91,9 @@ type SuspectNode struct {
 type AgentStatus struct {
 	Node string `json:"node"`
 	// Version of the agent; empty: older ones announce none.
-	Version   string    `json:"version,omitempty"`
+	Version string `json:"version,omitempty"`
+	// Instance of the control plane that has the agent's stream; empty: the one that answers.
+	Instance  string    `json:"instance,omitempty"`
 	Peer      string    `json:"peer"`
 	Since     time.Time `json:"since"`
 	BytesSent uint64    `json:"bytesSent"`
@@ -137,8 +143,34 @@ func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.Federation = h.federationStatus(r.Context())
 	if h.Leases != nil {
 		h.addNodes(&s, snapshot)
+		if r.Header.Get(forwardedHeader) == "" {
+			h.addOthers(r.Context(), &s)
+		}
 	}
 	answer(w, s)
+}
+
+// statusPatience is how long another instance may take to say which agents follow there.
+const statusPatience = 2 * time.Second
+
+// addOthers adds what the other instances know alone: their agents.
+func (h statusHandler) addOthers(ctx context.Context, s *Status) {
+	ctx, cancel := context.WithTimeout(ctx, statusPatience)
+	defer cancel()
+	for got := range (others{h.Instances, h.Logger}).outcomes(ctx, http.MethodGet, StatusPath, nil) {
+		var there Status
+		if got.err != nil || got.answer == nil || got.answer.code != http.StatusOK || json.Unmarshal(got.answer.body, &there) != nil {
+			s.SilentInstances = append(s.SilentInstances, got.name)
+			continue
+		}
+		for _, a := range there.Agents {
+			a.Instance = got.name
+			s.Agents = append(s.Agents, a)
+		}
+		s.Refused = append(s.Refused, there.Refused...)
+	}
+	slices.Sort(s.SilentInstances)
+	slices.SortStableFunc(s.Agents, func(a, b AgentStatus) int { return strings.Compare(a.Node, b.Node) })
 }
 
 // addNodes adds what is of agents, which a global control plane has not.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -45,8 +46,12 @@ type nodeLine struct {
 	Suspect bool `json:"suspect,omitempty"`
 	// Version of the agent, as it announced it.
 	Version string `json:"version,omitempty"`
-	// Following: the agent's stream is open.
+	// Following: the agent's stream is open, at an instance of the control plane.
 	Following bool `json:"following"`
+	// Unknown: it may be open at an instance that does not answer.
+	Unknown bool `json:"followingUnknown,omitempty"`
+	// Instance that has the stream; empty: the one that was asked.
+	Instance string `json:"instance,omitempty"`
 	// Behind counts changes that the agent has not confirmed.
 	Behind uint64 `json:"behind"`
 	// Conflict: a second machine tries to use the name of this node.
@@ -154,8 +159,9 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 			if a.Node != n.Name {
 				continue
 			}
-			line.Following, line.Behind, line.Version = true, a.Behind, a.Version
+			line.Following, line.Behind, line.Version, line.Instance = true, a.Behind, a.Version, a.Instance
 		}
+		line.Unknown = !line.Following && len(o.ControlPlane.SilentInstances) > 0
 		o.Nodes = append(o.Nodes, line)
 	}
 	return nil
@@ -178,6 +184,9 @@ func (o *overview) findProblems() {
 		o.Problems = append(o.Problems, doctor.ZoneProblems(cp.Federation)...)
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
+		}
+		for _, name := range cp.SilentInstances {
+			o.problem("instance %s of the control plane does not say which agents follow there: is it running? see its log", name)
 		}
 		for _, a := range cp.Agents {
 			if a.Rejected != "" {
@@ -281,7 +290,11 @@ func (o *overview) print(out io.Writer) error {
 			if n.Suspect {
 				ready += ", suspect"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\t%d\n", n.Name, orNone(n.Zone), ready, orNone(n.Version), n.Following, n.Behind)
+			following := strconv.FormatBool(n.Following)
+			if n.Unknown {
+				following = "unknown"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\n", n.Name, orNone(n.Zone), ready, orNone(n.Version), following, n.Behind)
 		}
 	}
 	if cp := o.ControlPlane; cp != nil {

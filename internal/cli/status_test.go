@@ -62,6 +62,22 @@ problems:
 	}
 }
 
+// TestSilentInstance: where an agent may follow an instance that does not answer, status does
+// not claim that it follows none.
+func TestSilentInstance(t *testing.T) {
+	var out bytes.Buffer
+	o := &overview{
+		ControlPlane: &admin.Status{SilentInstances: []string{"cp-2"}},
+		Nodes:        []nodeLine{{Name: "b-1", Ready: "True", Unknown: true}},
+	}
+	o.ControlPlane.Catalog.Synced = true
+	o.findProblems()
+	if err := o.print(&out); err != nil || !regexp.MustCompile(`b-1 .* unknown `).MatchString(out.String()) ||
+		!strings.Contains(out.String(), "instance cp-2 of the control plane does not say which agents follow there") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
 // TestSuspectNode: the table of nodes says which are suspect.
 func TestSuspectNode(t *testing.T) {
 	var out bytes.Buffer
