@@ -80,7 +80,7 @@ func TestDryRunAsksZones(t *testing.T) {
 	own.Labels = map[string]string{meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone}
 	s.a.create(kind.Mesh, own)
 	expect("a name that is taken in zone a", kind.Mesh, namedMesh("own"), http.StatusCreated, "own",
-		"zone a: it would wait: own is the name of an object of the zone itself")
+		"zone a: it would replace own, a policy of the zone itself")
 	s.global.create(kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
 	s.b.create(kind.Namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
 	es := &meshv1alpha1.ExternalService{

@@ -55,7 +55,7 @@ func typed(k local.Kind) local.Kind {
 // policy is a kind that users write at global. Others refer to it by its name; its status
 // is what each control plane observes.
 func policy(d *resource.Descriptor) local.Kind {
-	k := typed(local.Kind{Descriptor: d, OwnStatus: true})
+	k := typed(local.Kind{Descriptor: d, OwnStatus: true, Policy: true})
 	k.Type.KeepName = true
 	return k
 }

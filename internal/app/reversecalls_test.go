@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +60,20 @@ func (p *plane) proxy(path, token string, query ...string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
+// agents that follow their view, as the status of the instance has them.
+func (p *plane) agents() []admin.AgentStatus {
+	p.t.Helper()
+	code, body := p.proxy(admin.StatusPath, "")
+	var s admin.Status
+	if err := json.Unmarshal([]byte(body), &s); code != http.StatusOK || err != nil {
+		p.t.Fatalf("status: %d %s, %v", code, body, err)
+	}
+	if len(s.SilentInstances) > 0 {
+		p.t.Errorf("instances that did not answer: %v", s.SilentInstances)
+	}
+	return s.Agents
+}
+
 // TestReverseCalls: two instances of global and two of a zone. Whichever is asked, the agent
 // answers, whose stream goes to the instance of the zone that has no stream to global.
 func TestReverseCalls(t *testing.T) {
@@ -97,6 +112,11 @@ func TestReverseCalls(t *testing.T) {
 	zone[0].create(kind.Dataplane, w)
 	zone[0].create(kind.Dataplane, workloadAt("nowhere", "10.1.0.2"))
 	planes := map[string]*plane{"global 0": globals[0], "global 1": globals[1], "zone 0": zone[0], "zone 1": zone[1]}
+	for i, at := range []string{instanceName(zone[1].cp.api.address), ""} {
+		until(t, fmt.Sprintf("instance %d of the zone knows that n1 follows at %q", i, at), func() bool {
+			return slices.ContainsFunc(zone[i].agents(), func(a admin.AgentStatus) bool { return a.Node == "n1" && a.Instance == at })
+		})
+	}
 	for name, p := range planes {
 		until(t, name+" reaches n1", func() bool {
 			code, _ := p.proxy(admin.ProxyConfigPath, "", "name", "n1")
@@ -137,7 +157,7 @@ func TestReverseCalls(t *testing.T) {
 	own.Labels = map[string]string{meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone}
 	zone[0].create(kind.Mesh, own)
 	for i, p := range globals {
-		if _, _, got := p.dryRun(kind.Mesh, namedMesh("own")); !strings.Contains(got, "zone a: it would wait") {
+		if _, _, got := p.dryRun(kind.Mesh, namedMesh("own")); !strings.Contains(got, "zone a: it would replace own") {
 			t.Errorf("a dry run at instance %d of global: %q", i, got)
 		}
 	}

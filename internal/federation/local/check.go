@@ -35,11 +35,10 @@ type Verdict struct {
 // Check an object of a type: body is what Kind.Marshal made of it. An error means that it
 // could not be found out.
 func (c *Checker) Check(ctx context.Context, typ string, body []byte) (Verdict, error) {
-	i := slices.IndexFunc(c.Kinds, func(k Kind) bool { return k.Type.Name == typ })
-	if i < 0 || c.Kinds[i].Type.Direction != federation.GlobalToZone {
+	k, ok := c.kind(typ)
+	if !ok {
 		return Verdict{Warnings: []string{fmt.Sprintf("its version does not take objects of type %s: it would not have it", typ)}}, nil
 	}
-	k := c.Kinds[i]
 	put, err := federation.Preview(c.Zone, k.Type, body)
 	if err != nil {
 		return Verdict{Refusal: err.Error()}, nil
@@ -59,10 +58,13 @@ func (c *Checker) Check(ctx context.Context, typ string, body []byte) (Verdict, 
 	case err != nil:
 		return Verdict{}, err
 	default:
-		owner, ok := federation.OwnerOf(existing.GetLabels())
-		if ok && owner != put.Owner || !ok && (k.Untouched == nil || !k.Untouched(existing)) {
-			v.Warnings = append(v.Warnings, fmt.Sprintf("it would wait: %s is the name of an object of the zone itself",
-				strings.TrimPrefix(keyOf(put.Key).String(), "/")))
+		owner, labelled := federation.OwnerOf(existing.GetLabels())
+		own := !labelled || owner.Zone == c.Zone
+		switch {
+		case own && k.zonesOwn(existing):
+			v.Warnings = append(v.Warnings, fmt.Sprintf("it would replace %s, a policy of the zone itself", keyOfObject(existing)))
+		case own && !k.givesWay(existing), !own && owner != put.Owner:
+			v.Warnings = append(v.Warnings, fmt.Sprintf("it would wait: %s is the name of an object of the zone itself", keyOfObject(existing)))
 			return v, nil
 		}
 		meta, err := metaOf(obj)
@@ -81,6 +83,15 @@ func (c *Checker) Check(ctx context.Context, typ string, body []byte) (Verdict, 
 		return Verdict{}, err
 	}
 	return v, nil
+}
+
+// kind of a type that global sends.
+func (c *Checker) kind(typ string) (Kind, bool) {
+	i := slices.IndexFunc(c.Kinds, func(k Kind) bool { return k.Type.Name == typ })
+	if i < 0 || c.Kinds[i].Type.Direction != federation.GlobalToZone {
+		return Kind{}, false
+	}
+	return c.Kinds[i], true
 }
 
 // Marshal makes what travels of an object.

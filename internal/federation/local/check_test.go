@@ -91,6 +91,15 @@ func TestChecker(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("an object of the zone", meshes.Type.Name, body, "", "it would wait: own is the name of an object of the zone itself")
+	labelled := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "labelled"}}
+	if body, err = meshes.Marshal(labelled); err != nil {
+		t.Fatal(err)
+	}
+	labelled.Labels = map[string]string{federation.LabelOrigin: federation.OriginZone, federation.LabelZone: "east"}
+	if _, err := c.Client.Create(t.Context(), meshes.Descriptor, labelled); err != nil {
+		t.Fatal(err)
+	}
+	check("a policy of the zone alone", meshes.Type.Name, body, "", "it would replace labelled, a policy of the zone itself")
 	untouched := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: meshv1alpha1.DefaultMesh}}
 	if _, err := c.Client.Create(t.Context(), meshes.Descriptor, untouched); err != nil {
 		t.Fatal(err)

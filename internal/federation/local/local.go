@@ -36,6 +36,8 @@ type Kind struct {
 	// Untouched selects objects of this control plane that a copy of the same name replaces:
 	// what every control plane makes by itself, as long as nobody has changed it; nil: none.
 	Untouched func(resource.Object) bool
+	// Policy: what a zone labels as its own gives way to an object of global of the same name.
+	Policy bool
 	// OwnStatus: the status is what each control plane observes itself. It does not
 	// travel, and that of a copy is not touched.
 	OwnStatus bool
@@ -45,6 +47,16 @@ type Kind struct {
 	// Stamp sets the fields that name the zone of an object, whatever the zone wrote;
 	// nil: there are none.
 	Stamp func(obj resource.Object, zone string)
+}
+
+// givesWay reports whether an object of this control plane gives way to a copy of its name.
+func (k Kind) givesWay(own resource.Object) bool {
+	return k.Untouched != nil && k.Untouched(own) || k.zonesOwn(own)
+}
+
+// zonesOwn reports whether an object is a policy that a user has labelled as the zone's own.
+func (k Kind) zonesOwn(obj resource.Object) bool {
+	return k.Policy && obj.GetLabels()[federation.LabelOrigin] == federation.OriginZone && obj.GetAnnotations()[federation.AnnotationSyncName] == ""
 }
 
 // AnyZone stands for all zones.

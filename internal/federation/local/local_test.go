@@ -60,6 +60,7 @@ func (d descriptors) kinds(t testing.TB) []Kind {
 	return []Kind{
 		of(d.mesh, func(k *Kind) {
 			k.Type.KeepName = true
+			k.Policy = true
 			k.Untouched = func(o resource.Object) bool { return kind.UntouchedMesh(o.(*meshv1alpha1.Mesh)) }
 		}),
 		of(d.costs, func(*Kind) {}),
@@ -586,7 +587,8 @@ func TestStaleWriter(t *testing.T) {
 }
 
 // TestDefaultMesh: the default mesh that a control plane made while it stood alone gives way
-// to that of global; one that was changed stays, until it is deleted.
+// to that of global, and so does one that is labelled as the zone's own; one that was changed
+// stays, until it is deleted.
 func TestDefaultMesh(t *testing.T) {
 	through := false
 	changed := newMesh("default")
@@ -596,7 +598,7 @@ func TestDefaultMesh(t *testing.T) {
 	for name, test := range map[string]struct {
 		own   *meshv1alpha1.Mesh
 		stays bool
-	}{"untouched": {newMesh("default"), false}, "changed": {changed, true}, "of the zone alone": {labelled, true}} {
+	}{"untouched": {newMesh("default"), false}, "changed": {changed, true}, "of the zone alone": {labelled, false}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w, _ := newWorld(t, 2)

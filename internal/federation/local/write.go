@@ -2,8 +2,10 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -111,7 +113,8 @@ func (k Kind) carriesStatus() bool { return k.Descriptor.Status && !k.OwnStatus 
 func (i *Inlet) mayReplace(k Kind, put federation.Put, existing resource.Object) error {
 	c, ok := i.copyOf(existing)
 	switch {
-	case !ok && k.Untouched != nil && k.Untouched(existing):
+	case !ok && k.givesWay(existing):
+		i.noteReplaced(k, existing)
 		return nil
 	case !ok || c.Owner != put.Owner:
 		return i.taken(k, put)
@@ -122,6 +125,23 @@ func (i *Inlet) mayReplace(k Kind, put federation.Put, existing resource.Object)
 		return fmt.Errorf("%w: %v has version %s, not %s", errStale, put.Key, c.Version, put.Before)
 	}
 	return nil
+}
+
+// noteReplaced logs a policy of the zone that one of global replaces, with its content: it is
+// nowhere else.
+func (i *Inlet) noteReplaced(k Kind, own resource.Object) {
+	if !k.zonesOwn(own) {
+		return
+	}
+	was, err := json.Marshal(own)
+	if err != nil {
+		was = []byte(err.Error())
+	}
+	i.config.Log.Warn("global has a policy of the same name as one of this zone, which gives way", "type", k.Type.Name, "name", keyOfObject(own), "was", string(was))
+}
+
+func keyOfObject(obj resource.Object) string {
+	return strings.TrimPrefix(resource.KeyOf(obj).String(), "/")
 }
 
 // taken says how the name of a copy becomes free.
