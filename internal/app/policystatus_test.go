@@ -20,6 +20,10 @@ func (s *sites) observedIn(zone string, k *resource.Descriptor, name string) str
 		zones = o.Status.Zones
 	case *meshv1alpha1.ExternalService:
 		zones = o.Status.Zones
+	case *meshv1alpha1.ZoneCosts:
+		zones = o.Status.Zones
+	case *meshv1alpha1.TopologyHeuristic:
+		zones = o.Status.Zones
 	}
 	for _, z := range zones {
 		if z.Zone != zone {
@@ -47,6 +51,10 @@ func TestPolicyStatusOfZones(t *testing.T) {
 	m := namedMesh("shop")
 	m.Spec.MTLS = builtin("one", "one")
 	s.global.create(kind.Mesh, m)
+	s.global.create(kind.ZoneCosts, &meshv1alpha1.ZoneCosts{ObjectMeta: metav1.ObjectMeta{Name: "cheap"}})
+	s.global.create(kind.TopologyHeuristic, &meshv1alpha1.TopologyHeuristic{
+		ObjectMeta: metav1.ObjectMeta{Name: "home"}, Spec: meshv1alpha1.TopologyHeuristicSpec{Zones: "[endpoint.zone]"},
+	})
 	for _, zone := range []string{"a", "b"} {
 		until(t, "the status of the ExternalService in zone "+zone, func() bool {
 			return strings.Contains(s.observedIn(zone, kind.ExternalService, "pay"), "Addressed=")
@@ -54,6 +62,11 @@ func TestPolicyStatusOfZones(t *testing.T) {
 		until(t, "the status of the Mesh in zone "+zone, func() bool {
 			return strings.Contains(s.observedIn(zone, kind.Mesh, "shop"), "CertificatesReady=True")
 		})
+		for name, k := range map[string]*resource.Descriptor{"cheap": kind.ZoneCosts, "home": kind.TopologyHeuristic} {
+			until(t, "the status of "+name+" in zone "+zone, func() bool {
+				return s.observedIn(zone, k, name) == "Accepted=True Resolved=True"
+			})
+		}
 	}
 	s.b.stop()
 	s.enable("b", false)

@@ -69,9 +69,10 @@ type Controller struct {
 	log    *slog.Logger
 	demand Demand
 	model  *model
-	// plans writes TrafficPlans, status conditions.
-	plans, status *loop.Loop
-	scratch       sync.Pool // of *scratch
+	// plans writes TrafficPlans, status conditions of Services, policies the statuses of
+	// ZoneCosts and TopologyHeuristics.
+	plans, status, policies *loop.Loop
+	scratch                 sync.Pool // of *scratch
 	// advised are Services whose hints are to be written again.
 	advised changes.Feed[resource.Key]
 
@@ -104,6 +105,7 @@ func New(config Config) *Controller {
 	// Endpoints change in windows of the EndpointSlice controller: plans follow at once.
 	c.plans = loop.New(loop.Config{What: "service", Sync: c.plan, Window: -1, Clock: c.clock, Logger: c.log})
 	c.status = loop.New(loop.Config{What: "service", Sync: c.writeConditions, Window: statusWindow, Clock: c.clock, Logger: c.log})
+	c.policies = loop.New(loop.Config{What: "policy", Sync: c.writePolicyStatus, Window: statusWindow, Clock: c.clock, Logger: c.log})
 	return c
 }
 
@@ -119,6 +121,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	})
 	running.Go(func() {
 		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
+	})
+	running.Go(func() {
+		_ = c.policies.Run(ctx, c.config.Catalog, c.dispatchPolicies, // it returns nil
+			catalog.ZoneCosts, catalog.Heuristics, catalog.Services)
 	})
 	ticker := c.clock.NewTicker(demand.Interval)
 	defer ticker.Stop()
@@ -157,6 +163,9 @@ func (c *Controller) step(basis bool) {
 // dispatch queues the Services whose plan may be another after a delta.
 func (c *Controller) dispatch(d catalog.Delta) {
 	plans, ratios := c.model.apply(&d)
+	if plans {
+		c.dispatchCosts(d.After)
+	}
 	for _, change := range d.Services {
 		if !sameForPlans(change.Old, change.New) {
 			c.replan(change.Key)

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -60,7 +61,10 @@ func (m *model) apply(d *catalog.Delta) (plans, ratios bool) {
 		m.atlas.cluster = next
 	}
 	for _, change := range d.ZoneCosts {
-		plans = true
+		// Of a status that is written, plans know nothing.
+		if change.Old == nil || change.New == nil || !equality.Semantic.DeepEqual(change.Old.Spec, change.New.Spec) {
+			plans = true
+		}
 		m.atlas.take(change.Key.Name, change.New)
 	}
 	if plans {

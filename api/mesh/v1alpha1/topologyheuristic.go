@@ -27,6 +27,9 @@ type TopologyHeuristic struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 	// The rule.
 	Spec TopologyHeuristicSpec `json:"spec"`
+	// Whether the rule is in use, as this control plane and those of zones observe it.
+	// +optional
+	Status PolicyStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

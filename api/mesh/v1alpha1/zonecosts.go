@@ -20,6 +20,9 @@ type ZoneCosts struct {
 	// The costs.
 	// +optional
 	Spec ZoneCostsSpec `json:"spec,omitempty"`
+	// Whether the costs are in use, as this control plane and those of zones observe it.
+	// +optional
+	Status PolicyStatus `json:"status,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -196,6 +196,11 @@ func (in MeshWorkloadCertificate) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PolicyZoneStatus) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.PolicyZoneStatus"
 }

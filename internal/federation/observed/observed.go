@@ -24,7 +24,7 @@ import (
 
 // Kinds of policies that have a status.
 func Kinds() []*resource.Descriptor {
-	return []*resource.Descriptor{kind.Mesh, kind.ExternalService}
+	return []*resource.Descriptor{kind.Mesh, kind.ExternalService, kind.ZoneCosts, kind.TopologyHeuristic}
 }
 
 // Status is what a zone observes of one policy.
@@ -44,6 +44,10 @@ func statusOf(obj resource.Object) (own []metav1.Condition, zones *[]v1alpha1.Po
 	case *v1alpha1.Mesh:
 		return o.Status.Conditions, &o.Status.Zones
 	case *v1alpha1.ExternalService:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.ZoneCosts:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.TopologyHeuristic:
 		return o.Status.Conditions, &o.Status.Zones
 	}
 	return nil, nil

@@ -22,25 +22,43 @@ var TopologyHeuristic = &resource.Descriptor{
 	Singular:   "topologyheuristic",
 	Categories: []string{"proxima"},
 	Direction:  resource.GlobalToZone,
+	Status:     true,
 
 	New:     func() resource.Object { return &mesh.TopologyHeuristic{} },
 	NewList: func() runtime.Object { return &mesh.TopologyHeuristicList{} },
 
 	Default:  on(func(h *mesh.TopologyHeuristic) { fill(&h.Spec.Fallback, mesh.HeuristicFallbackAll) }),
-	Prepare:  counted(func(h *mesh.TopologyHeuristic) any { return h.Spec }),
+	Prepare:  heuristicParts.prepare,
 	Validate: compare(validateTopologyHeuristic),
+
+	PrepareStatus:  heuristicParts.prepareStatus,
+	ValidateStatus: compare(validateHeuristicStatus),
 
 	Columns: []metav1.TableColumnDefinition{
 		nameColumn(),
 		column("Mode", "The value of the annotation service.kubernetes.io/topology-mode by which a Service chooses it."),
 		column("Fallback", "What becomes of a zone that may use no endpoint."),
+		policyColumn(),
 		ageColumn(),
+		servicesColumn(),
 		wide("Zones", "The expression for the zones that should use an endpoint."),
 		wide("Weight", "The expression for the weight of an endpoint in a zone."),
 	},
 	Cells: of(func(h *mesh.TopologyHeuristic) []any {
-		return []any{h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, age(h), oneLine(h.Spec.Zones), oneLine(h.Spec.Weight)}
+		return []any{
+			h.Name, mesh.TopologyHeuristicPrefix + h.Name, h.Spec.Fallback, policyCell(&h.Status), age(h), h.Status.Services,
+			oneLine(h.Spec.Zones), oneLine(h.Spec.Weight),
+		}
 	}),
+}
+
+var heuristicParts = parts[*mesh.TopologyHeuristic, mesh.TopologyHeuristicSpec, mesh.PolicyStatus](
+	func(h *mesh.TopologyHeuristic) (*mesh.TopologyHeuristicSpec, *mesh.PolicyStatus) {
+		return &h.Spec, &h.Status
+	})
+
+func validateHeuristicStatus(h, old *mesh.TopologyHeuristic) field.ErrorList {
+	return append(checkMeta(h, old, false, validation.NameIsDNSSubdomain), checkPolicyStatus(&h.Status)...)
 }
 
 func oneLine(expression string) string { return strings.Join(strings.Fields(expression), " ") }

@@ -32,13 +32,17 @@ var ZoneCosts = &resource.Descriptor{
 	Singular:   "zonecosts",
 	Categories: []string{"proxima"},
 	Direction:  resource.GlobalToZone,
+	Status:     true,
 
 	New:     func() resource.Object { return &mesh.ZoneCosts{} },
 	NewList: func() runtime.Object { return &mesh.ZoneCostsList{} },
 
 	Default:  on(defaultZoneCosts),
-	Prepare:  counted(func(c *mesh.ZoneCosts) any { return c.Spec }),
+	Prepare:  zoneCostsParts.prepare,
 	Validate: compare(validateZoneCosts),
+
+	PrepareStatus:  zoneCostsParts.prepareStatus,
+	ValidateStatus: compare(validateZoneCostsStatus),
 
 	Columns: []metav1.TableColumnDefinition{
 		nameColumn(),
@@ -46,11 +50,23 @@ var ZoneCosts = &resource.Descriptor{
 		column("World", "The cost between zones of different regions."),
 		column("Site", "The cost from a zone to another site."),
 		column("Pairs", "The number of pairs of zones with costs of their own."),
+		policyColumn(),
 		ageColumn(),
+		servicesColumn(),
 	},
 	Cells: of(func(c *mesh.ZoneCosts) []any {
-		return []any{c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), costCell(c.Spec.Site), len(c.Spec.Pairs), age(c)}
+		return []any{
+			c.Name, costCell(c.Spec.Region), costCell(c.Spec.World), costCell(c.Spec.Site), len(c.Spec.Pairs), policyCell(&c.Status), age(c),
+			c.Status.Services,
+		}
 	}),
+}
+
+var zoneCostsParts = parts[*mesh.ZoneCosts, mesh.ZoneCostsSpec, mesh.PolicyStatus](
+	func(c *mesh.ZoneCosts) (*mesh.ZoneCostsSpec, *mesh.PolicyStatus) { return &c.Spec, &c.Status })
+
+func validateZoneCostsStatus(c, old *mesh.ZoneCosts) field.ErrorList {
+	return append(checkMeta(c, old, false, validation.NameIsDNSSubdomain), checkPolicyStatus(&c.Status)...)
 }
 
 func costCell(c *float64) string {

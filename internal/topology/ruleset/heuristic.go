@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -63,7 +65,7 @@ func (r *Rules) Find(mode string) (topology.Heuristic, bool) {
 	if !ok {
 		return nil, false
 	}
-	if c := r.compiled[name]; c != nil && c.object == object {
+	if c := r.compiled[name]; c != nil && (c.object == object || equality.Semantic.DeepEqual(c.object.Spec, object.Spec)) {
 		return c, true
 	}
 	c := &compiled{object: object, demand: r.config.Demand}
@@ -91,6 +93,9 @@ type compiled struct {
 	program *rule.Program
 	err     error
 }
+
+// Problem implements topology.Checked.
+func (r *compiled) Problem() error { return r.err }
 
 // Decide implements topology.Heuristic.
 func (r *compiled) Decide(q topology.Question) (topology.Decision, error) {
