@@ -81,8 +81,9 @@ type NodeConfig struct {
 	SpiffeSocket string
 	// version that is announced; empty: that of the program.
 	version string
-	// certificateSpread as in workload.Config.
+	// certificateSpread, and now, by which certificates are judged, as in workload.Config.
 	certificateSpread time.Duration
+	now               func() time.Time
 	// DNSPort on the same host, for UDP and TCP; 0: off, or DNSPortAuto.
 	DNSPort int
 	// DNSCapture: questions of port 53 of this machine, and of those that pass through it from

@@ -62,7 +62,7 @@ func (a *agent) openIdentity() (err error) {
 	n.manager = workload.New(workload.Config{
 		Gateway: gateway,
 		Dir:     filepath.Join(a.dir(), "identities"), Client: identityv1.NewIdentityClient(a.conn), Node: a.cfg.Name, Spread: a.cfg.certificateSpread,
-		Registerer: a.registry, Logger: n.log,
+		Registerer: a.registry, Logger: n.log, Now: a.cfg.now,
 	})
 	a.identity = n
 	path := a.cfg.SpiffeSocket
