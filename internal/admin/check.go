@@ -26,9 +26,12 @@ type CheckRequest struct {
 	// Type of the object between control planes, and the object as it travels.
 	Type   string `json:"type"`
 	Object []byte `json:"object"`
+	// Deletion: what the end of the object would mean is asked.
+	Deletion bool `json:"deletion,omitempty"`
 }
 
-// CheckAnswer is what a zone says; empty: it would apply the object as it is.
+// CheckAnswer is what a zone says; empty: it would apply the object as it is, or nothing
+// depends on the one that ends.
 type CheckAnswer struct {
 	Refusal  string   `json:"refusal,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`

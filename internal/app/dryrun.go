@@ -46,8 +46,12 @@ type zoneVerdict struct {
 }
 
 func (d *dryRuns) allow(ctx context.Context, w access.Write) error {
-	if !w.DryRun || d.global == nil || w.Object == nil || w.Subresource != "" {
+	if !w.DryRun || d.global == nil || w.Subresource != "" {
 		return nil
+	}
+	obj, deletion := w.Object, false
+	if obj == nil {
+		obj, deletion = w.Old, true
 	}
 	i := slices.IndexFunc(d.global.kinds, func(k local.Kind) bool { return k.Descriptor.GVK.GroupKind() == w.Kind })
 	if i < 0 {
@@ -57,19 +61,19 @@ func (d *dryRuns) allow(ctx context.Context, w access.Write) error {
 	if k.Type.Direction != federation.GlobalToZone || k.Type.FanOut != federation.EveryZone {
 		return nil
 	}
-	body, err := k.Marshal(w.Object)
+	body, err := k.Marshal(obj)
 	if err != nil {
 		return err
 	}
-	verdicts, err := d.ask(ctx, k.Type.Name, body)
+	verdicts, err := d.ask(ctx, admin.CheckRequest{Type: k.Type.Name, Object: body, Deletion: deletion})
 	if err != nil {
 		return err
 	}
-	return judge(w, k.Descriptor, verdicts)
+	return judge(w, k.Descriptor, obj.GetName(), verdicts)
 }
 
 // ask all zones that may connect.
-func (d *dryRuns) ask(ctx context.Context, typ string, body []byte) ([]zoneVerdict, error) {
+func (d *dryRuns) ask(ctx context.Context, r admin.CheckRequest) ([]zoneVerdict, error) {
 	objects, _, err := d.global.api.client.List(ctx, kind.Zone, resource.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list zones: %w", err)
@@ -86,7 +90,8 @@ func (d *dryRuns) ask(ctx context.Context, typ string, body []byte) ([]zoneVerdi
 	for i := range out {
 		asking.Go(func() {
 			v := &out[i]
-			r := admin.CheckRequest{Zone: v.zone, Type: typ, Object: body}
+			r := r
+			r.Zone = v.zone
 			v.answer, v.err = d.global.Check(ctx, r)
 			if errors.Is(v.err, admin.ErrElsewhere) {
 				v.answer, v.err = admin.CheckElsewhere(ctx, d.global.instances, d.global.log, r, v.err)
@@ -98,7 +103,7 @@ func (d *dryRuns) ask(ctx context.Context, typ string, body []byte) ([]zoneVerdi
 }
 
 // judge what zones have answered: a refusal of one of them is the answer to the user.
-func judge(w access.Write, d *resource.Descriptor, verdicts []zoneVerdict) error {
+func judge(w access.Write, d *resource.Descriptor, name string, verdicts []zoneVerdict) error {
 	warn := func(format string, args ...any) {
 		if w.Warn != nil {
 			w.Warn(oneLine(fmt.Sprintf(format, args...)))
@@ -129,8 +134,8 @@ func judge(w access.Write, d *resource.Descriptor, verdicts []zoneVerdict) error
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
-		Details: &metav1.StatusDetails{Group: w.Kind.Group, Kind: w.Kind.Kind, Name: w.Object.GetName()},
-		Message: fmt.Sprintf("%s %q is not for all zones: %s", d.Singular, w.Object.GetName(), strings.Join(refusals, "; ")),
+		Details: &metav1.StatusDetails{Group: w.Kind.Group, Kind: w.Kind.Kind, Name: name},
+		Message: fmt.Sprintf("%s %q is not for all zones: %s", d.Singular, name, strings.Join(refusals, "; ")),
 	}}
 }
 
@@ -146,9 +151,11 @@ func oneLine(text string) string {
 
 // Check implements admin.ZoneChecks: a zone that has a stream to this instance is asked.
 func (g *global) Check(ctx context.Context, r admin.CheckRequest) (admin.CheckAnswer, error) {
-	body, err := g.zones.Call(ctx, r.Zone, &federationv1.Call{
-		Kind: federationv1.CallKind_CALL_KIND_CHECK, Type: r.Type, Body: r.Object,
-	})
+	call := &federationv1.Call{Kind: federationv1.CallKind_CALL_KIND_CHECK, Type: r.Type, Body: r.Object}
+	if r.Deletion {
+		call.Kind = federationv1.CallKind_CALL_KIND_CHECK_DELETION
+	}
+	body, err := g.zones.Call(ctx, r.Zone, call)
 	var none *stream.NoStreamError
 	switch {
 	case errors.As(err, &none):
@@ -165,9 +172,13 @@ func (g *global) Check(ctx context.Context, r admin.CheckRequest) (admin.CheckAn
 	return admin.CheckAnswer{Refusal: answer.GetRefusal(), Warnings: answer.GetWarnings()}, nil
 }
 
-// check answers a call of global: what this zone would make of an object.
+// check answers a call of global: what this zone would make of an object, or of its end.
 func (l *zoneLink) check(ctx context.Context, call *federationv1.Call) ([]byte, error) {
-	verdict, err := l.checker.Check(ctx, call.GetType(), call.GetBody())
+	judge := l.checker.Check
+	if call.GetKind() == federationv1.CallKind_CALL_KIND_CHECK_DELETION {
+		judge = l.checker.CheckDeletion
+	}
+	verdict, err := judge(ctx, call.GetType(), call.GetBody())
 	if err != nil {
 		return nil, err
 	}
@@ -176,8 +187,10 @@ func (l *zoneLink) check(ctx context.Context, call *federationv1.Call) ([]byte, 
 
 // answer a call of global.
 func (l *zoneLink) answer(ctx context.Context, call *federationv1.Call) ([]byte, error) {
-	if call.GetKind() == federationv1.CallKind_CALL_KIND_CHECK {
+	switch call.GetKind() {
+	case federationv1.CallKind_CALL_KIND_CHECK, federationv1.CallKind_CALL_KIND_CHECK_DELETION:
 		return l.check(ctx, call)
+	default:
+		return l.calls.answer(ctx, call)
 	}
-	return l.calls.answer(ctx, call)
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -21,11 +22,33 @@ import (
 	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 // dryRun creates an object in a dry run, and returns the HTTP status, the body and the
 // warnings.
 func (p *plane) dryRun(k *resource.Descriptor, obj resource.Object) (code int, body string, warnings string) {
+	p.t.Helper()
+	obj = obj.DeepCopyObject().(resource.Object)
+	obj.GetObjectKind().SetGroupVersionKind(k.GVK)
+	in, err := json.Marshal(obj)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return p.send(http.MethodPost, p.pathOf(k, obj.GetNamespace())+"?dryRun=All", in)
+}
+
+// pathOf the objects of a kind.
+func (p *plane) pathOf(k *resource.Descriptor, namespace string) string {
+	path := "/apis/" + k.GVK.GroupVersion().String() + "/"
+	if k.Namespaced {
+		path += "namespaces/" + namespace + "/"
+	}
+	return path + k.Resource
+}
+
+// send a request as the admin, and return the HTTP status, the body and the warnings.
+func (p *plane) send(method, path string, in []byte) (code int, body string, warnings string) {
 	p.t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.cfg.DataDir, "kubeconfig"))
 	if err != nil {
@@ -35,17 +58,12 @@ func (p *plane) dryRun(k *resource.Descriptor, obj resource.Object) (code int, b
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	obj = obj.DeepCopyObject().(resource.Object)
-	obj.GetObjectKind().SetGroupVersionKind(k.GVK)
-	in, err := json.Marshal(obj)
+	r, err := http.NewRequestWithContext(p.t.Context(), method, cfg.Host+path, bytes.NewReader(in))
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	path := "/apis/" + k.GVK.GroupVersion().String() + "/"
-	if k.Namespaced {
-		path += "namespaces/" + obj.GetNamespace() + "/"
-	}
-	resp, err := client.Post(cfg.Host+path+k.Resource+"?dryRun=All", "application/json", strings.NewReader(string(in)))
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(r)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -55,6 +73,47 @@ func (p *plane) dryRun(k *resource.Descriptor, obj resource.Object) (code int, b
 		p.t.Fatal(err)
 	}
 	return resp.StatusCode, string(out), strings.Join(resp.Header.Values("Warning"), "\n")
+}
+
+// testDryDeletion: a dry run of a deletion at global tells what uses the object in zones, and
+// deletes nothing.
+func testDryDeletion(s *sites) {
+	t := s.t
+	s.global.create(kind.ZoneCosts, &meshv1alpha1.ZoneCosts{ObjectMeta: metav1.ObjectMeta{Name: "cheap"}})
+	s.global.create(kind.TopologyHeuristic, &meshv1alpha1.TopologyHeuristic{
+		ObjectMeta: metav1.ObjectMeta{Name: "home"}, Spec: meshv1alpha1.TopologyHeuristicSpec{Zones: "[endpoint.zone]"},
+	})
+	until(t, "the policies are in zone a", func() bool { return s.a.has(kind.TopologyHeuristic, "home") && s.a.has(kind.ZoneCosts, "cheap") })
+	for name, annotations := range map[string]map[string]string{
+		"planned": {corev1.AnnotationTopologyMode: topology.Adaptive, topology.AnnotationCosts: "cheap"},
+		"ruled":   {corev1.AnnotationTopologyMode: meshv1alpha1.TopologyHeuristicPrefix + "home"},
+	} {
+		s.a.create(kind.Service, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: annotations},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+	}
+	for _, test := range []struct {
+		kind       *resource.Descriptor
+		name, want string
+	}{
+		{kind.TopologyHeuristic, "home", "zone a: Services that have chosen it: 1, first default/ruled: their hints and weights would stay as they are"},
+		{kind.ZoneCosts, "cheap", "zone a: Services planned with it: 1, first default/planned: the costs named default would hold"},
+	} {
+		until(t, "zone a tells who uses "+test.name, func() bool {
+			code, body, got := s.global.send(http.MethodDelete, s.global.pathOf(test.kind, "")+"/"+test.name+"?dryRun=All", nil)
+			if code != http.StatusOK {
+				t.Fatalf("dry deletion of %s: %d %s", test.name, code, body)
+			}
+			if strings.Contains(got, "zone b") {
+				t.Fatalf("dry deletion of %s: zone b does not use it: %q", test.name, got)
+			}
+			return strings.Contains(got, test.want)
+		})
+		if !s.global.has(test.kind, test.name) || !s.a.has(test.kind, test.name) {
+			t.Errorf("%s was deleted by a dry run", test.name)
+		}
+	}
 }
 
 // TestDryRunAsksZones: what zones would make of an object is said in a dry run at global.
@@ -93,6 +152,8 @@ func TestDryRunAsksZones(t *testing.T) {
 		`zone a: it would wait: namespaces \"shop\" not found`)
 	expect("what global refuses itself", kind.Mesh, namedMesh("No_Name"), http.StatusUnprocessableEntity, "No_Name")
 	expect("what does not go to zones", kind.Zone, &meshv1alpha1.Zone{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, http.StatusCreated, "c")
+
+	testDryDeletion(s)
 
 	// A zone that refuses, as one of another version may, and one that hangs.
 	checker := *s.a.cp.zone.checker

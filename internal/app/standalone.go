@@ -119,7 +119,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.leader.secrets = cp.identities.external.source
 	if cfg.role() == RoleZone {
-		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.leader.client, cp.log); err != nil {
+		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.instance, cp.leader.client, cp.log); err != nil {
 			return nil, err
 		}
 		cp.zone.calls = cp.calls

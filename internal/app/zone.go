@@ -61,11 +61,13 @@ const firstJoin = 5 * time.Second
 
 // newZoneLink finds the credentials of the zone. That global does not answer is no error: a
 // zone serves without it. It fails if the token is for something else.
-func newZoneLink(ctx context.Context, cfg ControlPlaneConfig, s *storage, a *api, client resource.Client, log *slog.Logger) (*zoneLink, error) {
+func newZoneLink(
+	ctx context.Context, cfg ControlPlaneConfig, s *storage, a *api, i *instance, client resource.Client, log *slog.Logger,
+) (*zoneLink, error) {
 	l := &zoneLink{
 		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
 	}
-	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try}
+	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try, Uses: policyUses{i.catalog}.of}
 	l.renewer = identity.NewRenewer(identity.RenewerConfig{
 		Dir: l.dir(), Server: cfg.Global, Accept: l.accept, Token: l.token, Logger: l.log,
 	})

@@ -34,6 +34,7 @@ type deleteFlags struct {
 	selector      string
 	all           bool
 	cascade       string
+	dryRun        string
 }
 
 func newDelete(s *settings) *cobra.Command {
@@ -63,6 +64,7 @@ background; with --cascade=foreground before it, with --cascade=orphan they stay
 	f.StringVarP(&d.selector, "selector", "l", "", "delete the objects of the kind with these labels, as in app=web,tier!=db")
 	f.BoolVar(&d.all, "all", false, "delete all objects of the kind in the namespace")
 	f.StringVar(&d.cascade, "cascade", "background", "what becomes of objects that it owns: background, foreground or orphan")
+	f.StringVar(&d.dryRun, "dry-run", "none", "none; or server: let the server check everything and store nothing")
 	return cmd
 }
 
@@ -78,6 +80,8 @@ func (s *settings) delete(ctx context.Context, d deleteFlags, args []string) err
 		return usagef("say what to delete: KIND NAME…, or -f FILE")
 	case len(args) > 0 && len(d.files) > 0:
 		return usagef("give KIND NAME… or -f, not both")
+	case d.dryRun != "none" && d.dryRun != "server":
+		return usagef("--dry-run %q: choose none or server", d.dryRun)
 	case d.timeout < 0:
 		return usagef("--timeout %s: must not be negative", d.timeout)
 	}
@@ -201,11 +205,13 @@ func (s *settings) deleteAll(ctx context.Context, c *connection, d deleteFlags, 
 	index := -1
 	err := s.each(c, objects, "deleted", func(o placed) error {
 		index++
-		object, err := c.delete(ctx, o, d.now, cascades[d.cascade])
+		object, err := c.delete(ctx, o, d)
 		switch {
 		case apierrors.IsNotFound(err) && d.ignoreMissing:
 		case err != nil:
 			return err
+		case d.dryRun == "server":
+			fmt.Fprintf(s.io.Out, "%s deleted (dry run)\n", o.title(c))
 		case object == nil:
 			fmt.Fprintf(s.io.Out, "%s deleted\n", o.title(c))
 			s.explainDeletion(o)
@@ -254,9 +260,13 @@ func (s *settings) explainDeletion(o placed) {
 
 // delete an object. It returns the object if it goes on terminating, nil if it
 // is gone.
-func (c *connection) delete(ctx context.Context, o placed, now bool, cascade metav1.DeletionPropagation) (*metav1.PartialObjectMetadata, error) {
+func (c *connection) delete(ctx context.Context, o placed, d deleteFlags) (*metav1.PartialObjectMetadata, error) {
+	cascade := cascades[d.cascade]
 	options := metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, PropagationPolicy: &cascade}
-	if now {
+	if d.dryRun == "server" {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	if d.now {
 		options.GracePeriodSeconds = new(int64)
 	}
 	body, err := json.Marshal(options)

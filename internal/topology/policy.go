@@ -125,7 +125,7 @@ func (c *Controller) costsStatus(s *catalog.Snapshot, costs *meshv1alpha1.ZoneCo
 		}
 	}
 	accepted := metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonAccepted, Message: "the planner uses these costs"}
-	resolved := resolvedFor(users, "Services are planned with it", "no Service of this zone is planned with it")
+	resolved := resolvedFor(users, "are planned with it", "no Service of this zone is planned with it")
 	in, _ := c.model.input(Params{Costs: costs.Name}, nil) // an error leaves the warning
 	switch {
 	case unusable(&costs.Spec) != "":
@@ -163,7 +163,7 @@ func (c *Controller) heuristicStatus(s *catalog.Snapshot, h *meshv1alpha1.Topolo
 			accepted = metav1.Condition{Status: metav1.ConditionFalse, Reason: ReasonInvalid, Message: checked.Problem().Error()}
 		}
 	}
-	resolved := resolvedFor(users, "Services have chosen it", "no Service of this zone has chosen it")
+	resolved := resolvedFor(users, "have chosen it", "no Service of this zone has chosen it")
 	if failed != nil {
 		slices.Sort(failed)
 		more := ""
@@ -179,7 +179,7 @@ func resolvedFor(users int32, what, none string) metav1.Condition {
 	if users == 0 {
 		return metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonNotUsed, Message: none}
 	}
-	return metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonResolved, Message: fmt.Sprintf("%d %s", users, what)}
+	return metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonResolved, Message: fmt.Sprintf("Services that %s: %d", what, users)}
 }
 
 // setPolicyStatus leaves what zones observe.

@@ -37,7 +37,7 @@ func TestCostsStatus(t *testing.T) {
 		r := newRig(t, nil, all(equalNodes("ab"), workloads("bb"), one(adaptive(AnnotationCosts, "ours")))...)
 		r.seed(costs("ours", pair("a", "b", 2)), costs("idle", pair("a", "b", 3)))
 		const good = "Accepted True Accepted: the planner uses these costs; "
-		r.wantCosts("in use", "ours", "1 users; "+good+"Resolved True Resolved: 1 Services are planned with it")
+		r.wantCosts("in use", "ours", "1 users; "+good+"Resolved True Resolved: Services that are planned with it: 1")
 		r.wantCosts("not in use", "idle", "0 users; "+good+"Resolved True NotUsed: no Service of this zone is planned with it")
 		version := r.plan().Spec.Version
 		r.settle()
@@ -51,9 +51,9 @@ func TestCostsStatus(t *testing.T) {
 		r.wantCosts("the zone is there", "idle", "0 users; "+good+"Resolved True NotUsed: no Service of this zone is planned with it")
 		r.seed(costs("ours", pair("a", "b", -1)))
 		r.wantCosts("costs that cannot be used", "ours", `1 users; Accepted False Invalid: ZoneCosts "ours" cannot be used: `+
-			"the cost from a to b is -1; its last good costs hold; Resolved True Resolved: 1 Services are planned with it")
+			"the cost from a to b is -1; its last good costs hold; Resolved True Resolved: Services that are planned with it: 1")
 		r.annotate(AnnotationCosts, "idle")
-		r.wantCosts("chosen", "idle", "1 users; "+good+"Resolved True Resolved: 1 Services are planned with it")
+		r.wantCosts("chosen", "idle", "1 users; "+good+"Resolved True Resolved: Services that are planned with it: 1")
 	})
 }
 
@@ -82,7 +82,7 @@ func TestHeuristicStatus(t *testing.T) {
 				}
 			}
 		}
-		want("in use", "mine", "1 users; Accepted True Accepted: the rule compiles; Resolved True Resolved: 1 Services have chosen it")
+		want("in use", "mine", "1 users; Accepted True Accepted: the rule compiles; Resolved True Resolved: Services that have chosen it: 1")
 		want("broken", "broken", "0 users; Accepted False Invalid: it does not compile; Resolved True NotUsed: no Service of this zone has chosen it")
 		mine.set(func() { mine.err = errors.New("no such zone") })
 		r.heuristicChanged(name)

@@ -38,6 +38,9 @@ const (
 	// What the zone would make of an object of global, which it does not store. The body of
 	// the answer is a CheckAnswer.
 	CallKind_CALL_KIND_CHECK CallKind = 4
+	// What the end of an object of global would mean in the zone. The body of the answer is a
+	// CheckAnswer.
+	CallKind_CALL_KIND_CHECK_DELETION CallKind = 5
 )
 
 // Enum value maps for CallKind.
@@ -48,13 +51,15 @@ var (
 		2: "CALL_KIND_STATS",
 		3: "CALL_KIND_CLUSTERS",
 		4: "CALL_KIND_CHECK",
+		5: "CALL_KIND_CHECK_DELETION",
 	}
 	CallKind_value = map[string]int32{
-		"CALL_KIND_UNSPECIFIED": 0,
-		"CALL_KIND_CONFIG_DUMP": 1,
-		"CALL_KIND_STATS":       2,
-		"CALL_KIND_CLUSTERS":    3,
-		"CALL_KIND_CHECK":       4,
+		"CALL_KIND_UNSPECIFIED":    0,
+		"CALL_KIND_CONFIG_DUMP":    1,
+		"CALL_KIND_STATS":          2,
+		"CALL_KIND_CLUSTERS":       3,
+		"CALL_KIND_CHECK":          4,
+		"CALL_KIND_CHECK_DELETION": 5,
 	}
 )
 
@@ -1149,7 +1154,7 @@ type Call struct {
 	TimeoutMilliseconds uint32 `protobuf:"varint,6,opt,name=timeout_milliseconds,json=timeoutMilliseconds,proto3" json:"timeout_milliseconds,omitempty"`
 	// The caller does not wait any longer; all else but the ID is empty.
 	Cancelled bool `protobuf:"varint,7,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
-	// Of CALL_KIND_CHECK: the type of a resource, and its body, an Object.
+	// Of CALL_KIND_CHECK and CALL_KIND_CHECK_DELETION: the type of a resource, and its body, an Object.
 	Type          string `protobuf:"bytes,8,opt,name=type,proto3" json:"type,omitempty"`
 	Body          []byte `protobuf:"bytes,9,opt,name=body,proto3" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1441,8 +1446,11 @@ type HealthCheckResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long the zone may wait until it checks next.
 	IntervalMilliseconds uint32 `protobuf:"varint,1,opt,name=interval_milliseconds,json=intervalMilliseconds,proto3" json:"interval_milliseconds,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Instances of global that the zone may move to, with the one that answers; empty: that
+	// one is alone, or its version does not say.
+	Instances     []*GlobalInstance `protobuf:"bytes,2,rep,name=instances,proto3" json:"instances,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HealthCheckResponse) Reset() {
@@ -1480,6 +1488,67 @@ func (x *HealthCheckResponse) GetIntervalMilliseconds() uint32 {
 		return x.IntervalMilliseconds
 	}
 	return 0
+}
+
+func (x *HealthCheckResponse) GetInstances() []*GlobalInstance {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+// GlobalInstance is where an instance of global is reached, as it advertises itself.
+type GlobalInstance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// HOST:PORT of the API, and of the gRPC port.
+	Api           string `protobuf:"bytes,1,opt,name=api,proto3" json:"api,omitempty"`
+	Grpc          string `protobuf:"bytes,2,opt,name=grpc,proto3" json:"grpc,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GlobalInstance) Reset() {
+	*x = GlobalInstance{}
+	mi := &file_federation_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GlobalInstance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GlobalInstance) ProtoMessage() {}
+
+func (x *GlobalInstance) ProtoReflect() protoreflect.Message {
+	mi := &file_federation_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GlobalInstance.ProtoReflect.Descriptor instead.
+func (*GlobalInstance) Descriptor() ([]byte, []int) {
+	return file_federation_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GlobalInstance) GetApi() string {
+	if x != nil {
+		return x.Api
+	}
+	return ""
+}
+
+func (x *GlobalInstance) GetGrpc() string {
+	if x != nil {
+		return x.Grpc
+	}
+	return ""
 }
 
 var File_federation_proto protoreflect.FileDescriptor
@@ -1579,15 +1648,20 @@ const file_federation_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\"J\n" +
 	"\x12HealthCheckRequest\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\"J\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"\x8f\x01\n" +
 	"\x13HealthCheckResponse\x123\n" +
-	"\x15interval_milliseconds\x18\x01 \x01(\rR\x14intervalMilliseconds*\x82\x01\n" +
+	"\x15interval_milliseconds\x18\x01 \x01(\rR\x14intervalMilliseconds\x12C\n" +
+	"\tinstances\x18\x02 \x03(\v2%.proxima.federation.v1.GlobalInstanceR\tinstances\"6\n" +
+	"\x0eGlobalInstance\x12\x10\n" +
+	"\x03api\x18\x01 \x01(\tR\x03api\x12\x12\n" +
+	"\x04grpc\x18\x02 \x01(\tR\x04grpc*\xa0\x01\n" +
 	"\bCallKind\x12\x19\n" +
 	"\x15CALL_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CALL_KIND_CONFIG_DUMP\x10\x01\x12\x13\n" +
 	"\x0fCALL_KIND_STATS\x10\x02\x12\x16\n" +
 	"\x12CALL_KIND_CLUSTERS\x10\x03\x12\x13\n" +
-	"\x0fCALL_KIND_CHECK\x10\x04*\x95\x01\n" +
+	"\x0fCALL_KIND_CHECK\x10\x04\x12\x1c\n" +
+	"\x18CALL_KIND_CHECK_DELETION\x10\x05*\x95\x01\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -1621,7 +1695,7 @@ func file_federation_proto_rawDescGZIP() []byte {
 }
 
 var file_federation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_federation_proto_goTypes = []any{
 	(CallKind)(0),                // 0: proxima.federation.v1.CallKind
 	(TargetKind)(0),              // 1: proxima.federation.v1.TargetKind
@@ -1647,39 +1721,41 @@ var file_federation_proto_goTypes = []any{
 	(*CallAnswer)(nil),           // 21: proxima.federation.v1.CallAnswer
 	(*HealthCheckRequest)(nil),   // 22: proxima.federation.v1.HealthCheckRequest
 	(*HealthCheckResponse)(nil),  // 23: proxima.federation.v1.HealthCheckResponse
-	nil,                          // 24: proxima.federation.v1.Object.LabelsEntry
-	nil,                          // 25: proxima.federation.v1.Object.AnnotationsEntry
+	(*GlobalInstance)(nil),       // 24: proxima.federation.v1.GlobalInstance
+	nil,                          // 25: proxima.federation.v1.Object.LabelsEntry
+	nil,                          // 26: proxima.federation.v1.Object.AnnotationsEntry
 }
 var file_federation_proto_depIdxs = []int32{
-	24, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
-	25, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
+	25, // 0: proxima.federation.v1.Object.labels:type_name -> proxima.federation.v1.Object.LabelsEntry
+	26, // 1: proxima.federation.v1.Object.annotations:type_name -> proxima.federation.v1.Object.AnnotationsEntry
 	4,  // 2: proxima.federation.v1.Refusals.refusals:type_name -> proxima.federation.v1.Refusal
 	8,  // 3: proxima.federation.v1.FollowResponse.meshes:type_name -> proxima.federation.v1.MeshState
 	9,  // 4: proxima.federation.v1.MeshState.trusted:type_name -> proxima.federation.v1.MeshAuthority
 	17, // 5: proxima.federation.v1.PolicyReport.policies:type_name -> proxima.federation.v1.PolicyStatus
 	0,  // 6: proxima.federation.v1.Call.kind:type_name -> proxima.federation.v1.CallKind
 	1,  // 7: proxima.federation.v1.Call.target:type_name -> proxima.federation.v1.TargetKind
-	5,  // 8: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
-	21, // 9: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
-	22, // 10: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
-	6,  // 11: proxima.federation.v1.MeshAuthorities.Follow:input_type -> proxima.federation.v1.FollowRequest
-	10, // 12: proxima.federation.v1.MeshAuthorities.Acknowledge:input_type -> proxima.federation.v1.AcknowledgeRequest
-	12, // 13: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
-	14, // 14: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
-	16, // 15: proxima.federation.v1.PolicyStatuses.Report:input_type -> proxima.federation.v1.PolicyReport
-	5,  // 16: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
-	19, // 17: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
-	23, // 18: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
-	7,  // 19: proxima.federation.v1.MeshAuthorities.Follow:output_type -> proxima.federation.v1.FollowResponse
-	11, // 20: proxima.federation.v1.MeshAuthorities.Acknowledge:output_type -> proxima.federation.v1.AcknowledgeResponse
-	13, // 21: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
-	15, // 22: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
-	18, // 23: proxima.federation.v1.PolicyStatuses.Report:output_type -> proxima.federation.v1.PolicyReportTaken
-	16, // [16:24] is the sub-list for method output_type
-	8,  // [8:16] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	24, // 8: proxima.federation.v1.HealthCheckResponse.instances:type_name -> proxima.federation.v1.GlobalInstance
+	5,  // 9: proxima.federation.v1.MultiplexedSync.Stream:input_type -> proxima.federation.v1.Multiplexed
+	21, // 10: proxima.federation.v1.ZoneService.Serve:input_type -> proxima.federation.v1.CallAnswer
+	22, // 11: proxima.federation.v1.ZoneService.HealthCheck:input_type -> proxima.federation.v1.HealthCheckRequest
+	6,  // 12: proxima.federation.v1.MeshAuthorities.Follow:input_type -> proxima.federation.v1.FollowRequest
+	10, // 13: proxima.federation.v1.MeshAuthorities.Acknowledge:input_type -> proxima.federation.v1.AcknowledgeRequest
+	12, // 14: proxima.federation.v1.MeshAuthorities.Root:input_type -> proxima.federation.v1.RootRequest
+	14, // 15: proxima.federation.v1.MeshAuthorities.Intermediate:input_type -> proxima.federation.v1.IntermediateRequest
+	16, // 16: proxima.federation.v1.PolicyStatuses.Report:input_type -> proxima.federation.v1.PolicyReport
+	5,  // 17: proxima.federation.v1.MultiplexedSync.Stream:output_type -> proxima.federation.v1.Multiplexed
+	19, // 18: proxima.federation.v1.ZoneService.Serve:output_type -> proxima.federation.v1.Call
+	23, // 19: proxima.federation.v1.ZoneService.HealthCheck:output_type -> proxima.federation.v1.HealthCheckResponse
+	7,  // 20: proxima.federation.v1.MeshAuthorities.Follow:output_type -> proxima.federation.v1.FollowResponse
+	11, // 21: proxima.federation.v1.MeshAuthorities.Acknowledge:output_type -> proxima.federation.v1.AcknowledgeResponse
+	13, // 22: proxima.federation.v1.MeshAuthorities.Root:output_type -> proxima.federation.v1.RootResponse
+	15, // 23: proxima.federation.v1.MeshAuthorities.Intermediate:output_type -> proxima.federation.v1.IntermediateResponse
+	18, // 24: proxima.federation.v1.PolicyStatuses.Report:output_type -> proxima.federation.v1.PolicyReportTaken
+	17, // [17:25] is the sub-list for method output_type
+	9,  // [9:17] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_federation_proto_init() }
@@ -1697,7 +1773,7 @@ func file_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_federation_proto_rawDesc), len(file_federation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

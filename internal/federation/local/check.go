@@ -22,6 +22,8 @@ type Checker struct {
 	// Try does all that a create, or an update of an object with a resource version, would,
 	// and stores nothing.
 	Try func(ctx context.Context, d *resource.Descriptor, obj resource.Object) error
+	// Uses are what of this zone depends on an object, as sentences; nil: nothing does.
+	Uses func(obj resource.Object) []string
 }
 
 // Verdict is what would become of an object; zero: it would be applied as it is.
@@ -81,6 +83,39 @@ func (c *Checker) Check(ctx context.Context, typ string, body []byte) (Verdict, 
 		v.Refusal = err.Error()
 	default:
 		return Verdict{}, err
+	}
+	return v, nil
+}
+
+// CheckDeletion says what the end of an object of global would mean here. Its arguments and
+// errors are those of Check.
+func (c *Checker) CheckDeletion(ctx context.Context, typ string, body []byte) (Verdict, error) {
+	k, ok := c.kind(typ)
+	if !ok {
+		return Verdict{}, nil // it does not have it
+	}
+	put, err := federation.Preview(c.Zone, k.Type, body)
+	if err != nil {
+		return Verdict{Refusal: err.Error()}, nil
+	}
+	existing, err := c.Client.Get(ctx, k.Descriptor, keyOf(put.Key))
+	switch {
+	case apierrors.IsNotFound(err):
+		return Verdict{}, nil
+	case err != nil:
+		return Verdict{}, err
+	}
+	var v Verdict
+	owner, labelled := federation.OwnerOf(existing.GetLabels())
+	if !labelled || owner != put.Owner {
+		v.Warnings = append(v.Warnings, fmt.Sprintf("%s would stay: it is an object of the zone itself", keyOfObject(existing)))
+		return v, nil
+	}
+	if holders := existing.GetFinalizers(); len(holders) > 0 {
+		v.Warnings = append(v.Warnings, "it would end when its finalizers are removed: "+strings.Join(holders, ", "))
+	}
+	if c.Uses != nil {
+		v.Warnings = append(v.Warnings, c.Uses(existing)...)
 	}
 	return v, nil
 }

@@ -110,6 +110,42 @@ func TestChecker(t *testing.T) {
 	check("a default mesh that nobody changed", meshes.Type.Name, body, "", "")
 }
 
+// TestCheckDeletion: what the end of an object would mean in the zone.
+func TestCheckDeletion(t *testing.T) {
+	c, meshes := newChecker(t)
+	c.Uses = func(obj resource.Object) []string { return []string{obj.GetName() + " is used"} }
+	for name, test := range map[string]struct {
+		labels     map[string]string
+		finalizers []string
+		want       string
+	}{
+		"copy":     {map[string]string{federation.LabelOrigin: federation.OriginGlobal}, nil, "copy is used"},
+		"held":     {map[string]string{federation.LabelOrigin: federation.OriginGlobal}, []string{"a.b/c"}, "removed: a.b/c; held is used"},
+		"own":      {nil, nil, "own would stay: it is an object of the zone itself"},
+		"labelled": {map[string]string{federation.LabelOrigin: federation.OriginZone}, nil, "labelled would stay"},
+		"absent":   {},
+	} {
+		m := &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		body, err := meshes.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Labels, m.Finalizers = test.labels, test.finalizers; test.want != "" {
+			if _, err := c.Client.Create(t.Context(), meshes.Descriptor, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, err := c.CheckDeletion(t.Context(), meshes.Type.Name, body)
+		got := strings.Join(v.Warnings, "; ")
+		if err != nil || v.Refusal != "" || !strings.Contains(got, test.want) || test.want == "" && got != "" {
+			t.Errorf("%s: %+v, %v, want %q", name, v, err, test.want)
+		}
+	}
+	if v, err := c.CheckDeletion(t.Context(), "example.com/Colour", []byte("x")); err != nil || v.Refusal != "" || v.Warnings != nil {
+		t.Errorf("a type that the zone does not have: %+v, %v", v, err)
+	}
+}
+
 // FuzzCheck: nothing that global sends makes a zone panic.
 func FuzzCheck(f *testing.F) {
 	c, meshes := newChecker(f)
@@ -121,6 +157,9 @@ func FuzzCheck(f *testing.F) {
 	f.Add("", []byte("x"))
 	f.Fuzz(func(t *testing.T, typ string, body []byte) {
 		if _, err := c.Check(t.Context(), typ, body); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.CheckDeletion(t.Context(), typ, body); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -133,6 +133,8 @@ func (i *Inlet) noteReplaced(k Kind, own resource.Object) {
 	if !k.zonesOwn(own) {
 		return
 	}
+	own = own.DeepCopyObject().(resource.Object)
+	own.SetManagedFields(nil)
 	was, err := json.Marshal(own)
 	if err != nil {
 		was = []byte(err.Error())
