@@ -31,6 +31,8 @@ type FederationStatus struct {
 	// Zone that this is the control plane of, and Global its global control plane.
 	Zone   string `json:"zone,omitempty"`
 	Global string `json:"global,omitempty"`
+	// Instance of global (HOST:PORT of its gRPC port) that the connection is to, or was last.
+	Instance string `json:"instance,omitempty"`
 	// Elsewhere: another instance has the connection.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 	// Connected: objects go both ways right now.

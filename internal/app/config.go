@@ -62,6 +62,8 @@ type ControlPlaneConfig struct {
 	// Zone that this is the control plane of, with RoleZone; Global (HOST:PORT) the address
 	// of the global control plane's API; ZoneTokenFile a token of kind zone.
 	Zone, Global, ZoneTokenFile string
+	// OtherGlobals are the addresses of further instances of it.
+	OtherGlobals []string
 	// FederationProtocol that a zone speaks: 1 or 2; 0: 2.
 	FederationProtocol int
 	// ZoneTimeout, at global: a zone that is silent for so long is offline; 0: 15 s.

@@ -14,7 +14,6 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
-	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
@@ -51,7 +50,7 @@ func (p *plane) confirm(zone, typ string) string {
 }
 
 // TestInstancesOfGlobalAndZone: two instances of global and two of a zone. The connection
-// moves when one ends, and resumes; a call goes to the instance that has the connection; the
+// moves when one ends or is killed, and resumes; a call goes to the instance that has the connection; the
 // leader sees that a zone is gone.
 func TestInstancesOfGlobalAndZone(t *testing.T) {
 	several := func(cfg ControlPlaneConfig, key string) ControlPlaneConfig {
@@ -70,7 +69,8 @@ func TestInstancesOfGlobalAndZone(t *testing.T) {
 	var zone []*plane
 	for _, g := range globals {
 		cfg := several(s.zoneConfig("a", "a"), zoneKey)
-		cfg.Global = g.global.api.address.String()
+		// Nothing listens at the first address: the zone joins by the second one.
+		cfg.Global, cfg.OtherGlobals = "127.0.0.1:1", []string{g.global.api.address.String()}
 		zone = append(zone, startPlane(t, cfg, ofZone))
 		until(t, "zone a is online", func() bool { return s.online("a") })
 	}
@@ -112,14 +112,27 @@ func TestInstancesOfGlobalAndZone(t *testing.T) {
 	zone[1].create(kind.Dataplane, workloadAt("w", "10.0.0.7"))
 	until(t, "the workload is at global", func() bool { return globals[0].has(kind.Dataplane, "w") })
 
-	// The instance that has the connection ends, and the zone reaches no other one.
-	globals[1].stop()
-	until(t, "the leader of global sees that nobody holds the zone", func() bool { return !s.online("a") })
-	obj, err := globals[0].client.Get(t.Context(), kind.ZoneInsight, resource.Key{Name: "a"})
-	if err != nil {
-		t.Fatal(err)
+	// The instance that has the connection is killed. Global has told the zone of the other one,
+	// and it goes on there, at once.
+	until(t, "the zone knows both instances", func() bool { return len(zone[1].cp.zone.globals.ports("127.0.0.1:1")) == 3 })
+	began := time.Now()
+	globals[1].crashed = true
+	globals[1].global.instance.server.Stop() // closes the port and all connections, as a kill does
+	globals[0].create(kind.Mesh, namedMesh("three"))
+	until(t, "the third mesh is in the zone", func() bool { return zone[1].has(kind.Mesh, "three") })
+	if took := time.Since(began); took > 20*time.Second { // it is much less on a machine with nothing else to do
+		t.Errorf("the zone needed %s to move to the other instance", took)
 	}
-	for _, sub := range obj.(*meshv1alpha1.ZoneInsight).Status.Subscriptions {
+	globals[1].stop()
+	until(t, "the zone is connected to the first instance of global", func() bool { return connected(globals[0]) })
+	if now := zone[1].displayed(kind.Mesh)["one"].GetResourceVersion(); now != before {
+		t.Errorf("the copy of the first mesh was written again: %s, before %s", now, before)
+	}
+
+	// The zone ends. The leader of global sees that nobody holds it.
+	zone[1].stop()
+	until(t, "the leader of global sees that nobody holds the zone", func() bool { return !s.online("a") })
+	for _, sub := range s.insight("a").Subscriptions {
 		if sub.DisconnectTime == nil {
 			t.Errorf("a connection has no end: %+v", sub)
 		}

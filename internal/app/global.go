@@ -143,6 +143,7 @@ func (g *global) newZones() (err error) {
 		Client: g.api.client, Kinds: g.kinds, Namespace: access.SystemNamespace, StoreEpoch: g.storage.store.Epoch(),
 		Instance: instanceName(g.api.address), Version: running, Timeout: g.cfg.ZoneTimeout, Caller: access.CallerZone,
 		CheckVersion: func(zone, theirs string) error { return g.refused.Check(running, "zone", zone, theirs, time.Now()) },
+		Instances:    g.others.list,
 		Registerer:   g.storage.metrics, Logger: g.log.With("component", "federation"),
 	})
 	if err != nil {

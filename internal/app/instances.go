@@ -14,6 +14,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
 	"github.com/proxima-mesh/proxima/internal/cluster"
+	"github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -71,6 +72,21 @@ func (x *instances) components() []component {
 		{Name: "agents of this instance", Run: x.countAgents},
 		{Name: "endpoints of the API", Scope: leader, Run: x.publishEndpoints},
 	}
+}
+
+// list returns where all instances are reached that other machines reach; nil: there is this
+// one alone.
+func (x *instances) list() []stream.Instance {
+	if x.members == nil {
+		return nil
+	}
+	var out []stream.Instance
+	for _, m := range x.members.List() {
+		if m.API != "" && m.GRPC != "" && !m.Leaving {
+			out = append(out, stream.Instance{API: m.API, GRPC: m.GRPC})
+		}
+	}
+	return out
 }
 
 // publishEndpoints keeps the endpoints of the Service "kubernetes".

@@ -70,7 +70,7 @@ func (l *rootLink) client() (federationv1.MeshAuthoritiesClient, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		conn, err := (&planeLink{renewer: zone.renewer, server: zone.cfg.Global, serves: "zones"}).connect()
+		conn, err := zone.plane().connect()
 		if err != nil {
 			return nil, err
 		}

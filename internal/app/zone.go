@@ -42,6 +42,8 @@ type zoneLink struct {
 	// instance of this control plane, as global shows it.
 	instance string
 	renewer  *identity.Renewer
+	// globals are where the instances of global are.
+	globals *globalInstances
 	// calls of agents, which global asks for; set before it runs.
 	calls   *agentCalls
 	checker *local.Checker
@@ -52,6 +54,7 @@ type zoneLink struct {
 // openLink is the link of one term.
 type openLink struct {
 	zone  *stream.Zone
+	plane *planeLink
 	inlet *local.Inlet
 	since time.Time
 }
@@ -68,12 +71,13 @@ func newZoneLink(
 		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
 	}
 	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try, Uses: policyUses{i.catalog}.of}
-	l.renewer = identity.NewRenewer(identity.RenewerConfig{
-		Dir: l.dir(), Server: cfg.Global, Accept: l.accept, Token: l.token, Logger: l.log,
-	})
 	if err := os.MkdirAll(l.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
+	l.globals = openGlobalInstances(append([]string{cfg.Global}, cfg.OtherGlobals...), l.dir(), l.log)
+	l.renewer = identity.NewRenewer(identity.RenewerConfig{
+		Dir: l.dir(), Server: cfg.Global, Others: l.globals.apis, Accept: l.accept, Token: l.token, Logger: l.log,
+	})
 	ctx, cancel := context.WithTimeout(ctx, firstJoin)
 	defer cancel()
 	_, err := l.renewer.Join(ctx)
@@ -146,7 +150,8 @@ func (l *zoneLink) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	conn, err := (&planeLink{renewer: l.renewer, server: l.cfg.Global, serves: "zones"}).connect()
+	plane := l.plane()
+	conn, err := plane.connect()
 	if err != nil {
 		return err
 	}
@@ -154,12 +159,13 @@ func (l *zoneLink) run(ctx context.Context) error {
 	reporter := l.newReporter(conn)
 	zone, err := stream.NewZone(stream.ZoneConfig{
 		Conn: conn, Zone: l.cfg.Zone, Instance: l.instance, Version: version.Get().Version, Protocol: l.cfg.FederationProtocol,
-		Outlet: outlet, Inlet: inlet, Calls: l.answer, Connected: reporter.Again, Log: l.log,
+		Outlet: outlet, Inlet: inlet, Calls: l.answer, Connected: reporter.Again,
+		Instances: l.globals.learn, Silent: plane.leave, Log: l.log,
 	})
 	if err != nil {
 		return err
 	}
-	l.current.Store(&openLink{zone: zone, inlet: inlet, since: time.Now()})
+	l.current.Store(&openLink{zone: zone, plane: plane, inlet: inlet, since: time.Now()})
 	defer l.current.Store(nil)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -168,6 +174,11 @@ func (l *zoneLink) run(ctx context.Context) error {
 	running.Go(func() { _ = reporter.Run(ctx) })
 	running.Go(func() { l.suspect(ctx, zone) })
 	return zone.Run(ctx)
+}
+
+// plane is how the gRPC port of global is reached.
+func (l *zoneLink) plane() *planeLink {
+	return &planeLink{renewer: l.renewer, server: l.cfg.Global, serves: "zones", others: l.globals.ports}
 }
 
 // suspectPeriod is how often a connection that is cut makes the certificate be checked.

@@ -37,6 +37,7 @@ func (l *zoneLink) State(context.Context) (*admin.FederationStatus, error) {
 		return s, nil
 	}
 	status := link.zone.Status()
+	s.Instance = link.plane.instance()
 	s.Connected = status.Receiving && status.Sending
 	s.LastCheck = status.LastCheck
 	switch {

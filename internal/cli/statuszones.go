@@ -19,6 +19,9 @@ func printFederation(w io.Writer, f *admin.FederationStatus) {
 		state = "another instance has the connection"
 	case f.Connected:
 		state = fmt.Sprintf("connected, %d changes behind", f.Behind)
+		if f.Instance != "" {
+			state = fmt.Sprintf("connected to %s, %d changes behind", f.Instance, f.Behind)
+		}
 	}
 	fmt.Fprintf(w, "zone\t%s, global %s, %s\n", f.Zone, f.Global, state)
 }

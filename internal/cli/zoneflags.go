@@ -24,7 +24,7 @@ func (z *zoneFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&z.role, "role", string(app.RoleStandalone), "role among several control planes: standalone, global, or zone, which connects to global")
 	f.StringVar(&z.zone, "zone", "", "with --role zone: name of this zone, which is that of its Zone object at global")
-	f.StringVar(&z.global, "global", "", "with --role zone: address (HOST:PORT) of the global control plane's API")
+	f.StringVar(&z.global, "global", "", "with --role zone: address (HOST:PORT) of the global control plane's API; several, separated by commas, for several instances")
 	f.StringVar(&z.tokenFile, "token-file", "", "with --role zone: file with the token that \"proxima zone create\" prints at global; it may be deleted once the zone has joined")
 	f.IntVar(&z.protocol, "federation-protocol", 2, "with --role zone: version of the protocol that is spoken with global, 2 or 1")
 	f.DurationVar(&z.timeout, "zone-timeout", stream.DefaultZoneTimeout, "with --role global: how long a zone may be silent before it is offline")
@@ -43,7 +43,9 @@ func (z *zoneFlags) apply(cfg *app.ControlPlaneConfig) error {
 		if err := z.check(); err != nil {
 			return err
 		}
-		cfg.Zone, cfg.Global, cfg.ZoneTokenFile, cfg.FederationProtocol = z.zone, z.global, z.tokenFile, z.protocol
+		globals := z.globals()
+		cfg.Zone, cfg.Global, cfg.ZoneTokenFile, cfg.FederationProtocol = z.zone, globals[0], z.tokenFile, z.protocol
+		cfg.OtherGlobals = globals[1:]
 	default:
 		return usagef("--role %q: use standalone, global or zone", z.role)
 	}
@@ -71,13 +73,24 @@ func (z *zoneFlags) check() error {
 	if errs := validation.IsDNS1123Label(z.zone); len(errs) > 0 {
 		return usagef("--zone %q: %s", z.zone, strings.Join(errs, "; "))
 	}
-	if _, port, err := net.SplitHostPort(z.global); err != nil || port == "" {
-		return usagef("--global %q: want HOST:PORT, as in global.example.com:6443", z.global)
+	for _, address := range z.globals() {
+		if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+			return usagef("--global %q: want HOST:PORT, as in global.example.com:6443, or several, separated by commas", z.global)
+		}
 	}
 	if z.protocol != 1 && z.protocol != 2 {
 		return usagef("--federation-protocol %d: 1 or 2", z.protocol)
 	}
 	return nil
+}
+
+// globals are the addresses of --global.
+func (z *zoneFlags) globals() []string {
+	out := strings.Split(z.global, ",")
+	for i := range out {
+		out[i] = strings.TrimSpace(out[i])
+	}
+	return out
 }
 
 // joinCommand is what starts the control plane of a zone.

@@ -34,6 +34,9 @@ type SenderConfig struct {
 	// Scope returns the state of a type, as the peer may see it; all its resources
 	// have the type's name as delta.Resource.Type. nil: the type is not served yet.
 	Scope func(typ string) *delta.Scope
+	// Behind is called when a peer has seen more of a type than its scope has: the state of
+	// another instance, which read the store later. It must not block; nil: nothing is done.
+	Behind func(typ string)
 	// StoreEpoch identifies the history of the local store.
 	StoreEpoch string
 	// Window is how many responses may be sent ahead of their acknowledgement; 0: 8.
@@ -131,6 +134,9 @@ func (s *Sender) subscribe(sub *served, r *discovery.DeltaDiscoveryRequest) erro
 			return fmt.Errorf("subscribe to %s: %w: %w", sub.typ.Name, ErrProtocol, err)
 		}
 		if at, filled := scope.Position(); filled && at.Epoch == seen.Epoch && at.Sequence < seen.Sequence {
+			if s.config.Behind != nil {
+				s.config.Behind(sub.typ.Name)
+			}
 			return fmt.Errorf("subscribe to %s at %s: %w, at %s", sub.typ.Name, seen, ErrBehind, at)
 		}
 	}

@@ -43,6 +43,8 @@ func Enroll(ctx context.Context, server, token, dir string) (*Credentials, error
 // joiner exchanges tokens and certificates for certificates.
 type joiner struct {
 	server, dir string
+	// others are further addresses of the same control plane; nil: there are none.
+	others func() []string
 	// accept judges who the token stands for, before anything is kept; nil: all.
 	accept func(Subject) error
 	now    func() time.Time
@@ -51,7 +53,7 @@ type joiner struct {
 
 // join exchanges a token for a certificate.
 func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
-	address, host, err := serverAddress(j.server)
+	address, _, err := serverAddress(j.server)
 	if err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
@@ -59,7 +61,7 @@ func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("join %s: make a key: %w", address, err)
 	}
-	answer, err := j.exchange(ctx, pinnedTLS(t.Pin, host, j.now), address, t.Reveal(), request)
+	answer, err := j.anywhere(ctx, t.Reveal(), request, func(host string) *tls.Config { return pinnedTLS(t.Pin, host, j.now) })
 	if err != nil {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}
@@ -99,6 +101,48 @@ func verifyPinned(cs tls.ConnectionState, pin Pin, host string, now time.Time) e
 	return fmt.Errorf("%w: check the address, and that the token was made on that control plane", ErrPin)
 }
 
+// connectTimeout of an attempt, where there is another address to try.
+const connectTimeout = 3 * time.Second
+
+// anywhere posts a request to the server, and to its other addresses in turn as long as none
+// answers. The gRPC address of the answer has a host where that is not the server's.
+func (j *joiner) anywhere(ctx context.Context, token string, request []byte, config func(host string) *tls.Config) (CertificateAnswer, error) {
+	address, host, err := serverAddress(j.server)
+	if err != nil {
+		return CertificateAnswer{}, err
+	}
+	answer, err := j.exchange(ctx, config(host), address, token, request)
+	if err == nil || errors.Is(err, ErrRefused) || j.others == nil {
+		return answer, err
+	}
+	failures := []error{err}
+	for _, other := range j.others() {
+		there, host, err := serverAddress(other)
+		if err == nil && there == address {
+			continue
+		}
+		if err == nil {
+			answer, err = j.exchange(ctx, config(host), there, token, request)
+		}
+		if err == nil {
+			answer.GRPCAddress = atHost(answer.GRPCAddress, host)
+		}
+		if err == nil || errors.Is(err, ErrRefused) {
+			return answer, err
+		}
+		failures = append(failures, fmt.Errorf("%s: %w", other, err))
+	}
+	return CertificateAnswer{}, errors.Join(failures...)
+}
+
+// atHost completes a gRPC address that has no host, which means that of the API.
+func atHost(address, host string) string {
+	if own, port, err := net.SplitHostPort(address); err == nil && own == "" {
+		return net.JoinHostPort(host, port)
+	}
+	return address
+}
+
 // exchange posts a request for a certificate. token may be empty.
 func (j *joiner) exchange(ctx context.Context, config *tls.Config, address, token string, request []byte) (CertificateAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
@@ -111,7 +155,11 @@ func (j *joiner) exchange(ctx context.Context, config *tls.Config, address, toke
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment, DialContext: j.dial}
+	dial := j.dial
+	if dial == nil && j.others != nil {
+		dial = (&net.Dialer{Timeout: connectTimeout}).DialContext
+	}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment, DialContext: dial}
 	client := &http.Client{
 		Transport: transport,
 		// A redirect would lead the token elsewhere.

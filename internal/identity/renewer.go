@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,9 @@ type RenewerConfig struct {
 	Dir string
 	// Server (HOST:PORT) that issues certificates.
 	Server string
+	// Others are further addresses of the same control plane, which are tried in turn while
+	// Server does not answer. Nil: there are none. It must not block.
+	Others func() []string
 	// Accept checks the subject of the credentials; its error ends the attempt for
 	// good. Nil: all are accepted.
 	Accept func(Subject) error
@@ -81,13 +85,9 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 		cfg.Now = time.Now
 	}
 	r := &Renewer{cfg: cfg, suspect: make(chan struct{}, 1)}
-	r.joiner = &joiner{server: cfg.Server, dir: cfg.Dir, accept: cfg.Accept, now: cfg.Now, dial: cfg.Dial}
+	r.joiner = &joiner{server: cfg.Server, dir: cfg.Dir, others: cfg.Others, accept: cfg.Accept, now: cfg.Now, dial: cfg.Dial}
 	r.exchange = func(ctx context.Context, request []byte) (CertificateAnswer, error) {
-		address, host, err := serverAddress(cfg.Server)
-		if err != nil {
-			return CertificateAnswer{}, err
-		}
-		return r.joiner.exchange(ctx, r.TLSConfig(host), address, "", request)
+		return r.joiner.anywhere(ctx, "", request, r.TLSConfig)
 	}
 	c, err := LoadCredentials(cfg.Dir)
 	if err == nil {
@@ -106,13 +106,21 @@ func (r *Renewer) usable(c *Credentials) error {
 	if r.cfg.Accept != nil {
 		err = r.cfg.Accept(c.Subject)
 	}
-	if address, _, bad := serverAddress(r.cfg.Server); err == nil && bad == nil && c.Server != address {
+	if address, _, bad := serverAddress(r.cfg.Server); err == nil && bad == nil && c.Server != address && !r.isOtherAddress(c.Server) {
 		err = fmt.Errorf("they were issued by %s, not by %s", c.Server, address)
 	}
 	if err != nil {
 		return &OtherCredentialsError{Dir: r.cfg.Dir, Err: err}
 	}
 	return nil
+}
+
+// isOtherAddress reports whether an address is one of RenewerConfig.Others.
+func (r *Renewer) isOtherAddress(server string) bool {
+	return r.cfg.Others != nil && slices.ContainsFunc(r.cfg.Others(), func(other string) bool {
+		address, _, err := serverAddress(other)
+		return err == nil && address == server
+	})
 }
 
 // OtherCredentialsError: the directory holds credentials of another machine or for

@@ -30,17 +30,32 @@ type handler struct {
 	broken func(err error)
 }
 
+// errRelist ends a watch so that all objects are listed again.
+var errRelist = errors.New("to be listed again")
+
+// relistPause between two lists that relist asks for.
+const relistPause = time.Second
+
 // follow keeps a handler up with a kind until ctx ends. A watch that breaks is resumed
-// at its revision; where that is too old, all objects are listed again.
-func follow(ctx context.Context, clk clock.Clock, client resource.Client, kind *resource.Descriptor, h handler) {
+// at its revision; where that is too old, and when relist has an entry, all objects are
+// listed again. relist may be nil.
+func follow(ctx context.Context, clk clock.Clock, client resource.Client, kind *resource.Descriptor, relist <-chan struct{}, h handler) {
 	retry := backoff.Backoff{Policy: retryPolicy}
 	var from *uint64 // nil: to be listed
+	var relisted time.Time
 	for ctx.Err() == nil {
 		began := clk.Now()
 		var err error
-		from, err = followOnce(ctx, client, kind, from, h)
+		from, err = followOnce(ctx, client, kind, from, relist, h)
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errRelist) {
+			if !relisted.IsZero() {
+				backoff.SleepBy(ctx, clk, relistPause-clk.Since(relisted))
+			}
+			relisted = clk.Now()
+			continue
 		}
 		if h.broken != nil {
 			h.broken(err)
@@ -54,7 +69,9 @@ func follow(ctx context.Context, clk clock.Clock, client resource.Client, kind *
 
 // followOnce watches from a revision, or lists first. It returns where to go on, and why
 // the watch ended.
-func followOnce(ctx context.Context, client resource.Client, kind *resource.Descriptor, from *uint64, h handler) (*uint64, error) {
+func followOnce(
+	ctx context.Context, client resource.Client, kind *resource.Descriptor, from *uint64, relist <-chan struct{}, h handler,
+) (*uint64, error) {
 	if from == nil {
 		objects, version, err := client.List(ctx, kind, resource.ListOptions{})
 		if err != nil {
@@ -80,6 +97,8 @@ func followOnce(ctx context.Context, client resource.Client, kind *resource.Desc
 		select {
 		case <-ctx.Done():
 			return from, ctx.Err()
+		case <-relist:
+			return nil, errRelist
 		case event, open = <-w.ResultChan():
 		}
 		if !open {

@@ -367,7 +367,7 @@ func (i *Inlet) Run(ctx context.Context, namespaces *resource.Descriptor) error 
 	}
 	watch := func(kind *resource.Descriptor, removals bool) {
 		running.Go(func() {
-			follow(ctx, i.config.Clock, i.config.Client, kind, handler{
+			follow(ctx, i.config.Clock, i.config.Client, kind, nil, handler{
 				replace: func([]resource.Object, uint64) error { return retry() },
 				change: func(obj resource.Object, removed bool, _ uint64) error {
 					if obj == nil || removed != removals {

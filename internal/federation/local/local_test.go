@@ -626,6 +626,45 @@ func TestDefaultMesh(t *testing.T) {
 	}
 }
 
+// TestOlderInstance: a peer that comes from an instance which began later has seen a higher
+// revision of a type that does not change. The older one catches up, and goes on.
+func TestOlderInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		g := newSite(t, ctx, "global", federation.AtGlobal, &running)
+		synctest.Wait()
+		for i := range 3 {
+			g.create(g.kinds.namespace, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}})
+		}
+		younger, err := NewOutlet(g.outlet.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		running.Go(func() { _ = younger.Run(ctx) })
+		synctest.Wait()
+		typ := g.kinds.kinds(t)[0].Type.Name
+		seen, filled := younger.Sender("east").Scope(typ).Position()
+		if at, _ := g.outlet.Sender("east").Scope(typ).Position(); !filled || at.Sequence >= seen.Sequence {
+			t.Fatalf("the older one is at %s, the younger at %s", at, seen)
+		}
+		subscribe := func() error {
+			return federation.NewSender(g.outlet.Sender("east")).Step(&discovery.DeltaDiscoveryRequest{
+				TypeUrl: typ, InitialResourceVersions: map[string]string{"seen": seen.String()},
+			})
+		}
+		if err := subscribe(); !errors.Is(err, federation.ErrBehind) {
+			t.Fatalf("at first: %v", err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if err := subscribe(); err != nil {
+			t.Errorf("after it has caught up: %v", err)
+		}
+	})
+}
+
 // TestDebounce: the first four changes leave at once, those that follow in steps of 20 ms. Between
 // them, revisions without a change count for nothing.
 func TestDebounce(t *testing.T) {

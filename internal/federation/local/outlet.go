@@ -87,12 +87,28 @@ func (o *Outlet) Sender(zone string) federation.SenderConfig {
 	for _, t := range o.tables {
 		c.Types = append(c.Types, t.kind.Type)
 	}
-	c.Scope = func(typ string) *delta.Scope {
+	find := func(typ string) *table {
 		i := slices.IndexFunc(o.tables, func(t *table) bool { return t.kind.Type.Name == typ })
 		if i < 0 {
 			return nil
 		}
-		return o.tables[i].scope(zone)
+		return o.tables[i]
+	}
+	c.Scope = func(typ string) *delta.Scope {
+		if t := find(typ); t != nil {
+			return t.scope(zone)
+		}
+		return nil
+	}
+	// A kind that has not changed is at the revision at which this instance began to follow
+	// it. A zone that comes from an instance that began later has seen a higher one.
+	c.Behind = func(typ string) {
+		if t := find(typ); t != nil {
+			select {
+			case t.relist <- struct{}{}:
+			default:
+			}
+		}
 	}
 	return c
 }
@@ -123,6 +139,8 @@ type table struct {
 
 	// pending are changes that are not in the scopes yet; of the goroutine of run.
 	pending map[string]*entry // nil entry: removed
+	// relist has an entry when a peer has seen more than this table has.
+	relist chan struct{}
 }
 
 // entry is an object, marshalled.
@@ -137,6 +155,7 @@ type entry struct {
 func newTable(o *Outlet, k Kind) *table {
 	t := &table{
 		outlet: o, kind: k, entries: map[string]entry{}, scopes: map[string]*delta.Scope{}, pending: map[string]*entry{},
+		relist: make(chan struct{}, 1),
 		perZone: o.config.Side == federation.AtGlobal &&
 			(k.Type.Direction == federation.ZoneToZones || k.Type.FanOut == federation.SelectedZones),
 	}
@@ -219,7 +238,7 @@ func (t *table) run(ctx context.Context) {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() {
-		follow(ctx, t.outlet.config.Clock, t.outlet.config.Client, t.kind.Descriptor, handler{
+		follow(ctx, t.outlet.config.Clock, t.outlet.config.Client, t.kind.Descriptor, t.relist, handler{
 			replace: func(all []resource.Object, revision uint64) error {
 				return put(event{all: all, replace: true, revision: revision})
 			},

@@ -42,8 +42,14 @@ type GlobalConfig struct {
 	// Observe is called when a zone comes online or goes offline, one call at a time
 	// for each zone.
 	Observe func(zone string, online bool)
-	Log     *slog.Logger
+	// Instances of global, which zones learn; nil: this one is alone. It must not block.
+	Instances func() []Instance
+	Log       *slog.Logger
 }
+
+// Instance is where an instance of global is reached: HOST:PORT of its API and of its gRPC
+// port.
+type Instance struct{ API, GRPC string }
 
 // Global is global's end of all zones. Make it with NewGlobal, and end it with Close.
 type Global struct {
@@ -274,7 +280,13 @@ func (z zoneService) HealthCheck(ctx context.Context, r *federationv1.HealthChec
 	p.instance, p.version = r.GetInstance(), r.GetVersion()
 	z.g.mu.Unlock()
 	z.g.sign(p)
-	return &federationv1.HealthCheckResponse{IntervalMilliseconds: uint32(min(CheckInterval, z.g.config.Timeout/3).Milliseconds())}, nil
+	out := &federationv1.HealthCheckResponse{IntervalMilliseconds: uint32(min(CheckInterval, z.g.config.Timeout/3).Milliseconds())}
+	if z.g.config.Instances != nil {
+		for _, i := range z.g.config.Instances() {
+			out.Instances = append(out.Instances, &federationv1.GlobalInstance{Api: i.API, Grpc: i.GRPC})
+		}
+	}
+	return out, nil
 }
 
 // Serve holds the stream of calls into a zone.

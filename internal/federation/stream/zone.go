@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,6 +57,10 @@ type ZoneConfig struct {
 	// Connected, if not nil, is called when a stream of objects of global begins. It must not
 	// block.
 	Connected func()
+	// Instances, if not nil, is called with the instances of global, as often as global tells
+	// them; Silent when global does not answer a health check in time. Neither may block.
+	Instances func([]Instance)
+	Silent    func()
 	Log       *slog.Logger // nil: silence
 }
 
@@ -258,11 +263,15 @@ func (z *Zone) check(ctx context.Context) {
 		interval := CheckInterval
 		if err != nil {
 			z.config.Log.Debug("health check failed", "error", err)
+			if status.Code(err) == codes.DeadlineExceeded && z.config.Silent != nil {
+				z.config.Silent()
+			}
 			z.update(func(s *ZoneStatus) {
 				s.LastError = status.Error(status.Code(err), "health check: "+status.Convert(err).Message())
 			})
 		} else {
 			z.update(func(s *ZoneStatus) { s.LastCheck = time.Now() })
+			z.learn(r.GetInstances())
 			if wanted := time.Duration(r.GetIntervalMilliseconds()) * time.Millisecond; wanted > 0 {
 				interval = min(max(wanted, time.Second), time.Minute)
 			}
@@ -271,4 +280,26 @@ func (z *Zone) check(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// maxInstances of global that are believed in.
+const maxInstances = 100
+
+// learn the instances of global that can be reached.
+func (z *Zone) learn(all []*federationv1.GlobalInstance) {
+	if z.config.Instances == nil || len(all) == 0 || len(all) > maxInstances {
+		return
+	}
+	var out []Instance
+	for _, i := range all {
+		if isHostPort(i.GetApi()) && isHostPort(i.GetGrpc()) {
+			out = append(out, Instance{API: i.GetApi(), GRPC: i.GetGrpc()})
+		}
+	}
+	z.config.Instances(out)
+}
+
+func isHostPort(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	return err == nil && host != "" && port != ""
 }

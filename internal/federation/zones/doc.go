@@ -51,6 +51,8 @@ type Config struct {
 	Caller func(ctx context.Context) (string, error)
 	// CheckVersion refuses the version that a zone announces; nil: all are admitted.
 	CheckVersion func(zone, version string) error
+	// Instances of this control plane, which zones learn; nil: this one is alone.
+	Instances func() []stream.Instance
 	// Registerer of the metrics; nil: none.
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger // nil: silence
@@ -105,7 +107,7 @@ func New(c Config) (*Zones, error) {
 		return nil, fmt.Errorf("what zones are sent: %w", err)
 	}
 	z.global = stream.NewGlobal(stream.GlobalConfig{
-		Admit: z.admit, Timeout: c.Timeout, Observe: func(string, bool) { z.kick() }, Log: c.Logger,
+		Admit: z.admit, Timeout: c.Timeout, Observe: func(string, bool) { z.kick() }, Instances: c.Instances, Log: c.Logger,
 	})
 	if c.Registerer != nil {
 		if err := c.Registerer.Register(z); err != nil {
