@@ -43,7 +43,7 @@ func newExplain(s *settings) *cobra.Command {
 }
 
 func newExplainService(s *settings) *cobra.Command {
-	var fromZone, fromNode, output string
+	var fromZone, fromNode, mesh, output string
 	cmd := &cobra.Command{
 		Use:   "service [NAMESPACE/]NAME",
 		Short: "Say which endpoints get a Service's connections, from a zone or a node, and why not the others",
@@ -54,14 +54,18 @@ way lately; then how traffic is divided among zones:
 the decision of the Service's topology mode, each zone's share and the rule
 behind it, what the plan costs, and how many more endpoints would keep a zone's
 traffic at home. For a Service that is not planned it says what
-proxima.dev/Adaptive would do.`,
-		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json\n  proxima explain service web.shop.svc.clusterset.local",
+proxima.dev/Adaptive would do.
+
+Names that clients use are taken, too: web.shop.svc.clusterset.local of an
+imported Service; web_shop_svc_8080.mesh and backend.mesh, as the workloads of
+a mesh resolve them.`,
+		Example: "  proxima explain service web --from-zone zone-a\n  proxima explain service shop/cart --from-node host-7 -o json\n  proxima explain service web.shop.svc.clusterset.local\n  proxima explain service backend.mesh",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if fromZone != "" && fromNode != "" {
 				return usagef("--from-zone and --from-node: give one of them; a node is in a zone already")
 			}
-			e, err := s.explainService(cmd.Context(), args[0], choose.Node{Name: fromNode, Zone: locality.Zone(fromZone)})
+			e, err := s.explainService(cmd.Context(), args[0], mesh, choose.Node{Name: fromNode, Zone: locality.Zone(fromZone)})
 			if err != nil {
 				return err
 			}
@@ -76,6 +80,7 @@ proxima.dev/Adaptive would do.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&fromZone, "from-zone", "", "as seen from this zone")
+	f.StringVar(&mesh, "mesh", "", "of a name below mesh: the mesh of the client, if several have the name")
 	f.StringVar(&fromNode, "from-node", "", "as seen from this node")
 	f.StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
 	return cmd
@@ -83,14 +88,21 @@ proxima.dev/Adaptive would do.`,
 
 // explainService queries the control plane, which has the plans. Servers without that
 // path, such as Kubernetes' own, are explained here from their objects.
-func (s *settings) explainService(ctx context.Context, name string, from choose.Node) (*diag.Service, error) {
+func (s *settings) explainService(ctx context.Context, name, mesh string, from choose.Node) (*diag.Service, error) {
 	cfg, namespace, err := s.restConfig()
 	if err != nil {
 		return nil, err
 	}
+	if host, ok := hostBelowMesh(name); ok {
+		return s.explainMeshName(ctx, cfg, host, mesh, from)
+	}
 	if namespace, name, err = parseServiceName(namespace, name); err != nil {
 		return nil, err
 	}
+	return s.explainNamed(ctx, cfg, namespace, name, from)
+}
+
+func (s *settings) explainNamed(ctx context.Context, cfg *rest.Config, namespace, name string, from choose.Node) (*diag.Service, error) {
 	var known diag.Service
 	query := url.Values{"namespace": {namespace}, "name": {name}, "zone": {string(from.Zone)}, "node": {from.Name}}
 	switch err := callJSON(ctx, cfg, http.MethodGet, admin.ExplainServicePath+"?"+query.Encode(), nil, &known); {
@@ -207,11 +219,17 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 	case e.Zone != "":
 		place = "zone " + string(e.Zone)
 	}
-	name := e.Service
+	name, at := e.Service, e.Address
 	if e.ImportOf != "" {
 		name = fmt.Sprintf("%s (Service %s)", e.ImportOf, e.Service)
 	}
-	fmt.Fprintf(out, "%s at %s, from %s\n", name, strings.Join(e.Address, ", "), place)
+	if m := e.MeshName; m != nil {
+		name, at = fmt.Sprintf("%s of mesh %s, %s", m.Name, m.Mesh, name), m.Addresses
+	}
+	fmt.Fprintf(out, "%s at %s, from %s\n", name, strings.Join(at, ", "), place)
+	if m := e.MeshName; m != nil && m.UnusedSince != nil {
+		fmt.Fprintf(out, "nothing has answered by this name for %s; its addresses are kept for an hour\n", duration.HumanDuration(time.Since(*m.UnusedSince)))
+	}
 	if len(e.Hosts) > 0 {
 		fmt.Fprintf(out, "also by %s, for workloads of its mesh that ask an agent\n", strings.Join(e.Hosts, ", "))
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
@@ -23,6 +24,8 @@ type Service struct {
 	// ImportOf is the name below clusterset.local whose virtual IPs the Service has; empty:
 	// none.
 	ImportOf string `json:"importOf,omitempty"`
+	// MeshName that was asked for; nil: none was.
+	MeshName *MeshName `json:"meshName,omitempty"`
 	// Hosts are names of an ExternalService that agents answer with the virtual IPs, and
 	// NotEnforced what of it does not hold, and why.
 	Hosts       []string      `json:"hosts,omitempty"`
@@ -38,6 +41,17 @@ type Service struct {
 	Ports    []Port   `json:"ports"`
 	// Topology says how traffic is divided among zones; nil without an answer of the planner.
 	Topology *topology.Report `json:"topology,omitempty"`
+}
+
+// MeshName is a name below "mesh", with its domain.
+type MeshName struct {
+	Name string `json:"name"`
+	// Mesh whose workloads resolve it.
+	Mesh string `json:"mesh"`
+	// Addresses that it has, which are not those of the Service.
+	Addresses []string `json:"addresses"`
+	// UnusedSince is when the last endpoint, or the Service, went; nil: it is in use.
+	UnusedSince *time.Time `json:"unusedSince,omitempty"`
 }
 
 // Plan adds the report on a Service's topology. planned says that the slices that were
