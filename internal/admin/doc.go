@@ -79,6 +79,8 @@ type Tables interface {
 
 // Planner answers questions about plans. A *topology.Controller is one.
 type Planner interface {
+	// Modes counts Services by topology mode and by what chose it.
+	Modes() []topology.ModeCount
 	// Explain reports on a Service; false: there is none of that name.
 	Explain(service resource.Key) (*topology.Report, bool)
 	// Simulate plans a situation and applies nothing.

@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/store"
+	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
@@ -57,6 +58,8 @@ type Status struct {
 	InServiceRanges []string `json:"inServiceRanges,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
+	// TopologyModes counts Services by mode and by what chose it.
+	TopologyModes []topology.ModeCount `json:"topologyModes,omitempty"`
 	// Audit logs: whether they can be written.
 	Audit audit.States `json:"audit"`
 	// Agents that follow their view right now, from whichever instance.
@@ -182,6 +185,7 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	}
 	s.Unreachable = h.Suspicion.Unreachable()
 	s.Demand = h.Demand.Coverage()
+	s.TopologyModes = h.Planner.Modes()
 	s.Refused = h.Refused.List(time.Now())
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))

@@ -42,6 +42,9 @@ type ControlPlaneConfig struct {
 	// SignerKubeconfig reaches the Kubernetes API at which external signers of meshes
 	// are asked; empty: there are none.
 	SignerKubeconfig string
+	// DefaultTopologyMode of Services that name none, and whose namespace and Mesh name
+	// none; empty: none. It must pass topology.CheckDefault.
+	DefaultTopologyMode string
 	// MachineID of this machine; empty: machine.ID.
 	MachineID string
 	// ClusterKeyFile or ClusterKeyCommand, if not empty, opens the keys that several

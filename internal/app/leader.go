@@ -82,7 +82,7 @@ func (c *controllers) components() []component {
 func (c *controllers) newPlanner() *topology.Controller {
 	return topology.New(topology.Config{
 		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
-		Heuristics: c.rules, Site: c.otherSites(), Logger: c.log.With("component", "topology"),
+		Heuristics: c.rules, DefaultMode: c.cfg.DefaultTopologyMode, Site: c.otherSites(), Logger: c.log.With("component", "topology"),
 	})
 }
 
@@ -174,17 +174,21 @@ func (c *controllers) runRepair(ctx context.Context) error {
 func (c *controllers) runExports(ctx context.Context) error {
 	config := c.multicluster("exports")
 	if c.otherSites() != "" {
-		config.Demand = exportedDemand{c.instance.demand}
+		config.Demand = exportedDemand{c.instance.demand, c}
 	}
 	return multicluster.NewExports(config).Run(ctx)
 }
 
 // exportedDemand is the demand of this zone as other zones need it for their plans.
-type exportedDemand struct{ *demand.Aggregator }
+type exportedDemand struct {
+	*demand.Aggregator
+	of *controllers
+}
 
 // Wanted: Services that are planned.
-func (exportedDemand) Wanted(s *corev1.Service) bool {
-	return topology.ModeOf(s).Kind == topology.Planned
+func (d exportedDemand) Wanted(s *corev1.Service) bool {
+	modes := topology.ModesOf(d.of.instance.catalog.Snapshot(), d.of.cfg.DefaultTopologyMode)
+	return modes.AcrossSites().Of(s).Kind == topology.Planned
 }
 
 // runImports keeps what all zones export to this one.
@@ -235,6 +239,9 @@ func (c *controllers) plans() *topology.Controller {
 func (c *controllers) Explain(service resource.Key) (*topology.Report, bool) {
 	return c.plans().Explain(service)
 }
+
+// Modes implements admin.Planner.
+func (c *controllers) Modes() []topology.ModeCount { return c.plans().Modes() }
 
 // Simulate implements admin.Planner.
 func (c *controllers) Simulate(change topology.Change) (*topology.Simulation, error) {

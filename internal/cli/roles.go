@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
@@ -19,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
+	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 // Ports of CONTRACT; each has a flag.
@@ -47,6 +49,7 @@ type planeFlags struct {
 	limits       apiserver.Limits
 	renewExpired time.Duration
 	signers      string
+	topologyMode string
 }
 
 func (p *planeFlags) add(cmd *cobra.Command) {
@@ -59,6 +62,7 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
 	f.IntVar(&p.maxPods, "terminated-pod-gc-threshold", garbage.DefaultTerminatedThreshold, "how many Pods that have ended are kept before the oldest are deleted; -1: all")
 	f.DurationVar(&p.renewExpired, "renew-expired", identity.DefaultRenewExpired, "how long after its end the certificate of a node or zone can still be renewed by proof of its key; 0: not at all")
+	f.StringVar(&p.topologyMode, "default-topology-mode", topology.Adaptive, "topology mode of Services that name none, and whose namespace and Mesh name none: "+meshv1alpha1.TopologyModes+". It has an effect where nodes are in several zones, or other sites offer the Service, too")
 	f.StringVar(&p.signers, "signer-kubeconfig", "", "kubeconfig of the Kubernetes API whose signers (CertificateSigningRequests) Meshes with backends of type External name")
 	f.Int64Var(&p.limits.MaxRequestBytes, "max-request-bytes", apiserver.DefaultMaxRequestBytes, "most bytes in the body of a request to the API; more is refused with 413")
 	f.IntVar(&p.limits.RequestsInFlight, "max-requests-inflight", apiserver.DefaultRequestsInFlight, "most reads that the API works on at a time; more are refused with 429, but for administrators. One user has at most a quarter. Watches do not count")
@@ -81,6 +85,9 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	if err := p.checkLimits(); err != nil {
 		return cfg, err
 	}
+	if err := topology.CheckDefault(p.topologyMode); err != nil {
+		return cfg, usagef("--default-topology-mode: %w", err)
+	}
 	cidrs, err := app.ParseServiceCIDRs(p.serviceCIDRs)
 	if err != nil {
 		return cfg, &problem.Error{Code: problem.Usage, Err: err}
@@ -97,6 +104,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
 		ServiceCIDRs: cidrs, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
+		DefaultTopologyMode: p.topologyMode,
 	}, err
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
 // overview is what status shows; its JSON is stable.
@@ -259,6 +260,7 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
 			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
 		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
+		fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))
 	}
 	if cp := o.ControlPlane; cp != nil && len(cp.Everywhere) > 0 {
 		fmt.Fprintf(w, "register anywhere\tnodes %s: their credentials register workloads in every namespace\n", strings.Join(cp.Everywhere, ", "))
@@ -319,4 +321,28 @@ func orNone[T ~string](s T) string {
 		return "<none>"
 	}
 	return string(s)
+}
+
+// modesText says how many Services have which topology mode, and what chose it.
+func modesText(counts []topology.ModeCount) string {
+	chosenBy := map[topology.Level]string{
+		topology.LevelService: "named by the Service", topology.LevelNamespace: "default of the namespace",
+		topology.LevelMesh: "default of the mesh", topology.LevelControlPlane: "default of the control plane",
+	}
+	var parts []string
+	for _, c := range counts {
+		mode := c.Mode
+		if mode == "" {
+			mode = "none"
+		}
+		part := fmt.Sprintf("%s: %d", mode, c.Services)
+		if by := chosenBy[c.Level]; by != "" {
+			part += " (" + by + ")"
+		}
+		parts = append(parts, part)
+	}
+	if parts == nil {
+		return "there is no service"
+	}
+	return strings.Join(parts, ", ")
 }

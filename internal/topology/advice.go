@@ -46,15 +46,15 @@ type advice struct {
 
 // Advise implements endpointslice.Advisor.
 func (c *Controller) Advise(service *corev1.Service) (endpointslice.HintFunc, func(context.Context)) {
-	mode := ModeOf(service)
-	key := resource.KeyOf(service)
+	snapshot := c.config.Catalog.Snapshot()
+	mode, key := c.modeOf(snapshot, service), resource.KeyOf(service)
 	if mode.Kind == Distribution {
 		return nil, c.disabling(service)
 	}
 	if _, ready := c.model.current(); !ready {
 		return keepHints, nil // nodes are not known yet: the first delta queues the Service
 	}
-	a := &advice{c: c, service: service, plan: partsOf(c.config.Catalog.Snapshot(), key), outcomes: map[discoveryv1.AddressType]outcome{}}
+	a := &advice{c: c, service: service, plan: partsOf(snapshot, key), outcomes: map[discoveryv1.AddressType]outcome{}}
 	a.state, a.params = c.hinting(service, a.plan)
 	hints := a.auto
 	switch mode.Kind {

@@ -43,9 +43,9 @@ func (Unmeasured) Shares(_ proxy.PortName, zones []locality.Zone, prior []float6
 type Config struct {
 	// Client to write plans, conditions and events with.
 	Client resource.Client
-	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts, Plans, the
-	// objects behind Heuristics, and, where there are other sites, ServiceExports, Meshes and
-	// gateways.
+	// Catalog to follow. It must hold Services, EndpointSlices, Nodes, ZoneCosts, Plans, Namespaces,
+	// Meshes, the objects behind Heuristics, and, where there are other sites, ServiceExports
+	// and gateways.
 	Catalog *catalog.Catalog
 	// Demand; nil: Unmeasured.
 	Demand Demand
@@ -54,6 +54,9 @@ type Config struct {
 	Warm func() bool
 	// Heuristics that Services may name; nil: none.
 	Heuristics Heuristics
+	// DefaultMode of Services that say nothing, and whose namespace and Mesh say nothing;
+	// empty: none. It must pass CheckDefault.
+	DefaultMode string
 	// Site of this control plane, where there are others; empty: it is the only one.
 	Site   locality.Site
 	Clock  clock.WithTicker // nil: the real one
@@ -117,7 +120,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	running.Go(func() {
 		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
 			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans,
-			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes)
+			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.Namespaces)
 	})
 	running.Go(func() {
 		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
@@ -162,10 +165,18 @@ func (c *Controller) step(basis bool) {
 
 // dispatch queues the Services whose plan may be another after a delta.
 func (c *Controller) dispatch(d catalog.Delta) {
+	was := c.modes(d.After).several
 	plans, ratios := c.model.apply(&d)
 	if plans {
 		c.dispatchCosts(d.After)
 	}
+	modes := c.modes(d.After)
+	if plans && was != modes.several {
+		for key, service := range d.After.Services.All() {
+			c.modeChanged(key, service)
+		}
+	}
+	c.dispatchModes(&d)
 	for _, change := range d.Services {
 		if !sameForPlans(change.Old, change.New) {
 			c.replan(change.Key)
@@ -177,7 +188,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 				continue
 			}
 			key := trafficplan.ServiceOf(slice)
-			if service, ok := d.After.Services.Get(key); ok && ModeOf(service).planned() {
+			if service, ok := d.After.Services.Get(key); ok && modes.Of(service).planned() {
 				c.replan(key)
 			}
 		}
@@ -208,8 +219,9 @@ func sameForPlans(a, b *corev1.Service) bool {
 
 // dispatchAll queues every Service with a mode, as Nodes or ZoneCosts changed.
 func (c *Controller) dispatchAll(snapshot *catalog.Snapshot, plans bool) {
+	modes := c.modes(snapshot)
 	for key, service := range snapshot.Services.All() {
-		switch mode := ModeOf(service); {
+		switch mode := modes.Of(service); {
 		case mode.Kind == Distribution:
 		case mode.Kind == Planned && !plans:
 		default:
@@ -235,8 +247,9 @@ func (c *Controller) Subscribe() *changes.Subscription[resource.Key] { return c.
 // heuristicChanged queues the Services that name a heuristic, as it is new, gone or
 // different.
 func (c *Controller) heuristicChanged(snapshot *catalog.Snapshot, name string) {
+	modes := c.modes(snapshot)
 	for key, service := range snapshot.Services.All() {
-		if mode := ModeOf(service); mode.Kind != Custom || mode.Name != name {
+		if mode := modes.Of(service); mode.Kind != Custom || mode.Name != name {
 			continue
 		}
 		c.mu.Lock()

@@ -70,8 +70,9 @@ func (c *Controller) groupsOf(snapshot *catalog.Snapshot, service *corev1.Servic
 
 // dispatchSites queues the imports for which other sites may offer something else.
 func (c *Controller) dispatchSites(d *catalog.Delta) {
+	modes := c.modes(d.After)
 	replan := func(key resource.Key) {
-		if service, ok := d.After.Services.Get(key); ok && ModeOf(service).Kind == Planned {
+		if service, ok := d.After.Services.Get(key); ok && modes.Of(service).Kind == Planned {
 			c.replan(key)
 		}
 	}

@@ -45,7 +45,7 @@ func newMetrics() metrics {
 			"hints_overload_ratio",
 			"Load of the busiest endpoint as a multiple of the mean where only hints are read.",
 			unitLabels()...),
-		services: of("services", "Services with a topology mode, by mode.", "mode"),
+		services: of("services", "Services with a topology mode, by mode and by the level that chose it: Service, Namespace, Mesh or ControlPlane.", "mode", "level"),
 	}
 }
 
@@ -68,21 +68,12 @@ func (c *Controller) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	modes := map[string]int{Adaptive: 0, "Auto": 0, "custom": 0}
 	if c.config.Catalog != nil {
-		for _, service := range c.config.Catalog.Snapshot().Services.All() {
-			switch ModeOf(service).Kind {
-			case Planned:
-				modes[Adaptive]++
-			case Auto:
-				modes["Auto"]++
-			case Custom:
-				modes["custom"]++
+		for _, n := range c.Modes() {
+			if n.Level != LevelNone {
+				gauge(m.services, float64(n.Services), n.Mode, string(n.Level))
 			}
 		}
-	}
-	for _, mode := range sortedKeys(modes) {
-		gauge(m.services, float64(modes[mode]), mode)
 	}
 	now := c.clock.Now()
 	c.mu.Lock()

@@ -29,11 +29,10 @@ proxima_topology_in_zone_ratio{family="IPv4",namespace="shop",ports="http",servi
 proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="EndpointsChanged",service="web"} 1
 proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="LargeGap",service="web"} 0
 proxima_topology_replans_total{family="IPv4",namespace="shop",ports="http",reason="LastingGap",service="web"} 0
-# HELP proxima_topology_services Services with a topology mode, by mode.
+# HELP proxima_topology_services Services with a topology mode, by mode and by the level that chose it: Service, Namespace, Mesh or ControlPlane.
 # TYPE proxima_topology_services gauge
-proxima_topology_services{mode="Auto"} 1
-proxima_topology_services{mode="custom"} 0
-proxima_topology_services{mode="proxima.dev/Adaptive"} 1
+proxima_topology_services{level="Service",mode="Auto"} 1
+proxima_topology_services{level="Service",mode="proxima.dev/Adaptive"} 1
 `
 		for _, unit := range r.c.entries[webKey].units {
 			unit.replans = [4]uint64{1: 1} // how often it was planned while the rig began is left open

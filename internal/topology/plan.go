@@ -68,7 +68,7 @@ func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
-	if !ok || !ModeOf(service).planned() {
+	if !ok || !c.modeOf(snapshot, service).planned() {
 		c.forget(key)
 		if err := c.write(ctx, key, nil, parts, nil); err != nil || ok {
 			return err
@@ -89,7 +89,7 @@ func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
 	c.mu.Lock()
 	publish()
 	c.mu.Unlock()
-	if ModeOf(service).Kind == Custom {
+	if c.modeOf(snapshot, service).Kind == Custom {
 		c.status.Add(key) // the condition says whether the rule could be evaluated
 	}
 	return nil
@@ -186,7 +186,7 @@ func compare(g *plannerv1alpha1.PortGroup, in *input, demand estimated, best *pl
 func (c *Controller) evaluate(
 	snapshot *catalog.Snapshot, service *corev1.Service, parts []*plannerv1alpha1.TrafficPlan,
 ) (next *plannerv1alpha1.TrafficPlanSpec, publish func()) {
-	mode := ModeOf(service)
+	mode := c.modeOf(snapshot, service)
 	c.mu.Lock()
 	key := resource.KeyOf(service)
 	e := c.entries[key]

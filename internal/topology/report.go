@@ -24,6 +24,8 @@ import (
 type Report struct {
 	// Mode is the value that chose it; empty: traffic goes to all endpoints alike.
 	Mode string `json:"mode,omitempty"`
+	// Level that chose it; empty: none did.
+	Level Level `json:"level,omitempty"`
 	// Planned: agents follow Plans. Else they are what Adaptive would do.
 	Planned bool `json:"planned"`
 	// Decision is what came of the mode, as in the Service's condition.
@@ -77,8 +79,8 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 	if !ok || !c.config.Catalog.Synced() {
 		return nil, false
 	}
-	mode, parts, m := ModeOf(service), partsOf(snapshot, key), c.modelFor(snapshot)
-	r = &Report{Mode: mode.Name, Planned: mode.Kind == Planned, Params: paramsFor(service, parts), Plans: []PlanReport{}}
+	mode, parts, m := c.modeOf(snapshot, service), partsOf(snapshot, key), c.modelFor(snapshot)
+	r = &Report{Mode: mode.Name, Level: mode.Level, Planned: mode.Kind == Planned, Params: paramsFor(service, parts), Plans: []PlanReport{}}
 	candidates := c.candidates(snapshot, m, service, parts)
 	if mode.Kind == Distribution {
 		r.Params = DefaultParams()
@@ -124,12 +126,12 @@ func (c *Controller) candidates(
 	service *corev1.Service,
 	parts []*plannerv1alpha1.TrafficPlan,
 ) []*candidate {
-	params := paramsFor(service, parts)
+	mode, params := c.modeOf(snapshot, service), paramsFor(service, parts)
 	var out []*candidate
 	for _, g := range c.groupsOf(snapshot, service) {
 		u := &candidate{group: g}
 		for _, published := range groupsIn(parts) {
-			if trafficplan.NameOf(published) == g.Name && ModeOf(service).Kind == Planned {
+			if trafficplan.NameOf(published) == g.Name && mode.Kind == Planned {
 				u.plan = published
 			}
 		}
@@ -238,7 +240,7 @@ func (r *Report) Text(from locality.Zone) string {
 	if mode == "" {
 		mode = "none"
 	}
-	fmt.Fprintf(&b, "topology mode: %s\n", mode)
+	fmt.Fprintf(&b, "topology mode: %s%s\n", mode, r.Level.text())
 	for _, line := range strings.Split(r.Decision, "\n") {
 		fmt.Fprintf(&b, "decision: %s\n", line)
 	}

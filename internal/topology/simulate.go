@@ -129,6 +129,7 @@ func (e *UnknownError) Error() string {
 type question struct {
 	snapshot *catalog.Snapshot
 	model    *model
+	modes    Modes
 	change   Change
 	groups   func(*corev1.Service) []*group
 }
@@ -141,7 +142,7 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 		return nil, errors.New("the control plane is still reading its store")
 	}
 	q := &question{snapshot: c.config.Catalog.Snapshot(), change: change}
-	q.model = c.modelFor(q.snapshot)
+	q.model, q.modes = c.modelFor(q.snapshot), c.modes(q.snapshot)
 	q.groups = func(service *corev1.Service) []*group { return c.groupsOf(q.snapshot, service) }
 	services, err := q.services()
 	if err != nil {
@@ -157,7 +158,7 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 				return nil, fmt.Errorf("service %s: %w", key, err)
 			}
 			if changed {
-				s.Planned, different = ModeOf(service).Kind == Planned, true
+				s.Planned, different = q.modes.Of(service).Kind == Planned, true
 				out.Services = append(out.Services, s)
 			}
 		}
@@ -211,7 +212,7 @@ func (q *question) zones() []locality.Zone {
 func (q *question) planned() (keys []resource.Key, zones []locality.Zone) {
 	zones = slices.Clone(q.zones())
 	for key, service := range q.snapshot.Services.All() {
-		if ModeOf(service).Kind != Planned {
+		if q.modes.Of(service).Kind != Planned {
 			continue
 		}
 		keys = append(keys, key)

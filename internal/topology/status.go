@@ -137,7 +137,7 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 	if _, ready := c.model.current(); !ready {
 		return nil, false
 	}
-	mode, key := ModeOf(service), resource.KeyOf(service)
+	mode, key := c.modeOf(snapshot, service), resource.KeyOf(service)
 	if mode.Kind == Distribution {
 		return nil, true
 	}

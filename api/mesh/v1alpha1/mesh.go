@@ -198,4 +198,10 @@ type MeshRouting struct {
 	// ServiceExport) or All. Empty: Exported.
 	// +optional
 	Export string `json:"export,omitempty"`
+	// TopologyMode of Services that say nothing, and whose namespace says nothing: Auto,
+	// Disabled, proxima.dev/Adaptive, heuristic.proxima.dev/NAME or another DOMAIN/NAME, as
+	// in the annotation service.kubernetes.io/topology-mode. Empty: the default of the
+	// control plane.
+	// +optional
+	TopologyMode string `json:"topologyMode,omitempty"`
 }

@@ -8,6 +8,13 @@ import (
 // annotation service.kubernetes.io/topology-mode of Services that use it.
 const TopologyHeuristicPrefix = "heuristic.proxima.dev/"
 
+// TopologyModes is what may stand where a topology mode is named, for messages.
+const TopologyModes = "Auto, Disabled, proxima.dev/Adaptive, heuristic.proxima.dev/NAME or another DOMAIN/NAME"
+
+// TopologyDisabled reports whether a value of the annotation service.kubernetes.io/topology-mode
+// asks for no mode, where another one would be the default.
+func TopologyDisabled(value string) bool { return value == "Disabled" || value == "disabled" }
+
 // What becomes of a zone that a TopologyHeuristic allows no endpoint.
 const (
 	HeuristicFallbackAll  = "All"

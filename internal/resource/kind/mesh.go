@@ -174,8 +174,20 @@ func validateMesh(m, old *mesh.Mesh) field.ErrorList {
 	}
 	if r := m.Spec.Routing; r != nil {
 		errs = append(errs, checkChoice(field.NewPath("spec", "routing", "export"), r.Export, mesh.ExportAll, mesh.ExportExported)...)
+		errs = append(errs, checkTopologyMode(field.NewPath("spec", "routing", "topologyMode"), r.TopologyMode)...)
 	}
 	return append(errs, checkTrustDomain(path.Child("trustDomain"), m, old)...)
+}
+
+// checkTopologyMode checks a default mode of Services: a word of Kubernetes, or DOMAIN/NAME.
+func checkTopologyMode(path *field.Path, value string) field.ErrorList {
+	if value == "" || value == "Auto" || value == "auto" || mesh.TopologyDisabled(value) {
+		return nil
+	}
+	if domain, name, ok := strings.Cut(value, "/"); !ok || domain == "" || name == "" {
+		return field.ErrorList{field.Invalid(path, value, "must be "+mesh.TopologyModes)}
+	}
+	return nil
 }
 
 // checkTrustDomain: the domain is in every certificate, so it never changes.

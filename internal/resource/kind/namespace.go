@@ -29,6 +29,7 @@ var Namespace = &resource.Descriptor{
 	Prepare:        change(prepareNamespace),
 	PrepareStatus:  change(prepareNamespaceStatus),
 	Validate:       compare(validateNamespace),
+	Warnings:       compare(warnNamespace),
 	ValidateStatus: compare(validateNamespaceStatus),
 	Warnings: compare(func(n, old *corev1.Namespace) []string {
 		if old == nil {
@@ -44,6 +45,20 @@ var Namespace = &resource.Descriptor{
 		nameColumn(), column("Status", "The status of the namespace"), ageColumn(),
 	},
 	Cells: of(func(n *corev1.Namespace) []any { return []any{n.Name, string(n.Status.Phase), age(n)} }),
+}
+
+// warnNamespace: the API takes any value of an annotation, but one that names no mode has no
+// effect. An update warns of what it changes.
+func warnNamespace(n, old *corev1.Namespace) []string {
+	value := n.Annotations[corev1.AnnotationTopologyMode]
+	if old != nil && old.Annotations[corev1.AnnotationTopologyMode] == value {
+		return nil
+	}
+	path := field.NewPath("metadata", "annotations").Key(corev1.AnnotationTopologyMode)
+	if errs := checkTopologyMode(path, value); errs != nil {
+		return []string{errs[0].Error() + "; the Services of the namespace take the mode of their mesh or of the control plane"}
+	}
+	return nil
 }
 
 func defaultNamespace(n *corev1.Namespace) {
