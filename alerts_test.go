@@ -1,0 +1,121 @@
+package proxima_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// maxAlerts that people can be expected to know.
+const maxAlerts = 15
+
+// alertRules is what is read of deploy/prometheus/alerts.yaml.
+type alertRules struct {
+	Groups []struct {
+		Rules []struct {
+			Alert, Expr string
+			Annotations map[string]string
+		}
+	}
+}
+
+// alertTests is what is read of deploy/prometheus/alerts_test.yaml.
+type alertTests struct {
+	Tests []struct {
+		AlertRuleTest []struct {
+			Alertname string
+			ExpAlerts []any `json:"exp_alerts"`
+		} `json:"alert_rule_test"`
+	}
+}
+
+// TestAlerts: each alert uses metrics that there are, has a section in the documentation
+// with cause, check and fix, and a test in which it fires and one in which it does not.
+func TestAlerts(t *testing.T) {
+	var rules alertRules
+	var tests alertTests
+	readYAML(t, "deploy/prometheus/alerts.yaml", &rules)
+	readYAML(t, "deploy/prometheus/alerts_test.yaml", &tests)
+	fires, quiet := map[string]bool{}, map[string]bool{}
+	for _, c := range tests.Tests {
+		for _, r := range c.AlertRuleTest {
+			if len(r.ExpAlerts) > 0 {
+				fires[r.Alertname] = true
+			} else {
+				quiet[r.Alertname] = true
+			}
+		}
+	}
+	metrics := readText(t, "docs/reference/metrics.md")
+	trouble := readText(t, "docs/how-to/trouble.md")
+	metric := regexp.MustCompile(`proxima_\w+`)
+	alerts := 0
+	for _, g := range rules.Groups {
+		for _, r := range g.Rules {
+			alerts++
+			for _, name := range metric.FindAllString(r.Expr, -1) {
+				if !strings.Contains(metrics, "`"+strings.TrimSuffix(name, "_bucket")+"`") {
+					t.Errorf("%s: there is no metric %s", r.Alert, name)
+				}
+			}
+			if !fires[r.Alert] || !quiet[r.Alert] {
+				t.Errorf("%s: has a test in which it fires: %t; in which it does not: %t", r.Alert, fires[r.Alert], quiet[r.Alert])
+			}
+			if want := "docs/how-to/trouble.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
+				t.Errorf("%s: runbook %q, want %q", r.Alert, r.Annotations["runbook"], want)
+			}
+			_, section, found := strings.Cut(trouble, "\n### "+r.Alert+"\n")
+			section, _, _ = strings.Cut(section, "\n#")
+			for _, part := range []string{"**Cause.**", "**Check.**", "**Fix.**"} {
+				if !found || !strings.Contains(section, part) {
+					t.Errorf("%s: docs/how-to/trouble.md has no %s of it", r.Alert, part)
+				}
+			}
+		}
+	}
+	if alerts == 0 || alerts > maxAlerts {
+		t.Errorf("%d alerts, want 1 to %d", alerts, maxAlerts)
+	}
+}
+
+// TestAlertRules runs the tests of the rules in Prometheus' own tool.
+func TestAlertRules(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		promtool = "bin/promtool"
+		if _, err := os.Stat(promtool); err != nil {
+			t.Skip("promtool is missing: tools/setup unpacks it")
+		}
+	}
+	if promtool, err = filepath.Abs(promtool); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
+		cmd := exec.CommandContext(t.Context(), promtool, args...)
+		cmd.Dir = "deploy/prometheus"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+func readText(t *testing.T, file string) string {
+	t.Helper()
+	body, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+func readYAML(t *testing.T, file string, into any) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(readText(t, file)), into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
