@@ -19,6 +19,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/addresspool"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -46,7 +47,7 @@ type Config struct {
 type Controller struct {
 	Config
 	loop *loop.Loop
-	pool *pool
+	pool *addresspool.Pool
 
 	mu sync.Mutex
 	// claims by service name, and the services that claim a name.
@@ -108,7 +109,7 @@ func (c *Controller) start(ctx context.Context) error {
 	c.pool = newPool(ranges)
 	for _, o := range list {
 		for _, addr := range addressesOf(o.(*meshv1alpha1.VirtualIP)) {
-			c.pool.take(addr, o.GetName())
+			c.pool.Take(addr, o.GetName())
 		}
 	}
 	return nil
@@ -191,7 +192,7 @@ func (c *Controller) follow(change catalog.Change[*meshv1alpha1.VirtualIP]) {
 		return
 	}
 	for _, addr := range addressesOf(change.Old) {
-		c.pool.free(addr, change.Old.Name)
+		c.pool.Free(addr, change.Old.Name)
 	}
 }
 
@@ -279,17 +280,17 @@ func (c *Controller) create(ctx context.Context, name resource.Key, object strin
 func (c *Controller) fill(v *meshv1alpha1.VirtualIP, claim *Claim) error {
 	var addresses []netip.Addr
 	for _, v4 := range []bool{true, false} {
-		if !c.pool.has(v4) {
+		if !c.pool.Has(v4) {
 			continue
 		}
-		own := slices.DeleteFunc(addressesOf(v), func(a netip.Addr) bool { return a.Is4() != v4 || !c.pool.take(a, v.Name) })
+		own := slices.DeleteFunc(addressesOf(v), func(a netip.Addr) bool { return a.Is4() != v4 || !c.pool.Take(a, v.Name) })
 		switch wanted := claim.V4 && v4 || claim.V6 && !v4; {
 		case len(own) > 0: // also of a family that the Service lost: it may come back
 			addresses = append(addresses, own[0])
 		case wanted:
-			addr, err := c.pool.allocate(v4, v.Name)
+			addr, err := c.pool.Allocate(v4, v.Name)
 			if err != nil {
-				return fmt.Errorf("virtual IP of %s.%s: %w", claim.Hostname, meshname.Domain, err)
+				return fmt.Errorf("virtual IP of %s.%s: %w in the ranges of virtual IPs (--mesh-cidr)", claim.Hostname, meshname.Domain, err)
 			}
 			addresses = append(addresses, addr)
 		}

@@ -22,6 +22,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/addresspool"
 	"github.com/proxima-mesh/proxima/internal/dns/meshname"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -270,16 +271,16 @@ func TestPool(t *testing.T) {
 	small := newPool([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/28")})
 	seen := map[netip.Addr]bool{}
 	for i := range 14 {
-		a, err := small.allocate(true, fmt.Sprint(i))
+		a, err := small.Allocate(true, fmt.Sprint(i))
 		if err != nil || seen[a] || a == netip.MustParseAddr("192.0.2.0") || a == netip.MustParseAddr("192.0.2.15") {
 			t.Fatalf("address %d: %s %v", i, a, err)
 		}
 		seen[a] = true
 	}
-	if _, err := small.allocate(true, "one more"); !errors.Is(err, ErrFull) {
+	if _, err := small.Allocate(true, "one more"); !errors.Is(err, addresspool.ErrFull) {
 		t.Errorf("a full range: %v", err)
 	}
-	if _, err := small.allocate(false, "0"); !errors.Is(err, ErrFull) {
+	if _, err := small.Allocate(false, "0"); !errors.Is(err, addresspool.ErrFull) {
 		t.Errorf("no range of the family: %v", err)
 	}
 	for text, ok := range map[string]bool{"240.0.0.0/4": true, "fd00:240::/64": true, "10.0.0.1/8": false, "10.0.0.0/30": false, "fd00::/48": false} {
@@ -292,11 +293,11 @@ func TestPool(t *testing.T) {
 		owners := map[netip.Addr]string{}
 		for _, name := range rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z]{1,4}`), 1, 40, rapid.ID).Draw(t, "names") {
 			v4 := !strings.HasPrefix(name, "a")
-			a, err := p.allocate(v4, name)
+			a, err := p.Allocate(v4, name)
 			if err != nil || a.Is4() != v4 || owners[a] != "" {
 				t.Fatalf("%s: %s %v", name, a, err)
 			}
-			if again, _ := p.allocate(v4, name); again != a {
+			if again, _ := p.Allocate(v4, name); again != a {
 				t.Fatalf("%s: %s, then %s", name, a, again)
 			}
 			owners[a] = name
