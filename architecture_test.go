@@ -36,6 +36,7 @@ var layers = map[string]layer{
 	"bench/": command,
 
 	// types, contracts and helpers that every layer uses
+	"internal/addresspool":           base,
 	"internal/atomicfile":            base,
 	"internal/backoff":               base,
 	"internal/certpem":               base,
@@ -91,6 +92,7 @@ var layers = map[string]layer{
 	"internal/controller/garbage":       core,
 	"internal/controller/health":        core,
 	"internal/controller/ipam":          core,
+	"internal/controller/loadbalancer":  core,
 	"internal/controller/loop":          core,
 	"internal/controller/mirroring":     core,
 	"internal/controller/multicluster":  core,

@@ -49,6 +49,7 @@ var manifests = map[string]string{
 	"ZoneEgressInsight":  `{status: {online: true}}`,
 	"DataplaneInsight":   `{status: {online: true}}`,
 	"ServiceExport":      `{spec: {exportedLabels: {team: shop}}}`,
+	"IPAddressPool":      `{spec: {addresses: [192.0.2.0/28], autoAssign: false}}`,
 	"VirtualIP":          `{spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}}`,
 	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 

@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/garbage"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
+	"github.com/proxima-mesh/proxima/internal/controller/loadbalancer"
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
@@ -76,6 +77,7 @@ func (c *controllers) components() []component {
 		{Name: "service tag controller", Scope: leader, Run: c.runTagged},
 		{Name: "names of meshes", Scope: leader, Run: c.runVirtualIPs},
 		{Name: "external service controller", Scope: leader, Run: c.runExternals},
+		{Name: "load balancer controller", Scope: leader, Run: c.runLoadBalancers},
 	}
 }
 
@@ -218,6 +220,14 @@ func (c *controllers) runTagged(ctx context.Context) error {
 func (c *controllers) runExternals(ctx context.Context) error {
 	return external.New(external.Config{
 		Client: c.client, Catalog: c.instance.catalog, Site: string(c.cfg.site()), Logger: c.log.With("component", "external services"), Secrets: c.secrets,
+	}).Run(ctx)
+}
+
+// runLoadBalancers gives Services of type LoadBalancer their addresses.
+func (c *controllers) runLoadBalancers(ctx context.Context) error {
+	return loadbalancer.New(loadbalancer.Config{
+		Client: c.client, Catalog: c.instance.catalog, InServiceRange: c.api.server.InServiceRange, Classless: true,
+		Logger: c.log.With("component", "load balancers"),
 	}).Run(ctx)
 }
 

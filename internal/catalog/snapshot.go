@@ -36,6 +36,7 @@ const (
 	ServiceImports
 	VirtualIPs
 	ExternalServices
+	AddressPools
 	Kinds
 )
 
@@ -63,6 +64,7 @@ type Snapshot struct {
 	VirtualIPs     Table[*meshv1alpha1.VirtualIP]
 
 	ExternalServices Table[*meshv1alpha1.ExternalService]
+	AddressPools     Table[*meshv1alpha1.IPAddressPool]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -192,6 +194,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ExternalService"},
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.ExternalService] { return &s.ExternalServices },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.ExternalService] { return &d.ExternalServices },
+	},
+	AddressPools: &tableKind[*meshv1alpha1.IPAddressPool]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "IPAddressPool"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.IPAddressPool] { return &s.AddressPools },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.IPAddressPool] { return &d.AddressPools },
 	},
 }
 

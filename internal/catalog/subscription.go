@@ -50,6 +50,7 @@ type Delta struct {
 	VirtualIPs     []Change[*meshv1alpha1.VirtualIP]
 
 	ExternalServices []Change[*meshv1alpha1.ExternalService]
+	AddressPools     []Change[*meshv1alpha1.IPAddressPool]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

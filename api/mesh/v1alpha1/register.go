@@ -30,7 +30,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion, &Mesh{}, &MeshList{},
 		&ExternalService{}, &ExternalServiceList{}, &GlobalSecret{}, &GlobalSecretList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &ZoneCosts{}, &ZoneCostsList{})
-	scheme.AddKnownTypes(SchemeGroupVersion, &VirtualIP{}, &VirtualIPList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &VirtualIP{}, &VirtualIPList{}, &IPAddressPool{}, &IPAddressPoolList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &TopologyHeuristic{}, &TopologyHeuristicList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &Zone{}, &ZoneList{}, &ZoneInsight{}, &ZoneInsightList{},
 		&ZoneIngress{}, &ZoneIngressList{}, &ZoneIngressInsight{}, &ZoneIngressInsightList{},

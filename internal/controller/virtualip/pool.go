@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/proxima-mesh/proxima/internal/controller/addresspool"
+	"github.com/proxima-mesh/proxima/internal/addresspool"
 )
 
 // newPool of addresses of the ranges.

@@ -152,6 +152,9 @@ spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: 
 	"VirtualIP": `
 metadata: {name: web-shop-svc-80-a}
 spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}`,
+	"IPAddressPool": `
+metadata: {name: main}
+spec: {addresses: [192.0.2.0/28, 198.51.100.5-198.51.100.9, "2001:db8::1"], namespaces: [shop], autoAssign: false}`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}
 stringData: {tls.key: "1"}`,

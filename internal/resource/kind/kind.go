@@ -54,6 +54,7 @@ func All() []*resource.Descriptor {
 		ServiceExport,
 		ServiceImport,
 		VirtualIP,
+		IPAddressPool,
 	}
 }
 

@@ -35,7 +35,7 @@ func ParseRange(text string) (Range, error) {
 	if strings.Contains(text, "/") {
 		p, err := netip.ParsePrefix(text)
 		switch {
-		case err != nil:
+		case err != nil || p.Addr().Is4In6():
 			return Range{}, fmt.Errorf("%q is no network, as in 192.0.2.0/28", text)
 		case p != p.Masked():
 			return Range{}, fmt.Errorf("%q is not the address of a network; %s is", text, p.Masked())

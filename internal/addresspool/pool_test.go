@@ -21,7 +21,7 @@ func TestRanges(t *testing.T) {
 			t.Errorf("%s: %s (%v), want %s", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "x", "192.0.2.1/24", "192.0.2.9-192.0.2.1", "192.0.2.1-2001:db8::1", "192.0.2.0/33", "fe80::1%eth0", "1.2.3.4-"} {
+	for _, text := range []string{"", "x", "192.0.2.1/24", "192.0.2.9-192.0.2.1", "192.0.2.1-2001:db8::1", "192.0.2.0/33", "fe80::1%eth0", "::ffff:192.0.2.0/120", "1.2.3.4-"} {
 		if r, err := ParseRange(text); err == nil {
 			t.Errorf("%q: %v, want an error", text, r)
 		}
