@@ -121,6 +121,26 @@ func (in HTTPGetAction) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in IPAddressPool) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.IPAddressPool"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in IPAddressPoolList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.IPAddressPoolList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in IPAddressPoolSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.IPAddressPoolSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in IPAddressPoolStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.IPAddressPoolStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Mesh) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.Mesh"
 }

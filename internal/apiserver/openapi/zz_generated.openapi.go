@@ -50,6 +50,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.GlobalSecret{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref),
 		v1alpha1.GlobalSecretList{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_GlobalSecretList(ref),
 		v1alpha1.HTTPGetAction{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref),
+		v1alpha1.IPAddressPool{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_IPAddressPool(ref),
+		v1alpha1.IPAddressPoolList{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolList(ref),
+		v1alpha1.IPAddressPoolSpec{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolSpec(ref),
+		v1alpha1.IPAddressPoolStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref),
 		v1alpha1.Mesh{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Mesh(ref),
 		v1alpha1.MeshAuthorityFiles{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_MeshAuthorityFiles(ref),
 		v1alpha1.MeshAuthorityStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_MeshAuthorityStatus(ref),
@@ -1746,6 +1750,186 @@ func schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref common.ReferenceCallback
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_IPAddressPool(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IPAddressPool holds addresses for Services of type LoadBalancer whose spec.loadBalancerClass is proxima.dev/pool. Routes to them are made by others: the addresses are not announced.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The addresses, and who gets them.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.IPAddressPoolSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of them are in use.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.IPAddressPoolStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.IPAddressPoolSpec{}.OpenAPIModelName(), v1alpha1.IPAddressPoolStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_IPAddressPoolList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IPAddressPoolList is a list of IPAddressPools.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The IPAddressPools.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.IPAddressPool{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.IPAddressPool{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_IPAddressPoolSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IPAddressPoolSpec is addresses, and who gets them.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"addresses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Addresses are networks (192.0.2.0/28: all of its addresses), ranges (192.0.2.10-192.0.2.20) and single addresses, of both families, 1 to 100 of them.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces whose Services get addresses of the pool. Empty: all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"autoAssign": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AutoAssign gives addresses to Services that name no pool. Defaults to true; false: only to those that name this one by the annotation mesh.proxima.dev/address-pool.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"addresses"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IPAddressPoolStatus is how many addresses are in use.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"assigned": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Assigned is the number of addresses that Services have.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_Mesh(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2251,6 +2435,13 @@ func schema_proxima_api_mesh_v1alpha1_MeshRouting(ref common.ReferenceCallback) 
 					"export": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Export says which Services other zones may use: Exported (those with a ServiceExport) or All. Empty: Exported.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"topologyMode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TopologyMode of Services that say nothing, and whose namespace says nothing: Auto, Disabled, proxima.dev/Adaptive, heuristic.proxima.dev/NAME or another DOMAIN/NAME, as in the annotation service.kubernetes.io/topology-mode. Empty: the default of the control plane.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
