@@ -15,11 +15,16 @@ import (
 )
 
 // policyUses says what of this zone depends on a policy.
-type policyUses struct{ catalog *catalog.Catalog }
+type policyUses struct {
+	catalog *catalog.Catalog
+	// mode is the default topology mode of the control plane.
+	mode string
+}
 
 // of a policy: a sentence for each kind of user, and what becomes of it without the policy.
 func (u policyUses) of(obj resource.Object) []string {
 	s := u.catalog.Snapshot()
+	modes := topology.ModesOf(s, u.mode)
 	switch o := obj.(type) {
 	case *meshv1alpha1.Mesh:
 		return meshUses(s, o.Name)
@@ -30,13 +35,13 @@ func (u policyUses) of(obj resource.Object) []string {
 		}
 		var users usage
 		for key, service := range s.Services.All() {
-			users.add(key, topology.CostsOf(service) == o.Name)
+			users.add(key, modes.Costs(service) == o.Name)
 		}
 		return users.say("Services planned with it", instead)
 	case *meshv1alpha1.TopologyHeuristic:
 		var users usage
 		for key, service := range s.Services.All() {
-			users.add(key, topology.HeuristicOf(service) == o.Name)
+			users.add(key, modes.Heuristic(service) == o.Name)
 		}
 		return users.say("Services that have chosen it", "their hints and weights would stay as they are")
 	case *meshv1alpha1.ExternalService:

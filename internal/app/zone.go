@@ -70,7 +70,7 @@ func newZoneLink(
 	l := &zoneLink{
 		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
 	}
-	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try, Uses: policyUses{i.catalog}.of}
+	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try, Uses: policyUses{i.catalog, cfg.DefaultTopologyMode}.of}
 	if err := os.MkdirAll(l.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}

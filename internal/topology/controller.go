@@ -175,6 +175,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		for key, service := range d.After.Services.All() {
 			c.modeChanged(key, service)
 		}
+		c.dispatchUses(d.After)
 	}
 	c.dispatchModes(&d)
 	for _, change := range d.Services {

@@ -151,7 +151,7 @@ func (m Modes) Of(service *corev1.Service) Mode {
 		if mode, ok := ofValue(ns.Annotations[corev1.AnnotationTopologyMode], LevelNamespace); ok {
 			return mode
 		}
-		name = kind.MeshOf(ns.Labels)
+		name = kind.MeshOf(ns)
 	}
 	if mesh, ok := m.snapshot.Meshes.Get(resource.Key{Name: name}); ok && mesh.Spec.Routing != nil {
 		if mode, ok := ofValue(mesh.Spec.Routing.TopologyMode, LevelMesh); ok {
@@ -233,12 +233,13 @@ func (c *Controller) dispatchModes(d *catalog.Delta) {
 	for _, change := range d.Namespaces {
 		if change.New == nil || change.Old != nil &&
 			change.Old.Annotations[corev1.AnnotationTopologyMode] == change.New.Annotations[corev1.AnnotationTopologyMode] &&
-			kind.MeshOf(change.Old.Labels) == kind.MeshOf(change.New.Labels) {
+			kind.MeshOf(change.Old) == kind.MeshOf(change.New) {
 			continue
 		}
 		for key, service := range d.After.Services.Namespace(change.Key.Name) {
 			c.modeChanged(key, service)
 		}
+		c.dispatchUses(d.After)
 	}
 	for _, change := range d.Meshes {
 		if topologyModeOf(change.Old) == topologyModeOf(change.New) {
@@ -247,6 +248,7 @@ func (c *Controller) dispatchModes(d *catalog.Delta) {
 		for key, service := range d.After.Services.All() {
 			c.modeChanged(key, service)
 		}
+		c.dispatchUses(d.After)
 		return
 	}
 }

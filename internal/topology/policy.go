@@ -28,18 +28,18 @@ const (
 	ReasonRuleFailed   = "RuleFailed"
 )
 
-// CostsOf is the name of the ZoneCosts that a Service asks to be planned with; empty: it is
+// Costs is the name of the ZoneCosts that a Service is to be planned with; empty: it is
 // not planned. There may be none of that name.
-func CostsOf(service *corev1.Service) string {
-	if ModeOf(service).Kind != Planned {
+func (m Modes) Costs(service *corev1.Service) string {
+	if m.Of(service).Kind != Planned {
 		return ""
 	}
 	return cmp.Or(service.Annotations[AnnotationCosts], DefaultCosts)
 }
 
-// HeuristicOf is the name of the TopologyHeuristic that a Service has chosen; empty: none.
-func HeuristicOf(service *corev1.Service) string {
-	mode := ModeOf(service)
+// Heuristic is the name of the TopologyHeuristic that holds for a Service; empty: none.
+func (m Modes) Heuristic(service *corev1.Service) string {
+	mode := m.Of(service)
 	if name, ok := strings.CutPrefix(mode.Name, meshv1alpha1.TopologyHeuristicPrefix); ok && mode.Kind == Custom {
 		return name
 	}
@@ -62,15 +62,16 @@ func (c *Controller) dispatchPolicies(d catalog.Delta) {
 	for _, change := range d.Heuristics {
 		c.policies.Add(heuristicKey(change.Key.Name))
 	}
+	modes := c.modes(d.After)
 	for _, change := range d.Services {
 		for _, service := range []*corev1.Service{change.Old, change.New} {
 			if service == nil {
 				continue
 			}
-			if name := CostsOf(service); name != "" {
+			if name := modes.Costs(service); name != "" {
 				c.policies.Add(costsKey(name))
 			}
-			if name := HeuristicOf(service); name != "" {
+			if name := modes.Heuristic(service); name != "" {
 				c.policies.Add(heuristicKey(name))
 			}
 		}
@@ -82,6 +83,14 @@ func (c *Controller) dispatchPolicies(d catalog.Delta) {
 func (c *Controller) dispatchCosts(s *catalog.Snapshot) {
 	for key := range s.ZoneCosts.All() {
 		c.policies.Add(costsKey(key.Name))
+	}
+}
+
+// dispatchUses queues all policies, as Services may have another mode by default.
+func (c *Controller) dispatchUses(s *catalog.Snapshot) {
+	c.dispatchCosts(s)
+	for key := range s.Heuristics.All() {
+		c.policies.Add(heuristicKey(key.Name))
 	}
 }
 
@@ -118,9 +127,9 @@ func (c *Controller) updateStatus(ctx context.Context, key resource.Key, d *reso
 
 // costsStatus sets the status of a ZoneCosts.
 func (c *Controller) costsStatus(s *catalog.Snapshot, costs *meshv1alpha1.ZoneCosts) {
-	users := int32(0)
+	users, modes := int32(0), c.modes(s)
 	for _, service := range s.Services.All() {
-		if CostsOf(service) == costs.Name {
+		if modes.Costs(service) == costs.Name {
 			users++
 		}
 	}
@@ -144,10 +153,10 @@ type Checked interface {
 
 // heuristicStatus sets the status of a TopologyHeuristic.
 func (c *Controller) heuristicStatus(s *catalog.Snapshot, h *meshv1alpha1.TopologyHeuristic) {
-	users := int32(0)
+	users, modes := int32(0), c.modes(s)
 	var failed []string
 	for key, service := range s.Services.All() {
-		if HeuristicOf(service) != h.Name {
+		if modes.Heuristic(service) != h.Name {
 			continue
 		}
 		users++

@@ -29,13 +29,12 @@ var Namespace = &resource.Descriptor{
 	Prepare:        change(prepareNamespace),
 	PrepareStatus:  change(prepareNamespaceStatus),
 	Validate:       compare(validateNamespace),
-	Warnings:       compare(warnNamespace),
 	ValidateStatus: compare(validateNamespaceStatus),
 	Warnings: compare(func(n, old *corev1.Namespace) []string {
 		if old == nil {
-			return warnNamedMesh(n, nil)
+			return append(warnTopologyMode(n, nil), warnNamedMesh(n, nil)...)
 		}
-		return warnNamedMesh(n, old)
+		return append(warnTopologyMode(n, old), warnNamedMesh(n, old)...)
 	}),
 
 	Fields: of(func(n *corev1.Namespace) fields.Set {
@@ -47,9 +46,9 @@ var Namespace = &resource.Descriptor{
 	Cells: of(func(n *corev1.Namespace) []any { return []any{n.Name, string(n.Status.Phase), age(n)} }),
 }
 
-// warnNamespace: the API takes any value of an annotation, but one that names no mode has no
+// warnTopologyMode: the API takes any value of an annotation, but one that names no mode has no
 // effect. An update warns of what it changes.
-func warnNamespace(n, old *corev1.Namespace) []string {
+func warnTopologyMode(n, old *corev1.Namespace) []string {
 	value := n.Annotations[corev1.AnnotationTopologyMode]
 	if old != nil && old.Annotations[corev1.AnnotationTopologyMode] == value {
 		return nil
