@@ -64,6 +64,24 @@ type DataplaneSpec struct {
 	// its deletion was asked for. Defaults to 30.
 	// +optional
 	DrainSeconds *int32 `json:"drainSeconds,omitempty"`
+	// Enabled false takes the workload out for maintenance: it counts as terminating but
+	// serving, so it keeps its open connections and gets new ones only if no endpoint of the
+	// Service is ready. Defaults to true.
+	// +optional
+	Enabled *bool `json:"enabled,omitempty"`
+	// Weight is the workload's share of the new connections of its Services, relative to
+	// that of their other endpoints: 0 to 1000. With 0 it gets none, not even as the last
+	// endpoint; open connections stay. Defaults to 100.
+	// +optional
+	Weight *int32 `json:"weight,omitempty"`
+	// Hostname of the workload, as that of a pod: with Subdomain, the endpoint has it in the
+	// Service of that name. A label of DNS, at most 63 characters.
+	// +optional
+	Hostname string `json:"hostname,omitempty"`
+	// Subdomain is the name of the headless Service, in the workload's namespace, below which
+	// the workload is resolved: <hostname>.<subdomain>.<namespace>.svc.<cluster domain>.
+	// +optional
+	Subdomain string `json:"subdomain,omitempty"`
 }
 
 // DataplanePort is a port that a workload listens on.

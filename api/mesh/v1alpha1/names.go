@@ -76,6 +76,9 @@ const (
 const (
 	// DefaultDrainSeconds equals the default grace period of a Pod.
 	DefaultDrainSeconds int32 = 30
+	// DefaultWeight of a Dataplane that has none, and the highest one.
+	DefaultWeight int32 = 100
+	MaxWeight     int32 = 1000
 	// The timings of a probe, as Kubernetes' core/v1 Probe has them.
 	DefaultProbePeriodSeconds    int32 = 10
 	DefaultProbeTimeoutSeconds   int32 = 1

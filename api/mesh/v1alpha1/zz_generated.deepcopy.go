@@ -273,6 +273,16 @@ func (in *DataplaneSpec) DeepCopyInto(out *DataplaneSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Enabled != nil {
+		in, out := &in.Enabled, &out.Enabled
+		*out = new(bool)
+		**out = **in
+	}
+	if in.Weight != nil {
+		in, out := &in.Weight, &out.Weight
+		*out = new(int32)
+		**out = **in
+	}
 	return
 }
 

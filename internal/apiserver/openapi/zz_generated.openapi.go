@@ -1001,6 +1001,34 @@ func schema_proxima_api_mesh_v1alpha1_DataplaneSpec(ref common.ReferenceCallback
 							Format:      "int32",
 						},
 					},
+					"enabled": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Enabled false takes the workload out for maintenance: it counts as terminating but serving, so it keeps its open connections and gets new ones only if no endpoint of the Service is ready. Defaults to true.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Weight is the workload's share of the new connections of its Services, relative to that of their other endpoints: 0 to 1000. With 0 it gets none, not even as the last endpoint; open connections stay. Defaults to 100.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"hostname": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Hostname of the workload, as that of a pod: with Subdomain, the endpoint has it in the Service of that name. A label of DNS, at most 63 characters.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"subdomain": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Subdomain is the name of the headless Service, in the workload's namespace, below which the workload is resolved: <hostname>.<subdomain>.<namespace>.svc.<cluster domain>.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"addresses"},
 			},

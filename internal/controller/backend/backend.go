@@ -33,6 +33,8 @@ type Backend struct {
 	// Hostname below the name of the Service; empty: none.
 	Hostname             string
 	Serving, Terminating bool
+	// Idle: it gets no new connections by its weight.
+	Idle bool
 	// Since is when Serving last changed; zero: unknown.
 	Since time.Time
 
@@ -71,8 +73,27 @@ func OfPod(pod *corev1.Pod, service string) (b Backend, ok bool) {
 	return b, true
 }
 
-// OfDataplane describes a Dataplane.
-func OfDataplane(d *meshv1alpha1.Dataplane) Backend {
+// Ready says whether it gets new connections from a Service. One of weight 0 is not ready,
+// but serving: no proxy uses such an endpoint, whether it knows weights or not. A Service
+// that publishes addresses which are not ready publishes those of weight 0 too.
+func (b *Backend) Ready(service *corev1.Service) bool {
+	return service.Spec.PublishNotReadyAddresses || b.Serving && !b.Terminating && !b.Idle
+}
+
+// Draining says whether a Dataplane is terminating: its deletion was asked for, or it is
+// disabled. As long as it is serving it keeps its connections, and gets new ones where no
+// endpoint is ready.
+func Draining(d *meshv1alpha1.Dataplane) bool {
+	return d.DeletionTimestamp != nil || !ptr.Deref(d.Spec.Enabled, true)
+}
+
+// WeightOf a Dataplane: its share relative to other endpoints, 0 to MaxWeight.
+func WeightOf(d *meshv1alpha1.Dataplane) uint32 {
+	return uint32(max(0, ptr.Deref(d.Spec.Weight, meshv1alpha1.DefaultWeight)))
+}
+
+// OfDataplane describes a Dataplane behind a Service of a name.
+func OfDataplane(d *meshv1alpha1.Dataplane, service string) Backend {
 	b := Backend{
 		Ref: corev1.ObjectReference{
 			APIVersion: meshv1alpha1.SchemeGroupVersion.String(), Kind: "Dataplane",
@@ -81,7 +102,8 @@ func OfDataplane(d *meshv1alpha1.Dataplane) Backend {
 		Addresses:   canonical(slices.Values(d.Spec.Addresses)),
 		Node:        d.Spec.NodeName,
 		Zone:        d.Labels[corev1.LabelTopologyZone],
-		Terminating: d.DeletionTimestamp != nil,
+		Terminating: Draining(d),
+		Idle:        WeightOf(d) == 0,
 		port: func(name string, protocol corev1.Protocol) (int32, bool) {
 			for _, p := range d.Spec.Ports {
 				if p.Name == name && ProtocolOf(p.Protocol) == protocol {
@@ -92,10 +114,18 @@ func OfDataplane(d *meshv1alpha1.Dataplane) Backend {
 		},
 		inbounds: func(host string) []servicetag.Inbound { return servicetag.DataplaneInbounds(d, host) },
 	}
-	if ready := meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneReady); ready != nil {
-		b.Serving, b.Since = ready.Status == metav1.ConditionTrue, ready.LastTransitionTime.Time
+	b.Serving, b.Since = dataplaneReady(d)
+	if d.Spec.Hostname != "" && d.Spec.Subdomain == service {
+		b.Hostname = d.Spec.Hostname
 	}
 	return b
+}
+
+func dataplaneReady(d *meshv1alpha1.Dataplane) (bool, time.Time) {
+	if ready := meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneReady); ready != nil {
+		return ready.Status == metav1.ConditionTrue, ready.LastTransitionTime.Time
+	}
+	return false, time.Time{}
 }
 
 // Address is the first one of a family.

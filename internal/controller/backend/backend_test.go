@@ -17,13 +17,45 @@ func TestAddressesAreCanonical(t *testing.T) {
 	if diff := cmp.Diff([]string{"10.0.0.1", "fd00::1"}, b.Addresses); diff != "" || !ok {
 		t.Error(diff)
 	}
-	d := OfDataplane(&meshv1alpha1.Dataplane{Spec: meshv1alpha1.DataplaneSpec{Addresses: []string{"FD00::A"}}})
+	d := OfDataplane(&meshv1alpha1.Dataplane{Spec: meshv1alpha1.DataplaneSpec{Addresses: []string{"FD00::A"}}}, "")
 	if diff := cmp.Diff([]string{"fd00::a"}, d.Addresses); diff != "" {
 		t.Error(diff)
 	}
 	older := &corev1.Pod{Status: corev1.PodStatus{PodIP: "10.0.0.9"}}
 	if b, _ := OfPod(older, "web"); len(b.Addresses) != 1 {
 		t.Errorf("status.podIP alone: %v", b.Addresses)
+	}
+}
+
+// TestDataplanes: what a Dataplane's maintenance, weight and name make of it behind a Service.
+func TestDataplanes(t *testing.T) {
+	ready := meshv1alpha1.DataplaneStatus{Conditions: []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}}
+	web, peers := &corev1.Service{}, &corev1.Service{}
+	web.Name, peers.Name, peers.Spec.PublishNotReadyAddresses = "web", "web", true
+	for what, tt := range map[string]struct {
+		spec                                 meshv1alpha1.DataplaneSpec
+		terminating, toTraffic, toPublishing bool
+		hostname                             string
+		weight                               uint32
+	}{
+		"nothing is said":               {meshv1alpha1.DataplaneSpec{}, false, true, true, "", 100},
+		"enabled":                       {meshv1alpha1.DataplaneSpec{Enabled: new(true)}, false, true, true, "", 100},
+		"maintenance":                   {meshv1alpha1.DataplaneSpec{Enabled: new(false)}, true, false, true, "", 100},
+		"a small weight":                {meshv1alpha1.DataplaneSpec{Weight: new(int32(1))}, false, true, true, "", 1},
+		"no weight":                     {meshv1alpha1.DataplaneSpec{Weight: new(int32(0))}, false, false, true, "", 0},
+		"a name below the Service":      {meshv1alpha1.DataplaneSpec{Hostname: "db-0", Subdomain: "web"}, false, true, true, "db-0", 100},
+		"a name below another Service":  {meshv1alpha1.DataplaneSpec{Hostname: "db-0", Subdomain: "db"}, false, true, true, "", 100},
+		"a name without a Service's":    {meshv1alpha1.DataplaneSpec{Hostname: "db-0"}, false, true, true, "", 100},
+		"the name of a Service, no own": {meshv1alpha1.DataplaneSpec{Subdomain: "web"}, false, true, true, "", 100},
+	} {
+		d := &meshv1alpha1.Dataplane{Spec: tt.spec, Status: ready}
+		b := OfDataplane(d, web.Name)
+		if !b.Serving || b.Terminating != tt.terminating || b.Ready(web) != tt.toTraffic || b.Ready(peers) != tt.toPublishing {
+			t.Errorf("%s: serving %t, terminating %t, ready %t, published %t", what, b.Serving, b.Terminating, b.Ready(web), b.Ready(peers))
+		}
+		if b.Hostname != tt.hostname || WeightOf(d) != tt.weight {
+			t.Errorf("%s: hostname %q, weight %d", what, b.Hostname, WeightOf(d))
+		}
 	}
 }
 

@@ -87,8 +87,10 @@ func DataplaneMatters(was, is *meshv1alpha1.Dataplane) bool {
 	if was == nil || is == nil {
 		return true
 	}
+	wasReady, _ := dataplaneReady(was)
+	isReady, _ := dataplaneReady(is)
 	return was.UID != is.UID ||
-		OfDataplane(was).Serving != OfDataplane(is).Serving ||
+		wasReady != isReady ||
 		(was.DeletionTimestamp == nil) != (is.DeletionTimestamp == nil) ||
 		!maps.Equal(was.Labels, is.Labels) ||
 		!equality.Semantic.DeepEqual(was.Spec, is.Spec)

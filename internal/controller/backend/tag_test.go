@@ -22,7 +22,7 @@ func TestPortsOfTags(t *testing.T) {
 		s.Spec.Selector = servicetag.Selector(host)
 		s.Spec.Ports = servicetag.Ports([][]servicetag.Inbound{servicetag.DataplaneInbounds(d, host)})
 		var got []int32
-		b := OfDataplane(d)
+		b := OfDataplane(d, "")
 		for _, p := range b.Ports(s) {
 			got = append(got, *p.Port)
 		}

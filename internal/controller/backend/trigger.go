@@ -36,7 +36,8 @@ func (t Trigger) Next(service *corev1.Service, pods []*corev1.Pod, dataplanes []
 		note(pod.UID, since)
 	}
 	for _, dataplane := range dataplanes {
-		note(dataplane.UID, OfDataplane(dataplane).Since)
+		_, since := dataplaneReady(dataplane)
+		note(dataplane.UID, since)
 	}
 	if !known {
 		return service.CreationTimestamp.Time, seen

@@ -165,7 +165,7 @@ func (in *Input) subsets() []corev1.EndpointSubset {
 			continue
 		}
 		s := corev1.EndpointSubset{Ports: ports}
-		if publish || b.Serving {
+		if b.Ready(in.Service) {
 			s.Addresses = []corev1.EndpointAddress{address}
 		} else {
 			s.NotReadyAddresses = []corev1.EndpointAddress{address}
@@ -183,7 +183,7 @@ func (in *Input) backends() []backend.Backend {
 		}
 	}
 	for _, dataplane := range in.Dataplanes {
-		out = append(out, backend.OfDataplane(dataplane))
+		out = append(out, backend.OfDataplane(dataplane, in.Service.Name))
 	}
 	return out
 }

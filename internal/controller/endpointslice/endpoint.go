@@ -35,7 +35,7 @@ func (in *Input) backends() (out []backend.Backend, skipped []SkippedWorkload) {
 		}
 	}
 	for _, dataplane := range in.Dataplanes {
-		add(backend.OfDataplane(dataplane), false)
+		add(backend.OfDataplane(dataplane, in.Service.Name), false)
 	}
 	return out, skipped
 }
@@ -77,7 +77,7 @@ func (f *familyReconciler) groups(backends []backend.Backend) map[string]*group 
 }
 
 func endpointOf(b *backend.Backend, service *corev1.Service, address string) discoveryv1.Endpoint {
-	ready := service.Spec.PublishNotReadyAddresses || b.Serving && !b.Terminating
+	ready := b.Ready(service)
 	e := discoveryv1.Endpoint{
 		Addresses: []string{address},
 		Conditions: discoveryv1.EndpointConditions{

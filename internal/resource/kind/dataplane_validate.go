@@ -41,6 +41,16 @@ func validateDataplane(d, old *mesh.Dataplane) field.ErrorList {
 	if s := spec.DrainSeconds; s != nil {
 		errs = append(errs, validation.ValidateNonnegativeField(int64(*s), path.Child("drainSeconds"))...)
 	}
+	if w := spec.Weight; w != nil && (*w < 0 || *w > mesh.MaxWeight) {
+		errs = append(errs, field.Invalid(path.Child("weight"), *w, fmt.Sprintf(
+			"must be between 0 (no new connections) and %d; %d is the weight of a workload that names none", mesh.MaxWeight, mesh.DefaultWeight)))
+	}
+	if spec.Hostname != "" {
+		errs = append(errs, checkLabel(path.Child("hostname"), spec.Hostname)...)
+	}
+	if spec.Subdomain != "" {
+		errs = append(errs, checkLabel(path.Child("subdomain"), spec.Subdomain)...)
+	}
 	return errs
 }
 
