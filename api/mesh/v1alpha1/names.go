@@ -40,6 +40,15 @@ const (
 	AnnotationServiceAccount = GroupName + "/service-account"
 )
 
+// Names on a Node that is drained.
+const (
+	// TaintDrain is the key of the taint, of effect NoExecute, that "proxima node drain" sets.
+	// It is the state of the drain: everything else follows from it.
+	TaintDrain = "node.proxima.dev/drain"
+	// AnnotationDrain records who drained the node, and what undraining it restores.
+	AnnotationDrain = "node.proxima.dev/drain"
+)
+
 // Labels of objects that are synchronised between zones and global. Receivers set them
 // on copies; users of a zone set the origin of their own policies.
 const (

@@ -38,7 +38,9 @@ type Backend struct {
 	// Since is when Serving last changed; zero: unknown.
 	Since time.Time
 
-	port func(name string, protocol corev1.Protocol) (int32, bool)
+	// tolerations of the taints of its node.
+	tolerations []corev1.Toleration
+	port        func(name string, protocol corev1.Protocol) (int32, bool)
 	// inbounds are the ports that are part of the service of a tag.
 	inbounds func(host string) []servicetag.Inbound
 }
@@ -61,6 +63,7 @@ func OfPod(pod *corev1.Pod, service string) (b Backend, ok bool) {
 		Addresses:   addresses,
 		Node:        pod.Spec.NodeName,
 		Terminating: pod.DeletionTimestamp != nil,
+		tolerations: pod.Spec.Tolerations,
 		port: func(name string, protocol corev1.Protocol) (int32, bool) {
 			return containerPort(pod, name, protocol)
 		},

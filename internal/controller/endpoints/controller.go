@@ -72,7 +72,7 @@ func New(config Config) *Controller {
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
 	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Pods, catalog.Dataplanes,
-		catalog.Namespaces)
+		catalog.Namespaces, catalog.Nodes)
 }
 
 // dispatch queues the Services that a delta concerns.
@@ -91,6 +91,14 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		}
 	}
 	backend.Concerned(d, c.loop.Add)
+	if d.Before.Services.Len() == 0 {
+		return // all Services there are were just queued
+	}
+	for _, change := range d.Nodes {
+		if backend.TaintsMatter(change.Old, change.New) {
+			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
+		}
+	}
 }
 
 // sync brings the Endpoints of one Service to what they should be.
@@ -115,7 +123,10 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if !Applies(service) {
 		return nil
 	}
-	in := Input{Service: service, Existing: existing}
+	in := Input{Service: service, Existing: existing, Node: func(name string) *corev1.Node {
+		node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
+		return node
+	}}
 	in.Pods, in.Dataplanes = backend.Selected(snapshot, service)
 	trigger, next := known.Next(service, in.Pods, in.Dataplanes)
 	in.TriggerTime = trigger

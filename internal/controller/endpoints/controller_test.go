@@ -106,6 +106,14 @@ func TestControllerFollowsEveryKindAtOnce(t *testing.T) {
 		{"Dataplane gone", func(r *rig) { r.delete("Dataplane", resource.Key{Namespace: "ns", Name: "7"}) }, []string{one}},
 		{"pod not ready", func(r *rig) { r.client.Seed(webPod("1", unready)) }, []string{"[] [10.0.0.1=1] [http:8080/TCP]"}},
 		{"pod ready", func(r *rig) { r.client.Seed(webPod("1")) }, []string{one}},
+		{"node drained", func(r *rig) {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+			kind.StartDrain(n, "admin", false, time.Now())
+			r.client.Seed(n)
+		}, nil},
+		{"node undrained", func(r *rig) {
+			r.client.Seed(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+		}, []string{one}},
 		{"Endpoints deleted", func(r *rig) { r.delete("Endpoints", web) }, []string{one}},
 		{"Endpoints edited", func(r *rig) {
 			e := r.get()

@@ -43,6 +43,8 @@ type Input struct {
 	// Pods and Dataplanes that the Service selects.
 	Pods       []*corev1.Pod
 	Dataplanes []*meshv1alpha1.Dataplane
+	// Node finds a Node by name, nil if there is none; nil: none is known.
+	Node func(name string) *corev1.Node
 	// Existing object of the Service's name; nil: none.
 	Existing *corev1.Endpoints
 	// TriggerTime of the change, to be noted if something is written; zero:
@@ -148,7 +150,7 @@ func objectLabels(service *corev1.Service) map[string]string {
 }
 
 // subsets has one for every backend and port. Unlike an EndpointSlice, Endpoints
-// know one family, no terminating ones, and do not care for Nodes.
+// know one family, no terminating ones, and need no Node to be there.
 func (in *Input) subsets() []corev1.EndpointSubset {
 	var out []corev1.EndpointSubset
 	publish := in.Service.Spec.PublishNotReadyAddresses
@@ -177,13 +179,19 @@ func (in *Input) subsets() []corev1.EndpointSubset {
 
 func (in *Input) backends() []backend.Backend {
 	out := make([]backend.Backend, 0, len(in.Pods)+len(in.Dataplanes))
+	add := func(b backend.Backend) {
+		if b.Node != "" && in.Node != nil {
+			b.On(in.Node(b.Node))
+		}
+		out = append(out, b)
+	}
 	for _, pod := range in.Pods {
 		if b, ok := backend.OfPod(pod, in.Service.Name); ok {
-			out = append(out, b)
+			add(b)
 		}
 	}
 	for _, dataplane := range in.Dataplanes {
-		out = append(out, backend.OfDataplane(dataplane, in.Service.Name))
+		add(backend.OfDataplane(dataplane, in.Service.Name))
 	}
 	return out
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
@@ -125,6 +126,12 @@ func TestControllerFollowsEveryKindAtOnce(t *testing.T) {
 		{"node's zone", func(r *rig) { r.client.Seed(node("n1", "z9")) }, []string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [rs] node=n1 zone=z9"}},
 		{"node gone", func(r *rig) { r.delete("Node", "", "n1") }, []string{"IPv4 empty"}},
 		{"node back", func(r *rig) { r.client.Seed(node("n1", "z1")) }, []string{a}},
+		{"node drained", func(r *rig) {
+			n := node("n1", "z1")
+			kind.StartDrain(n, "admin", false, time.Now())
+			r.client.Seed(n)
+		}, []string{"IPv4 http:8080/TCP 10.0.0.1 Pod/a [st] node=n1 zone=z1"}},
+		{"node undrained", func(r *rig) { r.client.Seed(node("n1", "z1")) }, []string{a}},
 		{"slice deleted", func(r *rig) { r.delete("EndpointSlice", "ns", r.slices()[0].Name) }, []string{a}},
 		{"slice edited", func(r *rig) {
 			s := r.slices()[0]

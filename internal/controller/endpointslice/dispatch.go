@@ -1,7 +1,6 @@
 package endpointslice
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -25,7 +24,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		return // all Services there are were just queued
 	}
 	for _, change := range d.Nodes {
-		if nodeMatters(change.Old, change.New) {
+		if backend.NodeMatters(change.Old, change.New) {
 			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
 		}
 	}
@@ -51,11 +50,4 @@ func serviceOf(slice *discoveryv1.EndpointSlice) (resource.Key, bool) {
 	}
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	return resource.Key{Namespace: slice.Namespace, Name: name}, name != ""
-}
-
-func nodeMatters(was, is *corev1.Node) bool {
-	if was == nil || is == nil {
-		return true
-	}
-	return was.Labels[corev1.LabelTopologyZone] != is.Labels[corev1.LabelTopologyZone]
 }

@@ -19,13 +19,11 @@ func (in *Input) backends() (out []backend.Backend, skipped []SkippedWorkload) {
 	add := func(b backend.Backend, nodeRequired bool) {
 		if b.Node != "" || nodeRequired {
 			node := in.Node(b.Node)
-			switch {
-			case node == nil && !in.Service.Spec.PublishNotReadyAddresses:
+			if node == nil && !in.Service.Spec.PublishNotReadyAddresses {
 				skipped = append(skipped, SkippedWorkload{Workload: b.Name(), Node: b.Node})
 				b.Addresses = nil
-			case node != nil && b.Zone == "":
-				b.Zone = node.Labels[corev1.LabelTopologyZone]
 			}
+			b.On(node)
 		}
 		out = append(out, b)
 	}

@@ -196,6 +196,9 @@ func nodeState(n *corev1.Node) string {
 	if n.Spec.Unschedulable {
 		state = fmt.Sprintf("%s,SchedulingDisabled", state)
 	}
+	if s := DrainOf(n).State(); s != "" {
+		state = fmt.Sprintf("%s,%s", state, s)
+	}
 	return state
 }
 
