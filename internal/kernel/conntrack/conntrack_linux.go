@@ -3,6 +3,7 @@ package conntrack
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 
@@ -122,6 +123,49 @@ func (t *Table) prune(family, protocol uint8, ends func(Flow) bool) (n int, err 
 		return n, fmt.Errorf("ending stale flows in the connection tracking table: %w", err)
 	}
 	return n, nil
+}
+
+// Connections counts the open TCP connections at each of some endpoints, wherever their
+// clients are; endpoints without any are not in the result. Connections to endpoints of other
+// machines are in the table too, if they pass this one. It blocks for one read of the table
+// per family.
+func (t *Table) Connections(at map[netip.AddrPort]bool) (map[netip.AddrPort]int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	families := map[uint8]bool{}
+	for endpoint := range at {
+		family := uint8(unix.AF_INET)
+		if endpoint.Addr().Is6() {
+			family = unix.AF_INET6
+		}
+		families[family] = true
+	}
+	open := make(map[netip.AddrPort]int)
+	for family := range families {
+		found, err := t.countOpen(family, at)
+		if err != nil {
+			return nil, fmt.Errorf("counting connections in the connection tracking table: %w", err)
+		}
+		maps.Copy(open, found)
+	}
+	return open, nil
+}
+
+// countOpen connections of a family. After the last attempt entries may be missing, or be
+// counted twice, as if read a moment ago.
+func (t *Table) countOpen(family uint8, at map[netip.AddrPort]bool) (open map[netip.AddrPort]int, err error) {
+	for range attempts {
+		open = make(map[netip.AddrPort]int)
+		err = t.dump(family, unix.IPPROTO_TCP, func(e entry) {
+			if at[e.from] && e.open() {
+				open[e.from]++
+			}
+		})
+		if !errors.Is(err, nfnl.ErrInterrupted) {
+			return open, err
+		}
+	}
+	return open, nil
 }
 
 // Translated reports whether the table has a TCP, UDP or SCTP flow of a family

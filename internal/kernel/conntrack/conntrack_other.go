@@ -2,7 +2,10 @@
 
 package conntrack
 
-import "errors"
+import (
+	"errors"
+	"net/netip"
+)
 
 // Table is not available: only Linux has one.
 type Table struct{}
@@ -15,3 +18,8 @@ func (*Table) Close() error { return nil }
 
 // Prune does nothing.
 func (*Table) Prune(Keep) (int, error) { return 0, nil }
+
+// Connections fails.
+func (*Table) Connections(map[netip.AddrPort]bool) (map[netip.AddrPort]int, error) {
+	return nil, errors.ErrUnsupported
+}

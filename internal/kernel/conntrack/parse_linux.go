@@ -17,6 +17,7 @@ const (
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25
@@ -32,7 +33,17 @@ const (
 
 	ctaProtoNum, ctaSrcPort, ctaDstPort = 1, 2, 3
 
+	ctaProtoInfoTCP      = 1
+	ctaProtoInfoTCPState = 1
+
 	nested = unix.NLA_F_NESTED
+)
+
+// States of TCP entries, linux/netfilter/nf_conntrack_tcp.h: from the first SYN until both
+// sides have closed.
+const (
+	tcpSynSent   = 1
+	tcpCloseWait = 5
 )
 
 var protocols = map[uint8]proxy.Protocol{
@@ -57,7 +68,13 @@ type entry struct {
 	// to is the destination of the original direction, from the source of the reply.
 	to, from        netip.AddrPort
 	tuple, id, zone []byte
+	// tcpState; 0: none is known.
+	tcpState uint8
 }
+
+// open reports whether an entry of TCP is of a connection on which data may still flow. Those
+// that wait for the last acknowledgement, or for their time to run out, are not.
+func (e *entry) open() bool { return e.tcpState >= tcpSynSent && e.tcpState <= tcpCloseWait }
 
 func (e *entry) flow() Flow {
 	return Flow{Protocol: protocols[e.protocol], Frontend: e.to, Endpoint: e.from}
@@ -92,6 +109,8 @@ func parse(b []byte) (e entry, ok bool) {
 			e.tuple = v
 		case ctaTupleReply:
 			e.from, _, _, reply = parseTuple(v)
+		case ctaProtoInfo:
+			e.tcpState = parseTCPState(v)
 		case ctaID:
 			e.id = v
 		case ctaZone:
@@ -130,4 +149,18 @@ func parseTuple(b []byte) (src, dst netip.AddrPort, protocol uint8, ok bool) {
 		}
 	}
 	return netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport), protocol, from.IsValid() && to.IsValid()
+}
+
+func parseTCPState(b []byte) uint8 {
+	for typ, v := range nfnl.ParseAttrs(b) {
+		if typ != ctaProtoInfoTCP {
+			continue
+		}
+		for typ, v := range nfnl.ParseAttrs(v) {
+			if typ == ctaProtoInfoTCPState && len(v) == 1 {
+				return v[0]
+			}
+		}
+	}
+	return 0
 }
