@@ -65,6 +65,8 @@ type Config struct {
 	Instances Instances
 	// Proxies answers for agents and gateways.
 	Proxies Proxies
+	// Drains of nodes.
+	Drains Drains
 	// Checks asks zones; at global.
 	Checks ZoneChecks
 	Logger *slog.Logger
@@ -125,11 +127,13 @@ func Handlers(c Config) map[string]http.Handler {
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
 		ConfirmPath:        confirmHandler{c},
-	})
+		DrainPath:          drainHandler{c},
+		UndrainPath:        undrainHandler{c},
+	}, ProxyConnections)
 }
 
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
-// Leases and InServiceRange of the Config are not used: there are no nodes.
+// Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {
 	return withProxies(c, map[string]http.Handler{
 		StatusPath:     get(statusHandler{c}),

@@ -26,11 +26,17 @@ const (
 	// ProxyStatsPath answers its metrics, in the text format of Prometheus.
 	ProxyStatsPath = proxyPrefix + string(ProxyStats)
 
+	// ProxyConnectionsPath answers how many connections are open at the endpoints of a node's
+	// workloads, as a NodeConnections. Not at global.
+	ProxyConnectionsPath = proxyPrefix + string(ProxyConnections)
+
 	proxyPrefix = "/proxima/v1/proxy/"
 )
 
 // ProxyPaths are the paths above.
-func ProxyPaths() []string { return []string{ProxyConfigPath, ProxyClustersPath, ProxyStatsPath} }
+func ProxyPaths() []string {
+	return []string{ProxyConfigPath, ProxyClustersPath, ProxyStatsPath, ProxyConnectionsPath}
+}
 
 // proxyTimeout bounds a call with all its hops.
 const proxyTimeout = 5 * time.Second
@@ -43,6 +49,8 @@ const (
 	ProxyConfig   ProxyQuestion = "config"
 	ProxyClusters ProxyQuestion = "clusters"
 	ProxyStats    ProxyQuestion = "stats"
+
+	ProxyConnections ProxyQuestion = "connections"
 )
 
 // ProxyCall is a question, and whom it is for.
@@ -73,8 +81,8 @@ func (c ProxyCall) uri() string {
 	return proxyPrefix + string(c.Question) + "?" + q.Encode()
 }
 
-func withProxies(c Config, handlers map[string]http.Handler) map[string]http.Handler {
-	for _, q := range []ProxyQuestion{ProxyConfig, ProxyClusters, ProxyStats} {
+func withProxies(c Config, handlers map[string]http.Handler, more ...ProxyQuestion) map[string]http.Handler {
+	for _, q := range append([]ProxyQuestion{ProxyConfig, ProxyClusters, ProxyStats}, more...) {
 		handlers[proxyPrefix+string(q)] = get(proxyHandler{c, q})
 	}
 	return handlers

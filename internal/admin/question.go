@@ -114,6 +114,13 @@ func explainService(c Config, q url.Values) (any, error) {
 		remote = remote.WithSplits(func(port string) *sites.Split { return plan.Split(from.Zone, port) })
 	}
 	e := diag.ExplainService(svc, slices, from, remote)
+	e.Drains(func(name string) string {
+		node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
+		if d := kind.DrainOf(node); d.Taint != nil {
+			return d.String()
+		}
+		return ""
+	})
 	if imported, ok := sites.ImportOf(service); ok {
 		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain
 	}

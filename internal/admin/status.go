@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/topology"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -48,6 +49,8 @@ type Status struct {
 	// Suspects are nodes that probably do not answer any more: their endpoints are used
 	// last.
 	Suspects []SuspectNode `json:"suspects,omitempty"`
+	// Drains are the nodes that are drained or draining.
+	Drains []DrainedNode `json:"drains,omitempty"`
 	// Unreachable are nodes whose agent is there, but does not get the probes of others.
 	Unreachable []string `json:"unreachable,omitempty"`
 	// Everywhere are the nodes whose credentials register workloads in every
@@ -79,6 +82,29 @@ type HeldExpiry struct {
 	Reason string        `json:"reason"`
 	// Until when at most; absent: until it is renewed or the reason is gone.
 	Until time.Time `json:"until,omitzero"`
+}
+
+// DrainedNode is a node whose workloads are taken out.
+type DrainedNode struct {
+	Node string `json:"node"`
+	// State is Draining or Drained.
+	State string    `json:"state"`
+	Since time.Time `json:"since,omitzero"`
+	By    string    `json:"by,omitempty"`
+	Taint string    `json:"taint"`
+	// Undo is the command that puts it back into use.
+	Undo string `json:"undo"`
+}
+
+func drainsOf(s *catalog.Snapshot) (out []DrainedNode) {
+	for key, n := range s.Nodes.All() {
+		if d := kind.DrainOf(n); d.Taint != nil {
+			out = append(out, DrainedNode{
+				Node: key.Name, State: d.State(), Since: d.Since, By: d.By, Taint: d.Taint.ToString(), Undo: d.Undo(key.Name),
+			})
+		}
+	}
+	return out
 }
 
 // SuspectNode is a node whose stream stalled and that answers no probe.
@@ -184,6 +210,7 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 		s.Suspects = append(s.Suspects, SuspectNode{Node: m.Node, Zone: m.Zone, Since: m.Since, Witnesses: m.Witnesses})
 	}
 	s.Unreachable = h.Suspicion.Unreachable()
+	s.Drains = drainsOf(snapshot)
 	s.Demand = h.Demand.Coverage()
 	s.TopologyModes = h.Planner.Modes()
 	s.Refused = h.Refused.List(time.Now())

@@ -90,6 +90,9 @@ type Config struct {
 	// Guard goes around the handler of every request, before it is recognised.
 	// Optional.
 	Guard func(http.Handler) http.Handler
+	// Admitted goes around the handlers of requests that are authenticated and authorised.
+	// Optional.
+	Admitted func(http.Handler) http.Handler
 	// NodeDeletion returns a record that the transaction which deletes a Node writes to
 	// the store: its key, outside the keys of objects, and its value. who may be nil.
 	// Optional.
@@ -182,6 +185,9 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	if build := c.BuildHandlerChainFunc; s.cfg.Guard != nil {
 		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler { return s.cfg.Guard(build(h, c)) }
 	}
+	if build := c.BuildHandlerChainFunc; s.cfg.Admitted != nil {
+		c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler { return build(s.cfg.Admitted(h), c) }
+	}
 	if isLong := c.LongRunningFunc; len(s.cfg.LongRunning) > 0 {
 		c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
 			return isLong(r, info) || !info.IsResourceRequest && slices.Contains(s.cfg.LongRunning, info.Path)
@@ -194,7 +200,7 @@ func (s *Server) genericConfig(schemes *schemes) (*genericapiserver.Config, erro
 	c.ShutdownWatchTerminationGracePeriod = ShutdownGrace
 	if s.cfg.Writes != nil {
 		c.AdmissionControl = writeCheck{s.cfg.Writes}
-		rememberPeers(c)
+		rememberOrigins(c)
 	}
 	if s.cfg.Audit != nil {
 		to := auditor{sink: s.cfg.Audit, reads: s.cfg.AuditReads}

@@ -57,23 +57,30 @@ func (c writeCheck) Validate(ctx context.Context, a admission.Attributes, _ admi
 func writeOf(ctx context.Context, a admission.Attributes) access.Write {
 	w := access.Write{
 		User: a.GetUserInfo(), Kind: a.GetKind().GroupKind(), Subresource: a.GetSubresource(), From: peerOf(ctx),
-		DryRun: a.IsDryRun(), Warn: func(text string) { warning.AddWarning(ctx, "", text) },
+		DryRun: a.IsDryRun(), Command: commandOf(ctx), Warn: func(text string) { warning.AddWarning(ctx, "", text) },
 	}
 	w.Object, _ = a.GetObject().(resource.Object)
 	w.Old, _ = a.GetOldObject().(resource.Object)
 	return w
 }
 
-type peerKey struct{}
+type (
+	peerKey    struct{}
+	commandKey struct{}
+)
 
-// rememberPeers keeps the address of each request's peer in its context.
-func rememberPeers(c *genericapiserver.Config) {
+// rememberOrigins keeps the address of each request's peer, and kubectl's command, in its
+// context.
+func rememberOrigins(c *genericapiserver.Config) {
 	build := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		next := build(handler, c)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if peer, ok := directPeer(r); ok {
 				r = r.WithContext(context.WithValue(r.Context(), peerKey{}, peer))
+			}
+			if command := r.Header.Get(access.CommandHeader); command != "" {
+				r = r.WithContext(context.WithValue(r.Context(), commandKey{}, command))
 			}
 			next.ServeHTTP(w, r)
 		})
@@ -84,6 +91,12 @@ func rememberPeers(c *genericapiserver.Config) {
 func peerOf(ctx context.Context) netip.Addr {
 	peer, _ := ctx.Value(peerKey{}).(netip.Addr)
 	return peer
+}
+
+// commandOf kubectl; empty: none is known.
+func commandOf(ctx context.Context) string {
+	command, _ := ctx.Value(commandKey{}).(string)
+	return command
 }
 
 // forwarded are the headers by which a proxy shows that the peer is not the client

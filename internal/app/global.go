@@ -111,7 +111,7 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 		Client: g.api.client, Descriptors: []*resource.Descriptor{kind.Namespace, kind.Node, kind.Mesh},
 		Epoch: g.storage.store.Epoch(), Logger: g.log.With("component", "catalog"),
 	})
-	g.api.nodes.catalog, g.api.dryRuns.global = g.instance.catalog, g
+	g.api.nodes.catalog, g.api.cordons.catalog, g.api.dryRuns.global = g.instance.catalog, g.instance.catalog, g
 	if err := g.instance.open(cfg, g.storage, g.api, "zones", grpc.UnknownServiceHandler(refuseNodes)); err != nil {
 		return nil, err
 	}

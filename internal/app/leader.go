@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/proxima-mesh/proxima/internal/controller/drain"
 	"github.com/proxima-mesh/proxima/internal/controller/endpoints"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/external"
@@ -42,6 +43,8 @@ type controllers struct {
 	rules    *ruleset.Rules
 	// secrets that external services refer to.
 	secrets *credential.Source
+	// count asks agents for open connections; it is set before a term begins.
+	count drain.Counter
 	// reader answers questions about plans while this instance does not lead.
 	reader *topology.Controller
 	// planner and leases of the present term; nil: this instance does not lead.
@@ -71,6 +74,7 @@ func (c *controllers) components() []component {
 		{Name: "garbage collector", Scope: leader, Run: c.runGarbage},
 		{Name: "pod garbage collector", Scope: leader, Run: c.runPods},
 		{Name: "health controller", Scope: leader, Run: c.runLeases},
+		{Name: "drain controller", Scope: leader, Run: c.runDrains},
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
@@ -163,6 +167,18 @@ func (c *controllers) runLeases(ctx context.Context) error {
 	c.leases.Store(leases)
 	defer c.leases.Store(nil)
 	return leases.Run(ctx)
+}
+
+// runDrains follows the drains of nodes.
+func (c *controllers) runDrains(ctx context.Context) error {
+	drains := drain.New(drain.Config{
+		Client: c.client, Catalog: c.instance.catalog, Count: c.count, Logger: c.log.With("component", "drain"),
+	})
+	if err := c.metrics.Register(drains); err != nil {
+		return err
+	}
+	defer c.metrics.Unregister(drains)
+	return drains.Run(ctx)
 }
 
 func (c *controllers) runRepair(ctx context.Context) error {

@@ -15,9 +15,9 @@ import (
 )
 
 // answerCall answers a call of the control plane for what this agent has.
-func (a *agent) answerCall(ctx context.Context, kind witnessv1.CallKind) ([]byte, error) {
+func (a *agent) answerCall(ctx context.Context, call *witnessv1.Call) ([]byte, error) {
 	state := agentState{a}
-	switch kind {
+	switch call.GetKind() {
 	case witnessv1.CallKind_CALL_KIND_CONFIG:
 		dump, err := state.Dump(ctx)
 		if err != nil {
@@ -28,8 +28,14 @@ func (a *agent) answerCall(ctx context.Context, kind witnessv1.CallKind) ([]byte
 		return json.Marshal(state.clusters())
 	case witnessv1.CallKind_CALL_KIND_STATS:
 		return a.stats()
+	case witnessv1.CallKind_CALL_KIND_CONNECTIONS:
+		open, err := openConnections(call.GetBody())
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(admin.NodeConnections{Node: a.cfg.Name, Open: open})
 	}
-	return nil, status.Errorf(codes.Unimplemented, "its version does not know the question %d", kind)
+	return nil, status.Errorf(codes.Unimplemented, "its version does not know the question %d", call.GetKind())
 }
 
 // clusters are the service ports that are in place, without what the kernel has of them.

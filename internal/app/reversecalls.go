@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	witnessv1 "github.com/proxima-mesh/proxima/api/witness/v1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/drain"
 	"github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -48,6 +50,7 @@ var questions = []struct {
 	{admin.ProxyConfig, witnessv1.CallKind_CALL_KIND_CONFIG, federationv1.CallKind_CALL_KIND_CONFIG_DUMP},
 	{admin.ProxyClusters, witnessv1.CallKind_CALL_KIND_CLUSTERS, federationv1.CallKind_CALL_KIND_CLUSTERS},
 	{admin.ProxyStats, witnessv1.CallKind_CALL_KIND_STATS, federationv1.CallKind_CALL_KIND_STATS},
+	{admin.ProxyConnections, witnessv1.CallKind_CALL_KIND_CONNECTIONS, federationv1.CallKind_CALL_KIND_UNSPECIFIED},
 }
 
 // Call implements admin.Proxies.
@@ -66,7 +69,13 @@ func (c *agentCalls) Call(ctx context.Context, call admin.ProxyCall) ([]byte, er
 			kind = q.agent
 		}
 	}
-	body, err := c.heartbeat.Call(ctx, node, kind)
+	var about []byte
+	if kind == witnessv1.CallKind_CALL_KIND_CONNECTIONS {
+		if about, err = c.endpointsOf(node); err != nil {
+			return nil, err
+		}
+	}
+	body, err := c.heartbeat.Call(ctx, node, kind, about)
 	var notHere *witness.NotHereError
 	if !errors.As(err, &notHere) {
 		return body, err
@@ -95,11 +104,21 @@ func (c *agentCalls) nodeOf(call admin.ProxyCall) (string, error) {
 	return d.Spec.NodeName, nil
 }
 
+// endpointsOf a node's workloads, as an agent is asked for their connections.
+func (c *agentCalls) endpointsOf(node string) ([]byte, error) {
+	snapshot := c.catalog.Snapshot()
+	n, ok := snapshot.Nodes.Get(resource.Key{Name: node})
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "zone %s has no node %s", c.zone, node)
+	}
+	return json.Marshal(drain.Endpoints(snapshot, n))
+}
+
 // answer a call of global. It is a stream.CallHandler.
 func (c *agentCalls) answer(ctx context.Context, call *federationv1.Call) ([]byte, error) {
 	in := admin.ProxyCall{Namespace: call.GetNamespace(), Name: call.GetName()}
 	for _, q := range questions {
-		if q.zone == call.GetKind() {
+		if q.zone == call.GetKind() && q.zone != federationv1.CallKind_CALL_KIND_UNSPECIFIED {
 			in.Question = q.question
 		}
 	}

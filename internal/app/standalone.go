@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/controller/drain"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/keyring"
@@ -118,6 +119,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.leader.secrets = cp.identities.external.source
+	cp.leader.count = cp.calls.openAt
 	if cfg.role() == RoleZone {
 		if cp.zone, err = newZoneLink(ctx, cfg, cp.storage, cp.api, cp.instance, cp.leader.client, cp.log); err != nil {
 			return nil, err
@@ -156,11 +158,12 @@ func (cp *standalone) handle() {
 	a.server.Handle(access.TokensPath+"/", tokens)
 	a.server.Handle(keyring.StatusPath, secrets)
 	a.server.Handle(keyring.StatusPath+"/", secrets)
+	drains := &drain.Operator{Client: a.client, Catalog: i.catalog, Count: cp.calls.openAt}
 	for path, handler := range admin.Handlers(admin.Config{
 		Role: string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

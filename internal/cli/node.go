@@ -63,7 +63,7 @@ machine's kernel, and ends.`,
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
 	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, and end")
 	n.add(cmd)
-	cmd.AddCommand(newNodeDump(s))
+	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s))
 	return cmd
 }
 

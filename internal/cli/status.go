@@ -45,6 +45,10 @@ type nodeLine struct {
 	Ready string `json:"ready"`
 	// Suspect: it probably does not answer any more; its endpoints are used last.
 	Suspect bool `json:"suspect,omitempty"`
+	// Cordoned: it takes no new workloads.
+	Cordoned bool `json:"cordoned,omitempty"`
+	// Drain is Draining or Drained; empty: it is in use.
+	Drain string `json:"drain,omitempty"`
 	// Version of the agent, as it announced it.
 	Version string `json:"version,omitempty"`
 	// Following: the agent's stream is open, at an instance of the control plane.
@@ -150,6 +154,7 @@ func (o *overview) addNodes(ctx context.Context, cfg *rest.Config) error {
 	for _, obj := range nodes {
 		n := obj.(*corev1.Node)
 		line := nodeLine{Name: n.Name, Zone: n.Labels[corev1.LabelTopologyZone], Ready: "Unknown", Conflict: nodename.Of(n)}
+		line.Cordoned, line.Drain = n.Spec.Unschedulable, kind.DrainOf(n).State()
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady {
 				line.Ready = string(c.Status)
@@ -203,7 +208,7 @@ func (o *overview) findProblems() {
 		if n.Conflict != "" {
 			o.problem("node %s: %s", n.Name, n.Conflict)
 		}
-		if n.Ready != "True" {
+		if n.Ready != "True" && n.Drain == "" { // a drained one may be switched off
 			o.problem("node %s is not ready: is its agent running? see its log", n.Name)
 		}
 	}
@@ -292,6 +297,12 @@ func (o *overview) print(out io.Writer) error {
 			if n.Suspect {
 				ready += ", suspect"
 			}
+			switch {
+			case n.Drain != "":
+				ready += ", " + strings.ToLower(n.Drain)
+			case n.Cordoned:
+				ready += ", cordoned"
+			}
 			following := strconv.FormatBool(n.Following)
 			if n.Unknown {
 				following = "unknown"
@@ -300,6 +311,7 @@ func (o *overview) print(out io.Writer) error {
 		}
 	}
 	if cp := o.ControlPlane; cp != nil {
+		printDrains(w, cp.Drains)
 		printZonesOf(w, cp.Federation)
 	}
 	if err := w.Flush(); err != nil {
@@ -314,6 +326,20 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintln(out, "  - "+strings.TrimSpace(p))
 	}
 	return nil
+}
+
+// printDrains lists the nodes that are out of use, and how to put them back.
+func printDrains(w io.Writer, drains []admin.DrainedNode) {
+	if len(drains) > 0 {
+		fmt.Fprintf(w, "\nOUT OF USE\tSTATE\tSINCE\tBY\tEND IT WITH\n")
+	}
+	for _, d := range drains {
+		since := ""
+		if !d.Since.IsZero() {
+			since = duration.HumanDuration(max(time.Since(d.Since), 0)) + " ago"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", d.Node, strings.ToLower(d.State), cmp.Or(since, "unknown"), cmp.Or(d.By, "unknown"), d.Undo)
+	}
 }
 
 func orNone[T ~string](s T) string {

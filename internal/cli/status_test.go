@@ -27,6 +27,11 @@ func TestStatusPrints(t *testing.T) {
 	o := &overview{Server: "https://here", ControlPlane: cp, Agent: agent, Nodes: []nodeLine{
 		{Name: "a", Zone: "zone-a", Ready: "True", Version: "v1.2.0", Following: true},
 		{Name: "b", Ready: "False", Following: true, Behind: 3},
+		{Name: "d", Ready: "Unknown", Cordoned: true, Drain: "Drained"},
+		{Name: "e", Ready: "True", Cordoned: true},
+	}}
+	cp.Drains = []admin.DrainedNode{{
+		Node: "d", State: "Drained", Since: time.Now().Add(-2 * time.Hour), By: "admin", Undo: "proxima node undrain d",
 	}}
 	o.findProblems()
 	var out bytes.Buffer
@@ -42,6 +47,11 @@ this machine node a, zone zone-a, mode userspace, 0 service ports, 0 endpoints, 
 NODE ZONE READY VERSION FOLLOWING BEHIND
 a zone-a True v1.2.0 true 0
 b <none> False <none> true 3
+d <none> Unknown, drained <none> false 0
+e <none> True, cordoned <none> false 0
+
+OUT OF USE STATE SINCE BY END IT WITH
+d drained 120m ago admin proxima node undrain d
 
 problems:
  - store: disk full: reads go on, writes are refused until it is mended

@@ -78,12 +78,31 @@ func (s *Service) Plan(report *topology.Report, planned bool) {
 	}
 }
 
+// Drains adds which nodes are drained: by name, since when, by whom and by which taint; empty:
+// it is not.
+func (s *Service) Drains(of func(node string) string) {
+	for i := range s.Ports {
+		for k := range s.Ports[i].Families {
+			for n := range s.Ports[i].Families[k].Endpoints {
+				e := &s.Ports[i].Families[k].Endpoints[n]
+				if e.Reason != Terminating || e.Node == "" {
+					continue
+				}
+				if text := of(e.Node); text != "" {
+					e.Reason, e.Why = NodeDrained, fmt.Sprintf("its node %s is %s: used only when no endpoint is ready", e.Node, text)
+				}
+			}
+		}
+	}
+}
+
 // Reason why an endpoint is used, or is not.
 type Reason string
 
 const (
 	Used        Reason = "Used"
 	Terminating Reason = "Terminating"
+	NodeDrained Reason = "NodeDrained"
 	NotServing  Reason = "NotServing"
 	NotReady    Reason = "NotReady"
 	PolicyLocal Reason = "PolicyLocal"

@@ -49,6 +49,8 @@ const (
 	TunnelFails      Code = "tunnel-fails"
 	IsolationFails   Code = "isolation-fails"
 	NodeViewOff      Code = "node-view-off"
+	NodeNotDrained   Code = "node-not-drained"
+	LastEndpoint     Code = "last-endpoint"
 )
 
 // Codes of an agent.

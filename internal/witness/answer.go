@@ -40,7 +40,7 @@ func (o callOutcome) String() string {
 func (c *Client) answer(ctx context.Context, call *witnessv1.Call) {
 	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(call.GetTimeoutMilliseconds())*time.Millisecond, maxCallTime))
 	defer cancel()
-	body, outcome, err := c.work(ctx, call.GetKind())
+	body, outcome, err := c.work(ctx, call)
 	if err == nil && len(body) > maxAnswer {
 		outcome, err = callFailed, status.Errorf(codes.ResourceExhausted, "the answer has %d bytes, the limit is %d", len(body), maxAnswer)
 	}
@@ -51,7 +51,7 @@ func (c *Client) answer(ctx context.Context, call *witnessv1.Call) {
 	c.answered[outcome].Add(1)
 }
 
-func (c *Client) work(ctx context.Context, kind witnessv1.CallKind) ([]byte, callOutcome, error) {
+func (c *Client) work(ctx context.Context, call *witnessv1.Call) ([]byte, callOutcome, error) {
 	if c.config.Answer == nil {
 		return nil, callRefused, status.Error(codes.Unimplemented, "it answers no calls")
 	}
@@ -61,7 +61,7 @@ func (c *Client) work(ctx context.Context, kind witnessv1.CallKind) ([]byte, cal
 	default:
 		return nil, callRefused, status.Errorf(codes.ResourceExhausted, "it works on %d calls already", maxCalls)
 	}
-	body, err := c.config.Answer(ctx, kind)
+	body, err := c.config.Answer(ctx, call)
 	if err != nil {
 		return nil, callFailed, err
 	}

@@ -45,8 +45,9 @@ func (e *NotHereError) Error() string {
 func (e *NotHereError) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
 // Call asks the agent of a node, and blocks until it answers, its stream ends, or ctx does,
-// which needs a deadline. Errors are gRPC statuses; *NotHereError is one.
-func (s *Server) Call(ctx context.Context, node string, kind witnessv1.CallKind) ([]byte, error) {
+// which needs a deadline. body is what kinds of calls that need one ask about. Errors are
+// gRPC statuses; *NotHereError is one.
+func (s *Server) Call(ctx context.Context, node string, kind witnessv1.CallKind, body []byte) ([]byte, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return nil, status.Error(codes.Internal, "a call of an agent needs a deadline")
@@ -56,7 +57,9 @@ func (s *Server) Call(ctx context.Context, node string, kind witnessv1.CallKind)
 		return nil, err
 	}
 	defer s.forget(id)
-	order := &witnessv1.Call{Id: id, Kind: kind, TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1))}
+	order := &witnessv1.Call{
+		Id: id, Kind: kind, Body: body, TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)),
+	}
 	if !a.order(&witnessv1.PlaneMessage{Message: &witnessv1.PlaneMessage_Call{Call: order}}) {
 		return nil, status.Errorf(codes.Unavailable, "the agent of node %s does not read its stream", node)
 	}

@@ -65,7 +65,7 @@ func (a as) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, op
 	return a.ClientConn.NewStream(metadata.AppendToOutgoingContext(ctx, nodeKey, a.node), d, method, opts...)
 }
 
-func (r *callRig) start(node string, answer func(context.Context, witnessv1.CallKind) ([]byte, error)) (c *Client, stop func()) {
+func (r *callRig) start(node string, answer func(context.Context, *witnessv1.Call) ([]byte, error)) (c *Client, stop func()) {
 	c = NewClient(ClientConfig{Conn: as{r.conn, node}, Node: node, Answer: answer})
 	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan error)
@@ -82,7 +82,7 @@ func (r *callRig) start(node string, answer func(context.Context, witnessv1.Call
 func (r *callRig) call(node string) (string, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
 	defer cancel()
-	body, err := r.server.Call(ctx, node, witnessv1.CallKind_CALL_KIND_STATS)
+	body, err := r.server.Call(ctx, node, witnessv1.CallKind_CALL_KIND_STATS, []byte("asked"))
 	return string(body), err
 }
 
@@ -98,26 +98,26 @@ func TestCall(t *testing.T) {
 		r := newCallRig(t)
 		r.refused("no stream", "n1", codes.Unavailable, "the agent of node n1 has no stream to this instance")
 		large := strings.Repeat("0123456789abcdef", answerPart/4) // four parts
-		var answer func(context.Context, witnessv1.CallKind) ([]byte, error)
-		c, stop := r.start("n1", func(ctx context.Context, kind witnessv1.CallKind) ([]byte, error) {
-			if kind != witnessv1.CallKind_CALL_KIND_STATS {
-				t.Errorf("asked for %v", kind)
+		var answer func(context.Context, *witnessv1.Call) ([]byte, error)
+		c, stop := r.start("n1", func(ctx context.Context, call *witnessv1.Call) ([]byte, error) {
+			if call.GetKind() != witnessv1.CallKind_CALL_KIND_STATS || string(call.GetBody()) != "asked" {
+				t.Errorf("asked for %v", call)
 			}
-			return answer(ctx, kind)
+			return answer(ctx, call)
 		})
 		for _, body := range []string{"", "metrics", large} {
-			answer = func(context.Context, witnessv1.CallKind) ([]byte, error) { return []byte(body), nil }
+			answer = func(context.Context, *witnessv1.Call) ([]byte, error) { return []byte(body), nil }
 			if got, err := r.call("n1"); err != nil || got != body {
 				t.Errorf("%d bytes, %v; want %d", len(got), err, len(body))
 			}
 		}
-		answer = func(context.Context, witnessv1.CallKind) ([]byte, error) {
+		answer = func(context.Context, *witnessv1.Call) ([]byte, error) {
 			return nil, status.Error(codes.NotFound, "nothing there")
 		}
 		r.refused("a failure", "n1", codes.NotFound, "the agent of node n1: nothing there")
-		answer = func(context.Context, witnessv1.CallKind) ([]byte, error) { return make([]byte, maxAnswer+1), nil }
+		answer = func(context.Context, *witnessv1.Call) ([]byte, error) { return make([]byte, maxAnswer+1), nil }
 		r.refused("too large", "n1", codes.ResourceExhausted, "the limit is")
-		answer = func(ctx context.Context, _ witnessv1.CallKind) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }
+		answer = func(ctx context.Context, _ *witnessv1.Call) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }
 		begin := time.Now()
 		r.refused("no answer", "n1", codes.DeadlineExceeded, "did not answer in time")
 		if took := time.Since(begin); took != 5*time.Second {
@@ -146,7 +146,7 @@ func TestCall(t *testing.T) {
 func TestCallLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newCallRig(t)
-		_, stop := r.start("n1", func(ctx context.Context, _ witnessv1.CallKind) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() })
+		_, stop := r.start("n1", func(ctx context.Context, _ *witnessv1.Call) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() })
 		for range maxCalls {
 			go func() { _, _ = r.call("n1") }()
 		}
@@ -167,7 +167,7 @@ func TestCallLimits(t *testing.T) {
 func TestForgedAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newCallRig(t)
-		_, stop := r.start("n1", func(ctx context.Context, _ witnessv1.CallKind) ([]byte, error) {
+		_, stop := r.start("n1", func(ctx context.Context, _ *witnessv1.Call) ([]byte, error) {
 			time.Sleep(time.Second)
 			return []byte("true"), nil
 		})

@@ -39,7 +39,7 @@ type ClientConfig struct {
 	ProbePort int
 	// Answer answers a call of the control plane; ctx ends when nobody waits any longer. It
 	// is called concurrently. Its errors should be gRPC statuses. Nil: there are no calls.
-	Answer func(ctx context.Context, kind witnessv1.CallKind) ([]byte, error)
+	Answer func(ctx context.Context, call *witnessv1.Call) ([]byte, error)
 	Logger *slog.Logger // nil: silence
 	// Registerer of metrics; nil: none. Registering twice panics.
 	Registerer prometheus.Registerer

@@ -60,7 +60,7 @@ func newRegistration(cfg Config) *registration {
 
 // announce tries once to create the Dataplane, not ready yet, so that mistakes
 // in it are returned before anything is started. Errors are those that trying again
-// would not mend.
+// would not mend; that the node is drained ends by itself.
 func (r *registration) announce(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,6 +68,11 @@ func (r *registration) announce(ctx context.Context) error {
 	var foreign *foreignError
 	switch {
 	case err == nil:
+		return nil
+	case apierrors.HasStatusCause(err, v1alpha1.CauseNodeDrained):
+		// The machine was rebooted while it is drained, or is about to be: the workload is
+		// registered when that is over.
+		r.cfg.Logger.Warn("not registered yet, the command is started all the same", "error", err)
 		return nil
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), apierrors.IsNotFound(err):
 		return fmt.Errorf("register dataplane %s: %w", resource.KeyOf(r.cfg.Dataplane), err)
@@ -198,10 +203,16 @@ func (r *registration) register(ctx context.Context) error {
 		r.current = out.(*v1alpha1.Dataplane)
 		return nil
 	}
-	if !apierrors.IsAlreadyExists(err) {
+	if !apierrors.IsAlreadyExists(err) && !refusedByNode(err) {
 		return err
 	}
+	// A node that takes no new workloads keeps those that it has, such as the one that an
+	// earlier run left when its machine lost power: it is taken over, and is not ready.
+	refused := err
 	got, err := r.cfg.Client.Get(ctx, kind.Dataplane, resource.KeyOf(want))
+	if apierrors.IsNotFound(err) {
+		return refused
+	}
 	if err != nil {
 		return err
 	}
@@ -220,6 +231,11 @@ func (r *registration) register(ctx context.Context) error {
 	}
 	r.current = out.(*v1alpha1.Dataplane)
 	return nil
+}
+
+// refusedByNode: the node takes no new workloads.
+func refusedByNode(err error) bool {
+	return apierrors.HasStatusCause(err, v1alpha1.CauseNodeDrained) || apierrors.HasStatusCause(err, v1alpha1.CauseNodeCordoned)
 }
 
 func (r *registration) fillStatus(s *v1alpha1.DataplaneStatus) {

@@ -276,6 +276,56 @@ func TestRegistersAgainIfSomebodyDeletesIt(t *testing.T) {
 	}
 }
 
+// TestNodeTakesNoNewWorkloads: one that is new on a drained node is registered when that is
+// over, and one on a cordoned node is refused; what an earlier run left there is taken over,
+// and is not ready.
+func TestNodeTakesNoNewWorkloads(t *testing.T) {
+	for _, tc := range []struct {
+		cause   metav1.CauseType
+		left    bool
+		refused bool
+	}{
+		{v1alpha1.CauseNodeDrained, false, false},
+		{v1alpha1.CauseNodeDrained, true, false},
+		{v1alpha1.CauseNodeCordoned, false, true},
+		{v1alpha1.CauseNodeCordoned, true, false},
+	} {
+		t.Run(fmt.Sprintf("%s %t", tc.cause, tc.left), func(t *testing.T) {
+			cfg, client := config(t, "exit", "")
+			if tc.left {
+				old := cfg.Dataplane.DeepCopy()
+				old.Status.Conditions = []metav1.Condition{{Type: v1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}
+				client.Seed(old)
+			}
+			closed := true
+			client.Intercept(func(call resourcetest.Call) error {
+				if !closed || call.Verb != resourcetest.Create {
+					return nil
+				}
+				err := apierrors.NewForbidden(kind.Dataplane.GroupResource(), "web-1", errors.New("kubectl uncordon n1"))
+				err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: tc.cause}}
+				return err
+			})
+			reg := newRegistration(cfg)
+			err := reg.announce(t.Context())
+			if (err != nil) != tc.refused || err != nil && !strings.Contains(err.Error(), "kubectl uncordon n1") {
+				t.Fatalf("announce: %v", err)
+			}
+			dp, err := get(client)
+			if tc.left != (err == nil) || err == nil && meta.IsStatusConditionTrue(dp.Status.Conditions, v1alpha1.DataplaneReady) {
+				t.Errorf("while the node takes none: %+v, %v", dp, err)
+			}
+			closed = false
+			if err := reg.write(t.Context()); err != nil {
+				t.Errorf("once the node takes them: %v", err)
+			}
+			if _, err := get(client); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestNameInUse(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

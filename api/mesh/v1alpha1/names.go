@@ -1,5 +1,7 @@
 package v1alpha1
 
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 // Labels and annotations that Proxima writes.
 const (
 	// LabelMesh on a Namespace or a Dataplane names the mesh it belongs to; on the Service
@@ -47,6 +49,14 @@ const (
 	TaintDrain = "node.proxima.dev/drain"
 	// AnnotationDrain records who drained the node, and what undraining it restores.
 	AnnotationDrain = "node.proxima.dev/drain"
+)
+
+// Causes (metav1.StatusCause) of an answer that refuses a Dataplane because of its node.
+const (
+	// CauseNodeCordoned: the node takes no new workloads.
+	CauseNodeCordoned metav1.CauseType = "NodeCordoned"
+	// CauseNodeDrained: nor does it now, but it will again.
+	CauseNodeDrained metav1.CauseType = "NodeDrained"
 )
 
 // Labels of objects that are synchronised between zones and global. Receivers set them

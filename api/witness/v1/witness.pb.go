@@ -99,6 +99,8 @@ const (
 	CallKind_CALL_KIND_CLUSTERS CallKind = 2
 	// Its metrics, in the text format of Prometheus.
 	CallKind_CALL_KIND_STATS CallKind = 3
+	// How many connections are open at some endpoints, in JSON.
+	CallKind_CALL_KIND_CONNECTIONS CallKind = 4
 )
 
 // Enum value maps for CallKind.
@@ -108,12 +110,14 @@ var (
 		1: "CALL_KIND_CONFIG",
 		2: "CALL_KIND_CLUSTERS",
 		3: "CALL_KIND_STATS",
+		4: "CALL_KIND_CONNECTIONS",
 	}
 	CallKind_value = map[string]int32{
 		"CALL_KIND_UNSPECIFIED": 0,
 		"CALL_KIND_CONFIG":      1,
 		"CALL_KIND_CLUSTERS":    2,
 		"CALL_KIND_STATS":       3,
+		"CALL_KIND_CONNECTIONS": 4,
 	}
 )
 
@@ -555,8 +559,10 @@ type Call struct {
 	Kind CallKind `protobuf:"varint,2,opt,name=kind,proto3,enum=proxima.witness.v1.CallKind" json:"kind,omitempty"`
 	// Nobody waits for the answer after that time.
 	TimeoutMilliseconds uint32 `protobuf:"varint,3,opt,name=timeout_milliseconds,json=timeoutMilliseconds,proto3" json:"timeout_milliseconds,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Of CALL_KIND_CONNECTIONS: the endpoints, a JSON list of "ADDRESS:PORT".
+	Body          []byte `protobuf:"bytes,4,opt,name=body,proto3" json:"body,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Call) Reset() {
@@ -608,6 +614,13 @@ func (x *Call) GetTimeoutMilliseconds() uint32 {
 		return x.TimeoutMilliseconds
 	}
 	return 0
+}
+
+func (x *Call) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
 }
 
 type AnswerPart struct {
@@ -744,11 +757,12 @@ const file_witness_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04port\x18\x04 \x01(\rR\x04port\"{\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\"\x8f\x01\n" +
 	"\x04Call\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x120\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1c.proxima.witness.v1.CallKindR\x04kind\x121\n" +
-	"\x14timeout_milliseconds\x18\x03 \x01(\rR\x13timeoutMilliseconds\"^\n" +
+	"\x14timeout_milliseconds\x18\x03 \x01(\rR\x13timeoutMilliseconds\x12\x12\n" +
+	"\x04body\x18\x04 \x01(\fR\x04body\"^\n" +
 	"\n" +
 	"AnswerPart\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
@@ -761,12 +775,13 @@ const file_witness_proto_rawDesc = "" +
 	"\x10OUTCOME_ANSWERED\x10\x01\x12\x13\n" +
 	"\x0fOUTCOME_REFUSED\x10\x02\x12\x12\n" +
 	"\x0eOUTCOME_SILENT\x10\x03\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\x04*h\n" +
+	"\x0eOUTCOME_FAILED\x10\x04*\x83\x01\n" +
 	"\bCallKind\x12\x19\n" +
 	"\x15CALL_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10CALL_KIND_CONFIG\x10\x01\x12\x16\n" +
 	"\x12CALL_KIND_CLUSTERS\x10\x02\x12\x13\n" +
-	"\x0fCALL_KIND_STATS\x10\x032\xa8\x01\n" +
+	"\x0fCALL_KIND_STATS\x10\x03\x12\x19\n" +
+	"\x15CALL_KIND_CONNECTIONS\x10\x042\xa8\x01\n" +
 	"\aWitness\x12P\n" +
 	"\x06Attend\x12 .proxima.witness.v1.AgentMessage\x1a .proxima.witness.v1.PlaneMessage(\x010\x01\x12K\n" +
 	"\x06Answer\x12\x1e.proxima.witness.v1.AnswerPart\x1a\x1f.proxima.witness.v1.AnswerTaken(\x01B:Z8github.com/proxima-mesh/proxima/api/witness/v1;witnessv1b\x06proto3"

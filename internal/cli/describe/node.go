@@ -31,6 +31,13 @@ func (d *Describer) node(ctx context.Context, p *page, n *corev1.Node) error {
 		p.field("CPUs", cpu.String())
 	}
 	p.fieldIf("Agent", n.Status.NodeInfo.KubeletVersion)
+	if n.Spec.Unschedulable {
+		p.field("Cordoned", "it takes no new workloads")
+	}
+	if drain := kind.DrainOf(n); drain.Taint != nil {
+		p.field("Drain", strings.ToLower(drain.State()))
+		p.note("its workloads get new connections only where no other endpoint is ready: it is %s; \"%s\" ends that", drain, drain.Undo(n.Name))
+	}
 	if err := d.nodeLease(ctx, p, n.Name); err != nil {
 		return err
 	}
@@ -134,6 +141,10 @@ func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) err
 	if n, ok := obj.(*corev1.Node); ok {
 		if ready, why := nodeReady(n); !ready {
 			p.note("its node %s is not ready: %s", name, why)
+		}
+		if drain := kind.DrainOf(n); drain.Taint != nil {
+			p.note("it gets new connections only where no other endpoint is ready: its node %s is %s; \"%s\" ends that",
+				name, drain, drain.Undo(name))
 		}
 	}
 	return nil

@@ -1,6 +1,6 @@
 // Package event makes the Events by which controllers report to users.
 //
-// Enter at Warning. It writes nothing: whether an event that could not be written
+// Enter at Warning and Normal. It writes nothing: whether an event that could not be written
 // matters is its caller's to know.
 package event
 
@@ -23,6 +23,15 @@ func About(kind schema.GroupVersionKind, obj metav1.Object) corev1.ObjectReferen
 // Warning about an object, by a component of Kubernetes' name for it. It is in the
 // object's namespace; about one of the cluster, in "default".
 func Warning(about corev1.ObjectReference, component string, at time.Time, reason, message string) *corev1.Event {
+	return of(corev1.EventTypeWarning, about, component, at, reason, message)
+}
+
+// Normal is the same for what is as it should be.
+func Normal(about corev1.ObjectReference, component string, at time.Time, reason, message string) *corev1.Event {
+	return of(corev1.EventTypeNormal, about, component, at, reason, message)
+}
+
+func of(eventType string, about corev1.ObjectReference, component string, at time.Time, reason, message string) *corev1.Event {
 	namespace := about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
@@ -31,7 +40,7 @@ func Warning(about corev1.ObjectReference, component string, at time.Time, reaso
 	return &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, GenerateName: about.Name + "-"},
 		InvolvedObject: about,
-		Type:           corev1.EventTypeWarning, Reason: reason, Message: message,
+		Type:           eventType, Reason: reason, Message: message,
 		Source: corev1.EventSource{Component: component}, ReportingController: component,
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}

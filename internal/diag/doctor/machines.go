@@ -62,6 +62,9 @@ func (x examiner) machines(status *admin.Status, now time.Time) Finding {
 	problems := MachineProblems(status, x.ProbePort, now)
 	if len(problems) == 0 {
 		f.Note = fmt.Sprintf("%d leases are renewed, no node is suspect", status.Leases.Watched-status.Leases.Late)
+		for _, d := range status.Drains {
+			f.Note += fmt.Sprintf("; node %s is %s (%s ends that)", d.Node, strings.ToLower(d.State), d.Undo)
+		}
 		return f
 	}
 	fix := fmt.Sprintf("open UDP port %d between the nodes, or the one that the agent names in its log", x.ProbePort)

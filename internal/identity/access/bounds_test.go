@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 var dataplaneKind = schema.GroupKind{Group: meshGroup, Kind: "Dataplane"}
@@ -249,6 +251,34 @@ func TestNodeClaims(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.refused)
 			}
 		})
+	}
+}
+
+// TestNodeDoesNotUndrainItself: whether a node is in use is not the node's to decide.
+func TestNodeDoesNotUndrainItself(t *testing.T) {
+	policy := &WritePolicy{}
+	node := bounded(t, identity.Node, "n1", identity.Bounds{})
+	drained := nodeAt("n1", nil)
+	kind.StartDrain(drained, "admin", false, time.Now())
+	undrained, uncordoned, forged := drained.DeepCopy(), drained.DeepCopy(), drained.DeepCopy()
+	kind.EndDrain(undrained)
+	uncordoned.Spec.Unschedulable = false
+	kind.SetDrainRecord(forged, kind.DrainRecord{By: "another"})
+	labelled := drained.DeepCopy()
+	labelled.Labels = map[string]string{"a": "b"}
+	for name, tc := range map[string]struct {
+		obj     *corev1.Node
+		refused string
+	}{
+		"its label":      {labelled, ""},
+		"its taint":      {undrained, "may not change spec.taints"},
+		"its cordon":     {uncordoned, "may not change spec.unschedulable"},
+		"who drained it": {forged, "may not change the annotation"},
+	} {
+		err := policy.Allow(t.Context(), Write{User: node, Kind: schema.GroupKind{Kind: "Node"}, Object: tc.obj, Old: drained})
+		if (err == nil) != (tc.refused == "") || err != nil && !strings.Contains(err.Error(), tc.refused) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.refused)
+		}
 	}
 }
 

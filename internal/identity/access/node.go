@@ -6,7 +6,9 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/identity"
 )
 
@@ -21,6 +23,11 @@ func (p *WritePolicy) allowClaims(w Write, name string) error {
 	old, _ := w.Old.(*corev1.Node)
 	if old == nil {
 		old = &corev1.Node{}
+	}
+	if w.Old != nil {
+		if err := allowDrain(obj, old); err != nil {
+			return err
+		}
 	}
 	bounds := identity.BoundsOf(w.User.GetExtra())
 	if !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
@@ -40,6 +47,23 @@ func (p *WritePolicy) allowClaims(w Write, name string) error {
 		}
 	}
 	return nil
+}
+
+// allowDrain refuses a node's change of whether it is in use, which is an administrator's to
+// decide (Kubernetes' NodeRestriction keeps taints so).
+func allowDrain(obj, old *corev1.Node) error {
+	what := ""
+	switch {
+	case !equality.Semantic.DeepEqual(obj.Spec.Taints, old.Spec.Taints):
+		what = "spec.taints"
+	case obj.Spec.Unschedulable != old.Spec.Unschedulable:
+		what = "spec.unschedulable"
+	case obj.Annotations[meshv1alpha1.AnnotationDrain] != old.Annotations[meshv1alpha1.AnnotationDrain]:
+		what = "the annotation " + meshv1alpha1.AnnotationDrain
+	default:
+		return nil
+	}
+	return fmt.Errorf("node %s may not change %s: an administrator drains and cordons nodes", old.Name, what)
 }
 
 func (p *WritePolicy) allowClaim(w Write, bounds identity.Bounds, name string, addr netip.Addr) error {

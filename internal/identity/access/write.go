@@ -27,9 +27,15 @@ type Write struct {
 	From netip.Addr
 	// DryRun: nothing is stored.
 	DryRun bool
+	// Command of kubectl that sends the request, as "kubectl drain"; empty: another client, or
+	// one that does not say.
+	Command string
 	// Warn tells the user something beside the answer; nil: nobody is told.
 	Warn func(text string)
 }
+
+// CommandHeader is the header in which kubectl names its command (KEP-859).
+const CommandHeader = "Kubectl-Command"
 
 // Cluster is the part of the cluster's state that a WritePolicy reads.
 type Cluster interface {

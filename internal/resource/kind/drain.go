@@ -2,6 +2,7 @@ package kind
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -43,6 +44,32 @@ func (d NodeDrain) State() string {
 		return "Draining"
 	}
 	return "Drained"
+}
+
+// String describes it: since when the node is drained, by whom, and by which taint.
+func (d NodeDrain) String() string {
+	if d.Taint == nil {
+		return "not drained"
+	}
+	text := "drained"
+	if !d.Since.IsZero() {
+		text += " since " + d.Since.UTC().Format(time.RFC3339)
+	}
+	if d.By != "" {
+		text += " by " + d.By
+	}
+	return text + " (taint " + d.Taint.ToString() + ")"
+}
+
+// Undo is the command that puts a node of a name back into use.
+func (d NodeDrain) Undo(name string) string {
+	switch {
+	case d.Taint == nil:
+		return "kubectl uncordon " + name
+	case d.Taint.Key == mesh.TaintDrain:
+		return "proxima node undrain " + name
+	}
+	return fmt.Sprintf("kubectl taint node %s %s:%s-", name, d.Taint.Key, d.Taint.Effect)
 }
 
 // DrainOf reads the drain of a node. A taint of another program counts as well as that of
