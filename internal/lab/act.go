@@ -8,6 +8,7 @@ import (
 	"os"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -249,8 +250,8 @@ func (l *Lab) healNode(ctx context.Context, n node) error {
 	return l.revive(n.name()+"-workload", ns, func() error { return l.restartWorkload(ctx, n) })
 }
 
-// restartWorkload that died without deregistering: its name is taken until its lease runs
-// out, but here it is known to be dead.
+// restartWorkload that died without deregistering: its name is taken, and it is ready, until
+// its lease runs out, but here it is known to be dead.
 func (l *Lab) restartWorkload(ctx context.Context, n node) error {
 	client, err := l.clientOf(l.spec.planeOf(n.zone))
 	if err != nil {
@@ -261,6 +262,9 @@ func (l *Lab) restartWorkload(ctx context.Context, n node) error {
 	if err == nil {
 		dp := obj.(*meshv1alpha1.Dataplane)
 		dp.Status.Lease = nil
+		meta.SetStatusCondition(&dp.Status.Conditions, metav1.Condition{
+			Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionFalse, Reason: "Restarted", Message: "its machine was switched on again",
+		})
 		_, err = client.UpdateStatus(ctx, kind.Dataplane, dp)
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
