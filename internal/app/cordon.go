@@ -77,7 +77,7 @@ func (c *cordons) warn(n *corev1.Node, w access.Write) {
 		return
 	}
 	if count := c.inUse(n); count > 0 {
-		w.Warn(fmt.Sprintf("node %s takes no new workloads now; its %s stay in use: \"proxima node drain %s\" takes them out",
+		w.Warn(fmt.Sprintf("node %s takes no new workloads now; what runs there (%s) stays in use: \"proxima node drain %s\" takes it out",
 			n.Name, dataplanes(count), n.Name))
 	}
 }

@@ -285,9 +285,9 @@ func (l *drainLines) print(p *drain.Progress) {
 	now := make(map[string]string, len(p.Workloads))
 	for i := range p.Workloads {
 		w := &p.Workloads[i]
-		state := connections(w) + " open connections"
-		if w.Connections != nil && *w.Connections == 1 {
-			state = "1 open connection"
+		state := "open connections unknown"
+		if w.Connections != nil {
+			state = countOf(*w.Connections, "open connection")
 		}
 		key := fmt.Sprintf("%s, %d", state, w.SecondsLeft/10)
 		if w.Done {
