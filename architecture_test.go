@@ -174,6 +174,7 @@ var layers = map[string]layer{
 	"internal/node/fromview":            adapter,
 	"internal/node/healthcheck":         adapter,
 	"internal/node/local":               adapter,
+	"internal/proxy/account":            adapter,
 	"internal/proxy/iptables":           adapter,
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/proxytest":          adapter,
@@ -232,6 +233,7 @@ var siblings = map[string][]string{
 	"internal/kernel/conntrack":    {"internal/kernel/nfnl"},
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
+	"internal/proxy/account":       {"internal/kernel/conntrack"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit.
@@ -251,6 +253,7 @@ var onlyImporters = map[string][]string{
 	"github.com/google/cel-go":      {"internal/planner/rule"},
 	"github.com/vishvananda/netlink": {
 		"internal/kernel", "internal/proxy", "internal/testkit",
+		"bench/accounting", // as the peer
 	},
 }
 

@@ -312,7 +312,12 @@ type Target struct {
 	Weight uint32
 	// Local: the endpoint is on this node.
 	Local bool
+	// Zone of the endpoint; empty: not known. OtherSitesZone for the node's tunnel.
+	Zone locality.Zone
 }
+
+// OtherSitesZone stands for the zones of all other sites.
+const OtherSitesZone locality.Zone = "site:*"
 
 // Verdict is what happens to a connection that finds no target.
 type Verdict uint8
@@ -371,6 +376,50 @@ type Counts struct {
 // port, not one moment for all.
 type Counter interface {
 	Counts() iter.Seq2[PortName, Counts]
+}
+
+// Exchange is what a service port exchanged with the endpoints of one zone since counting
+// began. It only grows, but for Open.
+type Exchange struct {
+	// Zone of the endpoints, as in Target.
+	Zone locality.Zone
+	// Kept: a traffic policy Local kept the traffic on this node. It is counted apart.
+	Kept bool
+	// BytesIn came from clients, BytesOut went to them; Estimated of both together were not
+	// measured. Kernel modes count the headers of packets, too.
+	BytesIn, BytesOut, Estimated uint64
+	// Opened and Closed connections, for UDP flows.
+	Opened, Closed uint64
+	// Open connections; for UDP flows that carried something in the last interval.
+	Open uint64
+}
+
+// Quality of what is known of bytes and open connections.
+type Quality uint8
+
+// Qualities. Unavailable: nothing is counted.
+const (
+	Unavailable Quality = iota
+	Estimated
+	Measured
+)
+
+func (q Quality) String() string { return [...]string{"Unavailable", "Estimated", "Measured"}[q] }
+
+// Accounting describes a reading of exchanges.
+type Accounting struct {
+	Quality Quality
+	// Reason why they are not measured; empty: they are.
+	Reason string
+	// Covered is for how long exchanges were counted. Zero: not at all yet.
+	Covered time.Duration
+}
+
+// Accountant counts bytes and open connections per service port and zone of endpoints.
+// Exchanges may be called at any time, and returns the newest reading: the kernel is read
+// every minute or so. What one call returns is of one moment.
+type Accountant interface {
+	Exchanges() (Accounting, iter.Seq2[PortName, Exchange])
 }
 
 // Ranged is a Mode that has to know in which ranges the virtual addresses lie.

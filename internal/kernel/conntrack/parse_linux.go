@@ -1,13 +1,11 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
-	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Numbers of linux/netfilter/nfnetlink_conntrack.h.
@@ -15,26 +13,12 @@ const (
 	ctGet    = 1 // IPCTNL_MSG_CT_GET
 	ctDelete = 2 // IPCTNL_MSG_CT_DELETE
 
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-	ctaProtoInfo  = 4
-	ctaID         = 12
-	ctaZone       = 18
-	ctaFilter     = 25
+	ctaZone   = 18
+	ctaFilter = 25
 
 	ctaFilterOrigFlags  = 1
 	ctaFilterReplyFlags = 2
 	ctaFilterProto      = 1 << 3 // CTA_FILTER_F_CTA_PROTO_NUM, net/netfilter/nf_internals.h
-
-	ctaTupleIP    = 1
-	ctaTupleProto = 2
-
-	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst = 1, 2, 3, 4
-
-	ctaProtoNum, ctaSrcPort, ctaDstPort = 1, 2, 3
-
-	ctaProtoInfoTCP      = 1
-	ctaProtoInfoTCPState = 1
 
 	nested = unix.NLA_F_NESTED
 )
@@ -45,22 +29,6 @@ const (
 	tcpSynSent   = 1
 	tcpCloseWait = 5
 )
-
-var protocols = map[uint8]proxy.Protocol{
-	unix.IPPROTO_TCP:  proxy.TCP,
-	unix.IPPROTO_UDP:  proxy.UDP,
-	unix.IPPROTO_SCTP: proxy.SCTP,
-}
-
-// protocolNumber of a protocol; 0: it has none here.
-func protocolNumber(p proxy.Protocol) uint8 {
-	for number, known := range protocols {
-		if known == p {
-			return number
-		}
-	}
-	return 0
-}
 
 // entry is an entry of the table, as the kernel dumps it. The slices are the dump's.
 type entry struct {
@@ -121,43 +89,13 @@ func parse(b []byte) (e entry, ok bool) {
 	return e, origin && reply && tracked
 }
 
-func parseTuple(b []byte) (src, dst netip.AddrPort, protocol uint8, ok bool) {
-	var from, to netip.Addr
-	var sport, dport uint16
-	for typ, v := range nfnl.ParseAttrs(b) {
-		switch typ {
-		case ctaTupleIP:
-			for typ, v := range nfnl.ParseAttrs(v) {
-				switch typ {
-				case ctaV4Src, ctaV6Src:
-					from, _ = netip.AddrFromSlice(v)
-				case ctaV4Dst, ctaV6Dst:
-					to, _ = netip.AddrFromSlice(v)
-				}
-			}
-		case ctaTupleProto:
-			for typ, v := range nfnl.ParseAttrs(v) {
-				switch {
-				case typ == ctaProtoNum && len(v) == 1:
-					protocol = v[0]
-				case typ == ctaSrcPort && len(v) == 2:
-					sport = binary.BigEndian.Uint16(v)
-				case typ == ctaDstPort && len(v) == 2:
-					dport = binary.BigEndian.Uint16(v)
-				}
-			}
-		}
-	}
-	return netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport), protocol, from.IsValid() && to.IsValid()
-}
-
 func parseTCPState(b []byte) uint8 {
 	for typ, v := range nfnl.ParseAttrs(b) {
 		if typ != ctaProtoInfoTCP {
 			continue
 		}
 		for typ, v := range nfnl.ParseAttrs(v) {
-			if typ == ctaProtoInfoTCPState && len(v) == 1 {
+			if typ == ctaStateOf && len(v) == 1 {
 				return v[0]
 			}
 		}

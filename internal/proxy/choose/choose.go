@@ -289,6 +289,7 @@ func keep(all []Endpoint, node Node, wanted func(*Endpoint) bool) []proxy.Target
 				Addr:   e.Addr,
 				Weight: max(e.Weight, 1), // 0 is "no plan", an equal share
 				Local:  e.Node == node.Name && node.Name != "",
+				Zone:   e.Zone,
 			})
 		}
 	}

@@ -24,7 +24,7 @@ func WithElsewhere(s *proxy.PortState, e *proxy.Elsewhere, tunnel []netip.AddrPo
 		if addr.Addr().Unmap().Is4() {
 			c = &s.IPv4
 		}
-		elsewhere(c, proxy.Target{Addr: addr, Weight: e.Instances[s.Port.Name], Local: true}, e.Spread, e.Splits[s.Port.Name])
+		elsewhere(c, proxy.Target{Addr: addr, Weight: e.Instances[s.Port.Name], Local: true, Zone: proxy.OtherSitesZone}, e.Spread, e.Splits[s.Port.Name])
 	}
 	return s
 }
