@@ -77,6 +77,9 @@ type Aggregator struct {
 	zones    []locality.Zone
 	measured map[locality.Zone]bool
 	crowded  bool // more zones than there may be
+	// counting is the time for which bytes were counted, and counters the agents that do.
+	counting map[locality.Zone]*counting
+	counters map[locality.Zone]int
 	// stepped is when the last step was, began the first.
 	stepped, began time.Time
 	coverage       Coverage
@@ -103,6 +106,9 @@ type agent struct {
 	// its share.
 	quiet time.Duration
 	kept  float64
+	// accounting of its newest report, and what it has open.
+	accounting Accounting
+	open       []openRow
 }
 
 type run struct {
@@ -132,6 +138,9 @@ type port struct {
 	before          Total
 	inRate, outRate float64
 	stepped         bool
+	// carried by way, and by which agents.
+	carried map[way]*carried
+	agents  portAgents
 }
 
 // NewAggregator makes an aggregator that knows of no traffic.
@@ -141,7 +150,8 @@ func NewAggregator(c Config) *Aggregator {
 	}
 	a := &Aggregator{
 		world: c.World, log: c.Logger, agents: map[string]*agent{}, ports: map[proxy.PortName]*port{},
-		measured: map[locality.Zone]bool{}, subs: map[*Subscription]struct{}{},
+		measured: map[locality.Zone]bool{}, counting: map[locality.Zone]*counting{}, counters: map[locality.Zone]int{},
+		subs: map[*Subscription]struct{}{},
 	}
 	if c.Registerer != nil {
 		c.Registerer.MustRegister(a)
@@ -195,6 +205,7 @@ func (a *Aggregator) receive(now time.Time, r *Report) (fresh bool, err error) {
 	a.stats.Accepted++
 	a.stats.Missed += gap
 	a.note(now, from, r)
+	a.noteExchanges(now, from, a.zoneOf(r.Node, from), r)
 	return true, nil
 }
 
@@ -223,7 +234,8 @@ func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
 	again := from.windowElapsed > 0
 	from.windowElapsed += r.Elapsed
 	from.window = slices.Grow(from.window, len(r.Traffic))
-	for _, t := range r.Traffic {
+	for i := range r.Traffic {
+		t := &r.Traffic[i]
 		p := a.ports[t.Port]
 		if p == nil {
 			if p = a.newPort(now, t.Port); p == nil {
@@ -278,8 +290,11 @@ type Estimate struct {
 	// Shares by zone, in the order asked for; they sum to 1, or are all 0 if no zone has
 	// nodes. Nothing measured: the prior.
 	Shares []float64
-	// Rate of new connections per second, all zones together.
+	// Rate of load per second, all zones together: new connections or, where they are more,
+	// open ones that turn over. What policies Local keep on nodes is not in it.
 	Rate float64
+	// Fixed load by zone, which policies Local keep there, as a multiple of Rate; nil: none.
+	Fixed []float64
 	// Measured: there was traffic not long ago.
 	Measured bool
 }
@@ -315,22 +330,29 @@ func (a *Aggregator) Shares(name proxy.PortName, zones []locality.Zone, prior []
 			inPrior[at[i]] = prior[i]
 		}
 	}
-	shares := p.estimator.Shares(inPrior, absent)
-	e := Estimate{Shares: make([]float64, len(zones)), Rate: p.estimator.Rate(), Measured: true}
+	load := p.estimator.Load(a.heldBy(time.Now(), p).estimate(inPrior, absent))
+	e := Estimate{Shares: make([]float64, len(zones)), Rate: load.Rate, Measured: true}
 	for i, k := range at {
-		if k >= 0 {
-			e.Shares[i] = shares[k]
+		if k < 0 {
+			continue
+		}
+		e.Shares[i] = load.Shares[k]
+		if load.Fixed[k] > 0 && load.Rate > 0 {
+			if e.Fixed == nil {
+				e.Fixed = make([]float64, len(zones))
+			}
+			e.Fixed[i] = load.Fixed[k] / load.Rate
 		}
 	}
 	return e
 }
 
-// Rate of new connections to a service port, per second; 0: there was no traffic lately.
+// Rate of load of a service port, per second, as in Estimate; 0: there was no traffic lately.
 func (a *Aggregator) Rate(name proxy.PortName) float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p := a.ports[name]; p != nil {
-		return p.estimator.Rate()
+		return p.estimator.Load(a.heldBy(time.Now(), p).estimate(nil, nil)).Rate
 	}
 	return 0
 }

@@ -40,6 +40,8 @@ type Meter struct {
 	hand         *Report
 	sequence     uint64
 	stats        MeterStats
+
+	exchanges exchanges
 }
 
 type reading struct {
@@ -71,7 +73,7 @@ func NewMeter(node, run string, source func(proxy.PortName) proxy.PortName) *Met
 	if source == nil {
 		source = func(name proxy.PortName) proxy.PortName { return name }
 	}
-	return &Meter{node: node, run: run, source: source, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}}
+	return &Meter{node: node, run: run, source: source, last: map[proxy.PortName]reading{}, pending: map[proxy.PortName]Total{}, exchanges: newExchanges()}
 }
 
 // Read takes the counters as they are now. The first read is what others are
@@ -138,8 +140,9 @@ func (m *Meter) Next(zone locality.Zone) *Report {
 	m.sequence++
 	m.hand = &Report{
 		Node: m.node, Zone: zone, Run: m.run, Sequence: m.sequence,
-		Elapsed: min(m.until.Sub(m.since), MaxElapsed), Traffic: m.take(),
+		Elapsed: min(m.until.Sub(m.since), MaxElapsed), Traffic: m.take(), Accounting: m.exchanges.accounting(),
 	}
+	m.hand.Traffic = m.exchanges.take(m.hand.Traffic)
 	m.since = m.until
 	return m.hand
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -24,6 +25,9 @@ const (
 	maxName = 253
 	// maxLabel of namespaces, Services and ports: RFC 1123 labels.
 	maxLabel = 63
+	// maxExchanges of a port: its zones, other sites, unknown ones, and those kept.
+	maxExchanges = 2 * (planner.MaxZones + 2)
+	maxReason    = 1024
 )
 
 // Report is what one agent carried in a span of time.
@@ -36,14 +40,30 @@ type Report struct {
 	Sequence uint64
 	// Elapsed is the time that the traffic covers, by a monotonic clock.
 	Elapsed time.Duration
-	// Traffic of ports that had any. None says that there was none.
+	// Traffic of ports that had any, or have open connections. None says that there was none.
 	Traffic []Traffic
+	// Accounting says how exchanges were counted.
+	Accounting Accounting
+}
+
+// Accounting says how exchanges were counted. The zero value is that of an agent that does
+// not count them by destination.
+type Accounting struct {
+	Quality proxy.Quality
+	// Reason why they are not measured.
+	Reason string
+	// Covered is the time that the exchanges of a report cover. 0: they were not read again,
+	// and what is open is what it was.
+	Covered time.Duration
 }
 
 // Traffic of one service port.
 type Traffic struct {
 	Port                           proxy.PortName
 	Connections, BytesIn, BytesOut uint64
+	// Exchanges with the endpoints of zones, ordered; counted since the report before, but
+	// for what is open.
+	Exchanges []proxy.Exchange
 }
 
 // Total is traffic of any port, or of several.
@@ -73,7 +93,7 @@ func (t Total) below(before Total) bool {
 	return t.Connections < before.Connections || t.BytesIn < before.BytesIn || t.BytesOut < before.BytesOut
 }
 
-func (t Traffic) total() Total {
+func (t *Traffic) total() Total {
 	return Total{Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut}
 }
 
@@ -101,13 +121,24 @@ func (r *Report) Check() error {
 	case len(r.Traffic) > MaxPorts:
 		return refuse("traffic", "%d service ports, not up to %d", len(r.Traffic), MaxPorts)
 	}
-	for i, t := range r.Traffic {
+	if a := r.Accounting; a.Quality > proxy.Measured || len(a.Reason) > maxReason || a.Covered < 0 || a.Covered > MaxElapsed {
+		return refuse("accounting", "quality %d, %d bytes of a reason, or %v covered", a.Quality, len(a.Reason), a.Covered)
+	}
+	for i := range r.Traffic {
+		t := &r.Traffic[i]
 		n := t.Port
 		switch {
 		case n.Namespace == "" || n.Name == "" || len(n.Namespace) > maxLabel || len(n.Name) > maxLabel || len(n.Port) > maxLabel:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "the names of a service port have 1 to %d bytes each", maxLabel)
 		case t.Connections > MaxCount || t.BytesIn > MaxCount || t.BytesOut > MaxCount:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "a count of %s is above %g", n, float64(MaxCount))
+		case len(t.Exchanges) > maxExchanges:
+			return refuse(fmt.Sprintf("traffic[%d]", i), "%d exchanges of %s, not up to %d", len(t.Exchanges), n, maxExchanges)
+		}
+		for k, x := range t.Exchanges {
+			if len(x.Zone) > maxName || max(x.BytesIn, x.BytesOut, x.Estimated, x.Opened, x.Closed, x.Open) > MaxCount {
+				return refuse(fmt.Sprintf("traffic[%d].exchanges[%d]", i, k), "a count is above %g, or the zone is too long", float64(MaxCount))
+			}
 		}
 	}
 	return nil

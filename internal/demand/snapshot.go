@@ -116,6 +116,8 @@ type PortDemand struct {
 	BytesOut    float64 `json:"bytesOutPerSecond"`
 	// Zones with their shares, as measured, with an even prior.
 	Zones []ZoneShare `json:"zones"`
+	// Volume is what is known of bytes and open connections.
+	Volume Volume `json:"volume"`
 }
 
 // ZoneShare is the share of a service port's demand that starts in a zone.
@@ -129,17 +131,17 @@ type ZoneShare struct {
 func (a *Aggregator) Snapshot(of *proxy.ServiceName) []PortDemand {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := []PortDemand{}
+	out, now := []PortDemand{}, time.Now()
 	for name, p := range a.ports {
 		if of == nil || name.ServiceName == *of {
-			out = append(out, a.describe(p))
+			out = append(out, a.describe(now, p))
 		}
 	}
 	slices.SortFunc(out, func(x, y PortDemand) int { return comparePorts(x.Port, y.Port) })
 	return out
 }
 
-func (a *Aggregator) describe(p *port) PortDemand {
+func (a *Aggregator) describe(now time.Time, p *port) PortDemand {
 	d := PortDemand{
 		Port:        p.name,
 		Name:        p.name.String(),
@@ -147,8 +149,15 @@ func (a *Aggregator) describe(p *port) PortDemand {
 		Connections: p.estimator.Rate(),
 		BytesIn:     p.inRate,
 		BytesOut:    p.outRate,
+		Volume:      a.volume(now, p),
 	}
-	for i, share := range p.estimator.Shares(nil, nil) {
+	if len(d.Volume.Ways) > 0 {
+		d.BytesIn, d.BytesOut = 0, 0
+		for _, w := range d.Volume.Ways {
+			d.BytesIn, d.BytesOut = d.BytesIn+w.BytesIn, d.BytesOut+w.BytesOut
+		}
+	}
+	for i, share := range p.estimator.Load(a.heldBy(now, p).estimate(nil, nil)).Shares {
 		d.Zones = append(d.Zones, ZoneShare{a.zones[i], share})
 	}
 	return d

@@ -47,6 +47,7 @@ func (a *Aggregator) step(now time.Time) {
 	here := a.look()
 	here.elapsed = elapsed
 	a.cover(now)
+	a.countCounters()
 	for _, g := range here.agents {
 		a.contribute(g, here)
 	}
@@ -80,6 +81,7 @@ func (a *Aggregator) look() *present {
 	a.crowded = crowded
 	zones = zones[:min(len(zones), planner.MaxZones)]
 	maps.DeleteFunc(a.measured, func(zone locality.Zone, _ bool) bool { return !names[zone] })
+	maps.DeleteFunc(a.counting, func(zone locality.Zone, _ *counting) bool { return !names[zone] && a.counters[zone] == 0 })
 	a.rezone(zones)
 
 	here := &present{reported: make([]bool, len(zones)), inhabited: make([]bool, len(zones))}
@@ -115,6 +117,9 @@ func (a *Aggregator) contribute(g placed, here *present) {
 	}
 	if g.gone || here.reported[g.zone] && g.quiet > grace {
 		g.kept *= math.Exp2(-seconds / fadeHalfLife.Seconds())
+		if g.kept < openFaded {
+			g.dropOpen()
+		}
 	}
 	if !here.reported[g.zone] {
 		return
@@ -173,9 +178,10 @@ func (a *Aggregator) observe(now time.Time, here *present) {
 	for _, p := range a.ports {
 		p.measureBytes(here.elapsed)
 		if !all {
-			a.observePort(p, estimate.Report{Elapsed: here.elapsed, Counts: p.counts, Missing: missing})
+			a.observePort(now, p, estimate.Report{Elapsed: here.elapsed, Counts: p.counts, Missing: missing})
 		}
 		clear(p.counts)
+		p.forgetCarried(now)
 		if now.Sub(p.used) > idle && p.connections() < leastConnections || !a.world.Has(p.name) {
 			p.gone = true
 			delete(a.ports, p.name)
@@ -184,14 +190,14 @@ func (a *Aggregator) observe(now time.Time, here *present) {
 	}
 }
 
-func (a *Aggregator) observePort(p *port, r estimate.Report) {
+func (a *Aggregator) observePort(now time.Time, p *port, r estimate.Report) {
 	changed, err := p.estimator.Observe(r)
 	if err != nil {
 		// Only a sum of absurd reports gets here; the estimate stays as it was.
 		a.stats.Unusable++
 		return
 	}
-	shares := p.estimator.Shares(nil, nil)
+	shares := p.estimator.Load(a.heldBy(now, p).estimate(nil, nil)).Shares
 	if !changed && p.published != nil && !differ(shares, p.published) {
 		return
 	}
@@ -230,6 +236,7 @@ func (a *Aggregator) forget(now time.Time) {
 		if _, ok := a.world.Zone(name); ok || g.kept > forgotten || now.Sub(g.reported) < grace {
 			continue
 		}
+		g.dropOpen()
 		delete(a.agents, name)
 	}
 }

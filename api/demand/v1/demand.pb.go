@@ -27,6 +27,56 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Accounting_Quality int32
+
+const (
+	// Nothing is counted.
+	Accounting_UNAVAILABLE Accounting_Quality = 0
+	Accounting_ESTIMATED   Accounting_Quality = 1
+	Accounting_MEASURED    Accounting_Quality = 2
+)
+
+// Enum value maps for Accounting_Quality.
+var (
+	Accounting_Quality_name = map[int32]string{
+		0: "UNAVAILABLE",
+		1: "ESTIMATED",
+		2: "MEASURED",
+	}
+	Accounting_Quality_value = map[string]int32{
+		"UNAVAILABLE": 0,
+		"ESTIMATED":   1,
+		"MEASURED":    2,
+	}
+)
+
+func (x Accounting_Quality) Enum() *Accounting_Quality {
+	p := new(Accounting_Quality)
+	*p = x
+	return p
+}
+
+func (x Accounting_Quality) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Accounting_Quality) Descriptor() protoreflect.EnumDescriptor {
+	return file_demand_proto_enumTypes[0].Descriptor()
+}
+
+func (Accounting_Quality) Type() protoreflect.EnumType {
+	return &file_demand_proto_enumTypes[0]
+}
+
+func (x Accounting_Quality) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Accounting_Quality.Descriptor instead.
+func (Accounting_Quality) EnumDescriptor() ([]byte, []int) {
+	return file_demand_proto_rawDescGZIP(), []int{1, 0}
+}
+
 type ReportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reporting node: it must be the one of the client certificate.
@@ -40,8 +90,12 @@ type ReportRequest struct {
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// What the report covers, by a monotonic clock, in milliseconds.
 	ElapsedMilliseconds uint64 `protobuf:"varint,5,opt,name=elapsed_milliseconds,json=elapsedMilliseconds,proto3" json:"elapsed_milliseconds,omitempty"`
-	// Service ports with traffic in that time. None: there was no traffic at all.
-	Traffic       []*Traffic `protobuf:"bytes,6,rep,name=traffic,proto3" json:"traffic,omitempty"`
+	// Service ports with traffic in that time, or with open connections. None: there was
+	// neither.
+	Traffic []*Traffic `protobuf:"bytes,6,rep,name=traffic,proto3" json:"traffic,omitempty"`
+	// How bytes and open connections were counted. Missing: by an agent that counts none by
+	// destination.
+	Accounting    *Accounting `protobuf:"bytes,7,opt,name=accounting,proto3" json:"accounting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -118,6 +172,77 @@ func (x *ReportRequest) GetTraffic() []*Traffic {
 	return nil
 }
 
+func (x *ReportRequest) GetAccounting() *Accounting {
+	if x != nil {
+		return x.Accounting
+	}
+	return nil
+}
+
+// Accounting says what exchanges are worth.
+type Accounting struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Quality Accounting_Quality     `protobuf:"varint,1,opt,name=quality,proto3,enum=proxima.demand.v1.Accounting_Quality" json:"quality,omitempty"`
+	// Why they are not measured, for people. Empty: they are.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The time that the exchanges of this report cover. 0: they were not read again, and the
+	// report says nothing of open connections. Kernels are read once a minute.
+	CoveredMilliseconds uint64 `protobuf:"varint,3,opt,name=covered_milliseconds,json=coveredMilliseconds,proto3" json:"covered_milliseconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *Accounting) Reset() {
+	*x = Accounting{}
+	mi := &file_demand_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Accounting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Accounting) ProtoMessage() {}
+
+func (x *Accounting) ProtoReflect() protoreflect.Message {
+	mi := &file_demand_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Accounting.ProtoReflect.Descriptor instead.
+func (*Accounting) Descriptor() ([]byte, []int) {
+	return file_demand_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Accounting) GetQuality() Accounting_Quality {
+	if x != nil {
+		return x.Quality
+	}
+	return Accounting_UNAVAILABLE
+}
+
+func (x *Accounting) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Accounting) GetCoveredMilliseconds() uint64 {
+	if x != nil {
+		return x.CoveredMilliseconds
+	}
+	return 0
+}
+
 // Traffic of one service port.
 type Traffic struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -128,15 +253,18 @@ type Traffic struct {
 	// New connections, for UDP new flows.
 	Connections uint64 `protobuf:"varint,4,opt,name=connections,proto3" json:"connections,omitempty"`
 	// Bytes from clients, and to them.
-	BytesIn       uint64 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
-	BytesOut      uint64 `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	BytesIn  uint64 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut uint64 `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// The same by destination, of connections that were translated or carried. They are read
+	// less often than new connections are counted.
+	Exchanges     []*Exchange `protobuf:"bytes,7,rep,name=exchanges,proto3" json:"exchanges,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Traffic) Reset() {
 	*x = Traffic{}
-	mi := &file_demand_proto_msgTypes[1]
+	mi := &file_demand_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -148,7 +276,7 @@ func (x *Traffic) String() string {
 func (*Traffic) ProtoMessage() {}
 
 func (x *Traffic) ProtoReflect() protoreflect.Message {
-	mi := &file_demand_proto_msgTypes[1]
+	mi := &file_demand_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -161,7 +289,7 @@ func (x *Traffic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Traffic.ProtoReflect.Descriptor instead.
 func (*Traffic) Descriptor() ([]byte, []int) {
-	return file_demand_proto_rawDescGZIP(), []int{1}
+	return file_demand_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Traffic) GetNamespace() string {
@@ -206,6 +334,119 @@ func (x *Traffic) GetBytesOut() uint64 {
 	return 0
 }
 
+func (x *Traffic) GetExchanges() []*Exchange {
+	if x != nil {
+		return x.Exchanges
+	}
+	return nil
+}
+
+// Exchange between clients on the node and the endpoints of one zone.
+type Exchange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: not known. "site:*": other sites.
+	Zone string `protobuf:"bytes,1,opt,name=zone,proto3" json:"zone,omitempty"`
+	// A traffic policy Local kept the traffic on the node.
+	Kept bool `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Connections that were opened and closed, for UDP flows.
+	Opened   uint64 `protobuf:"varint,3,opt,name=opened,proto3" json:"opened,omitempty"`
+	Closed   uint64 `protobuf:"varint,4,opt,name=closed,proto3" json:"closed,omitempty"`
+	BytesIn  uint64 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut uint64 `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// Of both together, those that were not measured.
+	EstimatedBytes uint64 `protobuf:"varint,7,opt,name=estimated_bytes,json=estimatedBytes,proto3" json:"estimated_bytes,omitempty"`
+	// Open connections at the time of the reading.
+	Open          uint64 `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exchange) Reset() {
+	*x = Exchange{}
+	mi := &file_demand_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exchange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exchange) ProtoMessage() {}
+
+func (x *Exchange) ProtoReflect() protoreflect.Message {
+	mi := &file_demand_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exchange.ProtoReflect.Descriptor instead.
+func (*Exchange) Descriptor() ([]byte, []int) {
+	return file_demand_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Exchange) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *Exchange) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *Exchange) GetOpened() uint64 {
+	if x != nil {
+		return x.Opened
+	}
+	return 0
+}
+
+func (x *Exchange) GetClosed() uint64 {
+	if x != nil {
+		return x.Closed
+	}
+	return 0
+}
+
+func (x *Exchange) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *Exchange) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *Exchange) GetEstimatedBytes() uint64 {
+	if x != nil {
+		return x.EstimatedBytes
+	}
+	return 0
+}
+
+func (x *Exchange) GetOpen() uint64 {
+	if x != nil {
+		return x.Open
+	}
+	return 0
+}
+
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Sequence of the report that is taken.
@@ -216,7 +457,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_demand_proto_msgTypes[2]
+	mi := &file_demand_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +469,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_demand_proto_msgTypes[2]
+	mi := &file_demand_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +482,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_demand_proto_rawDescGZIP(), []int{2}
+	return file_demand_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReportResponse) GetSequence() uint64 {
@@ -255,21 +496,43 @@ var File_demand_proto protoreflect.FileDescriptor
 
 const file_demand_proto_rawDesc = "" +
 	"\n" +
-	"\fdemand.proto\x12\x11proxima.demand.v1\"\xce\x01\n" +
+	"\fdemand.proto\x12\x11proxima.demand.v1\"\x8d\x02\n" +
 	"\rReportRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x10\n" +
 	"\x03run\x18\x03 \x01(\fR\x03run\x12\x1a\n" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x121\n" +
 	"\x14elapsed_milliseconds\x18\x05 \x01(\x04R\x13elapsedMilliseconds\x124\n" +
-	"\atraffic\x18\x06 \x03(\v2\x1a.proxima.demand.v1.TrafficR\atraffic\"\xaf\x01\n" +
+	"\atraffic\x18\x06 \x03(\v2\x1a.proxima.demand.v1.TrafficR\atraffic\x12=\n" +
+	"\n" +
+	"accounting\x18\a \x01(\v2\x1d.proxima.demand.v1.AccountingR\n" +
+	"accounting\"\xd1\x01\n" +
+	"\n" +
+	"Accounting\x12?\n" +
+	"\aquality\x18\x01 \x01(\x0e2%.proxima.demand.v1.Accounting.QualityR\aquality\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x121\n" +
+	"\x14covered_milliseconds\x18\x03 \x01(\x04R\x13coveredMilliseconds\"7\n" +
+	"\aQuality\x12\x0f\n" +
+	"\vUNAVAILABLE\x10\x00\x12\r\n" +
+	"\tESTIMATED\x10\x01\x12\f\n" +
+	"\bMEASURED\x10\x02\"\xea\x01\n" +
 	"\aTraffic\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12 \n" +
 	"\vconnections\x18\x04 \x01(\x04R\vconnections\x12\x19\n" +
 	"\bbytes_in\x18\x05 \x01(\x04R\abytesIn\x12\x1b\n" +
-	"\tbytes_out\x18\x06 \x01(\x04R\bbytesOut\",\n" +
+	"\tbytes_out\x18\x06 \x01(\x04R\bbytesOut\x129\n" +
+	"\texchanges\x18\a \x03(\v2\x1b.proxima.demand.v1.ExchangeR\texchanges\"\xd7\x01\n" +
+	"\bExchange\x12\x12\n" +
+	"\x04zone\x18\x01 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x16\n" +
+	"\x06opened\x18\x03 \x01(\x04R\x06opened\x12\x16\n" +
+	"\x06closed\x18\x04 \x01(\x04R\x06closed\x12\x19\n" +
+	"\bbytes_in\x18\x05 \x01(\x04R\abytesIn\x12\x1b\n" +
+	"\tbytes_out\x18\x06 \x01(\x04R\bbytesOut\x12'\n" +
+	"\x0festimated_bytes\x18\a \x01(\x04R\x0eestimatedBytes\x12\x12\n" +
+	"\x04open\x18\b \x01(\x04R\x04open\",\n" +
 	"\x0eReportResponse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence2W\n" +
 	"\x06Demand\x12M\n" +
@@ -287,21 +550,28 @@ func file_demand_proto_rawDescGZIP() []byte {
 	return file_demand_proto_rawDescData
 }
 
-var file_demand_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_demand_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_demand_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_demand_proto_goTypes = []any{
-	(*ReportRequest)(nil),  // 0: proxima.demand.v1.ReportRequest
-	(*Traffic)(nil),        // 1: proxima.demand.v1.Traffic
-	(*ReportResponse)(nil), // 2: proxima.demand.v1.ReportResponse
+	(Accounting_Quality)(0), // 0: proxima.demand.v1.Accounting.Quality
+	(*ReportRequest)(nil),   // 1: proxima.demand.v1.ReportRequest
+	(*Accounting)(nil),      // 2: proxima.demand.v1.Accounting
+	(*Traffic)(nil),         // 3: proxima.demand.v1.Traffic
+	(*Exchange)(nil),        // 4: proxima.demand.v1.Exchange
+	(*ReportResponse)(nil),  // 5: proxima.demand.v1.ReportResponse
 }
 var file_demand_proto_depIdxs = []int32{
-	1, // 0: proxima.demand.v1.ReportRequest.traffic:type_name -> proxima.demand.v1.Traffic
-	0, // 1: proxima.demand.v1.Demand.Report:input_type -> proxima.demand.v1.ReportRequest
-	2, // 2: proxima.demand.v1.Demand.Report:output_type -> proxima.demand.v1.ReportResponse
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	3, // 0: proxima.demand.v1.ReportRequest.traffic:type_name -> proxima.demand.v1.Traffic
+	2, // 1: proxima.demand.v1.ReportRequest.accounting:type_name -> proxima.demand.v1.Accounting
+	0, // 2: proxima.demand.v1.Accounting.quality:type_name -> proxima.demand.v1.Accounting.Quality
+	4, // 3: proxima.demand.v1.Traffic.exchanges:type_name -> proxima.demand.v1.Exchange
+	1, // 4: proxima.demand.v1.Demand.Report:input_type -> proxima.demand.v1.ReportRequest
+	5, // 5: proxima.demand.v1.Demand.Report:output_type -> proxima.demand.v1.ReportResponse
+	5, // [5:6] is the sub-list for method output_type
+	4, // [4:5] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_demand_proto_init() }
@@ -314,13 +584,14 @@ func file_demand_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_demand_proto_rawDesc), len(file_demand_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   3,
+			NumEnums:      1,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_demand_proto_goTypes,
 		DependencyIndexes: file_demand_proto_depIdxs,
+		EnumInfos:         file_demand_proto_enumTypes,
 		MessageInfos:      file_demand_proto_msgTypes,
 	}.Build()
 	File_demand_proto = out.File

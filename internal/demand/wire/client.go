@@ -34,6 +34,8 @@ type ClientConfig struct {
 	// first read are where counting begins.
 	Counter proxy.Counter
 	Start   <-chan struct{}
+	// Accountant counts bytes and open connections by destination; nil: nothing does.
+	Accountant proxy.Accountant
 	// Source as in demand.NewMeter.
 	Source func(proxy.PortName) proxy.PortName
 	Logger *slog.Logger // nil: silence
@@ -91,7 +93,7 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-c.config.Start:
 		}
 	}
-	c.meter.Read(time.Now(), c.config.Counter.Counts())
+	c.read()
 	// Agents that start together do not report together.
 	timer := time.NewTimer(time.Duration(1 + mathrand.Int64N(int64(demand.Interval))))
 	defer timer.Stop()
@@ -102,8 +104,15 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		timer.Reset(demand.Interval)
-		c.meter.Read(time.Now(), c.config.Counter.Counts())
+		c.read()
 		c.deliver(ctx)
+	}
+}
+
+func (c *Client) read() {
+	c.meter.Read(time.Now(), c.config.Counter.Counts())
+	if c.config.Accountant != nil {
+		c.meter.ReadExchanges(c.config.Accountant.Exchanges())
 	}
 }
 

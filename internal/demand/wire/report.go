@@ -70,8 +70,12 @@ func decode(in *demandv1.ReportRequest) *demand.Report {
 	if ms := in.GetElapsedMilliseconds(); ms <= uint64(demand.MaxElapsed/time.Millisecond) {
 		r.Elapsed = time.Duration(ms) * time.Millisecond
 	}
+	if a := in.GetAccounting(); a != nil {
+		r.Accounting = decodeAccounting(a)
+	}
 	for i, t := range in.GetTraffic() {
 		r.Traffic[i] = demand.Traffic{
+			Exchanges: decodeExchanges(t.GetExchanges()),
 			Port: proxy.PortName{
 				ServiceName: proxy.ServiceName{Namespace: t.GetNamespace(), Name: t.GetService()}, Port: t.GetPort(),
 			},
@@ -81,17 +85,60 @@ func decode(in *demandv1.ReportRequest) *demand.Report {
 	return r
 }
 
+// decodeAccounting makes what Check refuses of what does not fit.
+func decodeAccounting(a *demandv1.Accounting) demand.Accounting {
+	out := demand.Accounting{Quality: proxy.Measured + 1, Reason: a.GetReason(), Covered: -1}
+	if q := a.GetQuality(); q >= 0 && q <= demandv1.Accounting_Quality(proxy.Measured) {
+		out.Quality = proxy.Quality(q)
+	}
+	if ms := a.GetCoveredMilliseconds(); ms <= uint64(demand.MaxElapsed/time.Millisecond) {
+		out.Covered = time.Duration(ms) * time.Millisecond
+	}
+	return out
+}
+
+func decodeExchanges(in []*demandv1.Exchange) []proxy.Exchange {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]proxy.Exchange, len(in))
+	for i, x := range in {
+		out[i] = proxy.Exchange{
+			Zone: locality.Zone(x.GetZone()), Kept: x.GetKept(), Opened: x.GetOpened(), Closed: x.GetClosed(), Open: x.GetOpen(),
+			BytesIn: x.GetBytesIn(), BytesOut: x.GetBytesOut(), Estimated: x.GetEstimatedBytes(),
+		}
+	}
+	return out
+}
+
+func encodeExchanges(in []proxy.Exchange) []*demandv1.Exchange {
+	out := make([]*demandv1.Exchange, len(in))
+	for i, x := range in {
+		out[i] = &demandv1.Exchange{
+			Zone: string(x.Zone), Kept: x.Kept, Opened: x.Opened, Closed: x.Closed, Open: x.Open,
+			BytesIn: x.BytesIn, BytesOut: x.BytesOut, EstimatedBytes: x.Estimated,
+		}
+	}
+	return out
+}
+
 // encode is the inverse of decode, but for fractions of a millisecond.
 func encode(r *demand.Report) *demandv1.ReportRequest {
 	out := &demandv1.ReportRequest{
 		Node: r.Node, Zone: string(r.Zone), Run: []byte(r.Run), Sequence: r.Sequence,
 		ElapsedMilliseconds: uint64(max(1, r.Elapsed.Milliseconds())),
 		Traffic:             make([]*demandv1.Traffic, len(r.Traffic)),
+		Accounting: &demandv1.Accounting{
+			Quality: demandv1.Accounting_Quality(r.Accounting.Quality), Reason: r.Accounting.Reason,
+			CoveredMilliseconds: uint64(r.Accounting.Covered.Milliseconds()),
+		},
 	}
-	for i, t := range r.Traffic {
+	for i := range r.Traffic {
+		t := &r.Traffic[i]
 		out.Traffic[i] = &demandv1.Traffic{
 			Namespace: t.Port.Namespace, Service: t.Port.Name, Port: t.Port.Port,
 			Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut,
+			Exchanges: encodeExchanges(t.Exchanges),
 		}
 	}
 	return out

@@ -228,7 +228,10 @@ func TestOverGRPC(t *testing.T) {
 	}()
 	good := &demand.Report{
 		Node: "n", Zone: "a", Run: "r", Sequence: 3, Elapsed: demand.Interval,
-		Traffic: []demand.Traffic{{Port: port("x"), Connections: 1, BytesIn: 2, BytesOut: 3}},
+		Traffic: []demand.Traffic{{Port: port("x"), Connections: 1, BytesIn: 2, BytesOut: 3, Exchanges: []proxy.Exchange{
+			{Zone: "b", BytesIn: 1, BytesOut: 2, Estimated: 3, Opened: 4, Closed: 5, Open: 6}, {Zone: "a", Kept: true, BytesIn: 1},
+		}}},
+		Accounting: demand.Accounting{Quality: proxy.Estimated, Reason: "a sample", Covered: time.Minute},
 	}
 	client := demandv1.NewDemandClient(conn)
 	other, empty := *good, *good
@@ -256,6 +259,20 @@ func TestOverGRPC(t *testing.T) {
 	}
 }
 
+// TestEarlierAgent: a report without exchanges says that none are counted, and is taken.
+func TestEarlierAgent(t *testing.T) {
+	r := decode(&demandv1.ReportRequest{
+		Node: "n", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 10_000,
+		Traffic: []*demandv1.Traffic{{Namespace: "ns", Service: "x", Port: "http", Connections: 1, BytesIn: 2}},
+	})
+	want := &demand.Report{
+		Node: "n", Run: "r", Sequence: 1, Elapsed: demand.Interval, Traffic: []demand.Traffic{{Port: port("x"), Connections: 1, BytesIn: 2}},
+	}
+	if diff := cmp.Diff(want, r); diff != "" || r.Check() != nil {
+		t.Errorf("decoded (-want +got), %v:\n%s", r.Check(), diff)
+	}
+}
+
 // FuzzDecode: whatever comes in is refused or taken; what is taken comes out of an encoder the same.
 func FuzzDecode(f *testing.F) {
 	seed := func(m *demandv1.ReportRequest) {
@@ -271,6 +288,14 @@ func FuzzDecode(f *testing.F) {
 			{Namespace: "ns", Service: "x", Port: "http", Connections: 1, BytesIn: 2, BytesOut: 3}, {Namespace: "ns", Service: "y"}, {},
 		}},
 	)
+	seed(&demandv1.ReportRequest{
+		Node: "n", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 1,
+		Traffic: []*demandv1.Traffic{{Namespace: "ns", Service: "x", Exchanges: []*demandv1.Exchange{
+			{Zone: "b", Kept: true, Opened: 1, Closed: 2, BytesIn: 3, BytesOut: 4, EstimatedBytes: 5, Open: 6}, nil,
+		}}},
+		Accounting: &demandv1.Accounting{Quality: 2, Reason: "x", CoveredMilliseconds: 60_000},
+	})
+	seed(&demandv1.ReportRequest{Node: "n", Run: []byte("r"), Accounting: &demandv1.Accounting{Quality: -1, CoveredMilliseconds: 1 << 63}})
 	seed(
 		&demandv1.ReportRequest{
 			Node:                "n",

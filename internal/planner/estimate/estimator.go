@@ -330,42 +330,92 @@ func (e *Estimator) differ(fastKept float64) bool {
 	return false
 }
 
-// Shares returns the estimate: the share of demand by zone, summing to 1.
-//
-// prior is what to believe before anything is reported, such as the share of CPU;
-// it weighs as much as 3 connections, and stands for zones that never reported. Only its
-// proportions matter; nil, or one without a sane value, is even. noNodes marks zones
-// without live nodes, which have no demand at once (nil: none); what is known of them is
-// back when they are. If that leaves no zone, all shares are 0.
+// Shares returns the estimate by new connections alone: see Load.
 func (e *Estimator) Shares(prior []float64, noNodes []bool) []float64 {
-	shares := e.prior(prior, noNodes)
+	return e.Load(Question{Prior: prior, NoNodes: noNodes}).Shares
+}
+
+// Question is what an estimate depends on besides reports of new connections. Slices are in
+// the order of the zones, or nil.
+type Question struct {
+	// Prior is what to believe before anything is reported, such as the share of CPU;
+	// it weighs as much as 3 connections, and stands for zones that never reported. Only its
+	// proportions matter; nil, or one without a sane value, is even.
+	Prior []float64
+	// NoNodes marks zones without live nodes, which have no demand at once (nil: none); what is
+	// known of them is back when they are.
+	NoNodes []bool
+	// Open connections by zone, and their turnover: the part of them that ends per second, and
+	// comes again somewhere.
+	Open     []float64
+	Turnover float64
+	// Kept is the part of a zone's new connections that no plan moves.
+	Kept []float64
+}
+
+// Load is the estimate of what there is to plan.
+type Load struct {
+	// Shares of demand by zone, summing to 1. If there is no zone with nodes, all are 0.
+	Shares []float64
+	// Rate is all demand, per second: of each zone the larger of its new connections and of its
+	// open ones by their turnover.
+	Rate float64
+	// Fixed load by zone, per second, which no plan moves.
+	Fixed []float64
+}
+
+// Load estimates demand. New connections weigh as many as were counted within the memory of
+// the estimate; open ones at least as many as they are.
+func (e *Estimator) Load(q Question) Load {
+	l := Load{Shares: e.prior(q.Prior, q.NoNodes), Fixed: make([]float64, len(e.zones))}
 	window, unknown, total := 0.0, 0.0, 0.0
 	for i := range e.zones {
-		if z := &e.zones[i]; shares[i] > 0 || noNodes == nil || !noNodes[i] {
+		if z := &e.zones[i]; l.Shares[i] > 0 || q.NoNodes == nil || !q.NoNodes[i] {
 			window = max(window, z.slow.seconds)
 			if z.slow.seconds == 0 {
-				unknown += shares[i]
+				unknown += l.Shares[i]
 			}
 		}
 	}
+	for i := range e.zones {
+		rate, fixed := e.load(i, q)
+		l.Rate, l.Fixed[i] = l.Rate+rate, fixed
+	}
 	if window == 0 {
-		return shares
+		return l
+	}
+	if q.Turnover > 0 {
+		window = max(window, 1/q.Turnover)
 	}
 	for i := range e.zones {
 		z := &e.zones[i]
 		switch {
-		case noNodes != nil && noNodes[i], z.slow.seconds == 0:
+		case q.NoNodes != nil && q.NoNodes[i], z.slow.seconds == 0:
 		default:
-			shares[i] = priorConnections*shares[i] + z.slow.rate()*window
-			total += shares[i]
+			rate, _ := e.load(i, q)
+			l.Shares[i] = priorConnections*l.Shares[i] + rate*window
+			total += l.Shares[i]
 		}
 	}
 	for i := range e.zones {
 		if e.zones[i].slow.seconds > 0 && total > 0 {
-			shares[i] *= (1 - unknown) / total
+			l.Shares[i] *= (1 - unknown) / total
 		}
 	}
-	return shares
+	return l
+}
+
+// load of a zone, per second: what can be planned, and what is fixed.
+func (e *Estimator) load(i int, q Question) (rate, fixed float64) {
+	rate = e.zones[i].slow.rate()
+	if q.Kept != nil {
+		fixed = rate * q.Kept[i]
+		rate -= fixed
+	}
+	if q.Open != nil {
+		rate = max(rate, q.Open[i]*q.Turnover)
+	}
+	return rate, fixed
 }
 
 // prior returns sane shares that sum to 1, or 0 if no zone has nodes.

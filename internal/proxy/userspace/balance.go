@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -33,6 +34,9 @@ func newView(state *proxy.PortState) *view {
 
 func newPools(c *proxy.Choice) pools {
 	out := pools{newPool(c.Cluster), newPool(c.Local)}
+	if out.local != nil {
+		out.local.kept = true
+	}
 	if out.cluster != nil {
 		out.cluster.spare = c.Fallback
 	}
@@ -63,6 +67,8 @@ type pool struct {
 	equal   bool           // all weights are the same
 	// spare targets are tried when none of the others answers.
 	spare []proxy.Target
+	// kept: a traffic policy Local made the list.
+	kept bool
 }
 
 func newPool(targets []proxy.Target) *pool {
@@ -82,6 +88,17 @@ func newPool(targets []proxy.Target) *pool {
 func (p *pool) has(addr netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(p.targets, addr, compareTarget)
 	return found
+}
+
+// zoneOf an endpoint of the pool, a spare one included; empty: not known.
+func (p *pool) zoneOf(addr netip.AddrPort) locality.Zone {
+	if i, found := slices.BinarySearchFunc(p.targets, addr, compareTarget); found {
+		return p.targets[i].Zone
+	}
+	if i := slices.IndexFunc(p.spare, func(t proxy.Target) bool { return t.Addr == addr }); i >= 0 {
+		return p.spare[i].Zone
+	}
+	return ""
 }
 
 func compareTarget(t proxy.Target, addr netip.AddrPort) int { return t.Addr.Compare(addr) }

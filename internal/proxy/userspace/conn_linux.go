@@ -34,9 +34,10 @@ type conn struct {
 	live       bool
 
 	port       *servicePort
-	fd         [2]int  // -1: none
-	watches    [2]bool // is the descriptor watched?
-	wantsWrite [2]bool // is it watched for space to write?
+	exchange   *exchange // with the endpoint; nil: there is none yet
+	fd         [2]int    // -1: none
+	watches    [2]bool   // is the descriptor watched?
+	wantsWrite [2]bool   // is it watched for space to write?
 	dir        [2]direction
 
 	dial dialing
@@ -190,6 +191,8 @@ func (c *conn) connected() {
 		c.waits.remove(c)
 	}
 	d := &c.dial
+	c.exchange = c.port.counters.with(d.from, d.to).begin()
+	c.dir[0].count, c.dir[1].count = &c.exchange.bytesIn, &c.exchange.bytesOut
 	c.loop.mode.penalties.answered(d.to)
 	if t := d.view.state.Service.AffinityTimeout; t > 0 {
 		c.port.affinity.bind(d.peer, d.to, t, time.Now())
@@ -441,6 +444,8 @@ func (c *conn) finish() {
 	c.live = false
 	c.generation++
 	l.free = append(l.free, c)
+	c.exchange.end()
+	c.exchange = nil
 	p.counters.active.Add(-1)
 	l.mode.slots.give()
 	l.loops.left(-1)

@@ -1,27 +1,124 @@
 package userspace
 
 import (
+	"iter"
+	"net/netip"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // counters of one service port.
 type counters struct {
-	connections, bytesIn, bytesOut, retries, failures, rejected atomic.Uint64
-	active                                                      atomic.Int64
+	connections, retries, failures, rejected atomic.Uint64
+	active                                   atomic.Int64
+	// lostIn are bytes of datagrams for which there was no endpoint.
+	lostIn atomic.Uint64
+
+	mu        sync.Mutex
+	exchanges map[exchangeKey]*exchange
+}
+
+// exchangeKey is whom a service port exchanges with: endpoints of a zone, chosen by a
+// traffic policy Local or not.
+type exchangeKey struct {
+	zone locality.Zone
+	kept bool
+}
+
+// exchange counts exactly what goes to and from endpoints of one zone.
+type exchange struct {
+	bytesIn, bytesOut, opened, closed atomic.Uint64
+	open                              atomic.Int64
+}
+
+// with an endpoint of a pool.
+func (c *counters) with(from *pool, to netip.AddrPort) *exchange {
+	key := exchangeKey{from.zoneOf(to), from.kept}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := c.exchanges[key]
+	if x == nil {
+		if c.exchanges == nil {
+			c.exchanges = make(map[exchangeKey]*exchange, 1)
+		}
+		x = &exchange{}
+		c.exchanges[key] = x
+	}
+	return x
+}
+
+func (x *exchange) begin() *exchange {
+	x.opened.Add(1)
+	x.open.Add(1)
+	return x
+}
+
+// end of a connection; x may be nil: it had no endpoint.
+func (x *exchange) end() {
+	if x != nil {
+		x.closed.Add(1)
+		x.open.Add(-1)
+	}
+}
+
+// all exchanges so far.
+func (c *counters) all() []proxy.Exchange {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]proxy.Exchange, 0, len(c.exchanges))
+	for key, x := range c.exchanges {
+		out = append(out, proxy.Exchange{
+			Zone: key.zone, Kept: key.kept, BytesIn: x.bytesIn.Load(), BytesOut: x.bytesOut.Load(),
+			Opened: x.opened.Load(), Closed: x.closed.Load(), Open: uint64(max(x.open.Load(), 0)),
+		})
+	}
+	return out
 }
 
 func (c *counters) snapshot() proxy.Counts {
-	return proxy.Counts{
+	n := proxy.Counts{
 		Connections: c.connections.Load(),
-		BytesIn:     c.bytesIn.Load(),
-		BytesOut:    c.bytesOut.Load(),
+		BytesIn:     c.lostIn.Load(),
 		Retries:     c.retries.Load(),
 		Failures:    c.failures.Load(),
 	}
+	for _, x := range c.all() {
+		n.BytesIn += x.BytesIn
+		n.BytesOut += x.BytesOut
+	}
+	return n
+}
+
+// Exchanges implements proxy.Accountant: this mode carries every byte, so it counts exactly,
+// and without headers.
+func (m *Mode) Exchanges() (proxy.Accounting, iter.Seq2[proxy.PortName, proxy.Exchange]) {
+	ports := m.servicePorts()
+	return proxy.Accounting{Quality: proxy.Measured, Covered: time.Since(m.begun)}, func(yield func(proxy.PortName, proxy.Exchange) bool) {
+		for _, p := range ports {
+			for _, x := range p.counters.all() {
+				if !yield(p.name, x) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// servicePorts that there are.
+func (m *Mode) servicePorts() []*servicePort {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ports := make([]*servicePort, 0, len(m.ports))
+	for _, p := range m.ports {
+		ports = append(ports, p)
+	}
+	return ports
 }
 
 // metrics reads the counters when it is scraped, so that traffic never waits
@@ -55,24 +152,19 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	m.mode.mu.Lock()
-	ports := make([]*servicePort, 0, len(m.mode.ports))
-	for _, p := range m.mode.ports {
-		ports = append(ports, p)
-	}
-	m.mode.mu.Unlock()
-	for _, p := range ports {
+	for _, p := range m.mode.servicePorts() {
 		labels := []string{p.name.Namespace, p.name.Name, p.name.Port}
-		count := func(d *prometheus.Desc, v *atomic.Uint64) {
-			to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v.Load()), labels...)
+		count := func(d *prometheus.Desc, n uint64) {
+			to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
 		}
 		c := &p.counters
-		count(descConnections, &c.connections)
+		n := c.snapshot()
+		count(descConnections, n.Connections)
 		to <- prometheus.MustNewConstMetric(descActive, prometheus.GaugeValue, float64(c.active.Load()), labels...)
-		count(descBytesIn, &c.bytesIn)
-		count(descBytesOut, &c.bytesOut)
-		count(descRetries, &c.retries)
-		count(descFailures, &c.failures)
-		count(descRejected, &c.rejected)
+		count(descBytesIn, n.BytesIn)
+		count(descBytesOut, n.BytesOut)
+		count(descRetries, n.Retries)
+		count(descFailures, n.Failures)
+		count(descRejected, c.rejected.Load())
 	}
 }

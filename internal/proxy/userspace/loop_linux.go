@@ -299,7 +299,6 @@ func (l *loop) newConn(p *servicePort, client int) *conn {
 	c.live = true
 	c.port = p
 	c.fd = [2]int{client, -1}
-	c.dir[0].count, c.dir[1].count = &p.counters.bytesIn, &p.counters.bytesOut
 	return c
 }
 

@@ -195,7 +195,11 @@ func TestCountsAndMetrics(t *testing.T) {
 	}
 	_ = dead.Close()
 	deadAddr := dead.Addr().(*net.TCPAddr).AddrPort()
-	if err := m.Apply(t.Context(), []proxy.Change{change("a", vip, target, deadAddr)}); err != nil {
+	one := change("a", vip, target, deadAddr)
+	for i := range one.State.IPv4.Cluster {
+		one.State.IPv4.Cluster[i].Zone = "zone-b"
+	}
+	if err := m.Apply(t.Context(), []proxy.Change{one}); err != nil {
 		t.Fatal(err)
 	}
 	for range 8 {
@@ -228,6 +232,11 @@ proxima_userspace_connections_total{namespace="default",port="",service="a"} 8
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("metrics: %v, %v", problems, err)
 	}
+	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 40, BytesOut: 40, Opened: 8, Closed: 8})
+	open := talk(t, vip)
+	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 8, Open: 1})
+	_ = open.Close()
+	checkExchanges(t, m, proxy.Exchange{Zone: "zone-b", BytesIn: 45, BytesOut: 45, Opened: 9, Closed: 9})
 	closeNow(t, m)
 	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
 		t.Errorf("%d metrics after Close, %v", n, err)
@@ -323,4 +332,22 @@ func active(t *testing.T, reg *prometheus.Registry) float64 {
 	}
 	t.Fatal("no such metric")
 	return 0
+}
+
+// checkExchanges waits until the mode has counted this, exactly: the ends of a connection
+// are noticed a moment later.
+func checkExchanges(t *testing.T, m *userspace.Mode, want proxy.Exchange) {
+	t.Helper()
+	var got []proxy.Exchange
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		got = nil
+		state, rows := m.Exchanges()
+		for _, x := range rows {
+			got = append(got, x)
+		}
+		if state.Quality == proxy.Measured && len(got) == 1 && got[0] == want {
+			return
+		}
+	}
+	t.Errorf("exchanges are %+v, want %+v", got, want)
 }

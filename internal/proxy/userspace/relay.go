@@ -78,6 +78,7 @@ func (s *relays) drain(ctx context.Context) {
 type relay struct {
 	relays   *relays
 	counters *counters
+	exchange *exchange // with the endpoint; nil: there is none yet
 	client   *net.TCPConn
 	left     atomic.Int32 // directions still running
 
@@ -87,7 +88,8 @@ type relay struct {
 }
 
 // start carries traffic until both directions have ended. It owns backend.
-func (r *relay) start(backend *net.TCPConn) {
+func (r *relay) start(backend *net.TCPConn, with *exchange) {
+	r.exchange = with.begin()
 	r.mu.Lock()
 	r.backend = backend
 	if r.aborted {
@@ -95,8 +97,8 @@ func (r *relay) start(backend *net.TCPConn) {
 	}
 	r.mu.Unlock()
 	r.left.Store(2)
-	r.relays.mode.wg.Go(func() { r.run(r.client, backend, &r.counters.bytesOut) })
-	r.run(backend, r.client, &r.counters.bytesIn)
+	r.relays.mode.wg.Go(func() { r.run(r.client, backend, &r.exchange.bytesOut) })
+	r.run(backend, r.client, &r.exchange.bytesIn)
 }
 
 // run carries src to dst until the stream ends. The last direction to end
@@ -133,6 +135,7 @@ func (r *relay) abort() {
 
 // end gives back what the connection held of the mode.
 func (r *relay) end() {
+	r.exchange.end()
 	r.counters.active.Add(-1)
 	r.relays.remove(r)
 	r.relays.mode.slots.give()

@@ -77,37 +77,37 @@ func (f *tcpFront) handle(client *net.TCPConn) {
 		r.end()
 		return
 	}
-	backend, err := f.route(client)
+	backend, with, err := f.route(client)
 	if err != nil {
 		m.log.Debug("connection turned away", "service", p.name.String(), "error", err)
 		r.abort()
 		r.end()
 		return
 	}
-	r.start(backend)
+	r.start(backend, with)
 }
 
 // route connects to an endpoint that is to serve a client.
-func (f *tcpFront) route(conn *net.TCPConn) (*net.TCPConn, error) {
+func (f *tcpFront) route(conn *net.TCPConn) (*net.TCPConn, *exchange, error) {
 	p := f.port
 	v := p.view.Load()
 	peer := addrOf(conn.RemoteAddr())
 	from := p.poolFor(v, f.key, peer, func() netip.Addr { return addrOf(conn.LocalAddr()) })
 	if from == nil {
 		p.counters.rejected.Add(1)
-		return nil, errNotServed
+		return nil, nil, errNotServed
 	}
 	backend, err := p.connect(v, from, peer)
 	if err != nil {
 		p.counters.failures.Add(1)
-		return nil, err
+		return nil, nil, err
 	}
 	if t := p.mode.tunnel.Load(); t != nil {
 		t.dialed(addrPortOf(backend.RemoteAddr()), addrPortOf(backend.LocalAddr()), func() (client, destination netip.AddrPort) {
 			return addrPortOf(conn.RemoteAddr()), addrPortOf(conn.LocalAddr())
 		})
 	}
-	return backend, nil
+	return backend, p.counters.with(from, addrPortOf(backend.RemoteAddr())), nil
 }
 
 var (

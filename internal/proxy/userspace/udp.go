@@ -32,6 +32,7 @@ type flow struct {
 	frontend *udpFrontend
 	client   netip.AddrPort
 	to       netip.AddrPort
+	exchange *exchange
 	conn     *net.UDPConn // connected to the endpoint, so that ICMP errors arrive
 	tried    []netip.AddrPort
 
@@ -112,14 +113,15 @@ const freeReadErrors = 100
 func (f *udpFrontend) forward(data []byte, client netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.port.counters.bytesIn.Add(uint64(len(data)))
 	fl := f.flows[client]
 	if fl == nil {
 		f.port.counters.connections.Add(1)
 		if fl = f.begin(client, nil); fl == nil {
+			f.port.counters.lostIn.Add(uint64(len(data)))
 			return
 		}
 	}
+	fl.exchange.bytesIn.Add(uint64(len(data)))
 	f.send(fl, data)
 }
 
@@ -183,7 +185,7 @@ func (f *udpFrontend) begin(client netip.AddrPort, tried []netip.AddrPort) *flow
 	if t := v.state.Service.AffinityTimeout; t > 0 {
 		p.affinity.bind(client.Addr(), to, t, now)
 	}
-	fl := &flow{frontend: f, client: client, to: to, conn: conn, tried: slices.Clone(tried)}
+	fl := &flow{frontend: f, client: client, to: to, conn: conn, tried: slices.Clone(tried), exchange: p.counters.with(from, to).begin()}
 	fl.used.Store(now.UnixNano())
 	f.flows[client] = fl
 	p.counters.active.Add(1)
@@ -220,6 +222,7 @@ func (f *udpFrontend) drop(fl *flow) {
 	}
 	delete(f.flows, fl.client)
 	closeQuietly(fl.conn)
+	fl.exchange.end()
 	f.port.counters.active.Add(-1)
 	f.port.mode.slots.give()
 }
@@ -233,7 +236,7 @@ func (fl *flow) answers() {
 		err := receive(fl.conn, datagramBuffers, func(data []byte) (bool, error) {
 			fl.used.Store(time.Now().UnixNano())
 			fl.confirm()
-			f.port.counters.bytesOut.Add(uint64(len(data)))
+			fl.exchange.bytesOut.Add(uint64(len(data)))
 			_, err := f.conn.WriteToUDPAddrPort(data, fl.client)
 			return !errors.Is(err, net.ErrClosed), nil
 		})

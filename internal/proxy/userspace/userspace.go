@@ -93,6 +93,7 @@ var ErrClosed = errors.New("userspace mode is closed")
 type Mode struct {
 	opts      Options
 	log       *slog.Logger
+	begun     time.Time
 	penalties *penalties
 	slots     slots
 	host      host
@@ -138,6 +139,7 @@ var (
 func New(opts Options) (*Mode, error) {
 	opts = opts.withDefaults()
 	m := &Mode{
+		begun:     time.Now(),
 		opts:      opts,
 		log:       opts.Logger,
 		penalties: newPenalties(opts.Penalty, 6*opts.ConnectTimeout),
@@ -257,12 +259,7 @@ func (m *Mode) Close(ctx context.Context) error {
 
 // Counts implements proxy.Counter.
 func (m *Mode) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
-	m.mu.Lock()
-	all := make([]*servicePort, 0, len(m.ports))
-	for _, p := range m.ports {
-		all = append(all, p)
-	}
-	m.mu.Unlock()
+	all := m.servicePorts()
 	return func(yield func(proxy.PortName, proxy.Counts) bool) {
 		for _, p := range all {
 			if !yield(p.name, p.counters.snapshot()) {
