@@ -74,6 +74,8 @@ type NodeConfig struct {
 	// TunnelPort of the way to other sites; if it is taken, any free one; 0: off. It is
 	// opened when another site offers something.
 	TunnelPort int
+	// AccountingOff leaves the kernel's counting of bytes as it is.
+	AccountingOff bool
 	// Lease is how long the node is taken to live after a renewal; 0: 40 s.
 	Lease time.Duration
 	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
@@ -134,10 +136,12 @@ type agent struct {
 	checks   *healthcheck.Servers
 	member   *membership.Member
 	demand   *wire.Client // nil: the mode cannot count
-	probes   *witness.Responder
-	ranges   *ranges.Keeper
-	identity *nodeIdentity // nil: the agent follows a Kubernetes API
-	tunnel   *nodeTunnel   // nil: off
+	// accounting of bytes; nil: the mode counts them, or nothing does.
+	accounting *nodeAccounting
+	probes     *witness.Responder
+	ranges     *ranges.Keeper
+	identity   *nodeIdentity // nil: the agent follows a Kubernetes API
+	tunnel     *nodeTunnel   // nil: off
 	// credentials out of Secrets, for external services; nil: as identity.
 	credentials *credential.Keeper
 	// isolation keeps meshes apart on this node; nil: as identity, or this is a gateway.

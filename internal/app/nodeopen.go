@@ -71,6 +71,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.openIsolation()
+	a.accounting = a.newAccounting()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
 		Mode: a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
@@ -78,6 +79,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 			if a.gateway == nil { // the health check node ports are those of the machine's agent
 				a.checks.Update(changes)
 			}
+			a.accounting.update(changes)
 		},
 		Logger: a.log.With("component", "agent"), Registerer: a.registry,
 	})

@@ -77,11 +77,13 @@ func (a *agent) demandComponents() []component {
 		a.log.Info("demand is not measured here: the mode cannot count", "mode", a.mode.Name())
 		return nil
 	}
+	out := a.accountingComponents(counter)
 	a.demand = wire.NewClient(wire.ClientConfig{
-		Conn: a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
+		Accountant: a.accountant(),
+		Conn:       a.conn, Node: a.cfg.Name, Zone: func() locality.Zone { return a.feed.Status().Zone },
 		Counter: counter, Source: a.agent.Source, Start: a.agent.Ready(), Logger: a.log.With("component", "demand"), Registerer: a.registry,
 	})
-	return []component{{Name: "demand", Run: a.demand.Run}}
+	return append(out, component{Name: "demand", Run: a.demand.Run})
 }
 
 // heartbeatComponents show the control plane that this agent is alive, probe others for it,

@@ -165,6 +165,7 @@ type agentFlags struct {
 	masqueradeAll           bool
 	nodePortAddresses       []string
 	spiffeSocket            string
+	accounting              string
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
@@ -180,6 +181,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.probePort, "probe-port", defaultProbePort, "UDP port, on all addresses, at which the agent answers the probes of others; if it is taken, any free one; 0: off")
 	f.IntVar(&a.tunnelPort, "tunnel-port", defaultTunnelPort, "port of the way to other zones, opened when another zone offers a service; if it is taken, any free one; 0: off")
 	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
+	f.StringVar(&a.accounting, "accounting", accountingOn, "on: kernel modes turn on the kernel's counting of bytes per connection (net.netfilter.nf_conntrack_acct), and report bytes and open connections; off: they leave it as it is")
 	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
@@ -199,6 +201,9 @@ func upstreams(texts []string) ([]string, error) {
 	}
 	return out, nil
 }
+
+// Values of --accounting.
+const accountingOn, accountingOff = "on", "off"
 
 // addLeaseFlag is of nodes and of workloads.
 func addLeaseFlag(f *pflag.FlagSet, lease *time.Duration) {
@@ -229,6 +234,10 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	if cfg.DNSUpstreams, err = upstreams(a.dnsUpstreams); err != nil {
 		return cfg, err
 	}
+	if a.accounting != accountingOn && a.accounting != accountingOff {
+		return cfg, usagef("--accounting %q: on or off", a.accounting)
+	}
+	cfg.AccountingOff = a.accounting == accountingOff
 	switch {
 	case a.spiffeSocket == "none":
 		cfg.SpiffeSocket = ""

@@ -45,7 +45,9 @@ type Plan struct {
 	weightSum   int64
 	total       int64   // demand of all zones, scaled
 	demand      []int64 // by source, scaled
-	limit       []int64 // by destination, scaled
+	limit       []int64 // by destination, scaled; without what is fixed there
+	fixed       []int64 // by destination, scaled: load that is not planned
+	allFixed    int64
 	load        []int64 // by destination, scaled
 	// parts is the matrix: flow where there is demand, else the proportions in which
 	// demand would be sent if some appeared. rows are its sums by source.
@@ -62,6 +64,7 @@ func (p *Plan) reset(t *Topology) {
 	p.weight = resize(p.weight, n)
 	p.demand = resize(p.demand, n)
 	p.limit = resize(p.limit, n)
+	p.fixed = resize(p.fixed, n)
 	p.load = resize(p.load, n)
 	p.parts = resize(p.parts, n*n)
 	p.rows = resize(p.rows, n)
@@ -70,7 +73,7 @@ func (p *Plan) reset(t *Topology) {
 	}
 	p.rules = p.rules[:n]
 	clear(p.rules)
-	p.total, p.home, p.cost = 0, 0, 0
+	p.total, p.allFixed, p.home, p.cost = 0, 0, 0, 0
 }
 
 // resize returns a slice of n zeros, in the memory of s if it is large enough.
@@ -87,6 +90,7 @@ func resize(s []int64, n int) []int64 {
 func (p *Plan) Clone() *Plan {
 	c := *p
 	c.weight, c.demand, c.limit, c.load = slices.Clone(p.weight), slices.Clone(p.demand), slices.Clone(p.limit), slices.Clone(p.load)
+	c.fixed = slices.Clone(p.fixed)
 	c.parts, c.rows, c.rules = slices.Clone(p.parts), slices.Clone(p.rows), slices.Clone(p.rules)
 	return &c
 }
@@ -131,19 +135,23 @@ func (p *Plan) Demand(from int) int64 { return p.demand[from] }
 // Total is the demand of all zones in the unit of Flow.
 func (p *Plan) Total() int64 { return p.total }
 
-// Limit of a zone's endpoints together, in the unit of Flow. No Load is above it.
+// Limit of a zone's endpoints together, in the unit of Flow, less what is fixed there. No Load
+// is above it.
 func (p *Plan) Limit(to int) int64 { return p.limit[to] }
+
+// Fixed load of a zone's endpoints, which is not planned, in the unit of Flow.
+func (p *Plan) Fixed(to int) int64 { return p.fixed[to] }
 
 // Load planned for a zone's endpoints together, in the unit of Flow.
 func (p *Plan) Load(to int) int64 { return p.load[to] }
 
-// Overload is the planned load of a zone's endpoints as a multiple of the mean,
+// Overload is the load of a zone's endpoints, planned and fixed, as a multiple of the mean,
 // 0 for a zone without.
 func (p *Plan) Overload(to int) float64 {
 	if p.total == 0 || p.weight[to] == 0 {
 		return 0
 	}
-	return float64(p.load[to]) / float64(p.total) * float64(p.weightSum) / float64(p.weight[to])
+	return float64(p.load[to]+p.fixed[to]) / float64(p.total+p.allFixed) * float64(p.weightSum) / float64(p.weight[to])
 }
 
 // Metrics of the plan for the demand it was made for.

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"math"
 	"math/big"
 	"math/rand/v2"
 	"os"
@@ -184,6 +185,53 @@ func TestManyZones(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%+v", err, *s)
 			}
+		}
+	}
+}
+
+// TestFixedLoad: what is not planned is taken off the limits, and no plan is without a way.
+func TestFixedLoad(t *testing.T) {
+	top, err := NewTopology([]Zone{{Name: "a", Region: "r"}, {Name: "b", Region: "r"}}, Costs{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	solve := func(fixed ...float64) *Plan {
+		t.Helper()
+		p, err := Solve(top, &Problem{Demand: []float64{6, 4}, Weight: []int64{5, 5}, Fixed: fixed, Params: DefaultParams(false)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j := range 2 {
+			if p.Load(j) > p.Limit(j) {
+				t.Errorf("fixed %v: load %d above the limit %d", fixed, p.Load(j), p.Limit(j))
+			}
+		}
+		if p.Flow(0, 0)+p.Flow(0, 1) != p.Demand(0) || p.Flow(1, 0)+p.Flow(1, 1) != p.Demand(1) {
+			t.Errorf("fixed %v: not all demand is planned", fixed)
+		}
+		return p
+	}
+	for _, tc := range []struct {
+		fixed       []float64
+		home, worst float64
+	}{
+		{nil, 1, 1.2}, {[]float64{0, 0}, 1, 1.2},
+		// 15 in all, 9 per zone at 1.2: a has 4 left for its 6.
+		{[]float64{5, 0}, 4. / 6, 1.2},
+		// More than the limit is fixed in a: nothing goes there.
+		{[]float64{1000, 0}, 0, 2 * 1000 / 1010.},
+	} {
+		p := solve(tc.fixed...)
+		if got := p.Share(0, 0); math.Abs(got-tc.home) > 1e-6 {
+			t.Errorf("fixed %v: %.3f stays home, want %.3f", tc.fixed, got, tc.home)
+		}
+		if m, u := p.Metrics(), p.Under([]float64{6, 4}); math.Abs(m.Worst-tc.worst) > 1e-6 || math.Abs(u.Worst-m.Worst) > 1e-9 {
+			t.Errorf("fixed %v: worst %.4f, and %.4f by the other way; want %.4f", tc.fixed, m.Worst, u.Worst, tc.worst)
+		}
+	}
+	for _, bad := range [][]float64{{1}, {-1, 0}, {math.NaN(), 0}, {0, 1e16}} {
+		if _, err := Solve(top, &Problem{Demand: []float64{1, 1}, Weight: []int64{1, 1}, Fixed: bad}); err == nil {
+			t.Errorf("fixed %v was taken", bad)
 		}
 	}
 }

@@ -63,7 +63,10 @@ type Problem struct {
 	// NoNodes marks zones without live nodes, whose demand counts as 0 whatever
 	// was measured. Nil if there are none.
 	NoNodes []bool
-	Params  Params
+	// Fixed is load of a zone's endpoints that is not planned, in the unit of Demand, such as
+	// what traffic policies keep on nodes. It is taken off the limit. Nil if there is none.
+	Fixed  []float64
+	Params Params
 }
 
 // Factor is an exact limit: so many times the mean load.
@@ -124,6 +127,8 @@ func (p *Problem) check(t *Topology) error {
 		return refuse(fmt.Sprintf("%d values for %d zones", len(p.Demand), n), "demand")
 	case len(p.Weight) != n:
 		return refuse(fmt.Sprintf("%d values for %d zones", len(p.Weight), n), "weight")
+	case p.Fixed != nil && len(p.Fixed) != n:
+		return refuse(fmt.Sprintf("%d values for %d zones", len(p.Fixed), n), "fixed")
 	case p.NoNodes != nil && len(p.NoNodes) != n:
 		return refuse(fmt.Sprintf("%d values for %d zones", len(p.NoNodes), n), "noNodes")
 	}
@@ -136,6 +141,9 @@ func (p *Problem) check(t *Topology) error {
 			return refuse("negative", "demand[%q]", t.zones[i].Name)
 		case d > maxDemand:
 			return refuse(fmt.Sprintf("above %g", float64(maxDemand)), "demand[%q]", t.zones[i].Name)
+		}
+		if p.Fixed != nil && !(p.Fixed[i] >= 0 && p.Fixed[i] <= maxDemand) {
+			return refuse(fmt.Sprintf("%g, not 0 to %g", p.Fixed[i], float64(maxDemand)), "fixed[%q]", t.zones[i].Name)
 		}
 		w := p.Weight[i]
 		if w < 0 {
@@ -152,9 +160,9 @@ func (p *Problem) check(t *Topology) error {
 	return nil
 }
 
-// wholeDemand writes demand as integers whose sum has at most that many bits,
-// scaled by a power of two: whole numbers stay exact. It returns their sum.
-func (p *Problem) wholeDemand(dst []int64, width int) int64 {
+// wholeDemand writes demand as integers whose sum, with fixed load, has at most that many
+// bits, scaled by a power of two: whole numbers stay exact. It returns the sums of both.
+func (p *Problem) wholeDemand(dst, fixed []int64, width int) (sum, sumFixed int64) {
 	total := 0.0
 	for i, d := range p.Demand {
 		if p.counts(i) {
@@ -163,11 +171,18 @@ func (p *Problem) wholeDemand(dst []int64, width int) int64 {
 	}
 	if total < minDemand {
 		clear(dst)
-		return 0
+		return 0, 0
 	}
-	_, exponent := math.Frexp(total)
+	load := total
+	for _, x := range p.Fixed {
+		load += x
+	}
+	_, exponent := math.Frexp(load)
 	scale := math.Ldexp(1, width-exponent)
-	sum := int64(0)
+	for i, x := range p.Fixed {
+		fixed[i] = int64(math.RoundToEven(x * scale))
+		sumFixed += fixed[i]
+	}
 	for i, d := range p.Demand {
 		dst[i] = 0
 		if p.counts(i) {
@@ -175,7 +190,7 @@ func (p *Problem) wholeDemand(dst []int64, width int) int64 {
 			sum += dst[i]
 		}
 	}
-	return sum
+	return sum, sumFixed
 }
 
 func (p *Problem) counts(zone int) bool { return p.NoNodes == nil || !p.NoNodes[zone] }

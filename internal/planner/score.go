@@ -35,10 +35,17 @@ func (p *Plan) Under(demand []float64) Metrics {
 	if total == 0 {
 		return m
 	}
+	all := total
+	if p.total > 0 { // fixed load stays what it was beside the demand
+		for j, x := range p.fixed {
+			fixed := total * float64(x) / float64(p.total)
+			load[j], all = load[j]+fixed, all+fixed
+		}
+	}
 	m.InZone, m.Cost = home/total, cost/total
 	for j, w := range p.weight {
 		if w > 0 {
-			m.Worst = max(m.Worst, load[j]/total*float64(p.weightSum)/float64(w))
+			m.Worst = max(m.Worst, load[j]/all*float64(p.weightSum)/float64(w))
 		}
 	}
 	return m

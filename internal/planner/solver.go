@@ -44,12 +44,14 @@ func (s *Solver) Solve(t *Topology, p *Problem, plan *Plan) error {
 	if weightSum == 0 {
 		return nil
 	}
-	demand := p.wholeDemand(plan.demand, width)
+	demand, fixed := p.wholeDemand(plan.demand, plan.fixed, width)
 	for i := range plan.demand {
-		plan.limit[i] = factor.Num * demand * p.Weight[i]
+		plan.fixed[i] *= weightSum * factor.Den
+		plan.limit[i] = max(0, factor.Num*(demand+fixed)*p.Weight[i]-plan.fixed[i])
 		plan.demand[i] *= weightSum * factor.Den
 	}
 	plan.total = demand * weightSum * factor.Den
+	plan.allFixed = fixed * weightSum * factor.Den
 	if t.arcs != nil {
 		s.byCost(plan)
 	} else {
