@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,8 @@ const (
 	ExplainServicePath = "/proxima/v1/explain/service"
 	// SimulatePath answers what a situation would change, as a topology.Simulation;
 	// nothing is applied. Query, each any number of times: failZone, endpoints
-	// (NAMESPACE/NAME:ZONE:+N), demand (NAMESPACE/NAME:ZONE:xK).
+	// (NAMESPACE/NAME:ZONE:+N), demand (NAMESPACE/NAME:ZONE:xK), top (a number), price
+	// (CURRENCY:REGION:WORLD) and bytes (NAMESPACE/NAME:BYTES per connection).
 	SimulatePath = "/proxima/v1/simulate"
 )
 
@@ -211,8 +213,40 @@ func simulate(c Config, q url.Values) (any, error) {
 		}
 		change.Demand = append(change.Demand, demand)
 	}
-	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand) == 0 {
-		return nil, &badQuery{errors.New("nothing to simulate: set failZone, endpoints or demand")}
+	if err := askMoney(&change, q); err != nil {
+		return nil, &badQuery{err}
 	}
-	return c.Planner.Simulate(change)
+	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand)+change.Top == 0 {
+		return nil, &badQuery{errors.New("nothing to simulate: set failZone, endpoints, demand or top")}
+	}
+	answer, err := c.Planner.Simulate(change)
+	if topology.IsNoPrice(err) {
+		return nil, &badQuery{err}
+	}
+	return answer, err
 }
+
+// askMoney reads what a question says about money.
+func askMoney(change *topology.Change, q url.Values) (err error) {
+	if text := q.Get("top"); text != "" {
+		if change.Top, err = strconv.Atoi(text); err != nil || change.Top < 1 || change.Top > maxTop {
+			return fmt.Errorf("top %q: 1 to %d", text, maxTop)
+		}
+	}
+	if text := q.Get("price"); text != "" {
+		if change.Price, err = topology.ParsePrice(text); err != nil {
+			return fmt.Errorf("price %w", err)
+		}
+	}
+	for _, text := range q["bytes"] {
+		b, err := topology.ParseBytes(text, corev1.NamespaceDefault)
+		if err != nil {
+			return fmt.Errorf("bytes %w", err)
+		}
+		change.Bytes = append(change.Bytes, b)
+	}
+	return nil
+}
+
+// maxTop Services of an answer.
+const maxTop = 10_000

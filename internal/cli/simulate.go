@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -13,8 +14,9 @@ import (
 )
 
 func newSimulate(s *settings) *cobra.Command {
-	var failZones, endpoints, demand []string
-	var output string
+	var failZones, endpoints, demand, bytes []string
+	var output, price string
+	var top int
 	cmd := &cobra.Command{
 		Use:     "simulate",
 		GroupID: "operate",
@@ -25,17 +27,23 @@ the same planner. Nothing is applied.
 
 A failed zone affects every Service that is planned (proxima.dev/Adaptive). More
 endpoints and more demand affect the Service that they name, planned or not. All
-flags can be given several times and are combined.`,
+flags can be given several times and are combined.
+
+Where the price of traffic between zones is known, from a ZoneCosts or from
+--price, it says what the traffic costs in a month; --top N lists the Services
+for which Adaptive would save most. Bytes are measured. Where they are not,
+--bytes-per-connection enters them; they are never guessed.`,
 		Example: `  proxima simulate --fail-zone zone-a
   proxima simulate --endpoints shop/web:zone-b:+2
+  proxima simulate --top 10 --price USD:0.02:0.04
   proxima simulate --demand shop/web:zone-a:x3 --endpoints shop/web:zone-a:+1 -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
 				return usagef("-o %q: choose table, wide, json or yaml", output)
 			}
-			if len(failZones)+len(endpoints)+len(demand) == 0 {
-				return usagef("say what to simulate: --fail-zone, --endpoints or --demand")
+			if len(failZones)+len(endpoints)+len(demand)+top == 0 {
+				return usagef("say what to simulate: --fail-zone, --endpoints, --demand or --top")
 			}
 			cfg, namespace, err := s.restConfig()
 			if err != nil {
@@ -43,6 +51,9 @@ flags can be given several times and are combined.`,
 			}
 			query, err := simulationQuery(namespace, failZones, endpoints, demand)
 			if err != nil {
+				return err
+			}
+			if err := moneyQuery(query, namespace, top, price, bytes); err != nil {
 				return err
 			}
 			var answer topology.Simulation
@@ -60,8 +71,35 @@ flags can be given several times and are combined.`,
 	f.StringArrayVar(&failZones, "fail-zone", nil, "a zone without nodes and endpoints")
 	f.StringArrayVar(&endpoints, "endpoints", nil, "[NAMESPACE/]SERVICE:ZONE:+N, or -N: so many more endpoints there")
 	f.StringArrayVar(&demand, "demand", nil, "[NAMESPACE/]SERVICE:ZONE:xK: so many times the demand from there")
+	f.IntVar(&top, "top", 0, "list so many Services, those for which Adaptive would save most")
+	f.StringVar(&price, "price", "", "CURRENCY:REGION:WORLD: what a GB costs that crosses between zones of a region, and between regions (default: that of ZoneCosts)")
+	f.StringArrayVar(&bytes, "bytes-per-connection", nil, "[NAMESPACE/]SERVICE:N: bytes of a connection, both ways, where they are not measured")
 	f.StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
 	return cmd
+}
+
+// moneyQuery adds what is asked about money.
+func moneyQuery(query url.Values, namespace string, top int, price string, bytes []string) error {
+	if top < 0 {
+		return usagef("--top %d: 1 or more", top)
+	}
+	if top > 0 {
+		query.Set("top", strconv.Itoa(top))
+	}
+	if price != "" {
+		if _, err := topology.ParsePrice(price); err != nil {
+			return usagef("--price %v", err)
+		}
+		query.Set("price", price)
+	}
+	for _, text := range bytes {
+		b, err := topology.ParseBytes(text, namespace)
+		if err != nil {
+			return usagef("--bytes-per-connection %v", err)
+		}
+		query.Add("bytes", b.String())
+	}
+	return nil
 }
 
 // simulationQuery validates the flags, so that mistakes are reported without a server, and

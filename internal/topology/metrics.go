@@ -10,6 +10,7 @@ import (
 // struct is constant.
 type metrics struct {
 	inZone, overload, limit, cost, gap, age, replans, demand, services *prometheus.Desc
+	utilisation, long                                                  *prometheus.Desc
 	hintsInZone, hintsOverload                                         *prometheus.Desc
 }
 
@@ -45,13 +46,22 @@ func newMetrics() metrics {
 			"hints_overload_ratio",
 			"Load of the busiest endpoint as a multiple of the mean where only hints are read.",
 			unitLabels()...),
+		utilisation: of(
+			"utilisation_ratio",
+			"Utilisation of the endpoints of the most loaded zone, by the published plan under the present demand, "+
+				"where the Service states that of all: what an autoscaler of all endpoints should keep below 1.",
+			unitLabels()...),
+		long: of(
+			"long_connections",
+			"1 where the plan cannot move connections, as they stay open (condition LongConnections); else 0.",
+			unitLabels()...),
 		services: of("services", "Services with a topology mode, by mode and by the level that chose it: Service, Namespace, Mesh or ControlPlane.", "mode", "level"),
 	}
 }
 
 func (m metrics) all() []*prometheus.Desc {
 	return []*prometheus.Desc{m.inZone, m.overload, m.limit, m.cost, m.gap, m.age, m.replans, m.demand, m.hintsInZone,
-		m.hintsOverload, m.services}
+		m.hintsOverload, m.services, m.utilisation, m.long}
 }
 
 // Describe implements prometheus.Collector.
@@ -91,6 +101,10 @@ func (c *Controller) Collect(out chan<- prometheus.Metric) {
 			gauge(m.gap, u.gap, labels...)
 			gauge(m.age, now.Sub(u.published).Seconds(), labels...)
 			gauge(m.demand, u.rate, labels...)
+			if use := u.in.params.Utilisation; use > 0 {
+				gauge(m.utilisation, u.now.Worst*use, labels...)
+			}
+			gauge(m.long, map[bool]float64{true: 1}[u.long != ""], labels...)
 			for reason := planner.EndpointsChanged; reason <= planner.LastingGap; reason++ {
 				out <- prometheus.MustNewConstMetric(m.replans, prometheus.CounterValue, float64(u.replans[reason]), append(labels, reason.String())...)
 			}

@@ -135,8 +135,8 @@ func (m *model) input(params Params, endpoints map[locality.Zone]int64) (in inpu
 	return in, nil
 }
 
-func (in *input) problem(demand []float64) planner.Problem {
-	return planner.Problem{Demand: demand, Weight: in.weight, NoNodes: in.noNodes, Params: in.params}
+func (in *input) problem(demand *estimated) planner.Problem {
+	return planner.Problem{Demand: demand.shares, Fixed: demand.fixed, Weight: in.weight, NoNodes: in.noNodes, Params: in.params}
 }
 
 // facts are all that is read of a Node. Nodes whose facts are equal are alike, so

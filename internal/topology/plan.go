@@ -43,10 +43,13 @@ type unit struct {
 	republisher planner.Republisher
 	// now is what the plan gives for the present demand, gap how much worse that is than
 	// the best plan, in points; limit is that of the best plan.
-	now       planner.Metrics
-	gap       float64
-	limit     float64
-	rate      float64 // connections per second; 0: not measured
+	now   planner.Metrics
+	gap   float64
+	limit float64
+	rate  float64 // connections per second; 0: not measured
+	// long connections that the plan cannot move; empty: there are none. It is the message of
+	// the condition, which stays while they do.
+	long      string
 	published time.Time
 	replans   [planner.LastingGap + 1]uint64
 }
@@ -68,7 +71,7 @@ func (c *Controller) plan(ctx context.Context, key resource.Key) (err error) {
 		return loop.ErrStale
 	}
 	service, ok := snapshot.Services.Get(key)
-	if !ok || !c.modeOf(snapshot, service).planned() {
+	if !ok || !c.modeOf(snapshot, service).planned() || policyLocal(service) {
 		c.forget(key)
 		if err := c.write(ctx, key, nil, parts, nil); err != nil || ok {
 			return err
@@ -143,7 +146,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 			return false // it was published by the last evaluation
 		}
 		demand := c.estimate(serviceName(service), u.group.Ports, &u.in, u.group)
-		problem := u.in.problem(demand.shares)
+		problem := u.in.problem(&demand)
 		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
 			return false
 		}
@@ -155,6 +158,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		c.mu.Lock()
 		u.republisher, u.now, u.gap, u.limit, u.rate = republisher, metrics, gap, limit, demand.rate
 		c.mu.Unlock()
+		c.noteLong(key, service, u, u.group, &u.in)
 		if demand.measured {
 			c.reconsider(key, u.name, u.in.topology, demand.shares)
 		}
@@ -176,7 +180,7 @@ func compare(g *plannerv1alpha1.PortGroup, in *input, demand estimated, best *pl
 	if demand.of(g) {
 		return metrics, 0, limit
 	}
-	now := under(g, in, demand.shares)
+	now := under(g, in, &demand)
 	return now, planner.Gap(in.topology, now, metrics, limit), limit
 }
 
@@ -299,6 +303,26 @@ func (c *Controller) evaluateGroup(
 	}
 }
 
+// noteLong looks for long connections that a plan cannot move, and has the condition written
+// when they are new or gone.
+func (c *Controller) noteLong(key resource.Key, service *corev1.Service, u *unit, g *plannerv1alpha1.PortGroup, in *input) {
+	v, ok := c.volumeOf(serviceName(service), g.Ports)
+	if !ok {
+		return
+	}
+	long := flowsOf(&v, in).long(&v, shareOf(g, in), u.long != "")
+	if (long != nil) == (u.long != "") {
+		return
+	}
+	c.mu.Lock()
+	u.long = ""
+	if long != nil {
+		u.long = long.text()
+	}
+	c.mu.Unlock()
+	c.status.Add(key)
+}
+
 // unplanned is a group without a plan.
 func unplanned(g *trafficplan.Group, outcome plannerv1alpha1.Outcome) *plannerv1alpha1.PortGroup {
 	return &plannerv1alpha1.PortGroup{AddressType: string(g.Name.Family), Ports: g.Ports, Outcome: outcome}
@@ -321,7 +345,7 @@ func (c *Controller) solve(service proxy.ServiceName, g *trafficplan.Group, in *
 }
 
 func solveFor(in *input, demand estimated) (*solution, error) {
-	s := &solution{plan: &planner.Plan{}, problem: in.problem(demand.shares), demand: demand}
+	s := &solution{plan: &planner.Plan{}, problem: in.problem(&demand), demand: demand}
 	var solver planner.Solver
 	if err := solver.Solve(in.topology, &s.problem, s.plan); err != nil {
 		return nil, fmt.Errorf("solve: %w", err)
@@ -332,7 +356,7 @@ func solveFor(in *input, demand estimated) (*solution, error) {
 // follows says whether a plan is what its inputs give, for the demand that it was made
 // for. If that was guessed and still is, the guess is an input like any other.
 func (c *Controller) follows(was *plannerv1alpha1.PortGroup, g *trafficplan.Group, in *input, now estimated) bool {
-	demand := estimated{shares: recorded(was, in), measured: was.DemandSource == plannerv1alpha1.DemandMeasured}
+	demand := estimated{shares: recorded(was, in), fixed: recordedFixed(was, in), measured: was.DemandSource == plannerv1alpha1.DemandMeasured}
 	if !demand.measured && !now.measured {
 		demand = now
 	}
@@ -376,6 +400,9 @@ func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortG
 	for from := range t.Len() {
 		z := &out.Zones[from]
 		z.Name, z.Endpoints, z.Demand = string(t.Zone(from).Name), in.weight[from], s.problem.Demand[from]
+		if s.problem.Fixed != nil {
+			z.Fixed = s.problem.Fixed[from]
+		}
 		z.Reason = plannerv1alpha1.ZoneReason(s.plan.Rule(from).String())
 		n := 0
 		for to := range t.Len() {
@@ -405,8 +432,8 @@ const (
 func rounded(x float64) float64 { return math.Round(x*perUnit) / perUnit }
 
 // under is what a plan gives for another demand.
-func under(g *plannerv1alpha1.PortGroup, in *input, demand []float64) planner.Metrics {
-	t := in.topology
+func under(g *plannerv1alpha1.PortGroup, in *input, e *estimated) planner.Metrics {
+	t, demand := in.topology, e.shares
 	m := planner.Metrics{InZone: 1}
 	total, home, cost, endpoints := 0.0, 0.0, 0.0, int64(0)
 	load := make([]float64, t.Len())
@@ -436,9 +463,13 @@ func under(g *plannerv1alpha1.PortGroup, in *input, demand []float64) planner.Me
 		return m
 	}
 	m.InZone, m.Cost = home/total, cost/total
+	loads := total
+	for to, x := range e.fixed {
+		load[to], loads = load[to]+x, loads+x
+	}
 	for to, w := range in.weight {
 		if w > 0 {
-			m.Worst = max(m.Worst, load[to]/total*float64(endpoints)/float64(w))
+			m.Worst = max(m.Worst, load[to]/loads*float64(endpoints)/float64(w))
 		}
 	}
 	return m
@@ -457,7 +488,9 @@ func reasonOf(reason plannerv1alpha1.PublishReason) planner.Reason {
 type estimated struct {
 	// shares of zones, in the order of the topology.
 	shares []float64
-	rate   float64 // connections per second; 0: not measured
+	// fixed load of zones that is not planned, as multiples of all demand; nil: none.
+	fixed []float64
+	rate  float64 // load per second, as demand.Estimate has it; 0: not measured
 	// measured: else it is guessed from the CPU of nodes.
 	measured bool
 	// held: it is that of the present plan, as too few agents have reported since this
@@ -474,6 +507,15 @@ func (e *estimated) source() plannerv1alpha1.DemandSource {
 
 // of a plan: it was made for this demand.
 func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
+	for i := range g.Zones {
+		fixed := 0.0
+		if e.fixed != nil && i < len(e.fixed) {
+			fixed = e.fixed[i]
+		}
+		if g.Zones[i].Fixed != fixed {
+			return false
+		}
+	}
 	return slices.EqualFunc(g.Zones, e.shares, func(z plannerv1alpha1.SourceZone, share float64) bool { return z.Demand == share })
 }
 
@@ -481,7 +523,7 @@ func (e *estimated) of(g *plannerv1alpha1.PortGroup) bool {
 // sites. was is their present plan, or nil.
 func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *input, was *plannerv1alpha1.PortGroup) (e estimated) {
 	if was != nil && was.DemandSource == plannerv1alpha1.DemandMeasured && c.cold() {
-		e.shares = recorded(was, in)
+		e.shares, e.fixed = recorded(was, in), recordedFixed(was, in)
 		for i, share := range e.shares {
 			e.held = e.held || share > 0 && !in.noNodes[i]
 		}
@@ -510,6 +552,12 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 		for i, share := range d.Shares {
 			e.shares[in.at[i]] += share * weigh
 		}
+		for i, fixed := range d.Fixed {
+			if e.fixed == nil {
+				e.fixed = make([]float64, in.topology.Len())
+			}
+			e.fixed[in.at[i]] += fixed * weigh
+		}
 	}
 	in.elsewhere.add(e.shares, in)
 	total := 0.0
@@ -520,6 +568,9 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 		if total > 0 {
 			e.shares[i] = x / total
 		}
+		if total > 0 && e.fixed != nil {
+			e.fixed[i] = min(e.fixed[i]/total, maxFixed)
+		}
 	}
 	return e
 }
@@ -527,6 +578,26 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 // minRate, in connections per second, weighs a belief against what is measured at
 // another port: next to nothing.
 const minRate = 1e-6
+
+// maxFixed load of a zone, as a multiple of all demand: beyond it nothing is planned there
+// anyway.
+const maxFixed = 1e6
+
+// recordedFixed is the fixed load that a plan was made with, in the order of a topology; nil:
+// none.
+func recordedFixed(g *plannerv1alpha1.PortGroup, in *input) (fixed []float64) {
+	for i := range g.Zones {
+		at, ok := in.topology.Index(locality.Zone(g.Zones[i].Name))
+		if !ok || g.Zones[i].Fixed == 0 {
+			continue
+		}
+		if fixed == nil {
+			fixed = make([]float64, in.topology.Len())
+		}
+		fixed[at] = g.Zones[i].Fixed
+	}
+	return fixed
+}
 
 // recorded is the demand that a plan was made for, in the order of a topology.
 func recorded(g *plannerv1alpha1.PortGroup, in *input) []float64 {

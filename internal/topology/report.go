@@ -11,10 +11,12 @@ import (
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
@@ -58,6 +60,11 @@ type PlanReport struct {
 	Gap  float64              `json:"gapPoints"`
 	// Hints that other proxies get.
 	Hints *HintReport `json:"hints,omitempty"`
+	// Volume is what is known of bytes and open connections, Money what they cost where a price
+	// is known, and Long the connections that a plan cannot move; nil: there are none.
+	Volume *demand.Volume `json:"volume,omitempty"`
+	Money  *Money         `json:"money,omitempty"`
+	Long   *Long          `json:"long,omitempty"`
 }
 
 // HintReport says what readers of hints get.
@@ -89,12 +96,17 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 		r.Problems = append(r.Problems, warnings(m, parts)...)
 	}
 	r.Decision = decision(mode, service)
+	if policyLocal(service) && mode.planned() {
+		r.Decision = policyLocalText
+		return r, true
+	}
 	if mode.Kind == Custom {
 		r.Rulings = rulingReports(snapshot, key, groupsIn(parts), candidates)
 	}
 	_, hints := c.hinted(key)
 	for _, u := range candidates {
 		if p, ok := c.reportOn(u, r.Planned, hints[u.group.Name]); ok {
+			c.reckon(&p, u, serviceName(service), m, r.Params)
 			r.Plans = append(r.Plans, p)
 		}
 	}
@@ -190,6 +202,24 @@ func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p Pl
 	return p, true
 }
 
+// reckon completes a report with bytes, open connections, and money.
+func (c *Controller) reckon(p *PlanReport, u *candidate, name proxy.ServiceName, m *model, params Params) {
+	v, ok := c.volumeOf(name, u.group.Ports)
+	if !ok || len(v.Ways) == 0 && v.Reason == "" {
+		return
+	}
+	p.Volume = &v
+	share := u.best.plan.Share
+	if u.plan != nil {
+		share = shareOf(u.plan, &u.in)
+	}
+	f := flowsOf(&v, &u.in)
+	p.Long = f.long(&v, share, false)
+	if price := m.priced(params.Costs, &u.in, nil); price != nil && f.total > 0 {
+		p.Money = moneyOf(price, f, &v, &u.in, share)
+	}
+}
+
 // asPublished has an explanation name the shares and reasons of the plan in effect, should
 // they be others for a moment.
 func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
@@ -283,6 +313,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n",
 			measures(p.Now), p.Gap)
 	}
+	p.volumeText(b)
 	if h := p.Hints; h != nil {
 		hints := hintPlan{mode: h.Mode, reason: h.Reason, metrics: h.Metrics}
 		if h.Given {
@@ -290,6 +321,64 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 		}
 		fmt.Fprintf(b, "  other proxies: %s\n", hints.summary())
 	}
+}
+
+// volumeText is about bytes, open connections and money.
+func (p *PlanReport) volumeText(b *strings.Builder) {
+	if p.Volume == nil {
+		return
+	}
+	v := p.Volume
+	if len(v.Ways) == 0 {
+		fmt.Fprintf(b, "  bytes: %s: %s\n", v.Bytes, v.Reason)
+		return
+	}
+	in, out, home := 0.0, 0.0, 0.0
+	for _, w := range v.Ways {
+		in, out = in+w.BytesIn, out+w.BytesOut
+		if w.From == w.To {
+			home += w.BytesIn + w.BytesOut
+		}
+	}
+	fmt.Fprintf(b, "  bytes: %s/s in, %s/s out", bytesText(in), bytesText(out))
+	if in+out > 0 {
+		fmt.Fprintf(b, ", %.1f %% of them in their zone", 100*home/(in+out))
+	}
+	fmt.Fprintf(b, "; %s", v.Bytes)
+	if v.Reason != "" {
+		fmt.Fprintf(b, ": %s", v.Reason)
+	}
+	b.WriteByte('\n')
+	if v.Turnover > 0 {
+		fmt.Fprintf(b, "  open connections: %.0f, each lasts about %s\n", v.Open, lasting(1/v.Turnover))
+	}
+	if p.Long != nil {
+		fmt.Fprintf(b, "  long connections: %s\n", p.Long.text())
+	}
+	if m := p.Money; m != nil {
+		fmt.Fprintf(b, "  money: %s a month now, %s by the plan%s, %s if spread over all endpoints; ± %.0f %%\n", amount(m.Now, m.Currency),
+			amount(m.Planned, m.Currency), map[bool]string{true: " once connections are made anew"}[p.Long != nil],
+			amount(m.Spread, m.Currency), 100*m.Error)
+	}
+}
+
+// lasting is a time in words, short ones too.
+func lasting(seconds float64) string {
+	if seconds < 120 {
+		return fmt.Sprintf("%.2g s", seconds)
+	}
+	return roughly(seconds)
+}
+
+// bytesText has at most four digits.
+func bytesText(x float64) string {
+	for _, unit := range []string{"B", "kB", "MB", "GB"} {
+		if x < 1000 {
+			return fmt.Sprintf("%.3g %s", x, unit)
+		}
+		x /= 1000
+	}
+	return fmt.Sprintf("%.3g TB", x)
 }
 
 // moved says whether the plan does something else now than when it was made, as far as

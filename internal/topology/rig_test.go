@@ -57,8 +57,9 @@ type rig struct {
 
 // fakeDemand is what tests say it is: connections per second by zone, of any port.
 type fakeDemand struct {
-	mu    sync.Mutex
-	rates map[string]float64
+	mu     sync.Mutex
+	rates  map[string]float64
+	volume demand.Volume
 }
 
 func (f *fakeDemand) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
@@ -25,6 +26,11 @@ type Change struct {
 	FailZones []locality.Zone
 	Endpoints []EndpointsChange
 	Demand    []DemandChange
+	// Top asks for so many Services that Adaptive would save most; 0: for none. Price to reckon
+	// with; nil: that of ZoneCosts. Bytes per connection, where they are not measured.
+	Top   int
+	Price *meshv1alpha1.ZonePrice
+	Bytes []BytesEntered
 }
 
 // EndpointsChange gives a Service's zone more endpoints, or fewer.
@@ -92,6 +98,8 @@ type Simulation struct {
 	Services []Simulated `json:"services"`
 	// Unaffected is how many planned Services would be as they are.
 	Unaffected int `json:"unaffected"`
+	// Top Services by what Adaptive would save.
+	Top []Saved `json:"top,omitzero"`
 }
 
 // Simulated is one Service's ports that are planned together.
@@ -108,6 +116,10 @@ type Simulated struct {
 	// endpoints are others.
 	Unplanned *planner.Metrics     `json:"unplanned,omitempty"`
 	Plan      *explain.Explanation `json:"plan"`
+	// MoneyBefore and MoneyAfter are what the plans of before and after cost in a month; nil: no
+	// price or no bytes are known.
+	MoneyBefore *Money `json:"moneyBefore,omitempty"`
+	MoneyAfter  *Money `json:"moneyAfter,omitempty"`
 }
 
 // UnknownError says what of a Change names nothing that there is.
@@ -149,6 +161,11 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 		return nil, err
 	}
 	out := &Simulation{Services: []Simulated{}}
+	if change.Top > 0 {
+		if out.Top, err = q.top(c); err != nil {
+			return nil, err
+		}
+	}
 	for _, key := range services {
 		service, _ := q.snapshot.Services.Get(key)
 		different := false
@@ -158,6 +175,7 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 				return nil, fmt.Errorf("service %s: %w", key, err)
 			}
 			if changed {
+				q.money(c, &s, u, key, service)
 				s.Planned, different = q.modes.Of(service).Kind == Planned, true
 				out.Services = append(out.Services, s)
 			}
@@ -283,6 +301,55 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 	return s, changed, nil
 }
 
+// money of a simulated plan and of the one before, where it is known.
+func (q *question) money(c *Controller, s *Simulated, u *candidate, key resource.Key, service *corev1.Service) {
+	price := q.model.priced(paramsFor(service, partsOf(q.snapshot, key)).Costs, &u.in, q.change.Price)
+	if price == nil {
+		return
+	}
+	before, ok := q.saved(c, u, key, price)
+	if !ok {
+		return
+	}
+	s.MoneyBefore = &before.Money
+	after := before.Money
+	after.Planned = 0
+	v, _ := c.volumeOf(serviceName(service), u.group.Ports)
+	f := flowsOf(&v, &u.in)
+	if before.Money.Entered {
+		i := slices.IndexFunc(q.change.Bytes, func(b BytesEntered) bool { return b.Service == key })
+		f = enteredFlows(u, q.change.Bytes[i].Bytes)
+	}
+	// Bytes of a zone follow its demand.
+	for _, z := range s.Plan.Zones {
+		from, _ := u.in.topology.Index(z.Name)
+		was := u.best.demand.shares[from]
+		if was == 0 {
+			continue
+		}
+		scale := q.scaled(key, z.Name)
+		if z.NoNodes {
+			scale = 0
+		}
+		for _, share := range z.To {
+			to, _ := u.in.topology.Index(share.Zone)
+			after.Planned += price.month(from, to, f.sources[from]*scale*share.Share)
+		}
+	}
+	s.MoneyAfter = &after
+}
+
+// scaled is by how much the demand of a zone is multiplied.
+func (q *question) scaled(key resource.Key, zone locality.Zone) float64 {
+	scale := 1.0
+	for _, d := range q.change.Demand {
+		if d.Service == key && d.Zone == zone {
+			scale *= d.Factor
+		}
+	}
+	return scale
+}
+
 // ratios of the zones that do not fail.
 func (q *question) ratios() auto.Ratios {
 	if len(q.change.FailZones) == 0 {
@@ -312,9 +379,20 @@ func (s *Simulation) Text() string {
 			fmt.Fprintf(&b, "  then, with the plan as it is: %s\n", measures(*v.Unplanned))
 		}
 		fmt.Fprintf(&b, "  then: %s\n", measures(v.After))
+		if v.MoneyBefore != nil && v.MoneyAfter != nil {
+			fmt.Fprintf(&b, "  money: %s a month by the plan of now, %s then; ± %.0f %%\n", amount(v.MoneyBefore.Planned, v.MoneyBefore.Currency),
+				amount(v.MoneyAfter.Planned, v.MoneyAfter.Currency), 100*v.MoneyBefore.Error)
+		}
 		for _, line := range strings.Split(strings.TrimSuffix(v.Plan.String(), "\n"), "\n") {
 			fmt.Fprintf(&b, "    %s\n", line)
 		}
+	}
+	if s.Top != nil {
+		topText(&b, s.Top)
+	}
+	if len(s.Services) == 0 && s.Top != nil {
+		b.WriteString("nothing was applied\n")
+		return b.String()
 	}
 	fmt.Fprintf(&b, "%s as before; nothing was applied\n", count(int64(s.Unaffected), "planned service"))
 	return b.String()

@@ -32,6 +32,9 @@ const (
 	// ConditionParameters says whether the Service's parameters are. While they are not,
 	// the last good ones are, or the defaults.
 	ConditionParameters = "proxima.dev/TopologyParameters"
+	// ConditionLong says that a plan cannot move connections of the Service, as they stay open,
+	// and what would. It is there only while that is so.
+	ConditionLong = "proxima.dev/LongConnections"
 )
 
 // Reasons of conditions.
@@ -45,6 +48,9 @@ const (
 	ReasonValid         = "Valid"
 	ReasonInvalid       = "Invalid"
 	ReasonUnresolved    = "Unresolved"
+	// ReasonPolicyLocal: all traffic stays on its node.
+	ReasonPolicyLocal     = "PolicyLocal"
+	ReasonLongConnections = "LongConnections"
 )
 
 // statusWindow between two writes of the conditions of one Service.
@@ -105,7 +111,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 // setConditions makes ours among conditions those that are wanted, and says whether
 // that changed anything.
 func setConditions(conditions *[]metav1.Condition, want []metav1.Condition, now metav1.Time) (changed bool) {
-	for _, typ := range []string{ConditionPlan, ConditionParameters} {
+	for _, typ := range []string{ConditionPlan, ConditionParameters, ConditionLong} {
 		i := slices.IndexFunc(want, func(c metav1.Condition) bool { return c.Type == typ })
 		if i < 0 {
 			changed = meta.RemoveStatusCondition(conditions, typ) || changed
@@ -147,10 +153,13 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 	}
 	families, hints := c.hinted(key)
 	var plan metav1.Condition
-	switch mode.Kind {
-	case Planned:
+	switch {
+	case mode.Kind == Planned && policyLocal(service):
+		plan = metav1.Condition{Type: ConditionPlan, Status: metav1.ConditionFalse, Reason: ReasonPolicyLocal, Message: policyLocalText}
+		settled = len(parts) == 0
+	case mode.Kind == Planned:
 		plan, settled = c.plannedCondition(parts, hints)
-	case Custom:
+	case mode.Kind == Custom:
 		plan, settled = c.ruleCondition(service, mode, parts, families)
 	default:
 		plan, settled = autoCondition(families)
@@ -162,10 +171,28 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 	if parameters, ok := c.parameters(service, parts); ok {
 		want = append(want, parameters)
 	}
+	if long := c.long(key); long != "" {
+		want = append(want, metav1.Condition{Type: ConditionLong, Status: metav1.ConditionTrue, Reason: ReasonLongConnections, Message: long})
+	}
 	for i := range want {
 		want[i].ObservedGeneration = service.Generation
 	}
 	return want, true
+}
+
+// long connections of a planned Service, in words; empty: there are none, or they move.
+func (c *Controller) long(key resource.Key) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []string
+	if e := c.entries[key]; e != nil {
+		for _, u := range e.units {
+			if u.long != "" {
+				all = append(all, titleOf(strings.Split(u.name.Ports, ","), string(u.name.Family))+": "+u.long)
+			}
+		}
+	}
+	return strings.Join(all, "\n")
 }
 
 // hinted is a copy of what is known of a Service's hints.

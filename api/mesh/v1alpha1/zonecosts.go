@@ -54,6 +54,26 @@ type ZoneCostsSpec struct {
 	// +optional
 	// +listType=atomic
 	Pairs []ZoneCostsPair `json:"pairs,omitempty"`
+	// Price of the traffic. It changes no plan, and is what explanations and simulations reckon
+	// with.
+	// +optional
+	Price *ZonePrice `json:"price,omitempty"`
+}
+
+// ZonePrice is what a GB (1000000000 bytes) costs that crosses from one zone to another, in
+// whichever direction. Where a provider charges both ends, it is the sum.
+type ZonePrice struct {
+	// Currency as an ISO 4217 code, such as EUR.
+	Currency string `json:"currency"`
+	// Region is the price between two zones of one region.
+	// +optional
+	Region float64 `json:"region,omitempty"`
+	// World is the price between zones of different regions.
+	// +optional
+	World float64 `json:"world,omitempty"`
+	// Site is the price to another site. Defaults to that of World.
+	// +optional
+	Site *float64 `json:"site,omitempty"`
 }
 
 // ZoneCostsPair is the cost between two zones, in both directions unless it says
@@ -68,4 +88,7 @@ type ZoneCostsPair struct {
 	// OneWay leaves the way back as it is.
 	// +optional
 	OneWay bool `json:"oneWay,omitempty"`
+	// Price of a GB between the two, where the costs state prices. Defaults to that of the level.
+	// +optional
+	Price *float64 `json:"price,omitempty"`
 }

@@ -190,6 +190,10 @@ type SourceZone struct {
 	// Demand is the share of all connections that start here, which the plan was made for.
 	// +optional
 	Demand float64 `json:"demand,omitempty"`
+	// Fixed is load of the zone's endpoints that is not planned, as traffic policies keep it on its
+	// node, as a multiple of all that is.
+	// +optional
+	Fixed float64 `json:"fixed,omitempty"`
 	// Reason for the zone's shares.
 	Reason ZoneReason `json:"reason"`
 	// To is where the zone's connections go: shares above 0, which sum to 1.

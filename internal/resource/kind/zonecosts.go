@@ -3,6 +3,7 @@ package kind
 import (
 	"fmt"
 	"math"
+	"regexp"
 
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,10 +111,38 @@ func validateZoneCosts(c, old *mesh.ZoneCosts) field.ErrorList {
 	if len(errs) == 0 && c.Spec.World != nil && c.Spec.Site != nil && *c.Spec.World > *c.Spec.Site {
 		errs = append(errs, field.Invalid(path.Child("world"), *c.Spec.World, "must not be above the cost of `site`"))
 	}
-	return append(errs, checkCostPairs(path.Child("pairs"), c.Spec.Pairs)...)
+	errs = append(errs, checkZonePrice(path.Child("price"), c.Spec.Price)...)
+	return append(errs, checkCostPairs(path.Child("pairs"), c.Spec.Pairs, c.Spec.Price != nil)...)
 }
 
-func checkCostPairs(path *field.Path, pairs []mesh.ZoneCostsPair) field.ErrorList {
+var currencyCode = regexp.MustCompile(`^[A-Z]{3}$`) // ISO 4217
+
+// maxZonePrice of a GB in any currency: package topology has the same.
+const maxZonePrice = 1e6
+
+func checkZonePrice(path *field.Path, p *mesh.ZonePrice) (errs field.ErrorList) {
+	if p == nil {
+		return nil
+	}
+	if !currencyCode.MatchString(p.Currency) {
+		errs = append(errs, field.Invalid(path.Child("currency"), p.Currency, "must be an ISO 4217 code such as EUR"))
+	}
+	errs = append(errs, checkPrice(path.Child("region"), p.Region)...)
+	errs = append(errs, checkPrice(path.Child("world"), p.World)...)
+	if p.Site != nil {
+		errs = append(errs, checkPrice(path.Child("site"), *p.Site)...)
+	}
+	return errs
+}
+
+func checkPrice(path *field.Path, price float64) field.ErrorList {
+	if math.IsNaN(price) || price < 0 || price > maxZonePrice {
+		return field.ErrorList{field.Invalid(path, fmt.Sprint(price), fmt.Sprintf("must be from 0 to %d", int64(maxZonePrice)))}
+	}
+	return nil
+}
+
+func checkCostPairs(path *field.Path, pairs []mesh.ZoneCostsPair, priced bool) field.ErrorList {
 	if len(pairs) > maxZonePairs {
 		return field.ErrorList{field.TooMany(path, len(pairs), maxZonePairs)}
 	}
@@ -125,6 +154,12 @@ func checkCostPairs(path *field.Path, pairs []mesh.ZoneCostsPair) field.ErrorLis
 		errs = append(errs, checkZoneName(at.Child("from"), p.From)...)
 		errs = append(errs, checkZoneName(at.Child("to"), p.To)...)
 		errs = append(errs, checkCost(at.Child("cost"), p.Cost)...)
+		if p.Price != nil {
+			errs = append(errs, checkPrice(at.Child("price"), *p.Price)...)
+			if !priced {
+				errs = append(errs, field.Forbidden(at.Child("price"), "needs a currency in `spec.price`"))
+			}
+		}
 		fresh := seen.add(way{p.From, p.To})
 		if !p.OneWay && p.From != p.To {
 			fresh = seen.add(way{p.To, p.From}) && fresh
