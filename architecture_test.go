@@ -29,11 +29,14 @@ const (
 )
 
 var layers = map[string]layer{
-	"api/":   api,
-	"cmd/":   command,
-	"tools/": command,
-	"test/":  command,
-	"bench/": command,
+	"api/":      api,
+	"heuristic": api,
+	"program":   command,
+	"examples/": command,
+	"cmd/":      command,
+	"tools/":    command,
+	"test/":     command,
+	"bench/":    command,
 
 	// types, contracts and helpers that every layer uses
 	"internal/addresspool":           base,

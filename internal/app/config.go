@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -39,6 +40,8 @@ type ControlPlaneConfig struct {
 	// RenewExpired is how long after its end a node's or zone's certificate can be
 	// renewed by proof of its key; 0: not at all.
 	RenewExpired time.Duration
+	// Heuristics that the program was built with; nil: none.
+	Heuristics heuristic.Set
 	// SignerKubeconfig reaches the Kubernetes API at which external signers of meshes
 	// are asked; empty: there are none.
 	SignerKubeconfig string

@@ -88,7 +88,8 @@ func (c *controllers) components() []component {
 func (c *controllers) newPlanner() *topology.Controller {
 	return topology.New(topology.Config{
 		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
-		Heuristics: c.rules, DefaultMode: c.cfg.DefaultTopologyMode, Site: c.otherSites(), Logger: c.log.With("component", "topology"),
+		Heuristics: topology.Own{Set: c.cfg.Heuristics, Other: c.rules}, DefaultMode: c.cfg.DefaultTopologyMode,
+		Site: c.otherSites(), Logger: c.log.With("component", "topology"),
 	})
 }
 

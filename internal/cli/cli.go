@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -38,12 +39,19 @@ func Stdio() IO { return IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Env: o
 // Main runs one command line and returns the exit code. The first SIGINT or
 // SIGTERM ends a long-running command in good order; a second one ends the
 // process at once.
-func Main(args []string, stdio IO) int {
+func Main(args []string, stdio IO) int { return MainWith(args, stdio, nil) }
+
+// MainWith is Main with heuristics that the program was built with.
+func MainWith(args []string, stdio IO, heuristics heuristic.Set) int {
+	if err := heuristics.Check(); err != nil {
+		fmt.Fprintln(stdio.Err, "proxima:", err)
+		return 2
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	return execute(ctx, &settings{io: stdio, onLogger: adoptKlog}, args)
+	return execute(ctx, &settings{io: stdio, onLogger: adoptKlog, heuristics: heuristics}, args)
 }
 
 // serialWriter lets one writer at a time through.

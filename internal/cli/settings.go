@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 
+	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -22,6 +23,7 @@ type settings struct {
 	io IO
 	// onLogger is called with the logger that the flags configure; may be nil.
 	onLogger   func(*slog.Logger)
+	heuristics heuristic.Set // of a program of one's own; nil: none
 	configFile string
 	kubeconfig string
 	dataDir    string

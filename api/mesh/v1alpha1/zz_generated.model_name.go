@@ -386,6 +386,11 @@ func (in ZoneList) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZonePrice) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZonePrice"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ZoneSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ZoneSpec"
 }

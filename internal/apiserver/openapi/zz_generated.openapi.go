@@ -103,6 +103,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ZoneInsightList{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_ZoneInsightList(ref),
 		v1alpha1.ZoneInsightStatus{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_ZoneInsightStatus(ref),
 		v1alpha1.ZoneList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneList(ref),
+		v1alpha1.ZonePrice{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZonePrice(ref),
 		v1alpha1.ZoneSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref),
 		v1beta1.AvailableEndpoints{}.OpenAPIModelName():                   schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref),
 		v1beta1.AvailableHost{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_AvailableHost(ref),
@@ -3611,6 +3612,13 @@ func schema_proxima_api_mesh_v1alpha1_ZoneCostsPair(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"price": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Price of a GB between the two, where the costs state prices. Defaults to that of the level.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
 				},
 				Required: []string{"from", "to", "cost"},
 			},
@@ -3664,11 +3672,17 @@ func schema_proxima_api_mesh_v1alpha1_ZoneCostsSpec(ref common.ReferenceCallback
 							},
 						},
 					},
+					"price": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Price of the traffic. It changes no plan, and is what explanations and simulations reckon with.",
+							Ref:         ref(v1alpha1.ZonePrice{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.ZoneCostsPair{}.OpenAPIModelName()},
+			v1alpha1.ZoneCostsPair{}.OpenAPIModelName(), v1alpha1.ZonePrice{}.OpenAPIModelName()},
 	}
 }
 
@@ -4297,6 +4311,49 @@ func schema_proxima_api_mesh_v1alpha1_ZoneList(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.Zone{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZonePrice(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZonePrice is what a GB (1000000000 bytes) costs that crosses from one zone to another, in whichever direction. Where a provider charges both ends, it is the sum.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"currency": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Currency as an ISO 4217 code, such as EUR.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"region": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Region is the price between two zones of one region.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"world": {
+						SchemaProps: spec.SchemaProps{
+							Description: "World is the price between zones of different regions.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"site": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Site is the price to another site. Defaults to that of World.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+				},
+				Required: []string{"currency"},
+			},
+		},
 	}
 }
 
@@ -5323,6 +5380,13 @@ func schema_proxima_api_planner_v1alpha1_SourceZone(ref common.ReferenceCallback
 					"demand": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Demand is the share of all connections that start here, which the plan was made for.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"fixed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Fixed is load of the zone's endpoints that is not planned, as traffic policies keep it on its node, as a multiple of all that is.",
 							Type:        []string{"number"},
 							Format:      "double",
 						},
