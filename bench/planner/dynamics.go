@@ -44,6 +44,8 @@ const (
 	zoneFails     = "zone fails"
 	rollingUpdate = "rolling update in a zone"
 	scaleOut      = "scale-out in a zone"
+	stepMany      = "step 80/10/10 to 10/80/10, 120 connections/s"
+	triple        = "three times the demand of a zone, 120 connections/s"
 )
 
 func even() []int64 { return []int64{3, 3, 3} }
@@ -51,14 +53,15 @@ func even() []int64 { return []int64{3, 3, 3} }
 func scenarios() []scenario {
 	const none = -1
 	before := []float64{0.5, 0.3, 0.2}
+	far := func(t float64) ([]float64, []int64, int) {
+		if t < 0 {
+			return []float64{0.8, 0.1, 0.1}, even(), none
+		}
+		return []float64{0.1, 0.8, 0.1}, even(), none
+	}
 	return []scenario{
 		{name: steady, seconds: 1800, at: func(float64) ([]float64, []int64, int) { return before, even(), none }},
-		{name: stepFar, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
-			if t < 0 {
-				return []float64{0.8, 0.1, 0.1}, even(), none
-			}
-			return []float64{0.1, 0.8, 0.1}, even(), none
-		}},
+		{name: stepFar, seconds: 600, at: far},
 		{name: stepNear, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
 				return before, even(), none
@@ -88,6 +91,13 @@ func scenarios() []scenario {
 			}
 			return before, []int64{5, 3, 3}, none
 		}},
+		{name: stepMany, seconds: 600, rate: 120, at: far},
+		{name: triple, seconds: 600, rate: 120, at: func(t float64) ([]float64, []int64, int) {
+			if t < 0 {
+				return []float64{1. / 3, 1. / 3, 1. / 3}, even(), none
+			}
+			return []float64{0.6, 0.2, 0.2}, even(), none
+		}},
 	}
 }
 
@@ -104,7 +114,12 @@ type course struct {
 	churn    float64   // share of the traffic that was sent elsewhere, summed
 	replans  int
 	duration float64
+	// hot is the longest time, in seconds, for which an endpoint was above hotLoad.
+	hot, heating float64
 }
+
+// hotLoad of an endpoint, as a multiple of its share.
+const hotLoad = 1.5
 
 // settling notes since when a run is within the bounds, and stays for so many reports.
 type settling struct {
@@ -166,6 +181,7 @@ func follow(r *rand.Rand, s scenario, t *planner.Topology) []course {
 		got, best := l.published.Under(truth), l.best.Metrics()
 		points := func(best planner.Metrics) float64 { return 100 * (got.Cost - best.Cost) / t.MaxCost() }
 		c.gap, c.worst = append(c.gap, points(best)), append(c.worst, got.Worst)
+		c.heat(got.Worst)
 		after := float64(second - begin)
 		loose.step(after, points(l.within.Metrics()) <= settledGap && got.Worst <= settledLoad)
 		strict.step(after, points(best) <= settledGap && got.Worst <= settledLoad)
@@ -176,6 +192,16 @@ func follow(r *rand.Rand, s scenario, t *planner.Topology) []course {
 		}
 	}
 	return courses
+}
+
+// heat notes the worst load of a report.
+func (c *course) heat(worst float64) {
+	if worst <= hotLoad {
+		c.heating = 0
+		return
+	}
+	c.heating += report.Seconds()
+	c.hot = max(c.hot, c.heating)
 }
 
 // control is the loop from counts to the published plan.
@@ -263,7 +289,7 @@ func poisson(r *rand.Rand, mean float64) float64 {
 // summary of all runs of a scenario.
 type summary struct {
 	settledP50, settledP99, settledMax float64 // seconds
-	strictlyMax                        float64
+	strictlyMax, hot                   float64
 	worstP99, gapMean, above           float64
 	inZone                             float64 // points below the best plan, in the mean
 	churnPerMinute, replansPerHour     float64
@@ -277,6 +303,7 @@ func summarise(courses []course) summary {
 		settled, strictly = append(settled, c.settled), append(strictly, c.strictly)
 		after, inZone = append(after, c.after...), append(inZone, c.inZone...)
 		minutes += c.duration / 60
+		s.hot = max(s.hot, c.hot)
 		s.churnPerMinute += 100 * c.churn
 		s.replansPerHour += float64(c.replans)
 		for k := range c.gap {

@@ -77,6 +77,12 @@ func judgeDynamics(all map[string]summary) []verdict {
 			verdict{name + ": settled, max", s.settledMax, 300, "s", false},
 			verdict{name + ": worst load then, p99", s.worstP99, 1.35, "×", false})
 	}
+	out = append(out, verdict{stepFar + ": settled, p50", all[stepFar].settledP50, 15, "s", false},
+		verdict{stepFar + ": settled, p99", all[stepFar].settledP99, 120, "s", false},
+		verdict{stepMany + ": settled, p50", all[stepMany].settledP50, 15, "s", false},
+		verdict{stepMany + ": settled, max", all[stepMany].settledMax, 45, "s", false},
+		verdict{stepMany + ": worst load then, p99", all[stepMany].worstP99, 1.35, "×", false},
+		verdict{triple + ": an endpoint above 1.5×, longest", all[triple].hot, 30, "s", false})
 	s := all[steady]
 	return append(out, verdict{steady + ": gap", s.gapMean, 1.5, "points", false},
 		verdict{steady + ": above 1.25", s.above, 3, "% of time", false},
