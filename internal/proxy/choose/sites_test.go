@@ -14,7 +14,10 @@ func TestWithElsewhere(t *testing.T) {
 	at := netip.MustParseAddrPort
 	own, other, tunnel := at("10.0.0.1:80"), at("10.0.0.9:80"), at("10.0.0.5:10003")
 	target := func(a netip.AddrPort, weight uint32) proxy.Target {
-		return proxy.Target{Addr: a, Weight: weight, Local: a == tunnel}
+		if a == tunnel {
+			return proxy.Target{Addr: a, Weight: weight, Local: true, Zone: proxy.OtherSitesZone}
+		}
+		return proxy.Target{Addr: a, Weight: weight}
 	}
 	ready := proxy.Choice{Cluster: []proxy.Target{target(own, 1), target(other, 3)}, Why: proxy.AllReady}
 	some := map[string]uint32{"http": 6}
