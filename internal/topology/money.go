@@ -234,7 +234,14 @@ func (q *question) top(c *Controller) ([]Saved, error) {
 		if policyLocal(service) {
 			continue
 		}
+		listed := map[string]bool{}
 		for _, u := range c.candidates(q.snapshot, q.model, service, partsOf(q.snapshot, key)) {
+			// Bytes are counted for both families together: they are listed with the first.
+			ports := strings.Join(u.group.Ports, ",")
+			if listed[ports] {
+				continue
+			}
+			listed[ports] = true
 			params := paramsFor(service, partsOf(q.snapshot, key))
 			price := q.model.priced(params.Costs, &u.in, q.change.Price)
 			if price == nil {
