@@ -249,7 +249,7 @@ func (q *question) top(c *Controller) ([]Saved, error) {
 			}
 			known = true
 			if s, ok := q.saved(c, u, key, price); ok {
-				s.Planned = ModeOf(service).Kind == Planned
+				s.Planned = q.modes.Of(service).Kind == Planned
 				all = append(all, s)
 			}
 		}
