@@ -92,7 +92,7 @@ func TestNftLists(t *testing.T) {
 	text := l.node.Run("nft", "list", "ruleset")
 	for _, want := range []string{
 		"pick-outside-cluster-3-10800s", "update @aff", "@src24", "@src32", "masquerade fully-random",
-		`comment "default/weighted:p"`, "10.96.0.1 . tcp . 80 : ", "table ip6 proxima", "numgen random mod 64",
+		`comment "default/weighted:p"`, "10.96.0.1 . tcp . 80 : ", "table ip6 proxima", "numgen random mod 128",
 		"jump meshes", "ip saddr map @mesh-of", "@mesh-vip", "ip daddr @mesh-shared", "jump meshes-closed", "@mesh-reach", "fib daddr type != unicast",
 	} {
 		if !strings.Contains(text, want) {
