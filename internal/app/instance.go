@@ -67,7 +67,10 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 	i.demand = demand.NewAggregator(demand.Config{
 		World: demand.FromCatalog(i.catalog), Logger: log.With("component", "demand"), Registerer: s.metrics,
 	})
-	i.builder = view.NewBuilder(view.BuilderConfig{Site: cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split, Logger: log.With("component", "views")})
+	i.builder = view.NewBuilder(view.BuilderConfig{
+		Site: cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split,
+		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: log.With("component", "views"),
+	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: log.With("component", "views")})
 	i.newMonitor(s.metrics)
 	i.names = nodename.New(nodename.Config{

@@ -104,9 +104,13 @@ type Agent struct {
 	triggers map[proxy.PortName][]time.Time
 	begun    time.Time
 	retryAt  time.Time // no failure is due before; zero: none is at all
-	actual   map[proxy.PortName]*proxy.PortState
-	started  bool // the mode has the whole state
-	stats    stats
+	// steps are when endpoints of ports take their next step of warming up; none does before
+	// stepAt.
+	steps   map[proxy.PortName]time.Time
+	stepAt  time.Time
+	actual  map[proxy.PortName]*proxy.PortState
+	started bool // the mode has the whole state
+	stats   stats
 }
 
 // failure is a service port whose latest change the mode did not take.
@@ -134,6 +138,7 @@ func New(opts Options) (*Agent, error) {
 		model:  newModel(!opts.OwnPortsOnly),
 		dirty:  map[proxy.PortName]time.Time{},
 		failed: map[proxy.PortName]*failure{},
+		steps:  map[proxy.PortName]time.Time{},
 
 		triggers: map[proxy.PortName][]time.Time{},
 		begun:    time.Now(),
@@ -265,7 +270,10 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 	kept := work[:0]
 	var idle []time.Time // triggers that change nothing here
 	for _, w := range work {
-		state := w.choose(node)
+		state, step := w.choose(node, now)
+		if !step.IsZero() {
+			a.noteStep(w.name, step)
+		}
 		if state.Equal(w.actual) && !w.failed {
 			idle = append(idle, w.triggers...)
 			continue
@@ -340,6 +348,7 @@ func (a *Agent) drain(now time.Time) (due []work, node choose.Node, first bool) 
 		a.model.touched = nil // all ports are looked at
 	}
 	a.model.markTouched(func(name proxy.PortName) { a.mark(name, now) })
+	a.dueSteps(now)
 	due = make([]work, 0, len(a.dirty))
 	for name, since := range a.dirty {
 		w := work{name: name, since: since, actual: a.actual[name]}
@@ -462,10 +471,13 @@ func (a *Agent) fail(w work, err error, alone bool, now time.Time) {
 func (a *Agent) untilRetry(now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.retryAt.IsZero() {
-		return time.Hour
+	wait := time.Hour
+	for _, at := range []time.Time{a.retryAt, a.stepAt} {
+		if !at.IsZero() {
+			wait = min(wait, max(at.Sub(now), 0))
+		}
 	}
-	return max(a.retryAt.Sub(now), 0)
+	return wait
 }
 
 // pace spaces calls of the mode: none waits after a quiet time, and the longer

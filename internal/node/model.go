@@ -3,6 +3,7 @@ package node
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
@@ -29,6 +30,7 @@ type model struct {
 	// markTouched was called.
 	frontends *choose.Frontends
 	touched   choose.Touched
+	now       func() time.Time
 }
 
 func newModel(common bool) model {
@@ -42,6 +44,7 @@ func newModel(common bool) model {
 		virtualOf: map[proxy.ServiceName]map[proxy.ServiceName]struct{}{},
 		fronts:    map[proxy.ServiceName]*proxy.Service{},
 		common:    common,
+		now:       time.Now,
 	}
 }
 
@@ -148,6 +151,7 @@ func (m *model) setService(name proxy.ServiceName, svc *proxy.Service, mark func
 }
 
 func (m *model) setSlice(name proxy.SliceName, s *proxy.Slice, mark func(proxy.PortName)) {
+	s = started(s, m.slices[name], m.now())
 	if old := m.slices[name]; old != nil {
 		m.markSlice(old, mark)
 		m.replace(old.Service, name, nil)

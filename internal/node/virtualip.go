@@ -1,6 +1,8 @@
 package node
 
 import (
+	"time"
+
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 )
@@ -84,14 +86,16 @@ func (a *Agent) Source(name proxy.PortName) proxy.PortName {
 	return proxy.PortName{ServiceName: v.Service, Port: proxy.SourcePort(name.Port)}
 }
 
-// choose the endpoints of the port on a node.
-func (w *work) choose(node choose.Node) *proxy.PortState {
+// choose the endpoints of the port on a node. step is when one of them takes its next step of
+// warming up; zero: none does.
+func (w *work) choose(node choose.Node, now time.Time) (state *proxy.PortState, step time.Time) {
 	if w.service == nil {
-		return nil
+		return nil, time.Time{}
 	}
 	port := w.port
 	_, port.Name = source(w.service, w.port)
-	state := choose.WithElsewhere(choose.Slices(w.service, port, w.slices, node), w.elsewhere, w.tunnel)
+	warmed, step := choose.Warm(w.service, w.slices, now)
+	state = choose.WithElsewhere(choose.Slices(w.service, port, warmed, node), w.elsewhere, w.tunnel)
 	state.Name, state.Port = w.name, w.port
-	return state
+	return state, step
 }

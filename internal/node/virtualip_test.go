@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
@@ -34,7 +35,8 @@ func TestVirtualIPs(t *testing.T) {
 			}
 			of, _ := source(w.service, w.port)
 			w.slices, w.elsewhere = m.slicesOf[of], m.elsewhere[of]
-			return w.choose((&Agent{model: m}).node())
+			state, _ := w.choose((&Agent{model: m}).node(), time.Time{})
+			return state
 		}
 		check := func(when, want string) {
 			t.Helper()

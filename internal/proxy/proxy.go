@@ -70,6 +70,9 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// HealthCheckNodePort, 0: none.
 	HealthCheckNodePort uint16
+	// WarmUp is for how long the weight of an endpoint that became ready rises to the full
+	// one; 0: it has that at once. See choose.Warm.
+	WarmUp time.Duration
 }
 
 // Port is one port of a Service.
@@ -94,6 +97,12 @@ type Slice struct {
 	// Machines that loopback addresses are on, in the order of Endpoints. Nil: no
 	// endpoint has such an address, or none is known.
 	Machines []string
+	// ReadySince is when endpoints became ready, in seconds since 1970, in the order of
+	// Endpoints; 0: not known. Nil: the Service warms no endpoints up.
+	ReadySince []int64
+	// Starts are the same times by the clock of this machine, as the agent notes them; the
+	// zero time: not known. Nil: ReadySince holds.
+	Starts []time.Time
 	// Trigger is the time of the cause of this version of the slice, such as
 	// a workload's becoming ready; zero: not known. It concerns no traffic.
 	Trigger time.Time
@@ -113,8 +122,8 @@ type SliceEndpoint struct {
 	Node  string
 	Zone  locality.Zone
 	Hints *Hints // nil: none
-	// Weight is the endpoint's share relative to the others of the Service, as planned
-	// for this node's zone. 0 means 1: no plan.
+	// Weight is the endpoint's share relative to the others of the Service: as planned for
+	// this node's zone or, without a plan, its own weight. 0 means 1: all are alike.
 	Weight uint32
 	// Conditions as in discovery.k8s.io/v1, with their defaults applied.
 	Ready, Serving, Terminating bool
@@ -138,6 +147,15 @@ func (s *Slice) SetMachine(i int, machine string, n int) {
 		s.Machines = make([]string, n)
 	}
 	s.Machines[i] = machine
+}
+
+// SetReadySince notes when the endpoint at an index became ready, in seconds since 1970,
+// while a slice of n endpoints is being made.
+func (s *Slice) SetReadySince(i int, unix int64, n int) {
+	if s.ReadySince == nil {
+		s.ReadySince = make([]int64, n)
+	}
+	s.ReadySince[i] = unix
 }
 
 // Hints are which zones and nodes should use an endpoint. Never changed, as

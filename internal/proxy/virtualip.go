@@ -30,7 +30,8 @@ const commonSuffix = "@80"
 // whose endpoints answer, of. common: port 80 can be answered. Nil: of has no such port.
 func (v *VirtualIP) Frontend(of *Service, common bool) *Service {
 	f := &Service{
-		Name: v.Name, Of: v.Service, Scope: Scope{Mesh: v.Name.Namespace}, ClusterIPs: v.Addresses, InternalLocal: of.InternalLocal, AffinityTimeout: of.AffinityTimeout,
+		Name: v.Name, Of: v.Service, Scope: Scope{Mesh: v.Name.Namespace}, ClusterIPs: v.Addresses,
+		InternalLocal: of.InternalLocal, AffinityTimeout: of.AffinityTimeout, WarmUp: of.WarmUp,
 	}
 	for _, p := range of.Ports {
 		if v.Port != 0 && p.Port != v.Port || v.Port == 0 && p.Port == CommonPort && !common && len(of.Ports) > 1 {

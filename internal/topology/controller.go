@@ -12,6 +12,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
 	"github.com/proxima-mesh/proxima/internal/controller/changes"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
@@ -120,7 +121,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	running.Go(func() {
 		_ = c.plans.Run(ctx, c.config.Catalog, c.dispatch, // it returns nil
 			catalog.Services, catalog.Slices, catalog.Nodes, catalog.ZoneCosts, catalog.Heuristics, catalog.Plans,
-			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.Namespaces)
+			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.Namespaces,
+			catalog.Dataplanes)
 	})
 	running.Go(func() {
 		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
@@ -194,6 +196,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 			}
 		}
 	}
+	c.dispatchWeights(&d)
 	for _, change := range d.Plans {
 		plan := change.New
 		if plan == nil {
@@ -209,6 +212,23 @@ func (c *Controller) dispatch(d catalog.Delta) {
 	}
 	if plans || ratios {
 		c.dispatchAll(d.After, plans)
+	}
+}
+
+// dispatchWeights queues the Services of Dataplanes with another weight than before.
+func (c *Controller) dispatchWeights(d *catalog.Delta) {
+	if d.Before == nil || d.Before.Services.Len() == 0 {
+		return // all are queued
+	}
+	for _, change := range d.Dataplanes {
+		if change.Old == nil || change.New == nil || backend.WeightOf(change.Old) == backend.WeightOf(change.New) {
+			continue // its slices change
+		}
+		backend.Behind(d.After, change.New, func(key resource.Key) {
+			if service, ok := d.After.Services.Get(key); ok && ModeOf(service).planned() {
+				c.replan(key)
+			}
+		})
 	}
 }
 

@@ -45,7 +45,7 @@ type siteDemand struct {
 func (c *Controller) groupsOf(snapshot *catalog.Snapshot, service *corev1.Service) []*group {
 	var parts []trafficplan.Part
 	for _, slice := range snapshot.SlicesOf(resource.KeyOf(service)) {
-		parts = append(parts, trafficplan.PartOf(slice))
+		parts = append(parts, trafficplan.PartOf(snapshot, slice))
 	}
 	var out []*group
 	for _, g := range trafficplan.Groups(parts) {
@@ -121,6 +121,9 @@ func (g *group) offered(service, local *corev1.Service, remote *sites.Remote) {
 			d.rate += s.Demand[n]
 		}
 		g.Endpoints[d.zone] = int64(s.Instances)
+		if g.Weights != nil { // instances of other sites count as endpoints that name no weight
+			g.Weights[d.zone] = int64(s.Instances) * int64(trafficplan.DefaultWeight)
+		}
 		g.elsewhere.sites = append(g.elsewhere.sites, d)
 	}
 	if g.elsewhere.sites == nil || local == nil {

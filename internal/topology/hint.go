@@ -158,7 +158,7 @@ func previous(all []endpointslice.HintSlice) map[string][]locality.Zone {
 // search returns the hints of a group: those that were found before if nothing that
 // they depend on is different, so that the answer to its own answer is the same.
 func (a *advice) search(g *trafficplan.Group, now map[string][]locality.Zone) *hintPlan {
-	in, err := a.c.model.input(a.params, g.Endpoints)
+	in, err := a.c.model.input(a.params, g)
 	a.c.mu.Lock()
 	was := a.state.groups[g.Name]
 	a.c.mu.Unlock()

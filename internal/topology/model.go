@@ -15,6 +15,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // model is what Nodes and ZoneCosts say together: the part of a plan's inputs that
@@ -103,8 +104,10 @@ func newFrame(t *planner.Topology, c *cluster) *frame {
 // input of a plan, but for demand.
 type input struct {
 	*frame
-	weight []int64
-	params planner.Params
+	// weight of the endpoints of each zone: their number, unless they have weights of their
+	// own. count is their number.
+	weight, count []int64
+	params        planner.Params
 	// elsewhere is demand besides that of the Service here.
 	elsewhere elsewhere
 	// warning says what of the costs that are asked for does not hold.
@@ -113,27 +116,38 @@ type input struct {
 
 // inputOf a group.
 func (m *model) inputOf(params Params, g *group) (input, error) {
-	in, err := m.input(params, g.Endpoints)
+	in, err := m.input(params, g.Group)
 	in.elsewhere = g.elsewhere
 	return in, err
 }
 
-// input for endpoints, counted by zone. After an error, which means that there are more
-// zones than can be planned for, only the warning is set.
-func (m *model) input(params Params, endpoints map[locality.Zone]int64) (in input, err error) {
+// input for a group's endpoints. After an error, which means that there are more zones
+// than can be planned for, only the warning is set.
+func (m *model) input(params Params, g *trafficplan.Group) (in input, err error) {
 	m.mu.Lock()
-	in.frame, in.warning, err = m.atlas.frame(params.Costs, endpoints)
+	in.frame, in.warning, err = m.atlas.frame(params.Costs, g.Endpoints)
 	m.mu.Unlock()
 	if err != nil {
 		return in, err
 	}
-	in.params, in.weight = params.planner(), make([]int64, in.topology.Len())
-	for zone, n := range endpoints {
+	in.params, in.count = params.planner(), make([]int64, in.topology.Len())
+	for zone, n := range g.Endpoints {
 		at, _ := in.topology.Index(zone)
-		in.weight[at] = n
+		in.count[at] = n
+	}
+	in.weight = in.count
+	if g.Weights != nil {
+		in.weight = make([]int64, in.topology.Len())
+		for zone, w := range g.Weights {
+			at, _ := in.topology.Index(zone)
+			in.weight[at] = w
+		}
 	}
 	return in, nil
 }
+
+// weighted: endpoints have weights of their own.
+func (in *input) weighted() bool { return len(in.weight) > 0 && &in.weight[0] != &in.count[0] }
 
 func (in *input) problem(demand *estimated) planner.Problem {
 	return planner.Problem{Demand: demand.shares, Fixed: demand.fixed, Weight: in.weight, NoNodes: in.noNodes, Params: in.params}

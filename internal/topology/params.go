@@ -12,6 +12,7 @@ import (
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/hint"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Annotations of a Service that set its parameters. Anything else under the prefix
@@ -148,6 +149,11 @@ func (p *Params) set(name, value string) (problem string) {
 		return oneOf(&p.Hints, value, HintsSoft, HintsStrict, HintsNone)
 	case AnnotationFallback:
 		return oneOf(&p.Fallback, value, FallbackNone, FallbackZone)
+	case kind.AnnotationWarmUp: // no plan depends on it
+		if _, err := kind.ParseWarmUp(value); err != nil {
+			return err.Error()
+		}
+		return ""
 	}
 	return "is no parameter of topology routing"
 }

@@ -375,7 +375,7 @@ func sameCounts(was *plannerv1alpha1.PortGroup, g *trafficplan.Group) bool {
 		if z.Endpoints > 0 {
 			zones++
 		}
-		if g.Endpoints[locality.Zone(z.Name)] != z.Endpoints {
+		if g.Endpoints[locality.Zone(z.Name)] != z.Endpoints || g.Weights[locality.Zone(z.Name)] != z.Weight {
 			return false
 		}
 	}
@@ -399,7 +399,10 @@ func (s *solution) group(g *trafficplan.Group, in *input) *plannerv1alpha1.PortG
 	}
 	for from := range t.Len() {
 		z := &out.Zones[from]
-		z.Name, z.Endpoints, z.Demand = string(t.Zone(from).Name), in.weight[from], s.problem.Demand[from]
+		z.Name, z.Endpoints, z.Demand = string(t.Zone(from).Name), in.count[from], s.problem.Demand[from]
+		if g.Weights != nil {
+			z.Weight = in.weight[from]
+		}
 		if s.problem.Fixed != nil {
 			z.Fixed = s.problem.Fixed[from]
 		}

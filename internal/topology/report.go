@@ -189,7 +189,13 @@ func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p Pl
 		p.Now, p.Gap, _ = compare(u.plan, &u.in, u.best.demand, u.best.plan)
 		p.Reason, p.Age = string(u.plan.Reason), c.clock.Since(u.plan.Published.Time).Seconds()
 	}
-	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.topology, u.in.weight))
+	p.Plan = explain.Of(made.plan, &made.problem, compared(u.in.cluster.ratios, u.in.topology, u.in.count))
+	if u.in.weighted() { // what is missing is in units of weight
+		for i := range p.Plan.Zones {
+			missing := &p.Plan.Zones[i].EndpointsMissing
+			*missing = (*missing + int64(trafficplan.DefaultWeight) - 1) / int64(trafficplan.DefaultWeight)
+		}
+	}
 	if planned {
 		asPublished(p.Plan, u.plan)
 	}
@@ -239,9 +245,9 @@ func asPublished(e *explain.Explanation, plan *plannerv1alpha1.PortGroup) {
 
 // compared is what the comparison with Kubernetes' heuristic needs; nil where other sites
 // are part of the plan, of which the heuristic knows nothing.
-func compared(ratios auto.Ratios, t *planner.Topology, weight []int64) *explain.Cluster {
+func compared(ratios auto.Ratios, t *planner.Topology, count []int64) *explain.Cluster {
 	k := &explain.Cluster{Ratios: ratios, NoZone: noZone}
-	for zone, n := range weight {
+	for zone, n := range count {
 		if isSite(t.Zone(zone).Name) {
 			return nil
 		}

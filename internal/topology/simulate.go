@@ -18,6 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
 	"github.com/proxima-mesh/proxima/internal/planner/explain"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // Change is a situation to ask about.
@@ -268,7 +269,11 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 		if e.Add > maxAdd {
 			return s, false, &planner.FieldError{Field: "endpoints", Reason: fmt.Sprintf("%+d, at most +%d", e.Add, maxAdd)}
 		}
-		if p, err = explain.AddEndpoints(p, at, e.Add); err != nil {
+		add := e.Add
+		if u.in.weighted() {
+			add *= int64(trafficplan.DefaultWeight)
+		}
+		if p, err = explain.AddEndpoints(p, at, add); err != nil {
 			return s, false, err
 		}
 		changed, stays = true, false

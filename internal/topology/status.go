@@ -452,7 +452,7 @@ func warnings(m *model, parts []*plannerv1alpha1.TrafficPlan) []string {
 					counts[locality.Zone(z.Name)] = z.Endpoints
 				}
 			}
-			in, _ := m.input(Params{Costs: part.Spec.Parameters.Costs}, counts)
+			in, _ := m.input(Params{Costs: part.Spec.Parameters.Costs}, &trafficplan.Group{Endpoints: counts})
 			warn(in.warning)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/view/wire"
@@ -30,7 +31,7 @@ import (
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/7"
+const format = "proxima.node.v1/8"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -47,6 +48,12 @@ type BuilderConfig struct {
 	// the slice as it is. When the result changes though the slice does not, the Service
 	// has to be in the replanned argument of Apply. A nil func: there are no plans.
 	Weights func(zone locality.Zone, slice *discoveryv1.EndpointSlice) []uint32
+	// Own returns the weights of a slice's endpoints where there is no plan, ReadySince when
+	// they became ready, in seconds since 1970: one for each, in their order; nil: there are
+	// none. When a result changes though the slice does not, the Service has to be in the
+	// replanned argument of Apply. Nil funcs: there are none at all.
+	Own        func(slice *discoveryv1.EndpointSlice) []uint32
+	ReadySince func(slice *discoveryv1.EndpointSlice) []int64
 	// Split returns the part of the plan of a zone for a port of a Service that concerns other
 	// sites; nil: there is none. When the result changes, the Service has to be in the
 	// replanned argument of Apply. A nil func: there are no plans.
@@ -193,6 +200,7 @@ func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []
 	}
 	for service := range replanned {
 		for s := range b.slicesOf[wire.ResourceName(service.Namespace, service.Name)] {
+			b.encodeEntry(s, b.slices[s])
 			slice(s)
 		}
 		out = append(out, change{wire.RemoteType, wire.ResourceName(service.Namespace, service.Name)})
@@ -274,6 +282,7 @@ func (b *Builder) encodeEntry(key string, entry *sliceEntry) {
 		entry.name, err = wire.EncodeNameSlice(kube.NameSliceOf(entry.object, b.machineOf))
 	} else if s, ok := kube.SliceOf(entry.object); ok {
 		kube.SetMachines(s, entry.object, b.machineOf)
+		b.setWeights(s, entry.object, false)
 		entry.body, err = wire.EncodeSlice(s)
 	}
 	if err != nil {
@@ -331,7 +340,21 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 func (b *Builder) encodePlanned(zone locality.Zone, object *discoveryv1.EndpointSlice, weights []uint32) ([]byte, error) {
 	s, _ := kube.PlannedSliceOf(zone, object, weights)
 	kube.SetMachines(s, object, b.machineOf)
+	b.setWeights(s, object, true)
 	return wire.EncodeSlice(s)
+}
+
+// setWeights sets what endpoints have of their own. The weights of a plan contain theirs.
+func (b *Builder) setWeights(s *proxy.Slice, object *discoveryv1.EndpointSlice, planned bool) {
+	var weights []uint32
+	var since []int64
+	if b.config.Own != nil && !planned {
+		weights = b.config.Own(object)
+	}
+	if b.config.ReadySince != nil {
+		since = b.config.ReadySince(object)
+	}
+	kube.SetWeights(s, object, weights, since)
 }
 
 // writeAll brings the views of all zones to the stored state: changes of it, or all.

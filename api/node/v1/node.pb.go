@@ -226,8 +226,11 @@ type Service struct {
 	AffinitySeconds     uint32 `protobuf:"varint,10,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
 	HealthCheckNodePort uint32 `protobuf:"varint,11,opt,name=health_check_node_port,json=healthCheckNodePort,proto3" json:"health_check_node_port,omitempty"`
 	Scope               *Scope `protobuf:"bytes,12,opt,name=scope,proto3" json:"scope,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// For how long the weight of an endpoint that became ready rises, in milliseconds; 0: it
+	// has the full one at once.
+	WarmUpMillis  uint32 `protobuf:"varint,13,opt,name=warm_up_millis,json=warmUpMillis,proto3" json:"warm_up_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -342,6 +345,13 @@ func (x *Service) GetScope() *Scope {
 		return x.Scope
 	}
 	return nil
+}
+
+func (x *Service) GetWarmUpMillis() uint32 {
+	if x != nil {
+		return x.WarmUpMillis
+	}
+	return 0
 }
 
 // Which workloads use a Service: its names and its cluster addresses. Missing: those of all
@@ -607,12 +617,16 @@ type Endpoint struct {
 	Terminating bool     `protobuf:"varint,6,opt,name=terminating,proto3" json:"terminating,omitempty"`
 	HintZones   []uint32 `protobuf:"varint,7,rep,packed,name=hint_zones,json=hintZones,proto3" json:"hint_zones,omitempty"`
 	HintNodes   []uint32 `protobuf:"varint,8,rep,packed,name=hint_nodes,json=hintNodes,proto3" json:"hint_nodes,omitempty"`
-	// The share planned for the zone this view is made for; 0: no plan.
+	// The share, relative to the other endpoints of the Service: what is planned for the zone
+	// this view is made for or, without a plan, the endpoint's own weight. 0: as 1.
 	Weight uint32 `protobuf:"varint,9,opt,name=weight,proto3" json:"weight,omitempty"`
 	// The machine that a loopback address is on; 0: not known, or another address.
-	Machine       uint32 `protobuf:"varint,10,opt,name=machine,proto3" json:"machine,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Machine uint32 `protobuf:"varint,10,opt,name=machine,proto3" json:"machine,omitempty"`
+	// When the endpoint became ready, in seconds since 1970, if its Service warms endpoints
+	// up; 0: it does not, or it is not known.
+	ReadyUnixSeconds int32 `protobuf:"fixed32,11,opt,name=ready_unix_seconds,json=readyUnixSeconds,proto3" json:"ready_unix_seconds,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
@@ -711,6 +725,13 @@ func (x *Endpoint) GetWeight() uint32 {
 func (x *Endpoint) GetMachine() uint32 {
 	if x != nil {
 		return x.Machine
+	}
+	return 0
+}
+
+func (x *Endpoint) GetReadyUnixSeconds() int32 {
+	if x != nil {
+		return x.ReadyUnixSeconds
 	}
 	return 0
 }
@@ -2301,7 +2322,7 @@ const file_node_proto_rawDesc = "" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\rR\bnodePort\x12!\n" +
-	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\"\xf9\x03\n" +
+	"\fapp_protocol\x18\x05 \x01(\tR\vappProtocol\"\x9f\x04\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -2316,7 +2337,8 @@ const file_node_proto_rawDesc = "" +
 	"\x10affinity_seconds\x18\n" +
 	" \x01(\rR\x0faffinitySeconds\x123\n" +
 	"\x16health_check_node_port\x18\v \x01(\rR\x13healthCheckNodePort\x12,\n" +
-	"\x05scope\x18\f \x01(\v2\x16.proxima.node.v1.ScopeR\x05scope\"7\n" +
+	"\x05scope\x18\f \x01(\v2\x16.proxima.node.v1.ScopeR\x05scope\x12$\n" +
+	"\x0ewarm_up_millis\x18\r \x01(\rR\fwarmUpMillis\"7\n" +
 	"\x05Scope\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1a\n" +
 	"\bexported\x18\x02 \x03(\tR\bexported\"2\n" +
@@ -2332,7 +2354,7 @@ const file_node_proto_rawDesc = "" +
 	"\tSlicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2\x19.proxima.node.v1.ProtocolR\bprotocol\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\x9c\x02\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\xca\x02\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -2347,7 +2369,8 @@ const file_node_proto_rawDesc = "" +
 	"hint_nodes\x18\b \x03(\rR\thintNodes\x12\x16\n" +
 	"\x06weight\x18\t \x01(\rR\x06weight\x12\x18\n" +
 	"\amachine\x18\n" +
-	" \x01(\rR\amachine\"\x8a\x02\n" +
+	" \x01(\rR\amachine\x12,\n" +
+	"\x12ready_unix_seconds\x18\v \x01(\x0fR\x10readyUnixSeconds\"\x8a\x02\n" +
 	"\rEndpointSlice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

@@ -187,6 +187,9 @@ type SourceZone struct {
 	// Endpoints of the zone that were ready when the plan was made.
 	// +optional
 	Endpoints int64 `json:"endpoints,omitempty"`
+	// Weight is the sum of their weights; 0: each endpoint of the group has the default one.
+	// +optional
+	Weight int64 `json:"weight,omitempty"`
 	// Demand is the share of all connections that start here, which the plan was made for.
 	// +optional
 	Demand float64 `json:"demand,omitempty"`

@@ -5377,6 +5377,13 @@ func schema_proxima_api_planner_v1alpha1_SourceZone(ref common.ReferenceCallback
 							Format:      "int64",
 						},
 					},
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Weight is the sum of their weights; 0: each endpoint of the group has the default one.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
 					"demand": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Demand is the share of all connections that start here, which the plan was made for.",

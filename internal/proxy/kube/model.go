@@ -16,6 +16,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // labelProxyName assigns a Service to another proxy
@@ -45,6 +46,7 @@ func ServiceOf(s *corev1.Service) (service *proxy.Service, ok bool) {
 	if len(out.ClusterIPs) == 0 {
 		return nil, false // no address yet
 	}
+	out.WarmUp = kind.WarmUpOf(s)
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		out.LoadBalancerIPs = loadBalancerIPs(s.Status.LoadBalancer.Ingress)
 		out.SourceRanges = proxy.ParseSourceRanges(s.Spec.LoadBalancerSourceRanges)

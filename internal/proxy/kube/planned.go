@@ -42,3 +42,25 @@ func PlannedSliceOf(zone locality.Zone, object *discoveryv1.EndpointSlice, weigh
 	}
 	return s, true
 }
+
+// SetWeights sets what the endpoints of a slice that SliceOf or PlannedSliceOf made from
+// object have of their own, in the order of object's endpoints: their weights, if there is
+// no plan, and when they became ready, in seconds since 1970. Either may be nil.
+func SetWeights(s *proxy.Slice, object *discoveryv1.EndpointSlice, weights []uint32, readySince []int64) {
+	if weights == nil && readySince == nil {
+		return
+	}
+	next := 0
+	for i := range object.Endpoints {
+		if _, ok := endpointOf(&object.Endpoints[i]); !ok {
+			continue
+		}
+		if i < len(weights) {
+			s.Endpoints[next].Weight = weights[i]
+		}
+		if i < len(readySince) && readySince[i] > 0 && s.Endpoints[next].Ready {
+			s.SetReadySince(next, readySince[i], len(s.Endpoints))
+		}
+		next++
+	}
+}

@@ -31,6 +31,7 @@ func validateService(s, old *corev1.Service) field.ErrorList {
 		errs = append(errs, checkHealthCheckPortUpdate(s, old)...)
 	}
 	errs = append(errs, checkTopologyAnnotations(s)...)
+	errs = append(errs, checkWarmUp(s)...)
 	errs = append(errs, checkServiceType(s)...)
 	errs = append(errs, checkServicePorts(s, old)...)
 	path := field.NewPath("spec")

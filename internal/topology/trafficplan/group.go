@@ -7,6 +7,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
 )
 
@@ -38,11 +39,13 @@ type Group struct {
 	Ports []string
 	// Endpoints counts them by zone; plannerv1alpha1.NoZone for those that have none.
 	Endpoints map[locality.Zone]int64
+	// Weights are the sums of their weights by zone; nil: all are DefaultWeight.
+	Weights map[locality.Zone]int64
 	// Zones of the endpoints by address.
 	Zones map[string]locality.Zone
 }
 
-func (g *Group) add(e *discoveryv1.Endpoint) {
+func (g *Group) add(e *discoveryv1.Endpoint, weight uint32) {
 	if len(e.Addresses) == 0 || !Ready(e) {
 		return
 	}
@@ -52,6 +55,16 @@ func (g *Group) add(e *discoveryv1.Endpoint) {
 	zone := ZoneOf(e)
 	g.Zones[e.Addresses[0]] = zone
 	g.Endpoints[zone]++
+	if g.Weights == nil && weight != DefaultWeight {
+		g.Weights = map[locality.Zone]int64{}
+		for zone, n := range g.Endpoints {
+			g.Weights[zone] = n * int64(DefaultWeight)
+		}
+		g.Weights[zone] -= int64(DefaultWeight)
+	}
+	if g.Weights != nil {
+		g.Weights[zone] += int64(weight)
+	}
 }
 
 // Len is the number of endpoints.
@@ -73,10 +86,22 @@ type Part struct {
 	Family    discoveryv1.AddressType
 	Ports     []discoveryv1.EndpointPort
 	Endpoints []discoveryv1.Endpoint
+	// Weights of the endpoints; nil: DefaultWeight each.
+	Weights []uint32
 }
 
-// PartOf a slice. It shares the slice's lists.
-func PartOf(s *discoveryv1.EndpointSlice) Part { return Part{s.AddressType, s.Ports, s.Endpoints} }
+func (p *Part) weight(i int) uint32 {
+	if p.Weights == nil {
+		return DefaultWeight
+	}
+	return p.Weights[i]
+}
+
+// PartOf a slice, with the weights that its endpoints have in a snapshot. It shares the
+// slice's lists.
+func PartOf(snapshot *catalog.Snapshot, s *discoveryv1.EndpointSlice) Part {
+	return Part{s.AddressType, s.Ports, s.Endpoints, OwnWeights(snapshot, s)}
+}
 
 // Groups joins the slices of a Service that have a port in common, directly or through
 // others. Slices without ports, and those of other families than IP, are in none. The
@@ -92,7 +117,7 @@ func Groups(parts []Part) []*Group {
 			into = join(byFirst, into, familyPort{p.Family, PortName(port)})
 		}
 		if into != nil {
-			into.parts = append(into.parts, p.Endpoints)
+			into.parts = append(into.parts, p)
 		}
 	}
 	var out []*Group
@@ -115,7 +140,7 @@ type familyPort struct {
 // joined is a group under construction.
 type joined struct {
 	ports []familyPort
-	parts [][]discoveryv1.Endpoint
+	parts []Part
 }
 
 // join adds a port to a group, with all that it was joined with before.
@@ -146,9 +171,9 @@ func (j *joined) group() *Group {
 	}
 	slices.Sort(g.Ports)
 	g.Name = Name{j.ports[0].family, strings.Join(g.Ports, ",")}
-	for _, endpoints := range j.parts {
-		for i := range endpoints {
-			g.add(&endpoints[i])
+	for _, p := range j.parts {
+		for i := range p.Endpoints {
+			g.add(&p.Endpoints[i], p.weight(i))
 		}
 	}
 	return g

@@ -1,6 +1,7 @@
 package trafficplan
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -18,11 +19,18 @@ import (
 // largest one of the zone.
 const maxWeight = 4096
 
-// Plan is the plan of a Service together with the endpoints that the Service has now.
-// It is immutable. A nil Plan has no weights.
+// Plan is the plan of a Service, if there is one, together with the endpoints that the
+// Service has now and their own weights. It is immutable. A nil Plan has no weights.
 type Plan struct {
 	groups []group
+	// own weights of ready endpoints by address, where one of the Service's is not
+	// DefaultWeight: those that are not. Nil: all are.
+	own map[string]uint32
 }
+
+// maxOwnWeight of an endpoint in a view where endpoints have weights of their own, which
+// range over three orders of magnitude besides the shares of zones.
+const maxOwnWeight = 1 << 16
 
 // group is a group of the plan that has weights.
 type group struct {
@@ -31,37 +39,48 @@ type group struct {
 	// or, where endpoints have weights of their own, those that serve that zone. Others are
 	// not counted, as they get nothing.
 	endpoints []int64
+	// weights are the sums of the own weights of those endpoints, and highest the highest of
+	// them, by zone.
+	weights []int64
+	highest []uint32
 }
 
-// Of reads the plan of a Service from a snapshot; nil: it has none.
+// Of reads the plan of a Service, and the weights of its endpoints, from a snapshot; nil: it
+// has no plan, and all its endpoints are alike.
 func Of(snapshot *catalog.Snapshot, service resource.Key) *Plan {
-	var p *Plan
+	return of(snapshot, service, func(slice *discoveryv1.EndpointSlice) []uint32 { return OwnWeights(snapshot, slice) })
+}
+
+func of(snapshot *catalog.Snapshot, service resource.Key, ownWeights func(*discoveryv1.EndpointSlice) []uint32) *Plan {
+	p := &Plan{}
+	planned := false
 	for _, object := range snapshot.PlansOf(service) {
-		if p == nil {
-			p = &Plan{}
-		}
+		planned = true
 		for i := range object.Spec.Groups {
 			if g := &object.Spec.Groups[i]; g.Outcome.Weighs() {
-				p.groups = append(p.groups, group{g, make([]int64, len(g.Zones))})
+				n := len(g.Zones)
+				p.groups = append(p.groups, group{g, make([]int64, n), make([]int64, n), make([]uint32, n)})
 			}
 		}
 	}
-	if p != nil {
-		p.count(snapshot, service)
+	p.count(snapshot, service, ownWeights)
+	if !planned && p.own == nil {
+		return nil
 	}
 	return p
 }
 
 // count the endpoints of each group by zone, each address once.
-func (p *Plan) count(snapshot *catalog.Snapshot, service resource.Key) {
+func (p *Plan) count(snapshot *catalog.Snapshot, service resource.Key, ownWeights func(*discoveryv1.EndpointSlice) []uint32) {
 	type counted struct {
 		group   *group
 		address string
 	}
 	seen := map[counted]struct{}{}
 	for _, slice := range snapshot.SlicesOf(service) {
+		own := ownWeights(slice)
 		g := p.groupOf(slice)
-		if g == nil {
+		if g == nil && own == nil {
 			continue
 		}
 		for i := range slice.Endpoints {
@@ -69,25 +88,65 @@ func (p *Plan) count(snapshot *catalog.Snapshot, service resource.Key) {
 			if !Ready(e) || len(e.Addresses) == 0 {
 				continue
 			}
+			weight := DefaultWeight
+			if own != nil {
+				weight = own[i]
+			}
+			if weight != DefaultWeight {
+				if p.own == nil {
+					p.own = map[string]uint32{}
+				}
+				p.own[e.Addresses[0]] = weight
+			}
+			if g == nil {
+				continue
+			}
 			if _, twice := seen[counted{g, e.Addresses[0]}]; twice {
 				continue
 			}
 			seen[counted{g, e.Addresses[0]}] = struct{}{}
-			g.add(e)
+			g.add(e, weight)
 		}
 	}
 }
 
-func (g *group) add(e *discoveryv1.Endpoint) {
+func (g *group) add(e *discoveryv1.Endpoint, weight uint32) {
+	count := func(at int) {
+		g.endpoints[at]++
+		g.weights[at] += int64(weight)
+		g.highest[at] = max(g.highest[at], weight)
+	}
 	if g.plan.Endpoints != nil {
 		for at, w := range g.weightsOf(e) {
 			if w > 0 {
-				g.endpoints[at]++
+				count(at)
 			}
 		}
 	} else if at, ok := zoneIndex(g.plan, ZoneOf(e)); ok {
-		g.endpoints[at]++
+		count(at)
 	}
+}
+
+// Own weights of a slice's endpoints, one for each, relative to all slices of the Service;
+// nil: all endpoints of the Service are alike.
+func (p *Plan) Own(slice *discoveryv1.EndpointSlice) []uint32 {
+	if p == nil || p.own == nil {
+		return nil
+	}
+	weights := make([]uint32, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		weights[i] = p.ownOf(&slice.Endpoints[i])
+	}
+	return weights
+}
+
+func (p *Plan) ownOf(e *discoveryv1.Endpoint) uint32 {
+	if len(e.Addresses) > 0 {
+		if w, ok := p.own[e.Addresses[0]]; ok {
+			return w
+		}
+	}
+	return DefaultWeight
 }
 
 // weightsOf an endpoint by zone; nil: the plan does not list it.
@@ -106,8 +165,8 @@ func (p *Plan) same(other *Plan) bool {
 	if p == nil || other == nil {
 		return p == other
 	}
-	return slices.EqualFunc(p.groups, other.groups, func(a, b group) bool {
-		return a.plan == b.plan && slices.Equal(a.endpoints, b.endpoints)
+	return maps.Equal(p.own, other.own) && slices.EqualFunc(p.groups, other.groups, func(a, b group) bool {
+		return a.plan == b.plan && slices.Equal(a.endpoints, b.endpoints) && slices.Equal(a.weights, b.weights)
 	})
 }
 
@@ -145,10 +204,35 @@ func (p *Plan) Weights(zone locality.Zone, slice *discoveryv1.EndpointSlice) []u
 	if !ok {
 		return nil
 	}
-	if g.plan.Endpoints != nil {
-		return g.byAddress(from, slice)
+	switch {
+	case g.plan.Endpoints != nil:
+		return p.byAddress(g, from, slice)
+	case p.own != nil:
+		return p.byWeight(g, from, slice)
 	}
 	return g.byZone(from, slice)
+}
+
+// byWeight divides the share of each zone among its endpoints by their own weights.
+func (p *Plan) byWeight(g *group, from int, slice *discoveryv1.EndpointSlice) []uint32 {
+	each, highest := make([]float64, len(g.plan.Zones)), 0.0
+	for _, share := range g.plan.Zones[from].To {
+		if to, ok := zoneIndex(g.plan, locality.Zone(share.Zone)); ok && g.weights[to] > 0 {
+			each[to] = share.Share / float64(g.weights[to])
+			highest = max(highest, each[to]*float64(g.highest[to]))
+		}
+	}
+	if highest == 0 {
+		return nil
+	}
+	weights := make([]uint32, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		if to, ok := zoneIndex(g.plan, ZoneOf(e)); ok && Ready(e) && each[to] > 0 {
+			weights[i] = uint32(max(1, math.Round(each[to]*float64(p.ownOf(e))/highest*maxOwnWeight)))
+		}
+	}
+	return weights
 }
 
 // byZone divides the share of each zone among its endpoints. Zones that have a share and
@@ -174,8 +258,9 @@ func (g *group) byZone(from int, slice *discoveryv1.EndpointSlice) []uint32 {
 	return weights
 }
 
-// byAddress looks weights up. An endpoint that the plan does not list yet gets nothing.
-func (g *group) byAddress(from int, slice *discoveryv1.EndpointSlice) []uint32 {
+// byAddress looks weights up, and multiplies them by the endpoints' own. An endpoint that
+// the plan does not list yet gets nothing.
+func (p *Plan) byAddress(g *group, from int, slice *discoveryv1.EndpointSlice) []uint32 {
 	if g.endpoints[from] == 0 {
 		return nil
 	}
@@ -187,6 +272,9 @@ func (g *group) byAddress(from int, slice *discoveryv1.EndpointSlice) []uint32 {
 		}
 		if list := g.weightsOf(e); list != nil {
 			weights[i] = list[from]
+			if p.own != nil {
+				weights[i] *= p.ownOf(e)
+			}
 		}
 	}
 	return weights

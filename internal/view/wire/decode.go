@@ -26,6 +26,9 @@ var protocols = map[nodev1.Protocol]proxy.Protocol{
 // maxAffinity is the API's limit, a day.
 const maxAffinity = 86400
 
+// maxWarmUpMillis is the API's limit, an hour.
+const maxWarmUpMillis = 3600_000
+
 var errNoVirtualIP = errors.New("no cluster address")
 
 // DecodeService reads a Service from the body of the resource of that name.
@@ -41,6 +44,7 @@ func DecodeService(name string, body []byte) (*proxy.Service, error) {
 		Name:          proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetName()},
 		InternalLocal: m.GetInternalLocal(), ExternalLocal: m.GetExternalLocal(),
 		AffinityTimeout: time.Duration(min(m.GetAffinitySeconds(), maxAffinity)) * time.Second,
+		WarmUp:          time.Duration(min(m.GetWarmUpMillis(), maxWarmUpMillis)) * time.Millisecond,
 	}
 	var err error
 	if s.Scope, err = decodeScope(m.GetScope()); err != nil {
@@ -128,6 +132,9 @@ func DecodeSlice(name string, body []byte) (*proxy.Slice, error) {
 			return nil, fmt.Errorf("endpoint %d: machine: %w", i, err)
 		}
 		s.SetMachine(i, machine, len(m.GetEndpoints()))
+		if since := e.GetReadyUnixSeconds(); since > 0 {
+			s.SetReadySince(i, int64(since), len(m.GetEndpoints()))
+		}
 	}
 	return s, nil
 }

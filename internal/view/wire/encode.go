@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 
@@ -36,6 +37,7 @@ func EncodeService(s *proxy.Service) ([]byte, error) {
 		AffinitySeconds:     uint32(s.AffinityTimeout / time.Second),
 		HealthCheckNodePort: uint32(s.HealthCheckNodePort),
 		Scope:               encodeScope(s.Scope),
+		WarmUpMillis:        uint32(s.WarmUp / time.Millisecond),
 	}
 	for _, p := range s.SourceRanges {
 		m.SourceRanges = append(m.SourceRanges, &nodev1.Prefix{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits())})
@@ -97,6 +99,9 @@ func EncodeSlice(s *proxy.Slice) ([]byte, error) {
 			Weight:      e.Weight,
 			Machine:     names.of(s.Machine(i)),
 		}
+		if i < len(s.ReadySince) {
+			endpoint.ReadyUnixSeconds = seconds32(s.ReadySince[i])
+		}
 		if e.Hints != nil {
 			endpoint.HintZones, endpoint.HintNodes = indexesOf(&names, e.Hints.Zones), indexesOf(&names, e.Hints.Nodes)
 		}
@@ -108,6 +113,14 @@ func EncodeSlice(s *proxy.Slice) ([]byte, error) {
 		return nil, fmt.Errorf("marshal endpoint slice %s/%s: %w", s.Name.Namespace, s.Name.Name, err)
 	}
 	return b, nil
+}
+
+// seconds32 is a time that fits the field; 0: it does not.
+func seconds32(unix int64) int32 {
+	if unix < 0 || unix > math.MaxInt32 {
+		return 0
+	}
+	return int32(unix)
 }
 
 // nameTable numbers names from 1 in the order of their first use; 0 is none.
