@@ -41,6 +41,9 @@ type runFlags struct {
 	addresses       []string
 	node            string
 	readyHTTP       string
+	weight          int32
+	hostname        string
+	subdomain       string
 	envServices     bool
 	drain           time.Duration
 	lease           time.Duration
@@ -78,7 +81,11 @@ that has no kubeconfig.`,
 			"  proxima run --server cp.example:6443 --token-file web.token --name web-2 --labels app=web --port http:8080 -- ./server",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.run(cmd.Context(), r, args)
+			dp, err := r.dataplane(cmd.Flags().Changed("weight"))
+			if err != nil {
+				return err
+			}
+			return s.run(cmd.Context(), r, dp, args)
 		},
 	}
 	f := cmd.Flags()
@@ -91,18 +98,17 @@ that has no kubeconfig.`,
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case; without a kubeconfig: the agent's node)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "pass the Services of its namespace to the command in environment variables, as Kubernetes does")
+	f.Int32Var(&r.weight, "weight", v1alpha1.DefaultWeight, "share of new connections relative to other workloads of its Services, 0 (none) to 1000")
+	f.StringVar(&r.hostname, "hostname", "", "hostname of the workload; with --subdomain it resolves as HOSTNAME.SUBDOMAIN.NAMESPACE.svc and the cluster domain")
+	f.StringVar(&r.subdomain, "subdomain", "", "headless Service, in its namespace, below which --hostname resolves")
 	r.credential.add(f)
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections have to end after the command gets a signal to stop")
 	addLeaseFlag(f, &r.lease)
 	return cmd
 }
 
-func (s *settings) run(ctx context.Context, r runFlags, command []string) error {
+func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, command []string) error {
 	if err := checkLease(r.lease); err != nil {
-		return err
-	}
-	dp, err := r.dataplane()
-	if err != nil {
 		return err
 	}
 	way, err := s.wayToRegister(ctx, r, dp)
@@ -204,8 +210,8 @@ func (s *settings) wayToRegister(ctx context.Context, r runFlags, dp *v1alpha1.D
 	return registerWay{cfg: cfg, api: status.API, agent: true}, nil
 }
 
-// dataplane is the object that the flags describe.
-func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
+// dataplane is the object that the flags describe. weighted: a weight was given.
+func (r runFlags) dataplane(weighted bool) (*v1alpha1.Dataplane, error) {
 	if r.name == "" {
 		return nil, usagef("--name is needed: what should the workload be called?")
 	}
@@ -216,11 +222,23 @@ func (r runFlags) dataplane() (*v1alpha1.Dataplane, error) {
 	if r.drain < 0 {
 		return nil, usagef("--drain %s: must not be negative", r.drain)
 	}
+	if r.weight < 0 || r.weight > v1alpha1.MaxWeight {
+		return nil, usagef("--weight %d: must be between 0 and %d; %d is the weight of a workload that names none", r.weight, v1alpha1.MaxWeight, v1alpha1.DefaultWeight)
+	}
+	switch {
+	case r.hostname == "" && r.subdomain != "":
+		return nil, usagef("--subdomain %s needs a --hostname, which resolves below it", r.subdomain)
+	case r.hostname != "" && r.subdomain == "":
+		return nil, usagef("--hostname %s needs a --subdomain: the headless Service below which it resolves", r.hostname)
+	}
 	drain := int32(r.drain.Round(time.Second) / time.Second)
 	dp := &v1alpha1.Dataplane{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "mesh.proxima.dev/v1alpha1", Kind: "Dataplane"},
 		ObjectMeta: metav1.ObjectMeta{Name: r.name, Namespace: r.namespace, Labels: set},
-		Spec:       v1alpha1.DataplaneSpec{NodeName: nodeName(r.node), DrainSeconds: &drain},
+		Spec:       v1alpha1.DataplaneSpec{NodeName: nodeName(r.node), DrainSeconds: &drain, Hostname: r.hostname, Subdomain: r.subdomain},
+	}
+	if weighted {
+		dp.Spec.Weight = &r.weight
 	}
 	if dp.Spec.Addresses, err = parseAddresses(r.addresses); err != nil {
 		return nil, err

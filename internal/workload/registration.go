@@ -225,7 +225,15 @@ func (r *registration) register(ctx context.Context) error {
 	}
 	have = have.DeepCopy()
 	have.Labels = want.Labels
-	have.Spec = *want.Spec.DeepCopy()
+	spec := want.Spec.DeepCopy()
+	// What an operator set on the workload outlives a restart of its command.
+	if spec.Enabled == nil {
+		spec.Enabled = have.Spec.Enabled
+	}
+	if spec.Weight == nil {
+		spec.Weight = have.Spec.Weight
+	}
+	have.Spec = *spec
 	if out, err = r.cfg.Client.Update(ctx, kind.Dataplane, have); err != nil {
 		return err
 	}

@@ -60,6 +60,10 @@ func ofDataplane(d *mesh.Dataplane) workload {
 	switch {
 	case d.DeletionTimestamp != nil:
 		w.why = "it is draining"
+	case d.Spec.Enabled != nil && !*d.Spec.Enabled:
+		w.why = "it is disabled (spec.enabled is false): it keeps its connections, and gets new ones only if no endpoint is ready"
+	case d.Spec.Weight != nil && *d.Spec.Weight == 0:
+		w.why = "its weight is 0: it keeps its connections, and gets no new ones"
 	case ready == nil:
 		w.why = "it has not been reported ready yet"
 	case ready.Status != metav1.ConditionTrue:

@@ -131,6 +131,7 @@ func dataplaneColumns() []metav1.TableColumnDefinition {
 		column("Ready", "Whether the workload takes new connections."),
 		column("Addresses", "The addresses at which the workload is reached."),
 		column("Ports", "The ports that the workload listens on."),
+		column("Weight", "The workload's share of new connections, relative to other endpoints of its Services."),
 		ageColumn(),
 		wide("Mesh", "The mesh that the workload names; empty: that of its namespace."),
 		wide("Zone", "The zone that the workload names; empty: that of its node."),
@@ -147,14 +148,25 @@ func dataplaneCells(d *mesh.Dataplane) []any {
 		ports.add(fmt.Sprintf("%d/%s", p.Port, orElse(p.Protocol, mesh.ProtocolTCP)))
 	}
 	return []any{
-		d.Name, orElse(d.Spec.NodeName, none), dataplaneReady(d), addresses.string(none), ports.string(none), age(d),
+		d.Name, orElse(d.Spec.NodeName, none), dataplaneReady(d), addresses.string(none), ports.string(none), dataplaneWeight(d), age(d),
 		orElse(d.Spec.Mesh, none), orElse(d.Labels[corev1.LabelTopologyZone], none), leaseCell(d.Status.Lease),
 	}
 }
 
+func dataplaneWeight(d *mesh.Dataplane) string {
+	if d.Spec.Weight == nil {
+		return fmt.Sprint(mesh.DefaultWeight)
+	}
+	return fmt.Sprint(*d.Spec.Weight)
+}
+
+// dataplaneReady says "Disabled" of a workload in maintenance: it serves, and is used last.
 func dataplaneReady(d *mesh.Dataplane) string {
-	if d.DeletionTimestamp != nil {
+	switch {
+	case d.DeletionTimestamp != nil:
 		return "Terminating"
+	case d.Spec.Enabled != nil && !*d.Spec.Enabled:
+		return "Disabled"
 	}
 	if c := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneReady); c != nil {
 		return string(c.Status)
