@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -97,13 +100,23 @@ func explainService(c Config, q url.Values) (any, error) {
 	}
 	var slices []*proxy.Slice
 	plan, planned := trafficplan.Of(snapshot, key), false
+	own := map[netip.Addr]uint32{}
 	for _, object := range snapshot.SlicesOf(key) {
+		weights := plan.Own(object)
+		for i, w := range weights {
+			for _, text := range object.Endpoints[i].Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil {
+					own[addr.Unmap()] = w
+				}
+			}
+		}
 		slice, ok := kube.SliceOf(object)
-		if weights := plan.Weights(from.Zone, object); weights != nil {
-			slice, ok = kube.PlannedSliceOf(from.Zone, object, weights)
-			planned = true
+		if shares := plan.Weights(from.Zone, object); shares != nil {
+			slice, ok = kube.PlannedSliceOf(from.Zone, object, shares)
+			planned, weights = true, nil // they are part of the shares
 		}
 		if ok {
+			kube.SetWeights(slice, object, weights, readySince(snapshot, object, svc))
 			kube.SetMachines(slice, object, view.MachinesOf(snapshot))
 			slices = append(slices, slice)
 		}
@@ -115,7 +128,10 @@ func explainService(c Config, q url.Values) (any, error) {
 	if remote != nil {
 		remote = remote.WithSplits(func(port string) *sites.Split { return plan.Split(from.Zone, port) })
 	}
-	e := diag.ExplainService(svc, slices, from, remote)
+	now := time.Now()
+	warmed, _ := choose.Warm(svc, slices, now)
+	e := diag.ExplainService(svc, warmed, from, remote)
+	e.Weigh(svc, slices, own, now)
 	e.Drains(func(name string) string {
 		node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
 		if d := kind.DrainOf(node); d.Taint != nil {
@@ -169,6 +185,14 @@ func explainMesh(e *diag.Service, s *catalog.Snapshot, service *corev1.Service) 
 		}
 	}
 	slices.Sort(e.Refused)
+}
+
+// readySince is when endpoints became ready, if the Service warms them up.
+func readySince(s *catalog.Snapshot, object *discoveryv1.EndpointSlice, svc *proxy.Service) []int64 {
+	if svc.WarmUp == 0 {
+		return nil
+	}
+	return trafficplan.ReadySince(s, object)
 }
 
 // machineOf a node, or of a zone whose nodes are all on one machine.

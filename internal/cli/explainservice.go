@@ -246,7 +246,7 @@ func printExplanation(out io.Writer, e *diag.Service) error {
 			w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 			fmt.Fprintln(w, "  ENDPOINT\tZONE\tNODE\tSHARE\tWHY")
 			for _, ep := range f.Endpoints {
-				fmt.Fprintf(w, "  %s\t%s\t%s\t%.0f %%\t%s\n", ep.Address, orNone(ep.Zone), orNone(ep.Node), 100*ep.Share, ep.Why)
+				fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", ep.Address, orNone(ep.Zone), orNone(ep.Node), percentOf(ep.Share), ep.Why)
 			}
 			if err := w.Flush(); err != nil {
 				return err
@@ -291,4 +291,13 @@ func printElsewhere(out io.Writer, p *diag.Port) error {
 		fmt.Fprintf(out, "  last failure on this machine, %s ago, one of %d: %s\n", duration.HumanDuration(time.Since(f.At)), f.Count, f.Error)
 	}
 	return nil
+}
+
+// percentOf a share: with a digit after the point where it is small, as that of a workload of
+// little weight.
+func percentOf(share float64) string {
+	if p := 100 * share; p > 0 && p < 10 {
+		return fmt.Sprintf("%.1f %%", p)
+	}
+	return fmt.Sprintf("%.0f %%", 100*share)
 }

@@ -144,6 +144,11 @@ type Endpoint struct {
 	Zone    locality.Zone `json:"zone,omitempty"`
 	// Share of new connections, 0 to 1.
 	Share float64 `json:"share"`
+	// Weight of its own, where endpoints of the Service differ by that; 0: they do not.
+	Weight uint32 `json:"weight,omitempty"`
+	// WarmUp is the part of its weight that an endpoint has while it is warming up, 0 to 1;
+	// 0: it is not.
+	WarmUp float64 `json:"warmUp,omitempty"`
 	// Reason why it is used, or is not; Why says it in words.
 	Reason Reason `json:"reason"`
 	Why    string `json:"why"`
@@ -261,9 +266,11 @@ func outcome(targets, spare []proxy.Target, verdict proxy.Verdict) string {
 func unused(svc *proxy.Service, choice *proxy.Choice, e choose.Endpoint, node choose.Node) (Reason, string) {
 	switch {
 	case !e.Ready && e.Terminating && e.Serving:
-		return Terminating, "terminating: used only when no endpoint is ready"
+		return Terminating, "terminating, or disabled: used only when no endpoint is ready"
 	case !e.Ready && e.Terminating:
 		return NotServing, "terminating, and no longer serving"
+	case !e.Ready && e.Serving:
+		return NotReady, "serving, but not ready, as a workload whose weight is 0"
 	case !e.Ready:
 		return NotReady, "not ready"
 	case svc.InternalLocal && e.Node != node.Name:

@@ -47,7 +47,7 @@ func TestExplainService(t *testing.T) {
 		},
 		{
 			"some down", false, []proxy.SliceEndpoint{endpoint("10.0.0.1", "n1", "a", down), endpoint("10.0.0.2", "n2", "b", draining), endpoint("10.0.0.3", "n2", "b", nil)},
-			"all ready endpoints", "shared by 1", []string{"not ready", "terminating: used only when no endpoint is ready", "used"}, []float64{0, 0, 1},
+			"all ready endpoints", "shared by 1", []string{"not ready", "terminating, or disabled: used only when no endpoint is ready", "used"}, []float64{0, 0, 1},
 		},
 		{
 			"last resort", false, []proxy.SliceEndpoint{endpoint("10.0.0.2", "n2", "b", draining)},
