@@ -107,8 +107,8 @@ func (r *rig) start(edit func(*Config)) {
 	r.c = New(config)
 	slicesController := endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: r.c})
 	plans := &trafficplan.Table{}
-	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: plans.Weights})
-	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans)
+	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: plans.Weights, Own: plans.Own, ReadySince: plans.ReadySince})
+	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans, catalog.Dataplanes)
 
 	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan error, 4)
@@ -340,6 +340,11 @@ func decode(t fataler, body []byte) *proxy.Slice {
 		}
 		out.Hints = proxy.HintsOf(locality.Zones(zones...), nodes)
 		s.Endpoints = append(s.Endpoints, out)
+	}
+	for i, e := range m.Endpoints {
+		if e.ReadyUnixSeconds > 0 {
+			s.SetReadySince(i, int64(e.ReadyUnixSeconds), len(m.Endpoints))
+		}
 	}
 	return s
 }

@@ -61,6 +61,7 @@ func genService(t *rapid.T) *proxy.Service {
 		InternalLocal: rapid.Bool().Draw(t, "internal"), ExternalLocal: rapid.Bool().Draw(t, "external"),
 		AffinityTimeout:     time.Duration(rapid.IntRange(0, maxAffinity).Draw(t, "affinity")) * time.Second,
 		HealthCheckNodePort: rapid.Uint16().Draw(t, "health"),
+		WarmUp:              time.Duration(rapid.IntRange(0, maxWarmUpMillis).Draw(t, "warm-up")) * time.Millisecond,
 	}
 }
 
@@ -71,7 +72,7 @@ func genSlice(t *rapid.T) *proxy.Slice {
 	if at := rapid.Int64().Draw(t, "trigger"); at != 0 {
 		trigger = time.Unix(0, at).UTC()
 	}
-	return &proxy.Slice{
+	s := &proxy.Slice{
 		Trigger: trigger,
 		Name:    proxy.SliceName{Namespace: ns, Name: genName.Draw(t, "name")},
 		Service: proxy.ServiceName{Namespace: ns, Name: genName.Draw(t, "service")},
@@ -86,6 +87,12 @@ func genSlice(t *rapid.T) *proxy.Slice {
 			}
 		}), 0, 5).Draw(t, "endpoints"),
 	}
+	for i := range s.Endpoints {
+		if since := rapid.Int32Min(0).Draw(t, "since"); since > 0 {
+			s.SetReadySince(i, int64(since), len(s.Endpoints))
+		}
+	}
+	return s
 }
 
 // TestRoundTrip: what is encoded is decoded as it was.
