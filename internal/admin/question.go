@@ -100,13 +100,16 @@ func explainService(c Config, q url.Values) (any, error) {
 	}
 	var slices []*proxy.Slice
 	plan, planned := trafficplan.Of(snapshot, key), false
-	own := map[netip.Addr]uint32{}
+	own := map[netip.AddrPort]uint32{}
 	for _, object := range snapshot.SlicesOf(key) {
 		weights := plan.Own(object)
 		for i, w := range weights {
 			for _, text := range object.Endpoints[i].Addresses {
-				if addr, err := netip.ParseAddr(text); err == nil {
-					own[addr.Unmap()] = w
+				addr, err := netip.ParseAddr(text)
+				for _, p := range object.Ports {
+					if err == nil && p.Port != nil {
+						own[netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port))] = w
+					}
 				}
 			}
 		}

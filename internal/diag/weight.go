@@ -12,14 +12,16 @@ import (
 )
 
 // Weigh adds to what is said of endpoints why their shares differ: the weights of their own
-// in own, by address, and how far they have warmed up at a time. from are the slices that
+// in own, by address and port, and how far they have warmed up at a time. from are the slices that
 // were explained, before warm-up.
-func (s *Service) Weigh(svc *proxy.Service, from []*proxy.Slice, own map[netip.Addr]uint32, now time.Time) {
-	steps := map[netip.Addr]int{}
+func (s *Service) Weigh(svc *proxy.Service, from []*proxy.Slice, own map[netip.AddrPort]uint32, now time.Time) {
+	steps := map[netip.AddrPort]int{}
 	for _, slice := range from {
 		for i := range slice.Endpoints {
 			if step := choose.WarmStep(svc, from, slice, i, now); step < choose.WarmSteps {
-				steps[slice.Endpoints[i].Addr.Unmap()] = step
+				for _, p := range slice.Ports {
+					steps[netip.AddrPortFrom(slice.Endpoints[i].Addr.Unmap(), p.Port)] = step
+				}
 			}
 		}
 	}
@@ -31,7 +33,7 @@ func (s *Service) Weigh(svc *proxy.Service, from []*proxy.Slice, own map[netip.A
 				if err != nil || e.Reason != Used {
 					continue
 				}
-				e.Why = weighed(e, own[at.Addr()], steps[at.Addr()])
+				e.Why = weighed(e, own[at], steps[at])
 			}
 		}
 	}

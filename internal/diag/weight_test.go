@@ -19,10 +19,10 @@ func TestWeigh(t *testing.T) {
 		Ports: []proxy.Port{port}, WarmUp: 30 * time.Second,
 	}
 	slice := &proxy.Slice{Service: svc.Name, Ports: []proxy.SlicePort{{Name: "http", Port: 8080, Protocol: proxy.TCP}}}
-	own := map[netip.Addr]uint32{}
+	own := map[netip.AddrPort]uint32{}
 	for i, weight := range []uint32{100, 5, 100} {
 		addr := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
-		own[addr] = weight
+		own[netip.AddrPortFrom(addr, 8080)] = weight
 		slice.Endpoints = append(slice.Endpoints, proxy.SliceEndpoint{Addr: addr, Weight: weight, Ready: i != 2, Serving: true})
 		slice.SetReadySince(i, now.Add(-time.Duration(100-90*i)*time.Second).Unix(), 3)
 	}

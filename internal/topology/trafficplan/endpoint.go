@@ -61,6 +61,17 @@ func targetKey(namespace string, ref *corev1.ObjectReference) catalog.Key {
 	return catalog.Key{Namespace: namespace, Name: ref.Name}
 }
 
+// identity of an endpoint: workloads of one machine may share its address.
+type identity struct{ address, namespace, name string }
+
+func identityOf(e *discoveryv1.Endpoint) identity {
+	id := identity{address: e.Addresses[0]}
+	if e.TargetRef != nil {
+		id.namespace, id.name = e.TargetRef.Namespace, e.TargetRef.Name
+	}
+	return id
+}
+
 // ReadySince is when the endpoints of a slice became ready, in seconds since 1970, one for
 // each; 0: not known. It is the last transition of the condition Ready of their Pods and
 // Dataplanes.

@@ -79,6 +79,22 @@ func TestOwnWeights(t *testing.T) {
 	}
 }
 
+// TestWorkloadsOfOneAddress: workloads of one machine differ by their ports alone, and are in
+// slices of their own.
+func TestWorkloadsOfOneAddress(t *testing.T) {
+	s, dataplanes := weighted("a", 95)
+	other, more := weighted("a", 5)
+	other.Name, more[0].Name, other.Endpoints[0].TargetRef.Name = "other", "other", "other"
+	world := snapshot(t, objects(append(dataplanes, more...), s, other)...)
+	p := Of(world, webKey)
+	if a, b := p.Own(s), p.Own(other); !slices.Equal(a, []uint32{95}) || !slices.Equal(b, []uint32{5}) {
+		t.Errorf("weights %v and %v, want 95 and 5", a, b)
+	}
+	if g := Groups([]Part{PartOf(world, s), PartOf(world, other)})[0]; g.Endpoints["a"] != 2 || g.Weights["a"] != 100 {
+		t.Errorf("%d endpoints of weight %d, want 2 of 100", g.Endpoints["a"], g.Weights["a"])
+	}
+}
+
 // TestGroupsWeigh: the planner gets sums of weights, and only where weights differ from the
 // default.
 func TestGroupsWeigh(t *testing.T) {

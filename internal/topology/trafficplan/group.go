@@ -43,15 +43,19 @@ type Group struct {
 	Weights map[locality.Zone]int64
 	// Zones of the endpoints by address.
 	Zones map[string]locality.Zone
+
+	counted map[identity]struct{}
 }
 
 func (g *Group) add(e *discoveryv1.Endpoint, weight uint32) {
 	if len(e.Addresses) == 0 || !Ready(e) {
 		return
 	}
-	if _, twice := g.Zones[e.Addresses[0]]; twice {
+	id := identityOf(e)
+	if _, twice := g.counted[id]; twice {
 		return // proxies count it once, too
 	}
+	g.counted[id] = struct{}{}
 	zone := ZoneOf(e)
 	g.Zones[e.Addresses[0]] = zone
 	g.Endpoints[zone]++
@@ -165,7 +169,7 @@ func join(of map[familyPort]*joined, into *joined, port familyPort) *joined {
 }
 
 func (j *joined) group() *Group {
-	g := &Group{Endpoints: map[locality.Zone]int64{}, Zones: map[string]locality.Zone{}}
+	g := &Group{Endpoints: map[locality.Zone]int64{}, Zones: map[string]locality.Zone{}, counted: map[identity]struct{}{}}
 	for _, p := range j.ports {
 		g.Ports = append(g.Ports, p.port)
 	}

@@ -23,9 +23,10 @@ const maxWeight = 4096
 // Service has now and their own weights. It is immutable. A nil Plan has no weights.
 type Plan struct {
 	groups []group
-	// own weights of ready endpoints by address, where one of the Service's is not
-	// DefaultWeight: those that are not. Nil: all are.
-	own map[string]uint32
+	// own weights of ready endpoints by Dataplane, where one of the Service's is not
+	// DefaultWeight: those that are not. Nil: all are. Not by address, as workloads of one
+	// machine may share that.
+	own map[catalog.Key]uint32
 }
 
 // maxOwnWeight of an endpoint in a view where endpoints have weights of their own, which
@@ -73,8 +74,8 @@ func of(snapshot *catalog.Snapshot, service resource.Key, ownWeights func(*disco
 // count the endpoints of each group by zone, each address once.
 func (p *Plan) count(snapshot *catalog.Snapshot, service resource.Key, ownWeights func(*discoveryv1.EndpointSlice) []uint32) {
 	type counted struct {
-		group   *group
-		address string
+		group    *group
+		endpoint identity
 	}
 	seen := map[counted]struct{}{}
 	for _, slice := range snapshot.SlicesOf(service) {
@@ -94,17 +95,17 @@ func (p *Plan) count(snapshot *catalog.Snapshot, service resource.Key, ownWeight
 			}
 			if weight != DefaultWeight {
 				if p.own == nil {
-					p.own = map[string]uint32{}
+					p.own = map[catalog.Key]uint32{}
 				}
-				p.own[e.Addresses[0]] = weight
+				p.own[targetKey(slice.Namespace, e.TargetRef)] = weight
 			}
 			if g == nil {
 				continue
 			}
-			if _, twice := seen[counted{g, e.Addresses[0]}]; twice {
+			if _, twice := seen[counted{g, identityOf(e)}]; twice {
 				continue
 			}
-			seen[counted{g, e.Addresses[0]}] = struct{}{}
+			seen[counted{g, identityOf(e)}] = struct{}{}
 			g.add(e, weight)
 		}
 	}
@@ -135,14 +136,14 @@ func (p *Plan) Own(slice *discoveryv1.EndpointSlice) []uint32 {
 	}
 	weights := make([]uint32, len(slice.Endpoints))
 	for i := range slice.Endpoints {
-		weights[i] = p.ownOf(&slice.Endpoints[i])
+		weights[i] = p.ownOf(slice.Namespace, &slice.Endpoints[i])
 	}
 	return weights
 }
 
-func (p *Plan) ownOf(e *discoveryv1.Endpoint) uint32 {
-	if len(e.Addresses) > 0 {
-		if w, ok := p.own[e.Addresses[0]]; ok {
+func (p *Plan) ownOf(namespace string, e *discoveryv1.Endpoint) uint32 {
+	if e.TargetRef != nil && e.TargetRef.Kind == "Dataplane" {
+		if w, ok := p.own[targetKey(namespace, e.TargetRef)]; ok {
 			return w
 		}
 	}
@@ -229,7 +230,7 @@ func (p *Plan) byWeight(g *group, from int, slice *discoveryv1.EndpointSlice) []
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		if to, ok := zoneIndex(g.plan, ZoneOf(e)); ok && Ready(e) && each[to] > 0 {
-			weights[i] = uint32(max(1, math.Round(each[to]*float64(p.ownOf(e))/highest*maxOwnWeight)))
+			weights[i] = uint32(max(1, math.Round(each[to]*float64(p.ownOf(slice.Namespace, e))/highest*maxOwnWeight)))
 		}
 	}
 	return weights
@@ -273,7 +274,7 @@ func (p *Plan) byAddress(g *group, from int, slice *discoveryv1.EndpointSlice) [
 		if list := g.weightsOf(e); list != nil {
 			weights[i] = list[from]
 			if p.own != nil {
-				weights[i] *= p.ownOf(e)
+				weights[i] *= p.ownOf(slice.Namespace, e)
 			}
 		}
 	}
