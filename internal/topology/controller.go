@@ -220,12 +220,13 @@ func (c *Controller) dispatchWeights(d *catalog.Delta) {
 	if d.Before == nil || d.Before.Services.Len() == 0 {
 		return // all are queued
 	}
+	modes := c.modes(d.After)
 	for _, change := range d.Dataplanes {
 		if change.Old == nil || change.New == nil || backend.WeightOf(change.Old) == backend.WeightOf(change.New) {
 			continue // its slices change
 		}
 		backend.Behind(d.After, change.New, func(key resource.Key) {
-			if service, ok := d.After.Services.Get(key); ok && ModeOf(service).planned() {
+			if service, ok := d.After.Services.Get(key); ok && modes.Of(service).planned() {
 				c.replan(key)
 			}
 		})
