@@ -105,7 +105,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 		ServiceCIDRs: cidrs, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode,
-		Heuristics: s.heuristics,
+		Heuristics:          s.heuristics,
 	}, err
 }
 

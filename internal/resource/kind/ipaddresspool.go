@@ -60,7 +60,9 @@ var IPAddressPool = &resource.Descriptor{
 }
 
 var ipAddressPoolParts = parts[*mesh.IPAddressPool, mesh.IPAddressPoolSpec, mesh.IPAddressPoolStatus](
-	func(p *mesh.IPAddressPool) (*mesh.IPAddressPoolSpec, *mesh.IPAddressPoolStatus) { return &p.Spec, &p.Status })
+	func(p *mesh.IPAddressPool) (*mesh.IPAddressPoolSpec, *mesh.IPAddressPoolStatus) {
+		return &p.Spec, &p.Status
+	})
 
 func defaultIPAddressPool(p *mesh.IPAddressPool) {
 	if p.Spec.AutoAssign == nil {
