@@ -282,7 +282,7 @@ func (s *setup) ask(proto proxy.Protocol, step string, a ask) {
 	}
 	got := map[int]int{}
 	for range a.times {
-		who := s.askOnce(proto, to, wait)
+		who := s.askOnce(proto, to, wait, a.counted)
 		if got[who]++; who == silent && wait > timeout {
 			s.Fatalf("step %q: %s is silent", step, to) // further questions would take as long
 		}

@@ -268,8 +268,9 @@ const (
 // host answers or refuses in well under a millisecond.
 const timeout = 200 * time.Millisecond
 
-// askOnce puts a question to an address as a new client and says who answered.
-func (s *setup) askOnce(proto proxy.Protocol, to netip.AddrPort, wait time.Duration) int {
+// askOnce puts a question to an address as a new client and says who answered. reset: the
+// client ends the TCP connection by a reset, so that its port is free for another one at once.
+func (s *setup) askOnce(proto proxy.Protocol, to netip.AddrPort, wait time.Duration, reset bool) int {
 	s.Helper()
 	d := net.Dialer{Timeout: wait}
 	c, err := d.Dial(strings.ToLower(string(proto)), to.String())
@@ -277,6 +278,9 @@ func (s *setup) askOnce(proto proxy.Protocol, to netip.AddrPort, wait time.Durat
 		return outcome(s.T, err)
 	}
 	defer func() { _ = c.Close() }()
+	if tcp, ok := c.(*net.TCPConn); ok && reset {
+		_ = tcp.SetLinger(0)
+	}
 	_ = c.SetDeadline(time.Now().Add(wait))
 	// EPERM: the packet was dropped on its way out of this very machine, where a
 	// refusal, if there is one, arrives on its own.
