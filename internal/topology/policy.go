@@ -17,6 +17,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
 // Reasons of the conditions of ZoneCosts and TopologyHeuristics, besides those of Services.
@@ -135,7 +136,7 @@ func (c *Controller) costsStatus(s *catalog.Snapshot, costs *meshv1alpha1.ZoneCo
 	}
 	accepted := metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonAccepted, Message: "the planner uses these costs"}
 	resolved := resolvedFor(users, "are planned with it", "no Service of this zone is planned with it")
-	in, _ := c.model.input(Params{Costs: costs.Name}, nil) // an error leaves the warning
+	in, _ := c.model.input(Params{Costs: costs.Name}, &trafficplan.Group{}) // an error leaves the warning
 	switch {
 	case unusable(&costs.Spec) != "":
 		accepted = metav1.Condition{Status: metav1.ConditionFalse, Reason: ReasonInvalid, Message: in.warning}
