@@ -14,13 +14,17 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology"
 )
 
+// disabled is the mode of Services that are not to be planned, though it is the default; to
+// earlier programs it is no mode.
+const disabled = "Disabled"
+
 // planZones are the zones of planned Services.
 const planZones = 3
 
 // plans measures what a planned Service adds to the memory of a control plane: the same
 // Services, with and without the annotation.
 func (b *bench) plans(ctx context.Context) error {
-	plain, err := b.planned(ctx, "")
+	plain, err := b.planned(ctx, disabled)
 	if err != nil {
 		return err
 	}
@@ -57,9 +61,7 @@ func (b *bench) planned(ctx context.Context, mode string) (float64, error) {
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("many-%d", i), Namespace: "default"},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}
-		if mode != "" {
-			s.Annotations = map[string]string{corev1.AnnotationTopologyMode: mode}
-		}
+		s.Annotations = map[string]string{corev1.AnnotationTopologyMode: mode}
 		if _, err := clients[w].CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
 			return err
 		}
@@ -73,7 +75,7 @@ func (b *bench) planned(ctx context.Context, mode string) (float64, error) {
 		return 0, err
 	}
 	want := 0
-	if mode != "" {
+	if mode != disabled {
 		want = b.services
 	}
 	if err := p.hasPlans(ctx, want); err != nil {

@@ -158,7 +158,7 @@ func TestPlansFollowAtOnce(t *testing.T) {
 		step("its node is gone", "a", "a 87.7 d 12.3", func() { r.client.Seed(node("node-d", "d", down)) })
 		step("and back", "a", "a 100.0", func() { r.client.Seed(node("node-d", "d")) })
 		step("a zone is given more CPU", "a", "a 73.1 b 9.0 c 9.0 d 9.0", func() { r.client.Seed(node("node-a", "a", cpu("8"))) })
-		step("a taint empties it", "b", "a 12.3 b 87.7", func() { r.client.Seed(node("node-a", "a", cpu("8"), evicted)) })
+		step("a taint empties it, and takes its workloads out of use", "b", "b 100.0", func() { r.client.Seed(node("node-a", "a", cpu("8"), evicted)) })
 	})
 }
 
