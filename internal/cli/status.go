@@ -265,7 +265,9 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
 			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
 		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
-		fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))
+		if len(cp.TopologyModes) > 0 {
+			fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))
+		}
 	}
 	if cp := o.ControlPlane; cp != nil && len(cp.Everywhere) > 0 {
 		fmt.Fprintf(w, "register anywhere\tnodes %s: their credentials register workloads in every namespace\n", strings.Join(cp.Everywhere, ", "))
@@ -366,9 +368,6 @@ func modesText(counts []topology.ModeCount) string {
 			part += " (" + by + ")"
 		}
 		parts = append(parts, part)
-	}
-	if parts == nil {
-		return "there is no service"
 	}
 	return strings.Join(parts, ", ")
 }

@@ -3,9 +3,11 @@ package drain_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,7 +35,8 @@ type rig struct {
 	t      *testing.T
 	client *resourcetest.Client
 	op     *drain.Operator
-	// open connections that the agents count, and why they do not.
+	// mu guards what agents answer: the open connections, and why they do not count them.
+	mu      sync.Mutex
 	open    map[netip.AddrPort]int
 	silence error
 }
@@ -44,10 +47,12 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 	r.client.Seed(objects...)
 	cat := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
 	count := func(context.Context, string) (map[netip.AddrPort]int, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		if r.silence != nil {
 			return nil, r.silence
 		}
-		return r.open, nil
+		return maps.Clone(r.open), nil
 	}
 	r.op = &drain.Operator{Client: r.client, Catalog: cat, Count: count}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -92,6 +97,20 @@ func instance(name, on, ip string) *mesh.Dataplane {
 		},
 		Status: mesh.DataplaneStatus{Conditions: []metav1.Condition{{Type: mesh.DataplaneReady, Status: metav1.ConditionTrue}}},
 	}
+}
+
+// counted sets the open connections at an endpoint.
+func (r *rig) counted(at netip.AddrPort, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open[at] = n
+}
+
+// silent sets why agents count no connections; nil: they do.
+func (r *rig) silent(why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.silence = why
 }
 
 func (r *rig) pass(d time.Duration) { time.Sleep(d); synctest.Wait() }
@@ -181,7 +200,7 @@ func TestDrain(t *testing.T) {
 		r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
 		r.wantReady("10.0.0.1", "10.0.0.2")
 		r.want(drain.InUse)
-		r.open[atA] = 2
+		r.counted(atA, 2)
 
 		p, err := r.op.Start(t.Context(), "n1", "admin", false, false)
 		if err != nil || p.State != drain.Draining {
@@ -190,7 +209,7 @@ func TestDrain(t *testing.T) {
 		r.pass(2500 * time.Millisecond)
 		r.wantReady("10.0.0.2")
 		r.want(drain.Draining, "Dataplane ns/a has 2 open connections, and 8 s for them to end")
-		r.open[atA] = 0
+		r.counted(atA, 0)
 		r.want(drain.Draining, "has not noted")
 		r.pass(time.Second)
 		r.want(drain.Drained)
@@ -203,10 +222,10 @@ func TestDrain(t *testing.T) {
 		if err != nil || again.State != drain.Drained || again.By != "admin" {
 			t.Errorf("a second drain: %+v, %v", again, err)
 		}
-		r.silence = errors.New("the machine is being rebooted")
+		r.silent(errors.New("the machine is being rebooted"))
 		r.pass(time.Minute)
 		r.want(drain.Drained)
-		r.silence = nil
+		r.silent(nil)
 
 		if _, changed, err := r.op.End(t.Context(), "n1"); err != nil || !changed {
 			t.Fatal(changed, err)
@@ -240,15 +259,15 @@ func TestNotTooEarly(t *testing.T) {
 func TestTimeIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
-		r.open[atA] = 3
+		r.counted(atA, 3)
 		if _, err := r.op.Start(t.Context(), "n1", "admin", false, false); err != nil {
 			t.Fatal(err)
 		}
 		r.pass(9 * time.Second)
 		r.want(drain.Draining, "3 open connections")
-		r.silence = errors.New("no agent")
+		r.silent(errors.New("no agent"))
 		r.want(drain.Draining, "open connections that cannot be counted")
-		r.silence = nil
+		r.silent(nil)
 		r.pass(2 * time.Second)
 		r.want(drain.Drained)
 		p := r.progress("n1")
