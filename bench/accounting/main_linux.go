@@ -155,7 +155,7 @@ func (s sizes) measure(ctx context.Context, out io.Writer, translated int, goal 
 	if err != nil {
 		return err
 	}
-	defer t.close() // nothing is left of it
+	defer func() { _ = t.close() }() // nothing is left of it
 	reader := conntrack.NewReader(t.ns.Fd())
 	before := heap()
 	ledger := account.NewLedger([2]uint64{1, 3}, directory())

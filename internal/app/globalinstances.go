@@ -117,7 +117,7 @@ func dialFirst(ctx context.Context, addresses []string) (*instanceConn, error) {
 		go func(n int) { // those that were slower
 			for range n {
 				if o := <-outcomes; o.conn != nil {
-					o.conn.Close()
+					_ = o.conn.Close()
 				}
 			}
 		}(running)

@@ -126,7 +126,7 @@ func (l *planeLink) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.last != nil {
-		l.last.Close()
+		_ = l.last.Close()
 	}
 }
 

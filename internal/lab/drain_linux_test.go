@@ -235,7 +235,7 @@ func (h *held) use(d *drainTest, client, node string, open time.Duration, opened
 	// it, now and then, a connection that is idle.
 	transport := &http.Transport{MaxConnsPerHost: 1, ResponseHeaderTimeout: 10 * time.Second, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		if before := conn.Load(); before != nil {
-			return nil, fmt.Errorf("the connection broke: %v", before.last())
+			return nil, fmt.Errorf("the connection broke: %w", before.last())
 		}
 		c, err := ns.DialContext(ctx, network, address)
 		if err != nil {

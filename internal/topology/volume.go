@@ -99,18 +99,6 @@ func flowsOf(v *demand.Volume, in *input) *flows {
 	return f
 }
 
-// inZone part of the bytes; 1: there are none.
-func (f *flows) inZone() float64 {
-	if f.total == 0 {
-		return 1
-	}
-	home := 0.0
-	for i := range f.bytes {
-		home += f.bytes[i][i]
-	}
-	return home / f.total
-}
-
 // Long describes open connections that are elsewhere than a plan has them, and that end too
 // seldom for the plan to reach them.
 type Long struct {

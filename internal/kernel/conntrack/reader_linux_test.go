@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"encoding/binary"
+	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +51,7 @@ func TestMessages(t *testing.T) {
 	if done, err := r.messages(all, 1, &d, each); !done || err != nil || d.Flows != 1 || d.Whole {
 		t.Errorf("with a limit %v, %v, %+v", done, err, d)
 	}
-	if _, err := r.messages(message(unix.NLMSG_ERROR, binary.NativeEndian.AppendUint32(nil, ^uint32(0))), 0, &d, each); err != unix.EPERM {
+	if _, err := r.messages(message(unix.NLMSG_ERROR, binary.NativeEndian.AppendUint32(nil, ^uint32(0))), 0, &d, each); !errors.Is(err, unix.EPERM) {
 		t.Errorf("refused: %v", err)
 	}
 	buffer := all
