@@ -5,7 +5,8 @@
 // It owns the tables and the one goroutine that writes them, fed by list and
 // watch of a resource.Client. Enter at New; read with Catalog.Snapshot, follow
 // with Catalog.Subscribe. Objects in the catalog are shared by all readers:
-// they must not be changed, and their managedFields are gone. The catalog never
+// they must not be changed, as they may share memory with the API's watch cache
+// (resource.ListOptions.Shared). Their managedFields are gone. The catalog never
 // writes to the API and never waits for a reader.
 package catalog
 
