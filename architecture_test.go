@@ -104,6 +104,7 @@ var layers = map[string]layer{
 	"internal/controller/nodename":      core,
 	"internal/controller/sliceset":      core,
 	"internal/controller/tagged":        core,
+	"internal/controller/zoneshift":     core,
 	"internal/controller/virtualip":     core,
 	"internal/delta":                    core,
 	"internal/demand":                   core,

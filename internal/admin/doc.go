@@ -124,6 +124,7 @@ func Handlers(c Config) map[string]http.Handler {
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
 		SimulatePath:       get(questionHandler{c, simulate}),
+		ShiftPath:          get(questionHandler{c, shift}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),
 		ConfirmPath:        confirmHandler{c},

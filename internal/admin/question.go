@@ -18,6 +18,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
@@ -142,6 +143,13 @@ func explainService(c Config, q url.Values) (any, error) {
 		}
 		return ""
 	})
+	shifts := backend.ShiftsOf(snapshot)
+	e.Shifts(func(zone, node string) string {
+		if z := shifts.Of(zone, node); z != nil {
+			return fmt.Sprintf("%s is taken out until %s (%s)", kind.ShiftTarget(&z.Spec), z.Spec.Until.UTC().Format(time.RFC3339), z.Spec.Reason)
+		}
+		return ""
+	})
 	if imported, ok := sites.ImportOf(service); ok {
 		e.ImportOf = imported.Name + "." + imported.Namespace + "." + mcs.ServiceDomain
 	}
@@ -226,6 +234,12 @@ func frontendsOf(s *catalog.Snapshot) *choose.Frontends {
 
 func simulate(c Config, q url.Values) (any, error) {
 	change := topology.Change{FailZones: locality.Zones(q["failZone"]...)}
+	for _, zone := range q["shiftZone"] {
+		change.Shifts = append(change.Shifts, topology.Shift{Zone: locality.Zone(zone)})
+	}
+	for _, node := range q["shiftNode"] {
+		change.Shifts = append(change.Shifts, topology.Shift{Node: node})
+	}
 	for _, text := range q["endpoints"] {
 		endpoints, err := topology.ParseEndpoints(text, corev1.NamespaceDefault)
 		if err != nil {
@@ -243,8 +257,8 @@ func simulate(c Config, q url.Values) (any, error) {
 	if err := askMoney(&change, q); err != nil {
 		return nil, &badQuery{err}
 	}
-	if len(change.FailZones)+len(change.Endpoints)+len(change.Demand)+change.Top == 0 {
-		return nil, &badQuery{errors.New("nothing to simulate: set failZone, endpoints, demand or top")}
+	if len(change.FailZones)+len(change.Shifts)+len(change.Endpoints)+len(change.Demand)+change.Top == 0 {
+		return nil, &badQuery{errors.New("nothing to simulate: set failZone, shiftZone, shiftNode, endpoints, demand or top")}
 	}
 	answer, err := c.Planner.Simulate(change)
 	if topology.IsNoPrice(err) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
@@ -51,6 +52,8 @@ type Status struct {
 	Suspects []SuspectNode `json:"suspects,omitempty"`
 	// Drains are the nodes that are drained or draining.
 	Drains []DrainedNode `json:"drains,omitempty"`
+	// Shifts are the zones and nodes that are taken out for a time.
+	Shifts []ZoneShift `json:"zoneShifts,omitempty"`
 	// Unreachable are nodes whose agent is there, but does not get the probes of others.
 	Unreachable []string `json:"unreachable,omitempty"`
 	// Everywhere are the nodes whose credentials register workloads in every
@@ -101,6 +104,38 @@ func drainsOf(s *catalog.Snapshot) (out []DrainedNode) {
 		if d := kind.DrainOf(n); d.Taint != nil {
 			out = append(out, DrainedNode{
 				Node: key.Name, State: d.State(), Since: d.Since, By: d.By, Taint: d.Taint.ToString(), Undo: d.Undo(key.Name),
+			})
+		}
+	}
+	return out
+}
+
+// ZoneShift is a zone or node that is taken out for a time, or is to be.
+type ZoneShift struct {
+	// Name of the object.
+	Name string `json:"name"`
+	Zone string `json:"zone,omitempty"`
+	Node string `json:"node,omitempty"`
+	// State is InEffect, LastEndpoints, for which it is refused, or Pending.
+	State  string    `json:"state"`
+	Until  time.Time `json:"until"`
+	Reason string    `json:"reason"`
+	// Undo is the command that ends it.
+	Undo string `json:"undo"`
+}
+
+// Target is what it takes out: "zone a", or "node n".
+func (z *ZoneShift) Target() string {
+	return kind.ShiftTarget(&mesh.ZoneShiftSpec{Zone: z.Zone, Node: z.Node})
+}
+
+// shiftsOf lists the shifts whose time is not over.
+func shiftsOf(s *catalog.Snapshot) (out []ZoneShift) {
+	for key, z := range s.ZoneShifts.All() {
+		if state := kind.ShiftState(z); state != mesh.ZoneShiftExpired {
+			out = append(out, ZoneShift{
+				Name: key.Name, Zone: z.Spec.Zone, Node: z.Spec.Node, State: state, Until: z.Spec.Until.Time, Reason: z.Spec.Reason,
+				Undo: kind.ShiftUndo(&z.Spec),
 			})
 		}
 	}
@@ -210,7 +245,7 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 		s.Suspects = append(s.Suspects, SuspectNode{Node: m.Node, Zone: m.Zone, Since: m.Since, Witnesses: m.Witnesses})
 	}
 	s.Unreachable = h.Suspicion.Unreachable()
-	s.Drains = drainsOf(snapshot)
+	s.Drains, s.Shifts = drainsOf(snapshot), shiftsOf(snapshot)
 	s.Demand = h.Demand.Coverage()
 	s.TopologyModes = h.Planner.Modes()
 	s.Refused = h.Refused.List(time.Now())

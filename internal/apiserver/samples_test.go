@@ -50,6 +50,7 @@ var manifests = map[string]string{
 	"DataplaneInsight":   `{status: {online: true}}`,
 	"ServiceExport":      `{spec: {exportedLabels: {team: shop}}}`,
 	"IPAddressPool":      `{spec: {addresses: [192.0.2.0/28], autoAssign: false}}`,
+	"ZoneShift":          `{spec: {zone: a, until: "` + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + `", reason: power work}}`,
 	"VirtualIP":          `{spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}}`,
 	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 

@@ -46,6 +46,8 @@ type api struct {
 	tags    *tagMembers
 	// cordons judges Dataplanes; its catalog is set before the server runs.
 	cordons *cordons
+	// shifts judge ZoneShifts; as cordons.
+	shifts *shifts
 	// secrets judges deletions of secrets; its client is set before the server runs.
 	secrets *secretUses
 	// dryRuns are judged by zones, too; its global is set before the server runs.
@@ -70,7 +72,7 @@ func newAPI(cfg ControlPlaneConfig, s *storage, log *slog.Logger) (*api, error) 
 	a := &api{
 		address: l.Addr(), sessions: access.NewSessions(s.revocations, log.With("component", "sessions")),
 		holders: access.NewHolders(), nodes: &nodeTable{}, meshes: &meshUpdates{}, zones: &zoneDeletions{},
-		members: &meshMembers{}, tags: &tagMembers{}, cordons: &cordons{}, secrets: &secretUses{}, dryRuns: &dryRuns{},
+		members: &meshMembers{}, tags: &tagMembers{}, cordons: &cordons{}, shifts: &shifts{}, secrets: &secretUses{}, dryRuns: &dryRuns{},
 	}
 	a.cordons.nodes = a.nodes
 	if a.server, err = a.newServer(cfg, s, l, log); err != nil {
@@ -102,7 +104,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		Admitted:      a.cordons.guardDrain,
 		Writes: writes{
 			&access.WritePolicy{Cluster: a.nodes, MachineID: s.machineID, Local: new(machine.Interfaces).Has, Site: cfg.accessSite()},
-			a.holders, a.meshes, a.zones, a.members, a.tags, a.cordons, a.secrets, a.dryRuns,
+			a.holders, a.meshes, a.zones, a.members, a.tags, a.cordons, a.shifts, a.secrets, a.dryRuns,
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs,
@@ -168,6 +170,7 @@ type writes struct {
 	members *meshMembers
 	tags    *tagMembers
 	cordons *cordons
+	shifts  *shifts
 	secrets *secretUses
 	dryRuns *dryRuns
 }
@@ -196,6 +199,9 @@ func (w writes) Allow(ctx context.Context, write access.Write) error {
 		return err
 	}
 	if err := w.cordons.allow(ctx, write); err != nil {
+		return err
+	}
+	if err := w.shifts.allow(write); err != nil {
 		return err
 	}
 	if err := w.meshes.allow(ctx, write); err != nil {

@@ -112,6 +112,7 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 		Epoch: g.storage.store.Epoch(), Logger: g.log.With("component", "catalog"),
 	})
 	g.api.nodes.catalog, g.api.cordons.catalog, g.api.dryRuns.global = g.instance.catalog, g.instance.catalog, g
+	g.api.shifts.global = true
 	if err := g.instance.open(cfg, g.storage, g.api, "zones", grpc.UnknownServiceHandler(refuseNodes)); err != nil {
 		return nil, err
 	}

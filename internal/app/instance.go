@@ -63,7 +63,7 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
 	})
 	a.nodes.catalog, a.members.catalog, a.tags.catalog = i.catalog, i.catalog, i.catalog
-	a.cordons.catalog = i.catalog
+	a.cordons.catalog, a.shifts.catalog = i.catalog, i.catalog
 	i.demand = demand.NewAggregator(demand.Config{
 		World: demand.FromCatalog(i.catalog), Logger: log.With("component", "demand"), Registerer: s.metrics,
 	})

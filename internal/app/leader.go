@@ -21,6 +21,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
 	"github.com/proxima-mesh/proxima/internal/controller/tagged"
 	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
+	"github.com/proxima-mesh/proxima/internal/controller/zoneshift"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity/credential"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -75,6 +76,7 @@ func (c *controllers) components() []component {
 		{Name: "pod garbage collector", Scope: leader, Run: c.runPods},
 		{Name: "health controller", Scope: leader, Run: c.runLeases},
 		{Name: "drain controller", Scope: leader, Run: c.runDrains},
+		{Name: "zone shift controller", Scope: leader, Run: c.runShifts},
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
@@ -180,6 +182,16 @@ func (c *controllers) runDrains(ctx context.Context) error {
 	}
 	defer c.metrics.Unregister(drains)
 	return drains.Run(ctx)
+}
+
+// runShifts puts ZoneShifts into effect, and ends them.
+func (c *controllers) runShifts(ctx context.Context) error {
+	shifts := zoneshift.New(zoneshift.Config{Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "zone shifts")})
+	if err := c.metrics.Register(shifts); err != nil {
+		return err
+	}
+	defer c.metrics.Unregister(shifts)
+	return shifts.Run(ctx)
 }
 
 func (c *controllers) runRepair(ctx context.Context) error {

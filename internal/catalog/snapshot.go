@@ -37,6 +37,7 @@ const (
 	VirtualIPs
 	ExternalServices
 	AddressPools
+	ZoneShifts
 	Kinds
 )
 
@@ -65,6 +66,7 @@ type Snapshot struct {
 
 	ExternalServices Table[*meshv1alpha1.ExternalService]
 	AddressPools     Table[*meshv1alpha1.IPAddressPool]
+	ZoneShifts       Table[*meshv1alpha1.ZoneShift]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -199,6 +201,11 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "IPAddressPool"},
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.IPAddressPool] { return &s.AddressPools },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.IPAddressPool] { return &d.AddressPools },
+	},
+	ZoneShifts: &tableKind[*meshv1alpha1.ZoneShift]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneShift"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneShift] { return &s.ZoneShifts },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneShift] { return &d.ZoneShifts },
 	},
 }
 

@@ -51,6 +51,7 @@ type Delta struct {
 
 	ExternalServices []Change[*meshv1alpha1.ExternalService]
 	AddressPools     []Change[*meshv1alpha1.IPAddressPool]
+	ZoneShifts       []Change[*meshv1alpha1.ZoneShift]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

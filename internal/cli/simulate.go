@@ -14,7 +14,8 @@ import (
 )
 
 func newSimulate(s *settings) *cobra.Command {
-	var failZones, endpoints, demand, bytes []string
+	var taken takenOut
+	var endpoints, demand, bytes []string
 	var output, price string
 	var top int
 	cmd := &cobra.Command{
@@ -25,7 +26,8 @@ func newSimulate(s *settings) *cobra.Command {
 zones in another situation. It uses the current demand, costs and parameters, and
 the same planner. Nothing is applied.
 
-A failed zone affects every Service that is planned (proxima.dev/Adaptive). More
+A failed zone affects every Service that is planned (proxima.dev/Adaptive). So does
+a zone or node that is taken out, whose clients stay (see "proxima zone shift"). More
 endpoints and more demand affect the Service that they name, planned or not. All
 flags can be given several times and are combined.
 
@@ -42,14 +44,14 @@ for which Adaptive would save most. Bytes are measured. Where they are not,
 			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
 				return usagef("-o %q: choose table, wide, json or yaml", output)
 			}
-			if len(failZones)+len(endpoints)+len(demand)+top == 0 {
-				return usagef("say what to simulate: --fail-zone, --endpoints, --demand or --top")
+			if len(taken.failed)+len(taken.zones)+len(taken.nodes)+len(endpoints)+len(demand)+top == 0 {
+				return usagef("say what to simulate: --fail-zone, --shift-zone, --shift-node, --endpoints, --demand or --top")
 			}
 			cfg, namespace, err := s.restConfig()
 			if err != nil {
 				return err
 			}
-			query, err := simulationQuery(namespace, failZones, endpoints, demand)
+			query, err := simulationQuery(namespace, taken, endpoints, demand)
 			if err != nil {
 				return err
 			}
@@ -68,7 +70,9 @@ for which Adaptive would save most. Bytes are measured. Where they are not,
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&failZones, "fail-zone", nil, "a zone without nodes and endpoints")
+	f.StringArrayVar(&taken.failed, "fail-zone", nil, "a zone without nodes and endpoints")
+	f.StringArrayVar(&taken.zones, "shift-zone", nil, "a zone whose endpoints are taken out; its clients stay")
+	f.StringArrayVar(&taken.nodes, "shift-node", nil, "a node whose endpoints are taken out; its clients stay")
 	f.StringArrayVar(&endpoints, "endpoints", nil, "[NAMESPACE/]SERVICE:ZONE:+N, or -N: so many more endpoints there")
 	f.StringArrayVar(&demand, "demand", nil, "[NAMESPACE/]SERVICE:ZONE:xK: so many times the demand from there")
 	f.IntVar(&top, "top", 0, "list so many Services, those for which Adaptive would save most")
@@ -77,6 +81,9 @@ for which Adaptive would save most. Bytes are measured. Where they are not,
 	f.StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
 	return cmd
 }
+
+// takenOut are the names of what is taken out of Services.
+type takenOut struct{ failed, zones, nodes []string }
 
 // moneyQuery adds what is asked about money.
 func moneyQuery(query url.Values, namespace string, top int, price string, bytes []string) error {
@@ -104,8 +111,8 @@ func moneyQuery(query url.Values, namespace string, top int, price string, bytes
 
 // simulationQuery validates the flags, so that mistakes are reported without a server, and
 // names every namespace.
-func simulationQuery(namespace string, failZones, endpoints, demand []string) (url.Values, error) {
-	query := url.Values{"failZone": failZones}
+func simulationQuery(namespace string, taken takenOut, endpoints, demand []string) (url.Values, error) {
+	query := url.Values{"failZone": taken.failed, "shiftZone": taken.zones, "shiftNode": taken.nodes}
 	for _, text := range endpoints {
 		c, err := topology.ParseEndpoints(text, namespace)
 		if err != nil {

@@ -314,6 +314,7 @@ func (o *overview) print(out io.Writer) error {
 	}
 	if cp := o.ControlPlane; cp != nil {
 		printDrains(w, cp.Drains)
+		printShifts(w, cp.Shifts)
 		printZonesOf(w, cp.Federation)
 	}
 	if err := w.Flush(); err != nil {
@@ -341,6 +342,17 @@ func printDrains(w io.Writer, drains []admin.DrainedNode) {
 			since = duration.HumanDuration(max(time.Since(d.Since), 0)) + " ago"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", d.Node, strings.ToLower(d.State), cmp.Or(since, "unknown"), cmp.Or(d.By, "unknown"), d.Undo)
+	}
+}
+
+// printShifts lists the zones and nodes that are taken out for a time.
+func printShifts(w io.Writer, shifts []admin.ZoneShift) {
+	if len(shifts) > 0 {
+		fmt.Fprintf(w, "\nSHIFTED OUT\tSTATE\tLEFT\tREASON\tEND IT WITH\n")
+	}
+	for i := range shifts {
+		z := &shifts[i]
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", z.Target(), z.State, duration.HumanDuration(max(time.Until(z.Until), 0)), z.Reason, z.Undo)
 	}
 }
 

@@ -96,6 +96,24 @@ func (s *Service) Drains(of func(node string) string) {
 	}
 }
 
+// Shifts adds which endpoints a ZoneShift takes out: what it takes out, until when and why, by
+// zone and node; empty: none does.
+func (s *Service) Shifts(of func(zone, node string) string) {
+	for i := range s.Ports {
+		for k := range s.Ports[i].Families {
+			for n := range s.Ports[i].Families[k].Endpoints {
+				e := &s.Ports[i].Families[k].Endpoints[n]
+				if e.Reason != Terminating {
+					continue
+				}
+				if text := of(string(e.Zone), e.Node); text != "" {
+					e.Reason, e.Why = ShiftedOut, text+": used only when no endpoint is ready"
+				}
+			}
+		}
+	}
+}
+
 // Reason why an endpoint is used, or is not.
 type Reason string
 
@@ -103,6 +121,8 @@ const (
 	Used        Reason = "Used"
 	Terminating Reason = "Terminating"
 	NodeDrained Reason = "NodeDrained"
+	// ShiftedOut: its zone or node is taken out by a ZoneShift.
+	ShiftedOut  Reason = "ShiftedOut"
 	NotServing  Reason = "NotServing"
 	NotReady    Reason = "NotReady"
 	PolicyLocal Reason = "PolicyLocal"

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -20,8 +22,8 @@ import (
 )
 
 // TestDrain: in a kernel mode, under traffic of short and long connections from every zone, a
-// node is drained, rebooted and undrained. No request fails, and no connection breaks before
-// its time. PROXIMA_SOAK=1: every node, twice.
+// zone is taken out for a time, and a node is drained, rebooted and undrained. No request
+// fails, and no connection breaks before its time. PROXIMA_SOAK=1: every node, twice.
 func TestDrain(t *testing.T) {
 	l := start(t, lab.Spec{Zones: 3, Nodes: 2, Mode: "nftables", IPv4Only: true})
 	d := &drainTest{mesh: &mesh{t: t, l: l, vip: createEverywhere(t)}}
@@ -33,6 +35,7 @@ func TestDrain(t *testing.T) {
 	for _, node := range rounds {
 		d.reboot(node)
 	}
+	d.shift("zone-b", "b-1", "b-2") // after a while of even demand, by which it is planned
 	d.last("a-1")
 }
 
@@ -109,7 +112,7 @@ func (d *drainTest) reboot(node string) {
 	}
 	d.must("node", "undrain", node)
 	testkit.Eventually(t, node+" serves again", func() bool { return d.answering("client-a", 40)["web-"+node] > 0 })
-	asked, failed := short()
+	asked, failed := short.stop()
 	t.Logf("%s: %d short connections, %d failed; %d long ones", node, asked, len(failed), long.count)
 	if len(failed) > 0 {
 		t.Errorf("%s was rebooted, and of %d requests %d failed, first: %s", node, asked, len(failed), failed[0])
@@ -117,6 +120,50 @@ func (d *drainTest) reboot(node string) {
 	if asked < 100 {
 		t.Errorf("only %d requests were made", asked)
 	}
+}
+
+// shift a zone out, and let its time end, under traffic.
+func (d *drainTest) shift(zone string, nodes ...string) {
+	t := d.t
+	t.Helper()
+	there := func(who map[string]int) (n int) {
+		for _, node := range nodes {
+			n += who["web-"+node]
+		}
+		return n
+	}
+	long, short := d.hold(nodes[0], 0), d.requests()
+	if out := d.must("zone", "shift", zone, "--for", "1h", "--reason", "power work", "--dry-run"); !strings.Contains(out, "default/everywhere") {
+		t.Errorf("the dry run said:\n%s", out)
+	}
+	t.Logf("%s", d.must("zone", "shift", zone, "--for", "1h", "--reason", "power work"))
+	testkit.Eventually(t, "no new connection goes to "+zone, func() bool { return there(d.answering("client-b", 20)) == 0 })
+
+	// The others get what they were said to get: each of the four a quarter, by at most a fifth more.
+	const n = 600
+	all := short.count(t, n)
+	mean, noise := n/4.0, 3*math.Sqrt(n*0.25*0.75)
+	if there(all) > 0 || len(all) != 4 {
+		t.Errorf("while %s is out %v answer", zone, all)
+	}
+	for who, got := range all {
+		if float64(got) > 1.2*mean+noise {
+			t.Errorf("%s got %d connections, 1.2 times its share is %.0f: %v", who, got, 1.2*mean, all)
+		}
+	}
+	if out := d.must("explain", "service", "everywhere", "--from-zone", "zone-a"); !strings.Contains(out, "zone "+zone+" is taken out until") {
+		t.Errorf("explain does not say that %s is out:\n%s", zone, out)
+	}
+
+	// A shorter time: it ends by itself.
+	d.must("zone", "shift", zone, "--for", "2s", "--reason", "done")
+	testkit.Eventually(t, zone+" serves again", func() bool { return there(d.answering("client-b", 40)) > 0 })
+	asked, failed := short.stop()
+	t.Logf("%s: %d short connections, %d failed; %v while it was out", zone, asked, len(failed), all)
+	if len(failed) > 0 {
+		t.Errorf("%s was out, and of %d requests %d failed, first: %s", zone, asked, len(failed), failed[0])
+	}
+	long.check(nodes[0])
 }
 
 // last: every other node is drained at the same time, so that one has the last endpoint of
@@ -150,43 +197,75 @@ func (d *drainTest) last(node string) {
 	for _, node := range d.l.Nodes() {
 		d.must("node", "undrain", node)
 	}
-	if asked, failed := short(); len(failed) > 0 {
+	if asked, failed := short.stop(); len(failed) > 0 {
 		t.Errorf("of %d requests %d failed, first: %s", asked, len(failed), failed[0])
 	}
 }
 
-// requests go to the Service from the client of every zone, each by a connection of its own,
-// until stop, which returns their number and the failures.
-func (d *drainTest) requests() (stop func() (int, []string)) {
-	end := make(chan struct{})
-	var mu sync.Mutex
-	var failed []string
-	asked, start := 0, time.Now()
-	var asking sync.WaitGroup
+// shortOnes are connections, each with one request.
+type shortOnes struct {
+	end    chan struct{}
+	asking sync.WaitGroup
+
+	mu     sync.Mutex
+	asked  int
+	failed []string
+	// answers by who gave them, since count.
+	answers map[string]int
+}
+
+// requests go to the Service from the client of every zone, each by a connection of its own.
+func (d *drainTest) requests() *shortOnes {
+	r := &shortOnes{end: make(chan struct{}), answers: map[string]int{}}
+	start := time.Now()
 	for _, client := range []string{"client-a", "client-b", "client-c"} {
-		asking.Go(func() {
+		r.asking.Go(func() {
 			for {
 				select {
-				case <-end:
+				case <-r.end:
 					return
 				case <-time.After(40 * time.Millisecond):
 				}
 				began := time.Now()
-				_, err := d.ask(client, 10*time.Second)
-				mu.Lock()
-				asked++
+				who, err := d.ask(client, 10*time.Second)
+				r.mu.Lock()
+				r.asked++
 				if err != nil {
-					failed = append(failed, fmt.Sprintf("%s at %s: %v", client, began.Sub(start).Round(time.Millisecond), err))
+					r.failed = append(r.failed, fmt.Sprintf("%s at %s: %v", client, began.Sub(start).Round(time.Millisecond), err))
+				} else {
+					r.answers[who]++
 				}
-				mu.Unlock()
+				r.mu.Unlock()
 			}
 		})
 	}
-	return func() (int, []string) {
-		close(end)
-		asking.Wait()
-		return asked, failed
-	}
+	return r
+}
+
+// count until there were so many answers, and say whose they were.
+func (r *shortOnes) count(t *testing.T, n int) (answers map[string]int) {
+	t.Helper()
+	r.mu.Lock()
+	r.answers = map[string]int{}
+	r.mu.Unlock()
+	testkit.Eventually(t, fmt.Sprintf("%d answers", n), func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		sum := 0
+		for _, of := range r.answers {
+			sum += of
+		}
+		answers = maps.Clone(r.answers)
+		return sum >= n
+	})
+	return answers
+}
+
+// stop, and return the number of requests and the failures.
+func (r *shortOnes) stop() (int, []string) {
+	close(r.end)
+	r.asking.Wait()
+	return r.asked, r.failed
 }
 
 // held are long connections.

@@ -51,6 +51,7 @@ const (
 	NodeViewOff      Code = "node-view-off"
 	NodeNotDrained   Code = "node-not-drained"
 	LastEndpoint     Code = "last-endpoint"
+	ShiftPending     Code = "shift-pending"
 )
 
 // Codes of an agent.

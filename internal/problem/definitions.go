@@ -55,7 +55,8 @@ func Definitions() []Definition {
 		{IsolationFails, "The agent cannot refuse connections between meshes.", "As the error says; the agent tries again."},
 		{NodeViewOff, "The agent needs the gRPC port of the control plane, which is turned off.", "Choose a port with `--grpc-port`."},
 		{NodeNotDrained, "A reboot of the node would interrupt connections that have time left, or is asked for too early.", "Run `proxima node drain NAME` again: it goes on where it was."},
-		{LastEndpoint, "To drain the node would leave a Service without an endpoint.", "Start another instance of it on another node, or use `--force`."},
+		{LastEndpoint, "To drain the node, or to take out the zone, would leave a Service without an endpoint.", "Start another instance of it elsewhere, or use `--force`."},
+		{ShiftPending, "The control plane has not put a zone shift into effect yet.", "Look at `proxima status`: a control plane without a leader decides nothing. `proxima zone shift ZONE --end` takes it back."},
 
 		{AgentNotRunning, "No agent with this data directory runs on this machine.", "Start it with `proxima up` or `proxima node`, or name its directory with `--data-dir`."},
 		{AgentNotAnswering, "The agent's process is there and does not answer.", "Send it SIGCONT if it was stopped, or restart it; kernel modes go on with the last state."},

@@ -136,6 +136,9 @@ func TestSimulate(t *testing.T) {
 		}{
 			{"zone a fails", Change{FailZones: locality.Zones("a")}},
 			{"two zones fail", Change{FailZones: locality.Zones("a", "b")}},
+			{"zone a is taken out, its clients stay", Change{Shifts: []Shift{{Zone: "a"}}}},
+			{"a node is taken out", Change{Shifts: []Shift{{Node: "node-a"}}}},
+			{"all zones are taken out, and go on serving", Change{Shifts: []Shift{{Zone: "a"}, {Zone: "b"}, {Zone: "c"}}}},
 			{"two more endpoints", Change{Endpoints: []EndpointsChange{{webKey, "b", 2}}}},
 			{"three times the demand", Change{Demand: []DemandChange{{webKey, "a", 3}}}},
 			{"and endpoints that take it", Change{Demand: []DemandChange{{webKey, "a", 3}}, Endpoints: []EndpointsChange{{webKey, "a", 5}}}},
@@ -161,6 +164,8 @@ func TestSimulate(t *testing.T) {
 			text   string
 		}{
 			{Change{FailZones: locality.Zones("x")}, `there is no zone "x"; there are a, b, c`},
+			{Change{Shifts: []Shift{{Zone: "x"}}}, `there is no zone "x"; there are a, b, c`},
+			{Change{Shifts: []Shift{{Node: "x"}}}, `there is no node "x"`},
 			{Change{Endpoints: []EndpointsChange{{webKey, "x", 1}}}, `there is no zone "x"; there are a, b, c`},
 			{Change{Endpoints: []EndpointsChange{{resource.Key{Namespace: "shop", Name: "y"}, "a", 1}}}, `there is no service "shop/y"`},
 			{Change{Endpoints: []EndpointsChange{{webKey, "a", -4}}}, "service shop/web: endpoints: -4 where the weight is 3"},

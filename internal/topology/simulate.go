@@ -10,9 +10,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
@@ -25,6 +27,8 @@ import (
 type Change struct {
 	// FailZones lose their nodes and endpoints.
 	FailZones []locality.Zone
+	// Shifts take endpoints out; the clients there stay.
+	Shifts    []Shift
 	Endpoints []EndpointsChange
 	Demand    []DemandChange
 	// Top asks for so many Services that Adaptive would save most; 0: for none. Price to reckon
@@ -32,6 +36,19 @@ type Change struct {
 	Top   int
 	Price *meshv1alpha1.ZonePrice
 	Bytes []BytesEntered
+}
+
+// Shift takes out the endpoints of a topology zone or, if Zone is empty, of a node.
+type Shift struct {
+	Zone locality.Zone
+	Node string
+}
+
+func (s Shift) covers(e *discoveryv1.Endpoint) bool {
+	if s.Zone == "" {
+		return e.NodeName != nil && *e.NodeName == s.Node
+	}
+	return e.Zone != nil && locality.Zone(*e.Zone) == s.Zone
 }
 
 // EndpointsChange gives a Service's zone more endpoints, or fewer.
@@ -208,17 +225,33 @@ func (q *question) services() ([]resource.Key, error) {
 			return nil, err
 		}
 	}
-	if len(q.change.FailZones) > 0 {
+	if len(q.change.FailZones)+len(q.change.Shifts) > 0 {
 		planned, known := q.planned()
-		for _, zone := range q.change.FailZones {
-			if !slices.Contains(known, zone) {
-				return nil, &UnknownError{What: "zone", Name: string(zone), Known: q.zones()}
-			}
+		if err := q.known(known); err != nil {
+			return nil, err
 		}
 		keys = append(keys, planned...)
 	}
 	slices.SortFunc(keys, func(a, b resource.Key) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(keys), nil
+}
+
+// known checks that the zones and nodes that are taken out exist.
+func (q *question) known(zones []locality.Zone) error {
+	named := slices.Clone(q.change.FailZones)
+	for _, s := range q.change.Shifts {
+		if s.Zone != "" {
+			named = append(named, s.Zone)
+		} else if _, ok := q.snapshot.Nodes.Get(resource.Key{Name: s.Node}); !ok {
+			return &UnknownError{What: "node", Name: s.Node}
+		}
+	}
+	for _, zone := range named {
+		if !slices.Contains(zones, zone) {
+			return &UnknownError{What: "zone", Name: string(zone), Known: q.zones()}
+		}
+	}
+	return nil
 }
 
 // zones of nodes.
@@ -256,6 +289,18 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 			changed = changed || p.Weight[at] > 0 || p.Demand[at] > 0
 			stays = false
 			p = explain.FailZone(p, at)
+		}
+	}
+	if out := q.shifted(u, key); len(out) > 0 {
+		changed, stays = true, false
+		for name, weight := range out {
+			at, err := zone(name)
+			if err != nil {
+				return s, false, err
+			}
+			if p, err = explain.AddEndpoints(p, at, -weight); err != nil {
+				return s, false, err
+			}
 		}
 	}
 	for _, e := range q.change.Endpoints {
@@ -304,6 +349,65 @@ func (q *question) simulate(u *candidate, key resource.Key) (s Simulated, change
 		s.Unplanned = &m
 	}
 	return s, changed, nil
+}
+
+// shifted is the weight that the shifts take out of a group, by zone. Where they take out
+// all of it nothing is: the endpoints go on serving, as no other one is ready.
+func (q *question) shifted(u *candidate, key resource.Key) map[locality.Zone]int64 {
+	if len(q.change.Shifts) == 0 {
+		return nil
+	}
+	var parts, left []trafficplan.Part
+	for _, slice := range q.snapshot.SlicesOf(key) {
+		part := trafficplan.PartOf(q.snapshot, slice)
+		parts = append(parts, part)
+		ours := slice.Labels[discoveryv1.LabelManagedBy] == endpointslice.ManagedBy // no shift changes the others
+		stay := trafficplan.Part{Family: part.Family, Ports: part.Ports}
+		for i := range part.Endpoints {
+			if ours && slices.ContainsFunc(q.change.Shifts, func(s Shift) bool { return s.covers(&part.Endpoints[i]) }) {
+				continue
+			}
+			stay.Endpoints = append(stay.Endpoints, part.Endpoints[i])
+			if part.Weights != nil {
+				stay.Weights = append(stay.Weights, part.Weights[i])
+			}
+		}
+		left = append(left, stay)
+	}
+	was, is := weightsOf(trafficplan.Groups(parts), u), weightsOf(trafficplan.Groups(left), u)
+	out := map[locality.Zone]int64{}
+	remain := len(u.group.elsewhere.sites) > 0
+	for zone, weight := range was {
+		if is[zone] != weight {
+			out[zone] = weight - is[zone]
+		}
+		remain = remain || is[zone] > 0
+	}
+	if !remain {
+		return nil
+	}
+	return out
+}
+
+// weightsOf a candidate's group, by zone, in the units of its problem.
+func weightsOf(groups []*trafficplan.Group, u *candidate) map[locality.Zone]int64 {
+	for _, g := range groups {
+		if g.Name != u.group.Name {
+			continue
+		}
+		switch {
+		case !u.in.weighted():
+			return g.Endpoints
+		case g.Weights != nil:
+			return g.Weights
+		}
+		out := map[locality.Zone]int64{}
+		for zone, n := range g.Endpoints {
+			out[zone] = n * int64(trafficplan.DefaultWeight)
+		}
+		return out
+	}
+	return nil
 }
 
 // money of a simulated plan and of the one before, where it is known.

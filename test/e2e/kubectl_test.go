@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -71,6 +72,47 @@ func TestKubectl(t *testing.T) {
 		if out, err := p.try("", testkit.Kubectl(t), "-n", "doomed", "create", "configmap", "late"); err == nil {
 			t.Errorf("an object was made in a namespace that is gone:\n%s", out)
 		}
+	})
+	t.Run("a zone shift is written, changed and ended", func(t *testing.T) {
+		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}
+		const node = "apiVersion: v1\nkind: Node\nmetadata: {name: shifted, labels: {topology.kubernetes.io/zone: zone-a}}\n"
+		shift := func(zone string, lasts time.Duration) string {
+			return fmt.Sprintf("apiVersion: mesh.proxima.dev/v1alpha1\nkind: ZoneShift\nmetadata: {name: %s}\nspec: {zone: %[1]s, until: %q, reason: power work}\n",
+				zone, time.Now().Add(lasts).UTC().Format(time.RFC3339))
+		}
+		if out, err := p.try(node, testkit.Kubectl(t), "apply", "-f", "-"); err != nil {
+			t.Fatal(err, out)
+		}
+		for manifest, want := range map[string]string{
+			shift("nowhere", time.Hour):      "there is no such zone; there are zone-a",
+			shift("zone-a", -time.Hour):      "spec.until: Invalid value",
+			shift("zone-a", 30*24*time.Hour): "at most 7d away",
+			strings.Replace(shift("zone-a", time.Hour), "reason: power work", "", 1): "spec.reason",
+		} {
+			if out, err := p.try(manifest, testkit.Kubectl(t), "apply", "-f", "-"); err == nil || !strings.Contains(out, want) {
+				t.Errorf("kubectl apply: %v, want %s\n%s\n%s", err, want, out, manifest)
+			}
+		}
+		if out, err := p.try(shift("zone-a", time.Hour), testkit.Kubectl(t), "apply", "-f", "-"); err != nil {
+			t.Fatal(err, out)
+		}
+		p.kubectl("wait", "zoneshift/zone-a", "--for=condition=Active", "--timeout=30s")
+		if out := p.kubectl("get", "tp,zoneshifts,ipaddresspools"); !strings.Contains(out, "zone zone-a") || !strings.Contains(out, "InEffect") {
+			t.Errorf("get:\n%s", out)
+		}
+		if out := p.kubectl("describe", "zoneshift", "zone-a"); !strings.Contains(out, "power work") || !strings.Contains(out, "InEffect") {
+			t.Errorf("describe:\n%s", out)
+		}
+		p.kubectl("patch", "zoneshift", "zone-a", "--type=merge", "-p", `{"spec":{"until":"2020-01-02T03:04:05Z"}}`)
+		p.kubectl("wait", "zoneshift/zone-a", "--for=condition=Active=False", "--timeout=30s")
+		if out := p.kubectl("get", "zoneshift", "zone-a"); !strings.Contains(out, "Expired") {
+			t.Errorf("get, after its end:\n%s", out)
+		}
+		if out, err := p.try("", testkit.Kubectl(t), "patch", "zoneshift", "zone-a", "--type=merge", "-p", `{"spec":{"zone":"zone-b"}}`); err == nil {
+			t.Errorf("the zone was changed:\n%s", out)
+		}
+		p.kubectl("delete", "zoneshift", "zone-a")
+		p.kubectl("delete", "node", "shifted")
 	})
 	t.Run("roles are refused by name", func(t *testing.T) {
 		p := &plane{t: t, dir: p.dir, kubeconfig: p.kubeconfig}

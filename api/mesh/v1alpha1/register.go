@@ -30,7 +30,8 @@ func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion, &Mesh{}, &MeshList{},
 		&ExternalService{}, &ExternalServiceList{}, &GlobalSecret{}, &GlobalSecretList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &ZoneCosts{}, &ZoneCostsList{})
-	scheme.AddKnownTypes(SchemeGroupVersion, &VirtualIP{}, &VirtualIPList{}, &IPAddressPool{}, &IPAddressPoolList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &VirtualIP{}, &VirtualIPList{}, &IPAddressPool{}, &IPAddressPoolList{},
+		&ZoneShift{}, &ZoneShiftList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &TopologyHeuristic{}, &TopologyHeuristicList{})
 	scheme.AddKnownTypes(SchemeGroupVersion, &Zone{}, &ZoneList{}, &ZoneInsight{}, &ZoneInsightList{},
 		&ZoneIngress{}, &ZoneIngressList{}, &ZoneIngressInsight{}, &ZoneIngressInsightList{},

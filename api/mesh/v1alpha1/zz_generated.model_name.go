@@ -391,6 +391,26 @@ func (in ZonePrice) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneShift) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneShift"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneShiftList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneShiftList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneShiftSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneShiftSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZoneShiftStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZoneShiftStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ZoneSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.ZoneSpec"
 }

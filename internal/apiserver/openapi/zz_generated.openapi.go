@@ -104,6 +104,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ZoneInsightStatus{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_ZoneInsightStatus(ref),
 		v1alpha1.ZoneList{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneList(ref),
 		v1alpha1.ZonePrice{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZonePrice(ref),
+		v1alpha1.ZoneShift{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZoneShift(ref),
+		v1alpha1.ZoneShiftList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneShiftList(ref),
+		v1alpha1.ZoneShiftSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneShiftSpec(ref),
+		v1alpha1.ZoneShiftStatus{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_ZoneShiftStatus(ref),
 		v1alpha1.ZoneSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_ZoneSpec(ref),
 		v1beta1.AvailableEndpoints{}.OpenAPIModelName():                   schema_proxima_api_multicluster_v1beta1_AvailableEndpoints(ref),
 		v1beta1.AvailableHost{}.OpenAPIModelName():                        schema_proxima_api_multicluster_v1beta1_AvailableHost(ref),
@@ -4354,6 +4358,210 @@ func schema_proxima_api_mesh_v1alpha1_ZonePrice(ref common.ReferenceCallback) co
 				Required: []string{"currency"},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneShift(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneShift takes the endpoints of a topology zone, or of a node, out of their Services for a time. New connections go to other endpoints, open ones stay. It ends by itself.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What is taken out, for how long and why.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ZoneShiftSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether it is in effect.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ZoneShiftStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ZoneShiftSpec{}.OpenAPIModelName(), v1alpha1.ZoneShiftStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneShiftList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneShiftList is a list of ZoneShifts.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The ZoneShifts.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ZoneShift{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ZoneShift{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneShiftSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneShiftSpec is what is taken out, for how long and why. Either zone or node is set, and neither is changed later.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"zone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zone is a topology zone (label topology.kubernetes.io/zone).",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Node is the name of a node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"until": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Until when. It can be changed. At most 7 days from the write.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Reason, for people. At most 512 characters.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"force": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Force takes out the last endpoints of Services, too. They go on serving these Services, as no other endpoint is ready.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"until", "reason"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZoneShiftStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZoneShiftStatus is how far it is in effect.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type":       "map",
+								"x-kubernetes-patch-merge-key": "type",
+								"x-kubernetes-patch-strategy":  "merge",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions; type Active says whether the endpoints are out, and why not.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"services": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Services that had endpoints there when it came into effect.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"endpoints": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Endpoints that were ready there when it came into effect.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 

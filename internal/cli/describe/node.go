@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,7 @@ func (d *Describer) node(ctx context.Context, p *page, n *corev1.Node) error {
 		p.field("Drain", strings.ToLower(drain.State()))
 		p.note("its workloads get new connections only where no other endpoint is ready: it is %s; \"%s\" ends that", drain, drain.Undo(n.Name))
 	}
+	d.shift(ctx, p, "its workloads", n.Labels[corev1.LabelTopologyZone], n.Name)
 	if err := d.nodeLease(ctx, p, n.Name); err != nil {
 		return err
 	}
@@ -97,11 +99,17 @@ func (p *page) placed(node string, all []workload) {
 
 func (d *Describer) dataplane(ctx context.Context, p *page, dp *mesh.Dataplane) error {
 	p.dataplane(dp)
+	zone := dp.Labels[corev1.LabelTopologyZone]
 	if dp.Spec.NodeName != "" {
-		if err := d.dataplaneNode(ctx, p, dp.Spec.NodeName); err != nil {
+		node, err := d.dataplaneNode(ctx, p, dp.Spec.NodeName)
+		if err != nil {
 			return err
 		}
+		if node != nil {
+			zone = cmp.Or(zone, node.Labels[corev1.LabelTopologyZone])
+		}
 	}
+	d.shift(ctx, p, "it", zone, dp.Spec.NodeName)
 	services, err := list[*corev1.Service](ctx, d, p, kind.Service, resource.ListOptions{Namespace: dp.Namespace})
 	if err != nil {
 		return err
@@ -126,19 +134,41 @@ func (d *Describer) dataplane(ctx context.Context, p *page, dp *mesh.Dataplane) 
 	return nil
 }
 
-// dataplaneNode notes what keeps a Node from serving a workload.
-func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) error {
+// shift notes which ZoneShift takes workloads in a zone, on a node, out. That ZoneShifts cannot
+// be read is no reason to fail: older control planes have none.
+func (d *Describer) shift(ctx context.Context, p *page, whose, zone, node string) {
+	objects, _, err := d.Reader.List(ctx, kind.ZoneShift, resource.ListOptions{})
+	if err != nil {
+		return
+	}
+	for _, obj := range objects {
+		z, ok := obj.(*mesh.ZoneShift)
+		if ok && kind.ShiftInEffect(z) && kind.ShiftCovers(&z.Spec, zone, node) {
+			verb := "gets"
+			if whose != "it" {
+				verb = "get"
+			}
+			p.note("%s %s new connections only where no other endpoint is ready: %s is taken out until %s (%s); \"%s\" ends that",
+				whose, verb, kind.ShiftTarget(&z.Spec), z.Spec.Until.UTC().Format(time.RFC3339), z.Spec.Reason, kind.ShiftUndo(&z.Spec))
+		}
+	}
+}
+
+// dataplaneNode notes what keeps a Node from serving a workload. The Node is nil if it cannot
+// be read, or does not exist.
+func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) (*corev1.Node, error) {
 	obj, err := d.Reader.Get(ctx, kind.Node, resource.Key{Name: name})
 	switch {
 	case apierrors.IsNotFound(err):
 		p.note("its Node %q does not exist, so it gets no endpoint: remove spec.nodeName, or run an agent of that name", name)
-		return nil
+		return nil, nil
 	case apierrors.IsForbidden(err):
-		return nil
+		return nil, nil
 	case err != nil:
-		return fmt.Errorf("node: %w", err)
+		return nil, fmt.Errorf("node: %w", err)
 	}
-	if n, ok := obj.(*corev1.Node); ok {
+	n, ok := obj.(*corev1.Node)
+	if ok {
 		if ready, why := nodeReady(n); !ready {
 			p.note("its node %s is not ready: %s", name, why)
 		}
@@ -147,7 +177,7 @@ func (d *Describer) dataplaneNode(ctx context.Context, p *page, name string) err
 				name, drain, drain.Undo(name))
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // dataplane prints the fields of the Dataplane itself.

@@ -63,7 +63,7 @@ func TestDrainedNode(t *testing.T) {
 					t.Fatal("the pod has no endpoint")
 				}
 			}
-			b.On(tc.node)
+			b.Place(tc.node, nil)
 			if b.Terminating != tc.terminating || !b.Serving {
 				t.Errorf("terminating %t, serving %t; want %t, true", b.Terminating, b.Serving, tc.terminating)
 			}

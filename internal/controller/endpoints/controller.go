@@ -72,7 +72,7 @@ func New(config Config) *Controller {
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
 	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Pods, catalog.Dataplanes,
-		catalog.Namespaces, catalog.Nodes)
+		catalog.Namespaces, catalog.Nodes, catalog.ZoneShifts)
 }
 
 // dispatch queues the Services that a delta concerns.
@@ -95,10 +95,11 @@ func (c *Controller) dispatch(d catalog.Delta) {
 		return // all Services there are were just queued
 	}
 	for _, change := range d.Nodes {
-		if backend.TaintsMatter(change.Old, change.New) {
+		if backend.NodeMatters(change.Old, change.New) {
 			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
 		}
 	}
+	backend.Shifted(d, c.loop.Add)
 }
 
 // sync brings the Endpoints of one Service to what they should be.
@@ -123,7 +124,7 @@ func (c *Controller) sync(ctx context.Context, key resource.Key) error {
 	if !Applies(service) {
 		return nil
 	}
-	in := Input{Service: service, Existing: existing, Node: func(name string) *corev1.Node {
+	in := Input{Service: service, Existing: existing, Shifts: backend.ShiftsOf(snapshot), Node: func(name string) *corev1.Node {
 		node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
 		return node
 	}}

@@ -45,6 +45,8 @@ type Input struct {
 	Dataplanes []*meshv1alpha1.Dataplane
 	// Node finds a Node by name, nil if there is none; nil: none is known.
 	Node func(name string) *corev1.Node
+	// Shifts in effect.
+	Shifts backend.Shifts
 	// Existing object of the Service's name; nil: none.
 	Existing *corev1.Endpoints
 	// TriggerTime of the change, to be noted if something is written; zero:
@@ -180,9 +182,11 @@ func (in *Input) subsets() []corev1.EndpointSubset {
 func (in *Input) backends() []backend.Backend {
 	out := make([]backend.Backend, 0, len(in.Pods)+len(in.Dataplanes))
 	add := func(b backend.Backend) {
+		var node *corev1.Node
 		if b.Node != "" && in.Node != nil {
-			b.On(in.Node(b.Node))
+			node = in.Node(b.Node)
 		}
+		b.Place(node, in.Shifts)
 		out = append(out, b)
 	}
 	for _, pod := range in.Pods {

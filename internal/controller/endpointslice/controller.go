@@ -85,7 +85,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		})
 	}
 	return c.loop.Run(ctx, c.Catalog, c.dispatch,
-		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes, catalog.Namespaces)
+		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes, catalog.Namespaces,
+		catalog.ZoneShifts)
 }
 
 // followAdvice queues the Services whose hints may be others, until ctx ends.
@@ -165,6 +166,7 @@ func gather(snapshot *catalog.Snapshot, service *corev1.Service, existing []*dis
 			node, _ := snapshot.Nodes.Get(resource.Key{Name: name})
 			return node
 		},
+		Shifts: backend.ShiftsOf(snapshot),
 	}
 	in.Pods, in.Dataplanes = backend.Selected(snapshot, service)
 	return in

@@ -28,6 +28,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
 		}
 	}
+	backend.Shifted(d, c.loop.Add)
 }
 
 // sliceChanged queues the Service of a slice that another client changed, before

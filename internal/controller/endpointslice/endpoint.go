@@ -17,14 +17,15 @@ import (
 func (in *Input) backends() (out []backend.Backend, skipped []SkippedWorkload) {
 	out = make([]backend.Backend, 0, len(in.Pods)+len(in.Dataplanes))
 	add := func(b backend.Backend, nodeRequired bool) {
+		var node *corev1.Node
 		if b.Node != "" || nodeRequired {
-			node := in.Node(b.Node)
+			node = in.Node(b.Node)
 			if node == nil && !in.Service.Spec.PublishNotReadyAddresses {
 				skipped = append(skipped, SkippedWorkload{Workload: b.Name(), Node: b.Node})
 				b.Addresses = nil
 			}
-			b.On(node)
 		}
+		b.Place(node, in.Shifts)
 		out = append(out, b)
 	}
 	for _, pod := range in.Pods {

@@ -47,6 +47,8 @@ type Input struct {
 	Dataplanes []*meshv1alpha1.Dataplane
 	// Node finds a Node by name; nil if there is none.
 	Node func(name string) *corev1.Node
+	// Shifts in effect.
+	Shifts backend.Shifts
 	// Slices of the Service that carry ManagedBy.
 	Slices []*discoveryv1.EndpointSlice
 	// TriggerTime of the change, to be noted on slices that are written; zero:

@@ -65,6 +65,9 @@ func (x examiner) machines(status *admin.Status, now time.Time) Finding {
 		for _, d := range status.Drains {
 			f.Note += fmt.Sprintf("; node %s is %s (%s ends that)", d.Node, strings.ToLower(d.State), d.Undo)
 		}
+		for _, z := range status.Shifts {
+			f.Note += fmt.Sprintf("; %s is taken out until %s (%s ends that)", z.Target(), z.Until.UTC().Format(time.RFC3339), z.Undo)
+		}
 		return f
 	}
 	fix := fmt.Sprintf("open UDP port %d between the nodes, or the one that the agent names in its log", x.ProbePort)

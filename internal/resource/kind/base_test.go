@@ -2,6 +2,7 @@ package kind_test
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -155,6 +156,9 @@ spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespa
 	"IPAddressPool": `
 metadata: {name: main}
 spec: {addresses: [192.0.2.0/28, 198.51.100.5-198.51.100.9, "2001:db8::1"], namespaces: [shop], autoAssign: false}`,
+	"ZoneShift": `
+metadata: {name: zone-a}
+spec: {zone: zone-a, until: "` + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + `", reason: power work}`,
 	"GlobalSecret": `
 metadata: {name: corp-ca}
 stringData: {tls.key: "1"}`,

@@ -55,6 +55,7 @@ func All() []*resource.Descriptor {
 		ServiceImport,
 		VirtualIP,
 		IPAddressPool,
+		ZoneShift,
 	}
 }
 
