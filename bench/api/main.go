@@ -42,7 +42,8 @@ var (
 type bench struct {
 	sizes
 	binary   string
-	postgres string // URL of a server; empty: a throw-away one is started
+	postgres string   // URL of a server; empty: a throw-away one is started
+	env      []string // of the processes that are started, beside that of this one
 	out      *tabwriter.Writer
 }
 

@@ -58,6 +58,7 @@ func (b *bench) start(ctx context.Context, dir string, args ...string) (p *proce
 			p.cmd.Env = append(p.cmd.Env, v)
 		}
 	}
+	p.cmd.Env = append(p.cmd.Env, b.env...)
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
