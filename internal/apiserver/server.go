@@ -20,10 +20,12 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/storage/value"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	restclient "k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/controller/ipam"
@@ -127,11 +129,21 @@ type Server struct {
 	connections *connections
 }
 
+// gates of upstream's libraries that are not as they are by default.
+//
+// ListFromCacheSnapshot (KEP-4988) keeps a snapshot of the watch cache's tree for each event
+// of its history, 2 to 3 kB of inner nodes each. It is for lists of the past, as the further
+// pages of a list are: the store answers those here, which keeps the past anyway.
+const gates = string(features.ListFromCacheSnapshot) + "=false"
+
 // New makes a server. It starts the watch caches, which read the store, so a
 // server that is not run must be closed. Blocks for one read of the store.
 func New(cfg Config) (*Server, error) {
 	if cfg.Store == nil || cfg.Listener == nil || cfg.Authenticator == nil || cfg.Authorizer == nil || cfg.Logger == nil {
 		return nil, errors.New("new API server: Store, Listener, Authenticator, Authorizer and Logger are required")
+	}
+	if err := utilfeature.DefaultMutableFeatureGate.Set(gates); err != nil {
+		return nil, fmt.Errorf("new API server: set feature gates: %w", err)
 	}
 	schemes, err := newSchemes(cfg.Kinds)
 	if err != nil {
