@@ -67,12 +67,16 @@ func main() {
 	only := flag.String("only", "", "sections to run, comma-separated: writes, watch, endpoints, crowd, plans, up; empty: all")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does; the section watch takes several, separated by commas")
 	postgres := flag.String("postgres", "", "URL of a PostgreSQL server; empty: one is started on this machine if it can be")
+	settle := flag.Duration("settle", 0, "pause before memory is read; 15m: the history of changes is as in a control plane that runs for long (0: 15s)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	b := &bench{sizes: full, binary: *binary, postgres: *postgres}
 	if *quick {
 		b.sizes = smoke
+	}
+	if *settle > 0 {
+		b.idleAfter = *settle
 	}
 	if err := b.run(ctx, os.Stdout, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "api:", err)
