@@ -43,12 +43,12 @@ func (u Update) Proxied() bool {
 
 // Isolated reports whether the update changes anything for what keeps meshes apart.
 func (u Update) Isolated() bool {
-	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Meshes)+len(u.Workloads) > 0
+	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Names)+len(u.NameSlices)+len(u.Meshes)+len(u.Workloads) > 0
 }
 
 // Empty reports whether the update changes nothing.
 func (u Update) Empty() bool {
-	return !u.Proxied() && !u.Isolated() && len(u.Names)+len(u.NameSlices)+len(u.Remotes)+len(u.Offers) == 0
+	return !u.Proxied() && !u.Isolated() && len(u.Remotes)+len(u.Offers) == 0
 }
 
 // KeepLoopback removes loopback addresses of other machines from NameSlices. It replaces

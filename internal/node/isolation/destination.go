@@ -12,7 +12,7 @@ import (
 // whose scope allows it, and workloads of the mesh. It counts why each is reached, so that a
 // change costs what it changes.
 type destinations struct {
-	scopes  map[proxy.ServiceName]proxy.Scope
+	scopes  map[proxy.ServiceName]scopes
 	parts   map[proxy.SliceName]part
 	partsOf map[proxy.ServiceName]map[proxy.SliceName]struct{}
 	members map[proxy.ServiceName]*proxy.Workload
@@ -30,7 +30,7 @@ type part struct {
 
 func newDestinations() destinations {
 	return destinations{
-		scopes: map[proxy.ServiceName]proxy.Scope{}, parts: map[proxy.SliceName]part{},
+		scopes: map[proxy.ServiceName]scopes{}, parts: map[proxy.SliceName]part{},
 		partsOf: map[proxy.ServiceName]map[proxy.SliceName]struct{}{}, members: map[proxy.ServiceName]*proxy.Workload{},
 		closed: map[string]bool{}, refs: map[proxy.Reach]int{}, touched: map[proxy.Reach]bool{},
 	}
@@ -97,8 +97,8 @@ func (d *destinations) each(mesh string, by int) {
 }
 
 func (d *destinations) reaches(mesh string, service proxy.ServiceName) bool {
-	scope, known := d.scopes[service]
-	return known && scope.Allows(mesh)
+	scope := d.scopes[service].now()
+	return scope != nil && scope.Allows(mesh)
 }
 
 func (d *destinations) setWorkload(name proxy.ServiceName, w *proxy.Workload) {
@@ -111,27 +111,38 @@ func (d *destinations) setWorkload(name proxy.ServiceName, w *proxy.Workload) {
 	}
 }
 
-// scope of a Service; nil: there is none.
-func scopeOfService(s *proxy.Service) *proxy.Scope {
-	if s == nil {
-		return nil
+// scopes of a Service: as modes have it, and as DNS alone has it; nil: it is none of theirs.
+type scopes struct{ service, name *proxy.Scope }
+
+// now is the one that holds. While a Service turns from one into the other both are known for
+// a moment.
+func (s scopes) now() *proxy.Scope {
+	if s.service != nil {
+		return s.service
 	}
-	return &s.Scope
+	return s.name
 }
 
-func scopeOfName(n *records.Name) *proxy.Scope {
-	if n == nil {
-		return nil
+func (d *destinations) setService(name proxy.ServiceName, s *proxy.Service) {
+	next := scopes{name: d.scopes[name].name}
+	if s != nil {
+		next.service = &s.Scope
 	}
-	return &n.Scope
+	d.setScopes(name, next)
 }
 
-func (d *destinations) setScope(name proxy.ServiceName, scope *proxy.Scope) {
+func (d *destinations) setName(name proxy.ServiceName, n *records.Name) {
+	next := scopes{service: d.scopes[name].service}
+	if n != nil {
+		next.name = &n.Scope
+	}
+	d.setScopes(name, next)
+}
+
+func (d *destinations) setScopes(name proxy.ServiceName, next scopes) {
 	d.countService(name, -1)
-	if scope == nil {
+	if d.scopes[name] = next; next == (scopes{}) {
 		delete(d.scopes, name)
-	} else {
-		d.scopes[name] = *scope
 	}
 	d.countService(name, +1)
 }

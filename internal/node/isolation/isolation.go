@@ -85,32 +85,24 @@ func (s *state) noteMeshes(u node.Update) {
 // apply takes an update over, while meshes are to be kept apart, and returns what of it a mode
 // has to know.
 func (s *state) apply(u node.Update) proxy.Isolation {
-	was := s.located
+	was, relocated := s.located, s.relocates(u)
 	if u.Reset {
 		s.clear()
 		s.destinations.reset = true
 	}
 	s.noteMeshes(u)
-	relocated := u.Reset || len(u.Meshes) > 0
 	for name, w := range u.Workloads {
-		if s.here[name] != nil || w != nil && w.Node == s.node {
-			relocated = true
-			delete(s.here, name)
-			if w != nil && w.Node == s.node {
-				s.here[name] = w
-			}
+		delete(s.here, name)
+		if w != nil && w.Node == s.node {
+			s.here[name] = w
 		}
 		s.setWorkload(name, w)
 	}
 	for name, n := range u.Names {
-		if u.Services[name] == nil {
-			s.setScope(name, scopeOfName(n))
-		}
+		s.setName(name, n)
 	}
 	for name, svc := range u.Services {
-		if svc != nil || u.Names[name] == nil {
-			s.setScope(name, scopeOfService(svc))
-		}
+		s.setService(name, svc)
 	}
 	for name, slice := range u.Slices {
 		s.setSlice(name, partOfSlice(slice))
@@ -122,6 +114,19 @@ func (s *state) apply(u node.Update) proxy.Isolation {
 		s.locate()
 	}
 	return s.since(was)
+}
+
+// relocates reports whether an update may change of which mesh an address of this node is.
+func (s *state) relocates(u node.Update) bool {
+	if u.Reset || len(u.Meshes) > 0 {
+		return true
+	}
+	for name, w := range u.Workloads {
+		if s.here[name] != nil || w != nil && w.Node == s.node {
+			return true
+		}
+	}
+	return false
 }
 
 // since is the difference of what a mode has to know to what it knew.

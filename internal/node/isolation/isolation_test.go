@@ -120,6 +120,9 @@ func (r *rig) apply(u node.Update) {
 		r.whole = update()
 	}
 	overlayInto(&r.whole, u)
+	if !u.Isolated() {
+		return // as an agent does
+	}
 	r.Apply(u)
 	if err := r.Flush(); err != nil {
 		r.t.Fatal(err)
@@ -277,6 +280,10 @@ func TestClosed(t *testing.T) {
 	if last := r.mode.calls[len(r.mode.calls)-1]; last.Reset || len(last.Sources) != 0 || len(last.Reach) != 4 {
 		t.Errorf("more was told than what changed: %+v", last)
 	}
+	u = update()
+	u.NameSlices[headless] = &records.Slice{Name: headless, Service: named("ns", "headless"), Targets: []records.Target{{Addr: addr("203.0.113.6")}}}
+	r.apply(u)
+	reaches("10.0.0.1", "192.0.2.1", "203.0.113.3", "203.0.113.4", "203.0.113.6")
 
 	r.apply(meshes(update(), proxy.Mesh{Name: "blue"}))
 	reaches()
@@ -284,7 +291,7 @@ func TestClosed(t *testing.T) {
 		t.Error("closed, though the mesh is open")
 	}
 	r.apply(meshes(update(), proxy.Mesh{Name: "blue", Closed: true}))
-	reaches("10.0.0.1", "192.0.2.1", "203.0.113.3", "203.0.113.4", "203.0.113.5")
+	reaches("10.0.0.1", "192.0.2.1", "203.0.113.3", "203.0.113.4", "203.0.113.6")
 }
 
 // TestHistoryLeavesNoTrace: whatever the history, the mode knows what a fresh agent's would.
@@ -301,7 +308,7 @@ func TestHistoryLeavesNoTrace(t *testing.T) {
 			name := []string{"a", "b", "c"}[r.IntN(3)]
 			address := []string{"10.0.0.1", "10.0.0.2", "192.0.2.1", "203.0.113.1"}[r.IntN(4)]
 			gone := r.IntN(4) == 0
-			switch r.IntN(4) {
+			switch r.IntN(5) {
 			case 0:
 				m := names[1+r.IntN(2)]
 				if u.Meshes[m] = nil; !gone {
@@ -319,6 +326,10 @@ func TestHistoryLeavesNoTrace(t *testing.T) {
 				slice := proxy.SliceName{Namespace: "ns", Name: name}
 				if u.Slices[slice] = nil; !gone {
 					u.Slices[slice] = &proxy.Slice{Name: slice, Service: named("ns", []string{"a", "b", "c"}[r.IntN(3)]), Endpoints: []proxy.SliceEndpoint{{Addr: addr(address)}}}
+				}
+			case 4: // as a Service turns from one sort into another, both may be there
+				if u.Names[named("ns", name)] = nil; !gone {
+					u.Names[named("ns", name)] = &records.Name{Name: named("ns", name), Scope: proxy.Scope{Mesh: names[r.IntN(3)]}}
 				}
 			}
 			if r.IntN(10) == 0 { // the mode fails once
