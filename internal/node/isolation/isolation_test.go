@@ -6,7 +6,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -77,14 +80,15 @@ type rig struct {
 	t     *testing.T
 	mode  *recorder
 	whole node.Update
+	own   []string
 }
 
 func newRig(t *testing.T, own ...string) *rig {
-	r := &rig{t: t, mode: &recorder{}, whole: update()}
+	r := &rig{t: t, mode: &recorder{}, whole: update(), own: own}
 	r.Keeper = New(Config{
 		Node: "n1", Mode: r.mode, Replay: func() node.Update { return clone(r.whole) },
 		Own: func() (out []netip.Addr) {
-			for _, a := range own {
+			for _, a := range r.own {
 				out = append(out, addr(a))
 			}
 			return out
@@ -354,4 +358,70 @@ func TestHistoryLeavesNoTrace(t *testing.T) {
 			t.Fatalf("run %d: fresh (-) and history (+):\n%s", run, diff)
 		}
 	}
+}
+
+// TestAddressThatComesLater: an address that the machine gets is found out, also where
+// updates come meanwhile that concern nothing of this node.
+func TestAddressThatComesLater(t *testing.T) {
+	r := newRig(t, "192.0.2.1")
+	u := meshes(update(), proxy.Mesh{Name: "default"}, proxy.Mesh{Name: "blue", Closed: true})
+	u.Reset = true
+	r.apply(workload(u, "a", "blue", "n1", "192.0.2.2"))
+	if s := r.mode.now.Sources[addr("192.0.2.2")]; !s.Closed {
+		t.Fatalf("before: %+v", s)
+	}
+	r.own = append(r.own, "192.0.2.2")
+	u = update()
+	u.Services[named("ns", "web")] = &proxy.Service{Name: named("ns", "web")}
+	r.apply(u)
+	r.refresh()
+	if err := r.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.mode.now.Sources[addr("192.0.2.2")]; s.Closed || r.mode.now.Node.Mesh != "blue" {
+		t.Errorf("the agent's own address: %+v, the node is of mesh %q", s, r.mode.now.Node.Mesh)
+	}
+}
+
+// slowMode takes its time for the first change.
+type slowMode struct {
+	begin chan struct{}
+	calls atomic.Int32
+
+	mu   sync.Mutex
+	told []bool // whether each was a reset
+}
+
+func (*slowMode) Isolates() proxy.Isolates { return proxy.Isolates{} }
+
+func (m *slowMode) Isolate(c proxy.Isolation) error {
+	if m.calls.Add(1) == 1 {
+		<-m.begin
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.told = append(m.told, c.Reset)
+	return nil
+}
+
+// TestToldInOrder: a change is not overtaken by a later one.
+func TestToldInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mode := &slowMode{begin: make(chan struct{})}
+		k := New(Config{Node: "n1", Mode: mode})
+		u := meshes(update(), proxy.Mesh{Name: "default"}, proxy.Mesh{Name: "blue"})
+		u.Reset = true
+		k.Apply(u)
+		var flushing sync.WaitGroup
+		flushing.Go(func() { _ = k.Flush() })
+		synctest.Wait()
+		k.Apply(workload(update(), "a", "blue", "n1", "10.0.0.1"))
+		flushing.Go(func() { _ = k.Flush() })
+		synctest.Wait()
+		close(mode.begin)
+		flushing.Wait()
+		if want := []bool{true, false}; !slices.Equal(mode.told, want) {
+			t.Errorf("told resets %v, want %v", mode.told, want)
+		}
+	})
 }

@@ -39,6 +39,8 @@ type Config struct {
 type Keeper struct {
 	cfg  Config
 	wake chan struct{}
+	// telling is full while the mode is told something, so that it is told in order.
+	telling chan struct{}
 	// now is what DNS asks for.
 	now atomic.Pointer[located]
 
@@ -54,7 +56,7 @@ func New(cfg Config) *Keeper {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	k := &Keeper{cfg: cfg, wake: make(chan struct{}, 1), state: newState(cfg.Node)}
+	k := &Keeper{cfg: cfg, wake: make(chan struct{}, 1), telling: make(chan struct{}, 1), state: newState(cfg.Node)}
 	if cfg.Registerer != nil {
 		k.register(cfg.Registerer)
 	}
@@ -111,7 +113,9 @@ func (k *Keeper) Apply(u node.Update) {
 	if !k.state.active {
 		k.cfg.Logger.Info("the site has several meshes, or one without passthrough: workloads of this node are kept to theirs")
 	}
-	k.readOwn()
+	if k.state.relocates(u) {
+		k.readOwn()
+	}
 	k.add(k.state.apply(u))
 	k.publish()
 }
@@ -177,8 +181,11 @@ func overlay[K comparable, V any](older, newer map[K]V) map[K]V {
 	return out
 }
 
-// Flush tells the mode what it does not know yet. After an error it is tried again in Run.
+// Flush tells the mode what it does not know yet, after what it is being told. After an error it
+// is tried again in Run.
 func (k *Keeper) Flush() error {
+	k.telling <- struct{}{}
+	defer func() { <-k.telling }()
 	k.mu.Lock()
 	change := k.pending
 	k.pending = nil
