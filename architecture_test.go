@@ -50,6 +50,7 @@ var layers = map[string]layer{
 	"internal/gateway/stream":        base,
 	"internal/identity/catest":       base,
 	"internal/identity/mesh":         base,
+	"internal/kernel/conntracktest":  base,
 	"internal/kernel/netns":          base,
 	"internal/lab/relay":             base,
 	"internal/listener":              base,

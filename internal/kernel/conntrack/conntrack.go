@@ -4,7 +4,8 @@
 //
 // Enter at [Open]; [Table.Prune] serves every mode whose NAT is the kernel's. The table is
 // read by netlink dumps that the kernel filters by protocol, and entries are deleted many
-// per system call. The package changes nothing else, and does not decide which
+// per system call. A [Reader] reads the bytes of translated flows, for who counts them, and can
+// have the kernel count them. The package changes nothing else, and does not decide which
 // endpoints are valid: that is up to the modes.
 package conntrack
 

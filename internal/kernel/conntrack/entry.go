@@ -109,9 +109,9 @@ type Dump struct {
 	CPU time.Duration
 }
 
-// parse the attributes of a dumped entry without allocating. ok is false for what is not a
-// translated TCP, UDP or SCTP flow, or not complete.
-func (e *Entry) parse(b []byte) (ok bool) {
+// Parse the attributes of a dumped entry, which it keeps, without allocating. ok is false for
+// what is not a translated TCP, UDP or SCTP flow, or not complete.
+func (e *Entry) Parse(b []byte) (ok bool) {
 	*e = Entry{}
 	counters := 0
 	for len(b) >= attrHeader {
@@ -285,30 +285,4 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 			b = rest
 		}
 	}
-}
-
-// NewTestEntry is an established TCP flow from anywhere, for tests of who reads entries.
-func NewTestEntry(id uint32, to, endpoint netip.AddrPort) *Entry {
-	client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 255, byte(id >> 16), byte(id >> 8)}), uint16(1024+id&0xff))
-	return &Entry{
-		ID: id, State: Established, Counted: true, status: statusDNAT, protocol: numberTCP,
-		Tuple: appendTuple(nil, client, to), reply: appendTuple(nil, endpoint, client),
-	}
-}
-
-// appendTuple of IPv4 and TCP, as the kernel writes it.
-func appendTuple(b []byte, from, to netip.AddrPort) []byte {
-	put := func(b []byte, typ uint16, v []byte) []byte {
-		b = binary.NativeEndian.AppendUint16(b, uint16(attrHeader+len(v)))
-		b = append(binary.NativeEndian.AppendUint16(b, typ), v...)
-		for len(b)%4 != 0 {
-			b = append(b, 0)
-		}
-		return b
-	}
-	ip := put(put(nil, ctaV4Src, from.Addr().AsSlice()), ctaV4Dst, to.Addr().AsSlice())
-	ports := put(nil, ctaProtoNum, []byte{numberTCP})
-	ports = put(ports, ctaSrcPort, binary.BigEndian.AppendUint16(nil, from.Port()))
-	ports = put(ports, ctaDstPort, binary.BigEndian.AppendUint16(nil, to.Port()))
-	return put(put(b, ctaTupleIP, ip), ctaTupleProto, ports)
 }

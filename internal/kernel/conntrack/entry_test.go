@@ -1,66 +1,25 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/conntracktest"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
-// attr is an attribute as the kernel writes it.
-func attr(typ uint16, parts ...[]byte) []byte {
-	var v []byte
-	for _, p := range parts {
-		v = append(v, p...)
-	}
-	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(v)))
-	b = append(binary.NativeEndian.AppendUint16(b, typ), v...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-func be(n int, v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v)[8-n:] }
-
-func tuple(typ uint16, protocol byte, from, to string) []byte {
-	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
-	a, b := uint16(ctaV4Src), uint16(ctaV4Dst)
-	if src.Addr().Is6() {
-		a, b = ctaV6Src, ctaV6Dst
-	}
-	const nested = 1 << 15
-	return attr(typ|nested,
-		attr(ctaTupleIP|nested, attr(a, src.Addr().AsSlice()), attr(b, dst.Addr().AsSlice())),
-		attr(ctaTupleProto|nested, attr(ctaProtoNum, []byte{protocol}),
-			attr(ctaSrcPort, be(2, uint64(src.Port()))), attr(ctaDstPort, be(2, uint64(dst.Port())))))
-}
-
-func counters(typ uint16, bytes uint64) []byte {
-	return attr(typ, attr(1, be(8, 1)), attr(ctaCountersBytes, be(8, bytes)))
-}
-
-func dumped(status uint64, protocol byte, info []byte, more ...[]byte) []byte {
-	all := [][]byte{
-		tuple(ctaTupleOrig, protocol, "10.1.1.1:4000", "10.96.0.1:80"), tuple(ctaTupleReply, protocol, "10.2.2.2:8080", "10.1.1.1:4000"),
-		attr(ctaStatus, be(4, status)), info, attr(ctaID, be(4, 7)),
-	}
-	var b []byte
-	for _, p := range append(all, more...) {
-		b = append(b, p...)
-	}
-	return b
-}
-
-func tcp(state byte) []byte {
-	return attr(ctaProtoInfo, attr(ctaProtoInfoTCP, attr(ctaStateOf, []byte{state})))
+// flow of web at an endpoint.
+func flow(protocol, state byte, status uint32, bytes *[2]uint64) []byte {
+	return conntracktest.Flow{
+		ID: 7, Protocol: protocol, Status: status, State: state, Bytes: bytes, Client: netip.MustParseAddrPort("10.1.1.1:4000"),
+		To: netip.MustParseAddrPort("10.96.0.1:80"), Endpoint: netip.MustParseAddrPort("10.2.2.2:8080"),
+	}.Attributes()
 }
 
 func TestEntry(t *testing.T) {
-	both := [][]byte{counters(ctaCountersOrig, 100), counters(ctaCountersReply, 2000)}
+	both := &[2]uint64{100, 2000}
 	for _, tc := range []struct {
 		name   string
 		b      []byte
@@ -68,22 +27,21 @@ func TestEntry(t *testing.T) {
 		state  State
 		counts bool
 	}{
-		{"established", dumped(statusDNAT|8, numberTCP, tcp(3), both...), true, Established, true},
-		{"time wait", dumped(statusDNAT, numberTCP, tcp(7), both...), true, Closed, true},
-		{"reset", dumped(statusDNAT, numberTCP, tcp(8), both...), true, Closed, true},
-		{"syn sent", dumped(statusDNAT, numberTCP, tcp(1), both...), true, Opening, true},
-		{"not counted", dumped(statusDNAT, numberTCP, tcp(3)), true, Established, false},
-		{"udp answered", dumped(statusDNAT|statusSeenReply, numberUDP, nil, both...), true, Established, true},
-		{"udp unanswered", dumped(statusDNAT, numberUDP, nil, both...), true, Opening, true},
-		{"sctp", dumped(statusDNAT, numberSCTP, attr(ctaProtoInfo, attr(ctaProtoInfoSCTP, attr(ctaStateOf, []byte{4}))), both...), true,
-			Established, true},
-		{"source translated alone", dumped(1<<4, numberTCP, tcp(3), both...), false, 0, false},
-		{"icmp", dumped(statusDNAT, 1, nil, both...), false, 0, false},
-		{"cut", dumped(statusDNAT, numberTCP, tcp(3), both...)[:150], false, 0, false},
+		{"established", flow(numberTCP, 3, statusDNAT|8, both), true, Established, true},
+		{"time wait", flow(numberTCP, 7, statusDNAT, both), true, Closed, true},
+		{"reset", flow(numberTCP, 8, statusDNAT, both), true, Closed, true},
+		{"syn sent", flow(numberTCP, 1, statusDNAT, both), true, Opening, true},
+		{"not counted", flow(numberTCP, 3, statusDNAT, nil), true, Established, false},
+		{"udp answered", flow(numberUDP, 0, statusDNAT|statusSeenReply, both), true, Established, true},
+		{"udp unanswered", flow(numberUDP, 0, statusDNAT, both), true, Opening, true},
+		{"sctp", flow(numberSCTP, 4, statusDNAT, both), true, Established, true},
+		{"source translated alone", flow(numberTCP, 3, 1<<4, both), false, 0, false},
+		{"icmp", flow(1, 0, statusDNAT, both), false, 0, false},
+		{"cut", flow(numberTCP, 3, statusDNAT, both)[:150], false, 0, false},
 		{"nothing", nil, false, 0, false},
 	} {
 		var e Entry
-		if ok := e.parse(tc.b); ok != tc.ok {
+		if ok := e.Parse(tc.b); ok != tc.ok {
 			t.Errorf("%s: taken is %v", tc.name, ok)
 		}
 		if !tc.ok {
@@ -105,9 +63,9 @@ func TestEntry(t *testing.T) {
 
 // TestEntryAllocatesNothing: a table of 100,000 entries is no work for the collector.
 func TestEntryAllocatesNothing(t *testing.T) {
-	b := dumped(statusDNAT, numberTCP, tcp(3), counters(ctaCountersOrig, 1), counters(ctaCountersReply, 1))
+	b := flow(numberTCP, 3, statusDNAT, &[2]uint64{1, 1})
 	var e Entry
-	if n := testing.AllocsPerRun(100, func() { e.parse(b) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { e.Parse(b) }); n != 0 {
 		t.Errorf("%v allocations for an entry", n)
 	}
 }
@@ -115,12 +73,15 @@ func TestEntryAllocatesNothing(t *testing.T) {
 // FuzzEntry: any bytes are refused, or become a flow.
 func FuzzEntry(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(dumped(statusDNAT, numberTCP, tcp(3), counters(ctaCountersOrig, 1<<63), counters(ctaCountersReply, 1)))
-	f.Add(dumped(statusDNAT, numberUDP, nil))
-	f.Add(append(tuple(ctaTupleOrig, numberTCP, "[fd00::1]:1", "[fd00::2]:2"), tuple(ctaTupleReply, numberTCP, "[fd00::3]:3", "[fd00::1]:1")...))
+	f.Add(flow(numberTCP, 3, statusDNAT, &[2]uint64{1 << 63, 1}))
+	f.Add(flow(numberUDP, 0, statusDNAT, nil))
+	f.Add(conntracktest.Flow{
+		Protocol: numberTCP, Status: statusDNAT, Client: netip.MustParseAddrPort("[fd00::1]:1"), To: netip.MustParseAddrPort("[fd00::2]:2"),
+		Endpoint: netip.MustParseAddrPort("[fd00::3]:3"),
+	}.Attributes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var e Entry
-		if !e.parse(b) {
+		if !e.Parse(b) {
 			return
 		}
 		_, to, _ := e.Ends()

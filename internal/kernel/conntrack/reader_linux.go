@@ -133,7 +133,7 @@ func (r *Reader) messages(b []byte, limit int, d *Dump, each func(*Entry)) (done
 				}
 			}
 		default:
-			if n >= header+family && r.entry.parse(b[header+family:n]) {
+			if n >= header+family && r.entry.Parse(b[header+family:n]) {
 				if limit > 0 && d.Flows == limit {
 					return true, nil
 				}

@@ -21,7 +21,7 @@ func message(typ uint16, body []byte) []byte {
 
 // FuzzMessages: what a read returns is passed on, or refused, and never read beyond.
 func FuzzMessages(f *testing.F) {
-	one := append(make([]byte, 4), dumped(statusDNAT, numberTCP, tcp(3), counters(ctaCountersOrig, 5), counters(ctaCountersReply, 6))...)
+	one := append(make([]byte, 4), flow(numberTCP, 3, statusDNAT, &[2]uint64{5, 6})...)
 	f.Add(append(message(256, one), message(unix.NLMSG_DONE, make([]byte, 4))...))
 	f.Add(message(unix.NLMSG_ERROR, []byte{0xff, 0xff, 0xff, 0xff}))
 	f.Add(message(256, one)[:30])
@@ -36,8 +36,8 @@ func FuzzMessages(f *testing.F) {
 }
 
 func TestMessages(t *testing.T) {
-	one := append(make([]byte, 4), dumped(statusDNAT, numberTCP, tcp(3), counters(ctaCountersOrig, 5), counters(ctaCountersReply, 6))...)
-	other := append(make([]byte, 4), dumped(0, numberTCP, tcp(3))...) // an old kernel ignores the filter
+	one := append(make([]byte, 4), flow(numberTCP, 3, statusDNAT, &[2]uint64{5, 6})...)
+	other := append(make([]byte, 4), flow(numberTCP, 3, 0, nil)...) // an old kernel ignores the filter
 	all := append(append(message(256, one), message(256, other)...), message(256, one)...)
 	r, d := NewReader(0), Dump{}
 	each := func(*Entry) {}

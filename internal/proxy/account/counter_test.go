@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
+	"github.com/proxima-mesh/proxima/internal/kernel/conntracktest"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -60,23 +61,42 @@ func (f *fakeTable) Counts() iter.Seq2[proxy.PortName, proxy.Counts] {
 	return func(func(proxy.PortName, proxy.Counts) bool) {}
 }
 
+// serve makes an endpoint that of web.
+func (f *fakeTable) serve(endpoint string) {
+	f.directed.Update([]proxy.Change{{Name: web, State: &proxy.PortState{
+		Name: web, Port: proxy.Port{Protocol: proxy.TCP, Port: 80},
+		Service: &proxy.Service{Name: web.ServiceName, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}},
+		IPv4:    proxy.Choice{Cluster: []proxy.Target{target(endpoint, "zone-a")}},
+	}}})
+}
+
 func (f *fakeTable) change(do func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	do()
 }
 
+// established connection of web, as the kernel dumps it.
+func established(t *testing.T, id uint32) *conntrack.Entry {
+	t.Helper()
+	e := &conntrack.Entry{}
+	if !e.Parse(conntracktest.Flow{
+		ID: id, Protocol: conntracktest.TCP, Status: conntracktest.DNAT, State: 3, Bytes: &[2]uint64{},
+		Client: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 255, byte(id >> 16), byte(id >> 8)}), uint16(1024+id&0xff)),
+		To:     netip.MustParseAddrPort("10.96.0.1:80"), Endpoint: netip.MustParseAddrPort("10.0.0.1:80"),
+	}.Attributes()) {
+		t.Fatal("the flow is not understood")
+	}
+	return e
+}
+
 // counted is a counter that runs over a table of n flows.
 func counted(t *testing.T, n int, change func(*fakeTable, *Config)) (*fakeTable, *Counter) {
 	f := &fakeTable{directed: NewDirectory(func(netip.Addr) bool { return false })}
 	for i := range n {
-		f.flows = append(f.flows, conntrack.NewTestEntry(uint32(i), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.0.1:80")))
+		f.flows = append(f.flows, established(t, uint32(i)))
 	}
-	f.directed.Update([]proxy.Change{{Name: web, State: &proxy.PortState{
-		Name: web, Port: proxy.Port{Protocol: proxy.TCP, Port: 80},
-		Service: &proxy.Service{Name: web.ServiceName, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}},
-		IPv4:    proxy.Choice{Cluster: []proxy.Target{target("10.0.0.1:80", "zone-a")}},
-	}}})
+	f.serve("10.0.0.1:80")
 	config := Config{Table: f, Directory: f.directed, Connections: f}
 	if change != nil {
 		change(f, &config)
