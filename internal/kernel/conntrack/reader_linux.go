@@ -123,14 +123,15 @@ func (r *Reader) messages(b []byte, limit int, d *Dump, each func(*Entry)) (done
 			return true, errors.New("a netlink message is not complete")
 		}
 		switch binary.NativeEndian.Uint16(b[4:]) {
-		case unix.NLMSG_DONE:
-			d.Whole = true
-			return true, nil
-		case unix.NLMSG_ERROR:
+		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 			if n >= header+4 {
 				if code := int32(binary.NativeEndian.Uint32(b[header:])); code < 0 {
 					return true, unix.Errno(-code)
 				}
+			}
+			if binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_DONE {
+				d.Whole = true
+				return true, nil
 			}
 		default:
 			if n >= header+family && r.entry.Parse(b[header+family:n]) {

@@ -54,6 +54,10 @@ func TestMessages(t *testing.T) {
 	if _, err := r.messages(message(unix.NLMSG_ERROR, binary.NativeEndian.AppendUint32(nil, ^uint32(0))), 0, &d, each); !errors.Is(err, unix.EPERM) {
 		t.Errorf("refused: %v", err)
 	}
+	d = Dump{}
+	if done, err := r.messages(message(unix.NLMSG_DONE, binary.NativeEndian.AppendUint32(nil, ^uint32(0))), 0, &d, each); !done || !errors.Is(err, unix.EPERM) || d.Whole {
+		t.Errorf("a dump that failed on its way %v, %v, %+v", done, err, d)
+	}
 	buffer := all
 	if n := testing.AllocsPerRun(100, func() { _, _ = r.messages(buffer, 0, &d, each) }); n != 0 {
 		t.Errorf("%v allocations for a read", n)
