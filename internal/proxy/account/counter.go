@@ -149,6 +149,7 @@ func (c *Counter) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		c.config.Directory.Age()
 		if err == nil {
 			c.publish(begin, last, d)
 			last = begin
@@ -184,6 +185,7 @@ func (c *Counter) prepare() bool {
 
 func (c *Counter) unavailable(reason string) {
 	c.log.Info("bytes and open connections are not counted", "reason", reason)
+	c.config.Directory.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rows, c.state = nil, proxy.Accounting{Quality: proxy.Unavailable, Reason: reason}
@@ -243,7 +245,6 @@ func (c *Counter) read(ctx context.Context) (d conntrack.Dump, err error) {
 		c.sample.tracked, _ = c.config.Table.Tracked() // 0: the ratio is not known
 	}
 	c.ledger.End(d.Whole || limit > 0 && d.Flows >= limit, c.connections())
-	c.config.Directory.Age()
 	if c.dumps%compactEvery == 0 {
 		c.ledger.Compact(c.config.Directory.Has)
 	}

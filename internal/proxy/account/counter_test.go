@@ -238,3 +238,26 @@ func TestCounterUnavailable(t *testing.T) {
 		}
 	})
 }
+
+// TestEndpointsAreForgotten: endpoints that departed are not kept for ever where the table
+// cannot be read.
+func TestEndpointsAreForgotten(t *testing.T) {
+	for name, change := range map[string]func(*fakeTable, *Config){
+		"never":       func(f *fakeTable, _ *Config) { f.missing = fs.ErrPermission },
+		"not for now": func(f *fakeTable, _ *Config) { f.fail = errors.New("busy") },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, _ := counted(t, 1, change)
+			for i := range 50 {
+				f.serve(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), 80).String())
+				time.Sleep(Period)
+				synctest.Wait()
+			}
+			f.directed.mu.Lock()
+			defer f.directed.mu.Unlock()
+			if n := len(f.directed.departed) + len(f.directed.older); n > 2 {
+				t.Errorf("readable: %s: %d endpoints are kept", name, n)
+			}
+		})
+	}
+}

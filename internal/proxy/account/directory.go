@@ -19,6 +19,8 @@ type Directory struct {
 	fronts map[conntrack.Frontend]front
 	// departed endpoints still have flows. They are forgotten in the second call of Age.
 	departed, older map[departure]locality.Zone
+	// stopped: nobody asks any more.
+	stopped bool
 	// local reports whether an address is one of this machine's.
 	local func(netip.Addr) bool
 }
@@ -37,7 +39,7 @@ type departure struct {
 }
 
 // NewDirectory makes an empty one. local reports whether an address is one of this
-// machine's, for policies that treat local clients apart.
+// machine's, for policies that treat local clients apart; it may block.
 func NewDirectory(local func(netip.Addr) bool) *Directory {
 	return &Directory{
 		states: map[proxy.PortName]*proxy.PortState{}, fronts: map[conntrack.Frontend]front{},
@@ -49,6 +51,9 @@ func NewDirectory(local func(netip.Addr) bool) *Directory {
 func (d *Directory) Update(changes []proxy.Change) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.stopped {
+		return
+	}
 	for _, c := range changes {
 		old := d.states[c.Name]
 		if old != nil {
@@ -91,6 +96,14 @@ func (d *Directory) Age() {
 	d.older, d.departed = d.departed, map[departure]locality.Zone{}
 }
 
+// Stop forgets everything, for good: flows cannot be read.
+func (d *Directory) Stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopped = true
+	d.states, d.fronts, d.departed, d.older = nil, nil, nil, nil
+}
+
 // Has reports whether there is such a service port.
 func (d *Directory) Has(name proxy.PortName) bool {
 	d.mu.Lock()
@@ -109,18 +122,25 @@ func (d *Directory) Serves(name proxy.PortName) bool {
 
 // Find implements Finder.
 func (d *Directory) Find(to conntrack.Frontend, endpoint, client netip.AddrPort) (at Place, ok bool) {
+	f, service, zone, ok := d.find(to, endpoint)
+	if !ok {
+		return at, false
+	}
+	return Place{Port: f.port, Zone: zone, Kept: d.kept(service, f.outside, client.Addr())}, true
+}
+
+func (d *Directory) find(to conntrack.Frontend, endpoint netip.AddrPort) (f front, s *proxy.Service, zone locality.Zone, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f, ok := d.fronts[to]
+	f, ok = d.fronts[to]
 	nodePort := false
 	if !ok {
 		// Node ports answer at every address of the machine.
 		to.Addr = netip.AddrPortFrom(conntrack.Unspecified(to.Addr.Addr()), to.Addr.Port())
 		if f, nodePort = d.fronts[to]; !nodePort {
-			return at, false
+			return f, nil, "", false
 		}
 	}
-	at.Port = f.port
 	state := d.states[f.port]
 	zone, known := zoneIn(state, endpoint)
 	if !known {
@@ -128,11 +148,8 @@ func (d *Directory) Find(to conntrack.Frontend, endpoint, client netip.AddrPort)
 			zone, known = d.older[departure{f.port, endpoint}]
 		}
 	}
-	if nodePort && !known {
-		return at, false // another program's translation, with a port of the same number
-	}
-	at.Zone, at.Kept = zone, d.kept(state.Service, f.outside, client.Addr())
-	return at, true
+	// Otherwise it is another program's translation, with a port of the same number.
+	return f, state.Service, zone, known || !nodePort
 }
 
 // kept reports whether a policy Local chose the endpoint.

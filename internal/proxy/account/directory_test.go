@@ -15,7 +15,15 @@ func target(at string, zone locality.Zone) proxy.Target {
 
 func TestDirectory(t *testing.T) {
 	here := netip.MustParseAddr("192.0.2.1")
-	d := NewDirectory(func(a netip.Addr) bool { return a == here })
+	var d *Directory
+	d = NewDirectory(func(a netip.Addr) bool {
+		if !d.mu.TryLock() {
+			t.Error("updates wait while the machine's addresses are read")
+		} else {
+			d.mu.Unlock()
+		}
+		return a == here
+	})
 	state := func(local bool, targets ...proxy.Target) *proxy.PortState {
 		return &proxy.PortState{
 			Name: web, Port: proxy.Port{Protocol: proxy.TCP, Port: 80, NodePort: 30080},
