@@ -166,9 +166,16 @@ func TestSavedFlows(t *testing.T) {
 	e := w.open(1)
 	e.In, e.Out = 500, 500
 	w.dump()
-	file := filepath.Join(t.TempDir(), "flows")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "flows")
+	if err := os.WriteFile(file+".tmp", bytes.Repeat([]byte("x"), 1000), 0o600); err != nil { // a crash left it
+		t.Fatal(err)
+	}
 	if err := w.ledger.Save(file, 42); err != nil {
 		t.Fatal(err)
+	}
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 1 {
+		t.Errorf("files %v, %v", all, err)
 	}
 	next := newWorld(t)
 	next.flows, next.connections = w.flows, 1e6 // counted by the process before

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 )
 
 // The file of flows: a header (magic, life, hash key, number of flows), the flows, and a
@@ -25,9 +24,10 @@ var errState = errors.New("the file of flows is damaged")
 
 // Save writes the flows to a file, so that a later process knows what of them was counted.
 // life names what the connection tracking table belongs to. A crash leaves the old file or
-// the new one.
+// the new one. One process at a time may write it.
 func (l *Ledger) Save(file string, life uint64) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
+	// A crash leaves this one, and the next call takes it.
+	f, err := os.OpenFile(file+".tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("saving flows: %w", err)
 	}
