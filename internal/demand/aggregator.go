@@ -106,9 +106,11 @@ type agent struct {
 	// its share.
 	quiet time.Duration
 	kept  float64
-	// accounting of its newest report, and what it has open.
+	// accounting of its newest report, what it has open, and for how long it has not read that
+	// again.
 	accounting Accounting
 	open       []openRow
+	unread     time.Duration
 }
 
 type run struct {

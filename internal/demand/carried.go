@@ -16,8 +16,13 @@ import (
 // readings.
 const carriedHalfLife = 5 * time.Minute
 
-// kept: lost agents whose share has faded below it have no open connections.
+// openFaded: lost agents whose share has faded below it have no open connections.
 const openFaded = 0.5
+
+// openUnread is how long connections count as open that their agent does not read any more,
+// as it was started again without accounting. It is three times the longest time between two
+// readings.
+const openUnread = 5 * time.Minute
 
 // fading is a sum whose parts lose half their weight in a half-life.
 type fading struct {
@@ -73,8 +78,11 @@ type openRow struct {
 func (a *Aggregator) noteExchanges(now time.Time, from *agent, zone locality.Zone, r *Report) {
 	from.accounting = r.Accounting
 	read := r.Accounting.Covered > 0
-	if read {
+	if from.unread += r.Elapsed; read || from.unread > openUnread {
 		from.dropOpen()
+	}
+	if read {
+		from.unread = 0
 		a.countingOf(zone).seconds.add(now, r.Accounting.Covered.Seconds())
 	}
 	for i := range r.Traffic {

@@ -207,6 +207,35 @@ func TestLongConnectionsAreDemand(t *testing.T) {
 	})
 }
 
+// TestOpenConnectionsThatAreNotReadAgain: what an agent has open is what it read last, but not
+// for ever.
+func TestOpenConnectionsThatAreNotReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlane(t, map[string]locality.Zone{"n1": "a"})
+		port := portNamed("x")
+		want := func(what string, n float64) {
+			t.Helper()
+			p.step(time.Now())
+			if v := p.Volume(port); v.Open != n {
+				t.Errorf("%s: %v open, want %v", what, v.Open, n)
+			}
+		}
+		p.report("n1", Accounting{Quality: proxy.Measured, Covered: time.Minute},
+			Traffic{Port: port, Connections: 100, Exchanges: []proxy.Exchange{{Zone: "b", BytesIn: 1000, Opened: 9, Open: 9}}})
+		want("read", 9)
+		report := func(n int) {
+			for range n {
+				time.Sleep(Interval)
+				p.report("n1", Accounting{Reason: "--accounting=off"}, Traffic{Port: port, Connections: 100})
+			}
+		}
+		report(int(openUnread / Interval))
+		want("not read for a while", 9)
+		report(1)
+		want("not read any more", 0)
+	})
+}
+
 // TestKeptIsFixed: what a policy Local keeps on nodes is no demand, and is load there.
 func TestKeptIsFixed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
