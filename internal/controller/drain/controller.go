@@ -145,7 +145,7 @@ func (c *Controller) look(ctx context.Context, node *corev1.Node, d kind.NodeDra
 	if !d.Drained.IsZero() {
 		return Progress{State: Drained} // it stays so until it is undrained, whatever runs there
 	}
-	p := evaluate(ctx, c.Catalog, c.Count, next, c.Clock.Now)
+	p := evaluate(ctx, c.Catalog, c.Count, Input{Node: next}, c.Clock.Now)
 	if p.State == Drained {
 		record.Drained = c.Clock.Now().UTC().Truncate(time.Second)
 		kind.SetDrainRecord(next, record)

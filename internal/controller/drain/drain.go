@@ -94,6 +94,9 @@ type Input struct {
 	Snapshot *catalog.Snapshot
 	// Node as it is, or as it is to be; it may be newer than the snapshot.
 	Node *corev1.Node
+	// Nodes by name, of which some may be drained, too; nil: those of the snapshot. They may be
+	// newer than the snapshot.
+	Nodes map[string]*corev1.Node
 	// Open TCP connections at the node's endpoints; nil: not known, for the reason Uncounted.
 	Open      map[netip.AddrPort]int
 	Uncounted string
@@ -107,7 +110,7 @@ func Evaluate(in Input) Progress {
 		Node: in.Node.Name, State: InUse, Since: d.Since, By: d.By, Cordoned: in.Node.Spec.Unschedulable,
 		Workloads: workloads(in.Snapshot, in.Node), Uncounted: in.Uncounted,
 	}
-	services := servicesOn(in.Snapshot, in.Node.Name, p.Workloads)
+	services := in.servicesOn(p.Workloads)
 	for _, s := range services {
 		if s.last {
 			p.LastEndpoints = append(p.LastEndpoints, s.name.String())
@@ -271,7 +274,7 @@ func (w *Workload) is(e *discoveryv1.Endpoint) bool {
 // Endpoints of a node's workloads, at which connections are counted.
 func Endpoints(s *catalog.Snapshot, n *corev1.Node) []netip.AddrPort {
 	all := workloads(s, n)
-	servicesOn(s, n.Name, all)
+	Input{Snapshot: s, Node: n}.servicesOn(all)
 	out := []netip.AddrPort{}
 	for i := range all {
 		out = append(out, all[i].endpoints(s)...)
@@ -282,22 +285,22 @@ func Endpoints(s *catalog.Snapshot, n *corev1.Node) []netip.AddrPort {
 // serviceOn is a Service with endpoints on a node.
 type serviceOn struct {
 	name resource.Key
-	// last: one of its ports has endpoints on this node alone. listed: a slice has an endpoint
+	// last: one of its ports has endpoints on this node, and on no other that is not drained. listed: a slice has an endpoint
 	// of this node as ready.
 	last, listed bool
 }
 
-// servicesOn are the Services with endpoints on a node, in order. It completes the workloads.
-func servicesOn(s *catalog.Snapshot, node string, all []Workload) []serviceOn {
+// servicesOn are the Services with endpoints on the node, in order. It completes the workloads.
+func (in Input) servicesOn(all []Workload) []serviceOn {
 	names := map[resource.Key]bool{}
-	backend.OnNode(s, node, func(service resource.Key) { names[service] = true })
+	backend.OnNode(in.Snapshot, in.Node.Name, func(service resource.Key) { names[service] = true })
 	var out []serviceOn
 	for name := range names {
-		service, ok := s.Services.Get(name)
+		service, ok := in.Snapshot.Services.Get(name)
 		if !ok {
 			continue
 		}
-		if on, found := lookAt(s, service, node, all); found {
+		if on, found := in.lookAt(service, all); found {
 			out = append(out, on)
 		}
 	}
@@ -316,23 +319,24 @@ type portOf struct {
 }
 
 // lookAt the endpoints of a Service; found: some are on the node.
-func lookAt(s *catalog.Snapshot, service *corev1.Service, node string, all []Workload) (on serviceOn, found bool) {
+func (in Input) lookAt(service *corev1.Service, all []Workload) (on serviceOn, found bool) {
 	on.name = resource.KeyOf(service)
 	here, elsewhere := map[portOf]bool{}, map[portOf]bool{}
-	for _, slice := range s.SlicesOf(on.name) {
+	for _, slice := range in.Snapshot.SlicesOf(on.name) {
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
 			ready := ptr.Deref(e.Conditions.Ready, true)
-			onNode := ptr.Deref(e.NodeName, "") == node
+			onNode := ptr.Deref(e.NodeName, "") == in.Node.Name
 			if onNode {
 				found = true
 				on.listed = on.listed || ready && e.TargetRef != nil && !service.Spec.PublishNotReadyAddresses
 				addService(all, e, on.name)
 			}
+			stays := !onNode && ready && !in.goes(e)
 			for _, p := range slice.Ports {
 				key := portOf{slice.AddressType, ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, corev1.ProtocolTCP)}
 				here[key] = here[key] || onNode && ptr.Deref(e.Conditions.Serving, ready)
-				elsewhere[key] = elsewhere[key] || !onNode && ready
+				elsewhere[key] = elsewhere[key] || stays
 			}
 		}
 	}
@@ -340,6 +344,25 @@ func lookAt(s *catalog.Snapshot, service *corev1.Service, node string, all []Wor
 		on.last = on.last || here[key] && !elsewhere[key]
 	}
 	return on, found
+}
+
+// goes reports whether the drain of another node takes an endpoint out. Its slice may not say
+// so yet.
+func (in Input) goes(e *discoveryv1.Endpoint) bool {
+	if e.NodeName == nil || e.TargetRef == nil {
+		return false
+	}
+	node := in.Nodes[*e.NodeName]
+	if in.Nodes == nil {
+		node, _ = in.Snapshot.Nodes.Get(resource.Key{Name: *e.NodeName})
+	}
+	var tolerations []corev1.Toleration
+	if e.TargetRef.Kind == kindPod {
+		if pod, ok := in.Snapshot.Pods.Get(resource.Key{Namespace: e.TargetRef.Namespace, Name: e.TargetRef.Name}); ok {
+			tolerations = pod.Spec.Tolerations
+		}
+	}
+	return kind.EvictingTaint(node, tolerations) != nil
 }
 
 func addService(all []Workload, e *discoveryv1.Endpoint, name resource.Key) {

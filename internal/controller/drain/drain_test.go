@@ -35,10 +35,13 @@ type rig struct {
 	t      *testing.T
 	client *resourcetest.Client
 	op     *drain.Operator
-	// mu guards what agents answer: the open connections, and why they do not count them.
+	// mu guards what agents answer: the open connections, and why they do not count them; how
+	// long that takes, and how often they were asked.
 	mu      sync.Mutex
 	open    map[netip.AddrPort]int
 	silence error
+	takes   time.Duration
+	asked   int
 }
 
 func newRig(t *testing.T, objects ...resource.Object) *rig {
@@ -47,6 +50,11 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 	r.client.Seed(objects...)
 	cat := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
 	count := func(context.Context, string) (map[netip.AddrPort]int, error) {
+		r.mu.Lock()
+		r.asked++
+		takes := r.takes
+		r.mu.Unlock()
+		time.Sleep(takes)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.silence != nil {
@@ -318,6 +326,63 @@ func TestLastEndpointMeanwhile(t *testing.T) {
 		}
 		r.pass(3 * time.Second)
 		r.want(drain.Draining, "no other node has an endpoint of Service ns/web")
+	})
+}
+
+// TestTwoDrains: a node is not drained while the only other endpoints are on a node that is
+// being drained, whether their slices say so yet or not.
+func TestTwoDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
+		r.client.Intercept(func(call resourcetest.Call) error {
+			if call.Kind.Kind == "EndpointSlice" && call.Object != nil {
+				return errors.New("the slices stay as they are")
+			}
+			return nil
+		})
+		if _, err := r.op.Start(t.Context(), "n1", "admin", false, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.op.Start(t.Context(), "n2", "admin", false, false); !apierrors.IsConflict(err) {
+			t.Errorf("at once: %v", err)
+		}
+		r.pass(time.Second)
+		r.wantReady("10.0.0.1", "10.0.0.2")
+		if _, err := r.op.Start(t.Context(), "n2", "admin", false, false); !apierrors.IsConflict(err) {
+			t.Errorf("later: %v", err)
+		}
+		if _, err := r.op.Start(t.Context(), "n2", "admin", true, false); err != nil {
+			t.Errorf("forced: %v", err)
+		}
+	})
+}
+
+// TestTwoDrainsAtOnce: of two drains that begin at the same moment, by two instances of the
+// control plane, one is taken back.
+func TestTwoDrainsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
+		var between sync.Once
+		var other error
+		r.client.Intercept(func(call resourcetest.Call) error {
+			if call.Verb == resourcetest.Update && call.Key.Name == "n1" { // it was checked, and is not written
+				between.Do(func() { _, other = r.op.Start(t.Context(), "n2", "other", false, false) })
+			}
+			return nil
+		})
+		_, err := r.op.Start(t.Context(), "n1", "admin", false, false)
+		if other != nil || !apierrors.IsConflict(err) {
+			t.Errorf("the first to write: %v, the second: %v; want a conflict of that", other, err)
+		}
+		r.pass(time.Second)
+		r.wantReady("10.0.0.1")
+		if n := r.node("n1"); n.Spec.Unschedulable || len(n.Spec.Taints)+len(n.Annotations) > 0 {
+			t.Errorf("not restored: %+v %v", n.Spec, n.Annotations)
+		}
+		r.pass(3 * time.Second)
+		if p := r.progress("n2"); p.State != drain.Drained {
+			t.Errorf("n2: %+v", p)
+		}
 	})
 }
 

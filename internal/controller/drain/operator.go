@@ -47,23 +47,28 @@ func (o *Operator) Progress(ctx context.Context, name string) (Progress, error) 
 	if err != nil {
 		return Progress{}, err
 	}
-	return o.evaluate(ctx, node), nil
+	return o.evaluate(ctx, node, nil), nil
 }
 
 // Start drains a node, or goes on with a drain that was started. The error is a conflict if
-// that would leave a Service without a ready endpoint, unless force. dryRun: nothing is
-// written, and what would be refused is in LastEndpoints of the result.
+// that would leave a Service without a ready endpoint, unless force; endpoints on other nodes
+// that are being drained do not count. dryRun: nothing is written, and what would be refused is
+// in LastEndpoints of the result.
 func (o *Operator) Start(ctx context.Context, name, by string, force, dryRun bool) (Progress, error) {
 	for attempt := 1; ; attempt++ {
 		node, err := o.node(ctx, name)
 		if err != nil {
 			return Progress{}, err
 		}
-		p := o.evaluate(ctx, node)
+		nodes, err := o.nodes(ctx)
+		if err != nil {
+			return Progress{}, err
+		}
+		p, goesOn := o.evaluate(ctx, node, nodes), started(node)
 		if dryRun {
 			return p, nil
 		}
-		if len(p.LastEndpoints) > 0 && !force && !started(node) {
+		if len(p.LastEndpoints) > 0 && !force && !goesOn {
 			return p, o.refuse(p)
 		}
 		node = node.DeepCopy()
@@ -77,8 +82,43 @@ func (o *Operator) Start(ctx context.Context, name, by string, force, dryRun boo
 		if err != nil {
 			return Progress{}, fmt.Errorf("drain node %s: %w", name, err)
 		}
-		return o.evaluate(ctx, written.(*corev1.Node)), nil
+		if force || goesOn {
+			return o.evaluate(ctx, written.(*corev1.Node), nodes), nil
+		}
+		return o.confirm(ctx, written.(*corev1.Node))
 	}
+}
+
+// confirm a drain that has just begun. Of two nodes that are drained at the same moment, by
+// whichever instances, each may have had the last other endpoint of a Service when that was
+// checked. So it is checked again with the taint in the store: at least one of the two sees
+// the other's, and is put back into use.
+func (o *Operator) confirm(ctx context.Context, node *corev1.Node) (Progress, error) {
+	nodes, err := o.nodes(ctx)
+	if err != nil {
+		return Progress{}, err
+	}
+	p := o.evaluate(ctx, node, nodes)
+	if len(p.LastEndpoints) == 0 {
+		return p, nil
+	}
+	if _, _, err := o.End(ctx, node.Name); err != nil {
+		return Progress{}, err
+	}
+	return p, o.refuse(p)
+}
+
+// nodes by name, as they are now.
+func (o *Operator) nodes(ctx context.Context) (map[string]*corev1.Node, error) {
+	list, _, err := o.Client.List(ctx, kind.Node, resource.ListOptions{Shared: true})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	out := make(map[string]*corev1.Node, len(list))
+	for _, obj := range list {
+		out[obj.GetName()] = obj.(*corev1.Node)
+	}
+	return out, nil
 }
 
 // started reports whether the node is drained already, so that there is nothing to refuse.
@@ -86,7 +126,7 @@ func started(n *corev1.Node) bool { return kind.DrainOf(n).Taint != nil }
 
 func (o *Operator) refuse(p Progress) error {
 	return apierrors.NewConflict(kind.Node.GroupResource(), p.Node, fmt.Errorf(
-		"to drain it would leave no endpoint for Service %s: start another instance of it on another node, or use --force",
+		"to drain it would leave no endpoint for Service %s on a node that is not drained: start another instance of it on another node, or use --force",
 		strings.Join(p.LastEndpoints, ", ")))
 }
 
@@ -100,7 +140,7 @@ func (o *Operator) End(ctx context.Context, name string) (p Progress, changed bo
 		}
 		node = node.DeepCopy()
 		if !kind.EndDrain(node) {
-			return o.evaluate(ctx, node), false, nil
+			return o.evaluate(ctx, node, nil), false, nil
 		}
 		written, err := o.Client.Update(ctx, kind.Node, node)
 		if apierrors.IsConflict(err) && attempt < attempts {
@@ -109,7 +149,7 @@ func (o *Operator) End(ctx context.Context, name string) (p Progress, changed bo
 		if err != nil {
 			return Progress{}, false, fmt.Errorf("undrain node %s: %w", name, err)
 		}
-		return o.evaluate(ctx, written.(*corev1.Node)), true, nil
+		return o.evaluate(ctx, written.(*corev1.Node), nil), true, nil
 	}
 }
 
@@ -125,20 +165,20 @@ func (o *Operator) node(ctx context.Context, name string) (*corev1.Node, error) 
 }
 
 // evaluate reports a node drained once that is noted on it, so that everything that reads the
-// Node agrees.
-func (o *Operator) evaluate(ctx context.Context, node *corev1.Node) Progress {
-	p := evaluate(ctx, o.Catalog, o.Count, node, o.now)
+// Node agrees. nodes are as in Input.
+func (o *Operator) evaluate(ctx context.Context, node *corev1.Node, nodes map[string]*corev1.Node) Progress {
+	p := evaluate(ctx, o.Catalog, o.Count, Input{Node: node, Nodes: nodes}, o.now)
 	if p.State == Drained && kind.DrainOf(node).Drained.IsZero() {
 		p.State, p.Waiting = Draining, []string{"the control plane has not noted on the Node yet that it is drained"}
 	}
 	return p
 }
 
-// evaluate asks the node's agent, if there is something to ask for.
-func evaluate(ctx context.Context, tables *catalog.Catalog, count Counter, node *corev1.Node, now func() time.Time) Progress {
-	in := Input{Snapshot: tables.Snapshot(), Node: node, Open: map[netip.AddrPort]int{}}
-	if len(Endpoints(in.Snapshot, node)) > 0 {
-		open, err := count(ctx, node.Name)
+// evaluate completes the input, and asks the node's agent if there is something to ask for.
+func evaluate(ctx context.Context, tables *catalog.Catalog, count Counter, in Input, now func() time.Time) Progress {
+	in.Snapshot, in.Open = tables.Snapshot(), map[netip.AddrPort]int{}
+	if len(Endpoints(in.Snapshot, in.Node)) > 0 {
+		open, err := count(ctx, in.Node.Name)
 		if err != nil {
 			in.Uncounted = err.Error()
 		}
