@@ -20,8 +20,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// period in which nodes that are draining are looked at.
-const period = time.Second
+const (
+	// period in which nodes that are draining are looked at.
+	period = time.Second
+	// atOnce is how many agents are asked at the same time: one that is silent takes seconds.
+	atOnce = 16
+)
 
 // component that events are from.
 const component = "node-drain"
@@ -42,11 +46,21 @@ type Config struct {
 // drains: Draining, Drained and Undrained. Make it with New.
 type Controller struct {
 	Config
-	// drains that are known, by node, and whether each is done; nil: none was looked for yet.
-	drains map[string]bool
+	// drains that are known, by node.
+	drains map[string]*known
 
 	mu      sync.Mutex
 	metrics measured
+}
+
+// known is what was found out about a drain.
+type known struct {
+	// node as it was at that time, and of which all follows.
+	node *corev1.Node
+	at   time.Time
+	// done: nothing is in the way of a reboot. cut are the connections that it would break.
+	done bool
+	cut  int
 }
 
 // measured is what metrics show.
@@ -85,22 +99,24 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // open reports whether a drain is not done.
 func (c *Controller) open() bool {
-	for _, done := range c.drains {
-		if !done {
+	for _, k := range c.drains {
+		if !k.done {
 			return true
 		}
 	}
 	return false
 }
 
-// sweep looks at every node. The first one of a term learns of drains, whose events an
+// sweep looks at every node, and asks the agents of those that are draining, once in a period
+// and when their Node changes. The first sweep of a term learns of drains, whose events an
 // earlier term wrote.
 func (c *Controller) sweep(ctx context.Context, s *catalog.Snapshot, first bool) {
-	known := c.drains
-	c.drains = map[string]bool{}
-	var now measured
+	before := c.drains
+	c.drains = map[string]*known{}
+	var looking sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
 	for key, node := range s.Nodes.All() {
-		_, was := known[key.Name]
+		k, was := before[key.Name]
 		d := kind.DrainOf(node)
 		if d.Taint == nil {
 			c.undrained(ctx, node, was)
@@ -109,10 +125,29 @@ func (c *Controller) sweep(ctx context.Context, s *catalog.Snapshot, first bool)
 		if !was && !first {
 			c.tell(ctx, node, "Draining", draining(d))
 		}
-		p := c.look(ctx, node, d)
-		c.drains[key.Name] = p.State == Drained
-		now.connections += p.Cut
-		if p.State == Drained {
+		if was && k.node == node && (k.done || c.Clock.Since(k.at) < period) {
+			c.drains[key.Name] = k
+			continue
+		}
+		k = &known{node: node, at: c.Clock.Now()}
+		c.drains[key.Name] = k
+		slots <- struct{}{}
+		looking.Go(func() {
+			defer func() { <-slots }()
+			p := c.look(ctx, node, d)
+			k.done, k.cut = p.State == Drained, p.Cut
+		})
+	}
+	looking.Wait()
+	c.measure()
+}
+
+// measure what metrics show.
+func (c *Controller) measure() {
+	var now measured
+	for _, k := range c.drains {
+		now.connections += k.cut
+		if k.done {
 			now.drained++
 		} else {
 			now.draining++
@@ -135,7 +170,7 @@ func draining(d kind.NodeDrain) string {
 func (c *Controller) look(ctx context.Context, node *corev1.Node, d kind.NodeDrain) Progress {
 	next := node.DeepCopy()
 	record := d.DrainRecord
-	if _, recorded := node.Annotations[mesh.AnnotationDrain]; !recorded { // a taint without the command
+	if _, recorded := node.Annotations[mesh.AnnotationDrain]; !recorded || d.Since.IsZero() { // a taint without the command
 		record.Since, record.Cordoned = d.Since, node.Spec.Unschedulable
 		if record.Since.IsZero() {
 			record.Since = c.Clock.Now().UTC().Truncate(time.Second)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -383,6 +384,65 @@ func TestTwoDrainsAtOnce(t *testing.T) {
 		if p := r.progress("n2"); p.State != drain.Drained {
 			t.Errorf("n2: %+v", p)
 		}
+	})
+}
+
+// TestAgentsAreAskedOncePerSecond, whatever happens to other nodes.
+func TestAgentsAreAskedOncePerSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
+		r.counted(atA, 1)
+		if _, err := r.op.Start(t.Context(), "n1", "admin", false, false); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(1500 * time.Millisecond)
+		before := r.asked
+		for i := range 20 {
+			n := node("n2")
+			n.Labels = map[string]string{"at": strconv.Itoa(i)}
+			r.client.Seed(n)
+			synctest.Wait()
+		}
+		if n := r.asked - before; n > 1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+// TestSilentAgents: agents that do not answer take their time all at once.
+func TestSilentAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := []resource.Object{instance("b", "n2", "10.0.0.2")}
+		for i := range 10 {
+			name := "m" + strconv.Itoa(i)
+			n := node(name)
+			n.Spec.Taints = []corev1.Taint{{Key: "maintenance", Effect: corev1.TaintEffectNoExecute}}
+			objects = append(objects, n, instance(name, name, "10.0.1."+strconv.Itoa(i)))
+		}
+		r := newRig(t, objects...)
+		r.silent(errors.New("no answer"))
+		r.mu.Lock()
+		r.takes = 2 * time.Second
+		r.mu.Unlock()
+		r.pass(16 * time.Second) // the 10 s of the workloads, and twice the time of an answer
+		for i := range 10 {
+			if n := r.node("m" + strconv.Itoa(i)); kind.DrainOf(n).State() != "Drained" {
+				t.Errorf("node %s is %s", n.Name, kind.DrainOf(n).State())
+			}
+		}
+	})
+}
+
+// TestRecordThatCannotBeRead: a drain with a record that is no record, and a taint that does not
+// say since when, begins when it is seen, and ends.
+func TestRecordThatCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := node("n1")
+		n.Annotations = map[string]string{mesh.AnnotationDrain: "x"}
+		n.Spec.Taints = []corev1.Taint{{Key: "maintenance", Effect: corev1.TaintEffectNoExecute}}
+		r := newRig(t, n, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
+		r.pass(5 * time.Second)
+		r.want(drain.Drained)
 	})
 }
 
