@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -116,7 +117,7 @@ func (c *Controller) start(ctx context.Context) error {
 	}
 	services := make([]*corev1.Service, 0, len(list))
 	for _, o := range list {
-		if s := o.(*corev1.Service); classOf(s) == classPool {
+		if s := o.(*corev1.Service); len(poolAddresses(s)) > 0 {
 			services = append(services, s)
 		}
 	}
@@ -127,7 +128,7 @@ func (c *Controller) start(ctx context.Context) error {
 		return 1
 	})
 	for _, s := range services {
-		for _, a := range statusAddresses(s) {
+		for _, a := range poolAddresses(s) {
 			c.owners.take(a, resource.KeyOf(s))
 		}
 	}
@@ -165,50 +166,65 @@ type ingress struct {
 }
 
 // dispatch queues the Services whose addresses a delta concerns.
-func (c *Controller) dispatch(d catalog.Delta) {
-	again := map[class]bool{}
+func (c *Controller) dispatch(d catalog.Delta) { concerned(&d, c.services.Add) }
+
+// concerned calls queue for the Services whose addresses follow from what a delta changes, maybe
+// several times.
+func concerned(d *catalog.Delta, queue func(resource.Key)) {
+	ports := map[portKey]bool{}
 	for _, change := range d.Services {
-		was, is := classOf(change.Old), classOf(change.New)
-		if was != classNone || is != classNone || change.New != nil && hasCondition(change.New) {
-			c.services.Add(change.Key)
+		if classOf(change.Old) != classNone || classOf(change.New) != classNone || change.New != nil && hasCondition(change.New) {
+			queue(change.Key)
 		}
-		// What one Service gives up, another may wait for.
-		if change.New == nil || was != is || change.Old != nil && !samePorts(change.Old, change.New) {
-			again[was] = true
+		if onNodes(change.Old) != onNodes(change.New) || onNodes(change.Old) && !samePorts(change.Old, change.New) {
+			notePorts(ports, change.Old)
+			notePorts(ports, change.New)
 		}
-	}
-	again[classPool] = again[classPool] || len(d.AddressPools) > 0
-	for _, change := range d.Nodes {
-		again[classNode] = again[classNode] || !sameForServices(change.Old, change.New)
 	}
 	for _, change := range d.Slices {
-		for _, slice := range []map[string]string{labelsOf(change.Old), labelsOf(change.New)} {
-			key := resource.Key{Namespace: change.Key.Namespace, Name: slice["kubernetes.io/service-name"]}
+		for _, slice := range []*discoveryv1.EndpointSlice{change.Old, change.New} {
+			if slice == nil {
+				continue
+			}
+			key := resource.Key{Namespace: change.Key.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
 			if s, ok := d.After.Services.Get(key); ok && onNodes(s) && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
-				c.services.Add(key)
+				queue(key)
 			}
 		}
 	}
-	delete(again, classNone)
-	if !again[classNode] && !again[classPool] {
+	nodes := slices.ContainsFunc(d.Nodes, func(change catalog.Change[*corev1.Node]) bool { return !sameForServices(change.Old, change.New) })
+	pools := slices.ContainsFunc(d.AddressPools, func(change catalog.Change[*meshv1alpha1.IPAddressPool]) bool {
+		return change.Old == nil || change.New == nil || !equality.Semantic.DeepEqual(change.Old.Spec, change.New.Spec)
+	})
+	if len(ports) == 0 && !nodes && !pools {
 		return
 	}
 	for key, s := range d.After.Services.All() {
-		if again[classOf(s)] {
-			c.services.Add(key)
+		switch class := classOf(s); {
+		case class == classNode && (nodes || hasOneOf(s, ports)), class == classPool && pools:
+			queue(key)
 		}
 	}
 }
 
+// dispatchPools queues the pools in which other addresses are in use than before.
 func (c *Controller) dispatchPools(d catalog.Delta) {
 	for _, change := range d.AddressPools {
 		c.pools.Add(change.Key)
 	}
-	changed := slices.ContainsFunc(d.Services, func(change catalog.Change[*corev1.Service]) bool {
-		return classOf(change.Old) == classPool || classOf(change.New) == classPool
-	})
-	if changed {
-		for key := range d.After.AddressPools.All() {
+	var moved []netip.Addr
+	for _, change := range d.Services {
+		was, is := poolAddresses(change.Old), poolAddresses(change.New)
+		if !slices.Equal(was, is) {
+			moved = append(append(moved, was...), is...)
+		}
+	}
+	if moved == nil {
+		return
+	}
+	for key, pool := range d.After.AddressPools.All() {
+		ranges := rangesOf(pool)
+		if slices.ContainsFunc(moved, func(a netip.Addr) bool { return inOneOf(ranges, a) }) {
 			c.pools.Add(key)
 		}
 	}
@@ -219,7 +235,7 @@ func (c *Controller) syncService(ctx context.Context, key resource.Key) error {
 	s := c.Catalog.Snapshot()
 	service, ok := s.Services.Get(key)
 	if !ok {
-		c.owners.free(key, nil)
+		c.release(key, nil)
 		c.services.Forget(key)
 		return nil
 	}
@@ -239,14 +255,24 @@ func (c *Controller) syncService(ctx context.Context, key resource.Key) error {
 		if c.Classless && len(service.Status.LoadBalancer.Ingress) == 0 {
 			want = ingress{reason: ReasonNoClass, message: noClass}
 		}
-		fallthrough
-	default:
-		c.owners.free(key, nil)
 	}
 	fresh := setCondition(next, want, metav1.NewTime(c.Clock.Now()))
-	if equality.Semantic.DeepEqual(service.Status, next.Status) {
-		return nil
+	if !equality.Semantic.DeepEqual(service.Status, next.Status) {
+		if err := c.write(ctx, key, next); err != nil {
+			return err
+		}
+		if fresh && want.reason != ReasonAssigned {
+			c.report(ctx, service, want)
+		}
 	}
+	if classOf(service) != classPool {
+		want.addresses = nil // none of them is of a pool
+	}
+	c.release(key, want.addresses)
+	return nil
+}
+
+func (c *Controller) write(ctx context.Context, key resource.Key, next *corev1.Service) error {
 	c.services.Writes(key)
 	made, err := c.Client.UpdateStatus(ctx, kind.Service, next)
 	switch {
@@ -256,10 +282,21 @@ func (c *Controller) syncService(ctx context.Context, key resource.Key) error {
 		return fmt.Errorf("write addresses of service %s: %w", key, err)
 	}
 	c.services.Expectations(key).Wrote(made)
-	if fresh && want.reason != ReasonAssigned {
-		c.report(ctx, service, want)
-	}
 	return nil
+}
+
+// release the addresses of pools that a Service has, but for those to keep, and queue the
+// Services that wait for one. It comes after the write: a Service whose status is newer than
+// the table, as after a change of leaders, keeps what it has.
+func (c *Controller) release(key resource.Key, keep []netip.Addr) {
+	if !c.owners.free(key, keep) {
+		return
+	}
+	for other, s := range c.Catalog.Snapshot().Services.All() {
+		if classOf(s) == classPool && meta.IsStatusConditionFalse(s.Status.Conditions, ConditionAddresses) {
+			c.services.Add(other)
+		}
+	}
 }
 
 // report, once, that a Service gets no address.
@@ -280,14 +317,9 @@ func (c *Controller) syncPool(ctx context.Context, key resource.Key) error {
 	}
 	ranges, n := rangesOf(pool), int64(0)
 	for _, service := range s.Services.All() {
-		if classOf(service) != classPool {
-			continue
-		}
-		for _, a := range statusAddresses(service) {
-			for _, r := range ranges {
-				if r.Contains(a) {
-					n++
-				}
+		for _, a := range poolAddresses(service) {
+			if inOneOf(ranges, a) {
+				n++
 			}
 		}
 	}
@@ -328,6 +360,14 @@ func statusAddresses(s *corev1.Service) []netip.Addr {
 	return out
 }
 
+// poolAddresses that a Service has; s may be nil.
+func poolAddresses(s *corev1.Service) []netip.Addr {
+	if classOf(s) != classPool {
+		return nil
+	}
+	return statusAddresses(s)
+}
+
 // setCondition; a reason of "" takes it away. fresh: it says something else than before.
 func setCondition(s *corev1.Service, want ingress, now metav1.Time) (fresh bool) {
 	if want.reason == "" {
@@ -351,20 +391,10 @@ func hasCondition(s *corev1.Service) bool {
 	return meta.FindStatusCondition(s.Status.Conditions, ConditionAddresses) != nil
 }
 
-func labelsOf[T interface {
-	comparable
-	GetLabels() map[string]string
-}](o T) map[string]string {
-	var none T
-	if o == none {
-		return nil
-	}
-	return o.GetLabels()
-}
-
-// samePorts: neither Service takes a port of nodes that the other does not.
+// samePorts: neither version of a Service takes a port of nodes that the other does not, or
+// takes it before others that the other does not.
 func samePorts(a, b *corev1.Service) bool {
-	return equality.Semantic.DeepEqual(a.Spec.Ports, b.Spec.Ports)
+	return a.CreationTimestamp.Equal(&b.CreationTimestamp) && equality.Semantic.DeepEqual(a.Spec.Ports, b.Spec.Ports)
 }
 
 // sameForServices: of a Node, its addresses matter, and whether traffic may be sent to it.

@@ -2,10 +2,13 @@ package loadbalancer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,6 +23,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -232,6 +236,88 @@ func TestPortsOfNodesAreTakenOnce(t *testing.T) {
 	})
 }
 
+// TestOlderServiceTakesItsPort: a Service that comes to have addresses of nodes takes its ports
+// from younger ones, which lose them.
+func TestOlderServiceTakesItsPort(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, machine("a", true, "10.1.0.1"), balancer("old", "example.com/cloud", 1), balancer("young", ofNode, 2), balancer("apart", ofNode, 3, port(81)))
+		defer func() { r.stop() }()
+		r.want("alone", "young", "10.1.0.1", ReasonAssigned, "")
+		r.seed(balancer("old", ofNode, 1))
+		r.want("the older one", "old", "10.1.0.1", ReasonAssigned, "")
+		r.want("the younger one", "young", "", ReasonPortInUse, "port 80/tcp of nodes is that of service shop/old")
+		r.want("another port", "apart", "10.1.0.1", ReasonAssigned, "")
+	})
+}
+
+// TestConcerned: a change makes work for the Services that it concerns, not for all.
+func TestConcerned(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		pool := addressPool("main", nil, "192.0.2.0/24")
+		client := resourcetest.New(kind.All()...)
+		client.Seed(machine("a", true, "10.1.0.1"), pool, balancer("n1", ofNode, 1), balancer("n2", ofNode, 2, port(81)), balancer("p1", ofPool, 3), balancer("p2", ofPool, 4))
+		tables := catalog.New(catalog.Config{Client: client, Descriptors: kind.All()})
+		ctx, cancel := context.WithCancel(t.Context())
+		sub := tables.Subscribe(catalog.AddressPools, catalog.Services, catalog.Nodes, catalog.Slices)
+		defer sub.Close()
+		done := make(chan struct{})
+		go func() { defer close(done); _ = tables.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		check := func(what, want string, objects ...resource.Object) {
+			t.Helper()
+			client.Seed(objects...)
+			d, err := sub.Next(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set := map[string]bool{}
+			concerned(&d, func(key resource.Key) { set[key.Name] = true })
+			if got := strings.Join(slices.Sorted(maps.Keys(set)), " "); got != want {
+				t.Errorf("%s: %q are concerned, want %q", what, got, want)
+			}
+		}
+		check("the first delta", "n1 n2 p1 p2")
+		pool.Status.Assigned = 77
+		check("the status of a pool", "", pool)
+		pool = addressPool("main", nil, "192.0.2.0/25")
+		check("a pool", "p1 p2", pool)
+		check("a Service with an address of a pool", "p1", balancer("p1", ofPool, 3, port(82)))
+		check("a port", "n1 n2", balancer("n1", ofNode, 1, port(81)))
+		check("a Service with another port", "n3", balancer("n3", ofNode, 5, port(83)))
+		check("a node", "n1 n2 n3", machine("b", true, "10.1.0.2"))
+	})
+}
+
+// TestAddressThatTheTablesDoNotShow: a new leader knows what the one before wrote last, and
+// gives it to nobody else, though its tables do not show it yet.
+func TestAddressThatTheTablesDoNotShow(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		client := resourcetest.New(kind.All()...)
+		client.Seed(addressPool("main", nil, "192.0.2.4/30"), balancer("web", ofPool, 1))
+		tables := catalog.New(catalog.Config{Client: client, Descriptors: kind.All()})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = tables.Run(ctx) }()
+		synctest.Wait()
+		cancel() // the tables stay as they are
+		<-done
+		written, had := balancer("web", ofPool, 1), netip.MustParseAddr("192.0.2.6")
+		setIngress(written, []netip.Addr{had})
+		client.Seed(written)
+		c := New(Config{Client: client, Catalog: tables, InServiceRange: func(netip.Addr) bool { return false }})
+		if err := c.start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		key := resource.KeyOf(written)
+		if err := c.syncService(t.Context(), key); !errors.Is(err, loop.ErrStale) {
+			t.Fatalf("the tables are old, and the outcome is %v", err)
+		}
+		if c.owners.take(had, resource.Key{Namespace: "shop", Name: "other"}) {
+			t.Error("its address is free")
+		}
+	})
+}
+
 func TestAddressesOfPools(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		named := func(pool string) func(*corev1.Service) {
@@ -285,6 +371,19 @@ func TestAddressesOfPools(t *testing.T) {
 		} else {
 			r.want("an address by name", "precise", "198.51.100.1", ReasonAssigned, "")
 		}
+
+		moved := r.get("second")
+		had := moved.Status.LoadBalancer.Ingress[0].IP
+		r.seed(balancer("fourth", ofPool, 10))
+		r.want("the pool is empty again", "fourth", "", ReasonNoAddress, "no IPv4 address of the IPAddressPools is free")
+		r.delete(kind.Service, resource.Key{Namespace: "shop", Name: "named"})
+		r.delete(kind.Service, resource.Key{Namespace: "shop", Name: "precise"})
+		moved.Annotations[meshv1alpha1.AnnotationAddressPool], moved.Spec.LoadBalancerIP = "apart", "198.51.100.1"
+		r.seed(moved)
+		r.want("it has moved", "second", "198.51.100.1", ReasonAssigned, "")
+		r.want("which makes room", "fourth", had, ReasonAssigned, "")
+		r.seed(balancer("inside", ofPool, 11, wanting("192.0.2.1")))
+		r.want("an address of a service range", "inside", "", ReasonNoAddress, "is in a range of virtual IPs")
 
 		r.delete(kind.IPAddressPool, resource.Key{Name: "main"})
 		r.want("its pool has gone", "third", first, ReasonAssigned, "stays as long as the Service does")

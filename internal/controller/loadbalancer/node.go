@@ -1,6 +1,7 @@
 package loadbalancer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -122,9 +123,9 @@ func portTaken(s *catalog.Snapshot, service *corev1.Service) string {
 			continue
 		}
 		for _, p := range service.Spec.Ports {
-			if slices.ContainsFunc(other.Spec.Ports, func(q corev1.ServicePort) bool { return q.Port == p.Port && protocol(q) == protocol(p) }) {
+			if slices.ContainsFunc(other.Spec.Ports, func(q corev1.ServicePort) bool { return portOf(q) == portOf(p) }) {
 				return fmt.Sprintf("port %d/%s of nodes is that of service %s: give one of them another port, or addresses of a pool (class proxima.dev/pool)",
-					p.Port, strings.ToLower(string(protocol(p))), key)
+					p.Port, strings.ToLower(string(portOf(p).protocol)), key)
 			}
 		}
 	}
@@ -142,9 +143,26 @@ func before(a, b *corev1.Service) bool {
 	return resource.KeyOf(a).String() < resource.KeyOf(b).String()
 }
 
-func protocol(p corev1.ServicePort) corev1.Protocol {
-	if p.Protocol == "" {
-		return corev1.ProtocolTCP
+// portKey names a port that a Service takes of each node.
+type portKey struct {
+	number   int32
+	protocol corev1.Protocol
+}
+
+func portOf(p corev1.ServicePort) portKey {
+	return portKey{p.Port, cmp.Or(p.Protocol, corev1.ProtocolTCP)}
+}
+
+// notePorts that a Service takes of nodes; it may be nil.
+func notePorts(ports map[portKey]bool, s *corev1.Service) {
+	if !onNodes(s) {
+		return
 	}
-	return p.Protocol
+	for _, p := range s.Spec.Ports {
+		ports[portOf(p)] = true
+	}
+}
+
+func hasOneOf(s *corev1.Service, ports map[portKey]bool) bool {
+	return slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return ports[portOf(p)] })
 }

@@ -39,20 +39,23 @@ func (o *owners) take(a netip.Addr, key resource.Key) bool {
 	return true
 }
 
-// free what a Service has besides keep, and return what is free now.
-func (o *owners) free(key resource.Key, keep []netip.Addr) (freed []netip.Addr) {
+// free what a Service has besides keep, and report whether there was anything.
+func (o *owners) free(key resource.Key, keep []netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, a := range o.has[key] {
-		if !slices.Contains(keep, a) {
-			delete(o.of, a)
-			freed = append(freed, a)
+	had := len(o.has[key])
+	o.has[key] = slices.DeleteFunc(o.has[key], func(a netip.Addr) bool {
+		if slices.Contains(keep, a) {
+			return false
 		}
-	}
-	if o.has[key] = slices.DeleteFunc(o.has[key], func(a netip.Addr) bool { return !slices.Contains(keep, a) }); len(o.has[key]) == 0 {
+		delete(o.of, a)
+		return true
+	})
+	left := len(o.has[key])
+	if left == 0 {
 		delete(o.has, key)
 	}
-	return freed
+	return left < had
 }
 
 // search an address of ranges that no Service has, and take it.
@@ -82,6 +85,10 @@ func rangesOf(p *meshv1alpha1.IPAddressPool) []addresspool.Range {
 		}
 	}
 	return out
+}
+
+func inOneOf(ranges []addresspool.Range, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(r addresspool.Range) bool { return r.Contains(a) })
 }
 
 // poolsFor a Service, by name: the one that it names, or all that give addresses without
@@ -115,7 +122,6 @@ func poolsFor(s *catalog.Snapshot, service *corev1.Service) (pools []*meshv1alph
 // poolIngress are the addresses of pools that a Service has or gets, one for each of its IP
 // families. What it has stays, also when its pool is gone: clients use it.
 func (c *Controller) poolIngress(s *catalog.Snapshot, service *corev1.Service) ingress {
-	key := resource.KeyOf(service)
 	pools, why := poolsFor(s, service)
 	var ranges []addresspool.Range
 	for _, p := range pools {
@@ -140,7 +146,6 @@ func (c *Controller) poolIngress(s *catalog.Snapshot, service *corev1.Service) i
 		}
 		out.addresses = append(out.addresses, a)
 	}
-	c.owners.free(key, out.addresses)
 	switch {
 	case len(missing) > 0 && why != "":
 		out.reason, out.message = ReasonNoPool, why
@@ -149,7 +154,7 @@ func (c *Controller) poolIngress(s *catalog.Snapshot, service *corev1.Service) i
 	default:
 		out.message = "addresses of IPAddressPools; routes to them are made by others"
 		for _, a := range out.addresses {
-			if !slices.ContainsFunc(ranges, func(r addresspool.Range) bool { return r.Contains(a) }) {
+			if !inOneOf(ranges, a) {
 				out.message = fmt.Sprintf("%s is in no pool of the Service any more; it stays as long as the Service does", a)
 			}
 		}
@@ -167,8 +172,12 @@ func (c *Controller) poolAddress(service *corev1.Service, v4 bool, wanted netip.
 	}
 	if wanted.IsValid() && wanted.Is4() == v4 {
 		switch {
-		case !slices.ContainsFunc(ranges, func(r addresspool.Range) bool { return r.Contains(wanted) }) && !slices.Contains(statusAddresses(service), wanted):
+		case slices.Contains(statusAddresses(service), wanted) && c.owners.take(wanted, key):
+			return wanted, "" // also if its pool is gone
+		case !inOneOf(ranges, wanted):
 			return a, fmt.Sprintf("spec.loadBalancerIP %s is in no IPAddressPool of the Service", wanted)
+		case c.InServiceRange(wanted):
+			return a, fmt.Sprintf("spec.loadBalancerIP %s is in a range of virtual IPs", wanted)
 		case !c.owners.take(wanted, key):
 			return a, fmt.Sprintf("spec.loadBalancerIP %s is that of another Service", wanted)
 		}
