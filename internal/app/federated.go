@@ -143,7 +143,7 @@ func pruneDataplane(d *meshv1alpha1.Dataplane) { d.Status.Lease = nil }
 func localService(s *corev1.Service) bool {
 	_, derived := s.Labels[mcs.LabelServiceName]
 	_, external := s.Labels[meshv1alpha1.LabelExternalService]
-	return derived || external || s.Namespace == corev1.NamespaceDefault && s.Name == "kubernetes"
+	return derived || external || kind.IsAPI(resource.KeyOf(s))
 }
 
 // pruneService drops what is an address of the zone's own: at global a Service is an

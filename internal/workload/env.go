@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // ServiceEnv is what a process finds of Services in its environment, as
@@ -16,9 +19,9 @@ import (
 // Services come by the same variable, the one whose name sorts last has it.
 func ServiceEnv(services []*corev1.Service) []string {
 	sorted := slices.SortedFunc(slices.Values(services), func(a, b *corev1.Service) int {
-		// The API's own come first, so that a Service of the namespace can take
-		// their place, as in Kubernetes.
-		return cmp.Or(compareBool(!isAPI(a), !isAPI(b)), cmp.Compare(a.Name, b.Name))
+		// The API's own, which are set in every namespace, come first, so that a Service of the
+		// namespace can take their place, as in Kubernetes.
+		return cmp.Or(compareBool(!kind.IsAPI(resource.KeyOf(a)), !kind.IsAPI(resource.KeyOf(b))), cmp.Compare(a.Name, b.Name))
 	})
 	var env []string
 	for _, svc := range sorted {
@@ -29,11 +32,6 @@ func ServiceEnv(services []*corev1.Service) []string {
 		env = append(env, serviceVariables(svc)...)
 	}
 	return env
-}
-
-// isAPI: default/kubernetes is set in every namespace.
-func isAPI(svc *corev1.Service) bool {
-	return svc.Namespace == corev1.NamespaceDefault && svc.Name == "kubernetes"
 }
 
 func compareBool(a, b bool) int {

@@ -95,7 +95,7 @@ func exportedByDefault(key resource.Key, s *corev1.Service) bool {
 	case metav1.NamespaceSystem, systemNamespace:
 		return false
 	}
-	return key != resource.Key{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
+	return !kind.IsAPI(key)
 }
 
 // systemNamespace has the control plane's own objects.

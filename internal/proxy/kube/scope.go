@@ -5,17 +5,19 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // ScopeOf a Service in a namespace of a mesh. Services of an ExternalService name their mesh.
 // The names without which a workload finds nothing, those of the API and of a cluster's DNS,
 // are for all meshes, and so is what is exported to all.
 func ScopeOf(s *corev1.Service, mesh string) proxy.Scope {
-	switch (proxy.ServiceName{Namespace: s.Namespace, Name: s.Name}) {
-	case proxy.ServiceName{Namespace: corev1.NamespaceDefault, Name: "kubernetes"}, proxy.ServiceName{Namespace: "kube-system", Name: "kube-dns"}:
+	if key := resource.KeyOf(s); kind.IsAPI(key) || key == (resource.Key{Namespace: metav1.NamespaceSystem, Name: "kube-dns"}) {
 		return proxy.Scope{}
 	}
 	if s.Labels[meshv1alpha1.LabelExternalService] != "" && s.Labels[meshv1alpha1.LabelMesh] != "" {

@@ -249,3 +249,9 @@ func externalIPs(s *corev1.Service) string {
 	}
 	return unknown
 }
+
+// IsAPI reports whether a Service of a name is that of the API: every control plane makes it,
+// and its endpoints are the control plane's instances.
+func IsAPI(key resource.Key) bool {
+	return key == resource.Key{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
+}
