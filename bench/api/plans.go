@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -103,11 +102,8 @@ func (p *process) hasPlans(ctx context.Context, want int) error {
 	if err == nil {
 		err = json.Unmarshal(raw, &list)
 	}
-	plans := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
-		return o.Name == "kubernetes" // the Service of the API, which is planned by default
-	})
-	if err == nil && len(plans) != want {
-		err = fmt.Errorf("%d TrafficPlans after the pause, want %d", len(plans), want)
+	if err == nil && len(list.Items) != want {
+		err = fmt.Errorf("%d TrafficPlans after the pause, want %d", len(list.Items), want)
 	}
 	return err
 }

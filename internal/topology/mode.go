@@ -135,12 +135,14 @@ func (m Modes) AcrossSites() Modes {
 }
 
 // Of a Service. A default holds only where there is something to choose: for Services with
-// virtual IPs, where nodes are in several zones or other sites offer the Service, too.
+// virtual IPs, where nodes are in several zones or other sites offer the Service, too. Not for
+// that of the API, whose few endpoints are in no zone: each control plane would have a plan that
+// says nothing, and that changes with its nodes.
 func (m Modes) Of(service *corev1.Service) Mode {
 	if mode := ofService(service); mode.Level != LevelNone {
 		return mode
 	}
-	if service.Spec.Type == corev1.ServiceTypeExternalName || service.Spec.ClusterIP == corev1.ClusterIPNone {
+	if service.Spec.Type == corev1.ServiceTypeExternalName || service.Spec.ClusterIP == corev1.ClusterIPNone || kind.IsAPI(resource.KeyOf(service)) {
 		return Mode{}
 	}
 	if _, imported := sites.ImportOf(service); !imported && !m.several {

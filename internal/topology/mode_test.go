@@ -31,6 +31,8 @@ func meshWith(name, mode string) *meshv1alpha1.Mesh {
 	}
 }
 
+func asAPI(s *corev1.Service) { s.Namespace, s.Name = "default", "kubernetes" }
+
 func TestModeOfAService(t *testing.T) {
 	distribution := corev1.ServiceTrafficDistributionPreferSameZone
 	for _, c := range []struct {
@@ -63,6 +65,8 @@ func TestModeOfAService(t *testing.T) {
 		{name: "asked for, it holds there, too", service: adaptive(), zones: "aa", want: Mode{Planned, Adaptive, LevelService}},
 		{name: "nodes without zones", fallback: Adaptive, zones: "  ", want: Mode{}},
 		{name: "headless", edit: func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }, fallback: Adaptive, want: Mode{}},
+		{name: "that of the API", edit: asAPI, fallback: Adaptive, want: Mode{}},
+		{name: "that of the API, asked for", service: adaptive(), edit: asAPI, want: Mode{Planned, Adaptive, LevelService}},
 		{name: "a name elsewhere", edit: func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }, fallback: Adaptive, want: Mode{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
