@@ -55,25 +55,48 @@ func heuristicKey(name string) resource.Key {
 	return resource.Key{Namespace: kind.TopologyHeuristic.Singular, Name: name}
 }
 
+// use is what the statuses of policies tell of a Service.
+type use struct {
+	costs, heuristic string
+	// failed is why the heuristic could not be evaluated; empty: it could.
+	failed string
+}
+
+// useBy a Service; nil: none.
+func (m Modes) useBy(service *corev1.Service) use {
+	if service == nil {
+		return use{}
+	}
+	u := use{costs: m.Costs(service), heuristic: m.Heuristic(service)}
+	if plan := meta.FindStatusCondition(service.Status.Conditions, ConditionPlan); u.heuristic != "" && plan != nil &&
+		plan.Status == metav1.ConditionFalse && plan.Reason == ReasonHeuristic {
+		u.failed = plan.Message
+	}
+	return u
+}
+
 // dispatchPolicies queues the policies whose status may be another after a delta.
-func (c *Controller) dispatchPolicies(d catalog.Delta) {
+func (c *Controller) dispatchPolicies(d catalog.Delta) { c.concernedPolicies(&d, c.policies.Add) }
+
+func (c *Controller) concernedPolicies(d *catalog.Delta, queue func(resource.Key)) {
 	for _, change := range d.ZoneCosts {
-		c.policies.Add(costsKey(change.Key.Name))
+		queue(costsKey(change.Key.Name))
 	}
 	for _, change := range d.Heuristics {
-		c.policies.Add(heuristicKey(change.Key.Name))
+		queue(heuristicKey(change.Key.Name))
 	}
-	modes := c.modes(d.After)
+	before, after := c.modes(d.Before), c.modes(d.After)
 	for _, change := range d.Services {
-		for _, service := range []*corev1.Service{change.Old, change.New} {
-			if service == nil {
-				continue
+		was, is := before.useBy(change.Old), after.useBy(change.New)
+		if was == is {
+			continue // most changes are of the status
+		}
+		for _, u := range []use{was, is} {
+			if u.costs != "" {
+				queue(costsKey(u.costs))
 			}
-			if name := modes.Costs(service); name != "" {
-				c.policies.Add(costsKey(name))
-			}
-			if name := modes.Heuristic(service); name != "" {
-				c.policies.Add(heuristicKey(name))
+			if u.heuristic != "" {
+				queue(heuristicKey(u.heuristic))
 			}
 		}
 	}
@@ -161,9 +184,8 @@ func (c *Controller) heuristicStatus(s *catalog.Snapshot, h *meshv1alpha1.Topolo
 			continue
 		}
 		users++
-		if plan := meta.FindStatusCondition(service.Status.Conditions, ConditionPlan); plan != nil && plan.Status == metav1.ConditionFalse &&
-			plan.Reason == ReasonHeuristic {
-			failed = append(failed, fmt.Sprintf("%s: %s", key, plan.Message))
+		if why := modes.useBy(service).failed; why != "" {
+			failed = append(failed, fmt.Sprintf("%s: %s", key, why))
 		}
 	}
 	accepted := metav1.Condition{Status: metav1.ConditionTrue, Reason: ReasonAccepted, Message: "the rule compiles"}

@@ -1,8 +1,11 @@
 package topology
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
 // policyText is a status as "N users; TYPE status reason: message; …".
@@ -54,6 +60,56 @@ func TestCostsStatus(t *testing.T) {
 			"the cost from a to b is -1; its last good costs hold; Resolved True Resolved: Services that are planned with it: 1")
 		r.annotate(AnnotationCosts, "idle")
 		r.wantCosts("chosen", "idle", "1 users; "+good+"Resolved True Resolved: Services that are planned with it: 1")
+	})
+}
+
+// TestPoliciesConcerned: a change of a Service concerns policies where it uses others than
+// before, or where what it uses fails: its status changes often.
+func TestPoliciesConcerned(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const rule = meshv1alpha1.TopologyHeuristicPrefix + "mine"
+		client, service := resourcetest.New(), adaptive(AnnotationCosts, "ours")
+		client.Seed(service)
+		tables := catalog.New(catalog.Config{Client: client, Descriptors: resourcetest.Descriptors()})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = tables.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		sub := tables.Subscribe(catalog.Services)
+		defer sub.Close()
+		c := New(Config{Client: client, Catalog: tables}) // which does not run
+		check := func(what, want string, change func(*corev1.Service)) {
+			t.Helper()
+			if change != nil {
+				change(service)
+				client.Seed(service)
+			}
+			d, err := sub.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			set := map[string]bool{}
+			c.concernedPolicies(&d, func(key resource.Key) { set[key.Name] = true })
+			if got := strings.Join(slices.Sorted(maps.Keys(set)), " "); got != want {
+				t.Errorf("%s: %q are concerned, want %q", what, got, want)
+			}
+		}
+		condition := func(status metav1.ConditionStatus, message string) func(*corev1.Service) {
+			return func(s *corev1.Service) {
+				s.Status.Conditions = []metav1.Condition{{Type: ConditionPlan, Status: status, Reason: ReasonHeuristic, Message: message}}
+			}
+		}
+		annotation := func(key, value string) func(*corev1.Service) {
+			return func(s *corev1.Service) { s.Annotations[key] = value }
+		}
+		check("the first delta", "ours", nil)
+		check("its status", "", func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+		})
+		check("other costs", "ours theirs", annotation(AnnotationCosts, "theirs"))
+		check("a heuristic", "mine theirs", annotation(corev1.AnnotationTopologyMode, rule))
+		check("it works", "", condition(metav1.ConditionTrue, "fine"))
+		check("it fails", "mine", condition(metav1.ConditionFalse, "no such zone"))
 	})
 }
 
