@@ -31,7 +31,7 @@ type Endpoint struct {
 }
 
 // Question is what a Heuristic is asked: about the endpoints of one Service and address
-// family. Its slices and maps belong to the caller.
+// family. Its slices and maps are the heuristic's, which may change and keep them.
 type Question struct {
 	Namespace, Service  string
 	Labels, Annotations map[string]string
@@ -43,8 +43,8 @@ type Question struct {
 
 // Answer of a Heuristic.
 type Answer struct {
-	// Zones that should use an endpoint, at most 8, by the question's endpoints; nil for no
-	// hint. Every reader of hints follows them.
+	// Zones that should use an endpoint, at most 8, by the question's endpoints; none for no
+	// hint. Every reader of hints follows them. Nil: no endpoint has hints.
 	Zones [][]string
 	// Weights of each of the question's endpoints for connections from each of its zones, from 0
 	// to 1e9: agents divide a zone's connections in proportion, and send nothing where it is 0.
@@ -74,14 +74,25 @@ type Set map[string]Heuristic
 func (s Set) Check() error {
 	for name, h := range s {
 		domain, rest, ok := strings.Cut(name, "/")
+		f, isFunc := h.(Func)
 		switch {
 		case !ok || domain == "" || rest == "" || !strings.Contains(domain, "."):
 			return fmt.Errorf("heuristic %q: name it DOMAIN/NAME, such as example.com/Canary", name)
-		case domain == "proxima.dev" || strings.HasSuffix(domain, ".proxima.dev") || strings.HasSuffix(domain, "kubernetes.io"):
+		case reserved(domain):
 			return fmt.Errorf("heuristic %q: the domain is taken, use one of your own", name)
-		case h == nil:
+		case h == nil || isFunc && f == nil:
 			return fmt.Errorf("heuristic %q: there is none of that name", name)
 		}
 	}
 	return nil
+}
+
+// reserved domains are Proxima's and those of Kubernetes.
+func reserved(domain string) bool {
+	for _, of := range [...]string{"proxima.dev", "kubernetes.io", "k8s.io"} {
+		if domain == of || strings.HasSuffix(domain, "."+of) {
+			return true
+		}
+	}
+	return false
 }

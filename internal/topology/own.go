@@ -2,6 +2,7 @@ package topology
 
 import (
 	"fmt"
+	"maps"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -38,7 +39,7 @@ func (o own) Decide(q Question) (d Decision, err error) {
 		}
 	}()
 	ask := heuristic.Question{
-		Namespace: q.Service.Namespace, Service: q.Service.Name, Labels: q.Service.Labels, Annotations: q.Service.Annotations,
+		Namespace: q.Service.Namespace, Service: q.Service.Name, Labels: maps.Clone(q.Service.Labels), Annotations: maps.Clone(q.Service.Annotations),
 		IPv6:  q.Family == discoveryv1.AddressTypeIPv6,
 		Zones: make([]heuristic.Zone, len(q.Zones)), Endpoints: make([]heuristic.Endpoint, len(q.Endpoints)),
 	}
@@ -54,7 +55,7 @@ func (o own) Decide(q Question) (d Decision, err error) {
 	}
 	d = Decision{Hints: make([]*auto.Hints, len(answer.Zones)), Weights: answer.Weights}
 	for i, zones := range answer.Zones {
-		if zones != nil {
+		if len(zones) > 0 {
 			d.Hints[i] = &auto.Hints{ForZones: locality.Zones(zones...)}
 		}
 	}

@@ -16,6 +16,7 @@ func TestOwnHeuristic(t *testing.T) {
 			if fail == "panic" {
 				panic("of the heuristic")
 			}
+			q.Annotations["example.com/seen"] = "yes" // the question is its own
 			a := heuristic.Answer{Zones: make([][]string, len(q.Endpoints)), Weights: make([][]float64, len(q.Endpoints))}
 			for i, e := range q.Endpoints {
 				a.Zones[i] = []string{q.Zones[0].Name}
@@ -39,6 +40,11 @@ func TestOwnHeuristic(t *testing.T) {
 		if c := conditionOf(r, ConditionPlan); !strings.HasPrefix(c, "True Heuristic hints and weights are those of example.com/FirstZone") {
 			t.Errorf("condition %q", c)
 		}
+		for _, s := range r.c.config.Catalog.Snapshot().Services.All() {
+			if s.Annotations["example.com/seen"] != "" {
+				t.Error("the heuristic has changed the tables")
+			}
+		}
 		fail = "panic"
 		r.seed(workload("more", "b", 7, true))
 		if c := conditionOf(r, ConditionPlan); !strings.HasPrefix(c, "False") || !strings.Contains(c, "it panicked: of the heuristic") {
@@ -46,13 +52,28 @@ func TestOwnHeuristic(t *testing.T) {
 		}
 	})
 	for name, ok := range map[string]bool{
-		"example.com/X": true, "x": false, "example/X": false, "proxima.dev/X": false, "heuristic.proxima.dev/X": false, "service.kubernetes.io/X": false,
+		"example.com/X": true, "mykubernetes.io/X": true, "x": false, "example/X": false, "proxima.dev/X": false, "heuristic.proxima.dev/X": false,
+		"service.kubernetes.io/X": false, "gateway.networking.k8s.io/X": false,
 	} {
-		if err := (heuristic.Set{name: heuristic.Func(nil)}).Check(); (err == nil) != ok {
+		h := heuristic.Func(func(heuristic.Question) (a heuristic.Answer, err error) { return a, nil })
+		if err := (heuristic.Set{name: h}).Check(); (err == nil) != ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := (heuristic.Set{"example.com/X": nil}).Check(); err == nil {
-		t.Error("a missing heuristic was taken")
+	for _, missing := range []heuristic.Heuristic{nil, heuristic.Func(nil)} {
+		if err := (heuristic.Set{"example.com/X": missing}).Check(); err == nil {
+			t.Errorf("a missing heuristic (%T) was taken", missing)
+		}
+	}
+}
+
+// TestOwnHeuristicWithoutHints: an empty list is no hint, as none is.
+func TestOwnHeuristicWithoutHints(t *testing.T) {
+	h := own{heuristic.Func(func(q heuristic.Question) (heuristic.Answer, error) {
+		return heuristic.Answer{Zones: [][]string{{}, nil, {"a"}}}, nil
+	})}
+	d, err := h.Decide(Question{Service: web(), Endpoints: make([]EndpointFacts, 3)})
+	if err != nil || d.Hints[0] != nil || d.Hints[1] != nil || d.Hints[2] == nil {
+		t.Errorf("%+v, %v", d, err)
 	}
 }
