@@ -57,9 +57,11 @@ func unenforced(s *catalog.Snapshot, mesh *meshv1alpha1.Mesh) authorities.Unenfo
 		}
 		node, _ := s.Nodes.Get(resource.Key{Name: dp.Spec.NodeName})
 		onNode := sharesNode(dp, node)
-		if other, of := rival(s, key, dp, mesh.Name, onNode); of != "" && out.Apart {
-			out.Isolation = append(out.Isolation, fmt.Sprintf("%s: its connections cannot be told from those of %s of mesh %s, at an address of node %s that both use",
-				key, other, of, dp.Spec.NodeName))
+		if out.Apart {
+			if other, of := rival(s, key, dp, mesh.Name, onNode); of != "" {
+				out.Isolation = append(out.Isolation, fmt.Sprintf("%s: its connections cannot be told from those of %s of mesh %s, at an address of node %s that both use",
+					key, other, of, dp.Spec.NodeName))
+			}
 		}
 		if !closed {
 			continue
