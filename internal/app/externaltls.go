@@ -3,9 +3,12 @@ package app
 import (
 	"cmp"
 	"context"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -17,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	sitetable "github.com/proxima-mesh/proxima/internal/sites"
 )
 
@@ -111,19 +115,41 @@ func (n *needs) follow(ctx context.Context) error {
 	}
 }
 
-// concerns reports whether a delta may change what nodes need: most Dataplanes come and go
-// where nothing is in Secrets.
+// concerns reports whether a delta may change what nodes need: every node asks then. Most
+// changes are statuses, or come where nothing is in Secrets.
 func (n *needs) concerns(d *catalog.Delta) bool {
-	if len(d.ExternalServices) > 0 {
+	if moves(d.ExternalServices, sameSpec[*meshv1alpha1.ExternalService]) {
 		return true
 	}
+	needed := false
 	for _, e := range d.After.ExternalServices.All() {
-		if e.Spec.TLS != nil && sitetable.NeedsSecrets(e.Spec.TLS) {
-			return true
-		}
+		needed = needed || e.Spec.TLS != nil && sitetable.NeedsSecrets(e.Spec.TLS)
 	}
-	return false
+	return needed && (moves(d.Dataplanes, func(a, b *meshv1alpha1.Dataplane) bool {
+		return a.Spec.NodeName == b.Spec.NodeName && a.Spec.Mesh == b.Spec.Mesh
+	}) || moves(d.Namespaces, func(a, b *corev1.Namespace) bool { return kind.MeshOf(a) == kind.MeshOf(b) }) ||
+		moves(d.Meshes, sameSpec[*meshv1alpha1.Mesh]) || moves(d.ZoneIngresses, sameLabels[*meshv1alpha1.ZoneIngress]) ||
+		moves(d.ZoneEgresses, sameLabels[*meshv1alpha1.ZoneEgress]))
 }
+
+// moves reports whether one of the changes makes or removes an object, or does more to it than
+// same allows.
+func moves[T interface {
+	comparable
+	resource.Object
+}](changes []catalog.Change[T], same func(a, b T) bool) bool {
+	var none T
+	return slices.ContainsFunc(changes, func(c catalog.Change[T]) bool {
+		return c.Old == none || c.New == none || !same(c.Old, c.New)
+	})
+}
+
+// sameSpec: the generation counts changes of the spec and the deletion.
+func sameSpec[T resource.Object](a, b T) bool {
+	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration() && sameLabels(a, b)
+}
+
+func sameLabels[T resource.Object](a, b T) bool { return maps.Equal(a.GetLabels(), b.GetLabels()) }
 
 // of implements credential.ServerConfig.Needs.
 func (n *needs) of(nodeName string) ([]*meshv1alpha1.ExternalService, <-chan struct{}, error) {

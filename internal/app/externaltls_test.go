@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -22,10 +23,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -221,4 +224,55 @@ func onDisk(t *testing.T, dir string, key []byte, want bool) {
 	if err != nil || found != want {
 		t.Errorf("the key is on disk: %v, want %v; %v", found, want, err)
 	}
+}
+
+// TestNeedsConcern: nodes ask again where a change may concern what they need, and that is not
+// for each status.
+func TestNeedsConcern(t *testing.T) {
+	client := resourcetest.New(kind.All()...)
+	tables := catalog.New(catalog.Config{Client: client, Descriptors: kind.All()})
+	sub := tables.Subscribe(catalog.ExternalServices, catalog.Dataplanes, catalog.Namespaces, catalog.Meshes)
+	defer sub.Close()
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { defer close(done); _ = tables.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	if _, err := sub.Next(ctx); err != nil { // nothing is there
+		t.Fatal(err)
+	}
+	n := &needs{tables: tables}
+	check := func(what string, want bool, object resource.Object) {
+		t.Helper()
+		client.Seed(object)
+		d, err := sub.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := n.concerns(&d); got != want {
+			t.Errorf("%s: nodes ask again: %t, want %t", what, got, want)
+		}
+	}
+	dp := workloadOf("one", "", "192.0.2.1")
+	check("nothing is in Secrets", false, dp)
+	e := &meshv1alpha1.ExternalService{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bank", Generation: 1}}
+	check("a service", true, e)
+	e = e.DeepCopy()
+	e.Generation, e.Spec.TLS = 2, &meshv1alpha1.ExternalServiceTLS{
+		CACertificates: &meshv1alpha1.DataSource{SecretRef: &meshv1alpha1.SecretKeyReference{Name: "roots"}},
+	}
+	check("its TLS", true, e)
+	e = e.DeepCopy()
+	e.Status.VirtualIPs = []string{"192.0.2.9"}
+	check("its status", false, e)
+	dp = dp.DeepCopy()
+	dp.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}
+	check("the status of a workload", false, dp)
+	dp = dp.DeepCopy()
+	dp.Spec.NodeName = "n2"
+	check("its node", true, dp)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	check("a namespace", true, ns)
+	ns = ns.DeepCopy()
+	ns.Annotations = map[string]string{"example.com/owner": "us"}
+	check("its annotation", false, ns)
 }
