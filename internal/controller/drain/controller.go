@@ -58,6 +58,9 @@ type known struct {
 	// node as it was at that time, and of which all follows.
 	node *corev1.Node
 	at   time.Time
+	// began is when the drain did, by the monotonic clock: a step of the calendar's clock neither
+	// ends a drain nor holds it up.
+	began time.Time
 	// done: nothing is in the way of a reboot. cut are the connections that it would break.
 	done bool
 	cut  int
@@ -129,17 +132,31 @@ func (c *Controller) sweep(ctx context.Context, s *catalog.Snapshot, first bool)
 			c.drains[key.Name] = k
 			continue
 		}
-		k = &known{node: node, at: c.Clock.Now()}
+		k = c.knownOf(k, node, d)
 		c.drains[key.Name] = k
 		slots <- struct{}{}
 		looking.Go(func() {
 			defer func() { <-slots }()
-			p := c.look(ctx, node, d)
+			p := c.look(ctx, k, d)
 			k.done, k.cut = p.State == Drained, p.Cut
 		})
 	}
 	looking.Wait()
 	c.measure()
+}
+
+// knownOf a drain that is looked at now; nil: it was not known before.
+func (c *Controller) knownOf(before *known, node *corev1.Node, d kind.NodeDrain) *known {
+	k := &known{node: node, at: c.Clock.Now()}
+	switch {
+	case before != nil:
+		k.began = before.began
+	case d.Since.IsZero():
+		k.began = k.at
+	default:
+		k.began = k.at.Add(-max(0, k.at.Sub(d.Since)))
+	}
+	return k
 }
 
 // measure what metrics show.
@@ -167,7 +184,8 @@ func draining(d kind.NodeDrain) string {
 }
 
 // look at a node that has the taint, and record what is new.
-func (c *Controller) look(ctx context.Context, node *corev1.Node, d kind.NodeDrain) Progress {
+func (c *Controller) look(ctx context.Context, k *known, d kind.NodeDrain) Progress {
+	node := k.node
 	next := node.DeepCopy()
 	record := d.DrainRecord
 	if _, recorded := node.Annotations[mesh.AnnotationDrain]; !recorded || d.Since.IsZero() { // a taint without the command
@@ -180,7 +198,7 @@ func (c *Controller) look(ctx context.Context, node *corev1.Node, d kind.NodeDra
 	if !d.Drained.IsZero() {
 		return Progress{State: Drained} // it stays so until it is undrained, whatever runs there
 	}
-	p := evaluate(ctx, c.Catalog, c.Count, Input{Node: next}, c.Clock.Now)
+	p := evaluate(ctx, c.Catalog, c.Count, Input{Node: next}, func() time.Time { return record.Since.Add(c.Clock.Since(k.began)) })
 	if p.State == Drained {
 		record.Drained = c.Clock.Now().UTC().Truncate(time.Second)
 		kind.SetDrainRecord(next, record)

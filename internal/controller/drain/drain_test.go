@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,10 +44,24 @@ type rig struct {
 	silence error
 	takes   time.Duration
 	asked   int
+	clock   steppedClock // of the controller
+}
+
+// steppedClock is a calendar's clock that is set ahead at some time, beside a monotonic one
+// that goes on.
+type steppedClock struct{ ahead *atomic.Int64 }
+
+func (c steppedClock) Now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+
+func (c steppedClock) Since(t time.Time) time.Duration {
+	if d := c.Now().Sub(t); d.Abs() < 30*time.Minute {
+		return d // no step was between
+	}
+	return time.Since(t)
 }
 
 func newRig(t *testing.T, objects ...resource.Object) *rig {
-	r := &rig{t: t, client: resourcetest.New(append(resourcetest.Descriptors(), kind.Event)...), open: map[netip.AddrPort]int{}}
+	r := &rig{t: t, client: resourcetest.New(append(resourcetest.Descriptors(), kind.Event)...), open: map[netip.AddrPort]int{}, clock: steppedClock{new(atomic.Int64)}}
 	r.client.Seed(node("n1"), node("n2"), service("web"))
 	r.client.Seed(objects...)
 	cat := catalog.New(catalog.Config{Client: r.client, Descriptors: resourcetest.Descriptors()})
@@ -69,7 +84,7 @@ func newRig(t *testing.T, objects ...resource.Object) *rig {
 	for _, run := range []func(context.Context) error{
 		cat.Run,
 		endpointslice.New(endpointslice.Config{Client: r.client, Catalog: cat, Slices: kind.EndpointSlice}).Run,
-		drain.New(drain.Config{Client: r.client, Catalog: cat, Count: count}).Run,
+		drain.New(drain.Config{Client: r.client, Catalog: cat, Count: count, Clock: r.clock}).Run,
 	} {
 		go func() { _ = run(ctx); done <- struct{}{} }()
 	}
@@ -431,6 +446,33 @@ func TestSilentAgents(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestClockIsSet: a step of the calendar's clock gives connections no less time, and a drain
+// that begins in what is the future of the leader's clock ends all the same.
+func TestClockIsSet(t *testing.T) {
+	for _, step := range []time.Duration{time.Hour, -time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, instance("a", "n1", "10.0.0.1"), instance("b", "n2", "10.0.0.2"))
+			r.counted(atA, 1)
+			if step < 0 {
+				r.clock.ahead.Store(int64(step))
+			}
+			if _, err := r.op.Start(t.Context(), "n1", "admin", false, false); err != nil {
+				t.Fatal(err)
+			}
+			r.pass(3 * time.Second)
+			r.clock.ahead.Store(int64(step))
+			r.pass(4 * time.Second)
+			if d := kind.DrainOf(r.node("n1")); d.State() != "Draining" {
+				t.Errorf("a step of %v: %s after 7 s, of 10", step, d.State())
+			}
+			r.pass(5 * time.Second)
+			if d := kind.DrainOf(r.node("n1")); d.State() != "Drained" {
+				t.Errorf("a step of %v: %s after 12 s, of 10", step, d.State())
+			}
+		})
+	}
 }
 
 // TestRecordThatCannotBeRead: a drain with a record that is no record, and a taint that does not
