@@ -75,7 +75,10 @@ func (c *Client) sendAnswer(ctx context.Context, id uint64, body []byte, failure
 		return fmt.Errorf("open the stream of an answer: %w", err)
 	}
 	if failure != nil {
-		s := status.Convert(failure)
+		s, given := status.FromError(failure)
+		if !given {
+			s = status.FromContextError(failure) // its time may be over a moment before that of who waits
+		}
 		_ = stream.Send(&witnessv1.AnswerPart{Id: id, Code: uint32(s.Code()), Message: s.Message()})
 		_, _ = stream.CloseAndRecv() // the control plane repeats the failure
 		return nil

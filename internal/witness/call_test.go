@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -115,6 +116,10 @@ func TestCall(t *testing.T) {
 			return nil, status.Error(codes.NotFound, "nothing there")
 		}
 		r.refused("a failure", "n1", codes.NotFound, "the agent of node n1: nothing there")
+		answer = func(context.Context, *witnessv1.Call) ([]byte, error) {
+			return nil, fmt.Errorf("read the sockets: %w", context.DeadlineExceeded)
+		}
+		r.refused("too late", "n1", codes.DeadlineExceeded, "read the sockets")
 		answer = func(context.Context, *witnessv1.Call) ([]byte, error) { return make([]byte, maxAnswer+1), nil }
 		r.refused("too large", "n1", codes.ResourceExhausted, "the limit is")
 		answer = func(ctx context.Context, _ *witnessv1.Call) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }
@@ -127,7 +132,7 @@ func TestCall(t *testing.T) {
 		if n := len(r.server.calls); n > 0 {
 			t.Errorf("%d calls are kept", n)
 		}
-		if c.answered[callAnswered].Load() != 3 || c.answered[callFailed].Load() != 3 {
+		if c.answered[callAnswered].Load() != 3 || c.answered[callFailed].Load() != 4 {
 			t.Errorf("answered %d, failed %d", c.answered[callAnswered].Load(), c.answered[callFailed].Load())
 		}
 		go func() {

@@ -95,7 +95,10 @@ func (a *answerer) answer(id uint64, body []byte, err error) {
 		err = status.Errorf(codes.ResourceExhausted, "the answer has %d bytes, the limit is %d", len(body), maxAnswer)
 	}
 	if err != nil {
-		s := status.Convert(err)
+		s, given := status.FromError(err)
+		if !given {
+			s = status.FromContextError(err) // its time may be over a moment before that of who waits
+		}
 		_ = a.out.send(&federationv1.CallAnswer{Id: id, Last: true, Code: uint32(s.Code()), Message: s.Message()})
 		return
 	}

@@ -501,6 +501,8 @@ func TestCalls(t *testing.T) {
 			return large, nil
 		case "gone":
 			return nil, status.Errorf(codes.Unavailable, "node %s has no stream to zone east", call.GetName())
+		case "late":
+			return nil, fmt.Errorf("ask the store: %w", context.DeadlineExceeded)
 		case "hangs":
 			close(started)
 			<-ctx.Done()
@@ -524,6 +526,9 @@ func TestCalls(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(body), err)
 	}
 	if _, err := g.global.Call(ctx, "east", &federationv1.Call{Name: "gone"}); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	if _, err := g.global.Call(ctx, "east", &federationv1.Call{Name: "late"}); status.Code(err) != codes.DeadlineExceeded {
 		t.Error(err)
 	}
 	one, cancel := context.WithCancel(ctx)
