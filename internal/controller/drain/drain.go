@@ -346,10 +346,16 @@ func (in Input) lookAt(service *corev1.Service, all []Workload) (on serviceOn, f
 	return on, found
 }
 
-// goes reports whether the drain of another node takes an endpoint out. Its slice may not say
-// so yet.
+// goes reports whether the drain of another node, or a zone shift, takes an endpoint out. Its
+// slice may not say so yet.
 func (in Input) goes(e *discoveryv1.Endpoint) bool {
-	if e.NodeName == nil || e.TargetRef == nil {
+	if e.TargetRef == nil {
+		return false
+	}
+	if backend.ShiftsOf(in.Snapshot).Of(ptr.Deref(e.Zone, ""), ptr.Deref(e.NodeName, "")) != nil {
+		return true
+	}
+	if e.NodeName == nil {
 		return false
 	}
 	node := in.Nodes[*e.NodeName]

@@ -76,12 +76,12 @@ func Zones(s *catalog.Snapshot) []string {
 }
 
 // Evaluate says what a shift takes out, while others are in effect, whose endpoints do not
-// count. Its cost is that of all EndpointSlices. It is pure.
+// count, as those of drained nodes do not. Its cost is that of all EndpointSlices. It is pure.
 func Evaluate(s *catalog.Snapshot, spec *mesh.ZoneShiftSpec, others backend.Shifts) Effect {
 	e := Effect{Zone: spec.Zone, Node: spec.Node, Services: []Service{}}
 	out := map[string]bool{} // endpoints of the whole site
 	for key := range s.Services.All() {
-		l := look{spec: spec, others: others, out: map[string]bool{}, left: map[string]bool{}, here: map[portOf]bool{}, elsewhere: map[portOf]bool{}}
+		l := look{snapshot: s, spec: spec, others: others, out: map[string]bool{}, left: map[string]bool{}, here: map[portOf]bool{}, elsewhere: map[portOf]bool{}}
 		for _, slice := range s.SlicesOf(key) {
 			l.add(slice)
 		}
@@ -111,6 +111,7 @@ type portOf struct {
 
 // look at the endpoints of one Service.
 type look struct {
+	snapshot        *catalog.Snapshot
 	spec            *mesh.ZoneShiftSpec
 	others          backend.Shifts
 	out, left       map[string]bool
@@ -130,8 +131,8 @@ func (l *look) add(slice *discoveryv1.EndpointSlice) {
 		switch {
 		case ours && kind.ShiftCovers(l.spec, zone, node):
 			l.out[idOf(e)], at = true, l.here
-		case ours && l.others.Of(zone, node) != nil:
-			continue
+		case ours && (l.others.Of(zone, node) != nil || l.drained(node)):
+			continue // its slice may not say so yet
 		default:
 			l.left[idOf(e)] = true
 		}
@@ -139,6 +140,12 @@ func (l *look) add(slice *discoveryv1.EndpointSlice) {
 			at[portOf{slice.AddressType, ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, corev1.ProtocolTCP)}] = true
 		}
 	}
+}
+
+// drained reports whether a node is, or a drain of it has begun.
+func (l *look) drained(node string) bool {
+	n, ok := l.snapshot.Nodes.Get(resource.Key{Name: node})
+	return ok && kind.DrainOf(n).Taint != nil
 }
 
 // idOf an endpoint: that of its workload, which has an address of each family.

@@ -301,6 +301,21 @@ func TestTwoAtOnce(t *testing.T) {
 	})
 }
 
+// TestDrained: endpoints of a node whose drain has begun do not count, though their slices do
+// not have the change yet.
+func TestDrained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, instance("a", "web", "n1", "10.0.0.1"), instance("b", "web", "n2", "10.0.0.2"))
+		drained := node("n2", "b")
+		drained.Spec.Taints = []corev1.Taint{{Key: mesh.TaintDrain, Effect: corev1.TaintEffectNoExecute}}
+		r.client.Seed(drained, &mesh.ZoneShift{ObjectMeta: metav1.ObjectMeta{Name: "zone-a"}, Spec: mesh.ZoneShiftSpec{
+			Zone: "a", Reason: "x", Until: metav1.NewTime(time.Now().Add(time.Hour)),
+		}})
+		r.pass(time.Second)
+		r.wantState("zone-a", mesh.ZoneShiftLastEndpoints)
+	})
+}
+
 // TestTerms: a shift is in effect without a leader, and ends with the next one if its time
 // came in between; one that is extended after its end comes into effect again.
 func TestTerms(t *testing.T) {
