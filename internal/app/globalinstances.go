@@ -91,11 +91,8 @@ func (g *globalInstances) ports(joined string) []string {
 		add(i.GRPC)
 	}
 	g.mu.Unlock()
-	_, port, _ := net.SplitHostPort(joined)
-	for _, api := range g.configured {
-		if host, _, err := net.SplitHostPort(api); err == nil {
-			add(net.JoinHostPort(host, port))
-		}
+	for _, address := range withPort(g.configured, joined) {
+		add(address)
 	}
 	return out
 }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -28,7 +30,7 @@ func (a *agent) viewFile() string { return filepath.Join(a.dir(), "view") }
 func (a *agent) join(ctx context.Context) error {
 	log := a.log.With("component", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{
-		Dir: a.dir(), Server: a.cfg.Server, Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
+		Dir: a.dir(), Server: a.cfg.Server, Others: a.cfg.others(), Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
 	})
 	stored := a.renewer.Problem()
 	joined, err := a.renewer.Join(ctx)
@@ -97,7 +99,38 @@ func (a *agent) forgetState() error {
 
 // planeLink is how the view is reached.
 func (a *agent) planeLink() *planeLink {
-	return &planeLink{renewer: a.renewer, server: a.cfg.Server, serves: "node views"}
+	l := &planeLink{renewer: a.renewer, server: a.cfg.Server, serves: "node views"}
+	if len(a.cfg.OtherServers) > 0 {
+		servers := a.cfg.servers()
+		l.others = func(joined string) []string { return withPort(servers, joined) }
+	}
+	return l
+}
+
+// servers are the APIs of all instances that are configured, the first one first.
+func (c *NodeConfig) servers() []string { return append([]string{c.Server}, c.OtherServers...) }
+
+// others returns the further ones; nil: there are none.
+func (c *NodeConfig) others() func() []string {
+	if len(c.OtherServers) == 0 {
+		return nil
+	}
+	return func() []string { return c.OtherServers }
+}
+
+// withPort are the gRPC addresses of instances: joined, which is known from the certificate,
+// and the hosts of the others' APIs with its port.
+func withPort(servers []string, joined string) []string {
+	out := []string{joined}
+	_, port, _ := net.SplitHostPort(joined)
+	for _, api := range servers {
+		if host, _, err := net.SplitHostPort(api); err == nil {
+			if at := net.JoinHostPort(host, port); !slices.Contains(out, at) {
+				out = append(out, at)
+			}
+		}
+	}
+	return out
 }
 
 // viewAddress is where this node's view is served.

@@ -37,6 +37,8 @@ type NodeConfig struct {
 	// Server (HOST:PORT) is the API that the node joins.
 	Server string
 	// Token to join with; not needed once the node has joined. TokenFile has it
+	// OtherServers are the APIs of further instances of its control plane.
+	OtherServers []string
 	// instead, and is read whenever it may help.
 	Token, TokenFile string
 	// NewToken makes a token when nothing else helps; nil: nothing does.

@@ -193,12 +193,17 @@ func (a *agent) restConfig() *rest.Config {
 func (a *agent) apiTransport() *apiTransport {
 	a.apiOnce.Do(func() {
 		a.apiLink = &apiTransport{newest: a.renewer.Credentials, suspect: a.renewer.Suspect, open: func() *http.Transport {
-			return &http.Transport{
+		dial := DialServers(a.cfg.servers(), a.renewer.TLSConfig)
+			t := &http.Transport{
 				TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
 				TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
 				HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second},
 			}
 		}}
+			if len(a.cfg.OtherServers) > 0 {
+				t.DialTLSContext = dial
+			}
+			return t
 	})
 	return a.apiLink
 }

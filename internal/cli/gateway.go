@@ -12,7 +12,8 @@ import (
 
 // gatewayFlags are those of a gateway between zones.
 type gatewayFlags struct {
-	server, tokenFile      string
+	servers                []string
+	tokenFile              string
 	nodeName, zone         string
 	address                string
 	port                   int
@@ -25,7 +26,7 @@ type gatewayFlags struct {
 
 func newIngress(s *settings) *cobra.Command {
 	return newGateway(s, false, defaultIngressPort, &cobra.Command{
-		Use:   "ingress --server HOST:PORT [--token-file FILE]",
+		Use:   "ingress --server HOST:PORT[,…] [--token-file FILE]",
 		Short: "Run a gateway by which other zones reach this one",
 		Long: `Ingress runs the gateway by which other zones reach the services that this zone
 exports. It joins the zone's control plane like a node, with a node token, gets a
@@ -44,7 +45,7 @@ machine that has an agent, too, give --data-dir, --health-port and --metrics-por
 
 func newEgress(s *settings) *cobra.Command {
 	return newGateway(s, true, defaultEgressPort, &cobra.Command{
-		Use:   "egress --server HOST:PORT [--token-file FILE]",
+		Use:   "egress --server HOST:PORT[,…] [--token-file FILE]",
 		Short: "Run the gateway by which traffic leaves this zone",
 		Long: `Egress runs the gateway by which traffic leaves this zone for other zones, in
 meshes with spec.routing.zoneEgress: their nodes use no other way out then. It
@@ -75,7 +76,7 @@ func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.C
 		})
 	}
 	f := cmd.Flags()
-	f.StringVar(&g.server, "server", "", "control plane's API, HOST:PORT")
+	addServerFlag(f, &g.servers, "")
 	f.StringVar(&g.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
 	f.StringVar(&g.nodeName, "node-name", "", "name of the gateway and of its Node (default: the host name in lower case)")
 	f.StringVar(&g.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
@@ -92,8 +93,12 @@ func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.C
 
 func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) {
 	var cfg app.NodeConfig
-	if g.server == "" {
+	if len(g.servers) == 0 {
 		return cfg, usagef("--server (HOST:PORT of the control plane's API) is needed")
+	}
+	servers, err := parseServers(g.servers)
+	if err != nil {
+		return cfg, err
 	}
 	if g.port < 0 || g.port > 65535 || g.advertisedPort < 0 || g.advertisedPort > 65535 {
 		return cfg, usagef("port %d, --advertised-port %d: 0 to 65535", g.port, g.advertisedPort)
@@ -115,7 +120,7 @@ func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) 
 	log, err := s.logger()
 	return app.NodeConfig{
 		DNSUpstreams: resolvers,
-		Server:       g.server, TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
+		Server:       servers[0], OtherServers: servers[1:], TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
 		Host: g.host, HealthPort: g.healthPort, MetricsPort: g.metricPort, ControlPlane: true, Gateway: gateway, Logger: log,
 	}, err
 }

@@ -16,15 +16,16 @@ import (
 // nodeFlags are those of the command node alone.
 type nodeFlags struct {
 	agentFlags
-	server, tokenFile, host string
-	kubeProxyConfig         string
-	cleanup                 bool
+	servers         []string
+	tokenFile, host string
+	kubeProxyConfig string
+	cleanup         bool
 }
 
 func newNode(s *settings) *cobra.Command {
 	var n nodeFlags
 	cmd := &cobra.Command{
-		Use:     "node {--server HOST:PORT [--token-file FILE] | --kubeconfig FILE | --kube-proxy-config FILE}",
+		Use:     "node {--server HOST:PORT[,…] [--token-file FILE] | --kubeconfig FILE | --kube-proxy-config FILE}",
 		GroupID: "roles",
 		Short:   "Run this machine's agent",
 		Long: `Node runs the agent that carries the traffic of virtual IPs on this machine.
@@ -57,7 +58,7 @@ machine's kernel, and ends.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&n.server, "server", "", "control plane's API, HOST:PORT")
+	addServerFlag(f, &n.servers, "")
 	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
 	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
@@ -82,14 +83,18 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 	}
 	others := n.kubeProxyConfig != "" || s.kubeconfig != ""
 	switch {
-	case n.server != "" && n.kubeProxyConfig != "":
+	case len(n.servers) > 0 && n.kubeProxyConfig != "":
 		return cfg, usagef("--server and --kube-proxy-config: give one of them")
-	case n.server == "" && !others:
+	case len(n.servers) == 0 && !others:
 		return cfg, usagef("one of --server (HOST:PORT of the control plane's API), --kubeconfig or --kube-proxy-config is needed")
-	case n.server == "":
+	case len(n.servers) == 0:
 		return cfg, n.followCluster(cmd, s, &cfg)
 	}
-	cfg.Server, cfg.TokenFile = n.server, n.tokenFile
+	servers, err := parseServers(n.servers)
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Server, cfg.OtherServers, cfg.TokenFile = servers[0], servers[1:], n.tokenFile
 	return cfg, nil
 }
 

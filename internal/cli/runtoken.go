@@ -3,8 +3,8 @@ package cli
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -15,15 +15,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
 // runCredential is what run registers with where that is not the kubeconfig.
-type runCredential struct{ server, tokenFile string }
+type runCredential struct {
+	servers   []string
+	tokenFile string
+}
 
 func (c *runCredential) add(f *pflag.FlagSet) {
-	f.StringVar(&c.server, "server", "", "control plane's API, HOST:PORT; goes with --token-file")
+	addServerFlag(f, &c.servers, "; goes with --token-file")
 	f.StringVar(&c.tokenFile, "token-file", "", "file with a token of kind workload or node to register with (default: the kubeconfig's user)")
 }
 
@@ -34,10 +38,14 @@ func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace s
 	if c.tokenFile == "" {
 		return s.restConfig() // --server may be there for "proxima node", in a configuration file
 	}
-	if c.server == "" {
+	if len(c.servers) == 0 {
 		return nil, "", usagef("--token-file needs --server, the HOST:PORT of the control plane's API")
 	}
-	cfg, err := tokenConfig(c.server, c.tokenFile)
+	servers, err := parseServers(c.servers)
+	if err != nil {
+		return nil, "", err
+	}
+	cfg, err := tokenConfig(servers, c.tokenFile)
 	if err != nil || namespace != "" {
 		return cfg, namespace, err
 	}
@@ -55,9 +63,10 @@ func (c *runCredential) restConfig(ctx context.Context, s *settings, namespace s
 	return cfg, cmp.Or(namespace, metav1.NamespaceDefault), nil
 }
 
-// tokenConfig reaches a server that is recognised by the pin in the token. The
-// file is read again while requests are made, so a token can be replaced in it.
-func tokenConfig(server, tokenFile string) (*rest.Config, error) {
+// tokenConfig reaches a server, one of the instances of a control plane, that is recognised by
+// the pin in the token. The file is read again while requests are made, so a token can be
+// replaced in it.
+func tokenConfig(servers []string, tokenFile string) (*rest.Config, error) {
 	data, err := os.ReadFile(tokenFile)
 	if err != nil {
 		return nil, fmt.Errorf("--token-file: %w", err)
@@ -67,16 +76,13 @@ func tokenConfig(server, tokenFile string) (*rest.Config, error) {
 	if err != nil {
 		return nil, usagef("--token-file %s: %w", tokenFile, err)
 	}
-	server = strings.TrimPrefix(server, "https://")
-	host, _, err := net.SplitHostPort(server)
-	if err != nil {
-		return nil, usagef("--server %q: want HOST:PORT", server)
+	pinned := func(host string) *tls.Config { return identity.PinnedTLS(token.Pin, host) }
+	transport := &http.Transport{
+		TLSClientConfig: pinned(app.HostOf(servers[0])), ForceAttemptHTTP2: true, Proxy: http.ProxyFromEnvironment,
+		TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
 	}
-	return &rest.Config{
-		Host: "https://" + server, BearerToken: text, BearerTokenFile: tokenFile, QPS: -1,
-		Transport: &http.Transport{
-			TLSClientConfig: identity.PinnedTLS(token.Pin, host), ForceAttemptHTTP2: true, Proxy: http.ProxyFromEnvironment,
-			TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
-		},
-	}, nil
+	if len(servers) > 1 {
+		transport.DialTLSContext = app.DialServers(servers, pinned)
+	}
+	return &rest.Config{Host: "https://" + servers[0], BearerToken: text, BearerTokenFile: tokenFile, QPS: -1, Transport: transport}, nil
 }
