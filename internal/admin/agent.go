@@ -79,6 +79,8 @@ type NodeStatus struct {
 	// meshes; SpiffeSocket is the path of the SPIFFE Workload API, empty: off.
 	Identities   []workload.Status `json:"identities,omitempty"`
 	SpiffeSocket string            `json:"spiffeSocket,omitempty"`
+	// Cgroups: the agent knows workloads by the cgroups that `proxima run` makes.
+	Cgroups bool `json:"cgroups,omitempty"`
 	// Tunnel to other sites; nil: the agent has none.
 	Tunnel *TunnelStatus `json:"tunnel,omitempty"`
 	// Isolation of meshes on this node; nil: the site has one mesh.

@@ -12,6 +12,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/identity/workload"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -73,11 +74,11 @@ func TestFailsClosed(t *testing.T) {
 		}),
 		dataplanes: map[resource.Key]*meshv1alpha1.Dataplane{{Namespace: "default", Name: "web-1"}: web},
 	}
-	if svid, err := n.Of(at, meshv1alpha1.DefaultMesh); !errors.Is(err, workload.ErrExpired) {
+	if svid, err := n.Of(outbound.Connection{Client: netip.AddrPortFrom(at, 40000)}, meshv1alpha1.DefaultMesh); !errors.Is(err, workload.ErrExpired) {
 		t.Errorf("the tunnel gets %v, %v for the workload, want that it has run out", svid, err)
 	}
 	ahead.Store(0)
-	svid, err := n.Of(at, meshv1alpha1.DefaultMesh)
+	svid, err := n.Of(outbound.Connection{Client: netip.AddrPortFrom(at, 40000)}, meshv1alpha1.DefaultMesh)
 	if err != nil || svid.Serial() != mesh.SerialOf(kept.Certificates[0]) {
 		t.Errorf("before the end, the tunnel gets %v, %v", svid, err)
 	}

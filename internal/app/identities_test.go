@@ -125,7 +125,7 @@ func (p *meshPlane) startAgent() (stop func()) {
 	go func() {
 		defer close(ended)
 		// It ends with the agent.
-		_ = (&local.Client{DataDir: p.node.DataDir}).Attest(ctx, "default", "web-1", func() { close(attested) })
+		_ = (&local.Client{DataDir: p.node.DataDir}).Attest(ctx, "default", "web-1", "", func(bool) { close(attested) })
 	}()
 	p.await(attested, "the attestation")
 	stopped := false

@@ -38,9 +38,9 @@ func (m *meshMembers) allow(w access.Write) error {
 		if key == resource.KeyOf(dp) || of == meshName || !other.DeletionTimestamp.IsZero() {
 			continue
 		}
-		if shareAddress(dp, other) {
+		if shareAddress(dp, other) && !(inCgroup(dp) && inCgroup(other)) {
 			return fmt.Errorf("the Dataplane %s of mesh %s has the same address on node %s: a workload of mesh %s could not be told from it; "+
-				"give this one an address of its own (proxima run --address)", key, of, dp.Spec.NodeName, meshName)
+				"give this one an address of its own (proxima run --address), or start both with \"proxima run\" as root, which gives them cgroups", key, of, dp.Spec.NodeName, meshName)
 		}
 	}
 	return nil
@@ -56,7 +56,7 @@ func unenforced(s *catalog.Snapshot, mesh *meshv1alpha1.Mesh) authorities.Unenfo
 			continue
 		}
 		node, _ := s.Nodes.Get(resource.Key{Name: dp.Spec.NodeName})
-		onNode := sharesNode(dp, node)
+		onNode := sharesNode(dp, node) && !toldApart(dp, node)
 		if out.Apart {
 			if other, of := rival(s, key, dp, mesh.Name, onNode); of != "" {
 				out.Isolation = append(out.Isolation, fmt.Sprintf("%s: its connections cannot be told from those of %s of mesh %s, at an address of node %s that both use",
@@ -97,11 +97,23 @@ func rival(s *catalog.Snapshot, key resource.Key, dp *meshv1alpha1.Dataplane, me
 	node, _ := s.Nodes.Get(resource.Key{Name: dp.Spec.NodeName})
 	for other, o := range s.DataplanesOn(dp.Spec.NodeName) {
 		of := meshOf(s, other, o)
-		if other != key && of != mesh && (shareAddress(dp, o) || onNode && sharesNode(o, node)) {
+		if other != key && of != mesh && (shareAddress(dp, o) && !(toldApart(dp, node) && toldApart(o, node)) ||
+			onNode && sharesNode(o, node) && !toldApart(o, node)) {
 			return other, of
 		}
 	}
 	return resource.Key{}, ""
+}
+
+// inCgroup reports whether a workload has a cgroup by which its agent said to know it.
+func inCgroup(dp *meshv1alpha1.Dataplane) bool {
+	return dp.Annotations[meshv1alpha1.AnnotationCgroup] != ""
+}
+
+// toldApart reports whether the agent tells a workload's connections by its cgroup. The mode may
+// be another one since.
+func toldApart(dp *meshv1alpha1.Dataplane, node *corev1.Node) bool {
+	return inCgroup(dp) && modeOf(node) == nftablesMode
 }
 
 // sharesNode reports whether a workload has an address that its node has too.

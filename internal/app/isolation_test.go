@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/identity/workload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -87,6 +88,19 @@ func TestMeshesOnOneNode(t *testing.T) {
 	if err := refused(workloadOf("four", "", "192.0.2.1")); err != nil {
 		t.Errorf("another workload of the mesh: %v", err)
 	}
+	create(kind.Node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2", Labels: map[string]string{meshv1alpha1.LabelProxyMode: "nftables"}}})
+	inCgroup := func(name, mesh string) *meshv1alpha1.Dataplane {
+		dp := workloadOf(name, mesh, "192.0.2.8")
+		dp.Spec.NodeName, dp.Annotations = "n2", map[string]string{meshv1alpha1.AnnotationCgroup: "/proxima-default." + name + "-1"}
+		return dp
+	}
+	create(kind.Dataplane, inCgroup("five", "")) // told apart by their cgroups
+	create(kind.Dataplane, inCgroup("six", "other"))
+	eventually(t, "the refusal of one without a cgroup", func() bool {
+		dp := inCgroup("seven", "other")
+		dp.Annotations = nil
+		return apierrors.IsForbidden(refused(dp))
+	})
 	if _, err := p.cp.api.client.Create(t.Context(), kind.Dataplane, workloadOf("before", "other", "192.0.2.1")); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +140,7 @@ func TestClientsOfOtherMeshes(t *testing.T) {
 		{"192.0.2.3", "default", true}, {"192.0.2.3", "other", true}, // nobody can tell
 		{"192.0.2.4", "default", false}, // the node itself
 	} {
-		client := netip.MustParseAddr(tc.address)
+		client := outbound.Connection{Client: netip.AddrPortFrom(netip.MustParseAddr(tc.address), 40000)}
 		if err := n.Admits(client, tc.mesh); (err != nil) != tc.refused {
 			t.Errorf("%s to mesh %s: %v", tc.address, tc.mesh, err)
 		}

@@ -48,7 +48,8 @@ func (a *agent) localComponents() ([]component, error) {
 		mux.Handle(pattern, handler)
 	}
 	if a.identity != nil {
-		mux.HandleFunc("GET "+local.AttestPath, a.identity.attest)
+		mux.HandleFunc("GET "+local.AttestPath, a.attest)
+		mux.HandleFunc("GET "+local.PlacedPath, a.awaitPlaced)
 	}
 	if a.cfg.Cluster == nil {
 		workloads, err := a.workloads()

@@ -51,6 +51,7 @@ func (a *agent) ownPortsOnly() bool {
 // hardly anything listens.
 const (
 	userspaceMode = "userspace"
+	nftablesMode  = "nftables"
 	loopbackProbe = "127.97.255.254"
 )
 

@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/credential"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/cgroups"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
@@ -36,9 +37,9 @@ import (
 type NodeConfig struct {
 	// Server (HOST:PORT) is the API that the node joins.
 	Server string
-	// Token to join with; not needed once the node has joined. TokenFile has it
 	// OtherServers are the APIs of further instances of its control plane.
 	OtherServers []string
+	// Token to join with; not needed once the node has joined. TokenFile has it
 	// instead, and is read whenever it may help.
 	Token, TokenFile string
 	// NewToken makes a token when nothing else helps; nil: nothing does.
@@ -148,15 +149,17 @@ type agent struct {
 	credentials *credential.Keeper
 	// isolation keeps meshes apart on this node; nil: as identity, or this is a gateway.
 	isolation *isolation.Keeper
-	gateway   *gateway // nil: the agent is none
-	names     *records.Zone
-	dns       nameServer
-	upstream  *net.Resolver // of the agent itself; nil: that of the machine
-	health    net.Listener
-	metrics   net.Listener
-	local     net.Listener // Unix socket; nil: none could be made
-	unlock    func()       // releases the data directory; nil: not locked yet
-	unsaved   unsavedFiles
+	// cgroups of workloads; nil: there are none here.
+	cgroups  *cgroups.Table
+	gateway  *gateway // nil: the agent is none
+	names    *records.Zone
+	dns      nameServer
+	upstream *net.Resolver // of the agent itself; nil: that of the machine
+	health   net.Listener
+	metrics  net.Listener
+	local    net.Listener // Unix socket; nil: none could be made
+	unlock   func()       // releases the data directory; nil: not locked yet
+	unsaved  unsavedFiles
 
 	factsMu sync.Mutex
 	facts   node.Facts
@@ -223,7 +226,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "mode", Run: a.closeMode},
 		},
 		following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
-		a.isolationComponents(),
+		a.isolationComponents(), a.cgroupComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

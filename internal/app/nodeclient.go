@@ -2,28 +2,81 @@ package app
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/gateway/outbound"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/identity/workload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// Of implements outbound.Identities: the certificate of the workload that has an address.
-// A client that is no workload of this node has the identity of the node, and so has one
-// whose address several workloads of different identities share. One that is, or may be, a
-// workload of a mesh that may not connect has none.
-func (n *nodeIdentity) Of(client netip.Addr, meshName string) (*mesh.SVID, error) {
-	if err := n.Admits(client, meshName); err != nil {
+// client is who may be at the other end of a connection: the workload whose cgroup its socket
+// was made in, else whoever has its address and no cgroup.
+type client struct {
+	addr     netip.Addr
+	workload resource.Key // that of the cgroup; zero: it is in none
+}
+
+func (c client) String() string {
+	if c.workload != (resource.Key{}) {
+		return "the client is in its cgroup"
+	}
+	return "it has the client's address"
+}
+
+// clientOf finds the client of a connection. An error says that the client shares its address
+// with a workload that has a cgroup, and that its socket is not there any more.
+func (n *nodeIdentity) clientOf(c outbound.Connection) (client, error) {
+	who := client{addr: c.Client.Addr().Unmap()}
+	if n.cgroups == nil || len(n.cgroups.Groups()) == 0 {
+		return who, nil
+	}
+	number, err := n.socketsOwn(c.Client, c.Destination)
+	if err == nil {
+		who.workload, _ = n.cgroups.WorkloadOf(number)
+		return who, nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for key, dp := range n.dataplanes {
+		if hasAddress(dp, who.addr) && n.cgroups.Placed(key) {
+			return who, fmt.Errorf("which program at %s made the connection cannot be told any more: %w", who.addr, err)
+		}
+	}
+	return who, nil // it is in another network namespace, as a pod is
+}
+
+// is reports whether a workload may be a client. n.mu is held.
+func (n *nodeIdentity) is(who client, key resource.Key, dp *meshv1alpha1.Dataplane) bool {
+	if who.workload != (resource.Key{}) {
+		return who.workload == key
+	}
+	return hasAddress(dp, who.addr) && !n.cgroups.Placed(key)
+}
+
+// Of implements outbound.Identities: the certificate of the workload that made the connection.
+// A client that is no workload of this node has the identity of the node, and so has one that
+// several workloads of different identities may be. One that is, or may be, a workload of a
+// mesh that may not connect has none.
+func (n *nodeIdentity) Of(c outbound.Connection, meshName string) (*mesh.SVID, error) {
+	who, err := n.clientOf(c)
+	if err != nil {
 		return nil, err
 	}
-	svids, errs := n.at(client, meshName)
+	if err := n.admits(who, meshName); err != nil {
+		return nil, err
+	}
+	svids, errs := n.at(who, meshName)
 	if len(svids) > 0 && !slices.ContainsFunc(svids, func(s *mesh.SVID) bool { return s.ID != svids[0].ID }) {
 		return svids[0], nil
+	}
+	if who.workload != (resource.Key{}) { // the node's identity is not a workload's
+		return nil, cmp.Or(errors.Join(errs...), fmt.Errorf("workload %s, whose cgroup the client is in, is not registered", who.workload))
 	}
 	own, _, err := n.manager.Current(workload.Subject{Mesh: meshName})
 	switch {
@@ -37,31 +90,39 @@ func (n *nodeIdentity) Of(client netip.Addr, meshName string) (*mesh.SVID, error
 	return nil, fmt.Errorf("no workload of this node has the address, and the node has no identity of mesh %s: %w", meshName, err)
 }
 
-// Admits implements outbound.Identities: it refuses clients at the address of a workload of
+// Admits implements outbound.Identities: it refuses clients that are, or may be, a workload of
 // this node whose mesh may not connect to a mesh. The node's own identity is not theirs.
-func (n *nodeIdentity) Admits(client netip.Addr, meshName string) error {
+func (n *nodeIdentity) Admits(c outbound.Connection, meshName string) error {
+	who, err := n.clientOf(c)
+	if err != nil {
+		return err
+	}
+	return n.admits(who, meshName)
+}
+
+func (n *nodeIdentity) admits(who client, meshName string) error {
 	target, _ := n.Trust().Bundle(meshName)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for key, dp := range n.dataplanes {
 		of := kind.DataplaneMesh(dp, n.namespaces[key.Namespace])
-		if of != meshName && hasAddress(dp, client) && !slices.Contains(target.ExportedTo, of) {
-			return fmt.Errorf("workload %s has the address, and is of mesh %s: services of mesh %s are not for it", key, of, meshName)
+		if of != meshName && n.is(who, key, dp) && !slices.Contains(target.ExportedTo, of) {
+			return fmt.Errorf("workload %s (%s) is of mesh %s: services of mesh %s are not for it", key, who, of, meshName)
 		}
 	}
 	return nil
 }
 
-// at are the certificates of the workloads with an address, of meshes that may connect to
+// at are the certificates of the workloads that a client may be, of meshes that may connect to
 // a mesh, ordered by name. errs are of those without a certificate.
-func (n *nodeIdentity) at(client netip.Addr, meshName string) (svids []*mesh.SVID, errs []error) {
+func (n *nodeIdentity) at(who client, meshName string) (svids []*mesh.SVID, errs []error) {
 	trust := n.Trust()
 	target, _ := trust.Bundle(meshName)
 	n.mu.Lock()
 	var keys []resource.Key
 	for key, dp := range n.dataplanes {
 		of := kind.DataplaneMesh(dp, n.namespaces[key.Namespace])
-		if hasAddress(dp, client) && (of == meshName || slices.Contains(target.ExportedTo, of)) {
+		if n.is(who, key, dp) && (of == meshName || slices.Contains(target.ExportedTo, of)) {
 			keys = append(keys, key)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"time"
@@ -20,7 +21,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/identity/spiffe"
 	"github.com/proxima-mesh/proxima/internal/identity/workload"
+	"github.com/proxima-mesh/proxima/internal/kernel/sockdiag"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/node/cgroups"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -39,6 +42,9 @@ type nodeIdentity struct {
 	// what a listener or client of mutual TLS on this node uses.
 	manager *workload.Manager
 	table   *spiffe.Table
+	// cgroups of workloads, and the one of a socket by its two ends; nil: none.
+	cgroups    *cgroups.Table
+	socketsOwn func(local, remote netip.AddrPort) (uint64, error)
 	// socket of the SPIFFE Workload API; nil: it is off.
 	socket net.Listener
 
@@ -53,7 +59,7 @@ type nodeIdentity struct {
 func (a *agent) openIdentity() (err error) {
 	n := &nodeIdentity{
 		log: a.log.With("component", "identities"), table: &spiffe.Table{}, dataplanes: map[resource.Key]*meshv1alpha1.Dataplane{},
-		namespaces: map[string]*corev1.Namespace{}, listed: map[*resource.Descriptor]bool{},
+		namespaces: map[string]*corev1.Namespace{}, listed: map[*resource.Descriptor]bool{}, socketsOwn: sockdiag.CgroupOf,
 	}
 	var gateway mesh.Kind
 	if a.gateway != nil {
@@ -208,9 +214,11 @@ func (w workloadIdentities) Current(of spiffe.Workload) (*mesh.SVID, <-chan stru
 func (w workloadIdentities) Trust() (*mesh.Trust, <-chan struct{}) { return w.manager.Trust() }
 
 // attest makes the process at the other end of the agent's socket, and all that it starts,
-// a workload's, for as long as the request is open. The socket is for the agent's user
+// a workload's, for as long as the request is open, and its cgroup for as long as processes
+// are in it. The socket is for the agent's user
 // alone, who could read the keys as well.
-func (n *nodeIdentity) attest(w http.ResponseWriter, r *http.Request) {
+func (a *agent) attest(w http.ResponseWriter, r *http.Request) {
+	n := a.identity
 	of := spiffe.Workload{Namespace: r.URL.Query().Get("namespace"), Name: r.URL.Query().Get("name")}
 	conn, _ := r.Context().Value(connKey{}).(net.Conn)
 	if of.Namespace == "" || of.Name == "" || conn == nil {
@@ -223,6 +231,17 @@ func (n *nodeIdentity) attest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
+	if path := r.URL.Query().Get("cgroup"); path != "" && a.cgroups != nil {
+		release, err := a.cgroups.Hold(path, resource.Key{Namespace: of.Namespace, Name: of.Name})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+			return
+		}
+		defer release()
+		if a.isolation.TellsCgroups() {
+			w.Header().Set(local.ToldApartHeader, "cgroup")
+		}
+	}
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
 		n.log.Debug("attestation without a limit of time is not possible", "error", err)
 	}

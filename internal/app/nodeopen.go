@@ -101,6 +101,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		if err = a.openIdentity(); err != nil {
 			return nil, err
 		}
+		a.openCgroups()
 		a.openTunnel()
 	}
 	if a.gateway != nil {
@@ -192,18 +193,18 @@ func (a *agent) restConfig() *rest.Config {
 // apiTransport is what all clients of the API share. A peer that vanished is noticed by pings.
 func (a *agent) apiTransport() *apiTransport {
 	a.apiOnce.Do(func() {
-		a.apiLink = &apiTransport{newest: a.renewer.Credentials, suspect: a.renewer.Suspect, open: func() *http.Transport {
 		dial := DialServers(a.cfg.servers(), a.renewer.TLSConfig)
+		a.apiLink = &apiTransport{newest: a.renewer.Credentials, suspect: a.renewer.Suspect, open: func() *http.Transport {
 			t := &http.Transport{
 				TLSClientConfig: a.renewer.TLSConfig(HostOf(a.cfg.Server)), ForceAttemptHTTP2: true,
 				TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second,
 				HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second},
 			}
-		}}
 			if len(a.cfg.OtherServers) > 0 {
 				t.DialTLSContext = dial
 			}
 			return t
+		}}
 	})
 	return a.apiLink
 }

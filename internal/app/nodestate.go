@@ -33,6 +33,7 @@ func (a agentState) Status() admin.NodeStatus {
 		status.Certificate, status.Membership = &certificate, &member
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
+	status.Cgroups = a.cgroups != nil
 	status.Tunnel, status.Isolation = a.tunnel.status(), a.isolation.Status()
 	if a.dns.server != nil {
 		status.Capture = a.dns.capture.status(a.dns.server.Captured())

@@ -95,12 +95,12 @@ type sharesIdentities struct {
 	site  string
 }
 
-func (i *sharesIdentities) Own(string) (*mesh.SVID, error)            { return i.svid, nil }
-func (i *sharesIdentities) Of(netip.Addr, string) (*mesh.SVID, error) { return i.svid, nil }
-func (i *sharesIdentities) Admits(netip.Addr, string) error           { return nil }
-func (i *sharesIdentities) Trust() *mesh.Trust                        { return i.trust }
-func (i *sharesIdentities) Zone() string                              { return i.site }
-func (i *sharesIdentities) Holds(string, string) bool                 { return true }
+func (i *sharesIdentities) Own(string) (*mesh.SVID, error)                     { return i.svid, nil }
+func (i *sharesIdentities) Of(outbound.Connection, string) (*mesh.SVID, error) { return i.svid, nil }
+func (i *sharesIdentities) Admits(outbound.Connection, string) error           { return nil }
+func (i *sharesIdentities) Trust() *mesh.Trust                                 { return i.trust }
+func (i *sharesIdentities) Zone() string                                       { return i.site }
+func (i *sharesIdentities) Holds(string, string) bool                          { return true }
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strconv"
 	"strings"
@@ -45,6 +46,7 @@ type runFlags struct {
 	hostname        string
 	subdomain       string
 	envServices     bool
+	ownCgroup       bool
 	drain           time.Duration
 	lease           time.Duration
 	credential      runCredential
@@ -74,6 +76,10 @@ environment by the names that Kubernetes gives them: WEB_SERVICE_HOST,
 WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on, as they are when it starts.
 Variables that are set already are left as they are.
 
+As root, on a machine with cgroup version 2, the command and what it starts are in a
+cgroup below that of this process. The machine's agent tells its connections from
+those of other programs by it, also where they use the same address.
+
 With --server and --token-file it registers with a token of kind workload, or
 node, in place of the kubeconfig's user: the least that it needs on a machine
 that has no kubeconfig.`,
@@ -98,6 +104,7 @@ that has no kubeconfig.`,
 	f.StringVar(&r.node, "node-name", "", "Node the command runs on, whose zone is its own (default: the host name in lower case; without a kubeconfig: the agent's node)")
 	f.StringVar(&r.readyHTTP, "ready-http", "", "path that answers 200 to 399 by HTTP on the first port while the command is ready")
 	f.BoolVar(&r.envServices, "env-services", true, "pass the Services of its namespace to the command in environment variables, as Kubernetes does")
+	f.BoolVar(&r.ownCgroup, "own-cgroup", true, "start the command in a cgroup of its own, by which the agent tells its connections from those of other programs at its address; only for root, on Linux with cgroup version 2")
 	f.Int32Var(&r.weight, "weight", v1alpha1.DefaultWeight, "share of new connections relative to other workloads of its Services, 0 (none) to 1000")
 	f.StringVar(&r.hostname, "hostname", "", "hostname of the workload below the Service of --subdomain, as that of a Pod")
 	f.StringVar(&r.subdomain, "subdomain", "", "headless Service of its namespace below which --hostname resolves")
@@ -146,7 +153,23 @@ func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, 
 
 	watch, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	env = append(env, s.workloadAPI(watch, dp, logger)...)
+	group := ownCgroup(r.ownCgroup, dp, logger)
+	defer func() {
+		if err := group.Close(); err != nil {
+			logger.Warn("the cgroup of the command is left behind", "cgroup", group.Path(), "error", err)
+		}
+	}()
+	agent := s.attest(watch, dp, group, logger)
+	env = append(env, agent.env...)
+	var start func(*exec.Cmd)
+	var announced func(context.Context)
+	if group != nil {
+		start = group.Start
+	}
+	if agent.toldApart {
+		dp.Annotations = map[string]string{v1alpha1.AnnotationCgroup: group.Path()}
+		announced = func(ctx context.Context) { awaitPlaced(ctx, agent.client, group, logger) }
+	}
 
 	// The command gets its signals from here, so that they can be announced
 	// first; this process must outlive it.
@@ -155,6 +178,7 @@ func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, 
 	defer signal.Stop(signals)
 	code, err := workload.Run(context.WithoutCancel(ctx), workload.Config{
 		Client: client, Dataplane: dp, Holder: holderName(), Lease: r.lease, Command: command, Env: env,
+		Start: start, Announced: announced,
 		Stdin: s.io.In, Stdout: s.io.Out, Stderr: s.io.Err, Signals: signals, Terminal: isTerminal(s.io.In),
 		Logger: logger.With("dataplane", resource.KeyOf(dp).String()), Clock: clock.RealClock{},
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/backoff"
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/workload"
 )
@@ -16,28 +17,41 @@ import (
 // attestTimeout is how long the start of a command waits for the agent.
 const attestTimeout = 2 * time.Second
 
-// workloadAPI makes this process the workload, for the SPIFFE Workload API of this
-// machine's agent, until ctx ends and over restarts of the agent. It returns the
-// environment variable that names the socket; nothing where there is no such agent.
-func (s *settings) workloadAPI(ctx context.Context, dp *v1alpha1.Dataplane, logger *slog.Logger) []string {
-	client := &local.Client{DataDir: s.dataDir, System: true}
+// attested is what this machine's agent knows of the workload.
+type attested struct {
+	client *local.Client
+	// env are environment variables for the command.
+	env []string
+	// toldApart: the agent tells connections from the cgroup apart from those of others.
+	toldApart bool
+}
+
+// attest makes this process, and the cgroup, the workload for this machine's agent, until ctx
+// ends and over restarts of the agent. The environment variable names the socket of the SPIFFE
+// Workload API; there is none where the agent serves none, or is that of another node.
+func (s *settings) attest(ctx context.Context, dp *v1alpha1.Dataplane, group *cgroup.Group, logger *slog.Logger) attested {
+	out := attested{client: &local.Client{DataDir: s.dataDir, System: true}}
 	var status admin.NodeStatus
-	if err := client.Ask(ctx, local.StatusPath, nil, &status); err != nil {
-		logger.Debug("the command has no SPIFFE Workload API", "reason", err)
-		return nil
+	if err := out.client.Ask(ctx, local.StatusPath, nil, &status); err != nil {
+		logger.Debug("no agent knows the command as a workload: it has no SPIFFE Workload API", "reason", err)
+		return out
 	}
-	if status.SpiffeSocket == "" || status.Agent.Node.Name != dp.Spec.NodeName {
+	if status.Agent.Node.Name != dp.Spec.NodeName || status.SpiffeSocket == "" && (group == nil || !status.Cgroups) {
 		logger.Debug("the command has no SPIFFE Workload API: the agent serves none, or is that of another node",
 			"agent", status.Agent.Node.Name, "node", dp.Spec.NodeName)
-		return nil
+		return out
 	}
-	attested := make(chan struct{}, 1)
+	var path string
+	if group != nil && status.Cgroups {
+		path = group.Path()
+	}
+	told := make(chan bool, 1)
 	go func() {
 		pause := backoff.Policy{First: 100 * time.Millisecond, Last: 5 * time.Second, Jitter: 0.5}
 		attest := func(ctx context.Context) error {
-			return client.Attest(ctx, dp.Namespace, dp.Name, func() {
+			return out.client.Attest(ctx, dp.Namespace, dp.Name, path, func(apart bool) {
 				select {
-				case attested <- struct{}{}:
+				case told <- apart:
 				default:
 				}
 			})
@@ -47,9 +61,12 @@ func (s *settings) workloadAPI(ctx context.Context, dp *v1alpha1.Dataplane, logg
 		})
 	}()
 	select {
-	case <-attested:
+	case out.toldApart = <-told:
 	case <-time.After(attestTimeout):
 		logger.Warn("the agent has not confirmed this process as the workload; the command may have to wait for its certificate")
 	}
-	return workload.Without([]string{"SPIFFE_ENDPOINT_SOCKET=unix://" + status.SpiffeSocket}, os.Environ())
+	if status.SpiffeSocket != "" {
+		out.env = workload.Without([]string{"SPIFFE_ENDPOINT_SOCKET=unix://" + status.SpiffeSocket}, os.Environ())
+	}
+	return out
 }

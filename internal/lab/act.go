@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -67,6 +68,9 @@ func Down(ctx context.Context, name string) (found bool, err error) {
 		return true, err
 	}
 	_ = os.Remove(root) // if this was the last lab; it is not empty otherwise
+	if h, err := cgroup.Find(); err == nil {
+		h.Sweep() // of workloads that were killed with their agents
+	}
 	return true, nil
 }
 

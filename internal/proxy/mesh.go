@@ -54,6 +54,15 @@ type Source struct {
 	Closed bool
 }
 
+// Cgroup is a cgroup (version 2) of this machine. Sockets that are made in it, or below it,
+// are those of one workload, whatever their address.
+type Cgroup struct {
+	// ID is the kernel's number of it.
+	ID uint64
+	// Level is how far below the root it is, 1 to 255.
+	Level uint8
+}
+
 // Reach is a destination that workloads of a closed mesh may connect to, in addition to
 // cluster addresses and addresses of the node.
 type Reach struct {
@@ -70,6 +79,10 @@ type Isolation struct {
 	Active bool
 	// Sources are addresses of workloads of this node; the zero value: not any more.
 	Sources map[netip.Addr]Source
+	// Cgroups are those of workloads of this node; the zero value: not any more. What holds
+	// for a cgroup counts before what holds for an address. A mode that does not tell cgroups
+	// apart gets none.
+	Cgroups map[Cgroup]Source
 	// Node is what holds for addresses of the node itself that are none of Sources; the zero
 	// value: nothing does. Such a source is never closed, as the agent is one.
 	Node Source
@@ -93,4 +106,6 @@ type Isolator interface {
 type Isolates struct {
 	// Outside: connections of Closed sources to what their mesh does not know.
 	Outside bool
+	// Cgroups: connections of programs of the machine, by the cgroup that they are made in.
+	Cgroups bool
 }

@@ -21,6 +21,9 @@ func start(cfg Config) (*process, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = cfg.Stdin, cfg.Stdout, cfg.Stderr
 	cmd.Env = append(os.Environ(), cfg.Env...)
 	tieToParent(cmd)
+	if cfg.Start != nil {
+		cfg.Start(cmd)
+	}
 	p := &process{cmd: cmd, done: make(chan int, 1)}
 	started := make(chan error)
 	go func() {

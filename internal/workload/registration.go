@@ -225,6 +225,11 @@ func (r *registration) register(ctx context.Context) error {
 	}
 	have = have.DeepCopy()
 	have.Labels = want.Labels
+	if path := want.Annotations[v1alpha1.AnnotationCgroup]; path != "" {
+		metav1.SetMetaDataAnnotation(&have.ObjectMeta, v1alpha1.AnnotationCgroup, path)
+	} else {
+		delete(have.Annotations, v1alpha1.AnnotationCgroup)
+	}
 	spec := want.Spec.DeepCopy()
 	// What an operator set on the workload outlives a restart of its command.
 	if spec.Enabled == nil {

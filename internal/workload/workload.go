@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -48,6 +49,11 @@ type Config struct {
 	Lease time.Duration
 	// Command and its arguments, without a shell.
 	Command []string
+	// Start changes how the command is started; nil: nothing is to be changed.
+	Start func(*exec.Cmd)
+	// Announced is called when the workload is registered, or cannot be now, just before the
+	// command starts; nil: nobody waits for it.
+	Announced func(context.Context)
 	// Env is added to this process's environment.
 	Env            []string
 	Stdin          io.Reader
@@ -80,6 +86,9 @@ func Run(ctx context.Context, cfg Config) (exitCode int, err error) {
 		return 0, err
 	}
 
+	if cfg.Announced != nil {
+		cfg.Announced(ctx)
+	}
 	proc, err := start(cfg)
 	if err != nil {
 		reg.withdraw()

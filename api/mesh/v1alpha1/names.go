@@ -36,6 +36,9 @@ const (
 	// AnnotationMachineID on a Dataplane with a loopback address is the machine
 	// whose loopback interface has it (package machine). The server sets it.
 	AnnotationMachineID = GroupName + "/machine-id"
+	// AnnotationCgroup on a Dataplane is the path of the cgroup (version 2) of its processes, by
+	// which the agent of its node tells its connections from those of others at its address.
+	AnnotationCgroup = GroupName + "/cgroup"
 	// AnnotationServiceAccount on a Dataplane is the account, in its namespace, of
 	// the workload that registered it. The server sets it for credentials of
 	// workloads; administrators may; credentials of nodes may not.

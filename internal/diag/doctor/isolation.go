@@ -15,6 +15,9 @@ func isolated(s *isolation.Status) Finding {
 		return f
 	}
 	f.Note = fmt.Sprintf("%d addresses of workloads", len(s.Sources))
+	if len(s.Cgroups) > 0 {
+		f.Note += fmt.Sprintf(" and %d cgroups of workloads", len(s.Cgroups))
+	}
 	if s.Node != "" {
 		f.Note += "; this machine's own addresses are of mesh " + s.Node
 	}

@@ -29,17 +29,20 @@ import (
 // Identities of a node and its workloads. Methods are called concurrently, and do not
 // block.
 type Identities interface {
-	// Of returns the certificate for a client at an address that connects to a service of
-	// a mesh.
-	Of(client netip.Addr, mesh string) (*mesh.SVID, error)
-	// Admits returns why a client at an address may not use services of a mesh, also where
+	// Of returns the certificate of the client of a connection to a service of a mesh.
+	Of(c Connection, mesh string) (*mesh.SVID, error)
+	// Admits returns why the client of a connection may not use services of a mesh, also where
 	// no certificate is asked for: it is, or may be, a workload of another mesh. Nil: it may.
-	Admits(client netip.Addr, mesh string) error
+	Admits(c Connection, mesh string) error
 	// Trust is what is trusted now.
 	Trust() *mesh.Trust
 	// Holds reports whether a certificate is still one of the node's.
 	Holds(identity, serial string) bool
 }
+
+// Connection of a client, as its socket has it: where it connects from, and to which virtual
+// address.
+type Connection struct{ Client, Destination netip.AddrPort }
 
 // Config of a Router. Client is required.
 type Config struct {
@@ -213,6 +216,7 @@ func merge[T any](into, from map[proxy.ServiceName]*T) {
 // Route implements tunnel.Router.
 func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (tunnel.Route, error) {
 	destination = netip.AddrPortFrom(destination.Addr().Unmap(), destination.Port())
+	c := Connection{netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), destination}
 	r.mu.Lock()
 	t, ok := r.at[destination]
 	r.mu.Unlock()
@@ -221,13 +225,13 @@ func (r *Router) Route(_ context.Context, client, destination netip.AddrPort) (t
 			Err: fmt.Errorf("no other site offers a service at %s", destination)}
 	}
 	if t.external != nil && !t.remote.EgressOnly {
-		if err := r.cfg.Identities.Admits(client.Addr().Unmap(), t.remote.Mesh); err != nil {
+		if err := r.cfg.Identities.Admits(c, t.remote.Mesh); err != nil {
 			return tunnel.Route{}, &tunnel.OpenError{SNI: t.port.SNI, Reason: frame.Unauthorized, Err: err}
 		}
 		connect := func(ctx context.Context) (tunnel.Upstream, error) { return r.cfg.External.Connect(ctx, t.external) }
 		return tunnel.Route{Request: tunnel.Request{SNI: t.port.SNI}, Connect: connect}, nil
 	}
-	creds, err := r.credentials(client.Addr().Unmap(), t.remote.Mesh)
+	creds, err := r.credentials(c, t.remote.Mesh)
 	if err != nil {
 		return tunnel.Route{}, &tunnel.OpenError{SNI: t.port.SNI, Reason: frame.Unauthorized, Err: err}
 	}
@@ -301,11 +305,11 @@ func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, we
 	return out
 }
 
-// credentials of a client, by its address.
-func (r *Router) credentials(client netip.Addr, meshName string) (*tunnel.Credentials, error) {
-	svid, err := r.cfg.Identities.Of(client, meshName)
+// credentials of the client of a connection.
+func (r *Router) credentials(c Connection, meshName string) (*tunnel.Credentials, error) {
+	svid, err := r.cfg.Identities.Of(c, meshName)
 	if err != nil {
-		return nil, fmt.Errorf("identity of the client at %s: %w", client, err)
+		return nil, fmt.Errorf("identity of the client at %s: %w", c.Client.Addr(), err)
 	}
 	r.mu.Lock()
 	r.used[certificate{svid.ID.String(), svid.Serial()}] = struct{}{}

@@ -28,8 +28,8 @@ type identities struct {
 	held bool
 }
 
-func (i *identities) Of(netip.Addr, string) (*mesh.SVID, error) { return i.svid, i.err }
-func (i *identities) Admits(netip.Addr, string) error           { return i.err }
+func (i *identities) Of(Connection, string) (*mesh.SVID, error) { return i.svid, i.err }
+func (i *identities) Admits(Connection, string) error           { return i.err }
 func (i *identities) Trust() *mesh.Trust                        { t, _ := mesh.NewTrust(); return t }
 func (i *identities) Holds(string, string) bool                 { return i.held }
 

@@ -51,6 +51,13 @@ func (t *Table) AddCgroup(path string, w Workload) error {
 	return nil
 }
 
+// RemoveCgroup makes a cgroup nobody's. One that is nobody's is no error.
+func (t *Table) RemoveCgroup(path string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.cgroups, strings.TrimSuffix(path, "/"))
+}
+
 // AddProcess makes a process and all that it starts a workload's, for as long as it
 // runs. started is its start time, as in Process.
 func (t *Table) AddProcess(pid int, started uint64, w Workload) error {

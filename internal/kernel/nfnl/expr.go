@@ -183,6 +183,29 @@ func (r *Rule) addressType(of uint32, to Reg) *Rule {
 	})
 }
 
+// Attributes of the expression "socket" (enum nft_socket_attributes of
+// linux/netfilter/nf_tables.h), and the key for a cgroup of version 2.
+const (
+	socketKey       = 1
+	socketDreg      = 2
+	socketLevel     = 3
+	socketCgroupKey = 3
+)
+
+// Cgroup loads the number, 8 bytes, of the cgroup (version 2) that is this many levels below
+// the root, and that the packet's socket was made in or below. It ends the rule if there is
+// none. Linux 5.13.
+func (r *Rule) Cgroup(level uint8, to Reg) *Rule {
+	return r.expr("socket", func(a *Attrs) {
+		a.U32(socketKey, socketCgroupKey)
+		a.U32(socketDreg, to.wire())
+		a.U32(socketLevel, uint32(level))
+	})
+}
+
+// Host64 is a number of 8 bytes as registers hold it.
+func Host64(v uint64) string { return string(binary.NativeEndian.AppendUint64(nil, v)) }
+
 // Conntrack loads a property of the connection (NFT_CT_…).
 func (r *Rule) Conntrack(key uint32, to Reg) *Rule {
 	return r.expr("ct", func(a *Attrs) {

@@ -41,6 +41,7 @@ const (
 	TypeProto   = 12 // inet_proto
 	TypePort    = 13 // inet_service
 	TypeClass   = 23 // classid
+	TypeCgroup  = 46 // cgroupsv2
 	typeBits    = 6  // of each part of a concatenated type
 )
 

@@ -9,6 +9,7 @@
 package isolation
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -26,6 +27,10 @@ type state struct {
 	meshes map[string]*proxy.Mesh
 	// here are the workloads of this node.
 	here map[proxy.ServiceName]*proxy.Workload
+	// placed are the cgroups of workloads, and members the meshes that they were last known to
+	// be of: a process may outlive its Dataplane. Both outlive the rest.
+	placed  []Placed
+	members map[proxy.Cgroup]string
 	destinations
 
 	located
@@ -35,19 +40,32 @@ type state struct {
 type located struct {
 	active  bool
 	sources map[netip.Addr]proxy.Source
+	cgroups map[proxy.Cgroup]proxy.Source
 	// host is what holds for the node's own addresses.
 	host proxy.Source
 	own  map[netip.Addr]bool
+	// names are the meshes whose names clients see, by address, and hostNames that of the
+	// node's own addresses: questions are told apart by their address alone.
+	names     map[netip.Addr]string
+	hostNames string
+}
+
+// Placed is a cgroup of a workload of this node.
+type Placed struct {
+	Cgroup proxy.Cgroup
+	// Path as in /proc/PID/cgroup.
+	Path     string
+	Workload proxy.ServiceName
 }
 
 func newState(name string) *state {
-	s := &state{node: name, own: map[netip.Addr]bool{}}
+	s := &state{node: name, own: map[netip.Addr]bool{}, members: map[proxy.Cgroup]string{}}
 	s.clear()
 	return s
 }
 
 func (s *state) clear() {
-	s.meshes, s.here = map[string]*proxy.Mesh{}, map[proxy.ServiceName]*proxy.Workload{}
+	s.meshes, s.here = map[string]*proxy.Mesh{}, map[proxy.ServiceName]*proxy.Workload{} // placed stay
 	s.located, s.destinations = located{}, newDestinations()
 }
 
@@ -134,16 +152,16 @@ func (s *state) since(was located) proxy.Isolation {
 	out := proxy.Isolation{Active: s.active, Node: s.host, Reset: !was.active}
 	out.Reach, out.Reset = s.destinations.take(out.Reset)
 	if out.Reset {
-		out.Sources = s.sources
+		out.Sources, out.Cgroups = s.sources, s.cgroups
 		return out
 	}
-	out.Sources = changed(was.sources, s.sources)
+	out.Sources, out.Cgroups = changed(was.sources, s.sources), changed(was.cgroups, s.cgroups)
 	return out
 }
 
 // changed are the values of now that are not those of before, and zero for what is gone.
-func changed(before, now map[netip.Addr]proxy.Source) map[netip.Addr]proxy.Source {
-	out := map[netip.Addr]proxy.Source{}
+func changed[K comparable](before, now map[K]proxy.Source) map[K]proxy.Source {
+	out := map[K]proxy.Source{}
 	for a, s := range now {
 		if before[a] != s {
 			out[a] = s
@@ -157,24 +175,36 @@ func changed(before, now map[netip.Addr]proxy.Source) map[netip.Addr]proxy.Sourc
 	return out
 }
 
-// locate works out of which mesh a connection from an address of this node is.
+// locate works out of which mesh a connection of this node is.
 //
 // A workload at an address of the node itself, or at a loopback address, shares it with the
-// agent and all other programs: the kernel chooses the source of their connections. So the
-// node's addresses are of the mesh of these workloads, if that is one; and they are never
-// closed, as the agent has to reach the control plane.
+// agent and all other programs: the kernel chooses the source of their connections. Where the
+// workload has a cgroup, that tells its connections from theirs. Else the node's addresses are
+// of the mesh of these workloads, if that is one; and they are never closed, as the agent has
+// to reach the control plane.
 func (s *state) locate() {
-	next := located{active: true, sources: map[netip.Addr]proxy.Source{}, own: s.own}
-	var shared []string
-	for _, w := range s.here {
-		closed := s.meshes[w.Mesh] != nil && s.meshes[w.Mesh].Closed
+	next := located{
+		active: true, sources: map[netip.Addr]proxy.Source{}, cgroups: s.inCgroups(), own: s.own, names: map[netip.Addr]string{},
+	}
+	told := map[proxy.ServiceName]bool{}
+	for _, p := range s.placed {
+		told[p.Workload] = told[p.Workload] || next.cgroups[p.Cgroup].Mesh != ""
+	}
+	var shared, sharedNames []string
+	for name, w := range s.here {
 		for _, a := range w.Addrs {
-			source := proxy.Source{Mesh: w.Mesh, Closed: closed}
-			if a.IsLoopback() || s.own[a] {
+			source := s.source(w.Mesh)
+			common := a.IsLoopback() || s.own[a]
+			if common {
 				source.Closed = false
-				if !slices.Contains(shared, w.Mesh) {
-					shared = append(shared, w.Mesh)
-				}
+				sharedNames = append(sharedNames, w.Mesh)
+			}
+			next.names[a] = one(next.names[a], w.Mesh)
+			if common && told[name] {
+				continue
+			}
+			if common {
+				shared = append(shared, w.Mesh)
 			}
 			if other, taken := next.sources[a]; taken && other.Mesh != source.Mesh {
 				source = proxy.Source{Mesh: proxy.SeveralMeshes}
@@ -182,26 +212,85 @@ func (s *state) locate() {
 			next.sources[a] = source
 		}
 	}
-	if len(shared) == 1 {
-		next.host.Mesh = shared[0]
-	}
+	next.host.Mesh, next.hostNames = only(shared), only(sharedNames)
 	s.located = next
 	s.setClosed()
+}
+
+// source is what holds for a workload of a mesh.
+func (s *state) source(mesh string) proxy.Source {
+	return proxy.Source{Mesh: mesh, Closed: s.meshes[mesh] != nil && s.meshes[mesh].Closed}
+}
+
+// inCgroups is what holds for the cgroups whose mesh is known.
+func (s *state) inCgroups() map[proxy.Cgroup]proxy.Source {
+	out := map[proxy.Cgroup]proxy.Source{}
+	for _, p := range s.placed {
+		if w := s.here[p.Workload]; w != nil {
+			s.members[p.Cgroup] = w.Mesh
+		}
+		if mesh := s.members[p.Cgroup]; mesh != "" {
+			out[p.Cgroup] = s.source(mesh)
+		}
+	}
+	return out
+}
+
+// place makes these all cgroups of workloads.
+func (s *state) place(all []Placed) {
+	s.placed = all
+	maps.DeleteFunc(s.members, func(g proxy.Cgroup, _ string) bool {
+		return !slices.ContainsFunc(all, func(p Placed) bool { return p.Cgroup == g })
+	})
+}
+
+// one mesh of two; an empty one is none.
+func one(a, b string) string {
+	if a == "" || a == b {
+		return b
+	}
+	return proxy.SeveralMeshes
+}
+
+// only is the mesh that all are; empty: there is none, or several.
+func only(meshes []string) string {
+	if len(meshes) == 0 || slices.ContainsFunc(meshes, func(m string) bool { return m != meshes[0] }) {
+		return ""
+	}
+	return meshes[0]
 }
 
 // setClosed makes the closed meshes of this node those that destinations are kept for.
 func (s *state) setClosed() {
 	closed := map[string]bool{}
-	for _, source := range s.sources {
+	note := func(source proxy.Source) {
 		if source.Closed {
 			closed[source.Mesh] = true
 		}
 	}
+	for _, source := range s.sources {
+		note(source)
+	}
+	for _, source := range s.cgroups {
+		note(source)
+	}
 	s.destinations.close(closed)
 }
 
-// viewer is the mesh whose names and cluster addresses a client sees; empty: all.
+// viewer is the mesh whose names a client sees; empty: all.
 func (l *located) viewer(client netip.Addr) string {
+	if mesh, ok := l.names[client]; ok {
+		return mesh
+	}
+	if client.IsLoopback() || l.own[client] {
+		return l.hostNames
+	}
+	return ""
+}
+
+// of is the mesh that connections from an address are of, where no cgroup says it; empty:
+// none.
+func (l *located) of(client netip.Addr) string {
 	if source, ok := l.sources[client]; ok {
 		return source.Mesh
 	}

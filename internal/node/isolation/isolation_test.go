@@ -24,9 +24,11 @@ type recorder struct {
 	now   proxy.Isolation
 	calls []proxy.Isolation
 	err   error
+	// cgroups: it tells them apart.
+	cgroups bool
 }
 
-func (*recorder) Isolates() proxy.Isolates { return proxy.Isolates{} }
+func (r *recorder) Isolates() proxy.Isolates { return proxy.Isolates{Cgroups: r.cgroups} }
 
 func (r *recorder) Isolate(c proxy.Isolation) error {
 	if r.err != nil {
@@ -36,7 +38,8 @@ func (r *recorder) Isolate(c proxy.Isolation) error {
 	if c.Reset {
 		r.now = proxy.Isolation{}
 	}
-	r.now = merge(r.now, proxy.Isolation{Active: c.Active, Node: c.Node, Sources: maps.Clone(c.Sources), Reach: maps.Clone(c.Reach)})
+	r.now = merge(r.now, proxy.Isolation{Active: c.Active, Node: c.Node, Sources: maps.Clone(c.Sources), Cgroups: maps.Clone(c.Cgroups), Reach: maps.Clone(c.Reach)})
+	maps.DeleteFunc(r.now.Cgroups, func(_ proxy.Cgroup, s proxy.Source) bool { return s == proxy.Source{} })
 	maps.DeleteFunc(r.now.Sources, func(_ netip.Addr, s proxy.Source) bool { return s == proxy.Source{} })
 	maps.DeleteFunc(r.now.Reach, func(_ proxy.Reach, in bool) bool { return !in })
 	return nil

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,8 +40,8 @@ type Config struct {
 type Keeper struct {
 	cfg  Config
 	wake chan struct{}
-	// telling is full while the mode is told something, so that it is told in order.
-	telling chan struct{}
+	// turn is full while the mode is told something, so that it is told in order.
+	turn chan struct{}
 	// now is what DNS asks for.
 	now atomic.Pointer[located]
 
@@ -49,6 +50,10 @@ type Keeper struct {
 	// pending is what the mode does not know yet; nil: nothing.
 	pending *proxy.Isolation
 	err     error
+	// told is closed when the mode has been told something, or there is nothing to tell.
+	told chan struct{}
+	// telling: Flush is under way.
+	telling bool
 }
 
 // New makes a keeper of a node that knows nothing yet.
@@ -56,7 +61,9 @@ func New(cfg Config) *Keeper {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	k := &Keeper{cfg: cfg, wake: make(chan struct{}, 1), telling: make(chan struct{}, 1), state: newState(cfg.Node)}
+	k := &Keeper{
+		cfg: cfg, wake: make(chan struct{}, 1), turn: make(chan struct{}, 1), state: newState(cfg.Node), told: make(chan struct{}),
+	}
 	if cfg.Registerer != nil {
 		k.register(cfg.Registerer)
 	}
@@ -77,6 +84,8 @@ func (k *Keeper) register(reg prometheus.Registerer) {
 	}
 	metric("sources", "Addresses of workloads of this node that are kept to their mesh; 0: the zone has one mesh.",
 		func(s *Status) float64 { return float64(len(s.Sources)) })
+	metric("cgroups", "Cgroups of workloads of this node that are kept to their mesh.",
+		func(s *Status) float64 { return float64(len(s.Cgroups)) })
 	metric("failing", "1 while the mode does not refuse what it should.", func(s *Status) float64 {
 		if s.Problem != "" {
 			return 1
@@ -85,10 +94,61 @@ func (k *Keeper) register(reg prometheus.Registerer) {
 	})
 }
 
+// Place makes these all cgroups of workloads of this node. The mode follows as in Apply. One
+// of a workload that is not known yet, or not any more, is of the mesh that it was last known
+// to be of.
+func (k *Keeper) Place(all []Placed) {
+	if k == nil || !k.TellsCgroups() {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.state.place(slices.Clone(all))
+	if k.state.active {
+		k.relocate()
+	}
+}
+
+// TellsCgroups reports whether the mode tells connections apart by their cgroups. Of a nil
+// Keeper, too.
+func (k *Keeper) TellsCgroups() bool {
+	return k != nil && k.cfg.Mode != nil && k.cfg.Mode.Isolates().Cgroups
+}
+
+// AwaitPlaced returns when connections from a cgroup are kept to the mesh of its workload, or
+// when nothing is kept apart, or when ctx ends. Of a nil Keeper, too.
+func (k *Keeper) AwaitPlaced(ctx context.Context, path string) error {
+	if !k.TellsCgroups() {
+		return nil
+	}
+	for {
+		k.mu.Lock()
+		in := slices.ContainsFunc(k.state.placed, func(p Placed) bool { return p.Path == path && k.state.cgroups[p.Cgroup].Mesh != "" })
+		done := !k.state.active || in && k.pending == nil && !k.telling && k.err == nil
+		told := k.told
+		k.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-told:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// tell whoever waits that something has changed. k.mu is held.
+func (k *Keeper) tell() {
+	close(k.told)
+	k.told = make(chan struct{})
+}
+
 // Apply takes an update of the feed over. The mode follows in Run, or by Flush.
 func (k *Keeper) Apply(u node.Update) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer k.tell()
 	active := k.state.activeWith(u)
 	switch {
 	case !active && !k.state.active:
@@ -169,6 +229,7 @@ func merge(older, newer proxy.Isolation) proxy.Isolation {
 	out := newer
 	out.Reset = older.Reset
 	out.Sources, out.Reach = overlay(older.Sources, newer.Sources), overlay(older.Reach, newer.Reach)
+	out.Cgroups = overlay(older.Cgroups, newer.Cgroups)
 	return out
 }
 
@@ -184,11 +245,11 @@ func overlay[K comparable, V any](older, newer map[K]V) map[K]V {
 // Flush tells the mode what it does not know yet, after what it is being told. After an error it
 // is tried again in Run.
 func (k *Keeper) Flush() error {
-	k.telling <- struct{}{}
-	defer func() { <-k.telling }()
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
 	k.mu.Lock()
 	change := k.pending
-	k.pending = nil
+	k.pending, k.telling = nil, change != nil
 	k.mu.Unlock()
 	if change == nil {
 		return nil
@@ -196,6 +257,8 @@ func (k *Keeper) Flush() error {
 	err := k.cfg.Mode.Isolate(*change)
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.telling = false
+	defer k.tell()
 	if k.err = err; err == nil {
 		return nil
 	}
@@ -274,7 +337,7 @@ func (k *Keeper) Refusal(from, to netip.Addr, service *proxy.PortState) string {
 		return ""
 	}
 	from, to = from.Unmap(), to.Unmap()
-	mesh := now.viewer(from)
+	mesh := now.of(from)
 	switch {
 	case mesh == "":
 		return ""
@@ -298,6 +361,8 @@ func (k *Keeper) Refusal(from, to netip.Addr, service *proxy.PortState) string {
 type Status struct {
 	// Sources are the addresses of workloads of this node, in order.
 	Sources []SourceStatus `json:"sources,omitempty"`
+	// Cgroups are those of workloads of this node, by their paths. They count before addresses.
+	Cgroups []CgroupStatus `json:"cgroups,omitempty"`
 	// Node is the mesh of the addresses of the node itself; empty: none.
 	Node string `json:"node,omitempty"`
 	// Problem is why the mode does not refuse what it should; empty: it does.
@@ -310,6 +375,14 @@ type SourceStatus struct {
 	Address netip.Addr `json:"address"`
 	Mesh    string     `json:"mesh"`
 	Closed  bool       `json:"closed,omitempty"`
+}
+
+// CgroupStatus is of which mesh a cgroup is. Closed: as in SourceStatus.
+type CgroupStatus struct {
+	Path     string `json:"path"`
+	Workload string `json:"workload"`
+	Mesh     string `json:"mesh"`
+	Closed   bool   `json:"closed,omitempty"`
 }
 
 // Status now, also of a nil Keeper; nil: the site has one mesh, so nothing is refused.
@@ -328,6 +401,12 @@ func (k *Keeper) Status() *Status {
 	slices.SortFunc(s.Sources, func(a, b SourceStatus) int { return a.Address.Compare(b.Address) })
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, p := range k.state.placed {
+		if source, ok := now.cgroups[p.Cgroup]; ok {
+			s.Cgroups = append(s.Cgroups, CgroupStatus{Path: p.Path, Workload: p.Workload.String(), Mesh: source.Mesh, Closed: source.Closed})
+		}
+	}
+	slices.SortFunc(s.Cgroups, func(a, b CgroupStatus) int { return strings.Compare(a.Path, b.Path) })
 	if k.err != nil {
 		s.Problem = k.err.Error()
 	}

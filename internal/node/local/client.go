@@ -124,14 +124,20 @@ func (c *Client) Ask(ctx context.Context, path string, query url.Values, into an
 }
 
 // Attest makes this process, and all that it starts, a workload for the SPIFFE Workload
-// API. ready is called once it is; from then on Attest blocks until ctx ends, or the agent
-// does. Errors: those of Dial, and the agent's refusal.
-func (c *Client) Attest(ctx context.Context, namespace, name string, ready func()) error {
+// API, and all processes of a cgroup, unless its path is empty. ready is called once they are;
+// toldApart: the node tells the cgroup's connections from those of others at its address. From
+// then on Attest blocks until ctx ends, or the agent does. Errors: those of Dial, and the
+// agent's refusal.
+func (c *Client) Attest(ctx context.Context, namespace, name, cgroup string, ready func(toldApart bool)) error {
 	conn, err := c.Dial(ctx)
 	if err != nil {
 		return err
 	}
-	resp, err := get(ctx, conn, AttestPath, url.Values{"namespace": {namespace}, "name": {name}})
+	query := url.Values{"namespace": {namespace}, "name": {name}}
+	if cgroup != "" {
+		query.Set("cgroup", cgroup)
+	}
+	resp, err := get(ctx, conn, AttestPath, query)
 	if err != nil {
 		return fmt.Errorf("attest workload %s/%s: %w", namespace, name, err)
 	}
@@ -140,9 +146,28 @@ func (c *Client) Attest(ctx context.Context, namespace, name string, ready func(
 		why, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // the status is what counts
 		return fmt.Errorf("attest workload %s/%s: agent: %s", namespace, name, strings.TrimSpace(string(why)))
 	}
-	ready()
+	ready(resp.Header.Get(ToldApartHeader) != "")
 	_, err = io.Copy(io.Discard, resp.Body)
 	return err
+}
+
+// AwaitPlaced returns when the connections from a cgroup are kept to the mesh of its workload,
+// or need not be; see PlacedPath. It blocks until then, or until ctx ends. Errors: those of
+// Dial, and the agent's refusal.
+func (c *Client) AwaitPlaced(ctx context.Context, cgroup string) error {
+	conn, err := c.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	resp, err := get(ctx, conn, PlacedPath, url.Values{"cgroup": {cgroup}})
+	if err != nil {
+		return fmt.Errorf("await the rules for cgroup %s: %w", cgroup, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("await the rules for cgroup %s: agent: %s", cgroup, resp.Status)
+	}
+	return nil
 }
 
 // get sends one request over a connection, which is closed with the body.

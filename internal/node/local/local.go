@@ -32,8 +32,16 @@ const (
 	DumpPath   = "/dump"
 	// AttestPath makes the calling process, and what it starts, the workload that the
 	// parameters namespace and name say, while the request is open.
+	// The parameter cgroup, if there is one, is the path of the cgroup that the workload is in.
 	AttestPath = "/attest"
+	// PlacedPath answers when connections from the cgroup that the parameter cgroup says are
+	// kept to the mesh of its workload, or need not be.
+	PlacedPath = "/placed"
 )
+
+// ToldApartHeader of an answer at AttestPath says that the node tells the workload's
+// connections from those of others at its address by its cgroup.
+const ToldApartHeader = "Proxima-Told-Apart"
 
 const (
 	// SystemDataDir is the data directory of root, whose agent has SystemSocket.

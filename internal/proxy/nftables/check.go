@@ -50,7 +50,7 @@ func Check(opts Options) error {
 		for name, rules := range f.rules.meshes(1) {
 			f.wantChain(nfnl.Chain{Name: name}, rules)
 		}
-		f.wantHooks(true, true)
+		f.wantHooks(hooked{apart: true, closed: true})
 		k := classKey{mark: markAlways, slots: 3, affinitySeconds: int(3 * time.Hour / time.Second)}
 		if _, err := f.acquire(k); err != nil {
 			return err
@@ -101,4 +101,24 @@ func (f *family) probe(k kernel) error {
 		return checkError(err)
 	}
 	return nil
+}
+
+// probeCgroups finds out whether the kernel tells sockets apart by their cgroup. One that does
+// not (before Linux 5.13, or without CONFIG_NFT_SOCKET) does everything else.
+func (f *family) probeCgroups(k kernel) bool {
+	var b nfnl.Batch
+	table := f.table
+	table.Name += "-check"
+	b.AddTable(table)
+	for _, name := range []string{setMeshGroup, setMeshInside} {
+		def, _ := f.meshSet(name)
+		b.AddSet(table, &def)
+	}
+	b.AddChain(table, nfnl.Chain{Name: chainMember})
+	chain := nfnl.Chain{Name: chainOut, Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: priorityDNAT}
+	b.AddChain(table, chain)
+	for _, r := range f.rules.output([]uint8{1}, setMeshGroup, chainMember, "") {
+		b.AddRule(table, chain.Name, r)
+	}
+	return k.Check(&b) == nil
 }

@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -138,6 +139,8 @@ func (f *family) keyText(set, key string) string {
 		return fmt.Sprintf("%s . %d", classText(key), hostNumber(key[4:]))
 	case (set == setClusterIPs || set == setMeshShared || set == setMeshOf || set == setMeshClosed) && len(key) == n:
 		return addr(0)
+	case (set == setMeshGroup || set == setMeshInside) && len(key) == 8:
+		return fmt.Sprintf("cgroup %d", binary.NativeEndian.Uint64([]byte(key)))
 	case (set == setMeshVIP || set == setMeshReach) && len(key) == n+4:
 		return classText(key) + " . " + addr(4)
 	case set == setHairpin && len(key) == 2*n:

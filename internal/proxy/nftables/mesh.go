@@ -20,11 +20,17 @@ const (
 	setMeshShared = "mesh-shared" // cluster IPs that all meshes may use
 	setMeshClosed = "mesh-closed" // address of a workload of a closed mesh → mesh
 	setMeshReach  = "mesh-reach"  // closed mesh . address that it reaches
+	setMeshGroup  = "mesh-group"  // cgroup of a workload → mesh
+	setMeshInside = "mesh-inside" // cgroup of a workload of a closed mesh → mesh
 
 	chainMeshes  = "meshes"
 	chainMember  = "mesh-member"
 	chainClosed  = "meshes-closed"
 	chainOutside = "mesh-outside"
+
+	// What begins on the node is asked for its cgroup before its address.
+	chainMeshesOut = "meshes-output"
+	chainClosedOut = "meshes-closed-output"
 )
 
 // rtnUnicast is RTN_UNICAST of linux/rtnetlink.h.
@@ -37,8 +43,25 @@ type isolation struct {
 	sources map[netip.Addr]proxy.Source
 	// closed counts the sources that are.
 	closed  int
+	cgroups map[proxy.Cgroup]proxy.Source
 	reach   map[proxy.Reach]struct{}
 	numbers map[string]uint32
+}
+
+// levels of cgroups that there are, the deepest first: the nearest counts.
+func (i *isolation) levels() (all, closed []uint8) {
+	in := func(match func(proxy.Source) bool) []uint8 {
+		found := map[uint8]struct{}{}
+		for g, s := range i.cgroups {
+			if match(s) {
+				found[g.Level] = struct{}{}
+			}
+		}
+		out := slices.Sorted(maps.Keys(found))
+		slices.Reverse(out)
+		return out
+	}
+	return in(func(proxy.Source) bool { return true }), in(func(s proxy.Source) bool { return s.Closed })
 }
 
 func (i *isolation) number(mesh string) uint32 {
@@ -58,6 +81,12 @@ func (d dims) meshSets() []nfnl.Set {
 			UserData: nfnl.SetUserData(nfnl.NetworkOrder, "", nfnl.HostOrder, ""),
 		}
 	}
+	groups := func(name string) nfnl.Set {
+		return nfnl.Set{
+			Name: name, KeyType: nfnl.TypeCgroup, KeyLen: 8, ValueType: nfnl.TypeClass, ValueLen: 4,
+			UserData: nfnl.SetUserData(nfnl.HostOrder, "", nfnl.HostOrder, ""),
+		}
+	}
 	pair := func(name string) nfnl.Set {
 		return nfnl.Set{
 			Name: name, KeyType: nfnl.TypeOf(nfnl.TypeClass, d.addrType), KeyLen: 4 + d.addrLen,
@@ -71,6 +100,7 @@ func (d dims) meshSets() []nfnl.Set {
 			UserData: nfnl.SetUserData(nfnl.NetworkOrder, "", nfnl.NoOrder, ""),
 		},
 		numberOf(setMeshClosed), pair(setMeshReach),
+		groups(setMeshGroup), groups(setMeshInside),
 	}
 }
 
@@ -84,15 +114,14 @@ func (d dims) meshSet(name string) (nfnl.Set, bool) {
 	return nfnl.Set{}, false
 }
 
-// hooks are the rules of the chains that see the first packet of each connection.
-func (w *writer) hooks(apart, closed bool) []*nfnl.Rule {
+// hooks are the rules of the chains that see the first packet of each connection: a jump to
+// the chain that keeps meshes apart, and one to that for closed meshes; empty: none.
+func (w *writer) hooks(apart, closed string) []*nfnl.Rule {
 	var rules []*nfnl.Rule
-	if apart {
-		rules = append(rules, rule("").Do(nfnl.Jump(chainMeshes)))
-	}
-	rules = append(rules, rule("").Do(nfnl.Jump(chainDispatch)))
-	if closed {
-		rules = append(rules, rule("").Do(nfnl.Jump(chainClosed)))
+	for _, chain := range []string{apart, chainDispatch, closed} {
+		if chain != "" {
+			rules = append(rules, rule("").Do(nfnl.Jump(chain)))
+		}
 	}
 	return rules
 }
@@ -100,6 +129,24 @@ func (w *writer) hooks(apart, closed bool) []*nfnl.Rule {
 // mesh puts the number of the mesh of a source into the carrier.
 func (w *writer) mesh(r *nfnl.Rule, of string) *nfnl.Rule {
 	return r.Network(w.saddr, w.addrLen, 0).Lookup(of, 0, 8).SetMeta(carrier, 8)
+}
+
+// group puts the number of the mesh of a socket's cgroup into the carrier.
+func (w *writer) group(r *nfnl.Rule, level uint8, of string) *nfnl.Rule {
+	return r.Cgroup(level, 0).Lookup(of, 0, 8).SetMeta(carrier, 8)
+}
+
+// output are the rules that ask for the cgroup, at these levels, before the address. next is
+// for what is in none; empty: nothing is.
+func (w *writer) output(levels []uint8, of, found, next string) []*nfnl.Rule {
+	var rules []*nfnl.Rule
+	for _, level := range levels {
+		rules = append(rules, w.group(rule("a workload of this node"), level, of).Do(nfnl.Goto(found)))
+	}
+	if next != "" {
+		rules = append(rules, rule("").Do(nfnl.Goto(next)))
+	}
+	return rules
 }
 
 func clearCarrier(r *nfnl.Rule) *nfnl.Rule { return r.Load(8, nfnl.Host(0)).SetMeta(carrier, 8) }
@@ -151,7 +198,7 @@ func (m *Mode) Isolate(change proxy.Isolation) error {
 	}
 	i := &m.isolation
 	if change.Reset {
-		*i = isolation{sources: map[netip.Addr]proxy.Source{}, reach: map[proxy.Reach]struct{}{}, numbers: map[string]uint32{}}
+		*i = isolation{sources: map[netip.Addr]proxy.Source{}, cgroups: map[proxy.Cgroup]proxy.Source{}, reach: map[proxy.Reach]struct{}{}, numbers: map[string]uint32{}}
 		for _, f := range m.families {
 			f.forgetMeshes()
 		}
@@ -162,6 +209,13 @@ func (m *Mode) Isolate(change proxy.Isolation) error {
 	i.active, i.node = change.Active, change.Node
 	for a, s := range change.Sources {
 		m.setSource(a, s)
+	}
+	for g, s := range change.Cgroups {
+		if s.Mesh == "" {
+			delete(i.cgroups, g)
+		} else {
+			i.cgroups[g] = s
+		}
 	}
 	for r, in := range change.Reach {
 		if in {
@@ -184,6 +238,9 @@ func meshNames(change proxy.Isolation) []string {
 	for _, s := range change.Sources {
 		names[s.Mesh] = struct{}{}
 	}
+	for _, s := range change.Cgroups {
+		names[s.Mesh] = struct{}{}
+	}
 	delete(names, "")
 	return slices.Sorted(maps.Keys(names))
 }
@@ -204,7 +261,7 @@ func (m *Mode) setSource(a netip.Addr, s proxy.Source) {
 }
 
 // Isolates implements proxy.Isolator.
-func (m *Mode) Isolates() proxy.Isolates { return proxy.Isolates{Outside: true} }
+func (m *Mode) Isolates() proxy.Isolates { return proxy.Isolates{Outside: true, Cgroups: m.cgroups} }
 
 // isolate makes the family's tables want what the mode was told, of which change is new.
 func (f *family) isolate(n int, m *Mode, change proxy.Isolation) {
@@ -221,15 +278,19 @@ func (f *family) isolate(n int, m *Mode, change proxy.Isolation) {
 		}
 	}
 	if !i.active {
-		f.wantHooks(false, false)
+		f.wantHooks(hooked{})
 		return
 	}
 	for a := range change.Sources {
 		if !ours(a) {
 			continue
 		}
-		f.putSource(f.sets[setMeshOf], a, i.sources[a], i.sources[a].Mesh != "")
-		f.putSource(f.sets[setMeshClosed], a, i.sources[a], i.sources[a].Closed)
+		f.putSource(f.sets[setMeshOf], addrKey(a), i.sources[a], i.sources[a].Mesh != "")
+		f.putSource(f.sets[setMeshClosed], addrKey(a), i.sources[a], i.sources[a].Closed)
+	}
+	for g := range change.Cgroups {
+		f.putSource(f.sets[setMeshGroup], nfnl.Host64(g.ID), i.cgroups[g], i.cgroups[g].Mesh != "")
+		f.putSource(f.sets[setMeshInside], nfnl.Host64(g.ID), i.cgroups[g], i.cgroups[g].Closed)
 	}
 	for r := range change.Reach {
 		if !ours(r.Addr) {
@@ -249,28 +310,58 @@ func (f *family) isolate(n int, m *Mode, change proxy.Isolation) {
 	for name, rules := range f.rules.meshes(node) {
 		f.wantChain(nfnl.Chain{Name: name}, rules)
 	}
-	f.wantHooks(true, i.closed > 0)
+	levels, inside := i.levels()
+	f.wantHooks(hooked{apart: true, closed: i.closed > 0, levels: levels, inside: inside})
 }
 
-func (f *family) putSource(s *set, a netip.Addr, source proxy.Source, in bool) {
+func (f *family) putSource(s *set, key string, source proxy.Source, in bool) {
 	if in {
-		s.put(addrKey(a), nfnl.Host(f.numbers(source.Mesh)), "")
+		s.put(key, nfnl.Host(f.numbers(source.Mesh)), "")
 	} else {
-		s.remove(addrKey(a))
+		s.remove(key)
 	}
+}
+
+// hooked is what the chains that the kernel calls have to ask for.
+type hooked struct {
+	// apart: meshes are kept apart. closed: an address is that of a closed mesh.
+	apart, closed bool
+	// levels of cgroups of workloads, and of those of closed meshes.
+	levels, inside []uint8
 }
 
 // wantHooks makes the chains that the kernel calls, and those that only some of them need.
-func (f *family) wantHooks(apart, closed bool) {
-	for _, name := range []string{chainPre, chainOut} {
-		f.wantChain(f.chains[name].def, f.rules.hooks(apart, closed))
+func (f *family) wantHooks(h hooked) {
+	used := func(chain string, wanted bool) string {
+		if !wanted {
+			return ""
+		}
+		return chain
 	}
-	if closed {
+	meshes, closed := used(chainMeshes, h.apart), used(chainClosed, h.closed)
+	f.wantChain(f.chains[chainPre].def, f.rules.hooks(meshes, closed))
+	outside := h.closed || len(h.inside) > 0
+	if outside {
 		for name, rules := range f.rules.closed() {
-			f.wantChain(nfnl.Chain{Name: name}, rules)
+			if name != chainClosed || h.closed {
+				f.wantChain(nfnl.Chain{Name: name}, rules)
+			}
 		}
 	}
-	for name, wanted := range map[string]bool{chainMeshes: apart, chainMember: apart, chainClosed: closed, chainOutside: closed} {
+	wanted := map[string]bool{
+		chainMeshes: h.apart, chainMember: h.apart, chainClosed: h.closed, chainOutside: outside,
+		chainMeshesOut: len(h.levels) > 0, chainClosedOut: len(h.inside) > 0,
+	}
+	if wanted[chainMeshesOut] {
+		f.wantChain(nfnl.Chain{Name: chainMeshesOut}, f.rules.output(h.levels, setMeshGroup, chainMember, meshes))
+		meshes = chainMeshesOut
+	}
+	if wanted[chainClosedOut] {
+		f.wantChain(nfnl.Chain{Name: chainClosedOut}, f.rules.output(h.inside, setMeshInside, chainOutside, closed))
+		closed = chainClosedOut
+	}
+	f.wantChain(f.chains[chainOut].def, f.rules.hooks(meshes, closed))
+	for name, wanted := range wanted {
 		if f.chains[name] != nil && !wanted {
 			f.unwantChain(name)
 		}
@@ -297,7 +388,7 @@ func (f *family) forgetMeshes() {
 		s.want = false
 		maps.DeleteFunc(f.shared, func(k sharedKey, _ int) bool { return k.set == s })
 	}
-	f.wantHooks(false, false)
+	f.wantHooks(hooked{})
 }
 
 // refScope notes which meshes may use the cluster IPs of a service port, or takes that back.

@@ -44,6 +44,8 @@ type Mode struct {
 	byNumber    map[uint16]*port
 	next        uint16
 	isolation   isolation
+	// cgroups: the kernel tells sockets apart by them. It does not change.
+	cgroups bool
 	// known and reserved are numbers of an earlier process, by comment and by
 	// themselves, during the first Apply.
 	known    map[string]uint16
@@ -90,6 +92,7 @@ func New(opts Options) (*Mode, error) {
 		m.families = append(m.families, f)
 		m.stale = append(m.stale, map[netip.AddrPort]struct{}{})
 	}
+	m.cgroups = m.families[0].probeCgroups(m.k)
 	m.metrics = newMetrics(m)
 	if opts.Registerer != nil {
 		if err := opts.Registerer.Register(m.metrics); err != nil {

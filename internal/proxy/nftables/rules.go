@@ -43,8 +43,8 @@ func baseChains() []nfnl.Chain {
 // fixed are the rules of all chains but those of lists and source ranges.
 func (w *writer) fixed() map[string][]*nfnl.Rule {
 	return map[string][]*nfnl.Rule{
-		chainPre:        w.hooks(false, false),
-		chainOut:        w.hooks(false, false),
+		chainPre:        w.hooks("", ""),
+		chainOut:        w.hooks("", ""),
 		chainPost:       w.postrouting(),
 		chainDispatch:   w.dispatch(),
 		chainCIDR:       w.serviceCIDR(),
