@@ -48,8 +48,8 @@ func newMetrics() metrics {
 			unitLabels()...),
 		utilisation: of(
 			"utilisation_ratio",
-			"Utilisation of the endpoints of the most loaded zone, by the published plan under the present demand, "+
-				"where the Service states that of all: what an autoscaler of all endpoints should keep below 1.",
+			"Utilisation of the endpoints of the most loaded zone, by the published plan under the present demand: measured where the Service states "+
+				"the capacity of an endpoint, for autoscalers; else what it states of all endpoints, times the load of that zone.",
 			unitLabels()...),
 		long: of(
 			"long_connections",
@@ -101,8 +101,8 @@ func (c *Controller) Collect(out chan<- prometheus.Metric) {
 			gauge(m.gap, u.gap, labels...)
 			gauge(m.age, now.Sub(u.published).Seconds(), labels...)
 			gauge(m.demand, u.rate, labels...)
-			if use := u.in.params.Utilisation; use > 0 {
-				gauge(m.utilisation, u.now.Worst*use, labels...)
+			if u.utilisation > 0 {
+				gauge(m.utilisation, u.utilisation, labels...)
 			}
 			gauge(m.long, map[bool]float64{true: 1}[u.long != ""], labels...)
 			for reason := planner.EndpointsChanged; reason <= planner.LastingGap; reason++ {

@@ -149,6 +149,26 @@ func (m *model) input(params Params, g *trafficplan.Group) (in input, err error)
 // weighted: endpoints have weights of their own.
 func (in *input) weighted() bool { return len(in.weight) > 0 && &in.weight[0] != &in.count[0] }
 
+// utilisation of the endpoints of the most loaded zone, whose load is worst times the mean:
+// measured, where an endpoint of the default weight takes capacity connections per second;
+// where that is not stated (0), by what the Service states of all endpoints. 0: not known.
+func (in *input) utilisation(capacity float64, demand *estimated, worst float64) float64 {
+	if capacity == 0 {
+		return in.params.Utilisation * worst
+	}
+	endpoints := 0.0
+	for _, w := range in.weight {
+		endpoints += float64(w)
+	}
+	if in.weighted() {
+		endpoints /= float64(trafficplan.DefaultWeight)
+	}
+	if !demand.measured || endpoints == 0 {
+		return 0 // an autoscaler that has no figure changes nothing
+	}
+	return demand.load / (endpoints * capacity) * worst
+}
+
 func (in *input) problem(demand *estimated) planner.Problem {
 	return planner.Problem{Demand: demand.shares, Fixed: demand.fixed, Weight: in.weight, NoNodes: in.noNodes, Params: in.params}
 }

@@ -27,6 +27,9 @@ const (
 	// AnnotationUtilisation says how much the endpoints are used, 1 for fully, such as
 	// the target of their autoscaler. Lightly used ones may keep more traffic home.
 	AnnotationUtilisation = prefix + "utilisation"
+	// AnnotationCapacity is how many connections per second an endpoint of the default weight
+	// takes at most. No plan depends on it: it turns demand into utilisation, for autoscalers.
+	AnnotationCapacity = prefix + "capacity"
 	// AnnotationCosts names the ZoneCosts that hold for the Service.
 	AnnotationCosts = prefix + "costs"
 	// AnnotationHints is soft, strict or none.
@@ -69,6 +72,7 @@ type Params struct {
 	Overload    float64  `json:"overload"`
 	Margin      float64  `json:"margin"`
 	Utilisation float64  `json:"utilisation,omitempty"`
+	Capacity    float64  `json:"capacity,omitempty"`
 	Costs       string   `json:"costs,omitempty"`
 	Hints       HintMode `json:"hints"`
 	Fallback    Fallback `json:"fallback"`
@@ -80,7 +84,8 @@ func DefaultParams() Params {
 }
 
 // paramsFor is what holds for a Service: its annotations or, if they cannot be used, the
-// last good ones, which its plan records.
+// last good ones, which its plan records. The capacity, on which no plan depends, is that of
+// the annotations where that can be used.
 func paramsFor(service *corev1.Service, plan []*plannerv1alpha1.TrafficPlan) Params {
 	params, problems := ParamsOf(service.Annotations)
 	switch {
@@ -88,7 +93,10 @@ func paramsFor(service *corev1.Service, plan []*plannerv1alpha1.TrafficPlan) Par
 		return params
 	case len(plan) > 0:
 		p := plan[0].Spec.Parameters
-		return Params{p.Overload, p.Margin, p.Utilisation, p.Costs, HintMode(p.Hints), Fallback(p.Fallback)}
+		return Params{
+			Overload: p.Overload, Margin: p.Margin, Utilisation: p.Utilisation, Capacity: params.Capacity,
+			Costs: p.Costs, Hints: HintMode(p.Hints), Fallback: Fallback(p.Fallback),
+		}
 	}
 	return DefaultParams()
 }
@@ -112,6 +120,8 @@ const (
 	// minUtilisation: below it the limit would be beyond 70 times the mean, and
 	// nothing would ever leave its zone.
 	minUtilisation = 0.01
+	// Capacities, in connections per second: from one in a quarter of an hour.
+	minCapacity, maxCapacity = 0.001, 1e9
 )
 
 // ParamsOf reads a Service's annotations. Problems say what cannot be used, naming
@@ -139,6 +149,8 @@ func (p *Params) set(name, value string) (problem string) {
 		return number(&p.Margin, value, 0, maxMargin)
 	case AnnotationUtilisation:
 		return number(&p.Utilisation, value, minUtilisation, maxUtilisation)
+	case AnnotationCapacity:
+		return number(&p.Capacity, value, minCapacity, maxCapacity)
 	case AnnotationCosts:
 		p.Costs = value
 		if value == "" {

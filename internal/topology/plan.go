@@ -47,6 +47,10 @@ type unit struct {
 	gap   float64
 	limit float64
 	rate  float64 // connections per second; 0: not measured
+	// utilisation of the endpoints of the most loaded zone; 0: not known.
+	utilisation float64
+	// capacity of an endpoint, in connections per second; 0: not stated.
+	capacity float64
 	// long connections that the plan cannot move; empty: there are none. It is the message of
 	// the condition, which stays while they do.
 	long      string
@@ -157,6 +161,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		}
 		c.mu.Lock()
 		u.republisher, u.now, u.gap, u.limit, u.rate = republisher, metrics, gap, limit, demand.rate
+		u.utilisation = u.in.utilisation(u.capacity, &demand, metrics.Worst)
 		c.mu.Unlock()
 		c.noteLong(key, service, u, u.group, &u.in)
 		if demand.measured {
@@ -295,6 +300,7 @@ func (c *Controller) evaluateGroup(
 	return is, u, func() {
 		u.in, u.group, u.republisher = in, is, republisher
 		u.now, u.gap, u.limit, u.rate = metrics, gap, limit, s.demand.rate
+		u.capacity, u.utilisation = params.Capacity, in.utilisation(params.Capacity, &s.demand, metrics.Worst)
 		if reason != planner.Keep {
 			u.published = now
 			u.replans[reason]++
@@ -494,6 +500,8 @@ type estimated struct {
 	// fixed load of zones that is not planned, as multiples of all demand; nil: none.
 	fixed []float64
 	rate  float64 // load per second, as demand.Estimate has it; 0: not measured
+	// load per second of all endpoints: the rate, that of other sites, and what is fixed.
+	load float64
 	// measured: else it is guessed from the CPU of nodes.
 	measured bool
 	// held: it is that of the present plan, as too few agents have reported since this
@@ -566,6 +574,10 @@ func (c *Controller) estimate(service proxy.ServiceName, ports []string, in *inp
 	total := 0.0
 	for _, x := range e.shares {
 		total += x
+	}
+	e.load = total
+	for _, x := range e.fixed {
+		e.load += x
 	}
 	for i, x := range e.shares {
 		if total > 0 {

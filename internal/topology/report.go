@@ -53,6 +53,10 @@ type PlanReport struct {
 	// Held: after a restart, the demand that was planned for before, until agents have reported.
 	Held bool    `json:"held,omitempty"`
 	Rate float64 `json:"connectionsPerSecond"`
+	// Utilisation of the endpoints of the most loaded zone, as the metric for autoscalers has
+	// it, where the Service states a capacity; 0: not known. Capacity is that of an endpoint.
+	Utilisation float64 `json:"utilisation,omitempty"`
+	Capacity    float64 `json:"capacity,omitempty"`
 	// Plan as it was made. Now is what it makes of the present demand, Gap how much worse
 	// than the best plan that is, in points; above 3 it is replaced at the next report.
 	Plan *explain.Explanation `json:"plan"`
@@ -107,6 +111,9 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 	for _, u := range candidates {
 		if p, ok := c.reportOn(u, r.Planned, hints[u.group.Name]); ok {
 			c.reckon(&p, u, serviceName(service), m, r.Params)
+			if p.Capacity = r.Params.Capacity; p.Capacity > 0 {
+				p.Utilisation = u.in.utilisation(p.Capacity, &u.best.demand, p.Now.Worst)
+			}
 			r.Plans = append(r.Plans, p)
 		}
 	}
@@ -318,6 +325,9 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 	if planned && p.moved() {
 		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n",
 			measures(p.Now), p.Gap)
+	}
+	if p.Utilisation > 0 {
+		fmt.Fprintf(b, "  utilisation of the busiest zone: %.0f %%, of %g connections/s that an endpoint takes\n", 100*p.Utilisation, p.Capacity)
 	}
 	p.volumeText(b)
 	if h := p.Hints; h != nil {

@@ -90,7 +90,7 @@ func topology() page {
 			graph("Distance from the best plan", "In points. A plan above 3 is replaced at the next report of demand, one above 0.3 after a while.",
 				"short", of("gap_points", "")),
 			graph("Utilisation of the busiest zone",
-				"Where the Service states the utilisation of all its endpoints: what an autoscaler should keep below 1.", "percentunit", of("utilisation_ratio", "")),
+				"Where the Service states the capacity of an endpoint, or the utilisation of all: what an autoscaler should keep below 1.", "percentunit", of("utilisation_ratio", "")),
 			graph("Long connections", "1 where the plan cannot move connections, as they stay open; condition LongConnections says what would.", "short",
 				of("long_connections", "")),
 			graph("Age of plans", "An old plan is a good one: it is replaced when something changes.", "s", of("plan_age_seconds", "")),
