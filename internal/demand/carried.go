@@ -16,6 +16,12 @@ import (
 // readings.
 const carriedHalfLife = 5 * time.Minute
 
+// ShortLived connections end between two readings, most of them unseen: the number of those that
+// a reading happens to see, times their turnover, is the rate of new ones on average, but of
+// a few samples it is nothing like it. New connections count them all. Kernels are read once a
+// minute.
+const ShortLived = time.Minute
+
 // openFaded: lost agents whose share has faded below it have no open connections.
 const openFaded = 0.5
 
@@ -325,6 +331,7 @@ func (a *Aggregator) heldBy(now time.Time, p *port) (h held) {
 	h.open, h.kept = make([]float64, len(a.zones)), make([]float64, len(a.zones))
 	opened := make([]float64, len(a.zones))
 	_, h.turnover = p.turnover(now)
+	short := h.turnover*ShortLived.Seconds() > 1
 	for w, c := range p.carried {
 		i, ok := slices.BinarySearch(a.zones, w.from)
 		if !ok {
@@ -334,9 +341,12 @@ func (a *Aggregator) heldBy(now time.Time, p *port) (h held) {
 		opened[i] += n
 		if w.kept {
 			h.kept[i] += n
-		} else {
+		} else if !short {
 			h.open[i] += c.open
 		}
+	}
+	if short {
+		h.turnover = 0
 	}
 	for i := range h.kept {
 		if opened[i] > 0 {

@@ -236,6 +236,30 @@ func TestOpenConnectionsThatAreNotReadAgain(t *testing.T) {
 	})
 }
 
+// TestShortConnectionsAreCounted: of connections that last for milliseconds a reading sees
+// one now and then. That is no demand of its own: the rate is that of new connections.
+func TestShortConnectionsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlane(t, map[string]locality.Zone{"n1": "a", "n2": "b"})
+		port, zones := portNamed("x"), []locality.Zone{"a", "b"}
+		for i := range 60 {
+			time.Sleep(Interval)
+			acc := Accounting{Quality: proxy.Measured, Covered: Interval}
+			for n, node := range []string{"n1", "n2"} {
+				x := proxy.Exchange{Zone: "b", BytesIn: 1000, Opened: 80, Closed: 80}
+				if i%10 == 5*n {
+					x.Open = 1
+				}
+				p.report(node, acc, Traffic{Port: port, Connections: 80, Exchanges: []proxy.Exchange{x}})
+			}
+			p.step(time.Now())
+			if e := p.Shares(port, zones, nil, nil); i > 0 && (!near(e.Rate, 16, 0.01) || !near(e.Shares[0], 0.5, 0.01)) {
+				t.Fatalf("report %d: %+v, want halves of 16 a second", i, e)
+			}
+		}
+	})
+}
+
 // TestKeptIsFixed: what a policy Local keeps on nodes is no demand, and is load there.
 func TestKeptIsFixed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
