@@ -249,6 +249,7 @@ func (q *question) top(c *Controller) ([]Saved, error) {
 			}
 			known = true
 			if s, ok := q.saved(c, u, key, price); ok {
+				q.recount(c, u, key, price, &s)
 				s.Planned = q.modes.Of(service).Kind == Planned
 				all = append(all, s)
 			}
@@ -294,6 +295,54 @@ func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *p
 	s.Saving = s.Money.Saving()
 	s.Low, s.High = s.Money.SavingBetween()
 	return s, true
+}
+
+// recount what is saved by the demand of the connections whose bytes were counted. The estimate
+// of demand is of another time, or it is guessed from CPU still, as bytes are known a step
+// earlier; the bounds hold for both.
+func (q *question) recount(c *Controller, u *candidate, key resource.Key, price *prices, s *Saved) {
+	v, ok := c.volumeOf(proxy.ServiceName(key), u.group.Ports)
+	if !ok || s.Money.Entered {
+		return
+	}
+	f := flowsOf(&v, &u.in)
+	counted := u.asCounted(f, &v)
+	if counted == nil {
+		return
+	}
+	s.Money = *moneyOf(price, f, &v, &u.in, counted.plan.Share)
+	s.Long = f.long(&v, counted.plan.Share, false)
+	low, high := s.Money.SavingBetween()
+	s.Saving, s.Low, s.High = s.Money.Saving(), min(s.Low, low), max(s.High, high)
+}
+
+// asCounted is the best plan for the demand of the connections whose bytes were counted. Nil:
+// not all of them were, or other sites have a part in the plan.
+func (u *candidate) asCounted(f *flows, v *demand.Volume) *solution {
+	if v.Bytes != proxy.Measured.String() {
+		return nil
+	}
+	e := estimated{shares: make([]float64, len(f.sources)), fixed: u.best.demand.fixed, measured: true}
+	for i, opened := range f.sourcesOpened {
+		if isSite(u.in.topology.Zone(i).Name) && u.best.demand.shares[i] > 0 {
+			return nil
+		}
+		if e.shares[i] = opened; v.Turnover*demand.ShortLived.Seconds() <= 1 {
+			e.shares[i] = max(opened, f.sourcesOpen[i]*v.Turnover)
+		}
+		e.rate += e.shares[i]
+	}
+	if e.rate == 0 {
+		return nil
+	}
+	for i := range e.shares {
+		e.shares[i] /= e.rate
+	}
+	s, err := solveFor(&u.in, e)
+	if err != nil {
+		return nil
+	}
+	return s
 }
 
 // enteredFlows are of new connections with so many bytes each.

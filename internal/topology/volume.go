@@ -66,14 +66,16 @@ type flows struct {
 	bytes, open [][]float64
 	// sources are the sums of bytes by zone of clients.
 	sources, sourcesOpen []float64
-	total, totalOpen     float64
+	// sourcesOpened are connections opened per second by zone of clients.
+	sourcesOpened    []float64
+	total, totalOpen float64
 	// opened connections per second.
 	opened float64
 }
 
 func flowsOf(v *demand.Volume, in *input) *flows {
 	n := in.topology.Len()
-	f := &flows{sources: make([]float64, n), sourcesOpen: make([]float64, n)}
+	f := &flows{sources: make([]float64, n), sourcesOpen: make([]float64, n), sourcesOpened: make([]float64, n)}
 	for range n {
 		f.bytes, f.open = append(f.bytes, make([]float64, n+1)), append(f.open, make([]float64, n+1))
 	}
@@ -95,6 +97,7 @@ func flowsOf(v *demand.Volume, in *input) *flows {
 		f.total += x
 		f.totalOpen += w.Open
 		f.opened += w.Opened
+		f.sourcesOpened[from] += w.Opened
 	}
 	return f
 }

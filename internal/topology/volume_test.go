@@ -184,6 +184,37 @@ func TestMoney(t *testing.T) {
 	})
 }
 
+// TestSavingBeforeDemandIsKnown: bytes are known a step earlier than demand. What is predicted
+// follows from the connections that carried them, not from a guess by CPU, and the bounds have
+// both.
+func TestSavingBeforeDemandIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil, all(equalNodes("abc"), workloads("abc"), one(web(), priced(0.02, 0.04)))...)
+		v := evenly("abc", 1e6, 0, 0)
+		for i := range v.Ways {
+			if w := &v.Ways[i]; w.From == "a" { // twice as much
+				w.BytesIn, w.BytesOut, w.Opened = 2*w.BytesIn, 2*w.BytesOut, 2*w.Opened
+			}
+		}
+		r.carry(v)
+		for _, what := range []string{"demand is guessed", "demand is measured"} {
+			top, err := r.c.Simulate(Change{Top: 1})
+			if err != nil || len(top.Top) != 1 {
+				t.Fatalf("%+v, %v", top, err)
+			}
+			// Of a half of all, a's endpoint takes 39 %; two thirds of all cross now.
+			s, month := top.Top[0], 4e6*2.63e6*0.02/1e9
+			if want := month * (2./3 - .11); math.Abs(s.Saving-want) > 0.01 || s.Low > want || s.High < want {
+				t.Errorf("%s: a saving of %.2f (%.2f to %.2f), want %.2f", what, s.Saving, s.Low, s.High, want)
+			}
+			if what == "demand is guessed" && s.High < month*2/3 {
+				t.Errorf("%s: at most %.2f, want what the guess saves, %.2f", what, s.High, month*2/3)
+			}
+			r.report(map[string]float64{"a": 20, "b": 10, "c": 10})
+		}
+	})
+}
+
 // TestPricePairs: a pair's own price goes before that of its level, both ways or one.
 func TestPricePairs(t *testing.T) {
 	c := priced(0.02, 0.04)
