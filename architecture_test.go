@@ -243,8 +243,8 @@ var siblings = map[string][]string{
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
-	// The kernel suite makes its network with the test kit.
-	"internal/proxy/proxytest": {"internal/testkit/netns"},
+	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.
+	"internal/proxy/proxytest": {"internal/kernel/conntrack", "internal/proxy/account", "internal/testkit/netns"},
 }
 
 // onlyImporters names heavy or peculiar libraries and the packages that may

@@ -87,9 +87,11 @@ func onNode(t *testing.T) bool {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1")
 	cmd.Env = append(os.Environ(), inside+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("in a namespace: %v\n%s", err, out)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("in a namespace: %v", err)
 	}
+	t.Logf("in a namespace:\n%s", out) // what was skipped there is among it
 	return false
 }
 

@@ -59,7 +59,9 @@ func RunKernel(t *testing.T, env KernelEnv) {
 
 func kernelCases() []kernelCase {
 	var all []kernelCase
-	for _, some := range [][]kernelCase{reachCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, meshCases, lifeCases} {
+	for _, some := range [][]kernelCase{
+		reachCases, weightCases, byteCases, policyCases, sourceCases, fallbackCases, changeCases, affinityCases, meshCases, lifeCases,
+	} {
 		all = append(all, some...)
 	}
 	return all

@@ -12,7 +12,6 @@ var reachCases = []kernelCase{
 	{name: "source addresses", needs: []Feature{KeepSource}, run: sourceAddresses},
 	{name: "masquerade from outside", run: masqueradeOutside},
 	{name: "hairpin", run: hairpin},
-	{name: "weights", run: weights},
 	{name: "two families", run: twoFamilies},
 	{name: "unknown port of a known address", run: unknownPort},
 	{name: "unallocated address", needs: []Feature{UnallocatedDrop}, run: unallocated},
@@ -75,38 +74,6 @@ func hairpin(k *kernel) {
 	k.apply(k.openService(0, k.all(local1, local2)...))
 	for _, proto := range both {
 		k.reaches(k.inside(local1), proto, k.at(k.vip(0)), local1, local2)
-	}
-}
-
-func weights(k *kernel) {
-	e := k.all(local1, remote1, remote2)
-	want := map[string]float64{local1: .1, remote1: .3, remote2: .6}
-	for i, w := range []uint32{1, 3, 6} {
-		e[i].Weight = w
-	}
-	k.apply(k.svc(0, e...))
-	k.shares(k.pod(), want)
-	// The plan changes.
-	for i, w := range []uint32{6, 3, 1} {
-		e[i].Weight = w
-	}
-	want[local1], want[remote2] = want[remote2], want[local1]
-	k.apply(k.svc(0, e...))
-	k.shares(k.pod(), want)
-}
-
-// shares within 0.12, four standard deviations of 300 random picks.
-func (k *kernel) shares(c client, want map[string]float64) {
-	k.Helper()
-	got := map[string]int{}
-	const n = 300
-	for _, a := range k.ask(n, c, proxy.TCP, k.at(k.vip(0))) {
-		got[a.who]++
-	}
-	for who, share := range want {
-		if real := float64(got[who]) / n; real < share-.12 || real > share+.12 {
-			k.Errorf("%s got %.2f of the connections, want %.2f (%v)", who, real, share, got)
-		}
 	}
 }
 
