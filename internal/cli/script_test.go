@@ -43,6 +43,8 @@ var update = flag.Bool("update", false, "write what commands print into the scri
 //	watch ARGS                   begins "get --watch" in the background
 //	seen REGEXP                  waits until it has printed a line that matches
 //	interrupt                    ends it as Ctrl-C does, and shows what it printed
+//	background ARGS              begins a command that goes on; there may be several
+//	ended                        waits until all of them have; each must succeed
 //	authority NAME               makes $WORK/NAME, a kubeconfig that trusts another authority
 //	credential NAME FILE         makes $WORK/NAME, a kubeconfig with the token in FILE
 //	revoke NAME                  revokes the token that was made for NAME
@@ -77,6 +79,9 @@ func runScripts(t *testing.T, role app.Role, dir string) {
 			"watch":     watch,
 			"seen":      seen,
 			"interrupt": interrupt,
+
+			"background": inBackground,
+			"ended":      ended,
 
 			"authority":  authority,
 			"credential": credential,
@@ -134,6 +139,7 @@ func freePort(t *testing.T) int {
 type (
 	clientKey struct{}
 	watchKey  struct{}
+	othersKey struct{}
 )
 
 // setUp gives a script its namespace and its kubeconfig.
@@ -158,6 +164,7 @@ func setUp(env *testscript.Env, kubeconfig string) error {
 		return err
 	}
 	env.Values[clientKey{}], env.Values[watchKey{}] = client, &background{}
+	env.Values[othersKey{}] = &[]*background{}
 	env.Setenv("PROXIMA_MODE", "userspace") // never this machine's own kernel tables
 	env.Setenv("PROXIMA_KUBECONFIG", own)
 	env.Setenv("PROXIMA_DATA_DIR", filepath.Join(env.WorkDir, "data"))
@@ -298,6 +305,34 @@ func interrupt(ts *testscript.TestScript, _ bool, _ []string) {
 		ts.Fatalf("exit code %d\n%s", code, &b.errs)
 	}
 	io.WriteString(ts.Stdout(), normalise(ts, b.printed()))
+}
+
+// inBackground begins a command, which has to end by itself.
+func inBackground(ts *testscript.TestScript, _ bool, args []string) {
+	b := &background{code: make(chan int, 1), lines: make(chan struct{}, 1)}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	b.cancel = cancel
+	s := &settings{io: IO{In: strings.NewReader(""), Out: b, Err: &b.errs, Env: envOf(ts)}}
+	go func() { b.code <- execute(ctx, s, args) }()
+	all := ts.Value(othersKey{}).(*[]*background)
+	*all = append(*all, b)
+	ts.Defer(cancel)
+}
+
+func ended(ts *testscript.TestScript, _ bool, _ []string) {
+	all := ts.Value(othersKey{}).(*[]*background)
+	late := time.After(time.Minute)
+	for _, b := range *all {
+		select {
+		case code := <-b.code:
+			if code != 0 {
+				ts.Fatalf("exit code %d\n%s", code, &b.errs)
+			}
+		case <-late:
+			ts.Fatalf("it does not end\n%s", b.printed())
+		}
+	}
+	*all = nil
 }
 
 func envOf(ts *testscript.TestScript) func(string) (string, bool) {

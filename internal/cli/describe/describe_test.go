@@ -181,6 +181,34 @@ func TestServiceTellsWhy(t *testing.T) {
 		"pods can't be read: pods is forbidden: not yours", "pod/starting the Pod is gone; the slice follows")
 }
 
+// TestWeights: the page of a Service has the weights of its endpoints where they differ, and
+// how far those are that warm up.
+func TestWeights(t *testing.T) {
+	dataplane := func(name string, weight *int32, readyFor time.Duration) *mesh.Dataplane {
+		return &mesh.Dataplane{ObjectMeta: named(name), Spec: mesh.DataplaneSpec{Weight: weight}, Status: mesh.DataplaneStatus{Conditions: []metav1.Condition{
+			{Type: mesh.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Probed", LastTransitionTime: metav1.NewTime(now.Add(-readyFor))},
+		}}}
+	}
+	service := &corev1.Service{ObjectMeta: named("web"), Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}}}
+	w := &world{objects: []resource.Object{
+		service, dataplane("old", nil, time.Hour), dataplane("new", nil, 12*time.Second),
+		&discoveryv1.EndpointSlice{ObjectMeta: named("web-1"), AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
+			endpointOf("Dataplane", "old", "10.1.0.1", true, true, false), endpointOf("Dataplane", "new", "10.1.0.2", true, true, false),
+			endpointOf("Pod", "gone", "10.1.0.3", true, true, false),
+		}},
+	}}
+	page := func() string { return describe(t, w, kind.Service, resource.Key{Namespace: "ns", Name: "web"}) }
+	if got := page(); strings.Contains(got, "WEIGHT") || strings.Contains(got, "Warm-up") {
+		t.Errorf("all are alike:\n%s", got)
+	}
+	service.Annotations = map[string]string{kind.AnnotationWarmUp: "30s"}
+	mustContain(t, page(), "Warm-up: 30s", "ADDRESS STATE WEIGHT ZONE", "10.1.0.1 ready 100 - n1 dataplane/old",
+		"10.1.0.2 ready 100, warming up: 50 % of it - n1 dataplane/new", "10.1.0.3 ready 100 - n1 pod/gone")
+	service.Annotations = nil
+	w.objects[1] = dataplane("old", ptr.To(int32(5)), time.Hour)
+	mustContain(t, page(), "10.1.0.1 ready 5 - n1 dataplane/old", "10.1.0.2 ready 100 - n1 dataplane/new", "proxima explain service ns/web --from-zone ZONE")
+}
+
 func TestNodeAndLeases(t *testing.T) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "LeaseExpired", LastTransitionTime: metav1.NewTime(now.Add(-time.Minute))}},

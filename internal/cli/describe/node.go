@@ -186,6 +186,12 @@ func (p *page) dataplane(dp *mesh.Dataplane) {
 	p.field("Mesh", cmp.Or(spec.Mesh, "that of its namespace"))
 	p.field("Node", cmp.Or(spec.NodeName, "none"))
 	p.field("Addresses", strings.Join(spec.Addresses, ", "))
+	if w := spec.Weight; w != nil {
+		p.field("Weight", fmt.Sprintf("%d (%d is the default)", *w, mesh.DefaultWeight))
+	}
+	if spec.Hostname != "" && spec.Subdomain != "" {
+		p.field("Hostname", spec.Hostname+", below Service "+spec.Subdomain)
+	}
 	p.field("Readiness", probe(spec.Readiness))
 	p.field("Drain", fmt.Sprintf("%ds", ptr.Deref(spec.DrainSeconds, mesh.DefaultDrainSeconds)))
 	if l := dp.Status.Lease; l != nil {

@@ -96,6 +96,9 @@ func (p *page) service(s *corev1.Service) {
 		affinity += fmt.Sprintf(" for %ds", ptr.Deref(c.ClientIP.TimeoutSeconds, corev1.DefaultClientIPServiceAffinitySeconds))
 	}
 	p.field("Affinity", cmp.Or(affinity, "None"))
+	if d := kind.WarmUpOf(s); d > 0 {
+		p.field("Warm-up", d.String())
+	}
 	var rows [][]string
 	for _, port := range spec.Ports {
 		node := "-"
@@ -151,7 +154,8 @@ func (p *page) endpoints(in *serviceInput) {
 	})
 	var sliceRows, rows [][]string
 	seen := map[string]bool{}
-	ready := 0
+	ready, at := 0, 0
+	weights := p.weigh(in)
 	for _, s := range in.slices {
 		readyHere := 0
 		for i := range s.Endpoints {
@@ -162,7 +166,12 @@ func (p *page) endpoints(in *serviceInput) {
 			if ptr.Deref(e.Conditions.Ready, true) {
 				readyHere++
 			}
-			rows = append(rows, p.endpoint(in, e))
+			row := p.endpoint(in, e)
+			if weights != nil {
+				row = append(row, weights.of(at, in.workloadOf(e)))
+			}
+			rows = append(rows, row)
+			at++
 		}
 		ready += readyHere
 		sliceRows = append(sliceRows, []string{
@@ -170,7 +179,13 @@ func (p *page) endpoints(in *serviceInput) {
 		})
 	}
 	p.table("Slices", []string{"NAME", "FAMILY", "PORTS", "ENDPOINTS", "READY", "AGE"}, sliceRows)
-	p.table("Endpoints", []string{"ADDRESS", "STATE", "ZONE", "NODE", "WORKLOAD", "WHY"}, rows)
+	columns := []string{"ADDRESS", "STATE", "ZONE", "NODE", "WORKLOAD", "WHY"}
+	if weights != nil {
+		columns = weighted(columns, rows)
+		p.note("the shares that endpoints get follow from weights and from where connections begin: proxima explain service %s/%s --from-zone ZONE",
+			in.service.Namespace, in.service.Name)
+	}
+	p.table("Endpoints", columns, rows)
 	p.missing(in, seen)
 	p.unresolved(in)
 	switch {
@@ -219,11 +234,8 @@ func (in *serviceInput) why(e *discoveryv1.Endpoint) string {
 	if e.TargetRef == nil {
 		return "as its slice states"
 	}
-	for i := range in.workloads {
-		w := &in.workloads[i]
-		if w.kind+"/"+w.Key.String() == refName(in, e.TargetRef) {
-			return cmp.Or(w.why, "it is ready by now; the slice follows")
-		}
+	if w := in.workloadOf(e); w != nil {
+		return cmp.Or(w.why, "it is ready by now; the slice follows")
 	}
 	return "the " + e.TargetRef.Kind + " is gone; the slice follows"
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -29,6 +30,9 @@ type workload struct {
 	node      string
 	addresses []string
 	ready     bool
+	// weight among the endpoints of a Service, and since when it is ready; zero: not known.
+	weight     int32
+	readySince time.Time
 	// done: it has ended and gets no endpoint.
 	done bool
 	// why it is not ready; empty if it is.
@@ -54,7 +58,7 @@ func workloads(dataplanes []*mesh.Dataplane, pods []*corev1.Pod) []workload {
 func ofDataplane(d *mesh.Dataplane) workload {
 	w := workload{
 		kind: "Dataplane", Key: resource.KeyOf(d), labels: d.Labels, node: d.Spec.NodeName, addresses: d.Spec.Addresses,
-		mesh: d.Spec.Mesh, hosts: servicetag.OfDataplane(d),
+		mesh: d.Spec.Mesh, hosts: servicetag.OfDataplane(d), weight: ptr.Deref(d.Spec.Weight, mesh.DefaultWeight),
 	}
 	ready := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneReady)
 	switch {
@@ -69,13 +73,16 @@ func ofDataplane(d *mesh.Dataplane) workload {
 	case ready.Status != metav1.ConditionTrue:
 		w.why = because(ready.Reason, ready.Message)
 	default:
-		w.ready = true
+		w.ready, w.readySince = true, ready.LastTransitionTime.Time
 	}
 	return w
 }
 
 func ofPod(pod *corev1.Pod) workload {
-	w := workload{kind: "Pod", Key: resource.KeyOf(pod), labels: pod.Labels, node: pod.Spec.NodeName, hosts: servicetag.OfPod(pod)}
+	w := workload{
+		kind: "Pod", Key: resource.KeyOf(pod), labels: pod.Labels, node: pod.Spec.NodeName, hosts: servicetag.OfPod(pod),
+		weight: mesh.DefaultWeight,
+	}
 	for _, ip := range pod.Status.PodIPs {
 		w.addresses = append(w.addresses, ip.IP)
 	}
@@ -94,7 +101,7 @@ func ofPod(pod *corev1.Pod) workload {
 	case pod.Status.Conditions[i].Status != corev1.ConditionTrue:
 		w.why = because(pod.Status.Conditions[i].Reason, pod.Status.Conditions[i].Message)
 	default:
-		w.ready = true
+		w.ready, w.readySince = true, pod.Status.Conditions[i].LastTransitionTime.Time
 	}
 	return w
 }
