@@ -3,15 +3,21 @@ package lab_test
 import (
 	"context"
 	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/diag"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -38,6 +44,7 @@ func TestKernelModes(t *testing.T) {
 			}
 			traceTells(t, l)
 			if c.zones > 1 {
+				weightsInZone(t, l)
 				cutHeal(t, l)
 			}
 			killAgents(t, l)
@@ -86,6 +93,62 @@ func traceTells(t *testing.T, l *lab.Lab) {
 			t.Errorf("trace %s from %s: source %+v, want %+v", vip, from, trace.Source, want)
 		}
 	}
+}
+
+// weightsInZone: with both names of the distribution that keeps connections in their zone,
+// weights hold among its endpoints, whatever those of other zones have.
+func weightsInZone(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	client, err := l.Client("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(d *resource.Descriptor, name string, change func(resource.Object)) {
+		t.Helper()
+		object, err := client.Get(t.Context(), d, resource.Key{Namespace: "default", Name: name})
+		if err == nil {
+			change(object)
+			_, err = client.Update(t.Context(), d, object)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	weigh := func(weights map[string]*int32) {
+		t.Helper()
+		for name, w := range weights {
+			edit(kind.Dataplane, name, func(o resource.Object) { o.(*meshv1alpha1.Dataplane).Spec.Weight = w })
+		}
+	}
+	distribute := func(name string) {
+		t.Helper()
+		edit(kind.Service, "web", func(o resource.Object) { o.(*corev1.Service).Spec.TrafficDistribution = &name })
+	}
+	const n = 300
+	within := .01 + 3*math.Sqrt(.05*.95/n)
+	for distribution, light := range map[string]string{
+		corev1.ServiceTrafficDistributionPreferSameZone: "web-a-1", corev1.ServiceTrafficDistributionPreferClose: "web-a-2",
+	} {
+		distribute(distribution)
+		weights := map[string]*int32{"web-a-1": new(int32(95)), "web-a-2": new(int32(95)), "web-b-1": new(int32(1000)), "web-b-2": new(int32(1000))}
+		weights[light] = new(int32(5))
+		weigh(weights)
+		got := map[string]int{}
+		testkit.Eventually(t, distribution+": 5 % of the connections of zone-a go to "+light+", and none to zone-b", func() bool {
+			clear(got)
+			for range n {
+				who, err := l.Ask(t.Context(), "zone-a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				got[who]++
+			}
+			return got["web-a-1"]+got["web-a-2"] == n && math.Abs(float64(got[light])/n-.05) <= within
+		})
+		t.Logf("%s: %v", distribution, got)
+	}
+	distribute(corev1.ServiceTrafficDistributionPreferSameZone)
+	weigh(map[string]*int32{"web-a-1": nil, "web-a-2": nil, "web-b-1": nil, "web-b-2": nil})
 }
 
 func cutHeal(t *testing.T, l *lab.Lab) {

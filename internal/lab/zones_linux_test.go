@@ -135,9 +135,51 @@ func blue() *meshv1alpha1.Mesh {
 func TestZones(t *testing.T) {
 	l := &zonesLab{Lab: start(t, lab.Spec{Zones: 2, Nodes: 1, Mode: "userspace", Global: true}), t: t}
 	testkit.Eventually(t, "everything is well", func() bool { return wellInZones(l.Status(t.Context())) })
+	t.Run("names of workloads", func(t *testing.T) { l.t = t; l.names() })
 	t.Run("a zone has no endpoints", func(t *testing.T) { l.t = t; l.failover() })
 	t.Run("link of a zone to global is cut", func(t *testing.T) { l.t = t; l.linkCut() })
 	t.Run("global comes back empty", func(t *testing.T) { l.t = t; l.globalEmptied() })
+}
+
+// names: a workload with a hostname and a subdomain resolves in its zone below its headless
+// Service, as a pod does, and below clusterset.local with the name of its zone, here and in
+// the other zone, once the Service is exported.
+func (l *zonesLab) names() {
+	db := metav1.ObjectMeta{Namespace: "default", Name: "db"}
+	l.create("zone-a", kind.Service, &corev1.Service{ObjectMeta: db, Spec: corev1.ServiceSpec{
+		ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{"app": "db"}, Ports: []corev1.ServicePort{{Name: "sql", Port: 5432}},
+	}})
+	ns := inNamespace(l.t, "a-1")
+	defer ns.Close()
+	config, err := l.KubeconfigOf("zone-a")
+	l.do(err)
+	run := exec.Command(testkit.Binary(l.t), "run", "--kubeconfig", config, "--data-dir", l.DataDir("a-1"), "--node-name", "a-1", "--name", "db-0",
+		"--labels", "app=db", "--hostname", "db-zero", "--subdomain", "db", "--address", "10.200.1.11", "--", "sleep", "1000")
+	l.do(ns.Start(run))
+	defer func() {
+		l.do(run.Process.Signal(os.Interrupt))
+		_ = run.Wait() // its exit code is that of sleep
+		key := resource.KeyOf(&corev1.Service{ObjectMeta: db})
+		_ = l.client("zone-a").Delete(l.t.Context(), kind.ServiceExport, key, resource.Preconditions{}) // it may not be there yet
+		l.do(l.client("zone-a").Delete(l.t.Context(), kind.Service, key, resource.Preconditions{}))
+	}()
+	resolves := func(machine, name string) {
+		at := inNamespace(l.t, machine)
+		defer at.Close()
+		testkit.Eventually(l.t, machine+" resolves "+name, func() bool { return addressOf(at, "udp", "127.0.0.1", name) == "10.200.1.11" })
+	}
+	resolves("a-1", "db-zero.db.default.svc.cluster.local.")
+	l.create("zone-a", kind.ServiceExport, &mcs.ServiceExport{ObjectMeta: db})
+	for _, machine := range []string{"a-1", "b-1"} {
+		resolves(machine, "db-zero.zone-a.db.default.svc.clusterset.local.")
+	}
+	at := inNamespace(l.t, "b-1")
+	defer at.Close()
+	for _, other := range []string{"db-0.db.default.svc.cluster.local.", "db-zero.zone-b.db.default.svc.clusterset.local.", "db-zero.db.default.svc.clusterset.local."} {
+		if got := addressOf(at, "udp", "127.0.0.1", other); got != "" {
+			l.t.Errorf("%s resolves to %s", other, got)
+		}
+	}
 }
 
 func wellInZones(s *lab.Status) bool {
