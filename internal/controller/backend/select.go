@@ -75,6 +75,29 @@ func Concerned(d catalog.Delta, queue func(service resource.Key)) {
 	}
 }
 
+// Changed calls queue for every Service whose backends a delta changes, maybe more than once:
+// by their workloads, their nodes, or zone shifts. As Concerned, it leaves out Services that
+// changed themselves.
+func Changed(d catalog.Delta, queue func(service resource.Key)) {
+	Concerned(d, queue)
+	if d.Before.Services.Len() == 0 {
+		return // all Services there are changed themselves
+	}
+	for _, change := range d.Nodes {
+		if NodeMatters(change.Old, change.New) {
+			OnNode(d.After, change.Key.Name, queue)
+		}
+	}
+	shifted(d, queue)
+}
+
+// Kinds are the tables that Changed reads.
+func Kinds() []catalog.Kind {
+	return []catalog.Kind{
+		catalog.Services, catalog.Pods, catalog.Dataplanes, catalog.Namespaces, catalog.Nodes, catalog.ZoneShifts,
+	}
+}
+
 // OnNode calls queue for every Service that selects a workload of a node.
 func OnNode(s *catalog.Snapshot, node string, queue func(service resource.Key)) {
 	for key, pod := range s.PodsOn(node) {

@@ -33,10 +33,10 @@ func (s Shifts) Of(zone, node string) *mesh.ZoneShift {
 	return nil
 }
 
-// Shifted calls queue for every Service that selects a workload which a change of ZoneShifts
+// shifted calls queue for every Service that selects a workload which a change of ZoneShifts
 // takes out, or puts back. Its cost is that of the zones and nodes concerned, and of finding
 // the workloads that name a zone of their own.
-func Shifted(d catalog.Delta, queue func(service resource.Key)) {
+func shifted(d catalog.Delta, queue func(service resource.Key)) {
 	for _, change := range d.ZoneShifts {
 		was, is := change.Old != nil && kind.ShiftInEffect(change.Old), change.New != nil && kind.ShiftInEffect(change.New)
 		if was == is {

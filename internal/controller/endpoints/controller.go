@@ -71,8 +71,7 @@ func New(config Config) *Controller {
 
 // Run works until ctx ends, and returns nil then. It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
-	return c.loop.Run(ctx, c.Catalog, c.dispatch, catalog.Services, catalog.Endpoints, catalog.Pods, catalog.Dataplanes,
-		catalog.Namespaces, catalog.Nodes, catalog.ZoneShifts)
+	return c.loop.Run(ctx, c.Catalog, c.dispatch, append(backend.Kinds(), catalog.Endpoints)...)
 }
 
 // dispatch queues the Services that a delta concerns.
@@ -90,16 +89,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 			c.loop.Add(change.Key)
 		}
 	}
-	backend.Concerned(d, c.loop.Add)
-	if d.Before.Services.Len() == 0 {
-		return // all Services there are were just queued
-	}
-	for _, change := range d.Nodes {
-		if backend.NodeMatters(change.Old, change.New) {
-			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
-		}
-	}
-	backend.Shifted(d, c.loop.Add)
+	backend.Changed(d, c.loop.Add)
 }
 
 // sync brings the Endpoints of one Service to what they should be.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,9 +85,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.followAdvice(ctx, advice)
 		})
 	}
-	return c.loop.Run(ctx, c.Catalog, c.dispatch,
-		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Pods, catalog.Dataplanes, catalog.Namespaces,
-		catalog.ZoneShifts)
+	return c.loop.Run(ctx, c.Catalog, c.dispatch, append(backend.Kinds(), catalog.Slices)...)
 }
 
 // followAdvice queues the Services whose hints may be others, until ctx ends.
@@ -170,6 +169,25 @@ func gather(snapshot *catalog.Snapshot, service *corev1.Service, existing []*dis
 	}
 	in.Pods, in.Dataplanes = backend.Selected(snapshot, service)
 	return in
+}
+
+// Expected are the slices of a Service as they will be once what has changed is written, without
+// topology hints, besides those that others manage. They must not be changed.
+func Expected(snapshot *catalog.Snapshot, service *corev1.Service) []*discoveryv1.EndpointSlice {
+	key := resource.KeyOf(service)
+	existing := managed(snapshot, key)
+	plan := Reconcile(gather(snapshot, service, existing))
+	changed := map[string]bool{}
+	for _, slice := range append(slices.Clone(plan.Update), plan.Delete...) {
+		changed[slice.Name] = true
+	}
+	out := append(slices.Clone(plan.Create), plan.Update...)
+	for _, slice := range snapshot.SlicesOf(key) {
+		if !changed[slice.Name] {
+			out = append(out, slice)
+		}
+	}
+	return out
 }
 
 // managed are the slices of a Service that this package keeps.

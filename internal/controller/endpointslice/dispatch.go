@@ -19,16 +19,7 @@ func (c *Controller) dispatch(d catalog.Delta) {
 	for _, change := range d.Slices {
 		c.sliceChanged(change)
 	}
-	backend.Concerned(d, c.loop.Add)
-	if d.Before.Services.Len() == 0 {
-		return // all Services there are were just queued
-	}
-	for _, change := range d.Nodes {
-		if backend.NodeMatters(change.Old, change.New) {
-			backend.OnNode(d.After, change.Key.Name, c.loop.Add)
-		}
-	}
-	backend.Shifted(d, c.loop.Add)
+	backend.Changed(d, c.loop.Add)
 }
 
 // sliceChanged queues the Service of a slice that another client changed, before

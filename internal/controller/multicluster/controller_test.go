@@ -12,7 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
@@ -116,6 +118,38 @@ func TestExportIsImported(t *testing.T) {
 		if r.imported() != nil || r.derived() != nil {
 			t.Error("imported without an export")
 		}
+	})
+}
+
+// TestExportDoesNotWaitForSlices: a workload counts once it is ready, and no more once it is
+// not, whether or not the slices of its Service have been written: no controller writes them
+// here.
+func TestExportDoesNotWaitForSlices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		selecting := service()
+		selecting.Spec.Selector = map[string]string{"app": "web"}
+		r := newRig(t, namespace("default"), selecting, export("", 1))
+		instances := func(want int32) {
+			t.Helper()
+			own := get[*mcs.ServiceExport](r, kind.ServiceExport, web)
+			if own.Status.Available == nil || own.Status.Available.Instances != want {
+				t.Fatalf("the export has %+v, want %d instances", own.Status.Available, want)
+			}
+		}
+		instances(0)
+		ready := &meshv1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Namespace: web.Namespace, Name: "web-1", UID: "web-1", Labels: map[string]string{"app": "web"}},
+			Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}, Ports: []meshv1alpha1.DataplanePort{{Port: 8080}}},
+			Status:     meshv1alpha1.DataplaneStatus{Conditions: []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}},
+		}
+		r.client.Seed(ready)
+		r.settle()
+		instances(1)
+		gone := ready.DeepCopy()
+		gone.Status.Conditions[0].Status = metav1.ConditionFalse
+		r.client.Seed(gone)
+		r.settle()
+		instances(0)
 	})
 }
 

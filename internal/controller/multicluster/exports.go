@@ -13,6 +13,8 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/controller/backend"
+	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/controller/loop"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -90,8 +92,7 @@ func (e *Exports) Run(ctx context.Context) error {
 	if e.Demand != nil {
 		looking.Go(func() { e.lookAtDemand(ctx) })
 	}
-	return e.loop.Run(ctx, e.Catalog, e.dispatch,
-		catalog.ServiceExports, catalog.Services, catalog.Slices, catalog.Namespaces, catalog.Meshes)
+	return e.loop.Run(ctx, e.Catalog, e.dispatch, append(backend.Kinds(), catalog.ServiceExports, catalog.Slices, catalog.Meshes)...)
 }
 
 // lookAtDemand queues the names whose demand is exported.
@@ -116,7 +117,8 @@ func (e *Exports) lookAtDemand(ctx context.Context) {
 	}
 }
 
-// dispatch queues the names that a delta concerns. Slices concern only what is exported.
+// dispatch queues the names that a delta concerns. Workloads and slices concern only what is
+// exported.
 func (e *Exports) dispatch(d catalog.Delta) {
 	for _, change := range d.ServiceExports {
 		if change.Old != nil {
@@ -139,6 +141,11 @@ func (e *Exports) dispatch(d catalog.Delta) {
 			}
 		}
 	}
+	backend.Changed(d, func(service resource.Key) {
+		if isExported(d.After, service) {
+			e.loop.Add(service)
+		}
+	})
 	namespaces := map[string]bool{}
 	for _, change := range d.Namespaces {
 		namespaces[change.Key.Name] = true
@@ -180,9 +187,7 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 	in.Service, _ = s.Services.Get(key)
 	in.Namespace, _ = s.Namespaces.Get(catalog.Key{Name: key.Namespace})
 	in.Mesh, _ = s.Meshes.Get(catalog.Key{Name: meshOf(in.Namespace)})
-	for _, slice := range s.SlicesOf(key) {
-		in.Slices = append(in.Slices, slice)
-	}
+	in.Slices = slicesOf(s, key, in.Service)
 	in.Demand, in.HoldDemand = e.demandOf(s, in.Service)
 	for _, export := range s.ExportsOf(key) {
 		if export.Labels[meshv1alpha1.LabelZone] != "" {
@@ -192,6 +197,18 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 		}
 	}
 	return in
+}
+
+// slicesOf a Service, as they will be: the export does not wait until they are written, which
+// takes a commit of its own. Meanwhile the gateways of this zone have the endpoints of before.
+func slicesOf(s *catalog.Snapshot, key resource.Key, service *corev1.Service) (out []*discoveryv1.EndpointSlice) {
+	if service != nil && endpointslice.Applies(service) {
+		return endpointslice.Expected(s, service)
+	}
+	for _, slice := range s.SlicesOf(key) {
+		out = append(out, slice)
+	}
+	return out
 }
 
 // demandOf a Service that starts in this zone, by the number of the port: that for its own
