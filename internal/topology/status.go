@@ -104,7 +104,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 	case err != nil:
 		return fmt.Errorf("write conditions of service %s: %w", key, err)
 	}
-	expected.Wrote(made)
+	expected.Await(made)
 	return nil
 }
 

@@ -43,7 +43,7 @@ func (c *Controller) write(
 		if err != nil {
 			return fmt.Errorf("write plan of service %s: %w", key, err)
 		}
-		expected.Wrote(made)
+		expected.Await(made)
 		delete(there, part.Name)
 	}
 	for _, part := range there {

@@ -281,7 +281,7 @@ func (c *Controller) write(ctx context.Context, key resource.Key, next *corev1.S
 	case err != nil:
 		return fmt.Errorf("write addresses of service %s: %w", key, err)
 	}
-	c.services.Expectations(key).Wrote(made)
+	c.services.Expectations(key).Await(made)
 	return nil
 }
 

@@ -23,13 +23,25 @@ type Expectations struct {
 	deleted map[types.UID]struct{}
 }
 
-// Wrote notes the outcome of a create or an update.
-func (e *Expectations) Wrote(made resource.Object) {
+// Await notes the revision of a create or an update. That is enough for Observed, and takes no
+// memory; who asks Echo notes writes by Wrote.
+func (e *Expectations) Await(made resource.Object) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.await(made)
+}
+
+func (e *Expectations) await(made resource.Object) {
 	if n, err := strconv.ParseUint(made.GetResourceVersion(), 10, 64); err == nil {
 		e.revision = max(e.revision, n)
 	}
+}
+
+// Wrote notes the outcome of a create or an update, for Observed and Echo.
+func (e *Expectations) Wrote(made resource.Object) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.await(made)
 	if e.written == nil {
 		e.written = make(map[string]string)
 	}
@@ -76,11 +88,24 @@ func Echo[T catalog.Row](l *Loop, key resource.Key, change catalog.Change[T]) bo
 	defer e.mu.Unlock()
 	var absent T
 	if change.New != absent {
-		return e.written[change.New.GetName()] == change.New.GetResourceVersion()
+		name := change.New.GetName()
+		if e.written[name] != change.New.GetResourceVersion() {
+			return false
+		}
+		e.seen(name) // a version comes once
+		return true
 	}
 	// It left the catalog and cannot come back: a UID is never used again.
 	_, ours := e.deleted[change.Old.GetUID()]
 	delete(e.deleted, change.Old.GetUID())
-	delete(e.written, change.Old.GetName())
+	e.seen(change.Old.GetName())
 	return ours
+}
+
+// seen forgets a write: its echo has come, or cannot come any more. A key that waits for
+// nothing keeps no map.
+func (e *Expectations) seen(name string) {
+	if delete(e.written, name); len(e.written) == 0 {
+		e.written = nil
+	}
 }
