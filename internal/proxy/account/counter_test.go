@@ -125,7 +125,7 @@ func exchangeOf(c *Counter) (state proxy.Accounting, x proxy.Exchange) {
 func TestCounterEveryMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, c := counted(t, 10, nil)
-		if state, _ := exchangeOf(c); state.Quality != proxy.Unavailable || state.Reason == "" {
+		if state, _ := exchangeOf(NewCounter(Config{Table: f, Directory: f.directed, Connections: f})); state.Quality != proxy.Unavailable || state.Reason == "" {
 			t.Errorf("before the first dump: %+v", state)
 		}
 		synctest.Wait()
