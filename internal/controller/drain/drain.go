@@ -294,13 +294,14 @@ type serviceOn struct {
 func (in Input) servicesOn(all []Workload) []serviceOn {
 	names := map[resource.Key]bool{}
 	backend.OnNode(in.Snapshot, in.Node.Name, func(service resource.Key) { names[service] = true })
+	shifts := backend.ShiftsOf(in.Snapshot)
 	var out []serviceOn
 	for name := range names {
 		service, ok := in.Snapshot.Services.Get(name)
 		if !ok {
 			continue
 		}
-		if on, found := in.lookAt(service, all); found {
+		if on, found := in.lookAt(service, all, shifts); found {
 			out = append(out, on)
 		}
 	}
@@ -319,7 +320,7 @@ type portOf struct {
 }
 
 // lookAt the endpoints of a Service; found: some are on the node.
-func (in Input) lookAt(service *corev1.Service, all []Workload) (on serviceOn, found bool) {
+func (in Input) lookAt(service *corev1.Service, all []Workload, shifts backend.Shifts) (on serviceOn, found bool) {
 	on.name = resource.KeyOf(service)
 	here, elsewhere := map[portOf]bool{}, map[portOf]bool{}
 	for _, slice := range in.Snapshot.SlicesOf(on.name) {
@@ -332,7 +333,7 @@ func (in Input) lookAt(service *corev1.Service, all []Workload) (on serviceOn, f
 				on.listed = on.listed || ready && e.TargetRef != nil && !service.Spec.PublishNotReadyAddresses
 				addService(all, e, on.name)
 			}
-			stays := !onNode && ready && !in.goes(e)
+			stays := !onNode && ready && !in.goes(e, shifts)
 			for _, p := range slice.Ports {
 				key := portOf{slice.AddressType, ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, corev1.ProtocolTCP)}
 				here[key] = here[key] || onNode && ptr.Deref(e.Conditions.Serving, ready)
@@ -348,11 +349,11 @@ func (in Input) lookAt(service *corev1.Service, all []Workload) (on serviceOn, f
 
 // goes reports whether the drain of another node, or a zone shift, takes an endpoint out. Its
 // slice may not say so yet.
-func (in Input) goes(e *discoveryv1.Endpoint) bool {
+func (in Input) goes(e *discoveryv1.Endpoint, shifts backend.Shifts) bool {
 	if e.TargetRef == nil {
 		return false
 	}
-	if backend.ShiftsOf(in.Snapshot).Of(ptr.Deref(e.Zone, ""), ptr.Deref(e.NodeName, "")) != nil {
+	if shifts.Of(ptr.Deref(e.Zone, ""), ptr.Deref(e.NodeName, "")) != nil {
 		return true
 	}
 	if e.NodeName == nil {

@@ -187,7 +187,6 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 	in.Service, _ = s.Services.Get(key)
 	in.Namespace, _ = s.Namespaces.Get(catalog.Key{Name: key.Namespace})
 	in.Mesh, _ = s.Meshes.Get(catalog.Key{Name: meshOf(in.Namespace)})
-	in.Slices = slicesOf(s, key, in.Service)
 	in.Demand, in.HoldDemand = e.demandOf(s, in.Service)
 	for _, export := range s.ExportsOf(key) {
 		if export.Labels[meshv1alpha1.LabelZone] != "" {
@@ -195,6 +194,9 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 		} else {
 			in.Export = export
 		}
+	}
+	if in.Export != nil { // nothing else follows from them
+		in.Slices = slicesOf(s, key, in.Service)
 	}
 	return in
 }

@@ -180,18 +180,11 @@ func decide(s *catalog.Snapshot, z *mesh.ZoneShift, active backend.Shifts, now t
 			break
 		}
 		d.active, d.reason = true, mesh.ZoneShiftInEffect
-		d.text = fmt.Sprintf("new connections go to %s of %s in %s only where no other one is ready",
-			count(d.effect.Endpoints, "endpoint"), count(len(d.effect.Services), "Service"), kind.ShiftTarget(&z.Spec))
+		d.text = fmt.Sprintf("new connections go to endpoints in %s only where no other one is ready (endpoints: %d, Services: %d)",
+			kind.ShiftTarget(&z.Spec), d.effect.Endpoints, len(d.effect.Services))
 	}
 	d.write = true
 	return d
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // Refusal says why a shift is not put into effect, and what to do.
