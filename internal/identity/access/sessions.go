@@ -107,12 +107,28 @@ func (s *Sessions) Run(ctx context.Context) error {
 // holderKey is where the context of a request has its holder.
 type holderKey struct{}
 
-// holder ties a request to the credential that the Authenticator finds in it.
+// holder ties a request to the credential that the Authenticator finds in it. A server
+// may answer for a handler that takes too long (http.TimeoutHandler, and the API
+// server's), so the Authenticator may still run then.
 type holder struct {
 	sessions *Sessions
 	cancel   context.CancelCauseFunc
+
+	mu sync.Mutex
 	// closed is nil until the request was recognised.
 	closed func()
+	// answered: the handler that Guard goes around has returned.
+	answered bool
+}
+
+// release what bind opened, and let it open nothing more.
+func (h *holder) release() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.answered = true
+	if h.closed != nil {
+		h.closed()
+	}
 }
 
 // Guard ends requests whose credential is withdrawn or runs out while they are
@@ -121,13 +137,9 @@ type holder struct {
 func (s *Sessions) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithCancelCause(r.Context())
-		defer cancel(nil)
 		h := &holder{sessions: s, cancel: cancel}
-		defer func() {
-			if h.closed != nil {
-				h.closed()
-			}
-		}()
+		defer h.release()
+		defer cancel(nil) // first: it ends a check that release would wait for
 		next.ServeHTTP(w, r.WithContext(context.WithValue(ctx, holderKey{}, h)))
 	})
 }
@@ -136,7 +148,12 @@ func (s *Sessions) Guard(next http.Handler) http.Handler {
 // authenticated later in the same request (a token to be reviewed) changes nothing.
 func bind(ctx context.Context, subject identity.Subject, notAfter time.Time) error {
 	h, _ := ctx.Value(holderKey{}).(*holder)
-	if h == nil || h.closed != nil {
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed != nil || h.answered { // once it is answered, ctx has ended
 		return nil
 	}
 	closed, err := h.sessions.Open(ctx, subject, notAfter, h.cancel)
