@@ -4,18 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -168,24 +164,6 @@ func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, k
 func isGraceful(kind *resource.Descriptor) bool {
 	return kind.GVK == corev1.SchemeGroupVersion.WithKind("Pod") ||
 		kind.GVK == meshv1alpha1.SchemeGroupVersion.WithKind("Dataplane")
-}
-
-// attributes are what selectors see of an object.
-func attributes(kind *resource.Descriptor) storage.AttrFunc {
-	return func(obj runtime.Object) (labels.Set, fields.Set, error) {
-		o, ok := obj.(resource.Object)
-		if !ok {
-			return nil, nil, fmt.Errorf("attributes of %s: %T is no object", kind.GVK.Kind, obj)
-		}
-		set := fields.Set{"metadata.name": o.GetName()}
-		if kind.Namespaced {
-			set["metadata.namespace"] = o.GetNamespace()
-		}
-		if kind.Fields != nil {
-			maps.Copy(set, kind.Fields(o))
-		}
-		return o.GetLabels(), set, nil
-	}
 }
 
 // ShortNames and Categories are shown by discovery.

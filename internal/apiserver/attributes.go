@@ -1,0 +1,67 @@
+package apiserver
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// attributes are what selectors see of an object.
+func attributes(kind *resource.Descriptor) storage.AttrFunc {
+	var recent recentFields
+	return func(obj runtime.Object) (labels.Set, fields.Set, error) {
+		o, ok := obj.(resource.Object)
+		if !ok {
+			return nil, nil, fmt.Errorf("attributes of %s: %T is no object", kind.GVK.Kind, obj)
+		}
+		set := fields.Set{"metadata.name": o.GetName()}
+		if kind.Namespaced {
+			set["metadata.namespace"] = o.GetNamespace()
+		}
+		if kind.Fields != nil {
+			maps.Copy(set, kind.Fields(o))
+		}
+		return o.GetLabels(), recent.share(resource.KeyOf(o), set), nil
+	}
+}
+
+// recentFields shares the fields of the versions of an object, which hardly ever differ.
+// The watch cache keeps a map of 300 bytes and more for each version in its history
+// otherwise. The zero value is ready. Safe for concurrent use.
+type recentFields struct {
+	mu sync.Mutex
+	// young ones become the old ones when there are enough; the old ones are forgotten then.
+	young, old map[resource.Key]fields.Set
+}
+
+// maxYoung bounds what is kept of objects that are gone: twice so many sets for each kind.
+const maxYoung = 4096
+
+// share returns a set that equals this one and was returned for an earlier version of the
+// object, or this one. Nobody may change it.
+func (r *recentFields) share(key resource.Key, set fields.Set) fields.Set {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	earlier, ok := r.young[key]
+	if !ok {
+		earlier = r.old[key]
+	}
+	if maps.Equal(earlier, set) {
+		set = earlier
+	}
+	if len(r.young) >= maxYoung && !ok {
+		r.young, r.old = nil, r.young
+	}
+	if r.young == nil {
+		r.young = map[resource.Key]fields.Set{}
+	}
+	r.young[key] = set
+	return set
+}
