@@ -56,11 +56,11 @@ type graph struct {
 	nodes map[types.UID]*node
 	// dependents of each uid that is named as an owner, whether or not there is
 	// such an object.
-	dependents map[types.UID]map[types.UID]struct{}
+	dependents map[types.UID]uidSet
 }
 
 func newGraph() *graph {
-	return &graph{nodes: map[types.UID]*node{}, dependents: map[types.UID]map[types.UID]struct{}{}}
+	return &graph{nodes: map[types.UID]*node{}, dependents: map[types.UID]uidSet{}}
 }
 
 // set takes in an object as it is now, and returns which ones must be processed.
@@ -137,24 +137,18 @@ func (g *graph) waiting(owner types.UID) []types.UID {
 }
 
 func (g *graph) dependentsOf(owner types.UID) []types.UID {
-	out := make([]types.UID, 0, len(g.dependents[owner]))
-	for uid := range g.dependents[owner] {
-		out = append(out, uid)
-	}
-	return out
+	return slices.Collect(g.dependents[owner].all())
 }
 
 func (g *graph) link(owner, dependent types.UID) {
-	if g.dependents[owner] == nil {
-		g.dependents[owner] = map[types.UID]struct{}{}
-	}
-	g.dependents[owner][dependent] = struct{}{}
+	g.dependents[owner] = g.dependents[owner].with(dependent)
 }
 
 func (g *graph) unlink(owner, dependent types.UID) {
-	delete(g.dependents[owner], dependent)
-	if len(g.dependents[owner]) == 0 {
+	if left := g.dependents[owner].without(dependent); left.empty() {
 		delete(g.dependents, owner)
+	} else {
+		g.dependents[owner] = left
 	}
 }
 

@@ -468,7 +468,7 @@ func (o *Owners) anyDown() string {
 func (o *Owners) dependentNodes(owner types.UID) (nodes []*node) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for uid := range o.dependents[owner] {
+	for uid := range o.dependents[owner].all() {
 		if d := o.nodes[uid]; d != nil {
 			nodes = append(nodes, d)
 		}
