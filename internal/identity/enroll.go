@@ -61,7 +61,7 @@ func (j *joiner) join(ctx context.Context, t Token) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("join %s: make a key: %w", address, err)
 	}
-	answer, err := j.anywhere(ctx, t.Reveal(), request, func(host string) *tls.Config { return pinnedTLS(t.Pin, host, j.now) })
+	answer, err := j.anywhere(ctx, t.Reveal(), request, func(host string) *tls.Config { return t.serverConfig(host, j.now) })
 	if err != nil {
 		return nil, fmt.Errorf("join %s: %w", address, err)
 	}

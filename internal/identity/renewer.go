@@ -3,11 +3,13 @@ package identity
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,6 +48,9 @@ type RenewerConfig struct {
 	// Token reads the configured token; "": there is none. It is called before every
 	// attempt, so that a new one is found. Nil: none is configured.
 	Token func() (string, error)
+	// Authorities reads the certificates of the authorities whose servers may have a token of
+	// another issuer, which names none: that of a ServiceAccount. Nil: such a token is refused.
+	Authorities func() (*x509.CertPool, error)
 	// NewToken makes a token when nothing else helps. Nil: nothing can.
 	NewToken func(context.Context) (string, error)
 	Logger   *slog.Logger
@@ -250,15 +255,36 @@ func (r *Renewer) token() (t Token, given bool, err error) {
 	if err != nil || text == "" {
 		return Token{}, false, err
 	}
-	if t, err = ParseToken(text); err != nil {
+	if text = strings.TrimSpace(text); isAccountToken(text) {
+		t, err = r.accountToken(text)
+	} else {
+		t, err = ParseToken(text)
+	}
+	if err != nil {
 		return Token{}, false, err
 	}
 	return t, true, nil
 }
 
+func (r *Renewer) accountToken(text string) (Token, error) {
+	if r.cfg.Authorities == nil {
+		return Token{}, errors.New("the token is one of a ServiceAccount, which does not tell who may have it: " +
+			"give the certificate of the control plane's authority with --server-ca-file")
+	}
+	authorities, err := r.cfg.Authorities()
+	if err != nil {
+		return Token{}, err
+	}
+	return accountToken(text, authorities), nil
+}
+
 // isOther reports whether the credentials do not descend from a token, and the token
-// was not refused before.
+// was not refused before. A ServiceAccount's token is renewed all the time, and stands for
+// the same node.
 func (r *Renewer) isOther(c *Credentials, t Token) bool {
+	if t.account != nil {
+		return c == nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return t.ID != r.refused && (c == nil || t.ID != c.Subject.TokenID || !c.Trusts(t.Pin))
@@ -400,8 +426,9 @@ func (r *Renewer) renew(ctx context.Context) error {
 		if done {
 			return err
 		}
-		// Without an answer, a token is of no use either.
-		if !errors.Is(err, ErrRefused) {
+		// Without an answer, a token is of no use either; unless the authority of the server is
+		// another one now, and the token comes with it.
+		if !errors.Is(err, ErrRefused) && (!given || token.account == nil) {
 			return errors.Join(failures...)
 		}
 	}
@@ -448,7 +475,7 @@ func (r *Renewer) byCertificate(ctx context.Context, old *Credentials) error {
 func (r *Renewer) byToken(ctx context.Context, t Token) error {
 	c, err := r.joiner.join(ctx, t)
 	if err != nil {
-		if errors.Is(err, ErrRefused) {
+		if errors.Is(err, ErrRefused) && t.account == nil {
 			r.mu.Lock()
 			r.refused = t.ID
 			r.mu.Unlock()

@@ -16,6 +16,8 @@ type Token struct {
 	// Pin of the authority whose server takes the token.
 	Pin    Pin
 	secret [secretSize]byte
+	// account is a token of another issuer; see accountToken. It has no Pin.
+	account *account
 }
 
 const (
@@ -38,6 +40,9 @@ func newToken(pin Pin) Token {
 
 // Reveal returns the token with its secret, for showing it once to its owner.
 func (t Token) Reveal() string {
+	if t.account != nil {
+		return t.account.text
+	}
 	return strings.Join([]string{tokenPrefix, tokenVersion, t.ID,
 		tokenEncoding.EncodeToString(t.secret[:]), tokenEncoding.EncodeToString(t.Pin[:])}, "_")
 }
