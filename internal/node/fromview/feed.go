@@ -113,6 +113,9 @@ type FeedStatus struct {
 	SaveError    error
 	UnsavedSince time.Time
 	StateFile    string
+	// Current: on the present stream the control plane has confirmed services and slices,
+	// so what changed while there was none has been received.
+	Current bool
 	// Zone whose view this is.
 	Zone locality.Zone
 	// Positions by type; absent: only versions are known.
@@ -144,7 +147,20 @@ func (f *Feed) Status() FeedStatus {
 	if f.client != nil {
 		s.ClientStatus = f.client.Status()
 	}
+	s.Current = s.Connected && s.Synced && f.confirmed()
 	return s
+}
+
+// confirmed reports whether services and slices have been confirmed since the last stream was
+// admitted. f.mu is held.
+func (f *Feed) confirmed() bool {
+	n := 0
+	for _, t := range f.types {
+		if t.confirmed && (t.typ == wire.ServiceType || t.typ == wire.SliceType) {
+			n++
+		}
+	}
+	return n == 2
 }
 
 // Run follows the control plane until ctx ends, and returns nil then; the state
@@ -287,13 +303,16 @@ func (f *follower) find(typ string) *typeState {
 // Connected implements stream.Follower.
 func (f *follower) Connected(header metadata.MD) {
 	f.waiting = nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.types {
+		t.confirmed = false
+	}
 	zones := header.Get(wire.ZoneHeader)
 	if len(zones) == 0 {
 		return
 	}
 	zone := locality.Zone(zones[0])
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.zone != zone {
 		f.config.Logger.Info("node is in another zone", "zone", zone, "before", f.zone)
 	}
@@ -361,7 +380,7 @@ func (f *follower) store(r *stream.Response, u *node.Update) string {
 	}
 	refused := t.apply(r.Resources, r.Removed, u)
 	if r.Position != "" {
-		t.position, t.complete = r.Position, true
+		t.position, t.complete, t.confirmed = r.Position, true, true
 	}
 	return t.refusal(refused)
 }

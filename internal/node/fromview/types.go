@@ -22,8 +22,10 @@ type typeState struct {
 	typ string
 	// position up to which resources is complete; empty: unknown.
 	position string
-	// complete: a position was reached once, so nothing is missing.
-	complete  bool
+	// complete: a position was reached once, so nothing is missing. confirmed: it was reached
+	// on the present stream, or on the last one.
+	complete, confirmed bool
+
 	resources map[string]entry
 	// rejected are the names whose newest state was refused, with the reason.
 	rejected map[string]string
