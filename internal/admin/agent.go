@@ -16,6 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/fallback"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/isolation"
@@ -75,6 +76,9 @@ type NodeStatus struct {
 	// the two.
 	View    *ViewStatus      `json:"view,omitempty"`
 	Cluster *fromkube.Status `json:"cluster,omitempty"`
+	// Fallback tells whether the agent follows the API of its cluster in the place of the
+	// view; nil: it never does.
+	Fallback *fallback.Status `json:"fallback,omitempty"`
 	// Identities are the certificates of this node's workloads and of the node in its
 	// meshes; SpiffeSocket is the path of the SPIFFE Workload API, empty: off.
 	Identities   []workload.Status `json:"identities,omitempty"`
@@ -94,7 +98,7 @@ type NodeStatus struct {
 	// Certificate by which the control plane recognises this node; nil: it follows a
 	// Kubernetes API.
 	Certificate *identity.CertificateStatus `json:"certificate,omitempty"`
-	// Membership is how the Node and its Lease are kept; nil as above.
+	// Membership is how the Node and its Lease are kept; nil: the kubelet does that.
 	Membership *membership.Status `json:"membership,omitempty"`
 }
 

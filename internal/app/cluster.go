@@ -20,8 +20,8 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// ClusterConfig lets an agent follow any Kubernetes API instead of a control
-// plane of ours, as kube-proxy does.
+// ClusterConfig lets an agent follow any Kubernetes API, as kube-proxy does: instead of a
+// control plane of ours, or while that is not there.
 type ClusterConfig struct {
 	// REST reaches the API.
 	REST *rest.Config
@@ -151,7 +151,7 @@ func primaryAddresses(n *corev1.Node) []netip.Prefix {
 // clusterComponents follow a Kubernetes API.
 func (a *agent) clusterComponents() (out []component, err error) {
 	a.cluster, err = fromkube.New(fromkube.Config{
-		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.cfg.DNSPort != 0 || a.cfg.DNSCapture,
+		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.wantsNames(),
 		Update: a.apply, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
 	if err != nil {

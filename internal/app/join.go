@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -31,6 +32,7 @@ func (a *agent) join(ctx context.Context) error {
 	log := a.log.With("component", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{
 		Dir: a.dir(), Server: a.cfg.Server, Others: a.cfg.others(), Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
+		Authorities: a.cfg.authorities(),
 	})
 	stored := a.renewer.Problem()
 	joined, err := a.renewer.Join(ctx)
@@ -87,6 +89,24 @@ func (a *agent) token() (string, error) {
 		return "", fmt.Errorf("--token-file: %w", err)
 	}
 	return strings.TrimSpace(string(data)), nil
+}
+
+// authorities reads the file of ServerCAFile; nil: there is none.
+func (c *NodeConfig) authorities() func() (*x509.CertPool, error) {
+	if c.ServerCAFile == "" {
+		return nil
+	}
+	return func() (*x509.CertPool, error) {
+		data, err := os.ReadFile(c.ServerCAFile)
+		if err != nil {
+			return nil, fmt.Errorf("--server-ca-file: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("--server-ca-file: %s has no certificate in PEM form", c.ServerCAFile)
+		}
+		return pool, nil
+	}
 }
 
 // forgetState drops the state of another control plane.

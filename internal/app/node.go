@@ -18,9 +18,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/credential"
-	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/cgroups"
+	"github.com/proxima-mesh/proxima/internal/node/fallback"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/healthcheck"
@@ -28,7 +28,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
-	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/witness"
 )
@@ -42,10 +41,18 @@ type NodeConfig struct {
 	// Token to join with; not needed once the node has joined. TokenFile has it
 	// instead, and is read whenever it may help.
 	Token, TokenFile string
+	// ServerCAFile has the certificates (PEM) of the authorities of the control plane. It is
+	// needed for tokens of ServiceAccounts, and read when one is used.
+	ServerCAFile string
 	// NewToken makes a token when nothing else helps; nil: nothing does.
 	NewToken func(context.Context) (string, error)
-	// Cluster: follow this Kubernetes API; Server and Token are not used then.
+	// Cluster is the Kubernetes API of the cluster that the node is of. Without a Server the
+	// agent follows it; with one, it follows the view of that control plane, and the API in
+	// its place only: see package fallback. The Node object and its Lease are the kubelet's.
 	Cluster *ClusterConfig
+	// DirectAfter is how long an agent with a Server and a Cluster goes on with its last view
+	// when there is no control plane and something has changed; 0: 60 s.
+	DirectAfter time.Duration
 	// Name of the Node, and its topology zone (may be empty).
 	Name, Zone string
 	// Mode as --mode names it.
@@ -134,8 +141,9 @@ type agent struct {
 	mode     modes.Mode
 	agent    *node.Agent
 	conn     *grpc.ClientConn
-	feed     *fromview.Feed // of a control plane, or …
-	cluster  *fromkube.Feed // … of a Kubernetes API
+	feed     *fromview.Feed   // of a control plane, or …
+	cluster  *fromkube.Feed   // … of a Kubernetes API
+	direct   *fallback.Switch // … or of the first, and of the second in its place
 	checks   *healthcheck.Servers
 	member   *membership.Member
 	demand   *wire.Client // nil: the mode cannot count
@@ -194,14 +202,17 @@ func (a *agent) dir() string { return filepath.Join(a.cfg.DataDir, "node") }
 // components of the agent. They end at the same time.
 func (a *agent) components() ([]component, error) {
 	source := a.planeComponents
-	if a.cfg.Cluster != nil {
+	switch {
+	case a.cfg.inCluster():
+		source = a.inClusterComponents
+	case a.cfg.Cluster != nil:
 		source = a.clusterComponents
 	}
 	following, err := source()
 	if err != nil {
 		return nil, err
 	}
-	watching, err := kubeclient.New(a.watchConfig(), kind.All())
+	serviceRanges, err := a.rangesComponents()
 	if err != nil {
 		return nil, err
 	}
@@ -222,10 +233,9 @@ func (a *agent) components() ([]component, error) {
 			{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaimNode) }},
 			{Name: "health check node ports", Run: a.checks.Run},
 			{Name: "other modes", Run: a.cleanOthers},
-			{Name: "service ranges", Run: func(ctx context.Context) error { return a.ranges.Run(ctx, watching, a.useRanges) }},
 			{Name: "mode", Run: a.closeMode},
 		},
-		following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
+		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		a.isolationComponents(), a.cgroupComponents(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil

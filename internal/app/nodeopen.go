@@ -56,16 +56,19 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.ranges = ranges.New(ranges.Config{Dir: a.dir(), Saved: a.unsaved.note, Logger: a.log})
-	if cfg.Cluster != nil {
-		err = a.learnNode(ctx)
-	} else {
+	if cfg.Cluster == nil || cfg.inCluster() {
 		err = a.join(ctx)
+	}
+	if err == nil && cfg.Cluster != nil {
+		err = a.learnNode(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if a.cfg.ServiceCIDRs, err = a.ranges.Learn(ctx, a.rangesClient, cfg.ServiceCIDRs); err != nil {
-		return nil, err
+	if !cfg.inCluster() {
+		if a.cfg.ServiceCIDRs, err = a.ranges.Learn(ctx, a.rangesClient, cfg.ServiceCIDRs); err != nil {
+			return nil, err
+		}
 	}
 	if a.mode, err = a.newMode(ctx); err != nil {
 		return nil, err
@@ -92,6 +95,11 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	if cfg.inCluster() {
+		if a.conn, err = a.connect(); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Cluster == nil {
 		if a.conn, err = a.connect(); err != nil {
@@ -173,6 +181,19 @@ func (a *agent) useRanges(ranges []netip.Prefix) error {
 		a.dns.server.SetServiceCIDRs(ranges)
 	}
 	return nil
+}
+
+// rangesComponents follow the service ranges. In a cluster with a control plane of ours those
+// of the flags hold: agents with a view ask nothing of the cluster's API.
+func (a *agent) rangesComponents() ([]component, error) {
+	if a.cfg.inCluster() {
+		return nil, nil
+	}
+	client, err := kubeclient.New(a.watchConfig(), kind.All())
+	if err != nil {
+		return nil, err
+	}
+	return []component{{Name: "service ranges", Run: func(ctx context.Context) error { return a.ranges.Run(ctx, client, a.useRanges) }}}, nil
 }
 
 // rangesClient reads the service ranges.

@@ -10,6 +10,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/machine"
+	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/node/fromview"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/problem"
@@ -20,13 +21,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/workload"
 )
 
-// planeComponents tie the agent to a control plane: the view, reports of demand,
-// heartbeats, membership and the probes of workloads.
-func (a *agent) planeComponents() ([]component, error) {
+// viewComponents are the view, whose updates go to update, and what the control plane gets in
+// return: reports of demand and heartbeats.
+func (a *agent) viewComponents(update func(node.Update)) ([]component, error) {
 	a.feed = fromview.NewFeed(fromview.FeedConfig{
 		Conn: a.conn, Node: a.cfg.Name, Zone: locality.Zone(a.cfg.Zone), Version: cmp.Or(a.cfg.version, version.Get().Version),
 		StateFile: a.viewFile(),
-		Update:    a.apply, Logger: a.log.With("component", "view"), Registerer: a.registry,
+		Update:    update, Logger: a.log.With("component", "view"), Registerer: a.registry,
 	})
 	out := []component{
 		{Name: "certificate renewal", Run: a.renewer.Run},
@@ -34,6 +35,13 @@ func (a *agent) planeComponents() ([]component, error) {
 	}
 	out = append(out, a.demandComponents()...)
 	heartbeat, err := a.heartbeatComponents()
+	return append(out, heartbeat...), err
+}
+
+// planeComponents tie the agent to a control plane: the view, reports of demand,
+// heartbeats, membership and the probes of workloads.
+func (a *agent) planeComponents() ([]component, error) {
+	out, err := a.viewComponents(a.apply)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +62,7 @@ func (a *agent) planeComponents() ([]component, error) {
 	checks := workload.NewChecks(workload.ChecksConfig{
 		Client: watching, Node: a.cfg.Name, Logger: a.log.With("component", "readiness"), Clock: clock.RealClock{},
 	})
-	return append(append(out, heartbeat...),
+	return append(out,
 		component{Name: "membership", Run: a.member.Run},
 		component{Name: "readiness probes", Run: checks.Run},
 	), nil

@@ -26,11 +26,20 @@ func (a agentState) Status() admin.NodeStatus {
 	if a.cluster != nil {
 		followed := a.cluster.Status()
 		status.Cluster = &followed
-	} else {
-		followed := admin.ViewStatusOf(a.feed.Status())
-		status.View = &followed
-		certificate, member := a.renewer.Status(), a.member.Status()
-		status.Certificate, status.Membership = &certificate, &member
+	}
+	if a.feed != nil {
+		followed, certificate := admin.ViewStatusOf(a.feed.Status()), a.renewer.Status()
+		status.View, status.Certificate = &followed, &certificate
+	}
+	if a.direct != nil {
+		direct := a.direct.Status()
+		status.Fallback = &direct
+	}
+	if a.member != nil {
+		member := a.member.Status()
+		status.Membership = &member
+	}
+	if a.identity != nil {
 		status.Identities, status.SpiffeSocket = a.identity.manager.Status(), a.identity.socketPath()
 	}
 	status.Cgroups = a.cgroups != nil

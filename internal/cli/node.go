@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/node/fromkube"
@@ -18,6 +21,9 @@ type nodeFlags struct {
 	agentFlags
 	servers         []string
 	tokenFile, host string
+	serverCAFile    string
+	apiServer       string
+	directAfter     time.Duration
 	kubeProxyConfig string
 	cleanup         bool
 }
@@ -37,6 +43,12 @@ otherwise, or when it holds a new token. The last state is kept on disk, so that
 the agent serves at once when it starts again, even while no control plane
 answers and whatever became of its certificate.
 
+In a Kubernetes cluster with a control plane of Proxima it takes --server and
+--api-server, and joins with the token of its ServiceAccount (audience "proxima"),
+which --server-ca-file has to go with. Both addresses are real ones, as the agent
+makes the virtual ones work. It follows the control plane, and the cluster's API
+while there is none.
+
 With --kubeconfig it follows any Kubernetes API in kube-proxy's place, and with
 --kube-proxy-config it takes kube-proxy's own configuration file; flags go before
 what the file says. Names (DNS) are off then unless --dns-port or --dns-capture is
@@ -44,8 +56,9 @@ given.
 
 With --cleanup it removes everything that agents of any mode left in this
 machine's kernel, and ends.`,
-		Example: "  proxima node --server cp.example:6443 --token-file node.token\n  proxima node --kube-proxy-config /var/lib/kube-proxy/config.conf",
-		Args:    cobra.NoArgs,
+		Example: "  proxima node --server cp.example:6443 --token-file node.token\n  proxima node --kube-proxy-config /var/lib/kube-proxy/config.conf\n" +
+			"  proxima node --server 10.0.0.5:6443 --api-server https://10.0.0.1:6443 --token-file /var/run/secrets/proxima/token --server-ca-file /etc/proxima/ca.crt",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if n.cleanup {
 				return n.clean(cmd, s)
@@ -60,6 +73,9 @@ machine's kernel, and ends.`,
 	f := cmd.Flags()
 	addServerFlag(f, &n.servers, "")
 	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
+	f.StringVar(&n.serverCAFile, "server-ca-file", "", "certificates (PEM) of the control plane's authority; needed where --token-file has the token of a Kubernetes ServiceAccount")
+	f.StringVar(&n.apiServer, "api-server", "", "address (https://HOST:PORT) of the cluster's Kubernetes API, where the agent runs as a pod or with --kubeconfig: it is followed while no control plane answers")
+	f.DurationVar(&n.directAfter, "direct-after", time.Minute, "with --server and --api-server: how long the last view serves without a control plane once a Service or EndpointSlice has changed")
 	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
 	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, and end")
@@ -94,7 +110,28 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Server, cfg.OtherServers, cfg.TokenFile = servers[0], servers[1:], n.tokenFile
+	cfg.Server, cfg.OtherServers, cfg.TokenFile, cfg.ServerCAFile = servers[0], servers[1:], n.tokenFile, n.serverCAFile
+	if n.apiServer == "" {
+		return cfg, nil
+	}
+	if n.directAfter <= 0 {
+		return cfg, usagef("--direct-after %s: it must be more than 0", n.directAfter)
+	}
+	cfg.DirectAfter, cfg.Cluster = n.directAfter, &app.ClusterConfig{}
+	cfg.Cluster.REST, err = n.clusterREST(s.kubeconfig)
+	return cfg, err
+}
+
+// clusterREST reaches the cluster's API, at --api-server if that is given.
+func (n *nodeFlags) clusterREST(kubeconfig string) (*rest.Config, error) {
+	cfg, err := app.ClusterREST(kubeconfig)
+	if err != nil || n.apiServer == "" {
+		return cfg, err
+	}
+	if u, err := url.Parse(n.apiServer); err != nil || u.Scheme != "https" || u.Host == "" {
+		return nil, usagef("--api-server %q: it must be https://HOST:PORT", n.apiServer)
+	}
+	cfg.Host = n.apiServer
 	return cfg, nil
 }
 
@@ -128,7 +165,7 @@ func (n *nodeFlags) followCluster(cmd *cobra.Command, s *settings, cfg *app.Node
 		}
 	}
 	var err error
-	cfg.Cluster.REST, err = app.ClusterREST(kubeconfig)
+	cfg.Cluster.REST, err = n.clusterREST(kubeconfig)
 	return err
 }
 

@@ -216,7 +216,14 @@ func (o *overview) findProblems() {
 		return
 	}
 	if v := o.Agent.View; v != nil && !v.Connected {
-		o.problem("this machine's agent has no stream to the control plane, and serves its last state: %s", v.LastError)
+		serves := "serves its last state"
+		if f := o.Agent.Fallback; f != nil && f.Direct {
+			serves = "follows the cluster's API, without plans"
+		}
+		o.problem("this machine's agent has no stream to the control plane, and %s: %s", serves, v.LastError)
+	}
+	if f := o.Agent.Fallback; f != nil && !f.Alone.IsZero() && f.LastError != "" {
+		o.problem("this machine's agent cannot follow the cluster's API in place of the control plane: %s", f.LastError)
 	}
 	if c := o.Agent.Certificate; c != nil && c.Problem != "" {
 		o.problem("%s; fix: %s", c.Problem, c.Fix)
@@ -277,6 +284,8 @@ func (o *overview) print(out io.Writer) error {
 		switch {
 		case a.Cluster != nil:
 			view = "following a Kubernetes API"
+		case a.Fallback != nil && a.Fallback.Direct:
+			view = "following the cluster's API in place of the control plane"
 		case a.View == nil || !a.View.Connected:
 			view = "not connected"
 		}

@@ -1,0 +1,79 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/fallback"
+	"github.com/proxima-mesh/proxima/internal/node/fromkube"
+	"github.com/proxima-mesh/proxima/internal/node/fromview"
+)
+
+// defaultDirectAfter of NodeConfig.DirectAfter.
+const defaultDirectAfter = time.Minute
+
+// inCluster reports whether the agent runs in a Kubernetes cluster that has a control plane
+// of ours.
+func (c *NodeConfig) inCluster() bool { return c.Cluster != nil && c.Server != "" }
+
+// inClusterComponents follow the view of the control plane, and the cluster's API in its place.
+func (a *agent) inClusterComponents() ([]component, error) {
+	a.direct = fallback.New(fallback.Config{
+		View: planeView{a}, Direct: a.followDirectly, After: cmp.Or(a.cfg.DirectAfter, defaultDirectAfter), Apply: a.apply,
+		Changed: func(ctx context.Context, since time.Time, state node.Update) error {
+			return fromkube.Changed(ctx, a.watchConfig(), a.wantsNames(), since, state)
+		},
+		Logger: a.log.With("component", "fallback"),
+	})
+	following, err := a.viewComponents(func(u node.Update) {
+		a.learnZone()
+		a.direct.FromView(u)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return append(following, component{Name: "fallback", Run: a.direct.Run}), nil
+}
+
+// learnZone takes the zone from the control plane, which knows the Node object.
+func (a *agent) learnZone() {
+	zone := cmp.Or(locality.Zone(a.cfg.Zone), a.feed.Status().Zone)
+	a.factsMu.Lock()
+	known := a.facts.Zone
+	a.factsMu.Unlock()
+	if zone != known {
+		a.setFacts(func(f *node.Facts) { f.Zone = zone })
+	}
+}
+
+// followDirectly follows the API until ctx ends.
+func (a *agent) followDirectly(ctx context.Context, update func(node.Update)) error {
+	feed, err := fromkube.New(fromkube.Config{
+		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.wantsNames(),
+		Update: update, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
+	})
+	if err != nil {
+		return err
+	}
+	return feed.Run(ctx)
+}
+
+// wantsNames reports whether the agent answers DNS.
+func (a *agent) wantsNames() bool { return a.cfg.DNSPort != 0 || a.cfg.DNSCapture }
+
+// planeView implements fallback.View.
+type planeView struct{ *agent }
+
+func (v planeView) status() fromview.FeedStatus { return v.feed.Status() }
+
+// Current implements fallback.View.
+func (v planeView) Current() bool { return v.status().Current }
+
+// Held implements fallback.View.
+func (v planeView) Held() bool { return v.status().Synced }
+
+// State implements fallback.View.
+func (v planeView) State() node.Update { return v.feed.State() }
