@@ -149,6 +149,7 @@ type agent struct {
 	demand   *wire.Client // nil: the mode cannot count
 	// accounting of bytes; nil: the mode counts them, or nothing does.
 	accounting *nodeAccounting
+	unanswered *unanswered
 	probes     *witness.Responder
 	ranges     *ranges.Keeper
 	identity   *nodeIdentity // nil: the agent follows a Kubernetes API
@@ -236,7 +237,7 @@ func (a *agent) components() ([]component, error) {
 			{Name: "mode", Run: a.closeMode},
 		},
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
-		a.isolationComponents(), a.cgroupComponents(),
+		a.isolationComponents(), a.cgroupComponents(), a.unanswered.components(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
 	), nil
 }

@@ -74,7 +74,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.openIsolation()
-	a.accounting = a.newAccounting()
+	a.accounting, a.unanswered = a.newAccounting(), a.newUnanswered()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}
 	a.agent, err = node.New(node.Options{
 		Mode: a.mode, Facts: a.facts, OwnPortsOnly: a.ownPortsOnly(),
@@ -84,6 +84,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 			}
 			a.accounting.update(changes)
 		},
+		Left:   a.unanswered.callback(),
 		Logger: a.log.With("component", "agent"), Registerer: a.registry,
 	})
 	if err != nil {

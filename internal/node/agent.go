@@ -46,6 +46,9 @@ type Options struct {
 	// Applied is called with the changes that are in place, by the goroutine of Run, which
 	// waits for it. May be nil.
 	Applied func([]proxy.Change)
+	// Left gets endpoints of TCP that a service port has stopped using, after the mode has
+	// stopped, as Applied. May be nil.
+	Left func([]netip.AddrPort)
 	// OwnPortsOnly: names below "mesh" answer on the ports of their Services alone, not on 80.
 	OwnPortsOnly bool
 	// Logger gets failures and recoveries. Default: discard.
@@ -287,8 +290,11 @@ func (a *Agent) sync(ctx context.Context, now time.Time) bool {
 	}
 	err := a.opts.Mode.Apply(ctx, changes)
 	if ctx.Err() == nil {
-		a.finish(kept, changes, idle, err, now, time.Now())
+		left := a.finish(kept, changes, idle, err, now, time.Now())
 		a.notifyApplied(changes, err)
+		if len(left) > 0 {
+			a.opts.Left(left)
+		}
 	}
 	return true
 }
@@ -402,8 +408,8 @@ func (a *Agent) retryBy(t time.Time) {
 	}
 }
 
-// finish records the outcome of a call of the mode.
-func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, err error, begin, end time.Time) {
+// finish records the outcome of a call of the mode, and returns the endpoints for Options.Left.
+func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, err error, begin, end time.Time) (left []netip.AddrPort) {
 	var perPort *proxy.PortError
 	if err != nil && !errors.As(err, &perPort) {
 		a.log.Warn("applying changes failed, trying again", "changes", len(changes), "error", err)
@@ -431,6 +437,9 @@ func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, er
 		}
 		a.stats.latency.Observe(end.Sub(w.since))
 		a.stats.programmed(w.triggers, end)
+		if a.opts.Left != nil {
+			left = appendLeft(left, w.actual, changes[i].State)
+		}
 		if changes[i].State == nil {
 			delete(a.actual, w.name)
 		} else {
@@ -447,6 +456,27 @@ func (a *Agent) finish(done []work, changes []proxy.Change, idle []time.Time, er
 			close(a.ready)
 		}
 	}
+	return left
+}
+
+// appendLeft adds the endpoints of TCP that a service port does not use any more; next is nil
+// if it is gone.
+func appendLeft(left []netip.AddrPort, before, next *proxy.PortState) []netip.AddrPort {
+	if before == nil || before.Port.Protocol != proxy.TCP {
+		return left
+	}
+	used := map[netip.AddrPort]bool{}
+	if next != nil {
+		for e := range next.Endpoints() {
+			used[e] = true
+		}
+	}
+	for e := range before.Endpoints() {
+		if !used[e] {
+			left = append(left, e)
+		}
+	}
+	return left
 }
 
 func (a *Agent) fail(w work, err error, alone bool, now time.Time) {

@@ -289,6 +289,20 @@ func (s *PortState) For(vip netip.Addr) *Choice {
 	return &s.IPv6
 }
 
+// Endpoints are those that connections of either policy are sent to, of both families. One
+// may come twice. Fallback is not among them.
+func (s *PortState) Endpoints() iter.Seq[netip.AddrPort] {
+	return func(yield func(netip.AddrPort) bool) {
+		for _, list := range [][]Target{s.IPv4.Cluster, s.IPv4.Local, s.IPv6.Cluster, s.IPv6.Local} {
+			for _, t := range list {
+				if !yield(netip.AddrPortFrom(t.Addr.Addr().Unmap(), t.Addr.Port())) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // List returns the list for traffic under a Local policy or not, and the
 // verdict if it is empty.
 func (c *Choice) List(local bool) ([]Target, Verdict) {

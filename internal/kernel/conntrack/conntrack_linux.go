@@ -101,11 +101,48 @@ func (t *Table) EndTo(protocol proxy.Protocol, port uint16) (int, error) {
 	return n, errors.Join(errs...)
 }
 
+// EndUnanswered ends the flows of TCP that were translated to one of some endpoints, which has
+// not answered yet, and returns their number. The client's next SYN begins a new flow, at an
+// endpoint of that time; so does a new connection from the same port, which would be sent to
+// the old endpoint otherwise for as long as the kernel keeps the flow (2 minutes). It blocks for
+// one read of the table per family.
+func (t *Table) EndUnanswered(at map[netip.AddrPort]bool) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var n int
+	var errs []error
+	for family := range familiesOf(at) {
+		ended, err := t.pruneEntries(family, unix.IPPROTO_TCP, func(e *entry) bool {
+			return e.tcpState == tcpSynSent && e.to != e.from && at[e.from]
+		})
+		n += ended
+		errs = append(errs, err)
+	}
+	return n, errors.Join(errs...)
+}
+
+// familiesOf endpoints.
+func familiesOf(at map[netip.AddrPort]bool) map[uint8]bool {
+	families := map[uint8]bool{}
+	for endpoint := range at {
+		family := uint8(unix.AF_INET)
+		if endpoint.Addr().Is6() {
+			family = unix.AF_INET6
+		}
+		families[family] = true
+	}
+	return families
+}
+
 func (t *Table) prune(family, protocol uint8, ends func(Flow) bool) (n int, err error) {
+	return t.pruneEntries(family, protocol, func(e *entry) bool { return ends(e.flow()) })
+}
+
+func (t *Table) pruneEntries(family, protocol uint8, ends func(*entry) bool) (n int, err error) {
 	for range attempts {
 		var stale []identity
 		err = t.dump(family, protocol, func(e entry) {
-			if ends(e.flow()) {
+			if ends(&e) {
 				stale = append(stale, e.identity())
 			}
 		})
@@ -132,16 +169,8 @@ func (t *Table) prune(family, protocol uint8, ends func(Flow) bool) (n int, err 
 func (t *Table) Connections(at map[netip.AddrPort]bool) (map[netip.AddrPort]int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	families := map[uint8]bool{}
-	for endpoint := range at {
-		family := uint8(unix.AF_INET)
-		if endpoint.Addr().Is6() {
-			family = unix.AF_INET6
-		}
-		families[family] = true
-	}
 	open := make(map[netip.AddrPort]int)
-	for family := range families {
+	for family := range familiesOf(at) {
 		found, err := t.countOpen(family, at)
 		if err != nil {
 			return nil, fmt.Errorf("counting connections in the connection tracking table: %w", err)

@@ -22,6 +22,9 @@ func (*Table) Close() error { return nil }
 // Prune does nothing.
 func (*Table) Prune(Keep) (int, error) { return 0, nil }
 
+// EndUnanswered does nothing.
+func (*Table) EndUnanswered(map[netip.AddrPort]bool) (int, error) { return 0, nil }
+
 // Connections fails.
 func (*Table) Connections(map[netip.AddrPort]bool) (map[netip.AddrPort]int, error) {
 	return nil, errNotLinux
