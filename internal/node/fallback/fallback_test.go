@@ -108,6 +108,7 @@ const after = time.Minute
 
 func run(t *testing.T, test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
+		var late sync.WaitGroup
 		w := &world{t: t, changed: make(chan struct{}, 1), api: []string{"api"}}
 		w.s = New(Config{
 			View: w, After: after, Apply: w.apply,
@@ -124,7 +125,12 @@ func run(t *testing.T, test func(*world)) {
 				w.running--
 				w.update = nil
 				w.mu.Unlock()
-				update(services("too late"))
+				late.Go(func() {
+					time.Sleep(look / 2)
+					u := services("too late")
+					u.Reset = true
+					update(u)
+				})
 				return nil
 			},
 			Changed: func(ctx context.Context, since time.Time, _ node.Update) error {
@@ -151,6 +157,7 @@ func run(t *testing.T, test func(*world)) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		late.Wait()
 		if w.running > 0 {
 			t.Error("the API is followed still")
 		}
@@ -180,6 +187,7 @@ func TestFirst(t *testing.T) {
 		w.change("api", "more")
 		w.want(true, "api", "more")
 		w.view(true, "view")
+		w.want(true, "api", "more")
 		time.Sleep(2 * look)
 		w.want(false, "view")
 		w.view(false, "next")
