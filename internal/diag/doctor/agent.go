@@ -97,6 +97,10 @@ func (x examiner) agentState(state AgentState) Finding {
 		f.failWith(state.Err, problem.AgentNotAnswering, "see its log")
 	case agent.Cluster != nil:
 		f.Note = "mode " + agent.Agent.Mode + ", following a Kubernetes API"
+	case agent.Fallback != nil && agent.Fallback.Direct:
+		f.fail(problem.AgentDisconnected, "it has no connection to the control plane, and follows the cluster's API without plans since "+
+			agent.Fallback.Since.Local().Format(time.DateTime),
+			"see its log; are the pods of the control plane ready, and is its port for node views (6444) reachable from here?")
 	case agent.View == nil || !agent.View.Connected:
 		f.fail(problem.AgentDisconnected, "it has no connection to the control plane, and serves by the last state that it received",
 			"see its log; is the control plane's port for node views (6444) reachable from here?")
