@@ -66,6 +66,7 @@ var layers = map[string]layer{
 	"internal/resource/faulty":       base,
 	"internal/resource/reflector":    base,
 	"internal/resource/kind":         base,
+	"internal/resource/memory":       base,
 	"internal/resource/metered":      base,
 	"internal/resource/resourcetest": base,
 	"internal/scavenge":              base,
