@@ -135,6 +135,7 @@ var layers = map[string]layer{
 	"internal/store/backup":             core,
 	"internal/topology":                 core,
 	"internal/topology/ruleset":         core,
+	"internal/topology/traffic":         core,
 	"internal/topology/trafficplan":     core,
 	"internal/view/viewtest":            core,
 	"internal/view/wire":                core,

@@ -87,6 +87,8 @@ type Planner interface {
 	Explain(service resource.Key) (*topology.Report, bool)
 	// Simulate plans a situation and applies nothing.
 	Simulate(topology.Change) (*topology.Simulation, error)
+	// Survey compares all Services with what kube-proxy does, and changes nothing.
+	Survey(topology.SurveyQuestion) (*topology.Survey, error)
 }
 
 // Demand is what is measured. A *demand.Aggregator is one.
@@ -124,6 +126,7 @@ func Handlers(c Config) map[string]http.Handler {
 		DemandPath:         get(demandHandler{c}),
 		ExplainServicePath: get(questionHandler{c, explainService}),
 		SimulatePath:       get(questionHandler{c, simulate}),
+		SurveyPath:         surveyHandler{c},
 		ShiftPath:          get(questionHandler{c, shift}),
 		BackupPath:         get(backupHandler{c, false}),
 		BackupKeysPath:     get(backupHandler{c, true}),

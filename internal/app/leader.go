@@ -287,6 +287,11 @@ func (c *controllers) Simulate(change topology.Change) (*topology.Simulation, er
 	return c.plans().Simulate(change)
 }
 
+// Survey implements admin.Planner.
+func (c *controllers) Survey(question topology.SurveyQuestion) (*topology.Survey, error) {
+	return c.plans().Survey(question)
+}
+
 // State implements admin.Leases.
 func (c *controllers) State() health.State {
 	if l := c.leases.Load(); l != nil {

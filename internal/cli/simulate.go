@@ -18,6 +18,7 @@ func newSimulate(s *settings) *cobra.Command {
 	var endpoints, demand, bytes []string
 	var output, price string
 	var top int
+	var survey surveyFlags
 	cmd := &cobra.Command{
 		Use:     "simulate",
 		GroupID: "operate",
@@ -34,18 +35,35 @@ flags can be given several times and are combined.
 Where the price of traffic between zones is known, from a ZoneCosts or from
 --price, it says what the traffic costs in a month; --top N lists the Services
 for which Adaptive would save most. Bytes are measured. Where they are not,
---bytes-per-connection enters them; they are never guessed.`,
+--bytes-per-connection enters them; they are never guessed.
+
+--all compares every Service with what kube-proxy does: what stays in its zone, how
+busy the busiest endpoint is, and what a plan saves. Volumes are what agents
+measure, or what --traffic or --traffic-from states; without any it ranks by the
+share of traffic that a plan keeps in its zone.`,
 		Example: `  proxima simulate --fail-zone zone-a
   proxima simulate --endpoints shop/web:zone-b:+2
   proxima simulate --top 10 --price USD:0.02:0.04
+  proxima simulate --all --traffic traffic.csv --price-per-gb 0.02 --top 10
   proxima simulate --demand shop/web:zone-a:x3 --endpoints shop/web:zone-a:+1 -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "wide", "json", "yaml"}, output) {
 				return usagef("-o %q: choose table, wide, json or yaml", output)
 			}
-			if len(taken.failed)+len(taken.zones)+len(taken.nodes)+len(endpoints)+len(demand)+top == 0 {
-				return usagef("say what to simulate: --fail-zone, --shift-zone, --shift-node, --endpoints, --demand or --top")
+			situation := len(taken.failed) + len(taken.zones) + len(taken.nodes) + len(endpoints) + len(demand)
+			if err := survey.check(price, situation); err != nil {
+				return err
+			}
+			if survey.all {
+				return s.survey(cmd, survey, top, price, bytes, output)
+			}
+			if situation+top == 0 {
+				return usagef("say what to simulate: --all, --fail-zone, --shift-zone, --shift-node, --endpoints, --demand or --top")
+			}
+			price, err := survey.price(price)
+			if err != nil {
+				return err
 			}
 			cfg, namespace, err := s.restConfig()
 			if err != nil {
@@ -78,6 +96,7 @@ for which Adaptive would save most. Bytes are measured. Where they are not,
 	f.IntVar(&top, "top", 0, "list so many Services, those for which Adaptive would save most")
 	f.StringVar(&price, "price", "", "CURRENCY:REGION:WORLD: what a GB costs that crosses between zones of a region, and between regions (default: that of ZoneCosts)")
 	f.StringArrayVar(&bytes, "bytes-per-connection", nil, "[NAMESPACE/]SERVICE:N: bytes of a connection, both ways, where they are not measured")
+	survey.add(f)
 	f.StringVarP(&output, "output", "o", "table", "table, wide, json or yaml")
 	return cmd
 }

@@ -52,6 +52,7 @@ func Definitions() []Definition {
 		{MachinesGone, "Machines are gone or not reachable, or may be.", "Switch the machine on or start its agent; `kubectl delete node NAME` if it is gone for good."},
 		{ZonesApart, "A zone and global are not connected, or not in step: deletions are held, or objects refused.", "Start what does not run; `proxima zone confirm` applies what is held."},
 		{TunnelFails, "Connections from this node to services of other zones were reset.", "As the error says: an ingress that runs, mTLS in the mesh, a workload at the client's address."},
+		{TrafficUnavailable, "The server of `--traffic-from` does not say what the traffic of Services is.", "As the error says; try the expression in the server's own interface."},
 		{IsolationFails, "The agent cannot refuse connections between meshes.", "As the error says; the agent tries again."},
 		{NodeViewOff, "The agent needs the gRPC port of the control plane, which is turned off.", "Choose a port with `--grpc-port`."},
 		{NodeNotDrained, "A reboot of the node would interrupt connections that have time left, or is asked for too early.", "Run `proxima node drain NAME` again: it goes on where it was."},

@@ -58,6 +58,9 @@ type Config struct {
 	// DefaultMode of Services that say nothing, and whose namespace and Mesh say nothing;
 	// empty: none. It must pass CheckDefault.
 	DefaultMode string
+	// PlansAlone are written: no condition, no Event and no status. It is for those who may only
+	// read what they plan for, and keep their plans elsewhere.
+	PlansAlone bool
 	// Site of this control plane, where there are others; empty: it is the only one.
 	Site   locality.Site
 	Clock  clock.WithTicker // nil: the real one
@@ -113,8 +116,8 @@ func New(config Config) *Controller {
 	return c
 }
 
-// Run writes plans and conditions until ctx ends, and returns nil then. It must be
-// called once.
+// Run writes plans and, unless PlansAlone, conditions until ctx ends, and returns nil then.
+// It must be called once.
 func (c *Controller) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -124,13 +127,9 @@ func (c *Controller) Run(ctx context.Context) error {
 			catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Meshes, catalog.Namespaces,
 			catalog.Dataplanes)
 	})
-	running.Go(func() {
-		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
-	})
-	running.Go(func() {
-		_ = c.policies.Run(ctx, c.config.Catalog, c.dispatchPolicies, // it returns nil
-			catalog.ZoneCosts, catalog.Heuristics, catalog.Services)
-	})
+	if !c.config.PlansAlone {
+		c.runStatuses(ctx, &running)
+	}
 	ticker := c.clock.NewTicker(demand.Interval)
 	defer ticker.Stop()
 	cold := c.cold()
@@ -144,6 +143,17 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.step(cold != was)
 		}
 	}
+}
+
+// runStatuses writes conditions of Services, and the statuses of policies, in the background.
+func (c *Controller) runStatuses(ctx context.Context, running *sync.WaitGroup) {
+	running.Go(func() {
+		_ = c.status.Run(ctx, c.config.Catalog, c.dispatchStatus, catalog.Services, catalog.Plans) // it returns nil
+	})
+	running.Go(func() {
+		_ = c.policies.Run(ctx, c.config.Catalog, c.dispatchPolicies, // it returns nil
+			catalog.ZoneCosts, catalog.Heuristics, catalog.Services)
+	})
 }
 
 // step has every plan compared with the demand as it is now. basis says that conditions

@@ -14,11 +14,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/topology/traffic"
 )
 
 const (
-	// secondsPerMonth is the mean month of the Gregorian calendar.
-	secondsPerMonth = 2.63e6
+	secondsPerMonth = traffic.SecondsPerMonth
 	bytesPerGB      = 1e9
 	maxPrice        = 1e6
 )

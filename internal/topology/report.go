@@ -99,7 +99,7 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 		_, r.Problems = ParamsOf(service.Annotations)
 		r.Problems = append(r.Problems, warnings(m, parts)...)
 	}
-	r.Decision = decision(mode, service)
+	r.Decision = c.decision(snapshot, mode, service)
 	if policyLocal(service) && mode.planned() {
 		r.Decision = policyLocalText
 		return r, true
@@ -166,17 +166,35 @@ func (c *Controller) candidates(
 }
 
 // decision is the message of the Service's condition, or what holds without a mode.
-func decision(mode Mode, service *corev1.Service) string {
+func (c *Controller) decision(snapshot *catalog.Snapshot, mode Mode, service *corev1.Service) string {
 	if mode.Kind == Distribution {
 		if mode.Name == "" {
 			return "all ready endpoints alike, wherever they are"
 		}
 		return fmt.Sprintf("spec.trafficDistribution %s: endpoints are hinted to their own zone, however they are loaded", mode.Name)
 	}
+	if c.config.PlansAlone {
+		return c.unwritten(snapshot, mode, service)
+	}
 	if cond := meta.FindStatusCondition(service.Status.Conditions, ConditionPlan); cond != nil {
 		return cond.Message
 	}
 	return "its EndpointSlices have not been looked at yet"
+}
+
+// unwritten is the message of a condition that is not written, as plans alone are.
+func (c *Controller) unwritten(snapshot *catalog.Snapshot, mode Mode, service *corev1.Service) string {
+	if mode.Kind == Auto {
+		return "Kubernetes' own controller decides over hints; plans are only made to compare with"
+	}
+	var lines []string
+	for _, g := range groupsIn(partsOf(snapshot, resource.KeyOf(service))) {
+		lines = append(lines, c.summary(g, false))
+	}
+	if lines == nil {
+		return "it has not been planned yet"
+	}
+	return strings.Join(lines, "\n")
 }
 
 func (c *Controller) reportOn(u *candidate, planned bool, hints *hintPlan) (p PlanReport, ok bool) {
