@@ -38,6 +38,8 @@ import (
 type Config struct {
 	// Role, as --role names it, and StoreName, as --store does, without passwords.
 	Role, StoreName string
+	// Preset, as --preset names it; empty: none.
+	Preset string
 	// Site is the name of this zone.
 	Site    string
 	Started time.Time
@@ -134,6 +136,18 @@ func Handlers(c Config) map[string]http.Handler {
 		DrainPath:          drainHandler{c},
 		UndrainPath:        undrainHandler{c},
 	}, ProxyConnections)
+}
+
+// PlannerHandlers of a control plane that only plans, by path. Proxies and Drains of the Config
+// are not used.
+func PlannerHandlers(c Config) map[string]http.Handler {
+	return map[string]http.Handler{
+		StatusPath:         get(statusHandler{c}),
+		DemandPath:         get(demandHandler{c}),
+		ExplainServicePath: get(questionHandler{c, explainService}),
+		SimulatePath:       get(questionHandler{c, simulate}),
+		SurveyPath:         surveyHandler{c},
+	}
 }
 
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,

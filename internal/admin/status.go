@@ -30,8 +30,10 @@ const StatusPath = "/proxima/v1/status"
 type Status struct {
 	Version version.Info `json:"version"`
 	Role    string       `json:"role"`
-	Started time.Time    `json:"started"`
-	Store   StoreStatus  `json:"store"`
+	// Preset of a control plane in Kubernetes; absent: none.
+	Preset  string      `json:"preset,omitempty"`
+	Started time.Time   `json:"started"`
+	Store   StoreStatus `json:"store"`
 	Catalog struct {
 		Synced   bool             `json:"synced"`
 		Position catalog.Position `json:"position"`
@@ -194,7 +196,7 @@ type statusHandler struct{ Config }
 // ServeHTTP implements http.Handler.
 func (h statusHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := Status{
-		Version: version.Get(), Role: h.Role, Started: h.Started, Agents: []AgentStatus{},
+		Version: version.Get(), Role: h.Role, Preset: h.Preset, Started: h.Started, Agents: []AgentStatus{},
 		Audit: h.Audit(), Store: h.storeStatus(r.Context()), Everywhere: h.nodesEverywhere(r.Context()),
 	}
 	snapshot := h.Tables.Snapshot()

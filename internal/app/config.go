@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -14,9 +16,13 @@ import (
 
 // ControlPlaneConfig configures a control plane.
 type ControlPlaneConfig struct {
-	// Store as --store names it: memory, sqlite:FILE, postgres://… or etcd://….
+	// Store as --store names it: memory, sqlite:FILE, postgres://…, etcd://… or kubernetes.
 	Store   string
 	DataDir string
+	// Preset and Cluster, with StoreKubernetes: what the control plane does there, and how it
+	// reaches the API of the cluster.
+	Preset  Preset
+	Cluster *rest.Config
 	// APIAddress (HOST:PORT) of the API; port 0: any free one.
 	APIAddress string
 	// GRPCPort of node views, on the API's host; 0: off.

@@ -19,7 +19,10 @@ const ClusterDomain = "cluster.local"
 // RunControlPlane runs a control plane, in the role of cfg, until ctx ends, and calls ready
 // once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
-	if cfg.role() == RoleGlobal {
+	switch {
+	case cfg.Store == StoreKubernetes:
+		return runPlannerOnly(ctx, cfg, ready)
+	case cfg.role() == RoleGlobal:
 		return runGlobal(ctx, cfg, ready)
 	}
 	cp, err := newStandalone(ctx, cfg)

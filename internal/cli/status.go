@@ -125,6 +125,9 @@ func (o *overview) askControlPlane(ctx context.Context, cfg *rest.Config) error 
 		return explainAPI(cfg, err)
 	}
 	o.ControlPlane = &status
+	if status.Preset != "" {
+		return nil // Nodes are in the API of the cluster, which this is not
+	}
 	return o.addNodes(ctx, cfg)
 }
 
@@ -179,7 +182,9 @@ func (o *overview) problem(format string, args ...any) {
 
 func (o *overview) findProblems() {
 	if cp := o.ControlPlane; cp != nil {
-		if cp.Store.Problem != "" {
+		if cp.Preset != "" && cp.Store.Problem != "" {
+			o.problem("%s: answers are from what was read before, if anything was", cp.Store.Problem)
+		} else if cp.Store.Problem != "" {
 			o.problem("store: %s: reads go on, writes are refused until it is mended", cp.Store.Problem)
 		}
 		o.Problems = append(o.Problems, doctor.AuditProblems(cp.Audit)...)
@@ -189,7 +194,7 @@ func (o *overview) findProblems() {
 		}
 		o.Problems = append(o.Problems, doctor.ZoneProblems(cp.Federation)...)
 		if !cp.Catalog.Synced {
-			o.problem("catalog: still reading the store; views follow when it has")
+			o.problem("catalog: still reading the store; answers and views follow when it has")
 		}
 		for _, name := range cp.SilentInstances {
 			o.problem("instance %s of the control plane does not say which agents follow there: is it running? see its log", name)
@@ -263,7 +268,11 @@ func (o *overview) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	if cp := o.ControlPlane; cp != nil {
 		fmt.Fprintf(w, "control plane\t%s, %s, up %s\n", o.Server, cp.Version.Version, duration.HumanDuration(time.Since(cp.Started)))
-		fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
+		if cp.Preset != "" {
+			fmt.Fprintf(w, "cluster\t%s, read only (%s)\n", cp.Store.Epoch, cp.Preset)
+		} else {
+			fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
+		}
 		printFederation(w, cp.Federation)
 	}
 	// A global control plane has no nodes, and nothing that they route by.

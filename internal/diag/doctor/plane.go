@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -53,6 +54,9 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	if err != nil {
 		return nil
 	}
+	if status.Preset != "" {
+		return []Finding{clusterState(status)}
+	}
 	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
 	if status.Store.Problem != "" {
 		f.fail(problem.StoreUnwritable, status.Store.Problem, FixDisk+"; reads go on, and writes are refused until then")
@@ -65,6 +69,19 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 		out = append(out, zones(status.Federation))
 	}
 	return out
+}
+
+// clusterState is whether a control plane that only reads a cluster can.
+func clusterState(status *admin.Status) Finding {
+	f := Finding{ID: checkStore, Check: "cluster of the control plane", Note: fmt.Sprintf("read, %d services, %d nodes",
+		status.Catalog.Objects["services"], status.Catalog.Objects["nodes"])}
+	switch {
+	case status.Store.Problem != "":
+		f.fail(problem.StoreUnreachable, status.Store.Problem, "grant what it names, or check the way to that API; it goes on by itself")
+	case !status.Catalog.Synced:
+		f.Note = "is still being read"
+	}
+	return f
 }
 
 // AuditProblems are the audit logs that cannot be written, a sentence for each.
