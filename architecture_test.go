@@ -177,6 +177,7 @@ var layers = map[string]layer{
 	"internal/kernel/sockdiag":          adapter,
 	"internal/keyring":                  adapter,
 	"internal/kubeclient":               adapter,
+	"internal/kubeclient/lease":         adapter,
 	"internal/kubeclient/remote":        adapter,
 	"internal/node/cgroups":             adapter,
 	"internal/node/fromkube":            adapter,
