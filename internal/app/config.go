@@ -10,6 +10,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -23,6 +24,13 @@ type ControlPlaneConfig struct {
 	// reaches the API of the cluster.
 	Preset  Preset
 	Cluster *rest.Config
+	// Namespace of the control plane's own objects in the cluster, and AgentServiceAccount of its
+	// agents there.
+	Namespace           string
+	AgentServiceAccount string
+	// reviewer and ballot of tests; nil: the cluster's.
+	reviewer access.TokenReviewer
+	ballot   election
 	// APIAddress (HOST:PORT) of the API; port 0: any free one.
 	APIAddress string
 	// GRPCPort of node views, on the API's host; 0: off.

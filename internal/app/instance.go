@@ -51,7 +51,8 @@ type instance struct {
 	// monitor of the machines whose heartbeats come here.
 	monitor   *health.Monitor
 	heartbeat *witness.Server
-	names     *nodename.Controller
+	// names of nodes; nil: another API decides over them.
+	names *nodename.Controller
 	// listener and server of gRPC; nil: off.
 	listener net.Listener
 	server   *grpc.Server
@@ -88,8 +89,10 @@ func (i *instance) components() []component {
 		{Name: "demand", Run: i.demand.Run},
 		{Name: "views", Run: i.followTables},
 		{Name: "suspicion", Run: i.monitor.Run},
-		{Name: "node names", Run: i.names.Run},
 		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) }},
+	}
+	if i.names != nil {
+		out = append(out, component{Name: "node names", Run: i.names.Run})
 	}
 	if i.server != nil {
 		out = append(out, component{Name: "gRPC", Run: i.serve})

@@ -41,8 +41,13 @@ const StoreKubernetes = "kubernetes"
 // Preset of a control plane in Kubernetes.
 type Preset string
 
-// PresetPlannerOnly observes a cluster, plans in memory, and answers questions.
-const PresetPlannerOnly Preset = "planner-only"
+// The presets.
+const (
+	// PresetPlannerOnly observes a cluster, plans in memory, and answers questions.
+	PresetPlannerOnly Preset = "planner-only"
+	// PresetKubeProxyReplacement plans, and serves the agents that take kube-proxy's place.
+	PresetKubeProxyReplacement Preset = "kube-proxy-replacement"
+)
 
 // clusterKinds are what planner-only reads of a cluster, by get, list and watch. It writes
 // nothing there.
@@ -133,10 +138,7 @@ func openNothing(ctx context.Context, cfg ControlPlaneConfig, log *slog.Logger) 
 
 // clients of the cluster, which only reads, and of plans, which are in memory.
 func (p *plannerOnly) clients(cfg *rest.Config) (resource.Client, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.UserAgent = "proxima/" + version.Get().Version
-	cfg.QPS = -1 // four watches
-	reader, err := kubeclient.New(cfg, clusterKinds())
+	reader, err := kubeclient.New(clusterREST(cfg), clusterKinds())
 	if err != nil {
 		return nil, err
 	}
@@ -201,6 +203,15 @@ func strip(obj resource.Object) {
 	}
 }
 
+// clusterREST is the configuration of a client of the cluster. The name before the slash becomes
+// the field manager of what is written.
+func clusterREST(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.UserAgent = "proxima/" + version.Get().Version
+	cfg.QPS = -1 // a few watches, and bursts of plans
+	return cfg
+}
+
 // epochOf a cluster: the UID of the namespace kube-system, by which clusters are told apart; of
 // default, in an API that has none.
 func epochOf(ctx context.Context, client resource.Client) (string, error) {
@@ -231,12 +242,18 @@ const needsToRead = "grant get, list and watch of namespaces, nodes and services
 
 // clusterReads notes which kinds cannot be read, and why. The zero value is ready for use.
 type clusterReads struct {
+	// writes are let through; else they are refused, as nothing of the role makes any.
+	writes bool
+
 	mu     sync.Mutex
 	failed map[string]error // by resource
 }
 
-// note implements resource.Interceptor, and refuses writes: nothing of this role makes any.
+// note implements resource.Interceptor.
 func (r *clusterReads) note(ctx context.Context, call resource.Call, next func(context.Context) error) error {
+	if call.Verb.Writes() && r.writes {
+		return next(ctx)
+	}
 	if call.Verb.Writes() {
 		return apierrors.NewMethodNotSupported(call.Kind.GroupResource(), string(call.Verb))
 	}
@@ -264,8 +281,11 @@ func (r *clusterReads) problem() error {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.failed)) {
 		text := fmt.Sprintf("%s cannot be read: %v", name, r.failed[name])
-		if apierrors.IsForbidden(r.failed[name]) {
+		switch {
+		case apierrors.IsForbidden(r.failed[name]) && !r.writes:
 			text += ": " + needsToRead
+		case apierrors.IsNotFound(r.failed[name]):
+			text += ": apply the custom resource definitions of this version"
 		}
 		texts = append(texts, text)
 	}

@@ -20,8 +20,10 @@ const ClusterDomain = "cluster.local"
 // once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
 	switch {
-	case cfg.Store == StoreKubernetes:
+	case cfg.Store == StoreKubernetes && cfg.Preset == PresetPlannerOnly:
 		return runPlannerOnly(ctx, cfg, ready)
+	case cfg.Store == StoreKubernetes:
+		return runClusterPlane(ctx, cfg, ready)
 	case cfg.role() == RoleGlobal:
 		return runGlobal(ctx, cfg, ready)
 	}

@@ -230,7 +230,7 @@ func TestSurveyFlags(t *testing.T) {
 		"proxima simulate --all --price-per-gb 1 --price USD:1:1":                                   "give one of them",
 		"proxima simulate --all --traffic t.csv --kubeconfig k":                                     "t.csv: line 2: gb: \"many\" is no number",
 		"proxima simulate --all --traffic none.csv --kubeconfig k":                                  "no such file",
-		"proxima control-plane --store kubernetes --data-dir d":                                     "planner-only is what this version has",
+		"proxima control-plane --store kubernetes --data-dir d":                                     "choose planner-only or kube-proxy-replacement",
 		"proxima control-plane --store kubernetes --preset zone --data-dir d":                       "--preset \"zone\"",
 		"proxima control-plane --preset planner-only --data-dir d":                                  "goes with --store kubernetes",
 		"proxima control-plane --store kubernetes --preset planner-only --role global --data-dir d": "stands alone",

@@ -298,7 +298,8 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 
 func newControlPlane(s *settings) *cobra.Command {
 	var p planeFlags
-	var store, preset, dnsAddress string
+	var store, dnsAddress string
+	var k kubernetesFlags
 	var c clusterFlags
 	var z zoneFlags
 	cmd := &cobra.Command{
@@ -311,8 +312,10 @@ zone serves the nodes of one site, and goes on doing so while global is away.
 
 With --store kubernetes --preset planner-only it runs beside a Kubernetes cluster:
 it reads Services, EndpointSlices, Nodes and Namespaces there, writes nothing, and
-answers status, explain and simulate. --kubeconfig names the cluster; without it,
-the service account of the pod is used.`,
+answers status, explain and simulate. With --preset kube-proxy-replacement it plans
+for the agents of the cluster: one replica leads, by a Lease, and writes plans and
+conditions; all serve agents, which join by the token of their service account.
+--kubeconfig names the cluster; without it, the pod's service account is used.`,
 		Example: "  proxima control-plane --role global --api-address 10.0.0.1:6443\n" +
 			"  proxima control-plane --role zone --zone east --global 10.0.0.1:6443 --token-file zone-east.token\n" +
 			"  proxima control-plane --store kubernetes --preset planner-only --kubeconfig cluster.kubeconfig",
@@ -327,41 +330,19 @@ the service account of the pod is used.`,
 			if err := z.apply(&cfg); err != nil {
 				return err
 			}
-			if err := s.inKubernetes(&cfg, preset); err != nil {
+			if err := k.apply(s, &cfg); err != nil {
 				return err
 			}
 			return app.RunControlPlane(cmd.Context(), cfg, s.printReady)
 		},
 	}
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, memory, or kubernetes, with --preset")
-	cmd.Flags().StringVar(&preset, "preset", "", "what a control plane with --store kubernetes does: planner-only reads the cluster, plans in memory and answers simulate, explain and status")
+	k.add(cmd.Flags())
 	cmd.Flags().StringVar(&dnsAddress, "dns-address", "", "ADDRESS:PORT at which names of Services are answered for machines without an agent, by the addresses of ready endpoints (default: nowhere)")
 	p.add(cmd)
 	c.add(cmd)
 	z.add(cmd)
 	return cmd
-}
-
-// inKubernetes completes the configuration of a control plane with --store kubernetes.
-func (s *settings) inKubernetes(cfg *app.ControlPlaneConfig, preset string) error {
-	cfg.Preset = app.Preset(preset)
-	switch {
-	case cfg.Store != app.StoreKubernetes && preset != "":
-		return usagef("--preset %s goes with --store kubernetes, and this is --store %s", preset, cfg.Store)
-	case cfg.Store != app.StoreKubernetes:
-		return nil
-	case cfg.Preset != app.PresetPlannerOnly:
-		return usagef("--preset %q: with --store kubernetes, planner-only is what this version has", preset)
-	case cfg.Role != app.RoleStandalone:
-		return usagef("--role %s: a control plane with --preset planner-only stands alone", cfg.Role)
-	case cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0:
-		return usagef("--cluster-key-file and --cluster-key-command: --preset planner-only has one instance")
-	case cfg.DNSAddress != "":
-		return usagef("--dns-address: --preset planner-only answers no names")
-	}
-	var err error
-	cfg.Cluster, err = app.ClusterREST(s.kubeconfig)
-	return err
 }
 
 // clusterFlags are those of a control plane that has several instances.

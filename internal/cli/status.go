@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
@@ -269,7 +270,10 @@ func (o *overview) print(out io.Writer) error {
 	if cp := o.ControlPlane; cp != nil {
 		fmt.Fprintf(w, "control plane\t%s, %s, up %s\n", o.Server, cp.Version.Version, duration.HumanDuration(time.Since(cp.Started)))
 		if cp.Preset != "" {
-			fmt.Fprintf(w, "cluster\t%s, read only (%s)\n", cp.Store.Epoch, cp.Preset)
+			fmt.Fprintf(w, "cluster\t%s, preset %s\n", cp.Store.Epoch, cp.Preset)
+			if cp.Preset != string(app.PresetPlannerOnly) {
+				fmt.Fprintf(w, "agents\t%d follow their view here\n", len(cp.Agents))
+			}
 		} else {
 			fmt.Fprintf(w, "store\t%s, revision %d, %d kB\n", strings.TrimSuffix(cp.Store.Name, ":"), cp.Store.Revision, cp.Store.Bytes/1000)
 		}

@@ -1,0 +1,298 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	typedauthentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/kubeclient/lease"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/metered"
+	"github.com/proxima-mesh/proxima/internal/topology/ruleset"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/view"
+)
+
+// planeKinds are what a control plane in Kubernetes follows: those of the cluster, and of ours
+// those that plans and views depend on, which are CRDs there.
+func planeKinds() []*resource.Descriptor {
+	return append(clusterKinds(), kind.Pod, kind.Mesh, kind.ZoneCosts, kind.TopologyHeuristic, kind.TrafficPlan)
+}
+
+// clusterPlane is the control plane of a Kubernetes cluster: its API has the objects, its
+// controllers do what they do, and ours plan and serve agents:
+//
+//	API of the cluster ──► catalog (tables) ──► views ──► agents (gRPC)
+//	       ▲                   │                             │ demand, heartbeats
+//	       │ TrafficPlans,     ▼                             ▼
+//	       └─ conditions ── planner of the leader ◄──── demand
+//
+// Every replica runs all but the planner, which runs where the Lease is held.
+type clusterPlane struct {
+	cfg      ControlPlaneConfig
+	log      *slog.Logger
+	started  time.Time
+	storage  *storage
+	epoch    string
+	reads    clusterReads
+	client   resource.Client
+	api      *api
+	paths    *ownPaths
+	instance *instance
+	leader   *controllers
+	election election
+	// complete is closed when the tables are filled.
+	complete chan struct{}
+}
+
+func runClusterPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
+	p, err := newClusterPlane(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return run(ctx, p.election, append(p.components(), announce(ready, p.serving())))
+}
+
+// newClusterPlane wires everything and serves nothing yet. It blocks for some requests to the
+// cluster.
+func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPlane, err error) {
+	p := &clusterPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if err := shareAuthority(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if p.storage, err = openNothing(ctx, cfg, p.log); err != nil {
+		return nil, err
+	}
+	if err := p.newClient(); err != nil {
+		return nil, err
+	}
+	if p.epoch, err = epochOf(ctx, p.client); err != nil {
+		return nil, explainCluster(cfg.Cluster, err)
+	}
+	if err := p.newParts(); err != nil {
+		return nil, err
+	}
+	if p.election, err = newLeaseElection(cfg, p.log); err != nil {
+		return nil, err
+	}
+	p.handle()
+	return p, nil
+}
+
+// newClient of the cluster.
+func (p *clusterPlane) newClient() error {
+	cfg := clusterREST(p.cfg.Cluster)
+	client, err := kubeclient.New(cfg, append(planeKinds(), kind.Event))
+	if err != nil {
+		return err
+	}
+	meter := metered.New(metered.Config{Registerer: p.storage.metrics})
+	p.reads.writes = true
+	p.client = resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(p.reads.note))
+	return nil
+}
+
+// stripUnwritten takes from an object what nobody reads. Of kinds that are written here, it takes
+// managed fields alone: what is read is written back, and an update without them keeps them.
+func stripUnwritten(obj resource.Object) {
+	switch o := obj.(type) {
+	case *corev1.Node, *discoveryv1.EndpointSlice:
+		strip(obj)
+	case *corev1.Pod:
+		strip(obj)
+		o.Spec = corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Hostname: o.Spec.Hostname, Subdomain: o.Spec.Subdomain}
+		o.Status = corev1.PodStatus{
+			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
+			Conditions: slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady }),
+		}
+	default:
+		obj.SetManagedFields(nil)
+	}
+}
+
+// newParts makes the tables, the API, what serves agents, and the planner.
+func (p *clusterPlane) newParts() (err error) {
+	i := &instance{log: p.log, weights: &trafficplan.Table{}}
+	p.instance = i
+	i.catalog = catalog.New(catalog.Config{
+		Client: p.client, Descriptors: planeKinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
+	})
+	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
+		return err
+	}
+	p.api = &api{
+		address: p.paths.listener.Addr(), client: p.client, cached: p.client,
+		sessions: access.NewSessions(p.storage.revocations, p.log.With("component", "sessions")),
+	}
+	i.demand = demand.NewAggregator(demand.Config{
+		World: demand.FromCatalog(i.catalog), Logger: p.log.With("component", "demand"), Registerer: p.storage.metrics,
+	})
+	i.builder = view.NewBuilder(view.BuilderConfig{
+		Site: p.cfg.site(), Run: newRun(), Weights: i.weights.Weights, Split: i.weights.Split,
+		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: p.log.With("component", "views"),
+	})
+	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: p.log.With("component", "views")})
+	i.newMonitor(p.storage.metrics)
+	if p.cfg.GRPCPort != 0 {
+		if err := i.listen(p.cfg, p.storage, p.api); err != nil {
+			return err
+		}
+	}
+	p.leader = &controllers{
+		cfg: p.cfg, log: p.log, client: p.client, cached: p.client, api: p.api, instance: i, metrics: p.storage.metrics,
+		rules: ruleset.New(ruleset.Config{Catalog: i.catalog, Demand: i.demand}),
+	}
+	p.leader.reader = p.leader.newPlanner()
+	p.storage.metrics.MustRegister(p.leader)
+	return nil
+}
+
+func (p *clusterPlane) components() []component {
+	return slices.Concat(
+		[]component{
+			{Name: "sessions", Run: p.api.sessions.Run},
+			{Name: "API", Run: p.paths.run},
+		},
+		p.instance.components(),
+		[]component{
+			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
+			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
+		},
+	)
+}
+
+// awaitTables leaves a kubeconfig at once, as status says what the tables wait for.
+func (p *clusterPlane) awaitTables(ctx context.Context) error {
+	if err := p.paths.writeKubeconfig(); err != nil {
+		return err
+	}
+	if p.instance.catalog.WaitSynced(ctx) == nil {
+		close(p.complete)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// handle adds the questions that are answered, and certificates of nodes.
+func (p *clusterPlane) handle() {
+	i := p.instance
+	for path, handler := range admin.PlannerHandlers(admin.Config{
+		Role: string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
+		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
+		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
+		InServiceRange: nowhere, Logger: p.log,
+	}) {
+		p.paths.mux.Handle(path, handler)
+	}
+	log := p.log.With("component", "certificates")
+	p.paths.mux.Handle(identity.CertificatesPath, p.ofNodes(access.NewCertificates(p.storage.ca, p.storage.tokens, p.storage.policy(), i.grpcPort(), log)))
+	p.paths.authenticator = &access.ServiceAccounts{
+		Reviewer: p.reviewer(), Namespace: p.cfg.Namespace, Name: p.cfg.AgentServiceAccount, Next: p.paths.authenticator, Logger: log,
+	}
+}
+
+// ofNodes lets nodes of the cluster get certificates: one that was deleted renews none.
+func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who, _ := request.UserFrom(r.Context())
+		name, _ := identity.NodeName(who.GetName(), who.GetGroups())
+		if !p.instance.catalog.Synced() {
+			refuseRequest(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the cluster is still being read; try again in a moment")
+			return
+		}
+		if _, ok := p.instance.catalog.Snapshot().Nodes.Get(resource.Key{Name: name}); !ok {
+			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, fmt.Sprintf("there is no Node %q in the cluster", name))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (p *clusterPlane) serving() Serving {
+	s := Serving{API: "https://" + reachable(p.paths.listener.Addr())}
+	if p.instance.listener != nil {
+		s.GRPC = reachable(p.instance.listener.Addr())
+	}
+	return s
+}
+
+func (p *clusterPlane) close() {
+	if p.instance != nil {
+		p.instance.close()
+	}
+	if p.paths != nil {
+		p.paths.close()
+	}
+}
+
+// runPlans runs the planner alone: in a cluster the EndpointSlices are another controller's.
+func (c *controllers) runPlans(ctx context.Context) error {
+	plans := c.newPlanner()
+	c.planner.Store(plans)
+	defer c.planner.Store(nil)
+	return plans.Run(ctx)
+}
+
+// reviewer of tokens; tests have their own.
+func (p *clusterPlane) reviewer() access.TokenReviewer {
+	if p.cfg.reviewer != nil {
+		return p.cfg.reviewer
+	}
+	return tokenReviews{p.cfg.Cluster}
+}
+
+// tokenReviews asks the API of the cluster.
+type tokenReviews struct{ cfg *rest.Config }
+
+// ReviewToken implements access.TokenReviewer.
+func (t tokenReviews) ReviewToken(ctx context.Context, token string, audiences []string) (status authenticationv1.TokenReviewStatus, err error) {
+	client, err := typedauthentication.NewForConfig(clusterREST(t.cfg))
+	if err != nil {
+		return status, err
+	}
+	review, err := client.TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: audiences},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return status, err
+	}
+	return review.Status, nil
+}
+
+// leaseName of the election, in the control plane's own namespace.
+const leaseName = "proxima-control-plane"
+
+func newLeaseElection(cfg ControlPlaneConfig, log *slog.Logger) (election, error) {
+	if cfg.ballot != nil {
+		return cfg.ballot, nil
+	}
+	return lease.New(lease.Config{
+		REST: clusterREST(cfg.Cluster), Lease: resource.Key{Namespace: cfg.Namespace, Name: leaseName}, Identity: instanceIdentity(),
+		Logger: log.With("component", "election"),
+	})
+}

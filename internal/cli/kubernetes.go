@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+)
+
+// kubernetesFlags are those of a control plane with --store kubernetes.
+type kubernetesFlags struct {
+	preset    string
+	namespace string
+	agents    string
+}
+
+func (k *kubernetesFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&k.preset, "preset", "", "what a control plane with --store kubernetes does: planner-only reads the cluster, plans in memory and answers simulate, explain and status; kube-proxy-replacement plans, and serves the agents that take kube-proxy's place")
+	f.StringVar(&k.namespace, "own-namespace", "", "namespace of the control plane's own objects in the cluster: its Lease, and the Secret and ConfigMap of its authority (default: that of the pod, else "+access.SystemNamespace+")")
+	f.StringVar(&k.agents, "agent-service-account", "proxima-agent", "service account of the agents in the cluster, in that namespace: no other one's tokens are taken")
+}
+
+// apply completes the configuration.
+func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error {
+	cfg.Preset = app.Preset(k.preset)
+	switch {
+	case cfg.Store != app.StoreKubernetes && k.preset != "":
+		return usagef("--preset %s goes with --store kubernetes, and this is --store %s", k.preset, cfg.Store)
+	case cfg.Store != app.StoreKubernetes:
+		return nil
+	case cfg.Preset != app.PresetPlannerOnly && cfg.Preset != app.PresetKubeProxyReplacement:
+		return usagef("--preset %q: with --store kubernetes choose planner-only or kube-proxy-replacement; zone and global are not in this version", k.preset)
+	case cfg.Role != app.RoleStandalone:
+		return usagef("--role %s: a control plane with --store kubernetes stands alone", cfg.Role)
+	case cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0:
+		return usagef("--cluster-key-file and --cluster-key-command: with --store kubernetes replicas share their authority by a Secret")
+	case cfg.DNSAddress != "":
+		return usagef("--dns-address: with --store kubernetes the cluster's own DNS answers names")
+	}
+	cfg.Namespace, cfg.AgentServiceAccount = k.namespace, k.agents
+	if cfg.Namespace == "" {
+		cfg.Namespace = podNamespace()
+	}
+	var err error
+	cfg.Cluster, err = app.ClusterREST(s.kubeconfig)
+	return err
+}
+
+// podNamespace is that of the service account that this process runs as.
+func podNamespace() string {
+	// Where kubelet mounts it (k8s.io/client-go, rest.InClusterConfig).
+	data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	if name := strings.TrimSpace(string(data)); err == nil && name != "" {
+		return name
+	}
+	return access.SystemNamespace
+}
