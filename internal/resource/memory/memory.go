@@ -37,6 +37,7 @@ const historyLimit = 16 << 10
 // nothing but each other.
 type Client struct {
 	kinds map[schema.GroupVersionKind]*resource.Descriptor
+	limit int // historyLimit
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at every change
@@ -60,7 +61,7 @@ var _ resource.Client = (*Client)(nil)
 // New makes a client for the given kinds, without objects.
 func New(kinds ...*resource.Descriptor) *Client {
 	c := &Client{
-		kinds: map[schema.GroupVersionKind]*resource.Descriptor{}, changed: make(chan struct{}),
+		kinds: map[schema.GroupVersionKind]*resource.Descriptor{}, limit: historyLimit, changed: make(chan struct{}),
 		objects: map[schema.GroupVersionKind]map[resource.Key]resource.Object{},
 	}
 	for _, d := range kinds {
@@ -230,8 +231,8 @@ func (c *Client) put(d *resource.Descriptor, event watch.EventType, obj, old res
 func (c *Client) note(d *resource.Descriptor, event watch.EventType, obj, old resource.Object) {
 	c.revision++
 	obj.SetResourceVersion(format(c.revision))
-	if len(c.history) >= 2*historyLimit {
-		c.history = append([]record(nil), c.history[len(c.history)-historyLimit:]...)
+	if len(c.history) >= 2*c.limit {
+		c.history = append([]record(nil), c.history[len(c.history)-c.limit:]...)
 	}
 	c.history = append(c.history, record{revision: c.revision, kind: d.GVK, event: event, obj: obj, prev: old})
 	close(c.changed)

@@ -36,6 +36,7 @@ func TestOtherKindsAreRefused(t *testing.T) {
 // keeps up sees every change.
 func TestHistoryIsBounded(t *testing.T) {
 	c := New(kind.ConfigMap)
+	c.limit = 100
 	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}}
 	made, err := c.Create(t.Context(), kind.ConfigMap, m)
 	if err != nil {
@@ -47,13 +48,13 @@ func TestHistoryIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer slow.Stop()
-	for i := range 3 * historyLimit {
+	for i := range 3 * c.limit {
 		m.Data = map[string]string{"n": fmt.Sprint(i)}
 		if made, err = c.Update(t.Context(), kind.ConfigMap, m); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(c.history) > 2*historyLimit {
+	if len(c.history) > 2*c.limit {
 		t.Errorf("%d changes are kept", len(c.history))
 	}
 	if _, err := c.Watch(t.Context(), kind.ConfigMap, resource.WatchOptions{ResourceVersion: first}); !apierrors.IsResourceExpired(err) {
