@@ -125,8 +125,11 @@ type reviews struct{}
 
 func (reviews) ReviewToken(_ context.Context, token string, _ []string) (s authenticationv1.TokenReviewStatus, err error) {
 	name, _, _ := strings.Cut(token, ".of.agents")
-	if name == token {
+	switch name {
+	case token:
 		return s, nil
+	case "down":
+		return s, errors.New("no way to the API")
 	}
 	s.Authenticated, s.Audiences = true, []string{access.AgentAudience}
 	s.User.Username = "system:serviceaccount:" + access.SystemNamespace + ":proxima-agent"
@@ -367,7 +370,8 @@ func TestJoinInACluster(t *testing.T) {
 	}
 	for token, want := range map[string]string{
 		"gone.of.agents":     `403: `,
-		"a.foreign.token":    "401",
+		"a.foreign.token":    "the cluster refuses the token",
+		"down.of.agents":     "503",
 		"zone-a-00.of":       "401",
 		"proxima_1_whatever": "401",
 	} {

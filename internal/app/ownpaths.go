@@ -117,7 +117,14 @@ func (q *ownPaths) writeKubeconfig() error {
 // ServeHTTP implements http.Handler: it admits a request, or refuses it with the reason.
 func (q *ownPaths) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	who, ok, err := q.authenticator.AuthenticateRequest(r)
-	if err != nil || !ok {
+	switch {
+	case errors.Is(err, access.ErrServiceAccount):
+		refuseRequest(w, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
+		return
+	case errors.Is(err, access.ErrNotReviewed):
+		refuseRequest(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, access.ErrNotReviewed.Error()+"; try again")
+		return
+	case err != nil || !ok:
 		q.log.Info("credentials refused", "from", r.RemoteAddr, "error", err)
 		refuseRequest(w, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the credentials are not valid here: use the kubeconfig of the data directory")
 		return

@@ -195,7 +195,7 @@ func (o *overview) findProblems() {
 		}
 		o.Problems = append(o.Problems, doctor.ZoneProblems(cp.Federation)...)
 		if !cp.Catalog.Synced {
-			o.problem("catalog: still reading the store; answers and views follow when it has")
+			o.problem("catalog: still reading the store; views follow when it has")
 		}
 		for _, name := range cp.SilentInstances {
 			o.problem("instance %s of the control plane does not say which agents follow there: is it running? see its log", name)

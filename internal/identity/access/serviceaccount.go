@@ -21,6 +21,14 @@ import (
 // another audience, as that of the cluster's API, is refused: it is no proof towards us.
 const AgentAudience = "proxima"
 
+var (
+	// ErrServiceAccount: a token of a service account is refused; the error says why, and quotes
+	// no token.
+	ErrServiceAccount = errors.New("token of a service account")
+	// ErrNotReviewed: the API of the cluster could not be asked; the token may be good.
+	ErrNotReviewed = errors.New("the token could not be reviewed by the cluster")
+)
+
 // TokenReviewer asks the API of a cluster whose a token is.
 type TokenReviewer interface {
 	// ReviewToken blocks for a request to the API. An error means that it could not be asked.
@@ -51,16 +59,16 @@ func (s *ServiceAccounts) AuthenticateRequest(req *http.Request) (*authenticator
 	status, err := s.Reviewer.ReviewToken(req.Context(), token, []string{AgentAudience})
 	if err != nil {
 		s.Logger.Warn("a token of a service account could not be reviewed", "from", req.RemoteAddr, "error", err)
-		return nil, false, fmt.Errorf("the token could not be reviewed: %w", err)
+		return nil, false, fmt.Errorf("%w: %w", ErrNotReviewed, err)
 	}
 	node, err := s.nodeOf(&status)
 	if err != nil {
 		s.Logger.Info("token of a service account refused", "reason", err, "from", req.RemoteAddr)
-		return nil, false, err
+		return nil, false, fmt.Errorf("%w: %w", ErrServiceAccount, err)
 	}
 	subject, err := identity.SubjectFor(identity.Node, node)
 	if err != nil {
-		return nil, false, err
+		return nil, false, fmt.Errorf("%w: %w", ErrServiceAccount, err)
 	}
 	return &authenticator.Response{User: &user.DefaultInfo{Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated)}}, true, nil
 }

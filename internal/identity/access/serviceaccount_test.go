@@ -108,12 +108,12 @@ func TestOtherServiceAccounts(t *testing.T) {
 		status := agentToken()
 		tc.edit(&status)
 		got, ok, err := serviceAccounts(&reviewer{status: status}, &elsewhere{}).AuthenticateRequest(joinRequest(identity.CertificatesPath, "Bearer "+jwt))
-		if ok || got != nil || err == nil || !strings.Contains(err.Error(), tc.want) {
+		if ok || got != nil || !errors.Is(err, ErrServiceAccount) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %+v, %v, want %q", name, got, err, tc.want)
 		}
 	}
 	_, ok, err := serviceAccounts(&reviewer{err: errors.New("no way")}, &elsewhere{}).AuthenticateRequest(joinRequest(identity.CertificatesPath, "Bearer "+jwt))
-	if ok || err == nil || !strings.Contains(err.Error(), "could not be reviewed") {
+	if ok || !errors.Is(err, ErrNotReviewed) {
 		t.Errorf("an API that does not answer: %v", err)
 	}
 }
