@@ -63,7 +63,8 @@ func explainConfigMap(cfg ControlPlaneConfig, err error) error {
 	if err == nil {
 		return nil
 	}
-	return explainCluster(cfg.Cluster, fmt.Errorf("configmap %s/%s, by which agents trust this control plane: %w", cfg.Namespace, authorityObject, err))
+	err = fmt.Errorf("configmap %s/%s, by which agents trust this control plane: %w", cfg.Namespace, authorityObject, err)
+	return explainCluster(cfg.Cluster, err)
 }
 
 // createAuthority makes one, and the Secret of it.
@@ -96,12 +97,17 @@ func writeAuthority(dataDir string, cert, private []byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	return errors.Join(atomicfile.Write(filepath.Join(dir, "ca.crt"), cert, 0o600), atomicfile.Write(filepath.Join(dir, "ca.key"), private, 0o600))
+	return errors.Join(
+		atomicfile.Write(filepath.Join(dir, "ca.crt"), cert, 0o600),
+		atomicfile.Write(filepath.Join(dir, "ca.key"), private, 0o600),
+	)
 }
 
 // publishAuthority for agents.
 func publishAuthority(ctx context.Context, client resource.Client, key resource.Key, cert []byte) error {
-	want := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Data: map[string]string{authorityFile: string(cert)}}
+	want := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Data: map[string]string{authorityFile: string(cert)},
+	}
 	obj, err := client.Get(ctx, kind.ConfigMap, key)
 	if apierrors.IsNotFound(err) {
 		_, err = client.Create(ctx, kind.ConfigMap, want)

@@ -125,7 +125,9 @@ func stripUnwritten(obj resource.Object) {
 		strip(obj)
 	case *corev1.Pod:
 		strip(obj)
-		o.Spec = corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Hostname: o.Spec.Hostname, Subdomain: o.Spec.Subdomain}
+		o.Spec = corev1.PodSpec{
+			NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Hostname: o.Spec.Hostname, Subdomain: o.Spec.Subdomain,
+		}
 		o.Status = corev1.PodStatus{
 			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
 			Conditions: slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady }),
@@ -210,7 +212,8 @@ func (p *clusterPlane) handle() {
 		p.paths.mux.Handle(path, handler)
 	}
 	log := p.log.With("component", "certificates")
-	p.paths.mux.Handle(identity.CertificatesPath, p.ofNodes(access.NewCertificates(p.storage.ca, p.storage.tokens, p.storage.policy(), i.grpcPort(), log)))
+	issue := access.NewCertificates(p.storage.ca, p.storage.tokens, p.storage.policy(), i.grpcPort(), log)
+	p.paths.mux.Handle(identity.CertificatesPath, p.ofNodes(issue))
 	p.paths.authenticator = &access.ServiceAccounts{
 		Reviewer: p.reviewer(), Namespace: p.cfg.Namespace, Name: p.cfg.AgentServiceAccount, Next: p.paths.authenticator, Logger: log,
 	}
@@ -222,7 +225,8 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 		who, _ := request.UserFrom(r.Context())
 		name, _ := identity.NodeName(who.GetName(), who.GetGroups())
 		if !p.instance.catalog.Synced() {
-			refuseRequest(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the cluster is still being read; try again in a moment")
+			refuseRequest(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+				"the cluster is still being read; try again in a moment")
 			return
 		}
 		if _, ok := p.instance.catalog.Snapshot().Nodes.Get(resource.Key{Name: name}); !ok {
@@ -270,7 +274,9 @@ func (p *clusterPlane) reviewer() access.TokenReviewer {
 type tokenReviews struct{ cfg *rest.Config }
 
 // ReviewToken implements access.TokenReviewer.
-func (t tokenReviews) ReviewToken(ctx context.Context, token string, audiences []string) (status authenticationv1.TokenReviewStatus, err error) {
+func (t tokenReviews) ReviewToken(
+	ctx context.Context, token string, audiences []string,
+) (status authenticationv1.TokenReviewStatus, err error) {
 	client, err := typedauthentication.NewForConfig(clusterREST(t.cfg))
 	if err != nil {
 		return status, err

@@ -175,7 +175,8 @@ func (p *plannerOnly) awaitTables(ctx context.Context) error {
 // handle adds the questions that are answered.
 func (p *plannerOnly) handle() {
 	for path, handler := range admin.PlannerHandlers(admin.Config{
-		Role: string(RoleStandalone), Preset: string(PresetPlannerOnly), Site: string(locality.Local), StoreName: StoreKubernetes, Started: p.started,
+		Role: string(RoleStandalone), Preset: string(PresetPlannerOnly), Site: string(locality.Local),
+		StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: p.catalog, Planner: p.planner, Demand: p.demand,
 		Streams: nobody{}, Refused: &version.Refusals{}, Suspicion: nobody{}, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
 		InServiceRange: nowhere, Logger: p.log,
@@ -194,7 +195,8 @@ func strip(obj resource.Object) {
 	if n, ok := obj.(*corev1.Node); ok {
 		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
 		n.Status = corev1.NodeStatus{
-			Allocatable: n.Status.Allocatable, Addresses: n.Status.Addresses, NodeInfo: corev1.NodeSystemInfo{MachineID: n.Status.NodeInfo.MachineID},
+			Allocatable: n.Status.Allocatable, Addresses: n.Status.Addresses,
+			NodeInfo:   corev1.NodeSystemInfo{MachineID: n.Status.NodeInfo.MachineID},
 			Conditions: slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type != corev1.NodeReady }),
 		}
 		for i := range n.Status.Conditions { // heartbeats are no changes

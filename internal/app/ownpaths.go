@@ -53,7 +53,8 @@ const maxOwnPathConnections = 256
 func newOwnPaths(cfg ControlPlaneConfig, s *storage, ready func() bool, log *slog.Logger) (*ownPaths, error) {
 	q := &ownPaths{
 		dataDir: cfg.DataDir, log: log.With("component", "api"), ca: s.ca, mux: http.NewServeMux(), authorizer: newByCredential(),
-		authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")), metrics: s.metrics, ready: ready,
+		authenticator: access.NewAuthenticator(s.tokens, s.ca.Pool(), s.policy(), log.With("component", "authentication")),
+		metrics:       s.metrics, ready: ready,
 	}
 	var err error
 	if q.listener, err = listen("API", "--api-address", cfg.APIAddress, maxOwnPathConnections, log); err != nil {
@@ -70,7 +71,8 @@ func newOwnPaths(cfg ControlPlaneConfig, s *storage, ready func() bool, log *slo
 		return nil, err
 	}
 	q.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2", "http/1.1"},
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert,
+		NextProtos: []string{"h2", "http/1.1"},
 	}
 	q.handle()
 	return q, nil
@@ -126,7 +128,8 @@ func (q *ownPaths) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case err != nil || !ok:
 		q.log.Info("credentials refused", "from", r.RemoteAddr, "error", err)
-		refuseRequest(w, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the credentials are not valid here: use the kubeconfig of the data directory")
+		refuseRequest(w, http.StatusUnauthorized, metav1.StatusReasonUnauthorized,
+			"the credentials are not valid here: use the kubeconfig of the data directory")
 		return
 	}
 	decision, reason, err := q.authorizer.Authorize(r.Context(), authorizer.AttributesRecord{

@@ -32,7 +32,8 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 	case cfg.Store != app.StoreKubernetes:
 		return nil
 	case cfg.Preset != app.PresetPlannerOnly && cfg.Preset != app.PresetKubeProxyReplacement:
-		return usagef("--preset %q: with --store kubernetes choose planner-only or kube-proxy-replacement; zone and global are not in this version", k.preset)
+		return usagef("--preset %q: with --store kubernetes choose planner-only or kube-proxy-replacement; "+
+			"zone and global are not in this version", k.preset)
 	case cfg.Role != app.RoleStandalone:
 		return usagef("--role %s: a control plane with --store kubernetes stands alone", cfg.Role)
 	case cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0:

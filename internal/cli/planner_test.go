@@ -27,9 +27,8 @@ import (
 
 // guided is what the page's commands run with.
 type guided struct {
-	t     *testing.T
-	dir   string
-	plane chan string // what the control plane of the page prints first
+	t   *testing.T
+	dir string
 }
 
 // run a command line of the page, and return what it prints.

@@ -70,7 +70,8 @@ func (s *ServiceAccounts) AuthenticateRequest(req *http.Request) (*authenticator
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: %w", ErrServiceAccount, err)
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated)}}, true, nil
+	info := &user.DefaultInfo{Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated)}
+	return &authenticator.Response{User: info}, true, nil
 }
 
 // projected is the token of a service account that a request for a certificate shows. Such
@@ -101,7 +102,8 @@ func (s *ServiceAccounts) nodeOf(status *authenticationv1.TokenReviewStatus) (st
 	}
 	names := status.User.Extra[serviceaccount.NodeNameKey]
 	if len(names) != 1 || names[0] == "" {
-		return "", errors.New("the token is not bound to a pod on a node: agents need a projected token (serviceAccountToken), of Kubernetes 1.30 or newer")
+		return "", errors.New("the token is not bound to a pod on a node: " +
+			"agents need a projected token (serviceAccountToken), of Kubernetes 1.30 or newer")
 	}
 	return names[0], nil
 }

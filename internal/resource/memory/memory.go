@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -140,7 +139,7 @@ func (c *Client) Create(ctx context.Context, d *resource.Descriptor, obj resourc
 	case c.objects[d.GVK][key] != nil:
 		return nil, apierrors.NewAlreadyExists(d.GroupResource(), key.Name)
 	}
-	stored.SetUID(types.UID(uuid.NewUUID()))
+	stored.SetUID(uuid.NewUUID())
 	stored.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
 	whole := resource.StatusIncluded(ctx)
 	if d.Status && !whole {
