@@ -180,6 +180,7 @@ var layers = map[string]layer{
 	"internal/kubeclient/lease":         adapter,
 	"internal/kubeclient/remote":        adapter,
 	"internal/node/cgroups":             adapter,
+	"internal/node/fallback":            adapter,
 	"internal/node/fromkube":            adapter,
 	"internal/node/fromview":            adapter,
 	"internal/node/healthcheck":         adapter,
@@ -217,7 +218,8 @@ var layers = map[string]layer{
 var siblings = map[string][]string{
 	// Answers are in the types of those who give them.
 	"internal/admin": {
-		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fromkube",
+		"internal/audit", "internal/delta/stream", "internal/identity", "internal/identity/workload", "internal/node/fallback",
+		"internal/node/fromkube",
 		"internal/node/fromview", "internal/node/local", "internal/view",
 	},
 	"internal/apiserver": {
