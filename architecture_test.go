@@ -61,6 +61,7 @@ var layers = map[string]layer{
 	"internal/planner/rule":          base,
 	"internal/problem":               base,
 	"internal/proxy":                 base,
+	"internal/release":               base,
 	"internal/resource":              base,
 	"internal/resource/cached":       base,
 	"internal/resource/faulty":       base,

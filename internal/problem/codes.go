@@ -10,6 +10,7 @@ const (
 	LabNotUp         Code = "lab-not-up"
 	LabExists        Code = "lab-exists"
 	LabUnavailable   Code = "lab-unavailable"
+	ReleaseInvalid   Code = "release-invalid"
 )
 
 // Codes of the way to an API server, and of its answers.

@@ -21,6 +21,7 @@ func Definitions() []Definition {
 		{LabNotUp, "There is no lab of this name.", "Start it with `proxima lab up`."},
 		{LabExists, "A lab of this name is up, or parts of it are.", "Take it down with `proxima lab down`, or choose another name."},
 		{LabUnavailable, "This machine cannot run labs.", "Run it as root on Linux; `proxima demo` needs no root."},
+		{ReleaseInvalid, "Files of a release are damaged, missing, or not signed by the key.", "Download what the error names again; use none of the files until `proxima version --verify` passes."},
 
 		{KubeconfigMissing, "No kubeconfig was named, and none is in the data directory.", "Start a control plane with `proxima up`, or name a kubeconfig with `--kubeconfig`."},
 		{KubeconfigInvalid, "The kubeconfig names no cluster or cannot be parsed.", "Use the kubeconfig that `proxima up` leaves in its data directory."},
