@@ -23,9 +23,10 @@ const (
 // newReference writes the reference out of the commands themselves.
 func newReference(s *settings) *cobra.Command {
 	var dir string
+	var man bool
 	cmd := &cobra.Command{
-		Use:    "reference --dir DIR",
-		Short:  "Write the reference of commands and settings",
+		Use:    "reference --dir DIR [--man]",
+		Short:  "Write the reference of commands and settings, or the man pages",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -35,6 +36,9 @@ func newReference(s *settings) *cobra.Command {
 			files, err := referenceFiles(newRoot(&settings{io: s.io}))
 			if err != nil {
 				return err
+			}
+			if man {
+				files = manPages(newRoot(&settings{io: s.io}))
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return err
@@ -48,6 +52,8 @@ func newReference(s *settings) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "directory to write to (needed)")
+	cmd.Flags().BoolVar(&man, "man", false, "write man pages, one per command")
+	_ = cmd.Flags().SetAnnotation("man", commandLineOnly, nil) // the flag is there
 	return cmd
 }
 
