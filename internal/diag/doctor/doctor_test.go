@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -116,6 +117,24 @@ func TestDoctorPermissions(t *testing.T) {
 		if (f.Problem != "") != wrong || wrong && (!strings.Contains(f.Problem, "kubeconfig (0644)") || f.Fix != "chmod -R go= "+x.DataDir) {
 			t.Errorf("%04o: %+v", mode, f)
 		}
+	}
+	// As packages make it, for a control plane of another user beside root's agent.
+	for mode, wrong := range map[os.FileMode]string{
+		0o770 | os.ModeSticky: "other users can read " + filepath.Join(x.DataDir, "kubeconfig") + " (0644)",
+		0o777 | os.ModeSticky: "other users can read " + x.DataDir + " (0777)",
+	} {
+		if err := os.Chmod(x.DataDir, mode); err != nil {
+			t.Fatal(err)
+		}
+		if f := x.privateFiles(); !strings.HasPrefix(f.Problem, wrong) || !strings.HasPrefix(f.Fix, "chmod o= ") {
+			t.Errorf("%s: %+v", mode, f)
+		}
+	}
+	if err := errors.Join(os.Chmod(x.DataDir, 0o770|os.ModeSticky), os.Chmod(filepath.Join(x.DataDir, "kubeconfig"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if f := x.privateFiles(); f.Problem != "" {
+		t.Errorf("a directory as of packages: %+v", f)
 	}
 }
 

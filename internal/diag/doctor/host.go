@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,7 +15,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
-// privateFiles: keys, tokens and state are for this user alone.
+// privateFiles: keys, tokens and state are for this user alone. A data directory that a
+// control plane of another user shares with root's agent, as packages make it, belongs to
+// root, and the group may write to it; the sticky bit keeps what others made there.
 func (x examiner) privateFiles() Finding {
 	f := Finding{ID: checkPermissions, Check: "permissions of the data directory"}
 	if runtime.GOOS == "windows" {
@@ -22,10 +25,15 @@ func (x examiner) privateFiles() Finding {
 		return f
 	}
 	var open []string
+	shared := false
 	for _, name := range []string{"", "pki", "tokens", "node", "kubeconfig", "store.db", "keys"} {
 		path := filepath.Join(x.DataDir, name)
 		info, err := os.Stat(path)
-		if err == nil && info.Mode().Perm()&0o077 != 0 {
+		others := fs.FileMode(0o077)
+		if name == "" && err == nil && info.Mode()&fs.ModeSticky != 0 {
+			shared, others = true, 0o007
+		}
+		if err == nil && info.Mode().Perm()&others != 0 {
 			open = append(open, fmt.Sprintf("%s (%04o)", path, info.Mode().Perm()))
 		}
 	}
@@ -33,7 +41,11 @@ func (x examiner) privateFiles() Finding {
 	if info, err := os.Stat(x.DataDir); err != nil || info.Mode().Perm()&0o077 == 0 || len(open) == 0 {
 		return f
 	}
-	f.fail(problem.DataDirectoryExposed, "other users can read "+strings.Join(open, ", "), "chmod -R go= "+x.DataDir)
+	fix := "chmod -R go= " + x.DataDir
+	if shared { // the group stays
+		fix = "chmod o= " + x.DataDir + "; chmod -R go= " + x.DataDir + "/*"
+	}
+	f.fail(problem.DataDirectoryExposed, "other users can read "+strings.Join(open, ", "), fix)
 	return f
 }
 
