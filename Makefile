@@ -5,14 +5,18 @@ BIN := $(CURDIR)/bin
 VERSION ?= v0.1.0-dev
 LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(VERSION)
 # Modules of their own: what they compare us with is not linked into the product.
-MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout 2>/dev/null | paste -sd,)
+MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout tools/release 2>/dev/null | paste -sd,)
+# Images are IMAGE:VERSION. SIGNING_KEY is a private key in a file, BUILDER a URI of whose it is.
+IMAGE ?= proxima.dev/proxima
+RELEASE = cd tools/release && CGO_ENABLED=0 $(GO) run . -root $(CURDIR) -version '$(VERSION)' -image '$(IMAGE)' \
+  $(if $(SIGNING_KEY),-signing-key '$(abspath $(SIGNING_KEY))') $(if $(BUILDER),-builder '$(BUILDER)')
 GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
 
 export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew soak lint gen bench cross clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew soak lint gen bench cross image packages release release-check clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -63,5 +67,19 @@ cross: ## build for every platform that must build
 	for target in linux/amd64 linux/arm64 windows/amd64 darwin/arm64; do \
 	  echo "$$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./cmd/proxima || exit 1; done
 
+image: ## OCI images for linux/amd64 and linux/arm64, in dist/image
+	@$(RELEASE) image
+
+packages: ## deb and rpm packages, in dist/packages
+	@$(RELEASE) packages
+
+release: ## a release in dist: archives, packages, images, checksums, provenance
+	@$(RELEASE) all
+
+release-check: build ## two releases are equal; packages are installed, units run (minutes)
+	@tools/setup release
+	@$(RELEASE) check
+	cd tools/release && CGO_ENABLED=0 PROXIMA_RELEASE=1 $(GO) test -count 1 -v -run Installed ./packages
+
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) $(CURDIR)/dist

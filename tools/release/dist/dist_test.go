@@ -1,0 +1,208 @@
+package dist
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/proxima-mesh/proxima/internal/release"
+	"github.com/proxima-mesh/proxima/tools/release/build"
+)
+
+// program builds one that does nothing, as only its build information counts.
+func program(t *testing.T) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	err := errors.Join(os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module example.test/program\n\ngo 1.26\n"), 0o600),
+		os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-o", "program", ".")
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	content, err := os.ReadFile(filepath.Join(dir, "program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// newRelease of a program in place of the product.
+func newRelease(t *testing.T, content []byte, key *release.Key) *Release {
+	t.Helper()
+	work := t.TempDir()
+	for _, p := range build.Platforms() {
+		name := "proxima"
+		if p.OS == "windows" {
+			name = "proxima.exe"
+		}
+		dir := filepath.Join(work, p.OS+"-"+p.Arch)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, name), content, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Release{
+		Source: build.Source{Root: root, Version: "v1.2.3", Commit: "c0ffee", Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)},
+		Work:   work, ImageName: "proxima.dev/proxima", Builder: "https://example.test/builder", Key: key, Log: io.Discard,
+		generated: &build.Generated{
+			Completion: map[string][]byte{"bash": []byte("# bash"), "zsh": []byte("# zsh"), "fish": []byte("# fish")},
+			Man:        map[string][]byte{"proxima.1": []byte(".TH PROXIMA 1\n")},
+		},
+	}
+}
+
+func newKey(t *testing.T) *release.Key {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := release.ParseKey(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func files(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, e := range entries {
+		if out[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// TestAll: a release has every file that it should, two are equal, and it verifies.
+func TestAll(t *testing.T) {
+	key := newKey(t)
+	dir, again := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
+	content := program(t)
+	if err := os.MkdirAll(filepath.Join(dir, "old"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(newRelease(t, content, key).All(t.Context(), dir), newRelease(t, content, key).All(t.Context(), again)); err != nil {
+		t.Fatal(err)
+	}
+	got := files(t, dir)
+	for name, data := range files(t, again) {
+		if !bytes.Equal(got[name], data) {
+			t.Errorf("%s: two builds differ", name)
+		}
+	}
+	want := []string{release.SumsName}
+	for _, name := range []string{
+		"proxima-1.2.3-1.aarch64.rpm", "proxima-1.2.3-1.x86_64.rpm", "proxima_1.2.3-1_amd64.deb", "proxima_1.2.3-1_arm64.deb", "proxima_v1.2.3_image.tar",
+		"proxima_v1.2.3_darwin_amd64.tar.gz", "proxima_v1.2.3_darwin_arm64.tar.gz", "proxima_v1.2.3_linux_amd64.tar.gz",
+		"proxima_v1.2.3_linux_arm64.tar.gz", "proxima_v1.2.3_windows_amd64.zip", "proxima_v1.2.3_darwin_amd64.cdx.json",
+		"proxima_v1.2.3_darwin_arm64.cdx.json", "proxima_v1.2.3_linux_amd64.cdx.json", "proxima_v1.2.3_linux_arm64.cdx.json", "proxima_v1.2.3_windows_amd64.cdx.json",
+	} {
+		want = append(want, name, name+release.SignedSuffix)
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Error(diff)
+	}
+	report, err := release.Verify(dir, key.Public())
+	if err != nil || report.Err() != nil {
+		t.Fatal(err, report.Err())
+	}
+	if report.Version != "v1.2.3" || report.Commit != "c0ffee" || report.Builder != "https://example.test/builder" || !report.Signed || len(report.Files) != 15 {
+		t.Errorf("%+v", report)
+	}
+	checkArchives(t, got)
+}
+
+func checkArchives(t *testing.T, files map[string][]byte) {
+	t.Helper()
+	in, err := gzip.NewReader(bytes.NewReader(files["proxima_v1.2.3_linux_amd64.tar.gz"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for r := tar.NewReader(in); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, strings.TrimPrefix(h.Name, "proxima_v1.2.3/"))
+	}
+	want := []string{
+		"", "CHANGELOG.md", "LICENSE", "README.md", "completion/", "completion/proxima.bash", "completion/proxima.fish", "completion/proxima.zsh",
+		"man/", "man/proxima.1", "proxima",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Error(diff)
+	}
+	data := files["proxima_v1.2.3_windows_amd64.zip"]
+	z, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(z.File) != 5 || z.File[4].Name != "proxima_v1.2.3/proxima.exe" {
+		t.Errorf("%d files in the zip file", len(z.File))
+	}
+}
+
+// TestUnsigned: without a key the statements are plain, and one about changed files names no
+// commit.
+func TestUnsigned(t *testing.T) {
+	r := newRelease(t, nil, nil)
+	r.Source.Changed = true
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("a"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.vouch(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	report, err := release.Verify(dir, nil)
+	if err != nil || report.Err() != nil || report.Signed || report.Commit != "" {
+		t.Errorf("%+v, %v", report, err)
+	}
+	s, err := release.ParseStatement(files(t, dir)["a"+release.UnsignedSuffix])
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := s.Predicate.BuildDefinition
+	if d.ExternalParameters.Version != "v1.2.3" || d.InternalParameters.Environment["CGO_ENABLED"] != "0" || d.ResolvedDependencies[1].Name != "go.sum" {
+		t.Errorf("%+v", d)
+	}
+}

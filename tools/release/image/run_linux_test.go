@@ -1,0 +1,249 @@
+package image_test
+
+import (
+	"archive/tar"
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/tools/release/build"
+	"github.com/proxima-mesh/proxima/tools/release/build/buildtest"
+	"github.com/proxima-mesh/proxima/tools/release/image"
+)
+
+// starter is the variable by which this test, run again in namespaces of its own, learns that
+// it is to start a container with the root file system that it names.
+const starter = "PROXIMA_TEST_ROOT"
+
+func TestMain(m *testing.M) {
+	if root := os.Getenv(starter); root != "" {
+		fmt.Fprintln(os.Stderr, "start the container:", enter(root, os.Args[1:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// enter does what a container runtime does, in mount, network and process namespaces of its
+// own, and becomes the command: the root is read-only, but for the volume of the state.
+func enter(root string, command []string) error {
+	state := filepath.Join(root, image.DataDir)
+	owner := fmt.Sprintf("mode=0700,uid=%d,gid=%d", image.User, image.User)
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("loopback device: %w: %s", err, out)
+	}
+	for _, m := range []struct {
+		from, to, typ string
+		flags         uintptr
+		data          string
+	}{
+		{"", "/", "", unix.MS_PRIVATE | unix.MS_REC, ""},
+		{root, root, "", unix.MS_BIND, ""},
+		{"proc", filepath.Join(root, "proc"), "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"tmpfs", state, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, owner},
+		{"", root, "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV, ""},
+	} {
+		if err := unix.Mount(m.from, m.to, m.typ, m.flags, m.data); err != nil {
+			return fmt.Errorf("mount %s: %w", m.to, err)
+		}
+	}
+	err := errors.Join(unix.Chroot(root), unix.Chdir("/"), unix.Setgroups(nil), unix.Setgid(image.User), unix.Setuid(image.User),
+		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	if err != nil {
+		return err
+	}
+	environment := []string{"PATH=/usr/bin", "HOME=" + image.DataDir, "PROXIMA_DATA_DIR=" + image.DataDir}
+	return unix.Exec(command[0], command, environment)
+}
+
+// unpack the image of this platform, with owners, as a runtime does.
+func unpack(t *testing.T) string {
+	t.Helper()
+	img, err := image.New(config, build.Host(), buildtest.Binary(t, "../../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	in := mutate.Extract(img)
+	defer in.Close()
+	for r := tar.NewReader(in); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(root, filepath.FromSlash(h.Name))
+		if h.Typeflag == tar.TypeDir {
+			err = os.MkdirAll(path, 0o755)
+		} else {
+			err = writeFile(path, r)
+		}
+		if err := errors.Join(err, os.Chmod(path, h.FileInfo().Mode()), os.Chown(path, h.Uid, h.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A runtime makes the mount point. The directory of a test is for its user alone.
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "proc"), 0o555), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func writeFile(path string, from io.Reader) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, from)
+	return errors.Join(err, f.Close())
+}
+
+// container is a command in the image.
+func container(t *testing.T, root string, command ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", append([]string{"/usr/bin/proxima"}, command...)...)
+	cmd.Env = append(os.Environ(), starter+"="+root)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+	}
+	return cmd
+}
+
+// TestRun runs the image for this platform as its user, with a read-only root: the command
+// says its version, and a control plane becomes ready.
+func TestRun(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: containers are started with mounts")
+	}
+	root := unpack(t)
+	out, err := container(t, root, "version").CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "proxima v") || !strings.Contains(string(out), runtime.GOOS+"/"+runtime.GOARCH) {
+		t.Fatalf("version: %v\n%s", err, out)
+	}
+
+	cmd := container(t, root, "control-plane", "--store", "memory", "--service-cidr", "10.96.0.0/16", "--mesh-cidr", "none")
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	said := func() string {
+		data, _ := os.ReadFile(log.Name())
+		return string(data)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for {
+		status, err := ready(cmd.Process.Pid)
+		if status == http.StatusOK {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("the control plane ended: %v\n%s", err, said())
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("/readyz: %d, %v\n%s", status, err, said())
+		}
+	}
+	if uid := userOf(t, cmd.Process.Pid); uid != image.User {
+		t.Errorf("it runs as user %d", uid)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("it ends with %v\n%s", err, said())
+	}
+}
+
+// ready asks /readyz of the API in the network namespace of a process.
+func ready(pid int) (int, error) {
+	type answer struct {
+		status int
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		status, err := readyHere(fmt.Sprintf("/proc/%d/ns/net", pid))
+		done <- answer{status, err}
+	}()
+	a := <-done
+	return a.status, a.err
+}
+
+func readyHere(namespace string) (int, error) {
+	f, err := os.Open(namespace)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return 0, err
+	}
+	conn, err := net.DialTCP("tcp", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 6443})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return 0, err
+	}
+	secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // whose it is does not matter here
+	req, err := http.NewRequest(http.MethodGet, "https://127.0.0.1:6443/readyz", nil)
+	if err != nil {
+		return 0, err
+	}
+	if err := req.Write(secure); err != nil {
+		return 0, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(secure), req)
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
+}
+
+// userOf a process.
+func userOf(t *testing.T, pid int) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" {
+			uid, err := strconv.Atoi(fields[2]) // the effective one
+			if err != nil {
+				t.Fatal(err)
+			}
+			return uid
+		}
+	}
+	t.Fatal("no Uid in the status of the process")
+	return 0
+}
