@@ -4,21 +4,25 @@ import (
 	"archive/tar"
 	"bufio"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"golang.org/x/sys/unix"
 
@@ -28,12 +32,23 @@ import (
 )
 
 // starter is the variable by which this test, run again in namespaces of its own, learns that
-// it is to start a container with the root file system that it names.
-const starter = "PROXIMA_TEST_ROOT"
+// it is to start a container: a bundle in JSON.
+const starter = "PROXIMA_TEST_BUNDLE"
+
+// bundle is what a container runtime takes from an image.
+type bundle struct {
+	Root   string
+	Config v1.Config
+}
 
 func TestMain(m *testing.M) {
-	if root := os.Getenv(starter); root != "" {
-		fmt.Fprintln(os.Stderr, "start the container:", enter(root, os.Args[1:]))
+	if text := os.Getenv(starter); text != "" {
+		var b bundle
+		err := json.Unmarshal([]byte(text), &b)
+		if err == nil {
+			err = b.enter(os.Args[1:])
+		}
+		fmt.Fprintln(os.Stderr, "start the container:", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
@@ -41,9 +56,22 @@ func TestMain(m *testing.M) {
 
 // enter does what a container runtime does, in mount, network and process namespaces of its
 // own, and becomes the command: the root is read-only, but for the volume of the state.
-func enter(root string, command []string) error {
-	state := filepath.Join(root, image.DataDir)
-	owner := fmt.Sprintf("mode=0700,uid=%d,gid=%d", image.User, image.User)
+func (b bundle) enter(args []string) error {
+	root := b.Root
+	var user, group int
+	if _, err := fmt.Sscanf(b.Config.User, "%d:%d", &user, &group); err != nil {
+		return fmt.Errorf("user %q: %w", b.Config.User, err)
+	}
+	if len(b.Config.Volumes) != 1 {
+		return fmt.Errorf("volumes %v: one is expected", b.Config.Volumes)
+	}
+	state := filepath.Join(root, slices.Collect(maps.Keys(b.Config.Volumes))[0])
+	// A new volume has the owner and the mode that the directory has in the image.
+	var have unix.Stat_t
+	if err := unix.Stat(state, &have); err != nil {
+		return err
+	}
+	owner := fmt.Sprintf("mode=%o,uid=%d,gid=%d", have.Mode&0o7777, have.Uid, have.Gid)
 	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		return fmt.Errorf("loopback device: %w: %s", err, out)
 	}
@@ -62,17 +90,17 @@ func enter(root string, command []string) error {
 			return fmt.Errorf("mount %s: %w", m.to, err)
 		}
 	}
-	err := errors.Join(unix.Chroot(root), unix.Chdir("/"), unix.Setgroups(nil), unix.Setgid(image.User), unix.Setuid(image.User),
+	err := errors.Join(unix.Chroot(root), unix.Chdir("/"), unix.Setgroups(nil), unix.Setgid(group), unix.Setuid(user),
 		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	if err != nil {
 		return err
 	}
-	environment := []string{"PATH=/usr/bin", "HOME=" + image.DataDir, "PROXIMA_DATA_DIR=" + image.DataDir}
-	return unix.Exec(command[0], command, environment)
+	command := append(slices.Clone(b.Config.Entrypoint), args...)
+	return unix.Exec(command[0], command, b.Config.Env)
 }
 
 // unpack the image of this platform, with owners, as a runtime does.
-func unpack(t *testing.T) string {
+func unpack(t *testing.T) bundle {
 	t.Helper()
 	img, err := image.New(config, build.Host(), buildtest.Binary(t, "../../.."))
 	if err != nil {
@@ -103,7 +131,11 @@ func unpack(t *testing.T) string {
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "proc"), 0o555), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	return root
+	file, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bundle{Root: root, Config: file.Config}
 }
 
 func writeFile(path string, from io.Reader) error {
@@ -115,11 +147,15 @@ func writeFile(path string, from io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// container is a command in the image.
-func container(t *testing.T, root string, command ...string) *exec.Cmd {
+// container with arguments of the entry point.
+func (b bundle) container(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", append([]string{"/usr/bin/proxima"}, command...)...)
-	cmd.Env = append(os.Environ(), starter+"="+root)
+	text, err := json.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), starter+"="+string(text))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 	}
@@ -132,13 +168,13 @@ func TestRun(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: containers are started with mounts")
 	}
-	root := unpack(t)
-	out, err := container(t, root, "version").CombinedOutput()
+	b := unpack(t)
+	out, err := b.container(t, "version").CombinedOutput()
 	if err != nil || !strings.HasPrefix(string(out), "proxima v") || !strings.Contains(string(out), runtime.GOOS+"/"+runtime.GOARCH) {
 		t.Fatalf("version: %v\n%s", err, out)
 	}
 
-	cmd := container(t, root, "control-plane", "--store", "memory", "--service-cidr", "10.96.0.0/16", "--mesh-cidr", "none")
+	cmd := b.container(t, "control-plane", "--store", "memory", "--service-cidr", "10.96.0.0/16", "--mesh-cidr", "none")
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
