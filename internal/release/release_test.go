@@ -185,7 +185,7 @@ func TestVerifyFinds(t *testing.T) {
 		spoil    func(t *testing.T, dir string)
 		want     string
 	}{
-		"a changed byte":         {spoil: func(t *testing.T, dir string) { write(t, dir, a, "content of a.tar.gz!") }, want: "a.tar.gz: its SHA-256 is "},
+		"a changed byte":         {spoil: func(t *testing.T, dir string) { write(t, dir, a, "content of a.tar.gz!") }, want: "in SHA256SUMS it is "},
 		"a missing file":         {spoil: remove(a), want: "a.tar.gz: it is listed in SHA256SUMS and not there"},
 		"a link":                 {spoil: link(a, "b.zip"), want: "a.tar.gz: it is not a regular file"},
 		"another file":           {spoil: func(t *testing.T, dir string) { write(t, dir, "extra", "") }, want: "extra: it is not listed in SHA256SUMS"},

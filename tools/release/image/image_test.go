@@ -160,6 +160,9 @@ func checkImage(t *testing.T, index v1.ImageIndex, d v1.Descriptor) {
 			t.Fatal(err)
 		}
 		names = append(names, fmt.Sprintf("%s %o %d", strings.TrimSuffix(h.Name, "/"), h.Mode, h.Uid))
+		if !h.ModTime.Equal(config.Time) {
+			t.Errorf("%s is of %s", h.Name, h.ModTime)
+		}
 		data, err := io.ReadAll(r)
 		if err != nil {
 			t.Fatal(err)
