@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X github.com/proxima-mesh/proxima/internal/version.version=$(V
 # Modules of their own: what they compare us with is not linked into the product.
 MODULES := $(shell ls -d test/endpointslice test/topology bench/fanout tools/release 2>/dev/null | paste -sd,)
 # Images are IMAGE:VERSION. SIGNING_KEY is a private key in a file, BUILDER a URI of whose it is.
-IMAGE ?= proxima.dev/proxima
+IMAGE ?= ghcr.io/proxima-mesh/proxima
 RELEASE = cd tools/release && CGO_ENABLED=0 $(GO) run . -root $(CURDIR) -version '$(VERSION)' -image '$(IMAGE)' \
   $(if $(SIGNING_KEY),-signing-key '$(abspath $(SIGNING_KEY))') $(if $(BUILDER),-builder '$(BUILDER)')
 GOSOURCES := $(shell find cmd internal api -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum

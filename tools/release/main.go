@@ -32,7 +32,7 @@ func main() {
 	flag.StringVar(&o.root, "root", "../..", "root of the repository")
 	flag.StringVar(&o.version, "version", "", "version to build, as in v1.2.3")
 	flag.StringVar(&o.out, "out", "", "folder to write to (default: dist in the root)")
-	flag.StringVar(&o.image, "image", "proxima.dev/proxima", "name of the image, without a tag")
+	flag.StringVar(&o.image, "image", "ghcr.io/proxima-mesh/proxima", "name of the image, without a tag")
 	flag.StringVar(&o.builder, "builder", "https://github.com/proxima-mesh/proxima/tools/release", "URI of who vouches for the release")
 	flag.StringVar(&o.keyFile, "signing-key", "", "file with a private key (PEM: Ed25519, or ECDSA P-256 or P-384) that signs the statements")
 	flag.BoolVar(&o.cold, "cold", false, "of check: compile the second build from scratch (20 minutes)")

@@ -8,10 +8,13 @@ package dist
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -145,9 +148,9 @@ func (r *Release) name(p build.Platform, suffix string) string {
 	return fmt.Sprintf("proxima_%s_%s_%s%s", r.Source.Version, p.OS, p.Arch, suffix)
 }
 
-// All writes everything to a folder, in place of what is there.
+// All writes everything to a folder, in place of the release that is there.
 func (r *Release) All(ctx context.Context, out string) error {
-	if err := os.RemoveAll(out); err != nil {
+	if err := removeOld(out); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
@@ -168,6 +171,24 @@ func (r *Release) All(ctx context.Context, out string) error {
 		return err
 	}
 	return r.vouch(ctx, out)
+}
+
+// removeOld removes what earlier builds left in a folder, and refuses to remove anything else.
+func removeOld(out string) error {
+	entries, err := os.ReadDir(out)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		ours := e.Name() == release.SumsName || e.Name() == "image" || e.Name() == "packages" || strings.HasPrefix(e.Name(), "proxima")
+		if !ours {
+			return fmt.Errorf("%s has files of others, as %s: empty it, or choose another folder", out, e.Name())
+		}
+	}
+	return os.RemoveAll(out)
 }
 
 // archive of a platform: the binary with documents, and with completion and man pages where

@@ -67,7 +67,7 @@ func newRelease(t *testing.T, content []byte, key *release.Key) *Release {
 	}
 	return &Release{
 		Source: build.Source{Root: root, Version: "v1.2.3", Commit: "c0ffee", Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)},
-		Work:   work, ImageName: "proxima.dev/proxima", Builder: "https://example.test/builder", Key: key, Log: io.Discard,
+		Work:   work, ImageName: "ghcr.io/proxima-mesh/proxima", Builder: "https://example.test/builder", Key: key, Log: io.Discard,
 		generated: &build.Generated{
 			Completion: map[string][]byte{"bash": []byte("# bash"), "zsh": []byte("# zsh"), "fish": []byte("# fish")},
 			Man:        map[string][]byte{"proxima.1": []byte(".TH PROXIMA 1\n")},
@@ -112,10 +112,13 @@ func TestAll(t *testing.T) {
 	key := newKey(t)
 	dir, again := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
 	content := program(t)
-	if err := os.MkdirAll(filepath.Join(dir, "old"), 0o755); err != nil {
+	// What earlier builds left, an interrupted one, too.
+	err := errors.Join(os.MkdirAll(filepath.Join(dir, "image", "layout"), 0o755), os.WriteFile(filepath.Join(dir, "proxima_v1.2.2_image.tar"), nil, 0o600))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(newRelease(t, content, key).All(t.Context(), dir), newRelease(t, content, key).All(t.Context(), again)); err != nil {
+	err = errors.Join(newRelease(t, content, key).All(t.Context(), dir), newRelease(t, content, key).All(t.Context(), again))
+	if err != nil {
 		t.Fatal(err)
 	}
 	got := files(t, dir)
@@ -178,6 +181,20 @@ func checkArchives(t *testing.T, files map[string][]byte) {
 	}
 	if len(z.File) != 5 || z.File[4].Name != "proxima_v1.2.3/proxima.exe" {
 		t.Errorf("%d files in the zip file", len(z.File))
+	}
+}
+
+// TestFilesOfOthers: a release is not written in place of something else.
+func TestFilesOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "thesis"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := newRelease(t, nil, nil).All(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "files of others, as thesis") {
+		t.Error(err)
+	}
+	if got := files(t, dir); len(got) != 1 {
+		t.Errorf("%d files are left", len(got))
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 )
 
 var config = image.Config{
-	Name: "proxima.dev/proxima", Version: "v1.2.3", Commit: "c0ffee", Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC),
+	Name: "ghcr.io/proxima-mesh/proxima", Version: "v1.2.3", Commit: "c0ffee", Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC),
 }
 
 // newIndex of images with a text in place of the binary.
@@ -105,7 +105,7 @@ func TestLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(top.Manifests) != 1 || top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" ||
-		top.Manifests[0].Annotations["io.containerd.image.name"] != "proxima.dev/proxima:v1.2.3" {
+		top.Manifests[0].Annotations["io.containerd.image.name"] != "ghcr.io/proxima-mesh/proxima:v1.2.3" {
 		t.Fatalf("%+v", top.Manifests)
 	}
 	inner, err := index.ImageIndex(top.Manifests[0].Digest)
