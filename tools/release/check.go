@@ -31,8 +31,12 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 	if o.cold {
 		cache = filepath.Join(work, "cache")
 	}
+	commit, err := output(ctx, "git", "-C", o.root, "rev-parse", "HEAD")
+	if err != nil {
+		return err
+	}
 	first, second := filepath.Join(work, "a"), filepath.Join(work, "another", "folder")
-	if err := o.clone(ctx, first, nil, 0o022); err != nil {
+	if err := o.clone(ctx, commit, first, nil, 0o022); err != nil {
 		return err
 	}
 	circumstances := []string{
@@ -40,7 +44,7 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 		// They are set as a release needs them.
 		"GOFLAGS=", "CGO_ENABLED=1",
 	}
-	if err := o.clone(ctx, second, circumstances, 0o077); err != nil {
+	if err := o.clone(ctx, commit, second, circumstances, 0o077); err != nil {
 		return err
 	}
 	if err := same(filepath.Join(first, "dist"), filepath.Join(second, "dist")); err != nil {
@@ -49,8 +53,8 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 	return verify(filepath.Join(second, "dist"), key)
 }
 
-// clone the repository to a folder, and build a release there by this program.
-func (o options) clone(ctx context.Context, dir string, environment []string, umask int) error {
+// clone a commit to a folder, and build a release there by this program.
+func (o options) clone(ctx context.Context, commit, dir string, environment []string, umask int) error {
 	defer syscall.Umask(syscall.Umask(umask))
 	root, err := filepath.Abs(o.root)
 	if err != nil {
@@ -59,11 +63,7 @@ func (o options) clone(ctx context.Context, dir string, environment []string, um
 	if _, err := output(ctx, "git", "clone", "--quiet", "--no-local", root, dir); err != nil {
 		return err
 	}
-	head, err := output(ctx, "git", "-C", root, "rev-parse", "HEAD")
-	if err != nil {
-		return err
-	}
-	if _, err := output(ctx, "git", "-C", dir, "checkout", "--quiet", "--detach", head); err != nil {
+	if _, err := output(ctx, "git", "-C", dir, "checkout", "--quiet", "--detach", commit); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -80,9 +80,12 @@ func (o options) clone(ctx context.Context, dir string, environment []string, um
 }
 
 func output(ctx context.Context, name string, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, name, args...).Output()
+	cmd := exec.CommandContext(ctx, name, args...)
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w", name, args[0], err)
+		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(complaint.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
 }

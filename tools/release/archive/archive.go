@@ -93,10 +93,7 @@ func writeTar(out *tar.Writer, e Entry, at time.Time) error {
 
 // Gzip writes what a function writes, compressed.
 func Gzip(w io.Writer, write func(io.Writer) error) error {
-	out, err := gzip.NewWriterLevel(w, gzip.BestCompression)
-	if err != nil {
-		return err
-	}
+	out := gzip.NewWriter(w)
 	if err := write(out); err != nil {
 		return err
 	}

@@ -107,26 +107,20 @@ func files(t *testing.T, dir string) map[string][]byte {
 	return out
 }
 
-// TestAll: a release has every file that it should, two are equal, and it verifies.
+// TestAll: a release has every file that it should, and it verifies. That two are equal,
+// make release-check tries, and the packages beside this one by part.
 func TestAll(t *testing.T) {
 	key := newKey(t)
-	dir, again := filepath.Join(t.TempDir(), "dist"), filepath.Join(t.TempDir(), "dist")
-	content := program(t)
+	dir := filepath.Join(t.TempDir(), "dist")
 	// What earlier builds left, an interrupted one, too.
 	err := errors.Join(os.MkdirAll(filepath.Join(dir, "image", "layout"), 0o755), os.WriteFile(filepath.Join(dir, "proxima_v1.2.2_image.tar"), nil, 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(newRelease(t, content, key).All(t.Context(), dir), newRelease(t, content, key).All(t.Context(), again))
-	if err != nil {
+	if err := newRelease(t, program(t), key).All(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	got := files(t, dir)
-	for name, data := range files(t, again) {
-		if !bytes.Equal(got[name], data) {
-			t.Errorf("%s: two builds differ", name)
-		}
-	}
 	want := []string{release.SumsName}
 	for _, name := range []string{
 		"proxima-1.2.3-1.aarch64.rpm", "proxima-1.2.3-1.x86_64.rpm", "proxima_1.2.3-1_amd64.deb", "proxima_1.2.3-1_arm64.deb", "proxima_v1.2.3_image.tar",
