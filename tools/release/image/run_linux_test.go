@@ -249,7 +249,7 @@ func readyHere(namespace string) (int, error) {
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return 0, err
 	}
-	secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // whose it is does not matter here
+	secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // whose it is does not matter here
 	req, err := http.NewRequest(http.MethodGet, "https://127.0.0.1:6443/readyz", nil)
 	if err != nil {
 		return 0, err
