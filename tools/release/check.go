@@ -31,12 +31,8 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 	if o.cold {
 		cache = filepath.Join(work, "cache")
 	}
-	commit, err := output(ctx, "git", "-C", o.root, "rev-parse", "HEAD")
-	if err != nil {
-		return err
-	}
 	first, second := filepath.Join(work, "a"), filepath.Join(work, "another", "folder")
-	if err := o.clone(ctx, commit, first, nil, 0o022); err != nil {
+	if err := o.clone(ctx, o.root, first, nil, 0o022); err != nil {
 		return err
 	}
 	circumstances := []string{
@@ -44,7 +40,8 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 		// They are set as a release needs them.
 		"GOFLAGS=", "CGO_ENABLED=1",
 	}
-	if err := o.clone(ctx, commit, second, circumstances, 0o077); err != nil {
+	// Of the clone, so that both are of one commit, whatever is committed meanwhile.
+	if err := o.clone(ctx, first, second, circumstances, 0o077); err != nil {
 		return err
 	}
 	if err := same(filepath.Join(first, "dist"), filepath.Join(second, "dist")); err != nil {
@@ -53,17 +50,15 @@ func (o options) check(ctx context.Context, key *release.Key) error {
 	return verify(filepath.Join(second, "dist"), key)
 }
 
-// clone a commit to a folder, and build a release there by this program.
-func (o options) clone(ctx context.Context, commit, dir string, environment []string, umask int) error {
+// clone a repository to a folder, as it is checked out, and build a release there by this
+// program.
+func (o options) clone(ctx context.Context, from, dir string, environment []string, umask int) error {
 	defer syscall.Umask(syscall.Umask(umask))
-	root, err := filepath.Abs(o.root)
+	from, err := filepath.Abs(from)
 	if err != nil {
 		return err
 	}
-	if _, err := output(ctx, "git", "clone", "--quiet", "--no-local", root, dir); err != nil {
-		return err
-	}
-	if _, err := output(ctx, "git", "-C", dir, "checkout", "--quiet", "--detach", commit); err != nil {
+	if _, err := output(ctx, "git", "clone", "--quiet", "--no-local", from, dir); err != nil {
 		return err
 	}
 	self, err := os.Executable()
