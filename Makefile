@@ -30,7 +30,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	@echo 'Tests of real kernels and of several machines need root; CONTRIBUTING.md says more.'
 
-check: ## build, vet and race tests of a package, as PKG=internal/delta; RUN=TestX for some
+check: ## build, vet and race tests of a package: PKG=internal/delta; RUN=TestX for some
 	@tools/check '$(PKG)' '$(RUN)'
 
 demo: build ## see it work, on this machine, in a minute
