@@ -76,7 +76,11 @@ func (r *Release) generate(ctx context.Context) (build.Generated, error) {
 }
 
 func (r *Release) imageConfig() image.Config {
-	return image.Config{Name: r.ImageName, Version: r.Source.Version, Commit: r.Source.Commit, Time: r.Source.Time}
+	commit := r.Source.Commit
+	if r.Source.Changed {
+		commit += "+changes" // as proxima version says it
+	}
+	return image.Config{Name: r.ImageName, Version: r.Source.Version, Commit: commit, Time: r.Source.Time}
 }
 
 // Images writes a layout with the images of all platforms to a folder, in place of what is

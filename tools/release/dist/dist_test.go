@@ -201,6 +201,9 @@ func TestUnsigned(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("a"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if got := r.imageConfig().Commit; got != "c0ffee+changes" {
+		t.Errorf("the image is of commit %s", got)
+	}
 	if err := r.vouch(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
