@@ -279,10 +279,6 @@ func (r *Release) definition(ctx context.Context) (release.BuildDefinition, erro
 	if err != nil {
 		return release.BuildDefinition{}, err
 	}
-	sums, err := release.DigestFile(filepath.Join(r.Source.Root, "go.sum"))
-	if err != nil {
-		return release.BuildDefinition{}, err
-	}
 	const uri = "git+https://github.com/proxima-mesh/proxima"
 	source := release.Resource{URI: uri}
 	if r.Source.Commit != "" {
@@ -292,14 +288,22 @@ func (r *Release) definition(ctx context.Context) (release.BuildDefinition, erro
 		// The commit alone does not give these bytes.
 		source = release.Resource{Name: "source with changes", URI: uri}
 	}
+	dependencies := []release.Resource{source}
+	// They pin all modules: those of the product, and those that build.
+	for _, name := range []string{"go.sum", "tools/release/go.sum"} {
+		sums, err := release.DigestFile(filepath.Join(r.Source.Root, filepath.FromSlash(name)))
+		if err != nil {
+			return release.BuildDefinition{}, err
+		}
+		dependencies = append(dependencies, release.Resource{Name: name, Digest: map[string]string{"sha256": sums.String()}})
+	}
 	return release.BuildDefinition{
 		BuildType:          release.BuildType,
 		ExternalParameters: release.ExternalParameters{Version: r.Source.Version, Target: "release"},
 		InternalParameters: release.InternalParameters{
 			Go: goVersion, Environment: build.Environment(), Flags: r.Source.Flags(), SourceDateEpoch: r.Source.Time.Unix(),
 		},
-		// go.sum pins all modules.
-		ResolvedDependencies: []release.Resource{source, {Name: "go.sum", Digest: map[string]string{"sha256": sums.String()}}},
+		ResolvedDependencies: dependencies,
 	}, nil
 }
 

@@ -216,7 +216,7 @@ func TestUnsigned(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := s.Predicate.BuildDefinition
-	if d.ExternalParameters.Version != "v1.2.3" || d.InternalParameters.Environment["CGO_ENABLED"] != "0" || d.ResolvedDependencies[1].Name != "go.sum" {
+	if d.ExternalParameters.Version != "v1.2.3" || d.InternalParameters.Environment["CGO_ENABLED"] != "0" || len(d.ResolvedDependencies) != 3 || d.ResolvedDependencies[1].Name != "go.sum" {
 		t.Errorf("%+v", d)
 	}
 }
