@@ -281,6 +281,12 @@ func (s *sites) testNewExport() {
 		s.a.create(kind.Service, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 		})
+		// Kinds have no order among each other: an export that is known before its Service has
+		// nothing to offer yet, rightly.
+		until(s.t, "the Service in the tables", func() bool {
+			_, ok := s.a.cp.instance.catalog.Snapshot().Services.Get(resource.Key{Namespace: "default", Name: name})
+			return ok
+		})
 		s.a.create(kind.ServiceExport, export(name, ""))
 		until(s.t, "the export in zone b", func() bool { return s.b.has(kind.ServiceExport, name) })
 	}
