@@ -37,6 +37,7 @@ var layers = map[string]layer{
 	"tools/":    command,
 	"test/":     command,
 	"bench/":    command,
+	"deploy/":   base,
 
 	// types, contracts and helpers that every layer uses
 	"internal/addresspool":           base,
@@ -83,6 +84,9 @@ var layers = map[string]layer{
 	"internal/store/watch":           base,
 	"internal/version":               base,
 	"internal/wallclock":             base,
+
+	// examples of objects
+	"internal/resource/kind/kindtest": base,
 
 	// the state, as tables
 	"internal/catalog": catalog,
@@ -208,6 +212,9 @@ var layers = map[string]layer{
 	"internal/demo":        app,
 	"internal/lab":         app,
 	"internal/proxy/modes": app,
+
+	// what is installed
+	"internal/kubernetes/manifests": core,
 
 	// commands
 	"internal/cli":          command,

@@ -2,7 +2,6 @@ package kind_test
 
 import (
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -10,159 +9,11 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/kind/kindtest"
 )
 
 // base is a valid object of each kind, as its user might write it.
-var base = map[string]string{
-	"Namespace": `{metadata: {name: shop}}`,
-	"Service": `
-metadata: {name: web, namespace: shop}
-spec: {selector: {app: web}, ports: [{port: 80, targetPort: http}]}`,
-	"Endpoints": `
-metadata: {name: web, namespace: shop}
-subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 8080}]}]`,
-	"Node": `
-metadata: {name: node-1}
-status: {capacity: {cpu: "4"}}`,
-	"Pod": `
-metadata: {name: web-1, namespace: shop}
-spec: {containers: [{name: web, image: "web:1", ports: [{name: http, containerPort: 8080}]}]}`,
-	"ConfigMap": `
-metadata: {name: settings, namespace: shop}
-data: {a: "1"}`,
-	"Secret": `
-metadata: {name: keys, namespace: shop}
-stringData: {a: "1"}`,
-	"Event": `
-metadata: {name: web.1, namespace: shop}
-involvedObject: {kind: Pod, namespace: shop, name: web-1}
-reason: Started
-type: Normal`,
-	"EventsV1Event": `
-metadata: {name: web.2, namespace: shop}
-eventTime: "2026-01-02T03:04:05.000000Z"
-regarding: {kind: Pod, namespace: shop, name: web-1}
-reportingController: proxima.dev/health
-reportingInstance: one
-action: Probe
-reason: Started
-type: Normal`,
-	"EndpointSlice": `
-metadata: {name: web-abc, namespace: shop}
-addressType: IPv4
-endpoints: [{addresses: [10.1.0.1]}]
-ports: [{port: 8080}]`,
-	"Lease": `
-metadata: {name: node-1, namespace: kube-node-lease}
-spec: {holderIdentity: node-1, leaseDurationSeconds: 40}`,
-	"IPAddress": `
-metadata: {name: 10.96.0.10}
-spec: {parentRef: {resource: services, namespace: shop, name: web}}`,
-	"ServiceCIDR": `
-metadata: {name: kubernetes}
-spec: {cidrs: [10.96.0.0/16]}`,
-	"Dataplane": `
-metadata: {name: web-1, namespace: shop, labels: {app: web}}
-spec:
-  addresses: [192.0.2.7]
-  ports: [{name: http, port: 8080}]
-  readiness: {httpGet: {port: http}}`,
-	"Mesh": `
-metadata: {name: blue}
-spec:
-  mtls:
-    enabledBackend: own
-    backends:
-    - {name: own}
-    - {name: corp, type: Provided, provided: {certificate: {inline: YQ==}, key: {secretRef: {name: corp-ca, key: tls.key}}}}
-  networking: {outbound: {passthrough: false}}
-  routing: {zoneEgress: true}`,
-	"ExternalService": `
-metadata: {name: payments, namespace: shop}
-spec:
-  hosts: [pay.example.com]
-  ports: [{port: 443, targetPort: 8443}]
-  addresses: [{address: 192.0.2.9, zone: east}, {address: eu.pay.example.com}]
-  zones: [east, west]
-  tls:
-    serverName: pay.example.com
-    clientCertificate: {secretRef: {name: client, key: tls.crt}}
-    clientKey: {secretRef: {name: client, key: tls.key}}`,
-	"ZoneCosts": `
-metadata: {name: default}
-spec:
-  region: 1.5
-  world: 12
-  pairs: [{from: a, to: b, cost: 0.5}, {from: a, to: c, cost: 3, oneWay: true}]`,
-	"TopologyHeuristic": `
-metadata: {name: near}
-spec:
-  variables: [{name: busy, expression: "zones.filter(z, z.demand > z.capacity).map(z, z.name)"}]
-  zones: "[endpoint.zone] + busy"
-  weight: "zone.name == endpoint.zone ? 3.0 : 1.0"
-  fallback: Fail`,
-	"TrafficPlan": `
-metadata: {name: web, namespace: shop}
-spec:
-  service: web
-  version: 3
-  mode: proxima.dev/Adaptive
-  parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}
-  groups:
-  - addressType: IPv4
-    ports: [http]
-    outcome: Planned
-    published: "2026-01-02T03:04:05Z"
-    reason: LargeGap
-    demandSource: Measured
-    expected: {inZone: 0.9, cost: 0.1, busiest: 1.17, limit: 1.17}
-    zones:
-    - {name: a, endpoints: 1, demand: 0.6, reason: Region, to: [{zone: a, share: 0.9}, {zone: b, share: 0.1}]}
-    - {name: b, endpoints: 1, demand: 0.4, reason: Home, to: [{zone: b, share: 1}]}`,
-	"Zone": `{metadata: {name: east}}`,
-	"ZoneInsight": `
-metadata: {name: east}
-status:
-  online: true
-  subscriptions: [{id: a, instance: global-0, version: 1.2.3, connectTime: "2026-01-02T03:04:05.000000Z"}]
-  types: [{type: mesh.proxima.dev/Mesh, direction: ToZone, objects: 2}, {type: mesh.proxima.dev/Mesh, direction: ToGlobal}]`,
-	"ZoneIngress": `
-metadata: {name: gateway-1}
-spec: {zone: east, address: 192.0.2.1, port: 10001, advertisedAddress: east.example.com, advertisedPort: 443}`,
-	"ZoneIngressInsight": `
-metadata: {name: gateway-1}
-status: {online: true, subscriptions: [{id: a, connectTime: "2026-01-02T03:04:05.000000Z"}]}`,
-	"ZoneEgress": `
-metadata: {name: gateway-2}
-spec: {address: 192.0.2.1, port: 10002}`,
-	"ZoneEgressInsight": `
-metadata: {name: gateway-2}
-status: {online: false}`,
-	"DataplaneInsight": `
-metadata: {name: web-1, namespace: shop}
-status:
-  online: true
-  certificate: {identity: "spiffe://default.mesh/ns/shop/sa/web", backend: own, generations: 3,
-    lastIssue: "2026-01-02T03:04:05Z", expiry: "2026-01-03T03:04:05Z"}`,
-	"ServiceExport": `
-metadata: {name: web, namespace: shop, annotations: {mesh.proxima.dev/to-zones: "west, north"}}
-spec: {exportedLabels: {team: shop}, exportedAnnotations: {docs: "https://example.com"}}`,
-	"ServiceImport": `
-metadata: {name: web, namespace: shop}
-spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}`,
-	"VirtualIP": `
-metadata: {name: web-shop-svc-80-a}
-spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}`,
-	"IPAddressPool": `
-metadata: {name: main}
-spec: {addresses: [192.0.2.0/28, 198.51.100.5-198.51.100.9, "2001:db8::1"], namespaces: [shop], autoAssign: false}`,
-	"ZoneShift": `
-metadata: {name: zone-a}
-spec: {zone: zone-a, until: "` + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + `", reason: power work}`,
-	"GlobalSecret": `
-metadata: {name: corp-ca}
-stringData: {tls.key: "1"}`,
-}
+var base = kindtest.Valid()
 
 // descriptors are all kinds under the names of their functions.
 func descriptors() map[string]*resource.Descriptor {
@@ -221,31 +72,9 @@ func service(t testing.TB, addresses ...string) *corev1.Service {
 // overlay lays YAML over YAML: maps merge, null deletes, all else replaces.
 func overlay(t testing.TB, under, over string) string {
 	t.Helper()
-	var u, o map[string]any
-	for text, into := range map[string]*map[string]any{under: &u, over: &o} {
-		if err := yaml.Unmarshal([]byte(text), into); err != nil {
-			t.Fatal(err)
-		}
-	}
-	merge(u, o)
-	out, err := yaml.Marshal(u)
+	out, err := kindtest.Overlay(under, over)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(out)
-}
-
-func merge(under, over map[string]any) {
-	for k, v := range over {
-		o, both := v.(map[string]any)
-		u, ok := under[k].(map[string]any)
-		switch {
-		case v == nil:
-			delete(under, k)
-		case both && ok:
-			merge(u, o)
-		default:
-			under[k] = v
-		}
-	}
+	return out
 }
