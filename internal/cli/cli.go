@@ -143,6 +143,7 @@ func newRoot(s *settings) *cobra.Command {
 		newGet(s), newApply(s), newDelete(s), newDescribe(s),
 		newStatus(s), newExplain(s), newTrace(s), newSimulate(s), newDoctor(s), newToken(s), newZone(s), newProxy(s), newCompletion(s), newVersion(s),
 		newBackup(s), newRestore(s), newSecrets(s), newAudit(s),
+		newInstall(s), newUninstall(s),
 		newLab(s),
 		newReference(s),
 	)

@@ -1,0 +1,42 @@
+{{- define "proxima.presets" -}}
+{{ .Files.Get "files/presets.yaml" }}
+{{- end -}}
+
+{{- /* What the preset installs, as YAML. */ -}}
+{{- define "proxima.preset" -}}
+{{ toYaml (index (include "proxima.presets" . | fromYaml) .Values.preset) }}
+{{- end -}}
+
+{{- define "proxima.labels" -}}
+app.kubernetes.io/name: proxima
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "proxima.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Mistakes that the schema cannot say. */ -}}
+{{- define "proxima.check" -}}
+{{- $preset := include "proxima.preset" . | fromYaml -}}
+{{- if and $preset.agent (not .Values.apiServer) -}}
+{{- fail (printf "apiServer: preset %s needs the address of the cluster's API server that is not a virtual IP: --set apiServer=https://ADDRESS:6443" .Values.preset) -}}
+{{- end -}}
+{{- if and $preset.full (ne .Release.Namespace "proxima-system") -}}
+{{- fail (printf "namespace %s: Proxima's own objects are in proxima-system: --namespace proxima-system" .Release.Namespace) -}}
+{{- end -}}
+{{- if eq $preset.role "zone" -}}
+{{- if not .Values.zone.name -}}
+{{- fail "zone.name: preset zone needs the name of the zone: --set zone.name=NAME" -}}
+{{- end -}}
+{{- if not .Values.zone.global -}}
+{{- fail "zone.global: preset zone needs the address of the global control plane: --set zone.global=HOST:PORT" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,253 @@
+package manifests_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+// needed are the values without which a preset cannot be rendered.
+var needed = map[string][]string{
+	"planner-only":           nil,
+	"kube-proxy-replacement": {"apiServer=https://192.0.2.1:6443"},
+	"zone":                   {"apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
+	"global":                 nil,
+}
+
+func render(t *testing.T, preset string, set ...string) []manifests.Object {
+	t.Helper()
+	all, err := manifests.Render(manifests.Options{Preset: preset, Set: append(slices.Clone(needed[preset]), set...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// summary has kinds and names, and how many definitions there are.
+func summary(all []manifests.Object) []string {
+	var out []string
+	for _, o := range all {
+		if o.Kind == "CustomResourceDefinition" {
+			if !slices.Contains(out, "CustomResourceDefinitions") {
+				out = append(out, "CustomResourceDefinitions")
+			}
+			continue
+		}
+		out = append(out, o.Kind+" "+o.Name)
+	}
+	return out
+}
+
+func TestPresets(t *testing.T) {
+	agents := []string{
+		"CustomResourceDefinitions", "ServiceAccount proxima", "ServiceAccount proxima-agent",
+		"ClusterRole proxima-planner", "ClusterRole proxima-control-plane", "ClusterRole proxima-kinds", "ClusterRole proxima-agent",
+		"ClusterRoleBinding proxima-planner", "ClusterRoleBinding proxima-control-plane", "ClusterRoleBinding proxima-kinds",
+		"ClusterRoleBinding proxima-agent", "Role proxima-state", "RoleBinding proxima-state",
+		"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima", "DaemonSet proxima-agent",
+	}
+	for preset, want := range map[string][]string{
+		"planner-only": {
+			"ServiceAccount proxima", "ClusterRole proxima-planner", "ClusterRoleBinding proxima-planner", "Service proxima", "Deployment proxima",
+		},
+		"kube-proxy-replacement": agents,
+		"zone":                   agents,
+		"global": {
+			"CustomResourceDefinitions", "ServiceAccount proxima", "ClusterRole proxima-global", "ClusterRole proxima-kinds",
+			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "Role proxima-state", "RoleBinding proxima-state",
+			"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima",
+		},
+	} {
+		t.Run(preset, func(t *testing.T) {
+			if diff := cmp.Diff(want, summary(render(t, preset))); diff != "" {
+				t.Errorf("objects (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// object finds one and decodes it, with no field that its type does not have.
+func object[T any](t *testing.T, all []manifests.Object, kind, name string) T {
+	t.Helper()
+	var out T
+	for _, o := range all {
+		if o.Kind == kind && o.Name == name {
+			if err := yaml.UnmarshalStrict([]byte(o.Text), &out); err != nil {
+				t.Fatalf("%s %s: %v\n%s", kind, name, err, o.Text)
+			}
+			return out
+		}
+	}
+	t.Fatalf("no %s %s", kind, name)
+	return out
+}
+
+// TestPlannerOnlyReads: what a cluster's owner tries first can change nothing.
+func TestPlannerOnlyReads(t *testing.T) {
+	all := render(t, "planner-only", "createNamespace=true")
+	role := object[rbacv1.ClusterRole](t, all, "ClusterRole", "proxima-planner")
+	for _, rule := range role.Rules {
+		for _, verb := range rule.Verbs {
+			if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+				t.Errorf("%s of %v is allowed", verb, rule.Resources)
+			}
+		}
+		if slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "*") {
+			t.Errorf("%v can be read", rule.Resources)
+		}
+	}
+	if n := *object[appsv1.Deployment](t, all, "Deployment", "proxima").Spec.Replicas; n != 1 {
+		t.Errorf("%d replicas", n)
+	}
+	if got := object[corev1.Namespace](t, all, "Namespace", manifests.Namespace).Labels["pod-security.kubernetes.io/enforce"]; got != "restricted" {
+		t.Errorf("pods are enforced as %q", got)
+	}
+}
+
+// TestRestricted: the control plane's pods are what the restricted standard of pod security allows.
+func TestRestricted(t *testing.T) {
+	for _, preset := range manifests.Presets() {
+		pod := object[appsv1.Deployment](t, render(t, preset), "Deployment", "proxima").Spec.Template.Spec
+		c := pod.Containers[0].SecurityContext
+		switch {
+		case !*pod.SecurityContext.RunAsNonRoot, pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault,
+			*c.AllowPrivilegeEscalation, !*c.ReadOnlyRootFilesystem, !slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}),
+			len(c.Capabilities.Add) > 0, pod.HostNetwork:
+			t.Errorf("%s: %+v, %+v", preset, pod.SecurityContext, c)
+		}
+		if *pod.EnableServiceLinks {
+			t.Errorf("%s: variables of Services would be taken for settings", preset)
+		}
+	}
+}
+
+func TestAgent(t *testing.T) {
+	d := object[appsv1.DaemonSet](t, render(t, "kube-proxy-replacement", "agent.workloadCIDRs=[10.244.0.0/16, fd00:10::/56]"), "DaemonSet", "proxima-agent")
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	if !pod.HostNetwork || pod.PriorityClassName != "system-node-critical" || *pod.EnableServiceLinks ||
+		!slices.Equal(pod.Tolerations, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}) {
+		t.Errorf("pod: %+v", pod)
+	}
+	s := c.SecurityContext
+	if s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}) {
+		t.Errorf("container: %+v", s)
+	}
+	for _, want := range []string{
+		"--server=proxima.proxima-system.svc:6443", "--api-server=https://192.0.2.1:6443", "--node-name=$(NODE_NAME)",
+		"--token-file=/var/run/secrets/proxima/token", "--workload-cidr=10.244.0.0/16,fd00:10::/56",
+	} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("no argument %s: %q", want, c.Args)
+		}
+	}
+	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "token" })
+	if token := pod.Volumes[i].Projected.Sources[0].ServiceAccountToken; token.Audience != "proxima" {
+		t.Errorf("token: %+v", token)
+	}
+}
+
+func TestValues(t *testing.T) {
+	all := render(t, "planner-only", "image.repository=registry.example/proxima", "image.tag=v9", "controlPlane.replicas=3",
+		`controlPlane.nodeSelector={kubernetes.io/arch: arm64}`, `controlPlane.service.annotations.example\.com/a=b`)
+	d := object[appsv1.Deployment](t, all, "Deployment", "proxima")
+	if got := d.Spec.Template.Spec.Containers[0].Image; got != "registry.example/proxima:v9" {
+		t.Errorf("image %s", got)
+	}
+	if *d.Spec.Replicas != 3 {
+		t.Errorf("%d replicas", *d.Spec.Replicas)
+	}
+	if diff := cmp.Diff(map[string]string{"kubernetes.io/arch": "arm64"}, d.Spec.Template.Spec.NodeSelector); diff != "" {
+		t.Errorf("node selector (-want +got):\n%s", diff)
+	}
+	if got := object[corev1.Service](t, all, "Service", "proxima").Annotations["example.com/a"]; got != "b" {
+		t.Errorf("annotation %q", got)
+	}
+	digest := "sha256:" + strings.Repeat("a", 64)
+	d = object[appsv1.Deployment](t, render(t, "planner-only", "image.digest="+digest), "Deployment", "proxima")
+	if got := d.Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(got, "@"+digest) {
+		t.Errorf("image %s", got)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	for _, tt := range []struct {
+		name, preset string
+		set          []string
+		want         string
+	}{
+		{"preset", "everything", nil, "preset"},
+		{"unknown value", "planner-only", []string{"replicas=2"}, "replicas"},
+		{"unknown value below", "planner-only", []string{"agent.colour=red"}, "agent.colour"},
+		{"type", "planner-only", []string{"controlPlane.replicas=many"}, "controlPlane.replicas"},
+		{"choice", "planner-only", []string{"agent.mode=magic"}, "agent.mode"},
+		{"form", "planner-only", []string{"image.digest=abc"}, "image.digest"},
+		{"no value", "planner-only", []string{"image.tag"}, "--set image.tag: PATH=VALUE is needed"},
+		{"no API server", "kube-proxy-replacement", nil, "apiServer: preset kube-proxy-replacement needs the address"},
+		{"no zone", "zone", []string{"apiServer=https://a:1"}, "zone.name: preset zone needs"},
+		{"no global", "zone", []string{"apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := manifests.Render(manifests.Options{Preset: tt.preset, Set: tt.set})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v, want one with %q", err, tt.want)
+			}
+			if p, _ := problem.Of(err); p.Code != problem.Usage {
+				t.Errorf("code %q", p.Code)
+			}
+		})
+	}
+}
+
+// TestRemoval: what any preset installs is named, and definitions only where asked for.
+func TestRemoval(t *testing.T) {
+	for _, definitions := range []bool{false, true} {
+		removed, err := manifests.Removal(definitions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{}
+		for _, o := range removed {
+			names[o.Kind+" "+o.Name] = true
+		}
+		for _, preset := range manifests.Presets() {
+			for _, o := range render(t, preset, "createNamespace=true", "controlPlane.replicas=2") {
+				if want := definitions || o.Kind != "CustomResourceDefinition"; names[o.Kind+" "+o.Name] != want {
+					t.Errorf("%s: %s %s is removed: %t", preset, o.Kind, o.Name, !want)
+				}
+			}
+		}
+		if last := removed[len(removed)-1].Kind; last != "Namespace" {
+			t.Errorf("the last to go is a %s", last)
+		}
+	}
+}
+
+// TestReasons: every permission says why.
+func TestReasons(t *testing.T) {
+	roles, err := manifests.Roles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range roles {
+		for _, p := range r.Presets {
+			if !slices.Contains(manifests.Presets(), p) {
+				t.Errorf("%s: no preset %s", r.Role, p)
+			}
+		}
+		for _, rule := range r.Rules {
+			if rule.Reason == "" || len(rule.APIGroups)*len(rule.Resources)*len(rule.Verbs) == 0 {
+				t.Errorf("%s: %+v", r.Role, rule)
+			}
+		}
+	}
+}
