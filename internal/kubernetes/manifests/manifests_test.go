@@ -18,9 +18,9 @@ import (
 // needed are the values without which a preset cannot be rendered.
 var needed = map[string][]string{
 	"planner-only":           nil,
-	"kube-proxy-replacement": {"apiServer=https://192.0.2.1:6443"},
-	"zone":                   {"apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
-	"global":                 nil,
+	"kube-proxy-replacement": {"preview=true", "apiServer=https://192.0.2.1:6443"},
+	"zone":                   {"preview=true", "apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
+	"global":                 {"preview=true"},
 }
 
 func render(t *testing.T, preset string, set ...string) []manifests.Object {
@@ -192,9 +192,10 @@ func TestMistakes(t *testing.T) {
 		{"choice", "planner-only", []string{"agent.mode=magic"}, "agent.mode"},
 		{"form", "planner-only", []string{"image.digest=abc"}, "image.digest"},
 		{"no value", "planner-only", []string{"image.tag"}, "--set image.tag: PATH=VALUE is needed"},
-		{"no API server", "kube-proxy-replacement", nil, "apiServer: preset kube-proxy-replacement needs the address"},
-		{"no zone", "zone", []string{"apiServer=https://a:1"}, "zone.name: preset zone needs"},
-		{"no global", "zone", []string{"apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
+		{"incomplete", "global", nil, "preset global: the control plane of this version does not run in a cluster but as planner-only"},
+		{"no API server", "kube-proxy-replacement", []string{"preview=true"}, "apiServer: preset kube-proxy-replacement needs the address"},
+		{"no zone", "zone", []string{"preview=true", "apiServer=https://a:1"}, "zone.name: preset zone needs"},
+		{"no global", "zone", []string{"preview=true", "apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := manifests.Render(manifests.Options{Preset: tt.preset, Set: tt.set})
