@@ -16,7 +16,7 @@ export GOTOOLCHAIN := local
 # One set of build flags everywhere, as compiled packages are then shared.
 export GOFLAGS := -trimpath
 
-.PHONY: build help demo check test etcd interop-mcs interop-skew soak lint gen bench cross image packages release release-check clean
+.PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube soak lint gen bench cross image packages release release-check clean
 
 build: $(BIN)/proxima ## build bin/proxima
 
@@ -53,6 +53,9 @@ interop-mcs: build ## mcs-api's conformance suite on a lab of two zones, as root
 
 interop-skew: build ## earlier revisions beside this one, in every pairing (minutes)
 	@tools/interop-skew $(REVISIONS)
+
+interop-kube: build $(BIN)/kubectl ## the real Kubernetes: definitions, manifests, install and uninstall, kube-proxy (minutes)
+	@tools/interop-kube
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
 	@tools/lint/run
