@@ -60,7 +60,6 @@ func (b *bench) define() {
 	}
 	b.kubectl(stream.String(), "apply", "--server-side", "-f", "-")
 	b.kubectl(stream.String(), "wait", "--for=condition=Established", "--timeout=60s", "-f", "-")
-	b.kubectl(stream.String(), "wait", "--for=condition=NonStructuralSchema=False", "--timeout=0", "-f", "-")
 }
 
 // fieldsOf lists the paths of all fields of a kind.
