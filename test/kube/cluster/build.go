@@ -39,6 +39,27 @@ func Binary(t testing.TB, name string) string {
 	return path
 }
 
+// Build builds all programs that the cache does not have. The working directory is in the
+// module.
+func Build() error {
+	module, err := os.Getwd()
+	for err == nil {
+		if _, found := os.Stat(filepath.Join(module, "go.mod")); found == nil {
+			break
+		}
+		if module == filepath.Dir(module) {
+			return fmt.Errorf("no go.mod above the working directory")
+		}
+		module = filepath.Dir(module)
+	}
+	for name := range packages {
+		if err == nil {
+			_, err = binary(module, name)
+		}
+	}
+	return err
+}
+
 func moduleRoot(t testing.TB) string { return filepath.Join(testkit.Root(t), "test", "kube") }
 
 func binary(module, name string) (string, error) {

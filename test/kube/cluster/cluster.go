@@ -168,6 +168,8 @@ func (c *Cluster) managerArgs(t testing.TB) []string {
 		"--root-ca-file=" + c.file("ca.crt"), "--cluster-signing-cert-file=" + c.file("ca.crt"), "--cluster-signing-key-file=" + c.file("ca.key"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(testkit.FreePort(t)), "--profiling=false",
 		"--service-cluster-ip-range=" + c.cidr,
+		// Nodes are objects without a kubelet, and ready for as long as a test takes.
+		"--node-monitor-grace-period=" + lifetime.String(),
 	}
 }
 
