@@ -41,8 +41,5 @@ func TestAgentPermissions(t *testing.T) {
 		out, err := b.run("", "nft", "list", "ruleset")
 		return err == nil && strings.Contains(out, "10.96.0.80") && strings.Contains(out, "192.0.2.9")
 	})
-	// A watch that begins with a list (WatchList) takes the place of a list; API servers without
-	// it get lists.
-	b.wantAllUsed("kube-proxy-replacement", "proxima-agent",
-		permission{"", "services", "list"}, permission{"", "nodes", "list"}, permission{"discovery.k8s.io", "endpointslices", "list"})
+	b.wantAllUsed("kube-proxy-replacement", "proxima-agent", lists("services", "nodes", "endpointslices.discovery.k8s.io"))
 }

@@ -22,8 +22,10 @@ type Role struct {
 type Rule struct {
 	APIGroups []string `json:"apiGroups"`
 	Resources []string `json:"resources"`
-	Verbs     []string `json:"verbs"`
-	Reason    string   `json:"reason"`
+	// ResourceNames are the only objects that the rule is about. Empty: all.
+	ResourceNames []string `json:"resourceNames,omitempty"`
+	Verbs         []string `json:"verbs"`
+	Reason        string   `json:"reason"`
 }
 
 // Roles of all presets.
@@ -56,8 +58,11 @@ func PermissionsReference() (string, error) {
 				where = "`" + Namespace + "`"
 			}
 			for _, rule := range r.Rules {
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.Account, where, groups(rule.APIGroups),
-					strings.ReplaceAll(strings.Join(rule.Resources, ", "), "*", "all"), strings.Join(rule.Verbs, ", "), rule.Reason)
+				resources := strings.ReplaceAll(strings.Join(rule.Resources, ", "), "*", "all")
+				if len(rule.ResourceNames) > 0 {
+					resources += " (" + strings.Join(rule.ResourceNames, ", ") + ")"
+				}
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.Account, where, groups(rule.APIGroups), resources, strings.Join(rule.Verbs, ", "), rule.Reason)
 			}
 		}
 	}
