@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -44,6 +45,8 @@ type Cluster struct {
 	etcd    *part
 	api     *part
 	manager *part
+	outer   *kernelnetns.NS
+	nodes   int
 }
 
 // auditPolicy logs who asked for what, without bodies: tests compare it with what roles allow.

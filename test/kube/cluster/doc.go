@@ -2,6 +2,7 @@
 // kube-apiserver with RBAC and Node authorisation, and kube-controller-manager.
 //
 // It owns their files, their certificate authority and their processes, all of which are
-// gone with the test. There is no kubelet and no scheduler: pods are objects unless a test
-// runs something for them. Enter at Start.
+// gone with the test. Nodes are network namespaces with a stand-in for kubelet, and may have
+// the real kube-proxy; there is no scheduler, so tests bind their pods. Enter at Start and at
+// AddNode.
 package cluster

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
 // grace is how long a part may take to end.
@@ -28,20 +29,30 @@ type part struct {
 	err  error
 }
 
-// startPart starts a program that ends with the test.
+// startPart starts a program that ends with the test, in the namespace of this process.
 func startPart(t testing.TB, dir, name string, args ...string) *part {
 	t.Helper()
-	p := &part{name: name, log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
+	return startIn(t, nil, dir, name, exec.Command(Binary(t, name), args...))
+}
+
+// startIn starts a command in a network namespace; nil: that of this process. The name is that
+// of its log.
+func startIn(t testing.TB, ns *netns.NS, dir, name string, cmd *exec.Cmd) *part {
+	t.Helper()
+	p := &part{name: name, log: filepath.Join(dir, name+".log"), cmd: cmd, done: make(chan struct{})}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.cmd = exec.Command(Binary(t, name), args...)
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = out, out, dir
-	p.cmd.Env = testkit.CleanEnv()
+	p.cmd.Env = append(testkit.CleanEnv(), p.cmd.Env...)
 	// A part ends with the thread that started it at the latest, if the test is killed.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	start := p.cmd.Start
+	if ns != nil {
+		start = func() error { return ns.Start(p.cmd) }
+	}
+	if err := start(); err != nil {
 		t.Fatalf("start %s: %v", name, err)
 	}
 	_ = out.Close() // the child has its own

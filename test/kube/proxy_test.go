@@ -1,0 +1,306 @@
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
+	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/test/kube/cluster"
+)
+
+// probedServices are what nodes are compared by. Pods of app web are on all nodes, those of
+// app third on the third one; "client-NODE" are those that ask.
+const probedServices = `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.1.1, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: affinity}
+spec: {clusterIP: 10.96.1.2, selector: {app: web}, sessionAffinity: ClientIP, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: none}
+spec: {clusterIP: 10.96.1.3, selector: {app: none}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: internal-local}
+spec: {clusterIP: 10.96.1.4, selector: {app: web}, internalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: internal-local-elsewhere}
+spec: {clusterIP: 10.96.1.5, selector: {app: third}, internalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: node-port}
+spec: {type: NodePort, clusterIP: 10.96.1.6, selector: {app: web}, ports: [{port: 80, targetPort: 8080, nodePort: 30080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: node-port-local}
+spec: {type: NodePort, clusterIP: 10.96.1.7, selector: {app: web}, externalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080, nodePort: 30081}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: node-port-local-elsewhere}
+spec: {type: NodePort, clusterIP: 10.96.1.8, selector: {app: third}, externalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080, nodePort: 30082}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: external}
+spec: {clusterIP: 10.96.1.9, selector: {app: web}, externalIPs: [203.0.113.9], ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: balanced}
+spec: {type: LoadBalancer, clusterIP: 10.96.1.10, selector: {app: web}, loadBalancerSourceRanges: [10.244.0.0/16], ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: self-ours}
+spec: {clusterIP: 10.96.2.1, selector: {app: client-ours}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: self-theirs}
+spec: {clusterIP: 10.96.2.2, selector: {app: client-theirs}, ports: [{port: 80, targetPort: 8080}]}
+`
+
+// rig is a cluster of three nodes: ours has our agent, the others the real kube-proxy.
+type rig struct {
+	*bench
+	client kubernetes.Interface
+	nodes  map[string]*cluster.Node
+	pods   map[string]*corev1.Pod
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	b := newBench(t)
+	client, err := kubernetes.NewForConfig(b.Admin(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
+	b.kubectl(b.manifests("kube-proxy-replacement"), "apply", "--server-side", "-f", "-")
+	b.until("the account of pods is there", func() bool {
+		_, err := client.CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
+		return err == nil
+	})
+	for name, zone := range map[string]string{"ours": "zone-a", "theirs": "zone-a", "third": "zone-b"} {
+		r.nodes[name] = b.AddNode(t, name, zone)
+		r.pod("web-"+name, "web", name)
+	}
+	r.pod("only-third", "third", "third")
+	r.pod("client-ours", "client-ours", "ours")
+	r.pod("client-theirs", "client-theirs", "theirs")
+	for name := range r.pods {
+		b.until("pod "+name+" is ready", func() bool { return r.ready(name) })
+	}
+	b.kubectl(probedServices, "apply", "-f", "-")
+	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
+	r.nodes["theirs"].KubeProxy(t, "nftables")
+	r.nodes["third"].KubeProxy(t, "nftables")
+	r.nodes["ours"].Run(t, "agent", testkit.Binary(t), nil, "node", "--kubeconfig", b.kubeconfigOf("proxima-agent"), "--node-name", "ours",
+		"--mode", "nftables", "--workload-cidr", cluster.PodCIDR, "--data-dir", t.TempDir(), "--spiffe-socket", "none")
+	return r
+}
+
+// pod is created, bound to a node.
+func (r *rig) pod(name, app, node string) {
+	r.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	made, err := r.client.CoreV1().Pods("default").Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}},
+		Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{
+			Name: "main", Image: "none", Command: []string{self}, Env: []corev1.EnvVar{{Name: podVariable, Value: name}},
+			Ports: []corev1.ContainerPort{{ContainerPort: 8080}},
+		}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.pods[name] = made
+}
+
+func (r *rig) ready(name string) bool {
+	p, err := r.client.CoreV1().Pods("default").Get(r.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return false
+	}
+	r.pods[name] = p
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// vantage is where connections are made from, to reach what a node serves.
+type vantage struct {
+	node string // the node that is tried
+	from string // pod, host, outside
+}
+
+func (r *rig) namespace(v vantage) (ns *kernelnetns.NS, own string) {
+	switch v.from {
+	case "pod":
+		p := r.pods["client-"+v.node]
+		return r.nodes[v.node].PodNamespace(p.UID), p.Status.PodIP
+	case "host":
+		return r.nodes[v.node].NS.NS, r.nodes[v.node].Addr
+	}
+	return r.nodes["third"].NS.NS, r.nodes["third"].Addr
+}
+
+// Connections of a probe: three endpoints, one of which is missed by chance once in 10⁷.
+const connections = 40
+
+// dropAfter is how long nobody answers where packets are dropped.
+const dropAfter = 500 * time.Millisecond
+
+// outcome of a probe: who answers and what address they see, or how it fails. Names are those
+// of the node's view, so that two nodes can be compared.
+func (r *rig) outcome(v vantage, address string) string {
+	ns, own := r.namespace(v)
+	seen := map[string]bool{}
+	for range connections {
+		result := r.connect(ns, v, own, address)
+		seen[result] = true
+		if result == "dropped" {
+			break
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(seen)), ", ")
+}
+
+func (r *rig) connect(ns *kernelnetns.NS, v vantage, own, address string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), dropAfter)
+	defer cancel()
+	c, err := ns.DialContext(ctx, "tcp", address)
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "dropped"
+	case err != nil:
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(commandTimeout))
+	text, err := io.ReadAll(c)
+	if err != nil {
+		return err.Error()
+	}
+	name, from, _ := strings.Cut(string(text), " ")
+	return r.role(v.node, name) + " sees " + r.who(v.node, from, own)
+}
+
+// role of a pod, seen from a node.
+func (r *rig) role(node, pod string) string {
+	other := map[string]string{"ours": "theirs", "theirs": "ours"}[node]
+	pod = strings.ReplaceAll(pod, other, "PEER")
+	return strings.ReplaceAll(strings.ReplaceAll(pod, node, "own"), "PEER", "peer")
+}
+
+// who has an address, seen from a node.
+func (r *rig) who(node, address, own string) string {
+	prefix := ""
+	if p := r.pods["client-"+node]; p != nil {
+		prefix = p.Status.PodIP[:strings.LastIndex(p.Status.PodIP, ".")+1]
+	}
+	switch {
+	case address == own:
+		return "the client"
+	case address == r.nodes[node].Addr, strings.HasPrefix(address, prefix):
+		return "the node"
+	}
+	return address
+}
+
+// probes are addresses by a name; NODE is the address of the node that is tried.
+var probes = map[string]struct {
+	address string
+	from    []string
+}{
+	"cluster IP":                             {"10.96.1.1:80", []string{"pod", "host"}},
+	"no endpoints":                           {"10.96.1.3:80", []string{"pod", "host"}},
+	"a port that the Service does not have":  {"10.96.1.1:81", []string{"pod"}},
+	"internal policy Local":                  {"10.96.1.4:80", []string{"pod", "host"}},
+	"internal policy Local, none here":       {"10.96.1.5:80", []string{"pod", "host"}},
+	"node port":                              {"NODE:30080", []string{"pod", "host", "outside"}},
+	"node port, external policy Local":       {"NODE:30081", []string{"pod", "host", "outside"}},
+	"node port, external policy Local, none": {"NODE:30082", []string{"pod", "host", "outside"}},
+	"external IP":                            {"203.0.113.9:80", []string{"pod", "host"}},
+	"load balancer, within its ranges":       {"203.0.113.10:80", []string{"pod"}},
+	"load balancer, outside its ranges":      {"203.0.113.10:80", []string{"host"}},
+}
+
+// TestBesideKubeProxy: on the same objects, a node with our agent behaves as one with the real
+// kube-proxy: who answers, what address they see, what is refused and what is dropped.
+func TestBesideKubeProxy(t *testing.T) {
+	r := newRig(t)
+	for _, node := range []string{"ours", "theirs"} {
+		r.until(node+" serves all Services", func() bool {
+			return strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.1.1:80"), "web-third") &&
+				strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.2.2:80"), "sees") &&
+				strings.Contains(r.outcome(vantage{node, "pod"}, "203.0.113.10:80"), "sees") &&
+				strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.1.3:80"), "refused")
+		})
+	}
+	compared := 0
+	for _, name := range slices.Sorted(maps.Keys(probes)) {
+		probe := probes[name]
+		for _, from := range probe.from {
+			compared++
+			t.Run(name+" from "+from, func(t *testing.T) {
+				got := map[string]string{}
+				for _, node := range []string{"ours", "theirs"} {
+					got[node] = r.outcome(vantage{node, from}, strings.ReplaceAll(probe.address, "NODE", r.nodes[node].Addr))
+				}
+				if got["ours"] != got["theirs"] {
+					t.Errorf("ours: %s\nkube-proxy: %s", got["ours"], got["theirs"])
+				}
+				t.Log(got["theirs"])
+			})
+		}
+	}
+	t.Run("a pod reaches itself", func(t *testing.T) {
+		ours, theirs := r.outcome(vantage{"ours", "pod"}, "10.96.2.1:80"), r.outcome(vantage{"theirs", "pod"}, "10.96.2.2:80")
+		if diff := cmp.Diff(theirs, ours); diff != "" {
+			t.Errorf("(-kube-proxy +ours):\n%s", diff)
+		}
+		t.Log(theirs)
+	})
+	t.Run("affinity", func(t *testing.T) {
+		for _, node := range []string{"ours", "theirs"} {
+			if got := r.outcome(vantage{node, "pod"}, "10.96.1.2:80"); strings.Contains(got, ",") || !strings.Contains(got, "sees the client") {
+				t.Errorf("%s: %s", node, got)
+			}
+		}
+	})
+	t.Logf("%d probes compared with kube-proxy %s", compared+1, cluster.Version(t))
+}
