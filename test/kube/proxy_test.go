@@ -93,6 +93,8 @@ type rig struct {
 	client kubernetes.Interface
 	nodes  map[string]*cluster.Node
 	pods   map[string]*corev1.Pod
+	// kubeProxy of node theirs.
+	kubeProxy *cluster.Program
 }
 
 func newRig(t *testing.T) *rig {
@@ -120,11 +122,17 @@ func newRig(t *testing.T) *rig {
 	}
 	b.kubectl(probedServices, "apply", "-f", "-")
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
-	r.nodes["theirs"].KubeProxy(t, "nftables")
-	r.nodes["third"].KubeProxy(t, "nftables")
-	r.nodes["ours"].Run(t, "agent", testkit.Binary(t), nil, "node", "--kubeconfig", b.kubeconfigOf("proxima-agent"), "--node-name", "ours",
-		"--mode", "nftables", "--workload-cidr", cluster.PodCIDR, "--data-dir", t.TempDir(), "--spiffe-socket", "none")
+	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, "nftables", false)
+	r.nodes["third"].KubeProxy(t, "nftables", false)
+	r.agent("ours")
 	return r
+}
+
+// agent runs ours on a node, in kube-proxy's place.
+func (r *rig) agent(node string) *cluster.Program {
+	r.t.Helper()
+	return r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfigOf("proxima-agent"), "--node-name", node,
+		"--mode", "nftables", "--workload-cidr", cluster.PodCIDR, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
 }
 
 // pod is created, bound to a node.

@@ -281,20 +281,42 @@ func (n *Node) stopAll() {
 	}
 }
 
-// KubeProxy runs the real kube-proxy on the node, until the test ends.
-func (n *Node) KubeProxy(t testing.TB, mode string) {
+// Program is a program that runs on a node.
+type Program struct{ part *part }
+
+// Stop ends the program by SIGTERM, and waits until it is gone. It is idempotent.
+func (p *Program) Stop(t testing.TB) {
+	t.Helper()
+	p.part.stop(t, syscall.SIGTERM)
+}
+
+// KubeProxy runs the real kube-proxy on the node, until the test ends. With cleanup it removes
+// its rules, and ends.
+func (n *Node) KubeProxy(t testing.TB, mode string, cleanup bool) *Program {
 	t.Helper()
 	cmd := exec.Command(Binary(t, "kube-proxy"), "--kubeconfig="+n.c.Kubeconfig(t, "kube-proxy"), "--hostname-override="+n.Name, "--proxy-mode="+mode,
-		"--cluster-cidr="+PodCIDR, "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249")
-	startIn(t, n.NS, n.c.dir, "kube-proxy-"+n.Name, cmd)
+		"--cluster-cidr="+PodCIDR, "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
+		fmt.Sprintf("--cleanup=%t", cleanup))
+	return &Program{startIn(t, n.NS, n.c.dir, "kube-proxy-"+n.Name, cmd)}
 }
 
 // Run runs a program on the node, until the test ends.
-func (n *Node) Run(t testing.TB, name, path string, env []string, args ...string) {
+func (n *Node) Run(t testing.TB, name, path string, args ...string) *Program {
 	t.Helper()
-	cmd := exec.Command(path, args...)
-	cmd.Env = env
-	startIn(t, n.NS, n.c.dir, name+"-"+n.Name, cmd)
+	return &Program{startIn(t, n.NS, n.c.dir, name+"-"+n.Name, exec.Command(path, args...))}
+}
+
+// Wait until the program has ended by itself.
+func (p *Program) Wait(t testing.TB) {
+	t.Helper()
+	select {
+	case <-p.part.done:
+		if p.part.err != nil {
+			t.Errorf("%s: %v\n%s", p.part.name, p.part.err, p.part.tail())
+		}
+	case <-time.After(startTimeout):
+		t.Errorf("%s has not ended after %s", p.part.name, startTimeout)
+	}
 }
 
 // PodNamespace is the network namespace of a pod that runs; nil: there is none. It is the
