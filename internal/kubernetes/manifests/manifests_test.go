@@ -48,19 +48,22 @@ func summary(all []manifests.Object) []string {
 }
 
 func TestPresets(t *testing.T) {
-	agents := []string{
-		"CustomResourceDefinitions", "ServiceAccount proxima", "ServiceAccount proxima-agent",
-		"ClusterRole proxima-planner", "ClusterRole proxima-control-plane", "ClusterRole proxima-kinds", "ClusterRole proxima-agent",
-		"ClusterRoleBinding proxima-planner", "ClusterRoleBinding proxima-control-plane", "ClusterRoleBinding proxima-kinds",
-		"ClusterRoleBinding proxima-agent", "Role proxima-state", "RoleBinding proxima-state",
-		"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima", "DaemonSet proxima-agent",
+	agents := func(roles ...string) []string {
+		out := []string{"CustomResourceDefinitions", "ServiceAccount proxima", "ServiceAccount proxima-agent"}
+		for _, kind := range []string{"ClusterRole ", "ClusterRoleBinding "} {
+			for _, r := range roles {
+				out = append(out, kind+r)
+			}
+		}
+		return append(out, "Role proxima-state", "RoleBinding proxima-state",
+			"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima", "DaemonSet proxima-agent")
 	}
 	for preset, want := range map[string][]string{
 		"planner-only": {
 			"ServiceAccount proxima", "ClusterRole proxima-planner", "ClusterRoleBinding proxima-planner", "Service proxima", "Deployment proxima",
 		},
-		"kube-proxy-replacement": agents,
-		"zone":                   agents,
+		"kube-proxy-replacement": agents("proxima-planner", "proxima-control-plane", "proxima-agent"),
+		"zone":                   agents("proxima-planner", "proxima-control-plane", "proxima-kinds", "proxima-imports", "proxima-agent"),
 		"global": {
 			"CustomResourceDefinitions", "ServiceAccount proxima", "ClusterRole proxima-global", "ClusterRole proxima-kinds",
 			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "Role proxima-state", "RoleBinding proxima-state",
