@@ -35,13 +35,13 @@ Presets:
   zone                    the same, as one site of several
   global                  the control plane of the sites
 
-This version has planner-only. The others are refused but with --set preview=true, to
-look at their manifests: their control plane does not start.
+Of zone and global this version has no control plane in a cluster: they are refused but
+with --set preview=true, to look at their manifests.
 
 docs/reference/chart-values.md lists the values, docs/reference/permissions.md the
 permissions of each preset, with their reasons.`,
 		Example: "  proxima install kubernetes | kubectl apply -f -\n" +
-			"  proxima install kubernetes --set image.repository=registry.example/proxima --set image.tag=v1.0.0 | kubectl apply -f -",
+			"  proxima install kubernetes --preset kube-proxy-replacement --set apiServer=https://10.0.0.1:6443 | kubectl apply --server-side -f -",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if values != "" {

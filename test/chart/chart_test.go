@@ -161,7 +161,7 @@ func TestSameMistakes(t *testing.T) {
 		"type":          `{controlPlane: {replicas: two}}`,
 		"form":          `{agent: {directAfter: soon}}`,
 		"incomplete":    `{preset: global}`,
-		"no API server": `{preset: kube-proxy-replacement, preview: true}`,
+		"no API server": `{preset: kube-proxy-replacement}`,
 		"no zone":       `{preset: zone, preview: true, apiServer: "https://a"}`,
 		"no global":     `{preset: zone, preview: true, apiServer: "https://a", zone: {name: a}}`,
 	} {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -115,21 +116,28 @@ func trafficFile(t *testing.T) string {
 func (b *bench) podArgs(dir, listen string) []string {
 	b.t.Helper()
 	var d appsv1.Deployment
-	if err := json.Unmarshal([]byte(b.kubectl("", "--namespace", "proxima-system", "get", "deployment", "proxima", "-o", "json")), &d); err != nil {
+	b.object(&d, "deployment", "proxima")
+	return replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{"--api-address": listen, "--data-dir": dir, "--advertise-address": address})
+}
+
+// object of Proxima's namespace, as the API server has it.
+func (b *bench) object(into any, kind, name string) {
+	b.t.Helper()
+	if err := json.Unmarshal([]byte(b.kubectl("", "--namespace", manifests.Namespace, "get", kind, name, "-o", "json")), into); err != nil {
 		b.t.Fatal(err)
 	}
-	args := slices.Clone(d.Spec.Template.Spec.Containers[0].Args)
-	for i, a := range args {
-		switch {
-		case strings.HasPrefix(a, "--api-address="):
-			args[i] = "--api-address=" + listen
-		case strings.HasPrefix(a, "--data-dir="):
-			args[i] = "--data-dir=" + dir
-		default:
-			args[i] = strings.ReplaceAll(a, "$(POD_IP)", address)
+}
+
+// replaced are arguments with other values of some flags.
+func replaced(args []string, with map[string]string) []string {
+	out := slices.Clone(args)
+	for i, a := range out {
+		name, _, _ := strings.Cut(a, "=")
+		if value, ok := with[name]; ok {
+			out[i] = name + "=" + value
 		}
 	}
-	return args
+	return out
 }
 
 // TestPlannerOnly: from kubectl apply to a report, with the chart's service account and

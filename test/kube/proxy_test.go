@@ -99,13 +99,21 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	r := newNodes(t)
+	r.agent("ours")
+	return r
+}
+
+// newNodes is a rig before it has our agent.
+func newNodes(t *testing.T) *rig {
+	t.Helper()
 	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
-	b.kubectl(b.manifests("kube-proxy-replacement"), "apply", "--server-side", "-f", "-")
+	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled", "--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
 		_, err := client.CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
 		return err == nil
@@ -124,7 +132,6 @@ func newRig(t *testing.T) *rig {
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
 	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, "nftables", false)
 	r.nodes["third"].KubeProxy(t, "nftables", false)
-	r.agent("ours")
 	return r
 }
 
@@ -269,8 +276,11 @@ var probes = map[string]struct {
 
 // TestBesideKubeProxy: on the same objects, a node with our agent behaves as one with the real
 // kube-proxy: who answers, what address they see, what is refused and what is dropped.
-func TestBesideKubeProxy(t *testing.T) {
-	r := newRig(t)
+func TestBesideKubeProxy(t *testing.T) { newRig(t).compare(t) }
+
+// compare the node with our agent with that of kube-proxy.
+func (r *rig) compare(t *testing.T) {
+	t.Helper()
 	for _, node := range []string{"ours", "theirs"} {
 		r.until(node+" serves all Services", func() bool {
 			return strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.1.1:80"), "web-third") &&

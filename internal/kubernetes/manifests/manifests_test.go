@@ -18,7 +18,7 @@ import (
 // needed are the values without which a preset cannot be rendered.
 var needed = map[string][]string{
 	"planner-only":           nil,
-	"kube-proxy-replacement": {"preview=true", "apiServer=https://192.0.2.1:6443"},
+	"kube-proxy-replacement": {"apiServer=https://192.0.2.1:6443"},
 	"zone":                   {"preview=true", "apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
 	"global":                 {"preview=true"},
 }
@@ -195,8 +195,8 @@ func TestMistakes(t *testing.T) {
 		{"choice", "planner-only", []string{"agent.mode=magic"}, "agent.mode"},
 		{"form", "planner-only", []string{"image.digest=abc"}, "image.digest"},
 		{"no value", "planner-only", []string{"image.tag"}, "--set image.tag: PATH=VALUE is needed"},
-		{"incomplete", "global", nil, "preset global: the control plane of this version does not run in a cluster but as planner-only"},
-		{"no API server", "kube-proxy-replacement", []string{"preview=true"}, "apiServer: preset kube-proxy-replacement needs the address"},
+		{"incomplete", "global", nil, "preset global: this version has no control plane for it in a cluster"},
+		{"no API server", "kube-proxy-replacement", nil, "apiServer: preset kube-proxy-replacement needs the address"},
 		{"no zone", "zone", []string{"preview=true", "apiServer=https://a:1"}, "zone.name: preset zone needs"},
 		{"no global", "zone", []string{"preview=true", "apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
 	} {

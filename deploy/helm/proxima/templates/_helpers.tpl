@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "proxima.check" -}}
 {{- $preset := include "proxima.preset" . | fromYaml -}}
 {{- if not (or $preset.complete .Values.preview) -}}
-{{- fail (printf "preset %s: the control plane of this version does not run in a cluster but as planner-only; to look at the manifests: --set preview=true" .Values.preset) -}}
+{{- fail (printf "preset %s: this version has no control plane for it in a cluster; to look at the manifests: --set preview=true" .Values.preset) -}}
 {{- end -}}
 {{- if and $preset.agent (not .Values.apiServer) -}}
 {{- fail (printf "apiServer: preset %s needs the address of the cluster's API server that is not a virtual IP: --set apiServer=https://ADDRESS:6443" .Values.preset) -}}

@@ -1,0 +1,69 @@
+package kube_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
+	"github.com/proxima-mesh/proxima/internal/testkit"
+)
+
+// TestAgentJoins: with the arguments of the chart's DaemonSet an agent joins the control plane
+// by the token of its pod, and behaves as kube-proxy does.
+func TestAgentJoins(t *testing.T) {
+	r := newNodes(t)
+	if !strings.Contains(r.proxima("node", "--help"), "--server-ca-file") || !strings.Contains(r.proxima("control-plane", "--help"), "--own-namespace") {
+		t.Skip("this build has no agent that joins by a token of the cluster")
+	}
+	dir := t.TempDir()
+	plane := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + r.kubeconfigOf("proxima")}, testkit.Binary(t), r.podArgs(dir, address+":7443")...)
+	if line := plane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
+		t.Fatalf("the control plane says %q", line)
+	}
+	r.joined("ours")
+	r.until("the agent follows the control plane", func() bool {
+		return strings.Contains(r.proxima("status", "--kubeconfig", filepath.Join(dir, "kubeconfig"), "-o", "json"), `"ours"`)
+	})
+	r.compare(t)
+	if n := r.asked("proxima")[permission{"authentication.k8s.io", "tokenreviews", "create"}]; n == 0 {
+		t.Error("no token was reviewed")
+	}
+}
+
+// joined runs the agent of a node as the chart's DaemonSet does: with the token of a pod there.
+func (r *rig) joined(node string) {
+	r.t.Helper()
+	dir := r.t.TempDir()
+	pod, err := r.client.CoreV1().Pods(manifests.Namespace).Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
+		Spec: corev1.PodSpec{
+			NodeName: node, ServiceAccountName: "proxima-agent", HostNetwork: true,
+			Containers: []corev1.Container{{Name: "main", Image: "none", Command: []string{"/bin/sleep", "infinity"}}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	token := r.kubectl("", "--namespace", manifests.Namespace, "create", "token", "proxima-agent", "--audience=proxima",
+		"--bound-object-kind=Pod", "--bound-object-name="+pod.Name, "--bound-object-uid="+string(pod.UID))
+	ca := r.kubectl("", "--namespace", manifests.Namespace, "get", "configmap", "proxima-ca", "-o", `jsonpath={.data.ca\.crt}`)
+	for name, text := range map[string]string{"token": token, "ca.crt": ca} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	var d appsv1.DaemonSet
+	r.object(&d, "daemonset", "proxima-agent")
+	args := replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
+		"--node-name": node, "--server": address + ":7443", "--api-server": r.URL(), "--data-dir": filepath.Join(dir, "state"),
+		"--token-file": filepath.Join(dir, "token"), "--server-ca-file": filepath.Join(dir, "ca.crt"),
+	})
+	args = append(args, "--kubeconfig="+r.kubeconfigOf("proxima-agent"), "--spiffe-socket=none")
+	r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), args...)
+}
