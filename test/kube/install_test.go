@@ -21,8 +21,10 @@ import (
 var arguments = map[string][]string{
 	"planner-only":           nil,
 	"kube-proxy-replacement": {"--set", "apiServer=https://192.0.2.1:6443"},
-	"zone":                   {"--set", "preview=true", "--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444"},
-	"global":                 {"--set", "preview=true"},
+	"zone": {
+		"--set", "preview=true", "--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444",
+	},
+	"global": {"--set", "preview=true"},
 }
 
 func (b *bench) manifests(preset string, more ...string) string {
@@ -77,7 +79,8 @@ func TestLife(t *testing.T) {
 // wantImage waits for nothing: the template of the Deployment has the image at once.
 func (b *bench) wantImage(tag string) {
 	b.t.Helper()
-	got := b.kubectl("", "--namespace", manifests.Namespace, "get", "deployment", "proxima", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	got := b.kubectl("", "--namespace", manifests.Namespace, "get", "deployment", "proxima",
+		"-o", "jsonpath={.spec.template.spec.containers[0].image}")
 	if !strings.HasSuffix(got, ":"+tag) {
 		b.t.Errorf("image %s, want tag %s", got, tag)
 	}

@@ -18,11 +18,13 @@ import (
 // by the token of its pod, and behaves as kube-proxy does.
 func TestAgentJoins(t *testing.T) {
 	r := newNodes(t)
-	if !strings.Contains(r.proxima("node", "--help"), "--server-ca-file") || !strings.Contains(r.proxima("control-plane", "--help"), "--own-namespace") {
+	if !strings.Contains(r.proxima("node", "--help"), "--server-ca-file") ||
+		!strings.Contains(r.proxima("control-plane", "--help"), "--own-namespace") {
 		t.Skip("this build has no agent that joins by a token of the cluster")
 	}
 	dir := t.TempDir()
-	plane := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + r.kubeconfigOf("proxima")}, testkit.Binary(t), r.podArgs(dir, address+":7443")...)
+	plane := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + r.kubeconfigOf("proxima")}, testkit.Binary(t),
+		r.podArgs(dir, address+":7443")...)
 	if line := plane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
 		t.Fatalf("the control plane says %q", line)
 	}

@@ -70,7 +70,8 @@ func TestControlPlane(t *testing.T) {
 	b.until("the plan is another one", func() bool {
 		return b.kubectl("", "--namespace", "shop", "get", "trafficplan", "svc-002", "-o", "jsonpath={.spec.version}") == "2"
 	})
-	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods", "endpointslices.discovery.k8s.io",
+	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods",
+		"endpointslices.discovery.k8s.io",
 		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),
 		permission{"", "configmaps", "update"}, // after the Secret of the authority was replaced
 		permission{"", "events", "create"},     // of a rule of its own that fails, and of modes that write hints
@@ -93,7 +94,8 @@ func (b *bench) refusesForeignToken(dir string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	answer, err := client.Post(fmt.Sprintf("https://%s:%d%s", address, planePort, identity.CertificatesPath), "application/json", strings.NewReader("{}"))
+	url := fmt.Sprintf("https://%s:%d%s", address, planePort, identity.CertificatesPath)
+	answer, err := client.Post(url, "application/json", strings.NewReader("{}"))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -36,7 +36,9 @@ func world() (all []*corev1.Node, of []*corev1.Service, slicesOf []*discoveryv1.
 	for i := range nodes {
 		zone := fmt.Sprintf("zone-%c", 'a'+i%zones)
 		all = append(all, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%02d", i), Labels: map[string]string{corev1.LabelTopologyZone: zone, corev1.LabelTopologyRegion: "r"}},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("node-%02d", i), Labels: map[string]string{corev1.LabelTopologyZone: zone, corev1.LabelTopologyRegion: "r"},
+			},
 			Status: corev1.NodeStatus{
 				Allocatable: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("4")},
 				Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test"}},
@@ -70,7 +72,8 @@ func world() (all []*corev1.Node, of []*corev1.Service, slicesOf []*discoveryv1.
 func fill(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	ctx := context.Background()
-	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
+	if _, err := client.CoreV1().Namespaces().Create(ctx, shop, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	all, of, slicesOf := world()
@@ -117,7 +120,9 @@ func (b *bench) podArgs(dir, listen string) []string {
 	b.t.Helper()
 	var d appsv1.Deployment
 	b.object(&d, "deployment", "proxima")
-	return replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{"--api-address": listen, "--data-dir": dir, "--advertise-address": address})
+	return replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
+		"--api-address": listen, "--data-dir": dir, "--advertise-address": address,
+	})
 }
 
 // object of Proxima's namespace, as the API server has it.
@@ -157,7 +162,8 @@ func TestPlannerOnly(t *testing.T) {
 	began := time.Now()
 	b.kubectl(b.manifests("planner-only"), "apply", "-f", "-")
 	dir := t.TempDir()
-	plane := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + b.kubeconfigOf("proxima")}, testkit.Binary(t), b.podArgs(dir, address+":7443")...)
+	plane := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + b.kubeconfigOf("proxima")}, testkit.Binary(t),
+		b.podArgs(dir, address+":7443")...)
 	if line := plane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
 		t.Fatalf("planner-only says %q", line)
 	}

@@ -113,7 +113,8 @@ func newNodes(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
-	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled", "--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
+	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled",
+		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
 		_, err := client.CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
 		return err == nil
@@ -129,7 +130,8 @@ func newNodes(t *testing.T) *rig {
 		b.until("pod "+name+" is ready", func() bool { return r.ready(name) })
 	}
 	b.kubectl(probedServices, "apply", "-f", "-")
-	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
+	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge",
+		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
 	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, "nftables", false)
 	r.nodes["third"].KubeProxy(t, "nftables", false)
 	return r

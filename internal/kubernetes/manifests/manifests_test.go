@@ -111,7 +111,8 @@ func TestPlannerOnlyReads(t *testing.T) {
 	if n := *object[appsv1.Deployment](t, all, "Deployment", "proxima").Spec.Replicas; n != 1 {
 		t.Errorf("%d replicas", n)
 	}
-	if got := object[corev1.Namespace](t, all, "Namespace", manifests.Namespace).Labels["pod-security.kubernetes.io/enforce"]; got != "restricted" {
+	labels := object[corev1.Namespace](t, all, "Namespace", manifests.Namespace).Labels
+	if got := labels["pod-security.kubernetes.io/enforce"]; got != "restricted" {
 		t.Errorf("pods are enforced as %q", got)
 	}
 }
@@ -134,7 +135,8 @@ func TestRestricted(t *testing.T) {
 }
 
 func TestAgent(t *testing.T) {
-	d := object[appsv1.DaemonSet](t, render(t, "kube-proxy-replacement", "agent.workloadCIDRs=[10.244.0.0/16, fd00:10::/56]"), "DaemonSet", "proxima-agent")
+	all := render(t, "kube-proxy-replacement", "agent.workloadCIDRs=[10.244.0.0/16, fd00:10::/56]")
+	d := object[appsv1.DaemonSet](t, all, "DaemonSet", "proxima-agent")
 	pod := d.Spec.Template.Spec
 	c := pod.Containers[0]
 	if !pod.HostNetwork || pod.PriorityClassName != "system-node-critical" || *pod.EnableServiceLinks ||
@@ -142,7 +144,8 @@ func TestAgent(t *testing.T) {
 		t.Errorf("pod: %+v", pod)
 	}
 	s := c.SecurityContext
-	if s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}) {
+	if s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}) {
 		t.Errorf("container: %+v", s)
 	}
 	for _, want := range []string{

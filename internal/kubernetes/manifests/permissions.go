@@ -62,7 +62,8 @@ func PermissionsReference() (string, error) {
 				if len(rule.ResourceNames) > 0 {
 					resources += " (" + strings.Join(rule.ResourceNames, ", ") + ")"
 				}
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.Account, where, groups(rule.APIGroups), resources, strings.Join(rule.Verbs, ", "), rule.Reason)
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.Account, where, groups(rule.APIGroups), resources,
+					strings.Join(rule.Verbs, ", "), rule.Reason)
 			}
 		}
 	}

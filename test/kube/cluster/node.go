@@ -106,7 +106,8 @@ func (n *Node) register(ctx context.Context, zone string) error {
 
 // follow the pods that are bound to the node until ctx ends.
 func (n *Node) follow(ctx context.Context) {
-	lw := cache.NewListWatchFromClient(n.client.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", n.Name))
+	lw := cache.NewListWatchFromClient(n.client.CoreV1().RESTClient(), "pods", metav1.NamespaceAll,
+		fields.OneTermEqualSelector("spec.nodeName", n.Name))
 	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: lw, ObjectType: &corev1.Pod{},
 		Handler: cache.ResourceEventHandlerFuncs{
@@ -232,14 +233,16 @@ func (n *Node) status(ctx context.Context, p *corev1.Pod, run *pod, phase corev1
 	p = p.DeepCopy()
 	now := metav1.Now()
 	p.Status = corev1.PodStatus{
-		Phase: phase, HostIP: n.Addr, HostIPs: []corev1.HostIP{{IP: n.Addr}}, PodIP: run.addr, PodIPs: []corev1.PodIP{{IP: run.addr}}, StartTime: &now,
+		Phase: phase, HostIP: n.Addr, HostIPs: []corev1.HostIP{{IP: n.Addr}},
+		PodIP: run.addr, PodIPs: []corev1.PodIP{{IP: run.addr}}, StartTime: &now,
 		Conditions: []corev1.PodCondition{
 			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodInitialized, Status: corev1.ConditionTrue},
 			{Type: corev1.ContainersReady, Status: is}, {Type: corev1.PodReady, Status: is},
 		},
 	}
 	p.ResourceVersion = "" // kubelet is the only writer of what it writes
-	if _, err := n.client.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+	_, err := n.client.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 		n.t.Errorf("node %s: status of pod %s/%s: %v", n.Name, p.Namespace, p.Name, err)
 	}
 }
@@ -294,8 +297,9 @@ func (p *Program) Stop(t testing.TB) {
 // its rules, and ends.
 func (n *Node) KubeProxy(t testing.TB, mode string, cleanup bool) *Program {
 	t.Helper()
-	cmd := exec.Command(Binary(t, "kube-proxy"), "--kubeconfig="+n.c.Kubeconfig(t, "kube-proxy"), "--hostname-override="+n.Name, "--proxy-mode="+mode,
-		"--cluster-cidr="+PodCIDR, "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
+	cmd := exec.Command(Binary(t, "kube-proxy"), "--kubeconfig="+n.c.Kubeconfig(t, "kube-proxy"),
+		"--hostname-override="+n.Name, "--proxy-mode="+mode, "--cluster-cidr="+PodCIDR, "--conntrack-max-per-core=0",
+		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		fmt.Sprintf("--cleanup=%t", cleanup))
 	return &Program{startIn(t, n.NS, n.c.dir, "kube-proxy-"+n.Name, cmd)}
 }
