@@ -54,7 +54,7 @@ interop-mcs: build ## mcs-api's conformance suite on a lab of two zones, as root
 interop-skew: build ## earlier revisions beside this one, in every pairing (minutes)
 	@tools/interop-skew $(REVISIONS)
 
-interop-kube: build $(BIN)/kubectl ## the real Kubernetes: definitions, manifests, install and uninstall, kube-proxy (minutes)
+interop-kube: build $(BIN)/kubectl ## on the real Kubernetes, beside kube-proxy, as root (minutes)
 	@tools/interop-kube
 
 lint: ## gofmt, go vet and the linters of .golangci.yml
