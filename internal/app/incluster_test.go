@@ -44,6 +44,51 @@ func (p *meshPlane) serviceWith(name string) {
 	}
 }
 
+// startInCluster runs an agent until the test ends.
+func startInCluster(t *testing.T, node NodeConfig) *agent {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	a, err := newAgent(ctx, node)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	components, err := a.components()
+	if err != nil {
+		cancel()
+		a.close()
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, unopposed{}, components) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		a.close()
+	})
+	return a
+}
+
+// TestInClusterAlone: an agent starts without a control plane, as it makes the virtual IPs work
+// by which that may be reached.
+func TestInClusterAlone(t *testing.T) {
+	cluster := startMeshPlaneOf(t, "", "127.96.0.0/24")
+	cluster.serviceWith("of-the-cluster")
+	rest, err := ClusterREST(filepath.Join(cluster.cp.cfg.DataDir, "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := cluster.node
+	node.Server, node.Cluster = "127.0.0.1:1", &ClusterConfig{REST: rest}
+	a := startInCluster(t, node)
+	eventually(t, "the cluster's Service", func() bool { return served(a, "of-the-cluster") })
+	if status := (agentState{a}).Status(); !status.Fallback.Direct || status.View.Connected {
+		t.Errorf("%+v", status.Fallback)
+	}
+}
+
 // TestInCluster: an agent in a cluster serves by the view of its control plane. Without one it
 // goes on with that, until something changes in the cluster. The kubelet keeps the Node.
 func TestInCluster(t *testing.T) {
@@ -57,26 +102,7 @@ func TestInCluster(t *testing.T) {
 	node := plane.node
 	node.Cluster, node.DirectAfter = &ClusterConfig{REST: rest}, 100*time.Millisecond
 	node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("127.96.0.0/16")}
-	ctx, cancel := context.WithCancel(t.Context())
-	a, err := newAgent(ctx, node)
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	defer a.close()
-	components, err := a.components()
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, unopposed{}, components) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	a := startInCluster(t, node)
 	eventually(t, "the view's Service", func() bool { return served(a, "of-the-view") })
 	status := agentState{a}.Status()
 	if served(a, "of-the-cluster") || status.Fallback.Direct || !status.View.Connected || status.Certificate == nil || status.Membership != nil {

@@ -51,7 +51,15 @@ func (a *agent) join(ctx context.Context) error {
 			Hint: "give the token of this node, or run the agent as that node with --node-name",
 		}
 	}
-	if _, missing := os.Stat(a.viewFile()); missing != nil || errors.As(stored, &other) {
+	_, missing := os.Stat(a.viewFile())
+	if a.cfg.inCluster() { // until it has joined, it follows the cluster's API
+		log.Warn("this node has not joined the control plane yet, and tries again", "error", err)
+		if errors.As(stored, &other) {
+			return a.forgetState()
+		}
+		return nil
+	}
+	if missing != nil || errors.As(stored, &other) {
 		return &problem.Error{
 			Code: problem.CredentialsMissing,
 			Err:  err,
