@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,20 +29,43 @@ func TestAgentJoins(t *testing.T) {
 	if line := plane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
 		t.Fatalf("the control plane says %q", line)
 	}
-	r.joined("ours")
-	r.until("the agent follows the control plane", func() bool {
-		return strings.Contains(r.proxima("status", "--kubeconfig", filepath.Join(dir, "kubeconfig"), "-o", "json"), `"ours"`)
-	})
+	state := r.joined("ours")
+	following := func() bool {
+		var status struct {
+			Agent struct {
+				View     struct{ Connected, Synced bool }
+				Fallback struct {
+					Direct   bool
+					Switches int
+				}
+			}
+		}
+		out, err := r.run("", testkit.Binary(t), "status", "-o", "json", "--data-dir", state, "--kubeconfig", filepath.Join(dir, "kubeconfig"))
+		if err != nil && out == "" {
+			return false // it starts
+		}
+		if err := json.NewDecoder(strings.NewReader(out)).Decode(&status); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		a := status.Agent
+		return a.View.Connected && a.View.Synced && !a.Fallback.Direct && a.Fallback.Switches == 0
+	}
+	r.until("the agent follows the control plane", following)
 	r.compare(t)
+	if !following() {
+		t.Error("the agent has left its control plane")
+	}
 	if n := r.asked("proxima")[permission{"authentication.k8s.io", "tokenreviews", "create"}]; n == 0 {
 		t.Error("no token was reviewed")
 	}
 }
 
 // joined runs the agent of a node as the chart's DaemonSet does: with the token of a pod there.
-func (r *rig) joined(node string) {
+// It returns the agent's data directory.
+func (r *rig) joined(node string) (state string) {
 	r.t.Helper()
 	dir := r.t.TempDir()
+	state = filepath.Join(dir, "state")
 	pod, err := r.client.CoreV1().Pods(manifests.Namespace).Create(r.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
 		Spec: corev1.PodSpec{
@@ -63,9 +87,10 @@ func (r *rig) joined(node string) {
 	var d appsv1.DaemonSet
 	r.object(&d, "daemonset", "proxima-agent")
 	args := replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
-		"--node-name": node, "--server": address + ":7443", "--api-server": r.URL(), "--data-dir": filepath.Join(dir, "state"),
+		"--node-name": node, "--server": address + ":7443", "--api-server": r.URL(), "--data-dir": state,
 		"--token-file": filepath.Join(dir, "token"), "--server-ca-file": filepath.Join(dir, "ca.crt"),
 	})
 	args = append(args, "--kubeconfig="+r.kubeconfigOf("proxima-agent"), "--spiffe-socket=none")
 	r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), args...)
+	return state
 }

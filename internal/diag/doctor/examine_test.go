@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/node"
+	"github.com/proxima-mesh/proxima/internal/node/fallback"
 	"github.com/proxima-mesh/proxima/internal/node/local"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
@@ -94,6 +95,12 @@ func TestExamine(t *testing.T) {
 				Unconfigured: true,
 			},
 			map[string]problem.Code{checkControlPlane: "", checkAgent: problem.AgentNotRunning},
+		},
+		"an agent in a cluster is alone": {
+			Config{Agent: fakeAgent{state: AgentState{Status: &admin.NodeStatus{
+				View: &admin.ViewStatus{}, Fallback: &fallback.Status{Direct: true}, Agent: node.Status{Mode: "userspace"},
+			}}}, ControlPlane: fakePlane{err: unreachable}},
+			map[string]problem.Code{checkAgent: problem.AgentDisconnected},
 		},
 		"neither": {
 			Config{Agent: fakeAgent{state: AgentState{Err: &local.NoAgentError{DataDir: "/d"}}}, ConfigErr: errors.New("bad file")},
