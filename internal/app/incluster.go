@@ -19,6 +19,9 @@ const defaultDirectAfter = time.Minute
 // of ours.
 func (c *NodeConfig) inCluster() bool { return c.Cluster != nil && c.Server != "" }
 
+// joins reports whether the agent has a control plane of ours.
+func (c *NodeConfig) joins() bool { return c.Cluster == nil || c.inCluster() }
+
 // inClusterComponents follow the view of the control plane, and the cluster's API in its place.
 func (a *agent) inClusterComponents() ([]component, error) {
 	a.direct = fallback.New(fallback.Config{

@@ -56,7 +56,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 		return nil, err
 	}
 	a.ranges = ranges.New(ranges.Config{Dir: a.dir(), Saved: a.unsaved.note, Logger: a.log})
-	if cfg.Cluster == nil || cfg.inCluster() {
+	if cfg.joins() {
 		err = a.join(ctx)
 	}
 	if err == nil && cfg.Cluster != nil {
@@ -97,15 +97,12 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.inCluster() {
+	if cfg.joins() {
 		if a.conn, err = a.connect(); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.Cluster == nil {
-		if a.conn, err = a.connect(); err != nil {
-			return nil, err
-		}
 		a.credentials = a.keepCredentials()
 		if err = a.openIdentity(); err != nil {
 			return nil, err
