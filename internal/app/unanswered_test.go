@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,24 +13,33 @@ import (
 
 // fakeTable notes what is ended, and when.
 type fakeTable struct {
-	t     *testing.T
 	began time.Time
+
+	mu    sync.Mutex
 	ended []map[netip.AddrPort]bool
 	at    []time.Duration
 }
 
 func (f *fakeTable) EndUnanswered(at map[netip.AddrPort]bool) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.ended, f.at = append(f.ended, at), append(f.at, time.Since(f.began))
 	return len(at), nil
 }
 
 func (f *fakeTable) Close() error { return nil }
 
+func (f *fakeTable) all() ([]map[netip.AddrPort]bool, []time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.ended), slices.Clone(f.at)
+}
+
 // TestUnanswered: an endpoint that is out of use has a moment to answer; what leaves meanwhile
 // costs one read of the table together.
 func TestUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := &fakeTable{t: t, began: time.Now()}
+		table := &fakeTable{began: time.Now()}
 		u := &unanswered{
 			log: slog.New(slog.DiscardHandler), some: make(chan struct{}, 1), left: map[netip.AddrPort]bool{},
 			open: func() (unansweredTable, error) { return table, nil },
@@ -42,15 +53,15 @@ func TestUnanswered(t *testing.T) {
 		u.note([]netip.AddrPort{b})
 		time.Sleep(answerWithin)
 		synctest.Wait()
-		if len(table.ended) == 0 || len(table.ended[0]) != 2 || !table.ended[0][a] || !table.ended[0][b] || table.at[0] != answerWithin {
-			t.Fatalf("%v at %v", table.ended, table.at)
+		if ended, at := table.all(); len(ended) == 0 || len(ended[0]) != 2 || !ended[0][a] || !ended[0][b] || at[0] != answerWithin {
+			t.Fatalf("%v at %v", ended, at)
 		}
 		time.Sleep(time.Minute)
 		u.note([]netip.AddrPort{c})
 		time.Sleep(2 * answerWithin)
 		synctest.Wait()
-		if last := table.ended[len(table.ended)-1]; len(last) != 1 || !last[c] {
-			t.Fatalf("%v at %v", table.ended, table.at)
+		if ended, at := table.all(); len(ended[len(ended)-1]) != 1 || !ended[len(ended)-1][c] {
+			t.Fatalf("%v at %v", ended, at)
 		}
 		cancel()
 		if err := <-done; err != nil {
