@@ -29,6 +29,8 @@ type ClusterConfig struct {
 	NodeCIDR bool
 	// Primary: node ports answer on the addresses of the Node object.
 	Primary bool
+	// Conntrack are settings that the agent makes in a kernel mode.
+	Conntrack fromkube.Conntrack
 }
 
 // ClusterREST is the configuration to reach a Kubernetes API with: a kubeconfig,

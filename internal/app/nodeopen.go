@@ -73,6 +73,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if a.mode, err = a.newMode(ctx); err != nil {
 		return nil, err
 	}
+	a.openConntrack()
 	a.openIsolation()
 	a.accounting, a.unanswered = a.newAccounting(), a.newUnanswered()
 	a.facts = node.Facts{Name: cfg.Name, Zone: locality.Zone(cfg.Zone), Machine: cmp.Or(a.cfg.MachineID, choose.UnknownMachine)}

@@ -187,7 +187,7 @@ func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app
 	if !changed("node-port-addresses") {
 		cfg.NodePortAddresses, cfg.Cluster.Primary = given.NodePortAddresses, given.Primary
 	}
-	cfg.MasqueradeMark = given.MasqueradeMark
+	cfg.MasqueradeMark, cfg.Cluster.Conntrack = given.MasqueradeMark, given.Conntrack
 	var errs []error
 	if !changed("health-port") && !changed("host") {
 		errs = append(errs, split(given.Health, &cfg.HealthHost, &cfg.HealthPort))

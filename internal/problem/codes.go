@@ -79,6 +79,7 @@ const (
 	BindFailed           Code = "service-port-bind-failed"
 	ModeUnavailable      Code = "mode-unavailable"
 	OtherProxy           Code = "other-proxy"
+	ConnectionsFull      Code = "connections-full"
 	KernelTablesDiffer   Code = "kernel-tables-differ"
 	RangeOverlaps        Code = "service-range-overlaps"
 	RangeUnroutable      Code = "service-range-unroutable"

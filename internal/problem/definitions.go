@@ -81,6 +81,7 @@ func Definitions() []Definition {
 		{BindFailed, "The userspace mode cannot listen on a service port.", "See the hint: a privilege, another port, or a kernel mode."},
 		{ModeUnavailable, "The chosen proxy mode does not work on this machine.", "Choose another one with `--mode`; `proxima doctor` lists those that work."},
 		{OtherProxy, "A second service proxy runs on this machine, or left its rules.", "Stop it and run its cleanup, such as `kube-proxy --cleanup`."},
+		{ConnectionsFull, "The kernel's table of connections is nearly full; a full one drops new connections.", "Raise net.netfilter.nf_conntrack_max, or find who makes so many connections."},
 		{KernelTablesDiffer, "The kernel's tables are not those that the mode wrote.", "Find the program that changes them with `proxima node dump`; the agent repairs them."},
 		{RangeOverlaps, "A service range overlaps a network of this machine.", "Use another range: add a ServiceCIDR, move Services, delete the old one."},
 		{RangeUnroutable, "Addresses of a service range lead nowhere, or away from this machine.", "Run the agent with CAP_NET_ADMIN, add a route, or use a range in 127.0.0.0/8."},

@@ -22,6 +22,7 @@ const (
 	checkResolver       = "resolver"
 	checkServiceRange   = "service-range"
 	checkForwarding     = "forwarding"
+	checkConnections    = "connections"
 	checkKernelTables   = "kernel-tables"
 	checkOtherProxies   = "other-proxies"
 	checkKernelFeatures = "kernel"
@@ -60,6 +61,7 @@ func Checks() []Check {
 		{checkResolver, "Programs resolve the names of Services through the machine's resolver.", "`proxima doctor --fix`, or `--undo` if no agent answers."},
 		{checkServiceRange, "Addresses of service ranges lead to this machine and overlap none of its networks.", "Another range, CAP_NET_ADMIN, or a route."},
 		{checkForwarding, "The kernel forwards packets, for clients on other machines.", ""},
+		{checkConnections, "The kernel's table of connections has room for more.", "Raise net.netfilter.nf_conntrack_max."},
 		{checkKernelTables, "The kernel's tables are those that the mode wrote.", "Find what changes them with `proxima node dump`."},
 		{checkOtherProxies, "No kube-proxy runs here, and none left its rules.", "Stop it, and run its cleanup."},
 		{checkKernelFeatures, "Which proxy modes this kernel can run.", ""},

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/kernel/conntrack"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
@@ -21,7 +22,7 @@ func (x examiner) kernel(ctx context.Context, agent *admin.NodeStatus) []Finding
 	if _, inKernel := modes.RequirementOf(agent.Agent.Mode); !inKernel {
 		return nil
 	}
-	findings := []Finding{forwarding(x.Root)}
+	findings := []Finding{forwarding(x.Root), connections(x.Root)}
 	if tables, ok := x.kernelTables(ctx); ok {
 		findings = append(findings, tables)
 	}
@@ -38,6 +39,26 @@ func forwarding(root string) Finding {
 		f.Note = "can't be read: " + err.Error()
 	case strings.TrimSpace(string(data)) == "0":
 		f.Note = "off: clients on other machines, and on workload networks of this one, are not proxied; net.ipv4.ip_forward=1 turns it on"
+	}
+	return f
+}
+
+// nearlyFull is the use of the table of connections, in percent, that is a problem: a full one
+// drops new connections of all programs.
+const nearlyFull = 80
+
+// connections are those that the kernel tracks.
+func connections(root string) Finding {
+	f := Finding{ID: checkConnections, Check: "table of connections"}
+	flows, limit, err := conntrack.Use(filepath.Join("/", root, conntrack.Settings))
+	switch {
+	case err != nil:
+		f.Note = "can't be read: " + err.Error()
+	case limit > 0 && flows >= limit*nearlyFull/100:
+		f.fail(problem.ConnectionsFull, fmt.Sprintf("the kernel tracks %d connections, and %d at most: further ones are dropped", flows, limit),
+			"raise net.netfilter.nf_conntrack_max, or find who makes so many connections; conntrack.min of the kube-proxy configuration raises it at each start")
+	default:
+		f.Note = fmt.Sprintf("%d of %d", flows, limit)
 	}
 	return f
 }

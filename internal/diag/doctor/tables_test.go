@@ -37,23 +37,37 @@ func TestKernelFindings(t *testing.T) {
 		t.Errorf("userspace: %+v", got)
 	}
 	forward("1")
+	tracked := func(flows string) {
+		dir := filepath.Join(root, "proc/sys/net/netfilter")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range map[string]string{"nf_conntrack_count": flows, "nf_conntrack_max": "1000"} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(value+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	tracked("799")
 	dump.Kernel, dump.Compared = []string{"ip map vip", "ip map ep"}, true
 	want := []Finding{
 		{ID: checkForwarding, Check: "forwarding", Note: "on"},
+		{ID: checkConnections, Check: "table of connections", Note: "799 of 1000"},
 		{ID: checkKernelTables, Check: "kernel tables", Note: "2 objects, all as they should be"},
 	}
 	if diff := cmp.Diff(want, look("nftables")); diff != "" {
 		t.Error(diff)
 	}
 	forward("0")
+	tracked("800")
 	dump.Missing, dump.Foreign = []string{"ip map aff"}, []string{"ip map mine", "ip map other"}
 	got := look("nftables")
-	if len(got) != 2 || !strings.HasPrefix(got[0].Note, "off: clients on other machines") ||
-		got[1].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[1].Fix == "" || got[1].Code != problem.KernelTablesDiffer {
+	if len(got) != 3 || !strings.HasPrefix(got[0].Note, "off: clients on other machines") || got[1].Code != problem.ConnectionsFull ||
+		got[2].Problem != `1 objects are missing in the kernel and 2 are foreign, the first is "ip map aff"` || got[2].Fix == "" || got[2].Code != problem.KernelTablesDiffer {
 		t.Errorf("got %+v", got)
 	}
 	dump = admin.NodeDump{Kernel: []string{"-A PROXIMA-SERVICES"}}
-	if got := look("iptables"); len(got) != 1 {
+	if got := look("iptables"); len(got) != 2 {
 		t.Errorf("iptables: %+v", got)
 	}
 }

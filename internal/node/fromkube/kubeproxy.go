@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -37,12 +40,37 @@ type Settings struct {
 	Primary           bool
 	// Health and Metrics are HOST:PORT; empty: off.
 	Health, Metrics string
+	// Conntrack are settings of the kernel's table of connections.
+	Conntrack Conntrack
 	// Ignored are settings of the file that do nothing here, with the reason.
 	Ignored []string
 }
 
-// Defaults of kube-proxy.
+// Conntrack are settings of the kernel's table of connections; a zero value leaves what the
+// machine has. Those that the file leaves out have kube-proxy's defaults.
+type Conntrack struct {
+	// MaxPerCore, times the number of processors, is the least limit of the table; Min is the
+	// least that this comes to.
+	MaxPerCore, Min                              int
+	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
+	TCPBeLiberal                                 bool
+}
+
+// Max is the limit of the table on a machine; 0: none is asked for.
+func (c Conntrack) Max(processors int) int {
+	if c.MaxPerCore == 0 {
+		return 0
+	}
+	return max(c.MaxPerCore*processors, c.Min)
+}
+
+// Defaults of kube-proxy (k8s.io/kubernetes, pkg/proxy/apis/config/v1alpha1/defaults.go).
 const (
+	defaultMaxPerCore     = 32 << 10
+	defaultMin            = 128 << 10
+	defaultTCPEstablished = 24 * time.Hour
+	defaultTCPCloseWait   = time.Hour
+
 	defaultHealth  = "0.0.0.0:10256"
 	defaultMetrics = "127.0.0.1:10249"
 )
@@ -73,6 +101,7 @@ func ReadKubeProxyConfiguration(data []byte) (*Settings, error) {
 	note("healthzBindAddress", err)
 	s.Metrics, err = bind(c.MetricsBindAddress, defaultMetrics, c.BindAddress)
 	note("metricsBindAddress", err)
+	note("conntrack", s.readConntrack(&c.Conntrack))
 	s.noteIgnored(&c)
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("kube-proxy configuration: %w", err)
@@ -122,6 +151,20 @@ func (s *Settings) readLocal(c *kubeproxyv1alpha1.KubeProxyConfiguration) error 
 		return nil
 	}
 	return fmt.Errorf("%q is not to be had here; use ClusterCIDR with clusterCIDR, or NodeCIDR", c.DetectLocalMode)
+}
+
+func (s *Settings) readConntrack(c *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error {
+	s.Conntrack = Conntrack{
+		MaxPerCore: int(ptr.Deref(c.MaxPerCore, defaultMaxPerCore)), Min: int(ptr.Deref(c.Min, defaultMin)),
+		TCPEstablished: ptr.Deref(c.TCPEstablishedTimeout, metav1.Duration{Duration: defaultTCPEstablished}).Duration,
+		TCPCloseWait:   ptr.Deref(c.TCPCloseWaitTimeout, metav1.Duration{Duration: defaultTCPCloseWait}).Duration,
+		UDP:            c.UDPTimeout.Duration, UDPStream: c.UDPStreamTimeout.Duration, TCPBeLiberal: c.TCPBeLiberal,
+	}
+	t := s.Conntrack
+	if t.MaxPerCore < 0 || t.Min < 0 || min(t.TCPEstablished, t.TCPCloseWait, t.UDP, t.UDPStream) < 0 {
+		return errors.New("no value may be below 0; 0 leaves what the machine has")
+	}
+	return nil
 }
 
 func (s *Settings) readNodePorts(list []string) error {
@@ -180,10 +223,6 @@ func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 			s.Ignored = append(s.Ignored, text)
 		}
 	}
-	kernel := c.Conntrack
-	note(kernel.MaxPerCore != nil || kernel.Min != nil || kernel.TCPEstablishedTimeout != nil || kernel.TCPCloseWaitTimeout != nil ||
-		kernel.UDPTimeout.Duration != 0 || kernel.UDPStreamTimeout.Duration != 0 || kernel.TCPBeLiberal,
-		"conntrack: the host's sysctls are left to the operator of the host")
 	note(c.IPTables.SyncPeriod.Duration != 0 || c.NFTables.SyncPeriod.Duration != 0, "syncPeriod: drift is noticed by event, not by period")
 	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
 	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")

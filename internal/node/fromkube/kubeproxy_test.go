@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -14,7 +15,9 @@ const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfi
 func TestReadKubeProxyConfiguration(t *testing.T) {
 	prefix := netip.MustParsePrefix
 	defaults := func(change func(*Settings)) *Settings {
-		s := &Settings{Mode: "auto", Health: "0.0.0.0:10256", Metrics: "127.0.0.1:10249"}
+		s := &Settings{Mode: "auto", Health: "0.0.0.0:10256", Metrics: "127.0.0.1:10249", Conntrack: Conntrack{
+			MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour,
+		}}
 		change(s)
 		return s
 	}
@@ -65,6 +68,11 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 		{name: "primary", text: head + "mode: nftables\nnftables: {masqueradeAll: true}\nnodePortAddresses: [primary]", want: defaults(func(s *Settings) {
 			s.Mode, s.MasqueradeAll, s.Primary = "nftables", true, true
 		})},
+		{name: "connection tracking", text: head + "conntrack: {maxPerCore: 0, min: 1, tcpBeLiberal: true, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 0s, udpTimeout: 20s, udpStreamTimeout: 2m}",
+			want: defaults(func(s *Settings) {
+				s.Conntrack = Conntrack{Min: 1, TCPEstablished: time.Hour, UDP: 20 * time.Second, UDPStream: 2 * time.Minute, TCPBeLiberal: true}
+			})},
+		{name: "bad connection tracking", text: head + "conntrack: {maxPerCore: -1}", err: "conntrack: no value may be below 0"},
 		{name: "no kind", text: "mode: iptables", err: "want kubeproxy.config.k8s.io/v1alpha1"},
 		{name: "unknown field", text: head + "modus: iptables", err: `unknown field "modus"`},
 		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
@@ -91,6 +99,21 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+func TestConntrackMax(t *testing.T) {
+	for _, c := range []struct {
+		conntrack        Conntrack
+		processors, want int
+	}{
+		{Conntrack{MaxPerCore: 32768, Min: 131072}, 2, 131072},
+		{Conntrack{MaxPerCore: 32768, Min: 131072}, 8, 262144},
+		{Conntrack{Min: 131072}, 8, 0}, // kube-proxy: 0 for each leaves the limit, whatever the least one is
+	} {
+		if got := c.conntrack.Max(c.processors); got != c.want {
+			t.Errorf("%+v with %d processors: %d, want %d", c.conntrack, c.processors, got, c.want)
+		}
 	}
 }
 
