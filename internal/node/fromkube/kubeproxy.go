@@ -226,7 +226,7 @@ func (s *Settings) noteIgnored(c *kubeproxyv1alpha1.KubeProxyConfiguration) {
 	note(c.IPTables.SyncPeriod.Duration != 0 || c.NFTables.SyncPeriod.Duration != 0, "syncPeriod: drift is noticed by event, not by period")
 	note(c.IPTables.MinSyncPeriod.Duration != 0 || c.NFTables.MinSyncPeriod.Duration != 0, "minSyncPeriod: the first change is applied at once, and bursts are joined by themselves")
 	note(c.ConfigSyncPeriod.Duration != 0, "configSyncPeriod: the API is watched")
-	note(c.IPTables.LocalhostNodePorts != nil && *c.IPTables.LocalhostNodePorts, "iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones")
+	note(c.Mode == "iptables" && ptr.Deref(c.IPTables.LocalhostNodePorts, true), "iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones")
 	note(c.OOMScoreAdj != nil, "oomScoreAdj: set it in the unit or the pod")
 	note(c.EnableProfiling, "enableProfiling: there is no profiling port")
 	note(len(c.FeatureGates) > 0, "featureGates: kube-proxy's own")

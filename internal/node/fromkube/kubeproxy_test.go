@@ -59,7 +59,10 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 			s.Mode, s.MasqueradeMark, s.NodeName = "iptables", 1<<14, "node-1"
 			s.Kubeconfig, s.Metrics = "/var/lib/kube-proxy/kubeconfig.conf", "0.0.0.0:10249"
 			s.WorkloadCIDRs = []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00:10:244::/56")}
-			s.Ignored = []string{"minSyncPeriod: the first change is applied at once, and bursts are joined by themselves"}
+			s.Ignored = []string{
+				"iptables.localhostNodePorts: node ports are served on the node's addresses, not on loopback ones",
+				"minSyncPeriod: the first change is applied at once, and bursts are joined by themselves",
+			}
 		})},
 		{name: "node addresses", text: head + "nodePortAddresses: [10.0.0.0/8, localhost]\nbindAddress: '::'\nmetricsBindAddress: '127.0.0.1:0'\ndetectLocalMode: NodeCIDR", want: defaults(func(s *Settings) {
 			s.NodePortAddresses = []netip.Prefix{prefix("10.0.0.0/8"), prefix("127.0.0.0/8"), prefix("::1/128")}
@@ -73,6 +76,7 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 				s.Conntrack = Conntrack{Min: 1, TCPEstablished: time.Hour, UDP: 20 * time.Second, UDPStream: 2 * time.Minute, TCPBeLiberal: true}
 			})},
 		{name: "bad connection tracking", text: head + "conntrack: {maxPerCore: -1}", err: "conntrack: no value may be below 0"},
+		{name: "no loopback", text: head + "mode: iptables\niptables: {localhostNodePorts: false}", want: defaults(func(s *Settings) { s.Mode = "iptables" })},
 		{name: "no kind", text: "mode: iptables", err: "want kubeproxy.config.k8s.io/v1alpha1"},
 		{name: "unknown field", text: head + "modus: iptables", err: `unknown field "modus"`},
 		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
