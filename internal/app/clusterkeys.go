@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -127,18 +126,11 @@ func publishAuthority(ctx context.Context, client resource.Client, key resource.
 	return err
 }
 
-// newRun names a run of this process.
-func newRun() string {
-	run := make([]byte, 8)
-	_, _ = rand.Read(run) // crypto/rand.Read never fails
-	return hex.EncodeToString(run)
-}
-
 // instanceIdentity names this run of a pod; the host name of a pod is its name.
 func instanceIdentity() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	return strings.ToLower(host) + "_" + newRun()
+	return strings.ToLower(host + "_" + rand.Text())
 }

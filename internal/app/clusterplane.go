@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -155,7 +156,7 @@ func (p *clusterPlane) newParts() (err error) {
 		World: demand.FromCatalog(i.catalog), Logger: p.log.With("component", "demand"), Registerer: p.storage.metrics,
 	})
 	i.builder = view.NewBuilder(view.BuilderConfig{
-		Site: p.cfg.site(), Run: newRun(), Weights: i.weights.Weights, Split: i.weights.Split,
+		Site: p.cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split,
 		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: p.log.With("component", "views"),
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: p.log.With("component", "views")})
