@@ -257,3 +257,14 @@ func TestPlansAlone(t *testing.T) {
 		}
 	})
 }
+
+// TestSurveyWithoutEndpoints: there is nothing to compare where no endpoint is ready.
+func TestSurveyWithoutEndpoints(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil, all(equalNodes("abc"), workloads("ABC"), one(web()))...) // none is ready
+		s, err := r.c.Survey(SurveyQuestion{})
+		if err != nil || len(s.Services) != 0 || len(s.NotCompared) != 1 || s.NotCompared[0].Reason != reasonNoEndpoints {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+}
