@@ -105,7 +105,8 @@ func TestInCluster(t *testing.T) {
 	a := startInCluster(t, node)
 	eventually(t, "the view's Service", func() bool { return served(a, "of-the-view") })
 	status := agentState{a}.Status()
-	if served(a, "of-the-cluster") || status.Fallback.Direct || !status.View.Connected || status.Certificate == nil || status.Membership != nil {
+	if served(a, "of-the-cluster") || status.Fallback.Direct || !status.View.Connected ||
+		status.Certificate == nil || status.Membership != nil || status.API != "https://"+node.Server {
 		t.Errorf("with a control plane: %+v", status.Fallback)
 	}
 

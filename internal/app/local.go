@@ -62,9 +62,9 @@ func (a *agent) localComponents() ([]component, error) {
 	return []component{{Name: "local programs", Run: serve(a.local, mux)}}, nil
 }
 
-// api is the address (URL) of the API that the agent uses.
+// api is the address (URL) of the API that the agent uses: that of its control plane, if it has one.
 func (a *agent) api() string {
-	if a.cfg.Cluster != nil {
+	if !a.cfg.joins() {
 		return a.cfg.Cluster.REST.Host
 	}
 	return "https://" + a.cfg.Server

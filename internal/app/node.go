@@ -118,7 +118,7 @@ type NodeConfig struct {
 }
 
 // agent is a node's agent. What it follows is a control plane of ours or any Kubernetes
-// API; both end in the same model, from which the mode, DNS and health checks work:
+// API, or the one in place of the other (inClusterComponents); both end in the same model, from which the mode, DNS and health checks work:
 //
 //	control plane                          Kubernetes API
 //	 view   demand  heartbeat  Node,Lease   Services, slices, Nodes
