@@ -1,5 +1,6 @@
 // Package memory is a resource.Client that keeps objects in memory and nowhere else: for
-// kinds that are worked out anew at every start.
+// kinds that are worked out anew at every start, and below the client of tests (package
+// resourcetest).
 //
 // It owns the objects, and a bounded history for watches. Enter at New. The rules of the
 // descriptors hold (defaults, preparation, validation); there is no admission, no garbage
@@ -35,8 +36,9 @@ const historyLimit = 16 << 10
 // Client keeps objects in memory. Its methods are safe for concurrent use and wait for
 // nothing but each other.
 type Client struct {
-	kinds map[schema.GroupVersionKind]*resource.Descriptor
-	limit int // historyLimit
+	kinds  map[schema.GroupVersionKind]*resource.Descriptor
+	byType map[reflect.Type]*resource.Descriptor
+	limit  int // historyLimit
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at every change
@@ -45,6 +47,8 @@ type Client struct {
 	objects  map[schema.GroupVersionKind]map[resource.Key]resource.Object
 	history  []record
 	names    uint64
+	// How often Expire and Disconnect were called: watches that began before are to end.
+	expired, dropped uint64
 }
 
 // record is one change. The history is in order of revision and without gaps.
@@ -60,11 +64,14 @@ var _ resource.Client = (*Client)(nil)
 // New makes a client for the given kinds, without objects.
 func New(kinds ...*resource.Descriptor) *Client {
 	c := &Client{
-		kinds: map[schema.GroupVersionKind]*resource.Descriptor{}, limit: historyLimit, changed: make(chan struct{}),
+		kinds:  map[schema.GroupVersionKind]*resource.Descriptor{},
+		byType: map[reflect.Type]*resource.Descriptor{},
+		limit:  historyLimit, changed: make(chan struct{}),
 		objects: map[schema.GroupVersionKind]map[resource.Key]resource.Object{},
 	}
 	for _, d := range kinds {
 		c.kinds[d.GVK], c.objects[d.GVK] = d, map[resource.Key]resource.Object{}
+		c.byType[reflect.TypeOf(d.New())] = d
 	}
 	return c
 }
@@ -82,7 +89,7 @@ func (c *Client) check(d *resource.Descriptor, obj resource.Object) error {
 	if err := c.known(d); err != nil {
 		return err
 	}
-	if reflect.TypeOf(obj) != reflect.TypeOf(d.New()) {
+	if own := c.byType[reflect.TypeOf(obj)]; own == nil || own.GVK != d.GVK {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s %q: the object is a %T", d.Singular, obj.GetName(), obj))
 	}
 	return nil
@@ -140,7 +147,7 @@ func (c *Client) Create(ctx context.Context, d *resource.Descriptor, obj resourc
 		return nil, apierrors.NewAlreadyExists(d.GroupResource(), key.Name)
 	}
 	stored.SetUID(uuid.NewUUID())
-	stored.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+	stored.SetCreationTimestamp(now())
 	whole := resource.StatusIncluded(ctx)
 	if d.Status && !whole {
 		copyStatus(stored, d.New())
@@ -188,6 +195,7 @@ func (c *Client) update(d *resource.Descriptor, obj resource.Object, status, who
 	}
 	stored.SetUID(old.GetUID())
 	stored.SetCreationTimestamp(old.GetCreationTimestamp())
+	stored.SetDeletionTimestamp(old.GetDeletionTimestamp())
 	stored.SetResourceVersion(old.GetResourceVersion())
 	if err := admit(d, stored, old, status, whole); err != nil {
 		return nil, err
@@ -220,6 +228,38 @@ func (c *Client) Delete(_ context.Context, d *resource.Descriptor, key resource.
 	return nil
 }
 
+// Put stores objects as they are, status, deletionTimestamp and all, in place of those of the
+// same name, and without the rules of their kinds: what another writer did. It stores all of
+// them before anybody sees one, or none. A UID and a creationTimestamp are kept or filled in.
+func (c *Client) Put(objects ...resource.Object) error {
+	for _, obj := range objects {
+		if c.byType[reflect.TypeOf(obj)] == nil {
+			return apierrors.NewBadRequest(fmt.Sprintf("%T is of no kind that this client was made for", obj))
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, obj := range objects {
+		d, stored, event := c.byType[reflect.TypeOf(obj)], clone(obj), watch.Added
+		old := c.objects[d.GVK][resource.KeyOf(obj)]
+		if old != nil {
+			event = watch.Modified
+		}
+		switch {
+		case stored.GetUID() != "":
+		case old != nil:
+			stored.SetUID(old.GetUID())
+		default:
+			stored.SetUID(uuid.NewUUID())
+		}
+		if created := stored.GetCreationTimestamp(); created.IsZero() {
+			stored.SetCreationTimestamp(now())
+		}
+		c.put(d, event, stored, old)
+	}
+	return nil
+}
+
 // put stores an object. Callers hold mu.
 func (c *Client) put(d *resource.Descriptor, event watch.EventType, obj, old resource.Object) {
 	c.objects[d.GVK][resource.KeyOf(obj)] = obj
@@ -234,6 +274,11 @@ func (c *Client) note(d *resource.Descriptor, event watch.EventType, obj, old re
 		c.history = append([]record(nil), c.history[len(c.history)-c.limit:]...)
 	}
 	c.history = append(c.history, record{revision: c.revision, kind: d.GVK, event: event, obj: obj, prev: old})
+	c.wake()
+}
+
+// wake the watches. Callers hold mu.
+func (c *Client) wake() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -285,5 +330,7 @@ func copyStatus(to, from resource.Object) {
 }
 
 func clone(obj resource.Object) resource.Object { return obj.DeepCopyObject().(resource.Object) }
+
+func now() metav1.Time { return metav1.NewTime(time.Now().Truncate(time.Second)) }
 
 func format(revision uint64) string { return strconv.FormatUint(revision, 10) }

@@ -12,15 +12,9 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
-	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func TestContract(t *testing.T) {
-	open := func(*testing.T) resource.Client { return New(kind.ConfigMap, kind.Node) }
-	resourcetest.Contract(t, open, resourcetest.ContractOptions{Plain: kind.ConfigMap, WithStatus: kind.Node, Namespace: "default"})
-}
 
 func TestOtherKindsAreRefused(t *testing.T) {
 	c := New(kind.ConfigMap)

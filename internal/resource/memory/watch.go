@@ -20,7 +20,8 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &watcher{client: c, kind: d, opts: opts, after: c.revision, results: make(chan watch.Event), stop: make(chan struct{})}
+	w := &watcher{client: c, kind: d, opts: opts, after: c.revision, expired: c.expired, dropped: c.dropped,
+		results: make(chan watch.Event), stop: make(chan struct{})}
 	if opts.ResourceVersion == "" {
 		w.initial = c.initialEvents(d, opts)
 	} else {
@@ -40,6 +41,23 @@ func (c *Client) Watch(ctx context.Context, d *resource.Descriptor, opts resourc
 // has reports whether the history has every change after a revision. Callers hold mu.
 func (c *Client) has(after uint64) bool {
 	return after == c.revision || len(c.history) > 0 && c.history[0].revision <= after+1
+}
+
+// Expire forgets the history. All watches end with 410, as if each were too far behind.
+func (c *Client) Expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.expired++
+	c.history = nil
+	c.wake()
+}
+
+// Disconnect ends all watches without an error, as a lost connection does.
+func (c *Client) Disconnect() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropped++
+	c.wake()
 }
 
 // initialEvents are the objects that exist, and the mark that ends them. Callers hold mu.
@@ -63,6 +81,8 @@ type watcher struct {
 	opts    resource.WatchOptions
 	initial []watch.Event
 	after   uint64
+	expired uint64 // of the client when the watch began, as dropped
+	dropped uint64
 	results chan watch.Event
 	stop    chan struct{}
 	once    sync.Once
@@ -83,10 +103,11 @@ func (w *watcher) run(ctx context.Context) {
 	}
 	w.initial = nil
 	for {
-		records, changed, ok := w.read()
-		if !ok {
-			status := apierrors.NewResourceExpired("the watch is too far behind").Status()
-			w.send(ctx, watch.Event{Type: watch.Error, Object: &status})
+		records, changed, err := w.read()
+		if err != nil {
+			w.send(ctx, watch.Event{Type: watch.Error, Object: &err.ErrStatus})
+		}
+		if changed == nil {
 			return
 		}
 		for _, r := range records {
@@ -104,18 +125,21 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// read returns what is new, and the channel that the next change closes; ok is false if a part
-// of what is new is forgotten. Records are never changed.
-func (w *watcher) read() (records []record, changed <-chan struct{}, ok bool) {
+// read returns what is new, and the channel that the next change closes; nil if the watch is
+// over, with an error if a part of what is new is forgotten. Records are never changed.
+func (w *watcher) read() (records []record, changed <-chan struct{}, err *apierrors.StatusError) {
 	c := w.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.has(w.after) {
-		return nil, nil, false
+	switch {
+	case w.expired != c.expired || !c.has(w.after):
+		return nil, nil, apierrors.NewResourceExpired("the watch is too far behind")
+	case w.dropped != c.dropped:
+		return nil, nil, nil
 	}
 	fresh := int(c.revision - w.after) // the history has no gaps
 	w.after = c.revision
-	return c.history[len(c.history)-fresh:], c.changed, true
+	return c.history[len(c.history)-fresh:], c.changed, nil
 }
 
 // translate turns a change into what a watch with a selector sees of it.

@@ -193,7 +193,7 @@ func TestCompaction(t *testing.T) {
 			r.Seed(configMap("a"))
 			r.expect(t, "set a")
 			r.Expire()
-			r.expect(t, "disconnected: watch cannot be resumed: history is gone")
+			r.expect(t, "disconnected: watch cannot be resumed: the watch is too far behind")
 			remove(t, r.Client, "a")
 			r.Seed(configMap("b"))
 			time.Sleep(time.Second)
@@ -249,7 +249,7 @@ func TestSelection(t *testing.T) {
 		r.expect(t, "set a")
 		r.Expire()
 		time.Sleep(time.Second)
-		r.expect(t, "disconnected: watch cannot be resumed: history is gone", "replace a")
+		r.expect(t, "disconnected: watch cannot be resumed: the watch is too far behind", "replace a")
 	})
 }
 
