@@ -57,6 +57,7 @@ func (s *Server) build(schemes *schemes) error {
 			return s.cfg.Transformer != nil && s.cfg.Transformer(group) != nil
 		},
 		CountPeriod: countPeriod,
+		Compact:     newCompactor(s.cfg.Kinds).compact,
 	})
 	if err != nil {
 		return err

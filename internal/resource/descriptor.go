@@ -59,6 +59,11 @@ type Descriptor struct {
 	// Warnings returns warnings about what is accepted but unwise.
 	Warnings func(obj, old Object) []string
 
+	// Compact makes an object small that was just decoded, and will be kept: it calls share with
+	// every string that objects of the kind often have alike, and drops spare capacity. Metadata
+	// are not its concern. share replaces the string by an equal one that others refer to, too.
+	Compact func(obj Object, share func(*string))
+
 	// Fields are the selectable fields besides metadata.name and
 	// metadata.namespace, exactly as Kubernetes serves them.
 	Fields func(obj Object) fields.Set

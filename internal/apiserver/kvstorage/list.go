@@ -138,6 +138,7 @@ func (l *lister) take(ctx context.Context, records []store.Record) error {
 			continue
 		}
 		if ok, err := l.opts.Predicate.Matches(obj.Interface().(runtime.Object)); err == nil && ok {
+			l.compact(obj.Interface().(runtime.Object))
 			l.items.Set(reflect.Append(l.items, obj.Elem()))
 		}
 	}

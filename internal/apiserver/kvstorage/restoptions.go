@@ -41,6 +41,9 @@ type RESTConfig struct {
 	// Uncached resources are read from the store at every request. For those that
 	// are written often and seldom read, such as events.
 	Uncached func(schema.GroupResource) bool
+	// Compact makes an object small that was just decoded for a list or a watch, and that
+	// nobody else has; the watch cache keeps it. May be nil.
+	Compact func(runtime.Object)
 	// DeleteCollectionWorkers at most delete one collection; 0: 1.
 	DeleteCollectionWorkers int
 	// CountPeriod is how often objects are counted, for metrics and for the cost
@@ -140,6 +143,7 @@ func (o *RESTOptions) decorate(
 		ResourcePrefix: resourcePrefix,
 		GroupResource:  backend.GroupResource,
 		PathPrefix:     backend.Prefix,
+		Compact:        o.cfg.Compact,
 	})
 	if err != nil {
 		return nil, nil, err

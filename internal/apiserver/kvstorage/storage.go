@@ -44,6 +44,8 @@ type Config struct {
 	GroupResource  schema.GroupResource
 	// PathPrefix is put before every key in the store: "/registry".
 	PathPrefix string
+	// Compact as in RESTConfig; nil: objects stay as they were decoded.
+	Compact func(runtime.Object)
 	// ProgressInterval between bookmarks of watches that ask for progress; 0: 5 s.
 	ProgressInterval time.Duration
 }
@@ -55,6 +57,7 @@ type Storage struct {
 	*Resource
 	store            store.Store
 	newFunc          func() runtime.Object
+	compact          func(runtime.Object)
 	progressInterval time.Duration
 	sampleSizes      atomic.Bool
 
@@ -74,6 +77,9 @@ func New(cfg Config) (*Storage, error) {
 	if cfg.Store == nil || cfg.NewFunc == nil {
 		return nil, fmt.Errorf("resource %s: Store and NewFunc are required", cfg.GroupResource)
 	}
+	if cfg.Compact == nil {
+		cfg.Compact = func(runtime.Object) {}
+	}
 	if cfg.ProgressInterval == 0 {
 		cfg.ProgressInterval = defaultProgressInterval
 	}
@@ -82,6 +88,7 @@ func New(cfg Config) (*Storage, error) {
 		Resource:         r,
 		store:            cfg.Store,
 		newFunc:          cfg.NewFunc,
+		compact:          cfg.Compact,
 		progressInterval: cfg.ProgressInterval,
 		followers:        map[*watcher]struct{}{},
 	}, nil

@@ -227,6 +227,7 @@ func (w *watcher) emit(e store.Event) error {
 		if now, err = w.decodeNew(w.ctx, e.Record.Key, e.Record.Value, rev); err != nil {
 			return err
 		}
+		w.compact(now)
 	}
 	deleted := e.Kind == store.Delete
 	if e.Prev != nil && (deleted || !w.pred.Empty()) {

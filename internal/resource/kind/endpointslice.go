@@ -39,9 +39,41 @@ var EndpointSlice = &resource.Descriptor{
 	Prepare:  change(prepareEndpointSlice),
 	Validate: compare(validateEndpointSlice),
 	Warnings: compare(endpointSliceWarnings),
+	Compact:  compactEndpointSlice,
 
 	Columns: endpointSliceColumns(),
 	Cells:   of(endpointSliceCells),
+}
+
+// compactEndpointSlice: there are few zones, nodes and names of ports.
+func compactEndpointSlice(obj resource.Object, share func(*string)) {
+	s := obj.(*discoveryv1.EndpointSlice)
+	share((*string)(&s.AddressType))
+	for i := range s.Ports {
+		each(share, s.Ports[i].Name, (*string)(s.Ports[i].Protocol), s.Ports[i].AppProtocol)
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		each(share, e.NodeName, e.Zone)
+		if e.Hints == nil {
+			continue
+		}
+		for j := range e.Hints.ForZones {
+			share(&e.Hints.ForZones[j].Name)
+		}
+		for j := range e.Hints.ForNodes {
+			share(&e.Hints.ForNodes[j].Name)
+		}
+	}
+}
+
+// each shares the strings that are there.
+func each(share func(*string), all ...*string) {
+	for _, s := range all {
+		if s != nil {
+			share(s)
+		}
+	}
 }
 
 func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {

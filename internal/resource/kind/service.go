@@ -33,6 +33,7 @@ var Service = &resource.Descriptor{
 	New:     func() resource.Object { return &corev1.Service{} },
 	NewList: func() runtime.Object { return &corev1.ServiceList{} },
 
+	Compact:        compactService,
 	Default:        on(defaultService),
 	Prepare:        change(prepareService),
 	PrepareStatus:  change(func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() }),
@@ -45,6 +46,28 @@ var Service = &resource.Descriptor{
 	}),
 	Columns: serviceColumns(),
 	Cells:   of(serviceCells),
+}
+
+// compactService: most of its strings are names of choices.
+func compactService(obj resource.Object, share func(*string)) {
+	s := obj.(*corev1.Service)
+	share((*string)(&s.Spec.Type))
+	share((*string)(&s.Spec.SessionAffinity))
+	share((*string)(&s.Spec.ExternalTrafficPolicy))
+	each(share, (*string)(s.Spec.InternalTrafficPolicy), (*string)(s.Spec.IPFamilyPolicy), s.Spec.TrafficDistribution)
+	for i := range s.Spec.IPFamilies {
+		share((*string)(&s.Spec.IPFamilies[i]))
+	}
+	for i := range s.Spec.Ports {
+		share(&s.Spec.Ports[i].Name)
+		share((*string)(&s.Spec.Ports[i].Protocol))
+	}
+	for i := range s.Status.Conditions {
+		c := &s.Status.Conditions[i]
+		share(&c.Type)
+		share((*string)(&c.Status))
+		share(&c.Reason)
+	}
 }
 
 func defaultService(s *corev1.Service) {

@@ -28,6 +28,7 @@ var TrafficPlan = &resource.Descriptor{
 
 	Prepare:  counted(func(p *planner.TrafficPlan) any { return p.Spec }),
 	Validate: compare(validateTrafficPlan),
+	Compact:  compactTrafficPlan,
 
 	Columns: []metav1.TableColumnDefinition{
 		nameColumn(),
@@ -43,6 +44,50 @@ var TrafficPlan = &resource.Descriptor{
 		wide("Reason", "Why the plan was published, for each group of ports."),
 	},
 	Cells: of(trafficPlanCells),
+}
+
+// compactTrafficPlan: JSON is decoded into slices with spare capacity, and the names of zones
+// are the same in all plans.
+func compactTrafficPlan(obj resource.Object, share func(*string)) {
+	spec := &obj.(*planner.TrafficPlan).Spec
+	share(&spec.Mode)
+	share(&spec.Parameters.Costs)
+	share(&spec.Parameters.Hints)
+	share(&spec.Parameters.Fallback)
+	spec.Groups = fitted(spec.Groups)
+	for i := range spec.Groups {
+		g := &spec.Groups[i]
+		share(&g.AddressType)
+		share((*string)(&g.Outcome))
+		share((*string)(&g.Reason))
+		share((*string)(&g.DemandSource))
+		g.Ports = fitted(g.Ports)
+		for j := range g.Ports {
+			share(&g.Ports[j])
+		}
+		g.Endpoints = fitted(g.Endpoints)
+		for j := range g.Endpoints {
+			g.Endpoints[j].Weights = fitted(g.Endpoints[j].Weights)
+		}
+		g.Zones = fitted(g.Zones)
+		for j := range g.Zones {
+			z := &g.Zones[j]
+			share(&z.Name)
+			share((*string)(&z.Reason))
+			z.To = fitted(z.To)
+			for k := range z.To {
+				share(&z.To[k].Zone)
+			}
+		}
+	}
+}
+
+// fitted is a slice without spare capacity.
+func fitted[T any](s []T) []T {
+	if len(s) == cap(s) {
+		return s
+	}
+	return append(make([]T, 0, len(s)), s...)
 }
 
 func trafficPlanCells(p *planner.TrafficPlan) []any {
