@@ -23,6 +23,7 @@ const (
 	TypeCertificate = "CERTIFICATE"
 	TypeRequest     = "CERTIFICATE REQUEST"
 	TypeKey         = "PRIVATE KEY"
+	TypeECKey       = "EC PRIVATE KEY"
 )
 
 const (
@@ -79,17 +80,30 @@ func EncodeKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: TypeKey, Bytes: der}), nil
 }
 
-// ParseKey reads what EncodeKey writes: one PEM private key in PKCS #8. It does not judge
-// the key: see CheckPublic.
+// EncodeECKey writes a private key as PEM in the form of SEC 1, section C.4 (RFC 5915), for
+// readers that know no other for elliptic curves, as the Kubernetes client of fabric8.
+func EncodeECKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: TypeECKey, Bytes: der}), nil
+}
+
+// ParseKey reads what EncodeKey and EncodeECKey write: one PEM private key in PKCS #8 or
+// SEC 1. It does not judge the key: see CheckPublic.
 func ParseKey(data []byte) (crypto.Signer, error) {
 	block, err := decodeKey(data)
 	if err != nil {
 		return nil, err
 	}
-	if block.Type != TypeKey {
-		return nil, fmt.Errorf("not one PEM block of type %q", TypeKey)
+	switch block.Type {
+	case TypeKey:
+		return signer(x509.ParsePKCS8PrivateKey(block.Bytes))
+	case TypeECKey:
+		return signer(x509.ParseECPrivateKey(block.Bytes))
 	}
-	return signer(x509.ParsePKCS8PrivateKey(block.Bytes))
+	return nil, fmt.Errorf("not one PEM block of type %q or %q", TypeKey, TypeECKey)
 }
 
 // ParseForeignKey reads one PEM private key of other tools: PKCS #8, or the older forms
@@ -103,7 +117,7 @@ func ParseForeignKey(data []byte) (crypto.Signer, error) {
 	switch block.Type {
 	case TypeKey:
 		key, err = signer(x509.ParsePKCS8PrivateKey(block.Bytes))
-	case "EC PRIVATE KEY":
+	case TypeECKey:
 		key, err = signer(x509.ParseECPrivateKey(block.Bytes))
 	case "RSA PRIVATE KEY":
 		key, err = signer(x509.ParsePKCS1PrivateKey(block.Bytes))

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -51,17 +52,22 @@ func TestParseKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sec1, err := x509.MarshalECPrivateKey(good)
+	sec1, err := certpem.EncodeECKey(good)
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1})
+	long, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(long)})
 	for _, tc := range []struct {
 		name         string
 		data         []byte
 		own, foreign string // parts of the errors; empty: it is read
 	}{
 		{"PKCS #8", pkcs8, "", ""},
+		{"SEC 1", sec1, "", ""},
 		{"an older form", old, `not one PEM block of type "PRIVATE KEY"`, ""},
 		{"a weak key", weak, "", "too weak"},
 		{"two keys", append(append([]byte{}, pkcs8...), pkcs8...), "not one PEM block", "not one PEM block"},

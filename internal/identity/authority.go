@@ -217,7 +217,7 @@ func (a *Authority) IssueClient(s Subject, life time.Duration) (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	keyPEM, err := certpem.EncodeKey(key)
+	keyPEM, err := certpem.EncodeECKey(key)
 	if err != nil {
 		return Pair{}, err
 	}
