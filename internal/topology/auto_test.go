@@ -53,7 +53,7 @@ func TestPrecedence(t *testing.T) {
 		{"Auto wins over a distribution", distribution(web(mode, "Auto"), "PreferSameNode"), byZone},
 		{"a value without meaning leaves the distribution", distribution(web(mode, "Disabled"), "PreferSameNode"), byNode},
 		{"Adaptive wins over a distribution", distribution(adaptive(), "PreferSameNode"), byZone},
-		{"an unknown heuristic wins over a distribution", distribution(web(mode, "example.com/Mine"), "PreferSameNode"), none},
+		{"an unknown heuristic leaves the distribution", distribution(web(mode, "example.com/Mine"), "PreferSameNode"), byNode},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -213,13 +213,14 @@ func TestCustomHeuristics(t *testing.T) {
 		r.wantEvents("failed", want...)
 
 		r.annotate(mode, "example.com/Second")
-		r.wantHints("unknown: those there are stay", "a1:a a2: b1:a c1:a")
+		r.wantHints("unknown: as if it were not there", "a1: a2: b1: c1:")
 		r.seed(workloads("abca")...)
-		want = append(want,
-			`Warning TopologyHeuristicUnknown: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
+		const unknown = `topology mode "example.com/Second" is not known here: hints are those of spec.trafficDistribution, addressType: IPv4`
+		want = append(want, "Warning TopologyHeuristicUnknown: "+unknown)
 		r.wantEvents("unknown", want...)
-		r.wantCondition("unknown", ConditionPlan,
-			`False Heuristic: topology mode "example.com/Second" is not known here, hints are left as they are, addressType: IPv4`)
+		r.wantCondition("unknown", ConditionPlan, "False Heuristic: "+unknown)
+		r.seed(distribution(web(mode, "example.com/Second"), corev1.ServiceTrafficDistributionPreferSameZone))
+		r.wantHints("unknown: spec.trafficDistribution is obeyed", "a1:a a2:a b1:b c1:c")
 
 		known["example.com/Second"] = &first{}
 		r.heuristicChanged("example.com/Second")

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/controller/endpointslice"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/planner/auto"
@@ -82,7 +83,9 @@ func (r Registry) Find(name string) (Heuristic, bool) {
 
 // Reasons of events about heuristics.
 const (
+	// reasonUnknown: the Service is routed as if it had no such mode, as in Kubernetes.
 	reasonUnknown = "TopologyHeuristicUnknown"
+	reasonAbsent  = "TopologyHeuristicAbsent"
 	reasonFailed  = "TopologyHeuristicFailed"
 )
 
@@ -95,7 +98,11 @@ func (a *advice) custom(name string) endpointslice.HintFunc {
 		if err != nil {
 			is.message, is.warning = err.Error(), true
 			a.queueEvent(was, event{true, reason, is.message})
-			keepHints(service, family, all)
+			if reason == reasonUnknown {
+				endpointslice.TrafficDistribution(service, family, all)
+			} else {
+				keepHints(service, family, all)
+			}
 		} else {
 			is.hinted = true
 			give(all, hints)
@@ -123,8 +130,12 @@ func (c *Controller) decide(name string, q Question) (d Decision, reason string,
 	if c.config.Heuristics != nil {
 		found, _ = c.config.Heuristics.Find(name)
 	}
+	if found == nil && strings.HasPrefix(name, meshv1alpha1.TopologyHeuristicPrefix) {
+		// A rule that is deleted, or not there yet: it may come with the next change.
+		return d, reasonAbsent, fmt.Errorf("topology mode %q is not known here, hints are left as they are", name)
+	}
 	if found == nil {
-		return d, reasonUnknown, fmt.Errorf("topology mode %q is not known here, hints are left as they are", name)
+		return d, reasonUnknown, fmt.Errorf("topology mode %q is not known here: hints are those of spec.trafficDistribution", name)
 	}
 	d, err = found.Decide(q)
 	if err == nil {
