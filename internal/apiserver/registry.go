@@ -146,8 +146,10 @@ func newRegistry(typer runtime.ObjectTyper, options generic.RESTOptionsGetter, k
 	}
 	if isGraceful(kind) {
 		made.DeleteStrategy = gracefulStrategy{strategy}
-		made.ReturnDeletedObject = true
 	}
+	// Clients of Kubernetes have types for these answers, so they are its own; another kind
+	// answers a Status.
+	made.ReturnDeletedObject = isGraceful(kind) || kind.GVK == corev1.SchemeGroupVersion.WithKind("Service")
 	if kind.TTL > 0 {
 		made.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return kind.TTL, nil }
 	}

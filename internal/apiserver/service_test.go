@@ -114,6 +114,20 @@ func TestServiceAddressLife(t *testing.T) {
 	}
 }
 
+// TestDeletedServiceIsAnswered: clients with types decode the answer as a Service; that of other
+// kinds is a Status.
+func TestDeletedServiceIsAnswered(t *testing.T) {
+	cs := shared.clientset(t, "")
+	if _, err := cs.CoreV1().Services("default").Create(t.Context(), service("answered"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var gone corev1.Service
+	err := cs.CoreV1().RESTClient().Delete().Namespace("default").Resource("services").Name("answered").Do(t.Context()).Into(&gone)
+	if err != nil || gone.Kind == "Status" || gone.Name != "answered" || gone.Spec.ClusterIP == "" {
+		t.Errorf("answer %+v, %v", gone, err)
+	}
+}
+
 func TestServiceDryRunTakesNothing(t *testing.T) {
 	cs := shared.clientset(t, "")
 	svc, err := cs.CoreV1().Services("default").Create(t.Context(), service("dry"), metav1.CreateOptions{DryRun: []string{"All"}})
