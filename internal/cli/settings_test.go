@@ -198,7 +198,7 @@ func TestDataDirectory(t *testing.T) {
 func TestFindKind(t *testing.T) {
 	for word, want := range map[string]string{
 		"services": "v1/Service", "svc": "v1/Service", "Service": "v1/Service", "events": "v1/Event",
-		"events.events.k8s.io": "events.k8s.io/v1/Event", "dp": "mesh.proxima.dev/v1alpha1/Dataplane",
+		"events.events.k8s.io": "events.k8s.io/v1/Event", "dps": "mesh.proxima.dev/v1alpha1/Dataplane",
 		"endpointslices.discovery.k8s.io": "discovery.k8s.io/v1/EndpointSlice",
 	} {
 		d, err := findKind(word)

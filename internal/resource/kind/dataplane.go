@@ -24,7 +24,7 @@ var Dataplane = &resource.Descriptor{
 	GVK:        mesh.SchemeGroupVersion.WithKind("Dataplane"),
 	Resource:   "dataplanes",
 	Singular:   "dataplane",
-	ShortNames: []string{"dp"},
+	ShortNames: []string{"dps"},
 	Categories: []string{"all", "proxima"},
 	Namespaced: true,
 	Direction:  resource.ZoneToGlobal,
