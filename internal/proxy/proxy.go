@@ -238,6 +238,11 @@ type Choice struct {
 	// suspect nodes. A mode that can try again uses them when no endpoint in Cluster
 	// answers; the others ignore them.
 	Fallback []Target
+	// Held are the endpoints of a UDP port that are in neither list and still serve: they
+	// terminate, or hints, a plan or a policy keep new flows from them. Flows that are there
+	// stay, as a client could not notice. Sorted; nil for other protocols. A mode never begins
+	// a flow to them.
+	Held []netip.AddrPort
 	// NoCluster and NoLocal say what to do where the list is empty. Accept: it is
 	// not empty, or no policy asks for it.
 	NoCluster, NoLocal Verdict
@@ -324,7 +329,8 @@ func (s *PortState) Equal(t *PortState) bool {
 
 func (c *Choice) equal(d *Choice) bool {
 	return c.NoCluster == d.NoCluster && c.NoLocal == d.NoLocal &&
-		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local) && slices.Equal(c.Fallback, d.Fallback)
+		slices.Equal(c.Cluster, d.Cluster) && slices.Equal(c.Local, d.Local) && slices.Equal(c.Fallback, d.Fallback) &&
+		slices.Equal(c.Held, d.Held)
 }
 
 func (s *Service) equalButPorts(t *Service) bool {

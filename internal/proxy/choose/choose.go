@@ -123,8 +123,8 @@ func choose(svc *proxy.Service, port proxy.Port, all []Endpoint, node Node) *pro
 	return state
 }
 
-// used reports which lists a Service's policies ask for.
-type used struct{ cluster, local bool }
+// used reports which lists a Service's policies and its port ask for.
+type used struct{ cluster, local, held bool }
 
 func lists(svc *proxy.Service, port proxy.Port) used {
 	reachable := port.NodePort != 0 || len(svc.ExternalIPs) > 0 || len(svc.LoadBalancerIPs) > 0
@@ -133,6 +133,7 @@ func lists(svc *proxy.Service, port proxy.Port) used {
 		// that use the external address get the cluster's list.
 		cluster: !svc.InternalLocal || reachable,
 		local:   svc.InternalLocal || (svc.ExternalLocal && reachable),
+		held:    port.Protocol == proxy.UDP,
 	}
 }
 
@@ -172,7 +173,29 @@ func family(all []Endpoint, node Node, use used) (c proxy.Choice, localReady int
 			c.NoLocal = verdict
 		}
 	}
+	if use.held {
+		c.Held = held(&c, all, node)
+	}
 	return c, localReady
+}
+
+// held lists the endpoints that serve and are in neither list. Those of suspects are not
+// among them: their flows go to nobody.
+func held(c *proxy.Choice, all []Endpoint, node Node) []netip.AddrPort {
+	var out []netip.AddrPort
+	for i := range all {
+		e := &all[i]
+		if (e.Ready || e.Serving) && !node.suspects(e) && !has(c.Cluster, e.Addr) && !has(c.Local, e.Addr) {
+			out = append(out, e.Addr)
+		}
+	}
+	return out
+}
+
+// has says whether a sorted list has an address.
+func has(list []proxy.Target, addr netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, addr, func(t proxy.Target, a netip.AddrPort) int { return t.Addr.Compare(a) })
+	return found
 }
 
 // cluster fills the list for cluster-wide traffic.

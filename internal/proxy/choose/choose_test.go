@@ -297,6 +297,41 @@ func TestSpare(t *testing.T) {
 	}
 }
 
+// TestHeld: flows of UDP stay at endpoints that serve and get no new ones, but not at those of
+// suspects; other protocols have no such list.
+func TestHeld(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		endpoints []string
+		want      string
+	}{
+		{"all are used", []string{"10.0.0.1 ready", "10.0.0.2 ready"}, "[]"},
+		{"one terminates", []string{"10.0.0.1 ready", "10.0.0.2 serving terminating"}, "[10.0.0.2:8080]"},
+		{"one has finished", []string{"10.0.0.1 ready", "10.0.0.2 terminating"}, "[]"},
+		{"in maintenance", []string{"10.0.0.1 ready", "10.0.0.2 serving"}, "[10.0.0.2:8080]"},
+		{"for another zone", []string{"10.0.0.1 ready zones=a", "10.0.0.2 ready zones=b"}, "[10.0.0.2:8080]"},
+		{"of a suspect", []string{"10.0.0.1 ready", "10.0.0.2@x ready"}, "[]"},
+		{"the last ones terminate", []string{"10.0.0.1 serving terminating", "10.0.0.2 serving terminating"}, "[]"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, proto := range []proxy.Protocol{proxy.UDP, proxy.TCP} {
+				var endpoints []choose.Endpoint
+				for _, e := range tc.endpoints {
+					endpoints = append(endpoints, ep(e))
+				}
+				node := choose.Node{Name: "here", Zone: "a", Suspects: map[string]bool{"x": true}}
+				got, want := choose.Endpoints(&proxy.Service{}, proxy.Port{Protocol: proto}, endpoints, node).IPv4.Held, tc.want
+				if proto == proxy.TCP {
+					want = "[]"
+				}
+				if fmt.Sprint(got) != want {
+					t.Errorf("%s: held %v, want %s", proto, got, want)
+				}
+			}
+		})
+	}
+}
+
 func TestSuspects(t *testing.T) {
 	suspicious := func(names ...string) choose.Node {
 		n := here

@@ -328,10 +328,13 @@ func (m *Mode) pruneNew(s *proxy.PortState) {
 	for frontend, a := range frontendsOf(s) {
 		m.prune[frontend] = nil
 		c := s.For(a)
-		for _, list := range [][]proxy.Target{c.Cluster, c.Local, c.Fallback} {
+		for _, list := range [][]proxy.Target{c.Cluster, c.Local} {
 			for _, t := range list {
 				m.prune.Add(frontend, netip.AddrPortFrom(t.Addr.Addr().Unmap(), t.Addr.Port()))
 			}
+		}
+		for _, held := range c.Held {
+			m.prune.Add(frontend, held)
 		}
 	}
 }

@@ -23,10 +23,8 @@ type flowTable interface {
 func (m *Mode) noteStale(i int, old, next *served) {
 	if old.proto == proxy.UDP && old.present {
 		lost := !next.present || next.proto != proxy.UDP
-		for _, list := range old.listed {
-			for _, a := range list {
-				lost = lost || !slices.Contains(next.listed[0], a) && !slices.Contains(next.listed[1], a)
-			}
+		for _, a := range old.mayHaveFlows() {
+			lost = lost || !slices.Contains(next.listed[0], a) && !slices.Contains(next.listed[1], a) && !slices.Contains(next.held, a)
 		}
 		for _, v := range old.vips {
 			gone := !slices.ContainsFunc(next.vips, func(n vip) bool { return n.addr == v.addr && n.port == v.port })
@@ -56,8 +54,7 @@ func (m *Mode) staleKey(i int, key string) {
 	m.stale[i][netip.AddrPortFrom(addr, uint16(key[n+4])<<8|uint16(key[n+5]))] = struct{}{}
 }
 
-// endFlows deletes the flows of stale addresses that do not go to one of their present
-// endpoints, with one dump per family. It must come after the tables, else
+// endFlows deletes the flows of stale addresses that do not go to an endpoint that serves, with one dump per family. It must come after the tables, else
 // a packet in between would create the flow again. A failure is logged and retried
 // with the next change: the tables are right, and a flow that is left ends
 // by itself when its client pauses.
@@ -89,9 +86,10 @@ func (f *family) endpointsOf(i int, vip netip.AddrPort) []netip.AddrPort {
 	if len(claims) == 0 {
 		return []netip.AddrPort{vip}
 	}
-	var out []netip.AddrPort
-	for _, list := range slices.MinFunc(claims, compareClaims).port.of(i).listed {
-		out = append(out, list...)
-	}
-	return out
+	return slices.MinFunc(claims, compareClaims).port.of(i).mayHaveFlows()
+}
+
+// mayHaveFlows are the endpoints to which flows of a UDP port may go.
+func (s *served) mayHaveFlows() []netip.AddrPort {
+	return slices.Concat(s.listed[0], s.listed[1], s.held)
 }

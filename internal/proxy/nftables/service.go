@@ -44,6 +44,7 @@ type served struct {
 	proto   proxy.Protocol
 	vips    []vip
 	listed  [2][]netip.AddrPort       // the endpoints, each once; of UDP and affinity only
+	held    []netip.AddrPort          // further ones at which flows stay; of UDP only
 	ids     map[netip.AddrPort]uint16 // affinity only
 	nextID  uint16
 	ranges  []netip.Prefix
@@ -175,6 +176,7 @@ func (f *family) plan(p *port, old *served, had slots, state *proxy.PortState) (
 	affinity := state.Service.AffinityTimeout > 0
 	if affinity || s.proto == proxy.UDP {
 		s.listed = [2][]netip.AddrPort{listed(choice.Cluster, has[0]), listed(choice.Local, has[1])}
+		s.held = choice.Held
 	}
 	if affinity {
 		f.planIDs(p.number, old, &s)

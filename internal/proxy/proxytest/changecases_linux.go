@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
@@ -76,6 +77,7 @@ var changeCases = []kernelCase{
 	{name: "an address changes its owner", run: newOwner},
 	{name: "streams outlive their endpoint and service", run: streamsOutlive},
 	{name: "flows leave an endpoint that is gone", run: flowsLeaveEndpoint},
+	{name: "flows stay while their endpoint serves", run: flowsStayWhileServing},
 	{name: "flows end with their service", run: flowsEndWithService},
 	{name: "flapping fails no connection", run: flapping},
 }
@@ -193,6 +195,41 @@ func flowsLeaveEndpoint(k *kernel) {
 	for _, f := range flows {
 		if a := f.again(prompt); a.who != remote2 {
 			k.Errorf("flow of %s to %s: answered by %s after its endpoint went, want %s",
+				f.conn.LocalAddr(), f.conn.RemoteAddr(), a.who, remote2)
+		}
+	}
+}
+
+// flowsStayWhileServing: an endpoint that terminates, or that hints keep new flows from, goes on
+// with those it has; when it serves no more they leave it.
+func flowsStayWhileServing(k *kernel) {
+	k.apply(k.openService(0, k.on(remote1)))
+	flows := []*session{
+		k.session(k.pod(), proxy.UDP, k.at(k.vip(0))),
+		k.session(k.outside(0), proxy.UDP, k.nodeAt(k.nodePort(0))),
+	}
+	hinted := k.all(local1, remote1)
+	for i := range hinted {
+		hinted[i].Hints = proxy.HintsOf([]locality.Zone{hinted[i].Zone}, nil)
+	}
+	for _, step := range []struct {
+		name      string
+		endpoints []proxy.SliceEndpoint
+	}{
+		{"it is ready, for another zone", hinted},
+		{"it terminates", []proxy.SliceEndpoint{k.on(local1), k.draining(remote1)}},
+		{"it terminates, and nobody else is there", []proxy.SliceEndpoint{k.draining(remote1)}},
+		{"another one comes", []proxy.SliceEndpoint{k.on(remote2), k.draining(remote1)}},
+	} {
+		k.apply(k.openService(0, step.endpoints...))
+		for _, f := range flows {
+			f.lives(step.name)
+		}
+	}
+	k.apply(k.openService(0, k.on(remote2), k.finished(remote1)))
+	for _, f := range flows {
+		if a := f.again(prompt); a.who != remote2 {
+			k.Errorf("flow of %s to %s: answered by %s when its endpoint had finished, want %s",
 				f.conn.LocalAddr(), f.conn.RemoteAddr(), a.who, remote2)
 		}
 	}

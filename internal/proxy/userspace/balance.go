@@ -57,6 +57,11 @@ func (v *view) serves(addr netip.AddrPort) bool {
 			return true
 		}
 	}
+	for _, c := range []*proxy.Choice{&v.state.IPv4, &v.state.IPv6} {
+		if slices.Contains(c.Held, addr) {
+			return true
+		}
+	}
 	return false
 }
 
