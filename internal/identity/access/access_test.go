@@ -71,6 +71,11 @@ func TestAuthorize(t *testing.T) {
 		{reader, res("create", "authorization.k8s.io", "selfsubjectaccessreviews", "", ""), ""},
 		{reader, path("get", TokensPath), "reads only"},
 		{reader, path("get", "/metrics"), ""},
+		{reader, path("get", "/proxima/v1/status"), ""},
+		{reader, path("get", "/proxima/v1/demand"), ""},
+		{reader, path("get", "/proxima/v1/zones/shift"), ""},
+		{reader, path("get", "/proxima/v1/backup"), "reads only"},
+		{reader, path("post", "/proxima/v1/nodes/drain"), "reads only"},
 		{reader, path("get", "/apis/discovery.k8s.io/v1"), ""},
 		{reader, path("get", "/apis/../proxima/v1/tokens"), "reads only"},
 
