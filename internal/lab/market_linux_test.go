@@ -84,6 +84,11 @@ type stall struct {
 	*market
 	name, vip string
 
+	// age of endpoints that are added: for so long they have been ready. ready is since when the
+	// last one is, as precisely as objects say it.
+	age   time.Duration
+	ready time.Time
+
 	mu sync.Mutex
 	// bytes that clients of a zone exchanged with endpoints of another, both ways.
 	bytes [3][3]int
@@ -139,7 +144,7 @@ func (s *stall) add(t *testing.T, zone int, weight int32, takes time.Duration) s
 			if err != nil {
 				return
 			}
-			go serveStall(c, byte(zone), takes)
+			go serveStall(c, byte(zone), addr, takes)
 		}
 	}()
 	object, err := s.api.Create(t.Context(), kind.Dataplane, &meshv1alpha1.Dataplane{
@@ -152,7 +157,10 @@ func (s *stall) add(t *testing.T, zone int, weight int32, takes time.Duration) s
 		t.Fatal(err)
 	}
 	dp := object.(*meshv1alpha1.Dataplane)
-	dp.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now()}}
+	s.ready = time.Now().Add(-s.age).Truncate(time.Second)
+	dp.Status.Conditions = []metav1.Condition{{
+		Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.NewTime(s.ready),
+	}}
 	if _, err := s.api.UpdateStatus(t.Context(), kind.Dataplane, dp); err != nil {
 		t.Fatal(err)
 	}
@@ -167,17 +175,18 @@ func (s *stall) remove(t *testing.T, name string) {
 	}
 }
 
-// serveStall answers each number with so many bytes, of which the first is its zone.
-func serveStall(c net.Conn, zone byte, takes time.Duration) {
+// serveStall answers each number with so many bytes: its zone, the last byte of its address,
+// and zeros.
+func serveStall(c net.Conn, zone byte, at netip.Addr, takes time.Duration) {
 	defer c.Close()
 	var size uint32
 	for binary.Read(c, binary.BigEndian, &size) == nil {
 		if takes > 0 {
 			time.Sleep(takes) // the work of the endpoint
 		}
-		body := make([]byte, max(size, 1))
-		body[0] = zone
-		if _, err := c.Write(body); err != nil {
+		body := make([]byte, max(size, 2))
+		body[0], body[1] = zone, at.As4()[3]
+		if _, err := c.Write(body[:max(size, 1)]); err != nil {
 			return
 		}
 	}

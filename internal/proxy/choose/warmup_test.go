@@ -1,6 +1,7 @@
 package choose_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -115,26 +116,42 @@ func TestWarmUpEnds(t *testing.T) {
 }
 
 // TestPlotOfTheRamp compares the plot in the documentation with what the code does.
-// PROXIMA_UPDATE=1 writes it.
+// PROXIMA_UPDATE=1 writes it. The dots are connections that TestWeights of internal/lab counted:
+// PROXIMA_SOAK=1 PROXIMA_PLOT=FILE writes what is in testdata/warmup.json.
 func TestPlotOfTheRamp(t *testing.T) {
-	const file = "../../../docs/how-to/warmup.txt"
-	begin := time.Unix(1_800_000_000, 0)
-	svc, from := &proxy.Service{WarmUp: 30 * time.Second}, []*proxy.Slice{aged(begin, 100, 100, 0)}
-	var b strings.Builder
-	b.WriteString("Share of new connections of the third endpoint, the Service's warm-up being 30s\n\n")
-	for second := 0; second <= 33; second++ {
-		warmed, _ := choose.Warm(svc, from, begin.Add(time.Duration(second)*time.Second))
-		state := choose.Slices(svc, proxy.Port{Name: "http", Port: 80, Protocol: proxy.TCP}, warmed, choose.Node{Name: "here"})
-		var sum, third uint32
-		for i, target := range state.IPv4.Cluster {
-			sum += target.Weight
-			if i == 2 {
-				third = target.Weight
-			}
-		}
-		share := 100 * float64(third) / float64(sum)
-		fmt.Fprintf(&b, "%2d s %5.1f %% %s\n", second, share, strings.Repeat("#", int(share)))
+	const file = "../../../docs/concepts/img/warmup.svg"
+	var measured []struct{ Second, Share float64 }
+	if data, err := os.ReadFile("testdata/warmup.json"); err != nil {
+		t.Fatal(err)
+	} else if err := json.Unmarshal(data, &measured); err != nil {
+		t.Fatal(err)
 	}
+	const width, height, left, bottom, seconds, most = 720., 260., 52., 36., 33, 0.4
+	x := func(second float64) float64 { return left + second/seconds*(width-left-12) }
+	y := func(share float64) float64 { return height - bottom - share/most*(height-bottom-28) }
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="12">`+"\n", width, height)
+	fmt.Fprintf(&b, `<rect width="%g" height="%g" fill="#fff"/>`+"\n", width, height)
+	fmt.Fprintf(&b, `<text x="%g" y="16" fill="#888">what agents do</text><text x="%g" y="16" fill="#0a58ca">connections counted in a lab</text>`+"\n", left, left+100)
+	for share := 0.; share <= most; share += .1 {
+		fmt.Fprintf(&b, `<line x1="%g" y1="%.1f" x2="%g" y2="%.1f" stroke="#ddd"/><text x="%g" y="%.1f" text-anchor="end">%.0f %%</text>`+"\n",
+			left, y(share), width-12, y(share), left-6, y(share)+4, 100*share)
+	}
+	for second := 0.; second <= seconds; second += 3 {
+		fmt.Fprintf(&b, `<text x="%.1f" y="%g" text-anchor="middle">%g s</text>`+"\n", x(second), height-bottom+18, second)
+	}
+	b.WriteString(`<polyline fill="none" stroke="#888" stroke-width="2" points="`)
+	for second := range seconds {
+		share := shareOfThird(time.Duration(second) * time.Second)
+		fmt.Fprintf(&b, "%.1f,%.1f %.1f,%.1f ", x(float64(second)), y(share), x(float64(second+1)), y(share))
+	}
+	b.WriteString(`"/>` + "\n")
+	for _, m := range measured {
+		if m.Second <= seconds {
+			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2.5" fill="#0a58ca"/>`+"\n", x(m.Second), y(m.Share))
+		}
+	}
+	b.WriteString("</svg>\n")
 	if os.Getenv("PROXIMA_UPDATE") != "" {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
@@ -142,6 +159,26 @@ func TestPlotOfTheRamp(t *testing.T) {
 	}
 	want, err := os.ReadFile(file)
 	if err != nil || string(want) != b.String() {
-		t.Errorf("the plot is another one (%v); PROXIMA_UPDATE=1 writes\n%s", err, &b)
+		t.Errorf("the plot is another one (%v): write it with PROXIMA_UPDATE=1", err)
 	}
+	if len(measured) < seconds {
+		t.Errorf("%d samples, want one per second", len(measured))
+	}
+}
+
+// shareOfThird endpoint that became ready such a time ago, beside two old ones, the Service's
+// warm-up being 30s.
+func shareOfThird(age time.Duration) float64 {
+	begin := time.Unix(1_800_000_000, 0)
+	svc, from := &proxy.Service{WarmUp: 30 * time.Second}, []*proxy.Slice{aged(begin, 100, 100, 0)}
+	warmed, _ := choose.Warm(svc, from, begin.Add(age))
+	state := choose.Slices(svc, proxy.Port{Name: "http", Port: 80, Protocol: proxy.TCP}, warmed, choose.Node{Name: "here"})
+	var sum, third uint32
+	for i, target := range state.IPv4.Cluster {
+		sum += target.Weight
+		if i == 2 {
+			third = target.Weight
+		}
+	}
+	return float64(third) / float64(sum)
 }
