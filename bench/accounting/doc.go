@@ -1,6 +1,7 @@
 // Command accounting measures what it costs to read bytes and open connections from the
-// kernel's connection tracking table, compared with a netlink library, in a network
-// namespace of its own that has no way out. It needs root, Linux and iptables-legacy.
+// kernel's connection tracking table, compared with a netlink library, and what counting
+// costs each packet, in network namespaces of its own that have no way out. It needs root,
+// Linux and iptables-legacy.
 //
 //	go run ./bench/accounting [-smoke]
 //

@@ -24,11 +24,14 @@ import (
 )
 
 // sizes of a run.
-type sizes struct{ flows, rounds, peerRounds int }
+type sizes struct {
+	flows, rounds, peerRounds  int
+	packetRounds, packetSeries int
+}
 
 var (
-	full  = sizes{flows: 100_000, rounds: 5, peerRounds: 3}
-	smoke = sizes{flows: 2_000, rounds: 1, peerRounds: 1}
+	full  = sizes{flows: 100_000, rounds: 5, peerRounds: 3, packetRounds: 31, packetSeries: 100_000}
+	smoke = sizes{flows: 2_000, rounds: 1, peerRounds: 1, packetRounds: 2, packetSeries: 5_000}
 )
 
 func main() {
@@ -55,7 +58,7 @@ func (s sizes) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
-	return nil
+	return s.packets(ctx, out)
 }
 
 const (

@@ -16,7 +16,7 @@ func TestSmoke(t *testing.T) {
 	if err := smoke.run(t.Context(), &out); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
-	for _, want := range []string{"2000 flows, 2000 of them translated", "2000 flows, 500 of them", "of a core", "heap", "allocations", "vishvananda"} {
+	for _, want := range []string{"2000 flows, 2000 of them translated", "2000 flows, 500 of them", "of a core", "heap", "allocations", "vishvananda", "a datagram"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no line about %q:\n%s", want, &out)
 		}
