@@ -36,7 +36,7 @@ import (
 // planeKinds are what a control plane in Kubernetes follows: those of the cluster, and of ours
 // those that plans and views depend on, which are CRDs there.
 func planeKinds() []*resource.Descriptor {
-	return append(clusterKinds(), kind.Pod, kind.Mesh, kind.ZoneCosts, kind.TopologyHeuristic, kind.TrafficPlan)
+	return append(clusterKinds(), kind.Pod, kind.Mesh, kind.ZoneCosts, kind.TopologyHeuristic, kind.TrafficPlan, kind.IPAddressPool)
 }
 
 // clusterPlane is the control plane of a Kubernetes cluster: its API has the objects, its
@@ -108,7 +108,7 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 // newClient of the cluster.
 func (p *clusterPlane) newClient() error {
 	cfg := clusterREST(p.cfg.Cluster)
-	client, err := kubeclient.New(cfg, append(planeKinds(), kind.Event))
+	client, err := kubeclient.New(cfg, append(planeKinds(), kind.Event, kind.ServiceCIDR))
 	if err != nil {
 		return err
 	}
@@ -184,6 +184,7 @@ func (p *clusterPlane) components() []component {
 		p.instance.components(),
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
+			{Name: "load balancers", Scope: leader, Run: p.leader.runClusterLoadBalancers},
 			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
 		},
 	)

@@ -70,11 +70,11 @@ func TestControlPlane(t *testing.T) {
 	b.until("the plan is another one", func() bool {
 		return b.kubectl("", "--namespace", "shop", "get", "trafficplan", "svc-002", "-o", "jsonpath={.spec.version}") == "2"
 	})
+	b.assignsAddresses()
 	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods",
 		"endpointslices.discovery.k8s.io",
-		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),
+		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "ipaddresspools.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),
 		permission{"", "configmaps", "update"}, // after the Secret of the authority was replaced
-		permission{"", "events", "create"},     // of a rule of its own that fails, and of modes that write hints
 	))
 }
 

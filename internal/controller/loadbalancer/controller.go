@@ -55,6 +55,8 @@ type Config struct {
 	// Classless: Services without a class are told that nobody provides for them. False
 	// where another provider may, as in Kubernetes.
 	Classless bool
+	// Reserved are ports that nodes need themselves, besides those of Proxima, and for what.
+	Reserved map[int32]string
 	// Window as in loop.Config.
 	Window time.Duration
 	Clock  clock.WithTicker // nil: the real one
@@ -246,7 +248,7 @@ func (c *Controller) syncService(ctx context.Context, key resource.Key) error {
 	var want ingress
 	switch classOf(service) {
 	case classNode:
-		want = nodeIngress(s, service)
+		want = c.nodeIngress(s, service)
 		setIngress(next, want.addresses)
 	case classPool:
 		want = c.poolIngress(s, service)

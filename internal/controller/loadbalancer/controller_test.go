@@ -236,6 +236,24 @@ func TestPortsOfNodesAreTakenOnce(t *testing.T) {
 	})
 }
 
+// TestInKubernetes: Services without a class are another provider's there, and nodes need more
+// ports.
+func TestInKubernetes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, machine("a", true, "10.1.0.1"))
+		r.stop()
+		r.config.Classless, r.config.Reserved = false, map[int32]string{10250: "the kubelet"}
+		r.lead()
+		defer func() { r.stop() }()
+		none := balancer("none", ofNode, 1)
+		none.Spec.LoadBalancerClass = nil
+		r.seed(none, balancer("ours", ofNode, 2), balancer("kubelet", ofNode, 3, port(10250)))
+		r.want("no class", "none", "", "", "")
+		r.want("our class", "ours", "10.1.0.1", ReasonAssigned, "")
+		r.want("a port of the kubelet", "kubelet", "", ReasonPortInUse, "port 10250 of nodes is for the kubelet")
+	})
+}
+
 // TestOlderServiceTakesItsPort: a Service that comes to have addresses of nodes takes its ports
 // from younger ones, which lose them.
 func TestOlderServiceTakesItsPort(t *testing.T) {

@@ -26,8 +26,8 @@ var ownPorts = map[int32]string{
 
 // nodeIngress are the addresses of ready nodes for a Service; with policy Local, of those
 // with endpoints.
-func nodeIngress(s *catalog.Snapshot, service *corev1.Service) ingress {
-	if why := portTaken(s, service); why != "" {
+func (c *Controller) nodeIngress(s *catalog.Snapshot, service *corev1.Service) ingress {
+	if why := c.portTaken(s, service); why != "" {
 		return ingress{reason: ReasonPortInUse, message: why}
 	}
 	var with map[string]bool // nil: all
@@ -112,9 +112,9 @@ func nodesWithEndpoints(s *catalog.Snapshot, service *corev1.Service) map[string
 
 // portTaken says why ports of a Service cannot be served at addresses of nodes; empty: they
 // can. Of two Services with one port the older one has it.
-func portTaken(s *catalog.Snapshot, service *corev1.Service) string {
+func (c *Controller) portTaken(s *catalog.Snapshot, service *corev1.Service) string {
 	for _, p := range service.Spec.Ports {
-		if of, own := ownPorts[p.Port]; own {
+		if of := cmp.Or(ownPorts[p.Port], c.Reserved[p.Port]); of != "" {
 			return fmt.Sprintf("port %d of nodes is for %s: give the Service another port", p.Port, of)
 		}
 	}
