@@ -97,8 +97,12 @@ that another program set stays, and is named.`,
 
 func (s *settings) undrain(ctx context.Context, name, output string) error {
 	var answer admin.UndrainAnswer
-	if err := s.call(ctx, http.MethodPost, admin.UndrainPath, admin.DrainRequest{Name: name}, &answer); err != nil {
+	cfg, _, err := s.restConfig()
+	if err != nil {
 		return err
+	}
+	if err := callJSON(ctx, cfg, http.MethodPost, admin.UndrainPath, admin.DrainRequest{Name: name}, &answer); err != nil {
+		return explainDrain(cfg, err)
 	}
 	if output == "json" || output == "yaml" {
 		if err := printValue(s.io.Out, answer, output); err != nil {
@@ -216,7 +220,7 @@ func (s *settings) notDrained(p *drain.Progress, f drainFlags, cause error) erro
 func explainDrain(cfg *rest.Config, err error) error {
 	switch {
 	case errors.Is(err, errNotServed):
-		return fmt.Errorf("%w; nodes are drained by the control plane of their zone, not at global", err)
+		return fmt.Errorf("%w; nodes are drained by the control plane of their zone, not at global; those of a Kubernetes cluster by \"kubectl drain\"", err)
 	case apierrors.IsConflict(err) && strings.Contains(err.Error(), "--force"):
 		return &problem.Error{
 			Code: problem.LastEndpoint, Err: err,
