@@ -4,11 +4,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // maxAlerts that people can be expected to know.
@@ -51,18 +52,13 @@ func TestAlerts(t *testing.T) {
 			}
 		}
 	}
-	metrics := readText(t, "docs/reference/metrics.md")
+	reference := testkit.MetricReference(t)
 	trouble := readText(t, "docs/how-to/trouble.md")
-	metric := regexp.MustCompile(`proxima_\w+`)
 	alerts := 0
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
 			alerts++
-			for _, name := range metric.FindAllString(r.Expr, -1) {
-				if !strings.Contains(metrics, "`"+strings.TrimSuffix(name, "_bucket")+"`") {
-					t.Errorf("%s: there is no metric %s", r.Alert, name)
-				}
-			}
+			testkit.CheckMetrics(t, r.Alert, r.Expr, reference)
 			if !fires[r.Alert] || !quiet[r.Alert] {
 				t.Errorf("%s: has a test in which it fires: %t; in which it does not: %t", r.Alert, fires[r.Alert], quiet[r.Alert])
 			}

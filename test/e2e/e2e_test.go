@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -160,24 +161,28 @@ func (n *node) lookup(name string) ([]string, error) {
 	return resolver.LookupHost(ctx, name)
 }
 
+func (n *node) metricsURL() string { return fmt.Sprintf("http://127.0.0.1:%d/metrics", n.metrics) }
+
+// scrape metrics, in their text format.
+func scrape(t testing.TB, client *http.Client, url string) string {
+	t.Helper()
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s, %v", url, resp.Status, err)
+	}
+	return string(text)
+}
+
 // metric reads one value of the agent's metrics; labels are matched as text.
 func (n *node) metric(name string) float64 {
 	n.plane.t.Helper()
-	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", n.metrics))
-	if err != nil {
-		n.plane.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var text strings.Builder
-	buf := make([]byte, 64<<10)
-	for {
-		k, err := resp.Body.Read(buf)
-		text.Write(buf[:k])
-		if err != nil {
-			break
-		}
-	}
-	for line := range strings.Lines(text.String()) {
+	text := scrape(n.plane.t, http.DefaultClient, n.metricsURL())
+	for line := range strings.Lines(text) {
 		if after, ok := strings.CutPrefix(line, name); ok {
 			value, err := strconv.ParseFloat(strings.TrimSpace(after), 64)
 			if err == nil {
@@ -185,7 +190,7 @@ func (n *node) metric(name string) float64 {
 			}
 		}
 	}
-	n.plane.t.Fatalf("metric %s is not served:\n%s", name, text.String())
+	n.plane.t.Fatalf("metric %s is not served:\n%s", name, text)
 	return 0
 }
 

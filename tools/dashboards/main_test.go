@@ -4,18 +4,14 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
+
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // TestDashboards: what is committed is what the code gives, and shows metrics that there are.
 func TestDashboards(t *testing.T) {
-	reference, err := os.ReadFile("../../docs/reference/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	metric := regexp.MustCompile(`proxima_\w+`)
+	reference := testkit.MetricReference(t)
 	files, err := filepath.Glob("../../deploy/grafana/*.json")
 	if err != nil || len(files) != len(pages()) {
 		t.Errorf("%d files, %d dashboards, %v", len(files), len(pages()), err)
@@ -34,11 +30,7 @@ func TestDashboards(t *testing.T) {
 				t.Errorf("%s, %s: needs series and a description", p.title, panel.title)
 			}
 			for _, s := range panel.series {
-				for _, name := range metric.FindAllString(s.expr, -1) {
-					if !strings.Contains(string(reference), "`"+strings.TrimSuffix(name, "_bucket")+"`") {
-						t.Errorf("%s, %s: there is no metric %s", p.title, panel.title, name)
-					}
-				}
+				testkit.CheckMetrics(t, p.title+", "+panel.title, s.expr, reference)
 			}
 		}
 	}
