@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/cluster"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
@@ -98,7 +100,7 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if err := p.newParts(); err != nil {
 		return nil, err
 	}
-	if p.election, err = newLeaseElection(cfg, p.log); err != nil {
+	if p.election, err = newLeaseElection(cfg, p.storage.metrics, p.log); err != nil {
 		return nil, err
 	}
 	p.handle()
@@ -295,12 +297,17 @@ func (t tokenReviews) ReviewToken(
 // leaseName of the election, in the control plane's own namespace.
 const leaseName = "proxima-control-plane"
 
-func newLeaseElection(cfg ControlPlaneConfig, log *slog.Logger) (election, error) {
+func newLeaseElection(cfg ControlPlaneConfig, metrics prometheus.Registerer, log *slog.Logger) (election, error) {
 	if cfg.ballot != nil {
 		return cfg.ballot, nil
 	}
-	return lease.New(lease.Config{
+	e, err := lease.New(lease.Config{
 		REST: clusterREST(cfg.Cluster), Lease: resource.Key{Namespace: cfg.Namespace, Name: leaseName}, Identity: instanceIdentity(),
 		Logger: log.With("component", "election"),
 	})
+	if err != nil {
+		return nil, err
+	}
+	cluster.MeasureLeadership(metrics, e.Leads, e.Vacant)
+	return e, nil
 }

@@ -447,6 +447,7 @@ func TestLeaseElection(t *testing.T) {
 		release   chan struct{} // lead returns once it is closed and the term is over
 		cut       atomic.Bool   // requests fail
 		stop      func()
+		election  *lease.Election
 	}
 	begin := func(name string) *candidate {
 		k := &candidate{won: make(chan struct{}, 10), lost: make(chan struct{}, 10), release: make(chan struct{})}
@@ -466,6 +467,7 @@ func TestLeaseElection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		k.election = e
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
@@ -502,6 +504,12 @@ func TestLeaseElection(t *testing.T) {
 	a := begin("a")
 	soon("the first term", a.won)
 	b := begin("b")
+	said := func(what string, k *candidate, leads, vacant bool) {
+		t.Helper()
+		testkit.Eventually(t, what, func() bool { return k.election.Leads() == leads && k.election.Vacant() == vacant })
+	}
+	said("a says that it leads", a, true, false)
+	said("b says that another one leads", b, false, false)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); a.stop() }()
 	soon("the end of the first term", a.lost)
@@ -524,7 +532,10 @@ func TestLeaseElection(t *testing.T) {
 	close(d.release)
 	soon("the end of the second term", b.lost)
 	soon("the third term", d.won)
+	said("d says that it leads", d, true, false)
+	said("b, which is cut off, sees nobody", b, false, true)
 	b.cut.Store(false)
+	said("b sees d", b, false, false)
 	if most.Load() != 1 {
 		t.Errorf("%d led at a time", most.Load())
 	}

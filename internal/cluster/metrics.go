@@ -21,20 +21,31 @@ func newMetrics(r prometheus.Registerer, e *Election) *metrics {
 	if r == nil {
 		return m
 	}
-	gauge := func(name, help string, read func(Status) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help},
-			func() float64 { return read(e.Status()) })
-	}
+	MeasureLeadership(r, func() bool { return e.Status().Leads }, func() bool { return e.Status().Vacant })
 	r.MustRegister(m.terms,
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "fenced_writes_total",
 			Help: "Writes of this instance as a leader that the store refused, because its term had ended.",
 		}, func() float64 { return float64(m.refusals.Load()) }),
-		gauge("leads", "1 if this instance leads.", func(s Status) float64 { return number(s.Leads) }),
-		gauge("vacant", "1 if no instance leads.", func(s Status) float64 { return number(s.Vacant) }),
-		gauge("term", "Number of the newest term that this instance knows of.", func(s Status) float64 { return float64(s.Term.Number) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: "term", Help: "Number of the newest term that this instance knows of.",
+		}, func() float64 { return float64(e.Status().Term.Number) }),
 	)
 	return m
+}
+
+// MeasureLeadership registers the metrics that every election has, also one by other means than
+// this package's. The functions must not block.
+func MeasureLeadership(r prometheus.Registerer, leads, vacant func() bool) {
+	const namespace, subsystem = "proxima", "cluster"
+	r.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: "leads", Help: "1 if this instance leads.",
+		}, func() float64 { return number(leads()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: "vacant", Help: "1 if no instance leads.",
+		}, func() float64 { return number(vacant()) }),
+	)
 }
 
 func number(b bool) float64 {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -49,8 +50,10 @@ type Config struct {
 
 // Election takes part for one instance. Make it with New.
 type Election struct {
-	cfg  Config
-	lock *resourcelock.LeaseLock
+	cfg   Config
+	lock  *resourcelock.LeaseLock
+	seen  *seen
+	leads atomic.Bool
 }
 
 // New makes an election. It opens no connection.
@@ -71,10 +74,11 @@ func New(cfg Config) (*Election, error) {
 	if err != nil {
 		return nil, fmt.Errorf("election by lease: %w", err)
 	}
-	return &Election{cfg: cfg, lock: &resourcelock.LeaseLock{
+	lock := &resourcelock.LeaseLock{
 		LeaseMeta: metav1.ObjectMeta{Namespace: cfg.Lease.Namespace, Name: cfg.Lease.Name}, Client: client,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: cfg.Identity},
-	}}, nil
+	}
+	return &Election{cfg: cfg, lock: lock, seen: &seen{LeaseLock: lock, at: time.Now()}}, nil
 }
 
 // Run takes part until ctx ends, and returns nil then. Whenever this instance has won, lead is
@@ -97,7 +101,7 @@ func (e *Election) term(ctx context.Context, lead func(context.Context) error) e
 	defer stop()
 	won := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: e.lock, LeaseDuration: e.cfg.LeaseDuration, RenewDeadline: e.cfg.RenewDeadline, RetryPeriod: e.cfg.RetryPeriod,
+		Lock: e.seen, LeaseDuration: e.cfg.LeaseDuration, RenewDeadline: e.cfg.RenewDeadline, RetryPeriod: e.cfg.RetryPeriod,
 		Name: e.cfg.Lease.Name,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(held context.Context) { won <- held },
@@ -153,7 +157,9 @@ func (e *Election) lead(ctx, held context.Context, lead func(context.Context) er
 	defer end()
 	defer context.AfterFunc(held, end)()
 	e.cfg.Logger.Info("this instance leads", "lease", e.cfg.Lease.String())
+	e.leads.Store(true)
 	err := lead(term)
+	e.leads.Store(false)
 	switch {
 	case ctx.Err() != nil:
 		e.cfg.Logger.Info("this instance hands over", "lease", e.cfg.Lease.String())
