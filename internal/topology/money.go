@@ -275,7 +275,7 @@ func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *p
 	f := flowsOf(&v, &u.in)
 	s = Saved{
 		Service: key.String(), Ports: u.group.Ports, Family: string(u.group.Name.Family),
-		BytesPerSecond: f.total, Bytes: v.Bytes, Reason: v.Reason, Long: f.long(&v, u.best.plan.Share, false),
+		BytesPerSecond: f.total, Bytes: v.Bytes, Reason: v.Reason, Long: f.long(&v, u.share(), false),
 	}
 	if f.total == 0 || entered >= 0 {
 		if entered < 0 || u.best.demand.rate <= 0 {
@@ -284,7 +284,7 @@ func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *p
 		f = enteredFlows(u, q.change.Bytes[entered].Bytes)
 		s.BytesPerSecond, s.Bytes, s.Reason = f.total, "Entered", ""
 	}
-	s.Money = *moneyOf(price, f, &v, &u.in, u.best.plan.Share)
+	s.Money = *moneyOf(price, f, &v, &u.in, u.share())
 	if s.Bytes == "Entered" {
 		// Where connections go now was not measured: as far as is known, everywhere alike.
 		s.Money.Entered, s.Money.Now, s.Money.Error = true, s.Money.Spread, 0
@@ -299,10 +299,10 @@ func (q *question) saved(c *Controller, u *candidate, key resource.Key, price *p
 
 // recount what is saved by the demand of the connections whose bytes were counted. The estimate
 // of demand is of another time, or it is guessed from CPU still, as bytes are known a step
-// earlier; the bounds hold for both.
+// earlier; the bounds hold for both. A plan that is in effect is what it is.
 func (q *question) recount(c *Controller, u *candidate, key resource.Key, price *prices, s *Saved) {
 	v, ok := c.volumeOf(proxy.ServiceName(key), u.group.Ports)
-	if !ok || s.Money.Entered {
+	if !ok || s.Money.Entered || u.inEffect() {
 		return
 	}
 	f := flowsOf(&v, &u.in)

@@ -139,6 +139,17 @@ type candidate struct {
 	plan *plannerv1alpha1.PortGroup
 }
 
+// inEffect reports whether a plan with shares is.
+func (u *candidate) inEffect() bool { return u.plan != nil && u.plan.Zones != nil }
+
+// share of a zone's connections for another, by the plan in effect; without one by the best plan.
+func (u *candidate) share() func(from, to int) float64 {
+	if u.inEffect() {
+		return shareOf(u.plan, &u.in)
+	}
+	return u.best.plan.Share
+}
+
 func (c *Controller) candidates(
 	snapshot *catalog.Snapshot,
 	m *model,
@@ -240,11 +251,7 @@ func (c *Controller) reckon(p *PlanReport, u *candidate, name proxy.ServiceName,
 		return
 	}
 	p.Volume = &v
-	share := u.best.plan.Share
-	if u.plan != nil {
-		share = shareOf(u.plan, &u.in)
-	}
-	f := flowsOf(&v, &u.in)
+	f, share := flowsOf(&v, &u.in), u.share()
 	p.Long = f.long(&v, share, false)
 	if price := m.priced(params.Costs, &u.in, nil); price != nil && f.total > 0 {
 		p.Money = moneyOf(price, f, &v, &u.in, share)

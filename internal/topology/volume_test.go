@@ -215,6 +215,31 @@ func TestSavingBeforeDemandIsKnown(t *testing.T) {
 	})
 }
 
+// TestSavingOfAPlanInEffect: the list and "explain" say the same of a Service that is planned,
+// also while connections were counted unevenly, as they are in the first minutes.
+func TestSavingOfAPlanInEffect(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil, all(equalNodes("abc"), workloads("abc"), one(adaptive(), priced(0.02, 0.04)))...)
+		r.report(map[string]float64{"a": 10, "b": 10, "c": 10})
+		v := evenly("abc", 1e6, 0, 0)
+		for i := range v.Ways {
+			if w := &v.Ways[i]; w.From == "a" {
+				w.BytesIn, w.BytesOut, w.Opened = 5*w.BytesIn, 5*w.BytesOut, 5*w.Opened
+			}
+		}
+		r.carry(v)
+		top, err := r.c.Simulate(Change{Top: 1})
+		if err != nil || len(top.Top) != 1 || !top.Top[0].Planned {
+			t.Fatalf("%+v, %v", top, err)
+		}
+		report, _ := r.c.Explain(resource.Key{Namespace: "shop", Name: "web"})
+		said, listed := report.Plans[0].Money, top.Top[0].Money
+		if said == nil || said.Planned != listed.Planned || said.Now != listed.Now || said.Planned > said.Now/100 {
+			t.Errorf("explain says %+v, the list %+v; all stays in its zone", said, listed)
+		}
+	})
+}
+
 // TestPricePairs: a pair's own price goes before that of its level, both ways or one.
 func TestPricePairs(t *testing.T) {
 	c := priced(0.02, 0.04)
