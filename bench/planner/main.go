@@ -35,7 +35,8 @@ func main() {
 	}
 	verdicts := judgePolicies(compare(os.Stdout, *seed, services))
 	verdicts = append(verdicts, judgeHints(*seed, small)...)
-	verdicts = append(verdicts, judgeDynamics(dynamics(os.Stdout, *seed, runs))...)
+	moves := dynamics(os.Stdout, *seed, runs)
+	verdicts = append(append(verdicts, judgeDynamics(moves)...), judgeNear(moves)...)
 	lab(os.Stdout, *seed, runs)
 	autoscalers(os.Stdout)
 	verdicts = append(verdicts, timings(os.Stdout, *seed, rounds, fleet)...)
