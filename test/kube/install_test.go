@@ -20,8 +20,9 @@ import (
 // arguments of "proxima install kubernetes" for each preset.
 var arguments = map[string][]string{
 	"planner-only":           nil,
-	"kube-proxy-replacement": {"--set", "apiServer=https://192.0.2.1:6443"},
+	"kube-proxy-replacement": {"--set", "apiServer=https://192.0.2.1:6443", "--set", "controlPlane.topologyMode=proxima.dev/Adaptive"},
 	"zone": {
+		"--set", "controlPlane.topologyMode=proxima.dev/Adaptive",
 		"--set", "preview=true", "--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444",
 	},
 	"global": {"--set", "preview=true"},
