@@ -41,6 +41,9 @@ type InletConfig struct {
 	// Namespace in which global keeps the namespaced objects of zones.
 	Namespace   string
 	Checkpoints Checkpoints
+	// ByVersions: every stream begins with the versions of the copies, not with the position of
+	// the checkpoint, as a store may have lost copies without having lost that.
+	ByVersions bool
 	Clock       clock.Clock  // nil: the real one
 	Log         *slog.Logger // nil: silence
 }
@@ -146,6 +149,9 @@ func (i *Inlet) load(ctx context.Context) error {
 	var states []federation.State
 	for _, k := range i.config.Kinds {
 		s := federation.State{Type: k.Type.Name, Checkpoint: checkpoints[k.Type.Name]}
+		if i.config.ByVersions {
+			s.Checkpoint.Position = ""
+		}
 		objects, _, err := i.config.Client.List(ctx, k.Descriptor, resource.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("list copies of %s: %w", k.Type.Name, err)

@@ -34,7 +34,12 @@ type OutletConfig struct {
 	Zone string
 	// StoreEpoch identifies the history of the local store.
 	StoreEpoch string
-	Clock      clock.Clock  // nil: the real one
+	// Run, if not empty, identifies this run of the program: revisions of the store do not tell
+	// its content, as those of a cluster do not, whose etcd may be set back without another epoch.
+	// Positions count what this run has seen then, and hold as long as it lasts; a stream that
+	// comes from an earlier one begins with versions, which are hashes of the content.
+	Run   string
+	Clock clock.Clock  // nil: the real one
 	Log        *slog.Logger // nil: silence
 }
 
@@ -198,7 +203,11 @@ func (t *table) resource(name string, e entry) delta.Resource {
 }
 
 func (t *table) position(zone string) delta.Position {
-	return delta.Position{Epoch: federation.StreamEpoch(t.outlet.config.StoreEpoch, t.kind.Type.Name, zone), Sequence: t.revision}
+	history := t.outlet.config.StoreEpoch
+	if t.outlet.config.Run != "" {
+		history += "/" + t.outlet.config.Run
+	}
+	return delta.Position{Epoch: federation.StreamEpoch(history, t.kind.Type.Name, zone), Sequence: t.revision}
 }
 
 // visible reports whether the streams of an audience carry an entry.
@@ -227,7 +236,12 @@ type event struct {
 // collects them.
 func (t *table) run(ctx context.Context) {
 	events := make(chan event)
+	seen := uint64(0)
 	put := func(e event) error {
+		if t.outlet.config.Run != "" {
+			seen++
+			e.revision = seen
+		}
 		select {
 		case events <- e:
 			return nil

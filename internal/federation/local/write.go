@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -52,7 +53,7 @@ func (i *Inlet) apply(ctx context.Context, tx *federation.Transaction) (federati
 }
 
 // put creates or replaces a copy, with its status and the version by which a later stream
-// finds it complete, in one transaction.
+// finds it complete: in one transaction where the client has such.
 func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	obj, err := k.decode(put)
 	if err != nil {
@@ -62,11 +63,15 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
+	whole := ctx
 	if k.carriesStatus() {
-		ctx = resource.WithStatus(ctx)
+		whole = resource.WithStatus(ctx)
 	}
 	if err != nil {
-		_, err := i.config.Client.Create(ctx, k.Descriptor, obj)
+		_, err := i.config.Client.Create(whole, k.Descriptor, obj)
+		if errors.Is(err, resource.ErrStatusApart) {
+			return i.createApart(ctx, k, obj)
+		}
 		return err
 	}
 	if err := i.mayReplace(k, put, existing); err != nil {
@@ -78,6 +83,43 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	}
 	meta.UID, meta.ResourceVersion = existing.GetUID(), existing.GetResourceVersion()
 	meta.Finalizers, meta.OwnerReferences = existing.GetFinalizers(), existing.GetOwnerReferences()
+	_, err = i.config.Client.Update(whole, k.Descriptor, obj)
+	if errors.Is(err, resource.ErrStatusApart) {
+		return i.updateApart(ctx, k, obj)
+	}
+	return err
+}
+
+// createApart creates a copy where a status is written by a request of its own. The version comes
+// last: a copy without one is incomplete, and the peer sends it again.
+func (i *Inlet) createApart(ctx context.Context, k Kind, obj resource.Object) error {
+	first := obj.DeepCopyObject().(resource.Object)
+	notes := maps.Clone(first.GetAnnotations())
+	delete(notes, federation.AnnotationSyncVersion)
+	first.SetAnnotations(notes)
+	made, err := i.config.Client.Create(ctx, k.Descriptor, first)
+	if err != nil {
+		return err
+	}
+	obj.SetUID(made.GetUID())
+	obj.SetResourceVersion(made.GetResourceVersion())
+	err = i.updateApart(ctx, k, obj)
+	if err != nil && refuses(err) { // nothing of what is refused stays
+		gone := i.config.Client.Delete(ctx, k.Descriptor, resource.KeyOf(made), resource.Preconditions{UID: made.GetUID()})
+		if gone != nil && !apierrors.IsNotFound(gone) {
+			return gone
+		}
+	}
+	return err
+}
+
+// updateApart replaces a copy: the status first, then the rest with the version of all.
+func (i *Inlet) updateApart(ctx context.Context, k Kind, obj resource.Object) error {
+	made, err := i.config.Client.UpdateStatus(ctx, k.Descriptor, obj)
+	if err != nil {
+		return err
+	}
+	obj.SetResourceVersion(made.GetResourceVersion())
 	_, err = i.config.Client.Update(ctx, k.Descriptor, obj)
 	return err
 }

@@ -41,6 +41,9 @@ type Config struct {
 	Namespace string
 	// StoreEpoch identifies the history of the store.
 	StoreEpoch string
+	// Run, if not empty: revisions of the store do not tell its content; see
+	// local.OutletConfig and local.InletConfig.
+	Run string
 	// Instance is the name of this instance of the control plane, Version that of its
 	// program.
 	Instance, Version string
@@ -101,7 +104,7 @@ func New(c Config) (*Zones, error) {
 	}
 	var err error
 	z.outlet, err = local.NewOutlet(local.OutletConfig{
-		Client: c.Client, Kinds: c.Kinds, Side: federation.AtGlobal, StoreEpoch: c.StoreEpoch, Log: c.Logger,
+		Client: c.Client, Kinds: c.Kinds, Side: federation.AtGlobal, StoreEpoch: c.StoreEpoch, Run: c.Run, Log: c.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("what zones are sent: %w", err)
@@ -194,7 +197,7 @@ func (z *Zones) newPeer(zone string) (*peer, error) {
 	inlet, err := local.NewInlet(local.InletConfig{
 		Client: z.config.Client, Kinds: z.config.Kinds, Side: federation.AtGlobal, Zone: zone, Namespace: z.config.Namespace,
 		Node:        &core.Node{Id: z.config.Instance, UserAgentName: "proxima"},
-		Checkpoints: z.checkpoints(zone), Log: z.log,
+		Checkpoints: z.checkpoints(zone), ByVersions: z.config.Run != "", Log: z.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("what zone %s sends: %w", zone, err)
