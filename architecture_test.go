@@ -102,6 +102,7 @@ var layers = map[string]layer{
 	"internal/controller/event":         core,
 	"internal/controller/external":      core,
 	"internal/controller/garbage":       core,
+	"internal/controller/gateway":       core,
 	"internal/controller/health":        core,
 	"internal/controller/ipam":          core,
 	"internal/controller/loadbalancer":  core,

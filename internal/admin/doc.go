@@ -150,6 +150,14 @@ func PlannerHandlers(c Config) map[string]http.Handler {
 	}
 }
 
+// ClusterZoneHandlers are PlannerHandlers of a control plane in a Kubernetes cluster that is a zone.
+// Drains of the Config is not used.
+func ClusterZoneHandlers(c Config) map[string]http.Handler {
+	all := withProxies(c, PlannerHandlers(c))
+	all[ConfirmPath] = confirmHandler{c}
+	return all
+}
+
 // GlobalHandlers of a global control plane, by path. Planner, Demand, Streams, Suspicion,
 // Leases, Drains and InServiceRange of the Config are not used: there are no nodes.
 func GlobalHandlers(c Config) map[string]http.Handler {

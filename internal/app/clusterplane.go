@@ -57,12 +57,18 @@ type clusterPlane struct {
 	storage  *storage
 	epoch    string
 	reads    clusterReads
-	client   resource.Client
+	// cluster is the API itself; client is it, measured, with what is kept in memory instead.
+	cluster *kubeclient.Client
+	client  resource.Client
+	// run identifies this process.
+	run      string
 	api      *api
 	paths    *ownPaths
 	instance *instance
 	leader   *controllers
 	election election
+	// zone is what it has as one of several; nil: it stands alone.
+	zone *clusterZone
 	// complete is closed when the tables are filled.
 	complete chan struct{}
 }
@@ -79,7 +85,7 @@ func runClusterPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Ser
 // newClusterPlane wires everything and serves nothing yet. It blocks for some requests to the
 // cluster.
 func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPlane, err error) {
-	p := &clusterPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{})}
+	p := &clusterPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), run: rand.Text()}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -91,6 +97,15 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if p.storage, err = openNothing(ctx, cfg, p.log); err != nil {
 		return nil, err
 	}
+	if cfg.role() == RoleZone {
+		p.zone = &clusterZone{}
+		if p.zone.records, err = openClusterRecords(ctx, cfg, p.storage); err != nil {
+			return nil, err
+		}
+		if err := p.zone.records.use(ctx, cfg, p.storage); err != nil {
+			return nil, err
+		}
+	}
 	if err := p.newClient(); err != nil {
 		return nil, err
 	}
@@ -99,6 +114,11 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	}
 	if err := p.newParts(); err != nil {
 		return nil, err
+	}
+	if p.zone != nil {
+		if err := p.newZone(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if p.election, err = newLeaseElection(cfg, p.storage.metrics, p.log); err != nil {
 		return nil, err
@@ -110,14 +130,30 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 // newClient of the cluster.
 func (p *clusterPlane) newClient() error {
 	cfg := clusterREST(p.cfg.Cluster)
-	client, err := kubeclient.New(cfg, append(planeKinds(), kind.Event, kind.ServiceCIDR))
+	kinds := append(p.kinds(), kind.Event, kind.ServiceCIDR)
+	if p.zone != nil {
+		kinds = append(kinds, kind.ConfigMap)
+	}
+	client, err := kubeclient.New(cfg, kinds)
 	if err != nil {
 		return err
 	}
+	p.cluster = client
 	meter := metered.New(metered.Config{Registerer: p.storage.metrics})
 	p.reads.writes = true
 	p.client = resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(p.reads.note))
-	return nil
+	if p.zone != nil {
+		p.client, err = resource.NewRouter(p.client, inMemory()...)
+	}
+	return err
+}
+
+// kinds that are followed.
+func (p *clusterPlane) kinds() []*resource.Descriptor {
+	if p.zone == nil {
+		return planeKinds()
+	}
+	return append(planeKinds(), zoneKinds()...)
 }
 
 // stripUnwritten takes from an object what nobody reads. Of kinds that are written here, it takes
@@ -130,6 +166,7 @@ func stripUnwritten(obj resource.Object) {
 		strip(obj)
 		o.Spec = corev1.PodSpec{
 			NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Hostname: o.Spec.Hostname, Subdomain: o.Spec.Subdomain,
+			ServiceAccountName: o.Spec.ServiceAccountName,
 		}
 		o.Status = corev1.PodStatus{
 			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
@@ -145,20 +182,20 @@ func (p *clusterPlane) newParts() (err error) {
 	i := &instance{log: p.log, weights: &trafficplan.Table{}}
 	p.instance = i
 	i.catalog = catalog.New(catalog.Config{
-		Client: p.client, Descriptors: planeKinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
+		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
 	})
 	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
 		return err
 	}
 	p.api = &api{
-		address: p.paths.listener.Addr(), client: p.client, cached: p.client,
+		address: p.paths.listener.Addr(), client: p.client, cached: p.client, meshes: &meshUpdates{},
 		sessions: access.NewSessions(p.storage.revocations, p.log.With("component", "sessions")),
 	}
 	i.demand = demand.NewAggregator(demand.Config{
 		World: demand.FromCatalog(i.catalog), Logger: p.log.With("component", "demand"), Registerer: p.storage.metrics,
 	})
 	i.builder = view.NewBuilder(view.BuilderConfig{
-		Site: p.cfg.site(), Run: rand.Text(), Weights: i.weights.Weights, Split: i.weights.Split,
+		Site: p.cfg.site(), Run: p.run, Weights: i.weights.Weights, Split: i.weights.Split,
 		Own: i.weights.Own, ReadySince: i.weights.ReadySince, Logger: p.log.With("component", "views"),
 	})
 	i.views = stream.NewServer(stream.ServerConfig{Admit: i.admitOwnNode(i.builder.Assign), Log: p.log.With("component", "views")})
@@ -187,6 +224,9 @@ func (p *clusterPlane) components() []component {
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
 			{Name: "load balancers", Scope: leader, Run: p.leader.runClusterLoadBalancers},
+		},
+		p.zoneComponents(),
+		[]component{
 			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
 		},
 	)
@@ -207,20 +247,29 @@ func (p *clusterPlane) awaitTables(ctx context.Context) error {
 // handle adds the questions that are answered, and certificates of nodes.
 func (p *clusterPlane) handle() {
 	i := p.instance
-	for path, handler := range admin.PlannerHandlers(admin.Config{
+	handlers := admin.PlannerHandlers
+	var calls admin.Proxies
+	if p.zone != nil {
+		handlers, calls = admin.ClusterZoneHandlers, p.zone.calls
+	}
+	for path, handler := range handlers(admin.Config{
 		Role: string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
-		InServiceRange: nowhere, Logger: p.log,
+		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Logger: p.log,
 	}) {
 		p.paths.mux.Handle(path, handler)
 	}
 	log := p.log.With("component", "certificates")
 	issue := access.NewCertificates(p.storage.ca, p.storage.tokens, p.storage.policy(), i.grpcPort(), log)
 	p.paths.mux.Handle(identity.CertificatesPath, p.ofNodes(issue))
-	p.paths.authenticator = &access.ServiceAccounts{
+	accounts := &access.ServiceAccounts{
 		Reviewer: p.reviewer(), Namespace: p.cfg.Namespace, Name: p.cfg.AgentServiceAccount, Next: p.paths.authenticator, Logger: log,
 	}
+	if p.zone != nil {
+		accounts.Gateways = p.cfg.GatewayServiceAccount
+	}
+	p.paths.authenticator = accounts
 }
 
 // ofNodes lets nodes of the cluster get certificates: one that was deleted renews none.
@@ -233,12 +282,21 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 				"the cluster is still being read; try again in a moment")
 			return
 		}
-		if _, ok := p.instance.catalog.Snapshot().Nodes.Get(resource.Key{Name: name}); !ok {
+		tables := p.instance.catalog.Snapshot()
+		_, ok := tables.Nodes.Get(resource.Key{Name: name})
+		if !ok && !p.isGateway(tables, name) {
 			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, fmt.Sprintf("there is no Node %q in the cluster", name))
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// isGateway reports whether there is a gateway of that name. Its pod has none of a Node: that
+// would be another's certificate.
+func (p *clusterPlane) isGateway(tables *catalog.Snapshot, name string) bool {
+	pod, ok := tables.Pods.Get(resource.Key{Namespace: p.cfg.Namespace, Name: name})
+	return p.zone != nil && ok && pod.Spec.ServiceAccountName == p.cfg.GatewayServiceAccount
 }
 
 func (p *clusterPlane) serving() Serving {
@@ -256,6 +314,7 @@ func (p *clusterPlane) close() {
 	if p.paths != nil {
 		p.paths.close()
 	}
+	p.zone.close()
 }
 
 // runPlans runs the planner alone: in a cluster the EndpointSlices are another controller's.

@@ -25,9 +25,10 @@ type ControlPlaneConfig struct {
 	Preset  Preset
 	Cluster *rest.Config
 	// Namespace of the control plane's own objects in the cluster, and AgentServiceAccount of its
-	// agents there.
-	Namespace           string
-	AgentServiceAccount string
+	// agents there, GatewayServiceAccount of its gateways.
+	Namespace             string
+	AgentServiceAccount   string
+	GatewayServiceAccount string
 	// reviewer and ballot of tests; nil: the cluster's.
 	reviewer access.TokenReviewer
 	ballot   election

@@ -40,6 +40,8 @@ type GatewayConfig struct {
 	// reached from elsewhere; empty: Address and Port.
 	AdvertisedAddress string
 	AdvertisedPort    int
+	// InCluster: it is a pod of a cluster, whose control plane keeps its object.
+	InCluster bool
 }
 
 // role is the label of metrics and logs.
@@ -214,18 +216,27 @@ func (a *agent) gatewayComponents() ([]component, error) {
 	if g == nil {
 		return nil, nil
 	}
-	registration, err := a.registration()
-	if err != nil {
-		return nil, err
-	}
-	out := []component{
-		{Name: g.cfg.role() + " object", Run: registration.run},
-		{Name: g.cfg.role(), Run: g.serve},
+	out := []component{{Name: g.cfg.role(), Run: g.serve}}
+	if !g.cfg.InCluster {
+		registration, err := a.registration()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, component{Name: g.cfg.role() + " object", Run: registration.run})
 	}
 	if g.router != nil {
 		out = append(out, component{Name: "routes to other sites", Run: g.router.Run})
 	}
 	return out, nil
+}
+
+// clusterGatewayComponents are the view alone: the control plane keeps the object of a gateway in
+// a cluster, and knows of its pod.
+func (a *agent) clusterGatewayComponents() ([]component, error) {
+	return a.viewComponents(func(u node.Update) {
+		a.learnZone()
+		a.apply(u)
+	})
 }
 
 func (g *gateway) close() {

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/store"
 )
 
 // identities issue the certificates of workloads:
@@ -35,31 +36,61 @@ type identities struct {
 	catalog     *catalog.Catalog
 	authorities *authorities.Authorities
 	records     *sealed.Records
-	ledger      *issue.Ledger
+	ledger      ledger
 	board       *issue.Board
 	server      *issue.Server
 	external    *externalTLS
+	unenforced  func(*meshv1alpha1.Mesh) authorities.Unenforced
+	podMembers  *podMembers // nil: workloads are Dataplanes
 	// link to global, in a zone; nil: this control plane makes the roots itself.
 	link *rootLink
 	// acked has a value when the leader should look at rotations.
 	acked chan struct{}
 }
 
+// ledger has the newest certificates that were issued, by whichever instance; see issue.Ledger.
+type ledger interface {
+	Record(context.Context, issue.Issued) error
+	Follow(ctx context.Context, entry func(issue.Entry)) error
+	All(ctx context.Context, entry func(issue.Entry)) (store.Revision, error)
+}
+
 // newIdentities wires the authorities of meshes and the server of certificates, which it
 // adds to the instance's gRPC server.
 func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) (*identities, error) {
+	return newIdentitiesOf(cfg, s, a, i, identityTables{
+		records: sealed.NewRecords(s.store, s.keys), ledger: issue.NewLedger(s.store, nil),
+		workloads:  workloadTable{i.catalog, string(cfg.site())},
+		unenforced: func(mesh *meshv1alpha1.Mesh) authorities.Unenforced { return unenforced(i.catalog.Snapshot(), mesh) },
+	}, log)
+}
+
+// identityTables are where a control plane has keys, certificates and workloads.
+type identityTables struct {
+	records   *sealed.Records
+	ledger    ledger
+	workloads issue.Workloads
+	// unenforced are for whom the isolation of a mesh does not hold.
+	unenforced func(*meshv1alpha1.Mesh) authorities.Unenforced
+	// members serves agents whose workloads are Pods; nil: they are objects of the API.
+	members *podMembers
+}
+
+func newIdentitiesOf(
+	cfg ControlPlaneConfig, s *storage, a *api, i *instance, tables identityTables, log *slog.Logger,
+) (*identities, error) {
 	log = log.With("component", "identities")
 	site := string(cfg.site())
 	d := &identities{
-		log: log, api: a, catalog: i.catalog, acked: make(chan struct{}, 1),
-		records: sealed.NewRecords(s.store, s.keys), ledger: issue.NewLedger(s.store, nil),
+		log: log, api: a, catalog: i.catalog, acked: make(chan struct{}, 1), ledger: tables.ledger, unenforced: tables.unenforced,
+		podMembers: tables.members, records: tables.records,
 	}
 	d.board = issue.NewBoard(d.ack)
 	csrs, err := signerAPI(cfg.SignerKubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	records := sealedRecords{d.records}
+	records := sealedRecords{tables.records}
 	ours := authorities.Config{Intermediates: authorities.Local(records, site, time.Now)}
 	if cfg.role() == RoleZone {
 		d.link = newRootLink(log)
@@ -79,10 +110,14 @@ func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log 
 		d.link.changed = d.authorities.Kick
 	}
 	d.external = newExternalTLS(cfg, a.client, i.catalog)
-	d.server = issue.NewServer(issue.Config{
-		Zone: site, Caller: access.CallerNode, Workloads: workloadTable{i.catalog, site}, Mesh: d.mesh,
+	serving := issue.Config{
+		Zone: site, Caller: access.CallerNode, Workloads: tables.workloads, Mesh: d.mesh,
 		External: d.external.server.External, Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
-	})
+	}
+	if d.podMembers != nil {
+		serving.Members = d.podMembers.serve
+	}
+	d.server = issue.NewServer(serving)
 	if i.server != nil {
 		d.server.Register(i.server)
 	}
@@ -107,6 +142,9 @@ func (d *identities) components() []component {
 	var follow []component
 	if d.link != nil {
 		follow = []component{{Name: "authorities of global", Run: d.link.run}}
+	}
+	if d.podMembers != nil {
+		follow = append(follow, component{Name: "pods of agents", Run: d.podMembers.follow})
 	}
 	return append(append(follow, d.external.components()...), []component{
 		{Name: "authorities of meshes", Run: d.authorities.Run},
@@ -140,7 +178,7 @@ func (d *identities) lead(ctx context.Context) error {
 	}
 	return authorities.NewLeader(authorities.LeaderConfig{
 		Authorities: d.authorities, Client: d.api.client, Acked: d.acked, Members: d.members, Acknowledge: acknowledge,
-		Unenforced: func(mesh *meshv1alpha1.Mesh) authorities.Unenforced { return unenforced(d.catalog.Snapshot(), mesh) },
+		Unenforced: d.unenforced,
 		Peers:      func(mesh string) []rotation.Peer { return d.board.Peers(mesh) },
 		Logger:     d.log,
 	}).Run(ctx)
@@ -152,6 +190,12 @@ func (d *identities) members(name string) []string {
 	var out []string
 	for key, dp := range tables.Dataplanes.All() {
 		if meshOf(tables, key, dp) == name {
+			out = append(out, key.String())
+		}
+	}
+	for key, pod := range tables.Pods.All() {
+		namespace, _ := tables.Namespaces.Get(resource.Key{Name: key.Namespace})
+		if d.podMembers != nil && podDataplane(pod, namespace) != nil && kind.PodMesh(pod, namespace) == name {
 			out = append(out, key.String())
 		}
 	}

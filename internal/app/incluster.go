@@ -19,6 +19,17 @@ const defaultDirectAfter = time.Minute
 // of ours.
 func (c *NodeConfig) inCluster() bool { return c.Cluster != nil && c.Server != "" }
 
+// meshed reports whether the agent has identities, and ways to other sites: where its control
+// plane issues certificates. In a cluster that is the one of a zone, whose agents are given a
+// port for the tunnel.
+func (c *NodeConfig) meshed() bool { return c.Cluster == nil || c.inCluster() && c.TunnelPort != 0 }
+
+// objectsElsewhere reports whether the control plane serves no objects: those of a cluster are in
+// the cluster's API.
+func (c *NodeConfig) objectsElsewhere() bool {
+	return c.inCluster() || c.Gateway != nil && c.Gateway.InCluster
+}
+
 // joins reports whether the agent has a control plane of ours.
 func (c *NodeConfig) joins() bool { return c.Cluster == nil || c.inCluster() }
 
@@ -56,12 +67,23 @@ func (a *agent) learnZone() {
 func (a *agent) followDirectly(ctx context.Context, update func(node.Update)) error {
 	feed, err := fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.wantsNames(),
-		Update: update, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
+		Update: func(u node.Update) { update(a.withSites(u)) }, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
 	if err != nil {
 		return err
 	}
 	return feed.Run(ctx)
+}
+
+// withSites adds to the state of the cluster's API what the control plane alone knows, as it was
+// last: services of other sites go on without it.
+func (a *agent) withSites(u node.Update) node.Update {
+	if !u.Reset || !a.cfg.meshed() {
+		return u
+	}
+	last := a.feed.State()
+	u.Remotes, u.Elsewhere, u.VirtualIPs, u.Meshes, u.Workloads = last.Remotes, last.Elsewhere, last.VirtualIPs, last.Meshes, last.Workloads
+	return u
 }
 
 // wantsNames reports whether the agent answers DNS.

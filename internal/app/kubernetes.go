@@ -47,6 +47,8 @@ const (
 	PresetPlannerOnly Preset = "planner-only"
 	// PresetKubeProxyReplacement plans, and serves the agents that take kube-proxy's place.
 	PresetKubeProxyReplacement Preset = "kube-proxy-replacement"
+	// PresetZone is that, and the cluster is one zone of several.
+	PresetZone Preset = "zone"
 )
 
 // clusterKinds are what planner-only reads of a cluster, by get, list and watch. It writes

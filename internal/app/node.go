@@ -152,7 +152,7 @@ type agent struct {
 	unanswered *unanswered
 	probes     *witness.Responder
 	ranges     *ranges.Keeper
-	identity   *nodeIdentity // nil: the agent follows a Kubernetes API
+	identity   *nodeIdentity // nil: see NodeConfig.meshed
 	tunnel     *nodeTunnel   // nil: off
 	// credentials out of Secrets, for external services; nil: as identity.
 	credentials *credential.Keeper
@@ -206,6 +206,8 @@ func (a *agent) components() ([]component, error) {
 	switch {
 	case a.cfg.inCluster():
 		source = a.inClusterComponents
+	case a.cfg.objectsElsewhere():
+		source = a.clusterGatewayComponents
 	case a.cfg.Cluster != nil:
 		source = a.clusterComponents
 	}

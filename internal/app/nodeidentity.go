@@ -117,26 +117,46 @@ func (a *agent) identityComponents() ([]component, error) {
 	if a.identity == nil {
 		return nil, nil
 	}
-	watching, err := kubeclient.New(a.watchConfig(), []*resource.Descriptor{kind.Dataplane, kind.Namespace})
-	if err != nil {
-		return nil, err
-	}
 	n := a.identity
 	out := []component{
 		{Name: "certificates of workloads", Run: n.manager.Run},
 		{Name: "certificates for external services", Run: a.credentials.Run},
+	}
+	members, err := a.memberComponents()
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, members...)
+	if n.socket != nil {
+		server := spiffe.NewServer(spiffe.Config{Identities: workloadIdentities{n.manager}, Attestor: n.table, Logger: n.log})
+		out = append(out, component{Name: "SPIFFE Workload API", Run: func(ctx context.Context) error { return server.Serve(ctx, n.socket) }})
+	}
+	return out, nil
+}
+
+// memberComponents keep the workloads of the node. A gateway in a cluster has none: it is a pod.
+func (a *agent) memberComponents() ([]component, error) {
+	n := a.identity
+	switch {
+	case a.cfg.inCluster():
+		return []component{{Name: "pods of this node", Run: func(ctx context.Context) error {
+			return n.followPods(ctx, identityv1.NewIdentityClient(a.conn))
+		}}}, nil
+	case a.cfg.objectsElsewhere():
+		return nil, nil
+	}
+	watching, err := kubeclient.New(a.watchConfig(), []*resource.Descriptor{kind.Dataplane, kind.Namespace})
+	if err != nil {
+		return nil, err
+	}
+	return []component{
 		{Name: "workloads of this node", Run: func(ctx context.Context) error {
 			return n.follow(ctx, watching, kind.Dataplane, resource.ListOptions{Fields: fields.OneTermEqualSelector("spec.nodeName", a.cfg.Name)})
 		}},
 		{Name: "meshes of namespaces", Run: func(ctx context.Context) error {
 			return n.follow(ctx, watching, kind.Namespace, resource.ListOptions{})
 		}},
-	}
-	if n.socket != nil {
-		server := spiffe.NewServer(spiffe.Config{Identities: workloadIdentities{n.manager}, Attestor: n.table, Logger: n.log})
-		out = append(out, component{Name: "SPIFFE Workload API", Run: func(ctx context.Context) error { return server.Serve(ctx, n.socket) }})
-	}
-	return out, nil
+	}, nil
 }
 
 // follow keeps the objects that members are made of.

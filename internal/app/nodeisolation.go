@@ -9,9 +9,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 )
 
-// openIsolation makes what keeps meshes apart. An agent of a Kubernetes API knows of none.
+// openIsolation makes what keeps meshes apart. An agent without identities knows of none.
 func (a *agent) openIsolation() {
-	if a.cfg.Cluster != nil || a.gateway != nil {
+	if !a.cfg.meshed() || a.gateway != nil {
 		return
 	}
 	mode, _ := a.mode.(proxy.Isolator)

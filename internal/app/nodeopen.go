@@ -65,7 +65,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if !cfg.inCluster() {
+	if !cfg.objectsElsewhere() {
 		if a.cfg.ServiceCIDRs, err = a.ranges.Learn(ctx, a.rangesClient, cfg.ServiceCIDRs); err != nil {
 			return nil, err
 		}
@@ -103,7 +103,7 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 			return nil, err
 		}
 	}
-	if cfg.Cluster == nil {
+	if cfg.meshed() {
 		a.credentials = a.keepCredentials()
 		if err = a.openIdentity(); err != nil {
 			return nil, err
@@ -185,7 +185,7 @@ func (a *agent) useRanges(ranges []netip.Prefix) error {
 // rangesComponents follow the service ranges. In a cluster with a control plane of ours those
 // of the flags hold: agents with a view ask nothing of the cluster's API.
 func (a *agent) rangesComponents() ([]component, error) {
-	if a.cfg.inCluster() {
+	if a.cfg.objectsElsewhere() {
 		return nil, nil
 	}
 	client, err := kubeclient.New(a.watchConfig(), kind.All())

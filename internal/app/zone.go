@@ -39,6 +39,13 @@ type zoneLink struct {
 	log     *slog.Logger
 	storage *storage
 	client  resource.Client
+	// kinds that are exchanged with global, and where what is sent is read; client, but for kinds
+	// that are derived.
+	kinds []local.Kind
+	sends resource.Client
+	// epoch of the objects, and run, if their revisions do not tell their content; see
+	// local.OutletConfig.
+	epoch, run string
 	// instance of this control plane, as global shows it.
 	instance string
 	renewer  *identity.Renewer
@@ -62,17 +69,24 @@ type openLink struct {
 // firstJoin bounds how long the start waits for global. The zone serves without it.
 const firstJoin = 5 * time.Second
 
-// newZoneLink finds the credentials of the zone. That global does not answer is no error: a
-// zone serves without it. It fails if the token is for something else.
+// newZoneLink is that of a control plane with a store; see join.
 func newZoneLink(
 	ctx context.Context, cfg ControlPlaneConfig, s *storage, a *api, i *instance, client resource.Client, log *slog.Logger,
 ) (*zoneLink, error) {
 	l := &zoneLink{
-		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, instance: instanceName(a.address),
+		cfg: cfg, log: log.With("component", "federation"), storage: s, client: client, sends: client, kinds: federated(),
+		epoch: s.store.Epoch(), instance: instanceName(a.address),
 	}
-	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: federated(), Try: a.direct.Try, Uses: policyUses{i.catalog, cfg.DefaultTopologyMode}.of}
+	l.checker = &local.Checker{Zone: cfg.Zone, Client: a.direct, Kinds: l.kinds, Try: a.direct.Try, Uses: policyUses{i.catalog, cfg.DefaultTopologyMode}.of}
+	return l, l.join(ctx)
+}
+
+// join finds the credentials of the zone. That global does not answer is no error: a zone serves
+// without it. It fails if the token is for something else.
+func (l *zoneLink) join(ctx context.Context) error {
+	cfg := l.cfg
 	if err := os.MkdirAll(l.dir(), 0o700); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
+		return fmt.Errorf("data directory: %w", err)
 	}
 	l.globals = openGlobalInstances(append([]string{cfg.Global}, cfg.OtherGlobals...), l.dir(), l.log)
 	l.renewer = identity.NewRenewer(identity.RenewerConfig{
@@ -85,14 +99,14 @@ func newZoneLink(
 	var other *identity.OtherCredentialsError
 	switch {
 	case errors.As(err, &wrong), errors.As(err, &other):
-		return nil, &problem.Error{
+		return &problem.Error{
 			Code: problem.CredentialsMismatch, Err: err,
 			Hint: "give the token of this zone, which \"proxima zone create " + cfg.Zone + "\" prints at global, in --token-file",
 		}
 	case err != nil:
 		l.log.Warn("this zone has no credentials for global yet, and serves without it until it has joined", "global", cfg.Global, "error", err)
 	}
-	return l, s.metrics.Register(l)
+	return l.storage.metrics.Register(l)
 }
 
 // dir keeps the credentials for global.
@@ -128,20 +142,20 @@ func (l *zoneLink) components() []component {
 	}
 	return []component{
 		{Name: "certificate for global", Run: l.renewer.Run},
-		{Name: "connection to global", Scope: leader, Run: l.run},
+		{Name: "connection to global", Scope: leader, Run: l.lead},
 	}
 }
 
-// run keeps the streams to global open, and the objects in step.
-func (l *zoneLink) run(ctx context.Context) error {
+// lead keeps the streams to global open, and the objects in step.
+func (l *zoneLink) lead(ctx context.Context) error {
 	outlet, err := local.NewOutlet(local.OutletConfig{
-		Client: l.client, Kinds: federated(), Side: federation.AtZone, Zone: l.cfg.Zone, StoreEpoch: l.storage.store.Epoch(), Log: l.log,
+		Client: l.sends, Kinds: l.kinds, Side: federation.AtZone, Zone: l.cfg.Zone, StoreEpoch: l.epoch, Run: l.run, Log: l.log,
 	})
 	if err != nil {
 		return err
 	}
 	inlet, err := local.NewInlet(local.InletConfig{
-		Client: l.client, Kinds: federated(), Side: federation.AtZone, Zone: l.cfg.Zone, Namespace: access.SystemNamespace,
+		Client: l.client, Kinds: l.kinds, Side: federation.AtZone, Zone: l.cfg.Zone, Namespace: access.SystemNamespace, ByVersions: l.run != "",
 		Node: &core.Node{Id: l.instance, UserAgentName: "proxima"}, Log: l.log,
 		Checkpoints: &local.ConfigMapCheckpoints{
 			Client: l.client, Kind: kind.ConfigMap, Key: resource.Key{Namespace: access.SystemNamespace, Name: "federation-of-global"},

@@ -20,6 +20,8 @@ type gatewayFlags struct {
 	advertisedAddress      string
 	advertisedPort         int
 	host                   string
+	caFile                 string
+	inCluster              bool
 	dnsUpstreams           []string
 	healthPort, metricPort int
 }
@@ -78,6 +80,8 @@ func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.C
 	f := cmd.Flags()
 	addServerFlag(f, &g.servers, "")
 	f.StringVar(&g.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
+	f.StringVar(&g.caFile, "server-ca-file", "", "file with the certificates of the control plane's authority; needed with the token of a ServiceAccount")
+	f.BoolVar(&g.inCluster, "in-cluster", false, "it is a pod of a Kubernetes cluster, whose control plane knows where it is and keeps its object; --token-file has the token of its ServiceAccount, --node-name is the name of the pod")
 	f.StringVar(&g.nodeName, "node-name", "", "name of the gateway and of its Node (default: the host name in lower case)")
 	f.StringVar(&g.zone, "zone", "", "topology zone of this machine (default: its Node's label)")
 	f.StringVar(&g.address, "listen-address", "", "IP address that the gateway listens on (default: all, and the one that leads to the control plane is published)")
@@ -105,6 +109,7 @@ func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) 
 	}
 	gateway := &app.GatewayConfig{
 		Egress: egress, Port: g.port, AdvertisedAddress: g.advertisedAddress, AdvertisedPort: g.advertisedPort,
+		InCluster: g.inCluster,
 	}
 	if g.address != "" {
 		addr, err := netip.ParseAddr(g.address)
@@ -117,10 +122,13 @@ func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) 
 	if err != nil {
 		return cfg, err
 	}
+	if g.inCluster && (g.advertisedAddress != "" || g.advertisedPort != 0) {
+		return cfg, usagef("--advertised-address and --advertised-port: with --in-cluster the Service of the gateways says how they are reached")
+	}
 	log, err := s.logger()
 	return app.NodeConfig{
 		DNSUpstreams: resolvers,
-		Server:       servers[0], OtherServers: servers[1:], TokenFile: g.tokenFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
+		Server:       servers[0], OtherServers: servers[1:], TokenFile: g.tokenFile, ServerCAFile: g.caFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
 		Host: g.host, HealthPort: g.healthPort, MetricsPort: g.metricPort, ControlPlane: true, Gateway: gateway, Logger: log,
 	}, err
 }

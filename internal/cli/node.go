@@ -118,6 +118,9 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 		return cfg, usagef("--direct-after %s: it must be more than 0", n.directAfter)
 	}
 	cfg.DirectAfter, cfg.Cluster = n.directAfter, &app.ClusterConfig{}
+	if !cmd.Flags().Changed("tunnel-port") {
+		cfg.TunnelPort = 0 // of a cluster that is no zone nothing leads to others
+	}
 	cfg.Cluster.REST, err = n.clusterREST(s.kubeconfig)
 	return cfg, err
 }

@@ -266,6 +266,22 @@ func (c *Client) Update(ctx context.Context, d *resource.Descriptor, obj resourc
 	return c.put(ctx, d, obj)
 }
 
+// Try does all that a create, or an update of an object with a resource version, would, and stores
+// nothing (dryRun=All).
+func (c *Client) Try(ctx context.Context, d *resource.Descriptor, obj resource.Object) error {
+	if err := c.check(d, obj); err != nil {
+		return err
+	}
+	req, err := c.request("POST", d, obj.GetNamespace())
+	if obj.GetResourceVersion() != "" {
+		req, err = c.named("PUT", d, resource.KeyOf(obj))
+	}
+	if err != nil {
+		return err
+	}
+	return req.Param("dryRun", metav1.DryRunAll).Body(obj).Do(ctx).Error()
+}
+
 // UpdateStatus implements resource.Client.
 func (c *Client) UpdateStatus(ctx context.Context, d *resource.Descriptor, obj resource.Object) (resource.Object, error) {
 	return c.put(ctx, d, obj, "status")

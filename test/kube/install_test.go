@@ -23,7 +23,7 @@ var arguments = map[string][]string{
 	"kube-proxy-replacement": {"--set", "apiServer=https://192.0.2.1:6443", "--set", "controlPlane.topologyMode=proxima.dev/Adaptive"},
 	"zone": {
 		"--set", "controlPlane.topologyMode=proxima.dev/Adaptive",
-		"--set", "preview=true", "--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444",
+		"--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444",
 	},
 	"global": {"--set", "preview=true"},
 }

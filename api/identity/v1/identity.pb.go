@@ -75,7 +75,165 @@ func (x Gateway_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Gateway_Role.Descriptor instead.
 func (Gateway_Role) EnumDescriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{12, 0}
+	return file_identity_proto_rawDescGZIP(), []int{15, 0}
+}
+
+type MembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersRequest) Reset() {
+	*x = MembersRequest{}
+	mi := &file_identity_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersRequest) ProtoMessage() {}
+
+func (x *MembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
+func (*MembersRequest) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{0}
+}
+
+type MembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersResponse) Reset() {
+	*x = MembersResponse{}
+	mi := &file_identity_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersResponse) ProtoMessage() {}
+
+func (x *MembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
+func (*MembersResponse) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *MembersResponse) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// Member is a workload with addresses of its own.
+type Member struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Namespace      string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	ServiceAccount string                 `protobuf:"bytes,3,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
+	Mesh           string                 `protobuf:"bytes,4,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	// IP addresses from which it connects.
+	Addresses     []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_identity_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Member) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetServiceAccount() string {
+	if x != nil {
+		return x.ServiceAccount
+	}
+	return ""
+}
+
+func (x *Member) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *Member) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
 }
 
 type ExternalRequest struct {
@@ -86,7 +244,7 @@ type ExternalRequest struct {
 
 func (x *ExternalRequest) Reset() {
 	*x = ExternalRequest{}
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -98,7 +256,7 @@ func (x *ExternalRequest) String() string {
 func (*ExternalRequest) ProtoMessage() {}
 
 func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -111,7 +269,7 @@ func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalRequest.ProtoReflect.Descriptor instead.
 func (*ExternalRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{0}
+	return file_identity_proto_rawDescGZIP(), []int{3}
 }
 
 type ExternalResponse struct {
@@ -124,7 +282,7 @@ type ExternalResponse struct {
 
 func (x *ExternalResponse) Reset() {
 	*x = ExternalResponse{}
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -136,7 +294,7 @@ func (x *ExternalResponse) String() string {
 func (*ExternalResponse) ProtoMessage() {}
 
 func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -149,7 +307,7 @@ func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalResponse.ProtoReflect.Descriptor instead.
 func (*ExternalResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{1}
+	return file_identity_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ExternalResponse) GetService() *ExternalCredentials {
@@ -178,7 +336,7 @@ type ExternalCredentials struct {
 
 func (x *ExternalCredentials) Reset() {
 	*x = ExternalCredentials{}
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -190,7 +348,7 @@ func (x *ExternalCredentials) String() string {
 func (*ExternalCredentials) ProtoMessage() {}
 
 func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -203,7 +361,7 @@ func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalCredentials.ProtoReflect.Descriptor instead.
 func (*ExternalCredentials) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{2}
+	return file_identity_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ExternalCredentials) GetNamespace() string {
@@ -268,7 +426,7 @@ type IntermediateRequest struct {
 
 func (x *IntermediateRequest) Reset() {
 	*x = IntermediateRequest{}
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -280,7 +438,7 @@ func (x *IntermediateRequest) String() string {
 func (*IntermediateRequest) ProtoMessage() {}
 
 func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -293,7 +451,7 @@ func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
 func (*IntermediateRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{3}
+	return file_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IntermediateRequest) GetMesh() string {
@@ -329,7 +487,7 @@ type IntermediateResponse struct {
 
 func (x *IntermediateResponse) Reset() {
 	*x = IntermediateResponse{}
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +499,7 @@ func (x *IntermediateResponse) String() string {
 func (*IntermediateResponse) ProtoMessage() {}
 
 func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +512,7 @@ func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
 func (*IntermediateResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{4}
+	return file_identity_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *IntermediateResponse) GetChain() [][]byte {
@@ -382,7 +540,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -394,7 +552,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -407,7 +565,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{5}
+	return file_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FollowRequest) GetAcknowledgements() []*Acknowledgement {
@@ -427,7 +585,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +597,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +610,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{6}
+	return file_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FollowResponse) GetMeshes() []*MeshAuthorities {
@@ -480,7 +638,7 @@ type MeshAuthorities struct {
 
 func (x *MeshAuthorities) Reset() {
 	*x = MeshAuthorities{}
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +650,7 @@ func (x *MeshAuthorities) String() string {
 func (*MeshAuthorities) ProtoMessage() {}
 
 func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +663,7 @@ func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeshAuthorities.ProtoReflect.Descriptor instead.
 func (*MeshAuthorities) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{7}
+	return file_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MeshAuthorities) GetMesh() string {
@@ -563,7 +721,7 @@ type TrustedAuthority struct {
 
 func (x *TrustedAuthority) Reset() {
 	*x = TrustedAuthority{}
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +733,7 @@ func (x *TrustedAuthority) String() string {
 func (*TrustedAuthority) ProtoMessage() {}
 
 func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +746,7 @@ func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustedAuthority.ProtoReflect.Descriptor instead.
 func (*TrustedAuthority) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{8}
+	return file_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TrustedAuthority) GetId() string {
@@ -637,7 +795,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +807,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +820,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{9}
+	return file_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IssueRequest) GetSubject() isIssueRequest_Subject {
@@ -739,7 +897,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +909,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +922,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{10}
+	return file_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -791,7 +949,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +961,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +974,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{11}
+	return file_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Node) GetMesh() string {
@@ -837,7 +995,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +1007,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +1020,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{12}
+	return file_identity_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Gateway) GetMesh() string {
@@ -893,7 +1051,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1063,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1076,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{13}
+	return file_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *IssueResponse) GetChain() [][]byte {
@@ -952,7 +1110,7 @@ type TrustRequest struct {
 
 func (x *TrustRequest) Reset() {
 	*x = TrustRequest{}
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1122,7 @@ func (x *TrustRequest) String() string {
 func (*TrustRequest) ProtoMessage() {}
 
 func (x *TrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1135,7 @@ func (x *TrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustRequest.ProtoReflect.Descriptor instead.
 func (*TrustRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{14}
+	return file_identity_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TrustRequest) GetAcknowledgements() []*Acknowledgement {
@@ -1002,7 +1160,7 @@ type Acknowledgement struct {
 
 func (x *Acknowledgement) Reset() {
 	*x = Acknowledgement{}
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1172,7 @@ func (x *Acknowledgement) String() string {
 func (*Acknowledgement) ProtoMessage() {}
 
 func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1185,7 @@ func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledgement.ProtoReflect.Descriptor instead.
 func (*Acknowledgement) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{15}
+	return file_identity_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Acknowledgement) GetMesh() string {
@@ -1064,7 +1222,7 @@ type TrustResponse struct {
 
 func (x *TrustResponse) Reset() {
 	*x = TrustResponse{}
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1234,7 @@ func (x *TrustResponse) String() string {
 func (*TrustResponse) ProtoMessage() {}
 
 func (x *TrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1247,7 @@ func (x *TrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustResponse.ProtoReflect.Descriptor instead.
 func (*TrustResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{16}
+	return file_identity_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TrustResponse) GetBundles() []*Bundle {
@@ -1127,7 +1285,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1297,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1310,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{17}
+	return file_identity_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Bundle) GetMesh() string {
@@ -1208,7 +1366,16 @@ var File_identity_proto protoreflect.FileDescriptor
 
 const file_identity_proto_rawDesc = "" +
 	"\n" +
-	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\x11\n" +
+	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\x10\n" +
+	"\x0eMembersRequest\"H\n" +
+	"\x0fMembersResponse\x125\n" +
+	"\amembers\x18\x01 \x03(\v2\x1b.proxima.identity.v1.MemberR\amembers\"\x95\x01\n" +
+	"\x06Member\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
+	"\x0fservice_account\x18\x03 \x01(\tR\x0eserviceAccount\x12\x12\n" +
+	"\x04mesh\x18\x04 \x01(\tR\x04mesh\x12\x1c\n" +
+	"\taddresses\x18\x05 \x03(\tR\taddresses\"\x11\n" +
 	"\x0fExternalRequest\"V\n" +
 	"\x10ExternalResponse\x12B\n" +
 	"\aservice\x18\x01 \x01(\v2(.proxima.identity.v1.ExternalCredentialsR\aservice\"\xcb\x01\n" +
@@ -1292,11 +1459,12 @@ const file_identity_proto_rawDesc = "" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06issuer\x18\x06 \x01(\tR\x06issuer\x12#\n" +
-	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\x89\x02\n" +
+	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\xe1\x02\n" +
 	"\bIdentity\x12N\n" +
 	"\x05Issue\x12!.proxima.identity.v1.IssueRequest\x1a\".proxima.identity.v1.IssueResponse\x12R\n" +
 	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x01\x12Y\n" +
-	"\bExternal\x12$.proxima.identity.v1.ExternalRequest\x1a%.proxima.identity.v1.ExternalResponse0\x012\xc9\x01\n" +
+	"\bExternal\x12$.proxima.identity.v1.ExternalRequest\x1a%.proxima.identity.v1.ExternalResponse0\x01\x12V\n" +
+	"\aMembers\x12#.proxima.identity.v1.MembersRequest\x1a$.proxima.identity.v1.MembersResponse0\x012\xc9\x01\n" +
 	"\vAuthorities\x12c\n" +
 	"\fIntermediate\x12(.proxima.identity.v1.IntermediateRequest\x1a).proxima.identity.v1.IntermediateResponse\x12U\n" +
 	"\x06Follow\x12\".proxima.identity.v1.FollowRequest\x1a#.proxima.identity.v1.FollowResponse(\x010\x01B<Z:github.com/proxima-mesh/proxima/api/identity/v1;identityv1b\x06proto3"
@@ -1314,54 +1482,60 @@ func file_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_identity_proto_goTypes = []any{
 	(Gateway_Role)(0),            // 0: proxima.identity.v1.Gateway.Role
-	(*ExternalRequest)(nil),      // 1: proxima.identity.v1.ExternalRequest
-	(*ExternalResponse)(nil),     // 2: proxima.identity.v1.ExternalResponse
-	(*ExternalCredentials)(nil),  // 3: proxima.identity.v1.ExternalCredentials
-	(*IntermediateRequest)(nil),  // 4: proxima.identity.v1.IntermediateRequest
-	(*IntermediateResponse)(nil), // 5: proxima.identity.v1.IntermediateResponse
-	(*FollowRequest)(nil),        // 6: proxima.identity.v1.FollowRequest
-	(*FollowResponse)(nil),       // 7: proxima.identity.v1.FollowResponse
-	(*MeshAuthorities)(nil),      // 8: proxima.identity.v1.MeshAuthorities
-	(*TrustedAuthority)(nil),     // 9: proxima.identity.v1.TrustedAuthority
-	(*IssueRequest)(nil),         // 10: proxima.identity.v1.IssueRequest
-	(*Workload)(nil),             // 11: proxima.identity.v1.Workload
-	(*Node)(nil),                 // 12: proxima.identity.v1.Node
-	(*Gateway)(nil),              // 13: proxima.identity.v1.Gateway
-	(*IssueResponse)(nil),        // 14: proxima.identity.v1.IssueResponse
-	(*TrustRequest)(nil),         // 15: proxima.identity.v1.TrustRequest
-	(*Acknowledgement)(nil),      // 16: proxima.identity.v1.Acknowledgement
-	(*TrustResponse)(nil),        // 17: proxima.identity.v1.TrustResponse
-	(*Bundle)(nil),               // 18: proxima.identity.v1.Bundle
+	(*MembersRequest)(nil),       // 1: proxima.identity.v1.MembersRequest
+	(*MembersResponse)(nil),      // 2: proxima.identity.v1.MembersResponse
+	(*Member)(nil),               // 3: proxima.identity.v1.Member
+	(*ExternalRequest)(nil),      // 4: proxima.identity.v1.ExternalRequest
+	(*ExternalResponse)(nil),     // 5: proxima.identity.v1.ExternalResponse
+	(*ExternalCredentials)(nil),  // 6: proxima.identity.v1.ExternalCredentials
+	(*IntermediateRequest)(nil),  // 7: proxima.identity.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 8: proxima.identity.v1.IntermediateResponse
+	(*FollowRequest)(nil),        // 9: proxima.identity.v1.FollowRequest
+	(*FollowResponse)(nil),       // 10: proxima.identity.v1.FollowResponse
+	(*MeshAuthorities)(nil),      // 11: proxima.identity.v1.MeshAuthorities
+	(*TrustedAuthority)(nil),     // 12: proxima.identity.v1.TrustedAuthority
+	(*IssueRequest)(nil),         // 13: proxima.identity.v1.IssueRequest
+	(*Workload)(nil),             // 14: proxima.identity.v1.Workload
+	(*Node)(nil),                 // 15: proxima.identity.v1.Node
+	(*Gateway)(nil),              // 16: proxima.identity.v1.Gateway
+	(*IssueResponse)(nil),        // 17: proxima.identity.v1.IssueResponse
+	(*TrustRequest)(nil),         // 18: proxima.identity.v1.TrustRequest
+	(*Acknowledgement)(nil),      // 19: proxima.identity.v1.Acknowledgement
+	(*TrustResponse)(nil),        // 20: proxima.identity.v1.TrustResponse
+	(*Bundle)(nil),               // 21: proxima.identity.v1.Bundle
 }
 var file_identity_proto_depIdxs = []int32{
-	3,  // 0: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
-	16, // 1: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	8,  // 2: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
-	9,  // 3: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
-	11, // 4: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
-	12, // 5: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
-	13, // 6: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
-	0,  // 7: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
-	16, // 8: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	18, // 9: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
-	10, // 10: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
-	15, // 11: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
-	1,  // 12: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
-	4,  // 13: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
-	6,  // 14: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
-	14, // 15: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
-	17, // 16: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
-	2,  // 17: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
-	5,  // 18: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
-	7,  // 19: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
-	15, // [15:20] is the sub-list for method output_type
-	10, // [10:15] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	3,  // 0: proxima.identity.v1.MembersResponse.members:type_name -> proxima.identity.v1.Member
+	6,  // 1: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
+	19, // 2: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	11, // 3: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
+	12, // 4: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
+	14, // 5: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
+	15, // 6: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
+	16, // 7: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
+	0,  // 8: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
+	19, // 9: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	21, // 10: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
+	13, // 11: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
+	18, // 12: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
+	4,  // 13: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
+	1,  // 14: proxima.identity.v1.Identity.Members:input_type -> proxima.identity.v1.MembersRequest
+	7,  // 15: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
+	9,  // 16: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
+	17, // 17: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
+	20, // 18: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
+	5,  // 19: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
+	2,  // 20: proxima.identity.v1.Identity.Members:output_type -> proxima.identity.v1.MembersResponse
+	8,  // 21: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
+	10, // 22: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
+	17, // [17:23] is the sub-list for method output_type
+	11, // [11:17] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_identity_proto_init() }
@@ -1369,7 +1543,7 @@ func file_identity_proto_init() {
 	if File_identity_proto != nil {
 		return
 	}
-	file_identity_proto_msgTypes[9].OneofWrappers = []any{
+	file_identity_proto_msgTypes[12].OneofWrappers = []any{
 		(*IssueRequest_Workload)(nil),
 		(*IssueRequest_Node)(nil),
 		(*IssueRequest_Gateway)(nil),
@@ -1380,7 +1554,7 @@ func file_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_proto_rawDesc), len(file_identity_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

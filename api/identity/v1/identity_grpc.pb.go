@@ -30,6 +30,7 @@ const (
 	Identity_Issue_FullMethodName    = "/proxima.identity.v1.Identity/Issue"
 	Identity_Trust_FullMethodName    = "/proxima.identity.v1.Identity/Trust"
 	Identity_External_FullMethodName = "/proxima.identity.v1.Identity/External"
+	Identity_Members_FullMethodName  = "/proxima.identity.v1.Identity/Members"
 )
 
 // IdentityClient is the client API for Identity service.
@@ -48,6 +49,10 @@ type IdentityClient interface {
 	// them come when the stream begins, and after each change: one message each, and then one
 	// that says that these were all.
 	External(ctx context.Context, in *ExternalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExternalResponse], error)
+	// Members sends the workloads of the caller's node, where they are no objects of the
+	// control plane's own API, as Pods are not: all of them, when the stream begins and
+	// after each change.
+	Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[MembersResponse], error)
 }
 
 type identityClient struct {
@@ -100,6 +105,25 @@ func (c *identityClient) External(ctx context.Context, in *ExternalRequest, opts
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_ExternalClient = grpc.ServerStreamingClient[ExternalResponse]
 
+func (c *identityClient) Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[MembersResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Identity_ServiceDesc.Streams[2], Identity_Members_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[MembersRequest, MembersResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Identity_MembersClient = grpc.ServerStreamingClient[MembersResponse]
+
 // IdentityServer is the server API for Identity service.
 // All implementations must embed UnimplementedIdentityServer
 // for forward compatibility.
@@ -116,6 +140,10 @@ type IdentityServer interface {
 	// them come when the stream begins, and after each change: one message each, and then one
 	// that says that these were all.
 	External(*ExternalRequest, grpc.ServerStreamingServer[ExternalResponse]) error
+	// Members sends the workloads of the caller's node, where they are no objects of the
+	// control plane's own API, as Pods are not: all of them, when the stream begins and
+	// after each change.
+	Members(*MembersRequest, grpc.ServerStreamingServer[MembersResponse]) error
 	mustEmbedUnimplementedIdentityServer()
 }
 
@@ -134,6 +162,9 @@ func (UnimplementedIdentityServer) Trust(grpc.BidiStreamingServer[TrustRequest, 
 }
 func (UnimplementedIdentityServer) External(*ExternalRequest, grpc.ServerStreamingServer[ExternalResponse]) error {
 	return status.Error(codes.Unimplemented, "method External not implemented")
+}
+func (UnimplementedIdentityServer) Members(*MembersRequest, grpc.ServerStreamingServer[MembersResponse]) error {
+	return status.Error(codes.Unimplemented, "method Members not implemented")
 }
 func (UnimplementedIdentityServer) mustEmbedUnimplementedIdentityServer() {}
 func (UnimplementedIdentityServer) testEmbeddedByValue()                  {}
@@ -192,6 +223,17 @@ func _Identity_External_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_ExternalServer = grpc.ServerStreamingServer[ExternalResponse]
 
+func _Identity_Members_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(MembersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(IdentityServer).Members(m, &grpc.GenericServerStream[MembersRequest, MembersResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Identity_MembersServer = grpc.ServerStreamingServer[MembersResponse]
+
 // Identity_ServiceDesc is the grpc.ServiceDesc for Identity service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -214,6 +256,11 @@ var Identity_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "External",
 			Handler:       _Identity_External_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Members",
+			Handler:       _Identity_Members_Handler,
 			ServerStreams: true,
 		},
 	},

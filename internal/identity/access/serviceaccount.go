@@ -41,8 +41,9 @@ type TokenReviewer interface {
 // Other requests, and other credentials, are Next's.
 type ServiceAccounts struct {
 	Reviewer TokenReviewer
-	// Namespace and Name of the agent's service account.
-	Namespace, Name string
+	// Namespace and Name of the agents' service account, and Gateways that of gateways; empty:
+	// there are none. A gateway gets a certificate with the name of its pod.
+	Namespace, Name, Gateways string
 	Next            authenticator.Request
 	Logger          *slog.Logger
 }
@@ -88,7 +89,10 @@ func projected(req *http.Request) (token string, ok bool) {
 
 // nodeOf an agent's token that was reviewed. Errors say why it is refused.
 func (s *ServiceAccounts) nodeOf(status *authenticationv1.TokenReviewStatus) (string, error) {
-	want := serviceaccount.MakeUsername(s.Namespace, s.Name)
+	want, key := serviceaccount.MakeUsername(s.Namespace, s.Name), serviceaccount.NodeNameKey
+	if s.Gateways != "" && status.User.Username == serviceaccount.MakeUsername(s.Namespace, s.Gateways) {
+		want, key = status.User.Username, serviceaccount.PodNameKey
+	}
 	switch {
 	case !status.Authenticated && status.Error != "":
 		return "", fmt.Errorf("the cluster refuses the token: %s", status.Error)
@@ -100,7 +104,7 @@ func (s *ServiceAccounts) nodeOf(status *authenticationv1.TokenReviewStatus) (st
 	case status.User.Username != want:
 		return "", fmt.Errorf("the token is of %s, and agents are %s", status.User.Username, want)
 	}
-	names := status.User.Extra[serviceaccount.NodeNameKey]
+	names := status.User.Extra[key]
 	if len(names) != 1 || names[0] == "" {
 		return "", errors.New("the token is not bound to a pod on a node: " +
 			"agents need a projected token (serviceAccountToken), of Kubernetes 1.30 or newer")

@@ -69,7 +69,7 @@ type Issued struct {
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// Config configures a Server. All fields but External, Limits, Registerer, Logger and Now are required.
+// Config configures a Server. All fields but External, Members, Limits, Registerer, Logger and Now are required.
 type Config struct {
 	// Zone is the site of this control plane, for the IDs of nodes.
 	Zone string
@@ -84,6 +84,8 @@ type Config struct {
 	Record func(ctx context.Context, i Issued) error
 	// External serves the method of that name; nil: it is not implemented.
 	External func(*identityv1.ExternalRequest, grpc.ServerStreamingServer[identityv1.ExternalResponse]) error
+	// Members, as External.
+	Members func(*identityv1.MembersRequest, grpc.ServerStreamingServer[identityv1.MembersResponse]) error
 	// Board has what is trusted, and takes acknowledgements.
 	Board  *Board
 	Limits Limits
@@ -284,6 +286,14 @@ func (s *Server) External(r *identityv1.ExternalRequest, stream grpc.ServerStrea
 		return s.UnimplementedIdentityServer.External(r, stream)
 	}
 	return s.config.External(r, stream)
+}
+
+// Members implements identityv1.IdentityServer.
+func (s *Server) Members(r *identityv1.MembersRequest, stream grpc.ServerStreamingServer[identityv1.MembersResponse]) error {
+	if s.config.Members == nil {
+		return s.UnimplementedIdentityServer.Members(r, stream)
+	}
+	return s.config.Members(r, stream)
 }
 
 // Trust implements identityv1.IdentityServer. The stream ends with its context, or when

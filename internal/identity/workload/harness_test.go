@@ -237,6 +237,10 @@ func (direct) External(context.Context, *identityv1.ExternalRequest, ...grpc.Cal
 	return nil, status.Error(codes.Unimplemented, "not here")
 }
 
+func (direct) Members(context.Context, *identityv1.MembersRequest, ...grpc.CallOption) (identityv1.Identity_MembersClient, error) {
+	return nil, status.Error(codes.Unimplemented, "not here")
+}
+
 func (d direct) Trust(ctx context.Context, _ ...grpc.CallOption) (identityv1.Identity_TrustClient, error) {
 	server, up, err := d.plane.now()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 var needed = map[string][]string{
 	"planner-only":           nil,
 	"kube-proxy-replacement": {"apiServer=https://192.0.2.1:6443"},
-	"zone":                   {"preview=true", "apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
+	"zone":                   {"apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
 	"global":                 {"preview=true"},
 }
 
@@ -63,7 +63,14 @@ func TestPresets(t *testing.T) {
 			"ServiceAccount proxima", "ClusterRole proxima-planner", "ClusterRoleBinding proxima-planner", "Service proxima", "Deployment proxima",
 		},
 		"kube-proxy-replacement": agents("proxima-planner", "proxima-control-plane", "proxima-agent"),
-		"zone":                   agents("proxima-planner", "proxima-control-plane", "proxima-kinds", "proxima-imports", "proxima-agent"),
+		"zone": {
+			"CustomResourceDefinitions", "ServiceAccount proxima", "ServiceAccount proxima-agent", "ServiceAccount proxima-gateway",
+			"ClusterRole proxima-planner", "ClusterRole proxima-control-plane", "ClusterRole proxima-zone", "ClusterRole proxima-agent",
+			"ClusterRoleBinding proxima-planner", "ClusterRoleBinding proxima-control-plane", "ClusterRoleBinding proxima-zone", "ClusterRoleBinding proxima-agent",
+			"Role proxima-records", "Role proxima-state", "RoleBinding proxima-records", "RoleBinding proxima-state",
+			"Service proxima", "Service proxima-ingress", "Service proxima-dns", "PodDisruptionBudget proxima",
+			"Deployment proxima", "Deployment proxima-ingress", "DaemonSet proxima-agent",
+		},
 		"global": {
 			"CustomResourceDefinitions", "ServiceAccount proxima", "ClusterRole proxima-global", "ClusterRole proxima-kinds",
 			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "Role proxima-state", "RoleBinding proxima-state",
@@ -200,8 +207,8 @@ func TestMistakes(t *testing.T) {
 		{"no value", "planner-only", []string{"image.tag"}, "--set image.tag: PATH=VALUE is needed"},
 		{"incomplete", "global", nil, "preset global: this version has no control plane for it in a cluster"},
 		{"no API server", "kube-proxy-replacement", nil, "apiServer: preset kube-proxy-replacement needs the address"},
-		{"no zone", "zone", []string{"preview=true", "apiServer=https://a:1"}, "zone.name: preset zone needs"},
-		{"no global", "zone", []string{"preview=true", "apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
+		{"no zone", "zone", []string{"apiServer=https://a:1"}, "zone.name: preset zone needs"},
+		{"no global", "zone", []string{"apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := manifests.Render(manifests.Options{Preset: tt.preset, Set: tt.set})

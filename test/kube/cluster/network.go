@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"testing"
 
 	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
@@ -81,6 +82,25 @@ func (c *Cluster) nodeNetwork(t testing.TB, name string, number int) *netns.NS {
 	// no type (ip-sysctl, icmp_ratemask).
 	ns.Set("net.ipv4.icmp_ratemask", "0")
 	return ns
+}
+
+// AddMachine makes a machine beside the nodes: a network namespace on their network, which is of no
+// cluster. It is gone when the test ends.
+func (c *Cluster) AddMachine(t testing.TB, name string) (*netns.NS, netip.Addr) {
+	t.Helper()
+	c.nodes++
+	if c.nodes > maxNodes {
+		t.Fatalf("more than %d nodes", maxNodes)
+	}
+	return c.nodeNetwork(t, name, c.nodes), nodeAddr(c.nodes)
+}
+
+// RunOn runs a program in a namespace, until the test ends.
+func (c *Cluster) RunOn(t testing.TB, ns *netns.NS, name, path string, env []string, args ...string) *Program {
+	t.Helper()
+	cmd := exec.Command(path, args...)
+	cmd.Env = env
+	return &Program{startIn(t, ns, c.dir, name, cmd)}
 }
 
 // podNetwork makes the namespace of a pod, and its link to the node.

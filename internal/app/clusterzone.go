@@ -1,0 +1,156 @@
+package app
+
+import (
+	"context"
+	"slices"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	gateways "github.com/proxima-mesh/proxima/internal/controller/gateway"
+	"github.com/proxima-mesh/proxima/internal/federation/local"
+	"github.com/proxima-mesh/proxima/internal/identity/authorities"
+	"github.com/proxima-mesh/proxima/internal/identity/sealed"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/memory"
+)
+
+// clusterZone is what the control plane of a cluster has that is one zone of several:
+//
+//	global ◄─── zoneLink ◄─── objects of the cluster ──► exports, imports, names, externals
+//	              └─► copies                          ──► gateways (Pods) ──► ZoneIngresses
+//	agents, gateways ◄── identities ◄── records (a Secret)
+type clusterZone struct {
+	records    *clusterRecords
+	identities *identities
+	link       *zoneLink
+	calls      *agentCalls
+}
+
+// zoneKinds are what such a control plane follows in addition to planeKinds.
+func zoneKinds() []*resource.Descriptor {
+	return []*resource.Descriptor{
+		kind.ExternalService, kind.ServiceExport, kind.ServiceImport, kind.ZoneIngress, kind.ZoneEgress, kind.VirtualIP,
+	}
+}
+
+// clusterFederated are the kinds that a cluster exchanges. Secrets are not among them: a control
+// plane would have to be allowed to read all those of the cluster. Workloads are its Pods, and
+// what is observed of gateways and workloads is their status.
+func clusterFederated() []local.Kind {
+	none := []*resource.Descriptor{kind.Secret, kind.GlobalSecret, kind.DataplaneInsight, kind.ZoneIngressInsight, kind.ZoneEgressInsight}
+	return slices.DeleteFunc(federated(), func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
+}
+
+// inMemory are kinds that controllers know and a cluster has not, or not for us: without Secrets
+// an ExternalService says that its secret is not there, and the ranges of virtual IPs are those
+// of the configuration, as a ServiceCIDR would give the cluster's Services addresses of them.
+func inMemory() []resource.Override {
+	client := memory.New(kind.Secret, kind.GlobalSecret, kind.ServiceCIDR)
+	return []resource.Override{
+		{Kind: kind.Secret, Client: client}, {Kind: kind.GlobalSecret, Client: client}, {Kind: kind.ServiceCIDR, Client: client},
+	}
+}
+
+// newZone wires the parts of a zone. The instance listens already.
+func (p *clusterPlane) newZone(ctx context.Context) error {
+	z, i := p.zone, p.instance
+	members := newPodMembers(i.catalog)
+	var err error
+	z.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{
+		records: sealed.NewRecords(z.records.records, unsealed{}), ledger: newHolders(z.records.certificates),
+		workloads: podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}, members: members,
+		unenforced: func(m *meshv1alpha1.Mesh) authorities.Unenforced { return clusterUnenforced(i.catalog.Snapshot(), m) },
+	}, p.log)
+	if err != nil {
+		return err
+	}
+	z.calls = &agentCalls{
+		zone: string(p.cfg.site()), instance: instanceName(p.api.address), heartbeat: i.heartbeat, catalog: i.catalog,
+		log: p.log.With("component", "calls"),
+	}
+	p.leader.secrets = z.identities.external.source
+	z.link = &zoneLink{
+		cfg: p.cfg, log: p.log.With("component", "federation"), storage: p.storage, client: p.client, sends: p.client, kinds: clusterFederated(),
+		epoch: p.epoch, run: p.run, instance: instanceName(p.api.address), calls: z.calls,
+	}
+	if z.link.sends, err = resource.NewRouter(p.client, resource.Override{Kind: kind.Dataplane, Client: derivedDataplanes{p.client, i.catalog}}); err != nil {
+		return err
+	}
+	z.link.checker = &local.Checker{
+		Zone: p.cfg.Zone, Client: p.client, Kinds: z.link.kinds, Try: p.cluster.Try, Uses: policyUses{i.catalog, p.cfg.DefaultTopologyMode}.of,
+	}
+	if err := z.link.join(ctx); err != nil {
+		return err
+	}
+	z.identities.link.zone.Store(z.link)
+	return nil
+}
+
+// zoneComponents run in addition to those of a cluster that stands alone.
+func (p *clusterPlane) zoneComponents() []component {
+	z := p.zone
+	if z == nil {
+		return nil
+	}
+	return slices.Concat(
+		z.records.components(p.storage),
+		z.identities.components(),
+		[]component{
+			{Name: "export controller", Scope: leader, Run: p.leader.runExports},
+			{Name: "import controller", Scope: leader, Run: p.leader.runImports},
+			{Name: "names of meshes", Scope: leader, Run: p.leader.runVirtualIPs},
+			{Name: "external service controller", Scope: leader, Run: p.leader.runExternals},
+			{Name: "gateways", Scope: leader, Run: p.runGateways},
+		},
+		z.link.components(),
+	)
+}
+
+// Ports that gateways listen on in a cluster: CONTRACT's.
+const (
+	ingressPort = 10001
+	egressPort  = 10002
+)
+
+// runGateways keeps the objects of gateways.
+func (p *clusterPlane) runGateways(ctx context.Context) error {
+	return gateways.New(gateways.Config{
+		Client: p.client, Catalog: p.instance.catalog, Site: string(p.cfg.site()), Namespace: p.cfg.Namespace,
+		IngressPort: ingressPort, EgressPort: egressPort, Logger: p.log.With("component", "gateways"),
+	}).Run(ctx)
+}
+
+// close what newZone and its records have opened.
+func (z *clusterZone) close() {
+	if z == nil {
+		return
+	}
+	if z.identities != nil {
+		z.identities.link.close()
+	}
+	z.records.close()
+}
+
+// federation is what the status says of global; nil: there is none.
+func (z *clusterZone) federation() admin.Federation {
+	if z == nil {
+		return nil
+	}
+	return z.link.admin()
+}
+
+// clusterUnenforced are the Pods of a mesh without passthrough for which that does not hold: those
+// in the network of their node. Others have addresses of their own, by which agents tell them.
+func clusterUnenforced(s *catalog.Snapshot, mesh *meshv1alpha1.Mesh) authorities.Unenforced {
+	out := authorities.Unenforced{Apart: s.Meshes.Len() > 1}
+	for key, pod := range s.Pods.All() {
+		namespace, _ := s.Namespaces.Get(resource.Key{Name: key.Namespace})
+		if pod.Spec.HostNetwork && pod.Spec.NodeName != "" && !kind.MeshPassthrough(mesh) && kind.PodMesh(pod, namespace) == mesh.Name {
+			out.Passthrough = append(out.Passthrough, key.String()+": it is in the network of node "+pod.Spec.NodeName)
+		}
+	}
+	slices.Sort(out.Passthrough)
+	return out
+}

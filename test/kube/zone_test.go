@@ -1,0 +1,376 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
+	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
+	"github.com/proxima-mesh/proxima/test/kube/cluster"
+)
+
+// Ports of the control planes, all of which are at address.
+const (
+	globalPort = 9443
+	eastPort   = 7443 // the cluster's
+	westPort   = 8443
+)
+
+// sites are a cluster that is zone east, machines that are zone west, and global.
+type sites struct {
+	*rig
+	global, east, west string // data directories
+	globalPlane        *testkit.Process
+	eastPlane          *testkit.Process
+	westPlane          *testkit.Process
+	ingress            *corev1.Pod // of east
+	westIngress        *cluster.Program
+	machine            *netns.NS // of west
+	machineDir         string    // of its agent
+	ingressDir         string    // of east's
+}
+
+// zoneObjects are a Service of a zone, and its export. Names are of the namespace shop.
+func zoneObjects(name, selector string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: %[1]s, namespace: shop}
+spec: {%[2]s ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceExport
+metadata: {name: %[1]s, namespace: shop}
+`, name, selector)
+}
+
+// defaultMesh has mutual TLS, without which no zone calls another one.
+const defaultMesh = `
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: Mesh
+metadata: {name: default}
+spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin}]}}
+`
+
+// newSites starts all of it, and waits until each zone has what the other one exports.
+func newSites(t *testing.T) *sites {
+	t.Helper()
+	b := newBench(t)
+	client, err := kubernetes.NewForConfig(b.Admin(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sites{
+		rig:    &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}},
+		global: t.TempDir(), east: t.TempDir(), west: t.TempDir(),
+	}
+	s.startGlobal()
+	eastToken, westToken := s.token("east"), s.token("west")
+	s.atGlobal(defaultMesh, "apply", "-f", "-")
+	s.startEast(eastToken)
+	s.startWest(westToken)
+	return s
+}
+
+func (s *sites) plane(dir string, port int, args ...string) *testkit.Process {
+	s.t.Helper()
+	p := testkit.Start(s.t, nil, testkit.Binary(s.t), append([]string{
+		"control-plane", "--data-dir=" + dir, fmt.Sprintf("--api-address=%s:%d", address, port), fmt.Sprintf("--grpc-port=%d", port+1),
+	}, args...)...)
+	if line := p.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
+		s.t.Fatalf("a control plane says %q: %s", line, p.Stderr)
+	}
+	return p
+}
+
+func (s *sites) startGlobal() { s.globalPlane = s.plane(s.global, globalPort, "--role=global") }
+
+// token of a zone, in a file.
+func (s *sites) token(zone string) string {
+	s.t.Helper()
+	text, _, _ := strings.Cut(s.proxima("zone", "create", zone, "-o", "token", "--kubeconfig", filepath.Join(s.global, "kubeconfig")), "\n")
+	path := filepath.Join(s.t.TempDir(), zone+".token")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// at runs kubectl on the API of a control plane's data directory.
+func (s *sites) at(dir, in string, args ...string) string {
+	s.t.Helper()
+	out, err := s.run(in, testkit.Kubectl(s.t), append([]string{"--kubeconfig", filepath.Join(dir, "kubeconfig")}, args...)...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *sites) atGlobal(in string, args ...string) string { return s.at(s.global, in, args...) }
+
+// startEast installs the preset zone, and runs what its manifests would: two nodes with agents,
+// a gateway, a Service with a Pod, and one that asks.
+func (s *sites) startEast(token string) {
+	s.t.Helper()
+	s.kubectl(s.manifests("zone", "--set", fmt.Sprintf("zone.global=%s:%d", address, globalPort),
+		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
+	s.until("the account of pods is there", func() bool {
+		_, err := s.client.CoreV1().ServiceAccounts("default").Get(s.t.Context(), "default", metav1.GetOptions{})
+		return err == nil
+	})
+	s.startEastPlane(token)
+	for _, name := range []string{"ours", "third"} {
+		s.nodes[name] = s.AddNode(s.t, name, "zone-a")
+		s.joined(name)
+	}
+	s.kubectl(zoneObjects("from-east", "selector: {app: web},"), "apply", "-f", "-")
+	s.until("the account of shop is there", func() bool {
+		_, err := s.client.CoreV1().ServiceAccounts("shop").Get(s.t.Context(), "default", metav1.GetOptions{})
+		return err == nil
+	})
+	s.shopPod("web", "third")
+	s.shopPod("client", "ours")
+	s.ingress = s.gatewayPod("ingress", "third")
+}
+
+// startEastPlane runs the control plane with the arguments of the chart's Deployment.
+func (s *sites) startEastPlane(token string) {
+	s.t.Helper()
+	var d appsv1.Deployment
+	s.object(&d, "deployment", "proxima")
+	args := replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
+		"--api-address": fmt.Sprintf("%s:%d", address, eastPort), "--data-dir": s.east, "--advertise-address": address, "--token-file": token,
+	})
+	s.eastPlane = testkit.Start(s.t, []string{"PROXIMA_KUBECONFIG=" + s.kubeconfigOf("proxima")}, testkit.Binary(s.t),
+		append(args, fmt.Sprintf("--grpc-port=%d", eastPort+1))...)
+	if line := s.eastPlane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
+		s.t.Fatalf("the control plane of the cluster says %q: %s", line, s.eastPlane.Stderr)
+	}
+}
+
+// shopPod is a Pod of namespace shop that answers with its name, on a node.
+func (s *sites) shopPod(name, node string) {
+	s.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, err = s.client.CoreV1().Pods("shop").Create(s.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{
+			Name: "main", Image: "none", Command: []string{self}, Env: []corev1.EnvVar{{Name: podVariable, Value: "east"}},
+			Ports: []corev1.ContainerPort{{ContainerPort: 8080}},
+		}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.until("pod "+name+" is ready", func() bool {
+		p, err := s.client.CoreV1().Pods("shop").Get(s.t.Context(), name, metav1.GetOptions{})
+		s.pods[name] = p
+		return err == nil && p.Status.PodIP != "" && p.Status.Phase == corev1.PodRunning
+	})
+}
+
+// gatewayPod is a Pod of a gateway on a node, with the arguments of the chart's Deployment and a
+// token of its own. It waits for the token, which kubelet would have mounted.
+func (s *sites) gatewayPod(role, node string) *corev1.Pod {
+	s.t.Helper()
+	var d appsv1.Deployment
+	s.object(&d, "deployment", "proxima-"+role)
+	name, dir := "proxima-"+role+"-1", s.t.TempDir()
+	args := replaced(slices.DeleteFunc(d.Spec.Template.Spec.Containers[0].Args, func(a string) bool {
+		return strings.HasPrefix(a, "--listen-address=") // $(POD_IP), which is not known yet
+	}), map[string]string{
+		"--node-name": name, "--server": fmt.Sprintf("%s:%d", address, eastPort), "--data-dir": filepath.Join(dir, "state"),
+		"--token-file": filepath.Join(dir, "token"), "--server-ca-file": filepath.Join(dir, "ca.crt"),
+	})
+	s.ingressDir = filepath.Join(dir, "state")
+	wait := fmt.Sprintf("while [ ! -s %s ]; do sleep 0.1; done; exec %s %s", filepath.Join(dir, "token"), testkit.Binary(s.t), strings.Join(args, " "))
+	pod, err := s.client.CoreV1().Pods(manifests.Namespace).Create(s.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: d.Spec.Template.Labels},
+		Spec: corev1.PodSpec{
+			NodeName: node, ServiceAccountName: "proxima-gateway", TerminationGracePeriodSeconds: new(int64(10)),
+			Containers: []corev1.Container{{
+				Name: "main", Image: "none", Command: []string{"/bin/sh", "-c", wait}, Ports: d.Spec.Template.Spec.Containers[0].Ports,
+			}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	token := s.kubectl("", "--namespace", manifests.Namespace, "create", "token", "proxima-gateway", "--audience=proxima",
+		"--bound-object-kind=Pod", "--bound-object-name="+pod.Name, "--bound-object-uid="+string(pod.UID))
+	ca := s.kubectl("", "--namespace", manifests.Namespace, "get", "configmap", "proxima-ca", "-o", `jsonpath={.data.ca\.crt}`)
+	for _, file := range []struct{ name, text string }{{"ca.crt", ca}, {"token", token}} {
+		if err := os.WriteFile(filepath.Join(dir, file.name), []byte(file.text), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return pod
+}
+
+// startWest runs the control plane of the machines, and one machine: an agent, a gateway, and the
+// program of a Service.
+func (s *sites) startWest(token string) {
+	s.t.Helper()
+	s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file="+token, fmt.Sprintf("--global=%s:%d", address, globalPort))
+	ns, addr := s.AddMachine(s.t, "m1")
+	s.machine, s.machineDir = ns, s.t.TempDir()
+	for _, node := range []string{"m1", "gate-west"} {
+		text, _, _ := strings.Cut(s.proxima("token", "create", "--kind", "node", "--name", node, "--kubeconfig", filepath.Join(s.west, "kubeconfig")), "\n")
+		if err := os.WriteFile(filepath.Join(s.west, node+".token"), []byte(text), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	server := fmt.Sprintf("--server=%s:%d", address, westPort)
+	s.RunOn(s.t, ns, "agent-m1", testkit.Binary(s.t), nil, "node", server, "--node-name=m1", "--token-file="+filepath.Join(s.west, "m1.token"),
+		"--data-dir="+s.machineDir, "--mode=nftables", "--dns-port=10053", "--host="+addr.String(), "--spiffe-socket=none", "--zone=zone-w")
+	s.westIngress = s.RunOn(s.t, ns, "ingress-west", testkit.Binary(s.t), nil, "ingress", server, "--node-name=gate-west",
+		"--token-file="+filepath.Join(s.west, "gate-west.token"), "--data-dir="+s.t.TempDir(), "--listen-address="+addr.String(), "--health-port=0", "--metrics-port=0")
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.RunOn(s.t, ns, "web-west", self, []string{podVariable + "=west"})
+	s.at(s.west, zoneObjects("from-west", "selector: {app: web},"), "apply", "-f", "-")
+	s.at(s.west, fmt.Sprintf(`
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: Dataplane
+metadata: {name: web, namespace: shop, labels: {app: web}}
+spec: {nodeName: m1, addresses: [%s], ports: [{name: http, port: 8080}]}
+`, addr), "apply", "-f", "-")
+	s.at(s.west, "", "--namespace", "shop", "patch", "dataplane", "web", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`)
+}
+
+// caller is where calls are made from, and where names are answered there.
+type caller struct {
+	ns  *kernelnetns.NS
+	dns string
+}
+
+// inEast is the Pod that asks, inWest the machine.
+func (s *sites) inEast() caller {
+	return caller{s.nodes["ours"].PodNamespace(s.pods["client"].UID), s.nodes["ours"].Addr + ":10053"}
+}
+
+func (s *sites) inWest() caller {
+	addrs := s.machine.Run("ip", "-4", "-o", "address", "show", "dev", "eth0")
+	fields := strings.Fields(addrs)
+	prefix, err := netip.ParsePrefix(fields[3])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return caller{s.machine.NS, prefix.Addr().String() + ":10053"}
+}
+
+// callTimeout of one call, of which the name is a part.
+const callTimeout = 5 * time.Second
+
+// call a name, and return what answers.
+func (c caller) call(name string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return c.ns.DialContext(ctx, "udp", c.dns)
+	}}
+	addrs, err := resolver.LookupNetIP(ctx, "ip4", name+".")
+	if err != nil {
+		return "", err
+	}
+	conn, err := c.ns.DialContext(ctx, "tcp", netip.AddrPortFrom(addrs[0].Unmap(), 80).String())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(callTimeout))
+	text, err := io.ReadAll(conn)
+	if err == nil && len(text) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	who, _, _ := strings.Cut(string(text), " ")
+	return who, err
+}
+
+// namesOf a Service of another zone.
+func namesOf(service string) []string {
+	return []string{service + ".shop.svc.clusterset.local", service + "_shop_svc_80.mesh"}
+}
+
+// wantBoth waits until each zone calls the other's Service by all of its names.
+func (s *sites) wantBoth() {
+	s.t.Helper()
+	for _, way := range []struct {
+		from caller
+		to   string
+	}{{s.inEast(), "west"}, {s.inWest(), "east"}} {
+		for _, name := range namesOf("from-" + way.to) {
+			var last string
+			deadline := time.Now().Add(commandTimeout / 2)
+			for {
+				who, err := way.from.call(name)
+				if err == nil && who == way.to {
+					break
+				}
+				if last = fmt.Sprintf("%q, %v", who, err); time.Now().After(deadline) {
+					s.dump()
+					s.t.Fatalf("%s is not answered: %s", name, last)
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+		}
+	}
+}
+
+// dump what the control planes have of each other, for a test that has failed.
+func (s *sites) dump() {
+	s.t.Helper()
+	kinds := "serviceexports,serviceimports,zoneingresses,meshes,endpointslices,dataplanes"
+	for name, dir := range map[string]string{"global": s.global, "west": s.west} {
+		s.t.Logf("%s:\n%s", name, s.at(dir, "", "get", kinds, "-A", "-o", "yaml"))
+	}
+	s.t.Logf("east:\n%s", s.kubectl("", "get", kinds, "-A", "-o", "yaml"))
+	for _, dir := range []string{s.machineDir, s.ingressDir} {
+		out, err := s.run("", testkit.Binary(s.t), "status", "--data-dir", dir, "--kubeconfig", filepath.Join(s.west, "kubeconfig"))
+		s.t.Logf("status of %s: %v\n%s", dir, err, out)
+	}
+	if log, err := os.ReadFile(filepath.Join(filepath.Dir(s.AuditLog()), "pod-"+manifests.Namespace+"-proxima-ingress-1.log")); err == nil {
+		s.t.Logf("the ingress of east:\n%s", log)
+	}
+	s.t.Logf("east's status:\n%s", s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")))
+}
+
+// TestZoneInCluster: a cluster with the chart's service accounts and arguments is one zone,
+// machines are the other one, and each calls the other's Service by its names.
+func TestZoneInCluster(t *testing.T) {
+	s := newSites(t)
+	s.wantBoth()
+	if got := s.kubectl("", "get", "mesh", "default", "-o", "jsonpath={.spec.mtls.enabledBackend}"); got != "ca" {
+		t.Errorf("the cluster has the Mesh of global with backend %q", got)
+	}
+	if got := s.atGlobal("", "get", "dataplanes", "-A", "-l", "mesh.proxima.dev/zone=east"); !strings.Contains(got, "web") {
+		t.Errorf("global does not list the Pods of the cluster:\n%s", got)
+	}
+	t.Log(s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")))
+}
