@@ -143,6 +143,7 @@ func (a *agent) memberComponents() ([]component, error) {
 			return n.followPods(ctx, identityv1.NewIdentityClient(a.conn))
 		}}}, nil
 	case a.cfg.objectsElsewhere():
+		n.manager.SetMembers(nil) // known to be none: its own certificates are all
 		return nil, nil
 	}
 	watching, err := kubeclient.New(a.watchConfig(), []*resource.Descriptor{kind.Dataplane, kind.Namespace})

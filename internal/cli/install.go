@@ -32,11 +32,11 @@ Presets:
   planner-only            observes, explains and simulates what a plan would save,
                           beside kube-proxy. It reads, and changes nothing
   kube-proxy-replacement  agents in kube-proxy's place, which follow the planner
-  zone                    the same, as one site of several
-  global                  the control plane of the sites
+  zone                    the same, and the cluster is one zone of several
+  global                  the control plane of the zones
 
-Of zone and global this version has no control plane in a cluster: they are refused but
-with --set preview=true, to look at their manifests.
+Of global this version has no control plane in a cluster: it is refused but with
+--set preview=true, to look at its manifests.
 
 docs/reference/chart-values.md lists the values, docs/reference/permissions.md the
 permissions of each preset, with their reasons.`,

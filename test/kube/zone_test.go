@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,6 +43,7 @@ type sites struct {
 	ingress            *corev1.Pod // of east
 	westIngress        *cluster.Program
 	machine            *netns.NS // of west
+	machineAddr        netip.Addr
 	machineDir         string    // of its agent
 	ingressDir         string    // of east's
 }
@@ -84,6 +86,11 @@ func newSites(t *testing.T) *sites {
 		rig:    &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}},
 		global: t.TempDir(), east: t.TempDir(), west: t.TempDir(),
 	}
+	// All are on the network before anything talks: the bridge's address follows from its links.
+	for _, name := range []string{"ours", "third"} {
+		s.nodes[name] = s.AddNode(t, name, "zone-a")
+	}
+	s.machine, s.machineAddr = s.AddMachine(t, "m1")
 	s.startGlobal()
 	eastToken, westToken := s.token("east"), s.token("west")
 	s.atGlobal(defaultMesh, "apply", "-f", "-")
@@ -139,10 +146,8 @@ func (s *sites) startEast(token string) {
 		return err == nil
 	})
 	s.startEastPlane(token)
-	for _, name := range []string{"ours", "third"} {
-		s.nodes[name] = s.AddNode(s.t, name, "zone-a")
-		s.joined(name)
-	}
+	s.joined("ours")
+	s.joined("third")
 	s.kubectl(zoneObjects("from-east", "selector: {app: web},"), "apply", "-f", "-")
 	s.until("the account of shop is there", func() bool {
 		_, err := s.client.CoreV1().ServiceAccounts("shop").Get(s.t.Context(), "default", metav1.GetOptions{})
@@ -235,8 +240,8 @@ func (s *sites) gatewayPod(role, node string) *corev1.Pod {
 func (s *sites) startWest(token string) {
 	s.t.Helper()
 	s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file="+token, fmt.Sprintf("--global=%s:%d", address, globalPort))
-	ns, addr := s.AddMachine(s.t, "m1")
-	s.machine, s.machineDir = ns, s.t.TempDir()
+	ns, addr := s.machine, s.machineAddr
+	s.machineDir = s.t.TempDir()
 	for _, node := range []string{"m1", "gate-west"} {
 		text, _, _ := strings.Cut(s.proxima("token", "create", "--kind", "node", "--name", node, "--kubeconfig", filepath.Join(s.west, "kubeconfig")), "\n")
 		if err := os.WriteFile(filepath.Join(s.west, node+".token"), []byte(text), 0o600); err != nil {
@@ -276,13 +281,7 @@ func (s *sites) inEast() caller {
 }
 
 func (s *sites) inWest() caller {
-	addrs := s.machine.Run("ip", "-4", "-o", "address", "show", "dev", "eth0")
-	fields := strings.Fields(addrs)
-	prefix, err := netip.ParsePrefix(fields[3])
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return caller{s.machine.NS, prefix.Addr().String() + ":10053"}
+	return caller{s.machine.NS, s.machineAddr.String() + ":10053"}
 }
 
 // callTimeout of one call, of which the name is a part.
@@ -373,4 +372,82 @@ func TestZoneInCluster(t *testing.T) {
 		t.Errorf("global does not list the Pods of the cluster:\n%s", got)
 	}
 	t.Log(s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")))
+}
+
+// calls are made from both zones to the other one, one after the other, until stop; it returns how
+// many there were, and why some of them failed.
+func (s *sites) calls() (stop func() (n int, failed []string)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	n, failed := 0, []string(nil)
+	for _, way := range []struct {
+		from caller
+		to   string
+	}{{s.inEast(), "west"}, {s.inWest(), "east"}} {
+		running.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				name := namesOf("from-" + way.to)[i%2]
+				who, err := way.from.call(name)
+				mu.Lock()
+				if n++; err != nil || who != way.to {
+					failed = append(failed, fmt.Sprintf("%s %s: %q, %v", time.Now().Format("15:04:05.000"), name, who, err))
+				}
+				mu.Unlock()
+				time.Sleep(10 * time.Millisecond) // the rate of calls; nothing waits for it
+			}
+		})
+	}
+	return func() (int, []string) {
+		cancel()
+		running.Wait()
+		return n, failed
+	}
+}
+
+// withCalls does something while calls are made, and for some time after it.
+func (s *sites) withCalls(what string, longer time.Duration, act func()) {
+	s.t.Helper()
+	stop := s.calls()
+	act()
+	time.Sleep(longer) // calls go on meanwhile
+	n, failed := stop()
+	s.t.Logf("%s: %d of %d calls failed", what, len(failed), n)
+	if len(failed) > 0 || n == 0 {
+		s.t.Errorf("%s: of %d calls between the zones these failed: %s", what, n, strings.Join(failed[:min(len(failed), 5)], "; "))
+	}
+}
+
+// TestZoneFailures: calls between a cluster and machines go on while control planes are away.
+func TestZoneFailures(t *testing.T) {
+	s := newSites(t)
+	s.wantBoth()
+	const away = 5 * time.Second
+	s.withCalls("global is killed", away, s.globalPlane.Kill)
+	s.withCalls("the control plane of the cluster is killed", away, s.eastPlane.Kill)
+	s.withCalls("the API server of the cluster is killed", away, func() { s.KillAPI(t) })
+	s.withCalls("the control plane of the machines is killed", away, s.westPlane.Kill)
+	s.withCalls("all of them come back", away, func() {
+		s.StartAPI(t)
+		s.startGlobal()
+		s.startEastPlane("/none") // it has its certificate
+		s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", fmt.Sprintf("--global=%s:%d", address, globalPort))
+	})
+	// What is exported while nothing was connected is known when it is.
+	s.at(s.west, zoneObjects("later", "selector: {app: web},"), "apply", "-f", "-")
+	s.until("the cluster has an export of after", func() bool {
+		out, err := s.run("", testkit.Kubectl(t), "--namespace", "shop", "get", "serviceimport", "later", "-o", "jsonpath={.status.clusters[*].cluster}")
+		return err == nil && strings.TrimSpace(out) == "west"
+	})
+	// With its only gateway a zone is not reached any more, and says so at once.
+	s.kubectl("", "--namespace", manifests.Namespace, "delete", "pod", s.ingress.Name, "--wait=false")
+	s.until("the object of the gateway is gone", func() bool {
+		out, err := s.run("", testkit.Kubectl(t), "get", "zoneingress", s.ingress.Name)
+		return err != nil && strings.Contains(out+err.Error(), "NotFound")
+	})
+	s.until("the machines know it", func() bool {
+		began := time.Now()
+		_, err := s.inWest().call(namesOf("from-east")[0])
+		return err != nil && time.Since(began) < time.Second
+	})
 }
