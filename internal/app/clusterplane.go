@@ -51,12 +51,12 @@ func planeKinds() []*resource.Descriptor {
 //
 // Every replica runs all but the planner, which runs where the Lease is held.
 type clusterPlane struct {
-	cfg      ControlPlaneConfig
-	log      *slog.Logger
-	started  time.Time
-	storage  *storage
-	epoch    string
-	reads    clusterReads
+	cfg     ControlPlaneConfig
+	log     *slog.Logger
+	started time.Time
+	storage *storage
+	epoch   string
+	reads   clusterReads
 	// cluster is the API itself; client is it, measured, with what is kept in memory instead.
 	cluster *kubeclient.Client
 	client  resource.Client
@@ -284,16 +284,21 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 		}
 		tables := p.instance.catalog.Snapshot()
 		_, ok := tables.Nodes.Get(resource.Key{Name: name})
-		if !ok && !p.isGateway(tables, name) {
-			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, fmt.Sprintf("there is no Node %q in the cluster", name))
+		switch gateway := p.isGateway(tables, name); {
+		case ok && gateway:
+			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden,
+				fmt.Sprintf("there is a Node and a gateway's pod with the name %q: rename the pod", name))
+			return
+		case !ok && !gateway:
+			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden,
+				fmt.Sprintf("there is no Node %q in the cluster, and no gateway", name))
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// isGateway reports whether there is a gateway of that name. Its pod has none of a Node: that
-// would be another's certificate.
+// isGateway reports whether there is a pod of a gateway with that name.
 func (p *clusterPlane) isGateway(tables *catalog.Snapshot, name string) bool {
 	pod, ok := tables.Pods.Get(resource.Key{Namespace: p.cfg.Namespace, Name: name})
 	return p.zone != nil && ok && pod.Spec.ServiceAccountName == p.cfg.GatewayServiceAccount

@@ -121,7 +121,8 @@ func (h *holders) Record(ctx context.Context, i issue.Issued) error {
 	if !until.After(known) {
 		return nil
 	}
-	if err := h.Ledger.Record(ctx, issue.Issued{Mesh: i.Mesh, Node: i.Node, ID: i.ID, Issuer: i.Issuer, NotBefore: i.NotBefore, NotAfter: until}); err != nil {
+	kept := issue.Issued{Mesh: i.Mesh, Node: i.Node, ID: i.ID, Issuer: i.Issuer, NotBefore: i.NotBefore, NotAfter: until}
+	if err := h.Ledger.Record(ctx, kept); err != nil {
 		return fmt.Errorf("record the holder of a certificate: %w", err)
 	}
 	h.mu.Lock()

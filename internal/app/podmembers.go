@@ -40,7 +40,8 @@ func podDataplane(p *corev1.Pod, namespace *corev1.Namespace) *meshv1alpha1.Data
 	d := &meshv1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.Labels, CreationTimestamp: p.CreationTimestamp},
 		Spec: meshv1alpha1.DataplaneSpec{
-			Mesh: kind.PodMesh(p, namespace), NodeName: p.Spec.NodeName, ServiceAccount: cmp.Or(p.Spec.ServiceAccountName, meshv1alpha1.DefaultServiceAccount),
+			Mesh: kind.PodMesh(p, namespace), NodeName: p.Spec.NodeName,
+			ServiceAccount: cmp.Or(p.Spec.ServiceAccountName, meshv1alpha1.DefaultServiceAccount),
 		},
 	}
 	for _, text := range append([]corev1.PodIP{{IP: p.Status.PodIP}}, p.Status.PodIPs...) {
@@ -98,7 +99,8 @@ func (t podWorkloads) NodeInMesh(_ context.Context, node, name string) (bool, er
 	if !t.catalog.Synced() {
 		return false, errNotSynced
 	}
-	return slices.ContainsFunc(podDataplanes(t.catalog.Snapshot(), node), func(d *meshv1alpha1.Dataplane) bool { return d.Spec.Mesh == name }), nil
+	own := podDataplanes(t.catalog.Snapshot(), node)
+	return slices.ContainsFunc(own, func(d *meshv1alpha1.Dataplane) bool { return d.Spec.Mesh == name }), nil
 }
 
 // podMembers sends agents the workloads of their nodes.

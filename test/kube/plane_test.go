@@ -74,7 +74,10 @@ func TestControlPlane(t *testing.T) {
 	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods",
 		"endpointslices.discovery.k8s.io",
 		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "ipaddresspools.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),
-		permission{"", "configmaps", "update"}, // after the Secret of the authority was replaced
+		permission{"", "configmaps", "update"},                       // after the Secret of the authority was replaced
+		permission{"mesh.proxima.dev", "zonecosts/status", "update"}, // there is none
+		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
+		permission{"", "events", "create"}, // of a rule of its own that fails, and of modes that write hints
 	))
 }
 

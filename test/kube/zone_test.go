@@ -44,8 +44,8 @@ type sites struct {
 	westIngress        *cluster.Program
 	machine            *netns.NS // of west
 	machineAddr        netip.Addr
-	machineDir         string    // of its agent
-	ingressDir         string    // of east's
+	machineDir         string // of its agent
+	ingressDir         string // of east's
 }
 
 // zoneObjects are a Service of a zone, and its export. Names are of the namespace shop.
@@ -265,8 +265,18 @@ kind: Dataplane
 metadata: {name: web, namespace: shop, labels: {app: web}}
 spec: {nodeName: m1, addresses: [%s], ports: [{name: http, port: 8080}]}
 `, addr), "apply", "-f", "-")
-	s.at(s.west, "", "--namespace", "shop", "patch", "dataplane", "web", "--subresource=status", "--type=merge", "-p",
-		`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`)
+	s.workloadInWest(true)
+}
+
+// workloadInWest is ready, or not.
+func (s *sites) workloadInWest(ready bool) {
+	s.t.Helper()
+	is := metav1.ConditionFalse
+	if ready {
+		is = metav1.ConditionTrue
+	}
+	s.at(s.west, "", "--namespace", "shop", "patch", "dataplane", "web", "--subresource=status", "--type=merge", "-p", fmt.Sprintf(
+		`{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, is))
 }
 
 // caller is where calls are made from, and where names are answered there.
@@ -371,7 +381,125 @@ func TestZoneInCluster(t *testing.T) {
 	if got := s.atGlobal("", "get", "dataplanes", "-A", "-l", "mesh.proxima.dev/zone=east"); !strings.Contains(got, "web") {
 		t.Errorf("global does not list the Pods of the cluster:\n%s", got)
 	}
-	t.Log(s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")))
+	if got := s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")); !strings.Contains(got, "no problems found") {
+		t.Errorf("the status of the cluster:\n%s", got)
+	}
+	s.useAll()
+	s.wantAllUsed("zone", "proxima", zoneUnused())
+}
+
+// zoneUnused are permissions that TestZoneInCluster does not need.
+func zoneUnused() []permission {
+	out := append(lists("services", "nodes", "namespaces", "pods", "endpointslices.discovery.k8s.io"),
+		permission{"", "events", "create"},                          // of a rule that fails
+		permission{"discovery.k8s.io", "endpointslices", "update"},  // of a gateway that has moved
+		permission{"mesh.proxima.dev", "zoneegresses", "update"},    // the same
+		permission{"mesh.proxima.dev", "virtualips", "delete"},      // an hour after the last endpoint
+		permission{"mesh.proxima.dev", "topologyheuristics", "get"}, // as ZoneCosts
+		permission{"mesh.proxima.dev", "topologyheuristics", "create"},
+		permission{"mesh.proxima.dev", "topologyheuristics", "update"},
+		permission{"mesh.proxima.dev", "topologyheuristics", "delete"},
+		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
+	)
+	for _, name := range []string{
+		"meshes", "zonecosts", "topologyheuristics", "externalservices", "zoneingresses", "zoneegresses", "virtualips",
+	} {
+		out = append(out, permission{"mesh.proxima.dev", name, "list"})
+	}
+	for _, name := range []string{"serviceexports", "serviceimports"} {
+		out = append(out, permission{"multicluster.x-k8s.io", name, "list"})
+	}
+	return append(out, permission{"planner.mesh.proxima.dev", "trafficplans", "list"})
+}
+
+// policies of global, which come to the cluster, change, and go.
+func policies(note string) string {
+	return fmt.Sprintf(`
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: Mesh
+metadata: {name: red, annotations: {note: %[1]s}}
+---
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: ExternalService
+metadata: {name: bank, namespace: shop, annotations: {note: %[1]s}}
+spec: {hosts: [bank.example], ports: [{port: 443}]}
+---
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: ZoneCosts
+metadata: {name: dear, annotations: {note: %[1]s}}
+spec: {site: 77}
+`, note)
+}
+
+// useAll has the control plane of the cluster do what it may: policies come, change and go; a Service
+// is not exported any more; gateways come, change and go.
+func (s *sites) useAll() {
+	s.t.Helper()
+	get := func(args ...string) (string, error) {
+		return s.run("", testkit.Kubectl(s.t), append([]string{"--namespace", "shop", "get"}, args...)...)
+	}
+	noted := func(kind, name, note string) {
+		s.t.Helper()
+		s.until(fmt.Sprintf("%s %s has the note %q", kind, name, note), func() bool {
+			out, err := get(kind, name, "-o", "jsonpath={.metadata.annotations.note}")
+			return err == nil && out == note || err != nil && note == ""
+		})
+	}
+	s.atGlobal("", "create", "namespace", "shop")
+	for _, note := range []string{"first", "second", ""} {
+		verb := []string{"apply", "-f", "-"}
+		if note == "" {
+			verb = []string{"delete", "-f", "-"}
+		}
+		s.atGlobal(policies(note), verb...)
+		for _, of := range [][2]string{{"mesh", "red"}, {"externalservice", "bank"}, {"zonecosts", "dear"}} {
+			noted(of[0], of[1], note)
+		}
+	}
+	// What is exported changes, has no endpoint any more, and is not exported any more.
+	s.kubectl("", "--namespace", "shop", "patch", "service", "from-east", "--type=merge", "-p",
+		`{"spec":{"ports":[{"name":"http","port":80,"targetPort":8080},{"name":"more","port":81,"targetPort":8080}]}}`)
+	s.until("the import has the port", func() bool {
+		out, err := get("serviceimport", "from-east", "-o", "jsonpath={.spec.ports[*].port}")
+		return err == nil && out == "80 81"
+	})
+	slices := func() string {
+		out, err := get("endpointslices", "-l", "multicluster.kubernetes.io/service-name=from-west,multicluster.kubernetes.io/source-cluster=west", "-o", "name")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return out
+	}
+	if slices() == "" {
+		s.t.Error("there are no slices of the other zone")
+	}
+	s.workloadInWest(false)
+	s.until("the slices of the other zone are gone", func() bool { return slices() == "" })
+	s.at(s.west, "", "--namespace", "shop", "delete", "serviceexport", "from-west")
+	s.until("the import is gone", func() bool { _, err := get("serviceimport", "from-west"); return err != nil })
+	gateways := func(kind string, want string) {
+		s.t.Helper()
+		s.until(fmt.Sprintf("the %s are %q", kind, want), func() bool {
+			out, err := get(kind, "-l", "mesh.proxima.dev/managed-by=gateway", "-o", "jsonpath={.items[*].spec.advertisedAddress}{.items[*].metadata.name}")
+			return err == nil && out == want
+		})
+	}
+	s.kubectl("", "--namespace", manifests.Namespace, "annotate", "service", "proxima-ingress", "mesh.proxima.dev/advertised-address=gate.example")
+	gateways("zoneingresses", "gate.example"+s.ingress.Name)
+	egress := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "egress", Labels: map[string]string{
+			"app.kubernetes.io/name": "proxima", "app.kubernetes.io/component": "egress",
+		}},
+		Spec: corev1.PodSpec{NodeName: "ours", ServiceAccountName: "proxima-gateway", TerminationGracePeriodSeconds: new(int64(1)),
+			Containers: []corev1.Container{{Name: "main", Image: "none", Command: []string{"/bin/sleep", "infinity"}}}},
+	}
+	if _, err := s.client.CoreV1().Pods(manifests.Namespace).Create(s.t.Context(), egress, metav1.CreateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+	gateways("zoneegresses", "egress")
+	s.kubectl("", "--namespace", manifests.Namespace, "delete", "pod", "egress", s.ingress.Name, "--wait=false")
+	gateways("zoneegresses", "")
+	gateways("zoneingresses", "")
 }
 
 // calls are made from both zones to the other one, one after the other, until stop; it returns how
@@ -429,9 +557,10 @@ func TestZoneFailures(t *testing.T) {
 	s.withCalls("the control plane of the machines is killed", away, s.westPlane.Kill)
 	s.withCalls("all of them come back", away, func() {
 		s.StartAPI(t)
+		t.Cleanup(func() { s.KillAPI(t) }) // it would wait for the watches of those that end after it
 		s.startGlobal()
 		s.startEastPlane("/none") // it has its certificate
-		s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", fmt.Sprintf("--global=%s:%d", address, globalPort))
+		s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file=/none", fmt.Sprintf("--global=%s:%d", address, globalPort))
 	})
 	// What is exported while nothing was connected is known when it is.
 	s.at(s.west, zoneObjects("later", "selector: {app: web},"), "apply", "-f", "-")

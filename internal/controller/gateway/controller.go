@@ -118,7 +118,9 @@ func (c *Controller) wanted(s *catalog.Snapshot, key resource.Key, component str
 }
 
 // write the object of a gateway, or remove it. What others made is left alone.
-func (c *Controller) write(ctx context.Context, d *resource.Descriptor, key resource.Key, have resource.Object, want *meshv1alpha1.ZoneGatewaySpec) error {
+func (c *Controller) write(
+	ctx context.Context, d *resource.Descriptor, key resource.Key, have resource.Object, want *meshv1alpha1.ZoneGatewaySpec,
+) error {
 	what := d.Singular + " " + key.Name
 	switch {
 	case have != nil && have.GetLabels()[LabelManagedBy] != managedBy:

@@ -60,7 +60,10 @@ func IsGateway(o metav1.Object, component string) bool {
 // Reconcile returns what others learn of a gateway; nil: there is none. One that is not ready
 // stays: others try their next one meanwhile. One that is to go is taken away at once.
 func Reconcile(in Input) *meshv1alpha1.ZoneGatewaySpec {
-	if in.Pod == nil || in.Pod.DeletionTimestamp != nil || in.Pod.Status.Phase == corev1.PodSucceeded || in.Pod.Status.Phase == corev1.PodFailed {
+	if in.Pod == nil || in.Pod.DeletionTimestamp != nil {
+		return nil
+	}
+	if phase := in.Pod.Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
 		return nil
 	}
 	own, err := netip.ParseAddr(in.Pod.Status.PodIP)

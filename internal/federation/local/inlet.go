@@ -44,8 +44,8 @@ type InletConfig struct {
 	// ByVersions: every stream begins with the versions of the copies, not with the position of
 	// the checkpoint, as a store may have lost copies without having lost that.
 	ByVersions bool
-	Clock       clock.Clock  // nil: the real one
-	Log         *slog.Logger // nil: silence
+	Clock      clock.Clock  // nil: the real one
+	Log        *slog.Logger // nil: silence
 }
 
 // Inlet applies what one peer sends. It implements federation.Inlet. Make it with

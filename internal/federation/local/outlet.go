@@ -40,7 +40,7 @@ type OutletConfig struct {
 	// comes from an earlier one begins with versions, which are hashes of the content.
 	Run   string
 	Clock clock.Clock  // nil: the real one
-	Log        *slog.Logger // nil: silence
+	Log   *slog.Logger // nil: silence
 }
 
 // Outlet keeps the state that streams send. It implements federation.Outlet. Make it

@@ -44,8 +44,8 @@ type ServiceAccounts struct {
 	// Namespace and Name of the agents' service account, and Gateways that of gateways; empty:
 	// there are none. A gateway gets a certificate with the name of its pod.
 	Namespace, Name, Gateways string
-	Next            authenticator.Request
-	Logger          *slog.Logger
+	Next                      authenticator.Request
+	Logger                    *slog.Logger
 }
 
 var _ authenticator.Request = (*ServiceAccounts)(nil)

@@ -84,6 +84,25 @@ func TestAgentJoinsByServiceAccount(t *testing.T) {
 	}
 }
 
+// TestGatewayJoinsByServiceAccount: a gateway has the name of its pod, where there are gateways.
+func TestGatewayJoinsByServiceAccount(t *testing.T) {
+	status := agentToken()
+	status.User.Username = "system:serviceaccount:proxima-system:proxima-gateway"
+	s := serviceAccounts(&reviewer{status: status}, &elsewhere{})
+	if _, ok, err := s.AuthenticateRequest(joinRequest(identity.CertificatesPath, "Bearer "+jwt)); ok || !errors.Is(err, ErrServiceAccount) {
+		t.Errorf("without gateways: %v", err)
+	}
+	s.Gateways = "proxima-gateway"
+	got, ok, err := s.AuthenticateRequest(joinRequest(identity.CertificatesPath, "Bearer "+jwt))
+	if !ok || err != nil || got.User.GetName() != "system:node:proxima-agent-x" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	delete(status.User.Extra, serviceaccount.PodNameKey)
+	if _, ok, err := s.AuthenticateRequest(joinRequest(identity.CertificatesPath, "Bearer "+jwt)); ok || !strings.Contains(err.Error(), "not bound to a pod") {
+		t.Errorf("of no pod: %v", err)
+	}
+}
+
 // TestOtherServiceAccounts are refused, and never become somebody else.
 func TestOtherServiceAccounts(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -92,7 +92,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 func (s *Store) Run(ctx context.Context) error {
 	return reflector.Run(ctx, reflector.Config{
 		Client: s.cfg.Client, Kind: kind.Secret, Clock: s.cfg.Clock, Logger: s.cfg.Logger, Level: slog.LevelDebug,
-		Select:  resource.ListOptions{Namespace: s.cfg.Key.Namespace, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Key.Name)},
+		Select: resource.ListOptions{
+			Namespace: s.cfg.Key.Namespace, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Key.Name),
+		},
 		Backoff: backoff.Policy{First: 200 * time.Millisecond, Last: 10 * time.Second, Jitter: 0.2},
 	}, func(e reflector.Event) error {
 		s.mu.Lock()
