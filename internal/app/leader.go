@@ -91,7 +91,7 @@ func (c *controllers) newPlanner() *topology.Controller {
 	return topology.New(topology.Config{
 		Client: c.client, Catalog: c.instance.catalog, Demand: c.instance.demand, Warm: c.instance.demand.Warm,
 		Heuristics: topology.Own{Set: c.cfg.Heuristics, Other: c.rules}, DefaultMode: c.cfg.DefaultTopologyMode,
-		Site: c.otherSites(), Logger: c.log.With("component", "topology"),
+		Site: c.otherSites(), ForeignSlices: c.cfg.Cluster != nil, Logger: c.log.With("component", "topology"),
 	})
 }
 

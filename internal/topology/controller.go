@@ -61,6 +61,9 @@ type Config struct {
 	// PlansAlone are written: no condition, no Event and no status. It is for those who may only
 	// read what they plan for, and keep their plans elsewhere.
 	PlansAlone bool
+	// ForeignSlices says that the EndpointSlices are another controller's, which decides about
+	// hints and asks for none: a plan is in effect by weights alone.
+	ForeignSlices bool
 	// Site of this control plane, where there are others; empty: it is the only one.
 	Site   locality.Site
 	Clock  clock.WithTicker // nil: the real one

@@ -32,7 +32,7 @@ func TestWhatIsWrittenIsValid(t *testing.T) {
 		}
 		r.wantHints("planned", "a1:a a2:a a3:a a4:a b1:b b2:b b3:b b4:b c1:c c2:c c3:c")
 		r.annotate(mode, "Auto", AnnotationOverload, "")
-		if got := r.events(); len(got) != 1 || !strings.HasPrefix(got[0], disabled) {
+		if got := r.events(); len(got) != 2 || !strings.HasPrefix(got[0], "Warning TopologyParametersInvalid: ") || !strings.HasPrefix(got[1], disabled) {
 			t.Errorf("events %q", got)
 		}
 	})

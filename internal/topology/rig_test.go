@@ -53,6 +53,8 @@ type rig struct {
 	builder *view.Builder
 	demand  *fakeDemand
 	stop    func()
+	// unadvised: the EndpointSlices are made without hints of the Controller, as by others.
+	unadvised bool
 }
 
 // fakeDemand is what tests say it is: connections per second by zone, of any port.
@@ -105,7 +107,11 @@ func (r *rig) start(edit func(*Config)) {
 		edit(&config)
 	}
 	r.c = New(config)
-	slicesController := endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: r.c})
+	var advisor endpointslice.Advisor = r.c
+	if r.unadvised {
+		advisor = nil
+	}
+	slicesController := endpointslice.New(endpointslice.Config{Client: r.client, Catalog: world, Slices: kindOf("EndpointSlice"), Advisor: advisor})
 	plans := &trafficplan.Table{}
 	r.builder = view.NewBuilder(view.BuilderConfig{Run: "test", Weights: plans.Weights, Own: plans.Own, ReadySince: plans.ReadySince})
 	sub := world.Subscribe(catalog.Services, catalog.Slices, catalog.Nodes, catalog.Plans, catalog.Dataplanes)

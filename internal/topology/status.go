@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -60,7 +61,7 @@ const statusWindow = time.Second
 const maxMessage = 32768
 
 // dispatchStatus queues Services whose conditions others may have changed, and
-// those whose plan is another.
+// those whose plan is another or gone.
 func (c *Controller) dispatchStatus(d catalog.Delta) {
 	for _, change := range d.Services {
 		if change.New != nil {
@@ -68,8 +69,8 @@ func (c *Controller) dispatchStatus(d catalog.Delta) {
 		}
 	}
 	for _, change := range d.Plans {
-		if change.New != nil {
-			c.status.Add(resource.Key{Namespace: change.Key.Namespace, Name: change.New.Spec.Service})
+		if plan := cmp.Or(change.New, change.Old); plan != nil {
+			c.status.Add(resource.Key{Namespace: change.Key.Namespace, Name: plan.Spec.Service})
 		}
 	}
 }
@@ -105,6 +106,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 		return fmt.Errorf("write conditions of service %s: %w", key, err)
 	}
 	expected.Await(made)
+	c.tell(ctx, snapshot, service, want)
 	return nil
 }
 
@@ -161,13 +163,17 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 		plan, settled = c.plannedCondition(parts, hints)
 	case mode.Kind == Custom:
 		plan, settled = c.ruleCondition(service, mode, parts, families)
+	case c.config.ForeignSlices:
+		settled = true // the heuristic is that of another controller, whose Events say what it gives
 	default:
 		plan, settled = autoCondition(families)
 	}
 	if !settled {
 		return nil, false
 	}
-	want = append(want, plan)
+	if plan.Type != "" {
+		want = append(want, plan)
+	}
 	if parameters, ok := c.parameters(service, parts); ok {
 		want = append(want, parameters)
 	}
@@ -239,7 +245,9 @@ func (c *Controller) plannedCondition(parts []*plannerv1alpha1.TrafficPlan, hint
 		line := c.summary(g, measured[trafficplan.NameOf(g)])
 		switch g.Outcome {
 		case plannerv1alpha1.OutcomePlanned:
-			line += "; " + hints[trafficplan.NameOf(g)].summary()
+			if !c.config.ForeignSlices {
+				line += "; " + hints[trafficplan.NameOf(g)].summary()
+			}
 		case plannerv1alpha1.OutcomeNoEndpoints:
 			if cond.Status == metav1.ConditionTrue {
 				cond.Status, cond.Reason = metav1.ConditionFalse, ReasonNoEndpoints
@@ -375,7 +383,7 @@ func (c *Controller) ruleCondition(
 	if !evaluated {
 		return cond, false // its heuristic has not been evaluated
 	}
-	weights, selected := len(parts) > 0, selects(service)
+	weights, selected := len(parts) > 0, selects(service) && !c.config.ForeignSlices
 	var failed []string
 	hinted := false
 	for _, f := range families {

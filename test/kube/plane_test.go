@@ -48,6 +48,7 @@ func TestControlPlane(t *testing.T) {
 	if got := b.kubectl("", "--namespace", "shop", "get", "service", "svc-007", "-o", "jsonpath={.status.conditions[*].type}"); got == "" {
 		t.Error("the Service has no condition")
 	}
+	b.tellsRefusals()
 	b.refusesForeignToken(dir)
 	// Another replica leads when the first one ends, and takes back plans that are not wanted.
 	start(t.TempDir(), planePort+2)
@@ -77,8 +78,21 @@ func TestControlPlane(t *testing.T) {
 		permission{"", "configmaps", "update"},                       // after the Secret of the authority was replaced
 		permission{"mesh.proxima.dev", "zonecosts/status", "update"}, // there is none
 		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
-		permission{"", "events", "create"}, // of a rule of its own that fails, and of modes that write hints
 	))
+}
+
+// tellsRefusals: a parameter that cannot be used is a condition and an Event of its Service.
+func (b *bench) tellsRefusals() {
+	b.t.Helper()
+	b.kubectl("", "--namespace", "shop", "annotate", "service", "svc-003", "topology.proxima.dev/overload=wide")
+	b.until("the Service tells it", func() bool {
+		text := b.kubectl("", "--namespace", "shop", "describe", "service", "svc-003")
+		return strings.Contains(text, "TopologyParametersInvalid") && strings.Contains(text, "must be a number from 0 to 10")
+	})
+	if got := b.kubectl("", "--namespace", "shop", "get", "service", "svc-003",
+		"-o", `jsonpath={.status.conditions[?(@.type=="proxima.dev/TopologyParameters")].reason}`); got != "Invalid" {
+		b.t.Errorf("the condition of the parameters has reason %q", got)
+	}
 }
 
 // planePort is where the API of the first replica is.

@@ -82,7 +82,7 @@ func fill(t *testing.T, client kubernetes.Interface) {
 		if err != nil {
 			return err
 		}
-		made.Status = n.Status
+		made.Status, made.ResourceVersion = n.Status, "" // controllers taint a new node meanwhile
 		_, err = client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{})
 		return err
 	})
