@@ -185,6 +185,7 @@ var layers = map[string]layer{
 	"internal/kubeclient":               adapter,
 	"internal/kubeclient/lease":         adapter,
 	"internal/kubeclient/remote":        adapter,
+	"internal/kubernetes/extension":     adapter,
 	"internal/node/cgroups":             adapter,
 	"internal/node/fallback":            adapter,
 	"internal/node/fromkube":            adapter,

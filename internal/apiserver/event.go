@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/proxima-mesh/proxima/internal/payload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -35,14 +36,14 @@ func (s eventStrategy) Validate(ctx context.Context, obj runtime.Object) field.E
 	if !s.isAlias(ctx) {
 		return s.strategy.Validate(ctx, obj)
 	}
-	return few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), nil))
+	return payload.Few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), nil))
 }
 
 func (s eventStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	if !s.isAlias(ctx) {
 		return s.strategy.ValidateUpdate(ctx, obj, old)
 	}
-	return few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), kind.EventToV1(old.(*corev1.Event))))
+	return payload.Few(s.alias.Validate(kind.EventToV1(obj.(*corev1.Event)), kind.EventToV1(old.(*corev1.Event))))
 }
 
 func (s eventStrategy) isAlias(ctx context.Context) bool {

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -11,23 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 
+	"github.com/proxima-mesh/proxima/internal/payload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
-
-// maxMistakes of one object are reported. Upstream joins them to a message in time
-// that grows with their square: 50,000 invalid labels would take minutes.
-const maxMistakes = 100
-
-// few are the first of the mistakes, and how many there are more.
-func few(errs field.ErrorList) field.ErrorList {
-	more := len(errs) - maxMistakes
-	if more <= 0 {
-		return errs
-	}
-	last := errs[maxMistakes]
-	rest := field.Invalid(field.NewPath(last.Field), field.OmitValueType{}, fmt.Sprintf("and %d more mistakes", more))
-	return append(errs[:maxMistakes:maxMistakes], rest)
-}
 
 // checkMeta reports few mistakes in an object's metadata if there are many; if there
 // are few, upstream reports them itself.
@@ -37,15 +22,15 @@ func checkMeta(kind schema.GroupKind, obj runtime.Object) error {
 		return nil
 	}
 	parts := len(o.GetLabels()) + len(o.GetAnnotations()) + len(o.GetFinalizers()) + len(o.GetOwnerReferences()) + len(o.GetManagedFields())
-	if parts <= maxMistakes {
+	if parts <= payload.MaxMistakes {
 		return nil
 	}
 	anyName := func(string, bool) []string { return nil }
 	errs := apivalidation.ValidateObjectMetaAccessor(o, o.GetNamespace() != "", anyName, field.NewPath("metadata"))
-	if len(errs) <= maxMistakes {
+	if len(errs) <= payload.MaxMistakes {
 		return nil
 	}
-	return apierrors.NewInvalid(kind, o.GetName(), few(errs))
+	return apierrors.NewInvalid(kind, o.GetName(), payload.Few(errs))
 }
 
 // checkedMeta does so for an update.

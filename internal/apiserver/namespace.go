@@ -19,6 +19,7 @@ import (
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver/kvstorage"
+	"github.com/proxima-mesh/proxima/internal/payload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/store"
 )
@@ -124,7 +125,7 @@ func (finalizeStrategy) ValidateUpdate(_ context.Context, obj, _ runtime.Object)
 			errs = append(errs, field.Required(field.NewPath("spec", "finalizers").Index(i), ""))
 		}
 	}
-	return few(errs)
+	return payload.Few(errs)
 }
 
 func (finalizeStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/payload"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -43,12 +44,12 @@ func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 
 func (s strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
 	if resource.StatusIncluded(ctx) {
-		return few(s.kind.ValidateWhole(obj.(resource.Object), nil))
+		return payload.Few(s.kind.ValidateWhole(obj.(resource.Object), nil))
 	}
 	if s.kind.Validate == nil {
 		return nil
 	}
-	return few(s.kind.Validate(obj.(resource.Object), nil))
+	return payload.Few(s.kind.Validate(obj.(resource.Object), nil))
 }
 
 func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
@@ -69,12 +70,12 @@ func (s strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object)
 
 func (s strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	if resource.StatusIncluded(ctx) {
-		return few(s.kind.ValidateWhole(obj.(resource.Object), old.(resource.Object)))
+		return payload.Few(s.kind.ValidateWhole(obj.(resource.Object), old.(resource.Object)))
 	}
 	if s.kind.Validate == nil {
 		return nil
 	}
-	return few(s.kind.Validate(obj.(resource.Object), old.(resource.Object)))
+	return payload.Few(s.kind.Validate(obj.(resource.Object), old.(resource.Object)))
 }
 
 func (s strategy) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) []string {
@@ -111,7 +112,7 @@ func (s statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Objec
 	if s.kind.ValidateStatus == nil {
 		return nil
 	}
-	return few(s.kind.ValidateStatus(obj.(resource.Object), old.(resource.Object)))
+	return payload.Few(s.kind.ValidateStatus(obj.(resource.Object), old.(resource.Object)))
 }
 
 func (s statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {

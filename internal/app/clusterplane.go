@@ -61,12 +61,14 @@ type clusterPlane struct {
 	cluster *kubeclient.Client
 	client  resource.Client
 	// run identifies this process.
-	run      string
-	api      *api
-	paths    *ownPaths
-	instance *instance
-	leader   *controllers
-	election election
+	run   string
+	api   *api
+	paths *ownPaths
+	// extension is what the API server of the cluster calls; nil: nothing.
+	extension *clusterExtension
+	instance  *instance
+	leader    *controllers
+	election  election
 	// zone is what it has as one of several; nil: it stands alone.
 	zone *clusterZone
 	// complete is closed when the tables are filled.
@@ -124,7 +126,8 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 		return nil, err
 	}
 	p.handle()
-	return p, nil
+	p.extension, err = p.newExtension()
+	return p, err
 }
 
 // newClient of the cluster.
@@ -221,6 +224,7 @@ func (p *clusterPlane) components() []component {
 			{Name: "API", Run: p.paths.run},
 		},
 		p.instance.components(),
+		p.extension.components(),
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
 			{Name: "load balancers", Scope: leader, Run: p.leader.runClusterLoadBalancers},

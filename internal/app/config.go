@@ -29,6 +29,11 @@ type ControlPlaneConfig struct {
 	Namespace             string
 	AgentServiceAccount   string
 	GatewayServiceAccount string
+	// ExtensionService is the Service, in Namespace, by which the API server of the cluster calls
+	// this control plane: for admission, and with AggregatedAPI for the users of the cluster.
+	// Empty: it does not.
+	ExtensionService string
+	AggregatedAPI    bool
 	// reviewer and ballot of tests; nil: the cluster's.
 	reviewer access.TokenReviewer
 	ballot   election

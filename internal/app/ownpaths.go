@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -44,6 +45,8 @@ type ownPaths struct {
 	authorizer    authorization
 	metrics       prometheus.Gatherer
 	ready         func() bool
+	// extension answers the API server of the cluster, which asks for its name; nil: it does not.
+	extension *clusterExtension
 }
 
 // maxOwnPathConnections are for the commands of some people, probes and scrapes.
@@ -118,6 +121,10 @@ func (q *ownPaths) writeKubeconfig() error {
 
 // ServeHTTP implements http.Handler: it admits a request, or refuses it with the reason.
 func (q *ownPaths) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if x := q.extension; x != nil && r.TLS != nil && r.TLS.ServerName == x.name {
+		x.mux.ServeHTTP(w, r)
+		return
+	}
 	who, ok, err := q.authenticator.AuthenticateRequest(r)
 	switch {
 	case errors.Is(err, access.ErrServiceAccount):
@@ -149,12 +156,7 @@ func (q *ownPaths) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // refuseRequest as the Kubernetes API does.
 func refuseRequest(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(metav1.Status{ // the client may be gone
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-		Code: int32(code), Reason: reason, Message: message,
-	})
+	extension.Refuse(w, code, reason, message)
 }
 
 // clusterStore is the state of a cluster as a store, for status: its epoch, and whether it can

@@ -8,6 +8,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
 )
 
 // kubernetesFlags are those of a control plane with --store kubernetes.
@@ -16,6 +17,8 @@ type kubernetesFlags struct {
 	namespace string
 	agents    string
 	gateways  string
+	extension string
+	aggregate bool
 }
 
 func (k *kubernetesFlags) add(f *pflag.FlagSet) {
@@ -23,6 +26,8 @@ func (k *kubernetesFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&k.namespace, "own-namespace", "", "namespace of the control plane's own objects in the cluster: its Lease, and the Secret and ConfigMap of its authority (default: that of the pod, else "+access.SystemNamespace+")")
 	f.StringVar(&k.agents, "agent-service-account", "proxima-agent", "service account of the agents in the cluster, in that namespace: no other one's tokens are taken")
 	f.StringVar(&k.gateways, "gateway-service-account", "proxima-gateway", "with --preset zone: service account of the gateways in the cluster, as --agent-service-account")
+	f.StringVar(&k.extension, "extension-service", "", "Service in that namespace by which the API server of the cluster calls this control plane, on the port of --api-address, to validate objects; empty: it does not call")
+	f.BoolVar(&k.aggregate, "aggregated-api", false, "answer status, explain and simulate at the API server of the cluster, too (group "+extension.GroupVersion.Group+"), to whom the roles of the cluster allow; it goes with --extension-service")
 }
 
 // apply completes the configuration.
@@ -43,6 +48,13 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 	case cfg.DNSAddress != "":
 		return usagef("--dns-address: with --store kubernetes the cluster's own DNS answers names")
 	}
+	if k.extension != "" && cfg.Preset == app.PresetPlannerOnly {
+		return usagef("--extension-service: planner-only has no kinds of its own in the cluster, and is not called by its API server")
+	}
+	if k.aggregate && k.extension == "" {
+		return usagef("--aggregated-api: the API server calls it by a Service: give --extension-service, too")
+	}
+	cfg.ExtensionService, cfg.AggregatedAPI = k.extension, k.aggregate
 	cfg.Namespace, cfg.AgentServiceAccount, cfg.GatewayServiceAccount = k.namespace, k.agents, k.gateways
 	if cfg.Namespace == "" {
 		cfg.Namespace = podNamespace()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -193,8 +194,22 @@ func getJSON(ctx context.Context, cfg *rest.Config, path string, out any) (time.
 var errNotServed = errors.New("is it Proxima's?")
 
 // send a request to a path, which may have a query; an answer that is no success is an
-// error.
+// error. A server that does not serve our paths may be the API of a Kubernetes cluster, which has
+// them as an aggregated API.
 func send(ctx context.Context, cfg *rest.Config, method, path string, in any) (*http.Response, error) {
+	resp, err := sendTo(ctx, cfg, method, path, in)
+	aggregated := extension.GroupPath(path)
+	if aggregated == "" || !errors.Is(err, errNotServed) && !apierrors.IsForbidden(err) {
+		return resp, err
+	}
+	there, thereErr := sendTo(ctx, cfg, method, aggregated, in)
+	if errors.Is(thereErr, errNotServed) {
+		return nil, err // no aggregated API of ours
+	}
+	return there, thereErr
+}
+
+func sendTo(ctx context.Context, cfg *rest.Config, method, path string, in any) (*http.Response, error) {
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, err

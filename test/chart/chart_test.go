@@ -42,6 +42,7 @@ zone: {name: east, global: "192.0.2.2:6444", tokenSecret: other}
 crds: {multicluster: false, keep: false}`,
 	"global":         `{preset: global, preview: true, crds: {install: false}}`,
 	"one instance":   `{preset: global, preview: true, controlPlane: {replicas: 1}}`,
+	"no webhook":     `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", webhook: {enabled: false}}`,
 	"everything set": everything,
 }
 
@@ -70,6 +71,7 @@ agent:
   resources: {}
   nodeSelector: {}
   stateDir: /srv/proxima
+aggregatedAPI: {enabled: true}
 `
 
 func values(t *testing.T, text string) map[string]any {

@@ -105,8 +105,8 @@ func (b *bench) asked(account string) map[permission]int {
 	return out
 }
 
-// granted are the permissions of a service account by the chart.
-func granted(t *testing.T, preset, account string) map[permission]bool {
+// granted are the permissions of a service account by the chart, with parts of its values on.
+func granted(t *testing.T, preset, account string, parts ...string) map[permission]bool {
 	t.Helper()
 	roles, err := manifests.Roles()
 	if err != nil {
@@ -114,7 +114,7 @@ func granted(t *testing.T, preset, account string) map[permission]bool {
 	}
 	out := map[permission]bool{}
 	for _, r := range roles {
-		if r.Account != account || !slices.Contains(r.Presets, preset) {
+		if r.Account != account || !slices.Contains(r.Presets, preset) || r.When != "" && !slices.Contains(parts, r.When) {
 			continue
 		}
 		for _, rule := range r.Rules {
@@ -132,9 +132,9 @@ func granted(t *testing.T, preset, account string) map[permission]bool {
 
 // wantAllUsed compares what was asked with what is granted: nothing is missing, and nothing
 // is unused but for what is listed.
-func (b *bench) wantAllUsed(preset, account string, unused []permission) {
+func (b *bench) wantAllUsed(preset, account string, unused []permission, parts ...string) {
 	b.t.Helper()
-	asked, allowed := b.asked(account), granted(b.t, preset, account)
+	asked, allowed := b.asked(account), granted(b.t, preset, account, parts...)
 	for p := range asked {
 		if !allowed[p] {
 			b.t.Errorf("%s was asked, and the chart does not grant it", p)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
+	"github.com/proxima-mesh/proxima/internal/resource/kind/kindtest"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -72,12 +73,11 @@ func TestControlPlane(t *testing.T) {
 		return b.kubectl("", "--namespace", "shop", "get", "trafficplan", "svc-002", "-o", "jsonpath={.spec.version}") == "2"
 	})
 	b.assignsAddresses()
+	b.tellsPolicies()
 	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods",
 		"endpointslices.discovery.k8s.io",
 		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "ipaddresspools.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),
-		permission{"", "configmaps", "update"},                       // after the Secret of the authority was replaced
-		permission{"mesh.proxima.dev", "zonecosts/status", "update"}, // there is none
-		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
+		permission{"", "configmaps", "update"}, // after the Secret of the authority was replaced
 	))
 }
 
@@ -92,6 +92,22 @@ func (b *bench) tellsRefusals() {
 	if got := b.kubectl("", "--namespace", "shop", "get", "service", "svc-003",
 		"-o", `jsonpath={.status.conditions[?(@.type=="proxima.dev/TopologyParameters")].reason}`); got != "Invalid" {
 		b.t.Errorf("the condition of the parameters has reason %q", got)
+	}
+}
+
+// tellsPolicies: the status of a policy says that it is in effect, or why not.
+func (b *bench) tellsPolicies() {
+	b.t.Helper()
+	for _, kind := range []string{"ZoneCosts", "TopologyHeuristic"} {
+		obj := decode(b.t, descriptor(kind), kindtest.Valid()[kind])
+		text, err := obj.MarshalJSON()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.kubectl(string(text), "apply", "--server-side", "-f", "-")
+		b.until(kind+" has a condition", func() bool {
+			return b.kubectl("", "get", strings.ToLower(kind), obj.GetName(), "-o", "jsonpath={.status.conditions}") != ""
+		})
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
@@ -55,26 +57,31 @@ func TestPresets(t *testing.T) {
 				out = append(out, kind+r)
 			}
 		}
-		return append(out, "Role proxima-state", "RoleBinding proxima-state",
-			"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima", "DaemonSet proxima-agent")
+		return append(out, "Role proxima-state", "Role proxima-extension", "RoleBinding proxima-state", "RoleBinding proxima-extension",
+			"Service proxima", "Service proxima-extension", "PodDisruptionBudget proxima", "Deployment proxima", "DaemonSet proxima-agent",
+			"ValidatingWebhookConfiguration proxima")
 	}
 	for preset, want := range map[string][]string{
 		"planner-only": {
 			"ServiceAccount proxima", "ClusterRole proxima-planner", "ClusterRoleBinding proxima-planner", "Service proxima", "Deployment proxima",
 		},
-		"kube-proxy-replacement": agents("proxima-planner", "proxima-control-plane", "proxima-agent"),
+		"kube-proxy-replacement": agents("proxima-planner", "proxima-control-plane", "proxima-extension", "proxima-agent"),
 		"zone": {
 			"CustomResourceDefinitions", "ServiceAccount proxima", "ServiceAccount proxima-agent", "ServiceAccount proxima-gateway",
-			"ClusterRole proxima-planner", "ClusterRole proxima-control-plane", "ClusterRole proxima-zone", "ClusterRole proxima-agent",
-			"ClusterRoleBinding proxima-planner", "ClusterRoleBinding proxima-control-plane", "ClusterRoleBinding proxima-zone", "ClusterRoleBinding proxima-agent",
-			"Role proxima-records", "Role proxima-state", "RoleBinding proxima-records", "RoleBinding proxima-state",
-			"Service proxima", "Service proxima-ingress", "Service proxima-dns", "PodDisruptionBudget proxima",
-			"Deployment proxima", "Deployment proxima-ingress", "DaemonSet proxima-agent",
+			"ClusterRole proxima-planner", "ClusterRole proxima-control-plane", "ClusterRole proxima-zone", "ClusterRole proxima-extension", "ClusterRole proxima-agent",
+			"ClusterRoleBinding proxima-planner", "ClusterRoleBinding proxima-control-plane", "ClusterRoleBinding proxima-zone", "ClusterRoleBinding proxima-extension", "ClusterRoleBinding proxima-agent",
+			"Role proxima-records", "Role proxima-state", "Role proxima-extension",
+			"RoleBinding proxima-records", "RoleBinding proxima-state", "RoleBinding proxima-extension",
+			"Service proxima", "Service proxima-extension", "Service proxima-ingress", "Service proxima-dns", "PodDisruptionBudget proxima",
+			"Deployment proxima", "Deployment proxima-ingress", "DaemonSet proxima-agent", "ValidatingWebhookConfiguration proxima",
 		},
 		"global": {
-			"CustomResourceDefinitions", "ServiceAccount proxima", "ClusterRole proxima-global", "ClusterRole proxima-kinds",
-			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "Role proxima-state", "RoleBinding proxima-state",
-			"Service proxima", "PodDisruptionBudget proxima", "Deployment proxima",
+			"CustomResourceDefinitions", "ServiceAccount proxima",
+			"ClusterRole proxima-global", "ClusterRole proxima-kinds", "ClusterRole proxima-extension",
+			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "ClusterRoleBinding proxima-extension",
+			"Role proxima-state", "Role proxima-extension", "RoleBinding proxima-state", "RoleBinding proxima-extension",
+			"Service proxima", "Service proxima-extension", "PodDisruptionBudget proxima", "Deployment proxima",
+			"ValidatingWebhookConfiguration proxima",
 		},
 	} {
 		t.Run(preset, func(t *testing.T) {
@@ -82,6 +89,44 @@ func TestPresets(t *testing.T) {
 				t.Errorf("objects (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestExtension: what the API server calls is called for our kinds alone, is not in the way of
+// kube-system, and lets everything through but our own kinds while nobody answers.
+func TestExtension(t *testing.T) {
+	all := render(t, "kube-proxy-replacement", "aggregatedAPI.enabled=true")
+	hooks := object[admissionregistrationv1.ValidatingWebhookConfiguration](t, all, "ValidatingWebhookConfiguration", "proxima").Webhooks
+	if len(hooks) != 2 {
+		t.Fatalf("%d webhooks", len(hooks))
+	}
+	for _, h := range hooks {
+		for _, rule := range h.Rules {
+			own := strings.HasSuffix(rule.APIGroups[0], "mesh.proxima.dev")
+			if fails := *h.FailurePolicy == admissionregistrationv1.Fail; fails != own {
+				t.Errorf("%s of %s: failure policy %s", rule.Resources, rule.APIGroups, *h.FailurePolicy)
+			}
+			if slices.Contains(rule.Operations, admissionregistrationv1.Delete) || slices.Contains(rule.Resources, "*") {
+				t.Errorf("rule %+v", rule)
+			}
+		}
+		if s := h.NamespaceSelector.MatchExpressions; len(s) != 1 || !slices.Equal(s[0].Values, []string{"kube-system"}) {
+			t.Errorf("namespaces %+v", s)
+		}
+	}
+	if got := object[unstructured.Unstructured](t, all, "APIService", "v1.control.mesh.proxima.dev").Object["spec"]; got == nil {
+		t.Error("the APIService is empty")
+	}
+	if off := summary(render(t, "kube-proxy-replacement", "webhook.enabled=false")); slices.ContainsFunc(off, func(s string) bool {
+		return strings.Contains(s, "extension") || strings.HasPrefix(s, "ValidatingWebhook")
+	}) {
+		t.Errorf("off: %q", off)
+	}
+	_, err := manifests.Render(manifests.Options{
+		Preset: "kube-proxy-replacement", Set: append(slices.Clone(needed["kube-proxy-replacement"]), "webhook.enabled=false", "aggregatedAPI.enabled=true"),
+	})
+	if err == nil || !strings.Contains(err.Error(), "webhook.enabled=true") {
+		t.Errorf("an aggregated API alone: %v", err)
 	}
 }
 

@@ -13,9 +13,12 @@ type Role struct {
 	Role    string   `json:"role"`
 	Account string   `json:"account"`
 	Presets []string `json:"presets"`
-	// Namespace is "release" for a Role in the namespace of the release; empty: a ClusterRole.
+	// Namespace is "release" for a Role in the namespace of the release, or the name of another
+	// one; empty: a ClusterRole.
 	Namespace string `json:"namespace,omitempty"`
-	Rules     []Rule `json:"rules"`
+	// When is the part of the values with which the role is there; empty: always.
+	When  string `json:"when,omitempty"`
+	Rules []Rule `json:"rules"`
 }
 
 // Rule allows verbs on resources.
@@ -54,16 +57,24 @@ func PermissionsReference() (string, error) {
 				continue
 			}
 			where := "all namespaces"
-			if r.Namespace != "" {
+			switch r.Namespace {
+			case "":
+			case "release":
 				where = "`" + Namespace + "`"
+			default:
+				where = "`" + r.Namespace + "`"
 			}
 			for _, rule := range r.Rules {
 				resources := strings.ReplaceAll(strings.Join(rule.Resources, ", "), "*", "all")
 				if len(rule.ResourceNames) > 0 {
 					resources += " (" + strings.Join(rule.ResourceNames, ", ") + ")"
 				}
+				reason := rule.Reason
+				if r.When != "" {
+					reason += " With `" + r.When + ".enabled`."
+				}
 				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.Account, where, groups(rule.APIGroups), resources,
-					strings.Join(rule.Verbs, ", "), rule.Reason)
+					strings.Join(rule.Verbs, ", "), reason)
 			}
 		}
 	}

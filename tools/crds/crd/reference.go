@@ -28,7 +28,7 @@ func Reference() (string, error) {
 			orElse(strings.Join(d.Spec.Names.ShortNames, ", "), "–"), d.Spec.Scope, status)
 	}
 	b.WriteString("\nA GlobalSecret has no definition: in a cluster it is a Secret of type `mesh.proxima.dev/global` in the namespace `proxima-system`.\n")
-	gaps(&b, "What schemas do not check", "A control plane outside Kubernetes refuses these mistakes when they are written. In a cluster the API server accepts them.", Beyond())
+	gaps(&b, "What schemas do not check", "A control plane outside Kubernetes refuses these mistakes when they are written. In a cluster its validating webhook does, in the same words; without it (`webhook.enabled: false`), and in namespace `kube-system`, the API server accepts them.", Beyond())
 	gaps(&b, "What schemas refuse in addition", "A control plane outside Kubernetes accepts these.", Stricter())
 	gaps(&b, "Defaults that schemas do not fill in", "They are worked out when objects are read.", Defaults())
 	columns(&b)

@@ -34,6 +34,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $preset.full (ne .Release.Namespace "proxima-system") -}}
 {{- fail (printf "namespace %s: Proxima's own objects are in proxima-system: --namespace proxima-system" .Release.Namespace) -}}
 {{- end -}}
+{{- if and .Values.aggregatedAPI.enabled (not .Values.webhook.enabled) -}}
+{{- fail "aggregatedAPI.enabled: it has the certificate of the webhook: --set webhook.enabled=true" -}}
+{{- end -}}
 {{- if eq $preset.role "zone" -}}
 {{- if not .Values.zone.name -}}
 {{- fail "zone.name: preset zone needs the name of the zone: --set zone.name=NAME" -}}

@@ -1,0 +1,150 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/dynamic"
+	typedauthorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// webhookConfiguration is the name of the object of the validating webhooks.
+const webhookConfiguration = "proxima"
+
+// clusterExtension is what the API server of a cluster calls: admission, and the aggregated API.
+// It has a name of its own on the port of the API, and a certificate for it.
+type clusterExtension struct {
+	name         string
+	mux          *http.ServeMux
+	certificates *extension.Certificates
+	keeper       func() *extension.Keeper
+	aggregated   *extension.Aggregated // nil: off
+}
+
+// newExtension adds the extension to the paths; nil: there is none.
+func (p *clusterPlane) newExtension() (*clusterExtension, error) {
+	if p.cfg.ExtensionService == "" {
+		return nil, nil //nolint:nilnil // as the comment says
+	}
+	client, err := dynamic.NewForConfig(clusterREST(p.cfg.Cluster))
+	if err != nil {
+		return nil, err
+	}
+	log := p.log.With("component", "extension")
+	x := &clusterExtension{name: fmt.Sprintf("%s.%s.svc", p.cfg.ExtensionService, p.cfg.Namespace), mux: http.NewServeMux()}
+	x.certificates = extension.NewCertificates(client, p.cfg.Namespace, x.name, nil, log)
+	targets := []extension.Target{extension.WebhookTarget(webhookConfiguration)}
+	if p.cfg.AggregatedAPI {
+		targets = append(targets, extension.APIServiceTarget())
+		x.aggregated = extension.NewAggregated(extension.AggregatedConfig{
+			Client: client, Reviewer: accessReviews{p.cfg.Cluster}, Next: p.ofCluster(p.paths.mux), Paths: aggregatedPaths(), Logger: log,
+		})
+		x.mux.Handle("/apis/", x.aggregated)
+		x.mux.Handle("/apis", x.aggregated)
+	}
+	x.keeper = func() *extension.Keeper {
+		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: p.cfg.Namespace, Targets: targets, Logger: log})
+	}
+	x.mux.Handle(extension.AdmissionPath, extension.NewAdmission(kind.All(), log))
+	x.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "this name is for the API server of the cluster: "+
+			"admission, and the aggregated API where it is on")
+	})
+	p.paths.extension = x
+	p.paths.tls.GetCertificate = x.certificates.GetCertificate
+	return x, nil
+}
+
+// aggregatedPaths are those that the aggregated API has, by their names.
+func aggregatedPaths() []string {
+	var out []string
+	for _, path := range []string{
+		admin.StatusPath, admin.DemandPath, admin.ExplainServicePath, admin.SimulatePath, admin.SurveyPath, identity.CertificatesPath,
+	} {
+		out = append(out, strings.TrimPrefix(path, "/proxima/v1/"))
+	}
+	return out
+}
+
+// components of the extension.
+func (x *clusterExtension) components() []component {
+	if x == nil {
+		return nil
+	}
+	out := []component{
+		{Name: "certificate for the API server", Run: x.certificates.Run},
+		{Name: "authority for the API server", Scope: leader, Run: func(ctx context.Context) error { return x.keeper().Run(ctx) }},
+	}
+	if x.aggregated != nil {
+		out = append(out, component{Name: "aggregated API", Run: x.aggregated.Run})
+	}
+	return out
+}
+
+// ofCluster lets users of the cluster ask. Who may do what was decided by the cluster; a
+// certificate is for the node of an agent's pod alone.
+func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
+	known := aggregatedPaths()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(known, strings.TrimPrefix(r.URL.Path, "/proxima/v1/")) {
+			refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "the aggregated API answers "+strings.Join(known, ", "))
+			return
+		}
+		if r.URL.Path != identity.CertificatesPath {
+			next.ServeHTTP(w, r)
+			return
+		}
+		who, _ := request.UserFrom(r.Context())
+		subject, err := p.nodeSubject(who)
+		if err != nil {
+			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{
+			Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated),
+		})))
+	})
+}
+
+// nodeSubject is the node of an agent: that of the pod to which the token is bound by which it
+// came to the API server (KEP-4193).
+func (p *clusterPlane) nodeSubject(who user.Info) (identity.Subject, error) {
+	agent := serviceaccount.MakeUsername(p.cfg.Namespace, p.cfg.AgentServiceAccount)
+	node := who.GetExtra()[serviceaccount.NodeNameKey]
+	if who.GetName() != agent || len(node) != 1 || len(who.GetExtra()[serviceaccount.PodNameKey]) != 1 {
+		return identity.Subject{}, fmt.Errorf("certificates of nodes are for %s alone, with the token of a pod of the node", agent)
+	}
+	return identity.SubjectFor(identity.Node, node[0])
+}
+
+// accessReviews asks the API of the cluster.
+type accessReviews struct{ cfg *rest.Config }
+
+// ReviewAccess implements extension.Reviewer.
+func (a accessReviews) ReviewAccess(
+	ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec,
+) (status authorizationv1.SubjectAccessReviewStatus, err error) {
+	client, err := typedauthorization.NewForConfig(clusterREST(a.cfg))
+	if err != nil {
+		return status, err
+	}
+	review, err := client.SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		return status, err
+	}
+	return review.Status, nil
+}
