@@ -57,12 +57,40 @@ func Build() error {
 			_, err = binary(module, name)
 		}
 	}
+	if err == nil {
+		_, err = helm(module)
+	}
 	return err
+}
+
+// Helm returns the path of the command helm, of the version in test/chart/go.mod. It is built as
+// Binary does.
+func Helm(t testing.TB) string {
+	t.Helper()
+	path, err := helm(moduleRoot(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// helm is a tool of another module, as its libraries are of other versions.
+func helm(module string) (string, error) {
+	return built(filepath.Join(filepath.Dir(module), "chart"), "helm", "helm.sh/helm/v3/cmd/helm", "-s -w")
 }
 
 func moduleRoot(t testing.TB) string { return filepath.Join(testkit.Root(t), "test", "kube") }
 
 func binary(module, name string) (string, error) {
+	version, err := kubernetesVersion(module)
+	if err != nil {
+		return "", err
+	}
+	return built(module, name, packages[name], flags(version))
+}
+
+// built is the path of a program of a package that a module requires.
+func built(module, name, of, ldflags string) (string, error) {
 	if dir := os.Getenv(BinariesVariable); dir != "" {
 		return filepath.Join(dir, name), nil
 	}
@@ -79,13 +107,9 @@ func binary(module, name string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	version, err := kubernetesVersion(module)
-	if err != nil {
-		return "", err
-	}
 	// The name appears when the file is complete: several tests may build at the same time.
 	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", flags(version), "-o", fresh, packages[name])
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", fresh, of)
 	cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
