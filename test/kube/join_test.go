@@ -18,7 +18,7 @@ import (
 // TestAgentJoins: with the arguments of the chart's DaemonSet an agent joins the control plane
 // by the token of its pod, and behaves as kube-proxy does.
 func TestAgentJoins(t *testing.T) {
-	r := newNodes(t)
+	r := newNodes(t, "nftables")
 	if !strings.Contains(r.proxima("node", "--help"), "--server-ca-file") ||
 		!strings.Contains(r.proxima("control-plane", "--help"), "--own-namespace") {
 		t.Skip("this build has no agent that joins by a token of the cluster")

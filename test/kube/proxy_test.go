@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -13,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -29,62 +30,62 @@ const probedServices = `
 apiVersion: v1
 kind: Service
 metadata: {name: web}
-spec: {clusterIP: 10.96.1.1, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.1, selector: {app: web}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: affinity}
-spec: {clusterIP: 10.96.1.2, selector: {app: web}, sessionAffinity: ClientIP, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.2, selector: {app: web}, sessionAffinity: ClientIP, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: none}
-spec: {clusterIP: 10.96.1.3, selector: {app: none}, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.3, selector: {app: none}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: internal-local}
-spec: {clusterIP: 10.96.1.4, selector: {app: web}, internalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.4, selector: {app: web}, internalTrafficPolicy: Local, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: internal-local-elsewhere}
-spec: {clusterIP: 10.96.1.5, selector: {app: third}, internalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.5, selector: {app: third}, internalTrafficPolicy: Local, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: node-port}
-spec: {type: NodePort, clusterIP: 10.96.1.6, selector: {app: web}, ports: [{port: 80, targetPort: 8080, nodePort: 30080}]}
+spec: {type: NodePort, clusterIP: 10.96.1.6, selector: {app: web}, ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080, nodePort: 30080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: node-port-local}
-spec: {type: NodePort, clusterIP: 10.96.1.7, selector: {app: web}, externalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080, nodePort: 30081}]}
+spec: {type: NodePort, clusterIP: 10.96.1.7, selector: {app: web}, externalTrafficPolicy: Local, ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30081}, {name: udp, protocol: UDP, port: 80, targetPort: 8080, nodePort: 30081}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: node-port-local-elsewhere}
-spec: {type: NodePort, clusterIP: 10.96.1.8, selector: {app: third}, externalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080, nodePort: 30082}]}
+spec: {type: NodePort, clusterIP: 10.96.1.8, selector: {app: third}, externalTrafficPolicy: Local, ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30082}, {name: udp, protocol: UDP, port: 80, targetPort: 8080, nodePort: 30082}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: external}
-spec: {clusterIP: 10.96.1.9, selector: {app: web}, externalIPs: [203.0.113.9], ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.1.9, selector: {app: web}, externalIPs: [203.0.113.9], ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: balanced}
-spec: {type: LoadBalancer, clusterIP: 10.96.1.10, selector: {app: web}, loadBalancerSourceRanges: [10.244.0.0/16], ports: [{port: 80, targetPort: 8080}]}
+spec: {type: LoadBalancer, clusterIP: 10.96.1.10, selector: {app: web}, loadBalancerSourceRanges: [10.244.0.0/16], ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: self-ours}
-spec: {clusterIP: 10.96.2.1, selector: {app: client-ours}, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.2.1, selector: {app: client-ours}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: self-theirs}
-spec: {clusterIP: 10.96.2.2, selector: {app: client-theirs}, ports: [{port: 80, targetPort: 8080}]}
+spec: {clusterIP: 10.96.2.2, selector: {app: client-theirs}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}]}
 `
 
 // rig is a cluster of three nodes: ours has our agent, the others the real kube-proxy.
@@ -93,26 +94,28 @@ type rig struct {
 	client kubernetes.Interface
 	nodes  map[string]*cluster.Node
 	pods   map[string]*corev1.Pod
+	// mode of kube-proxy and of our agent.
+	mode string
 	// kubeProxy of node theirs.
 	kubeProxy *cluster.Program
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T, mode string) *rig {
 	t.Helper()
-	r := newNodes(t)
+	r := newNodes(t, mode)
 	r.agent("ours")
 	return r
 }
 
 // newNodes is a rig before it has our agent.
-func newNodes(t *testing.T) *rig {
+func newNodes(t *testing.T, mode string) *rig {
 	t.Helper()
 	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
+	r := &rig{bench: b, client: client, mode: mode, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
 	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled",
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
@@ -132,8 +135,8 @@ func newNodes(t *testing.T) *rig {
 	b.kubectl(probedServices, "apply", "-f", "-")
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge",
 		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
-	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, "nftables", false)
-	r.nodes["third"].KubeProxy(t, "nftables", false)
+	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, mode, false)
+	r.nodes["third"].KubeProxy(t, mode, false)
 	return r
 }
 
@@ -141,7 +144,7 @@ func newNodes(t *testing.T) *rig {
 func (r *rig) agent(node string) *cluster.Program {
 	r.t.Helper()
 	return r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfigOf("proxima-agent"), "--node-name", node,
-		"--mode", "nftables", "--workload-cidr", cluster.PodCIDR, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
+		"--mode", r.mode, "--workload-cidr", cluster.PodCIDR, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
 }
 
 // pod is created, bound to a node.
@@ -179,6 +182,8 @@ func (r *rig) ready(name string) bool {
 type vantage struct {
 	node string // the node that is tried
 	from string // pod, host, outside
+	// protocol that is spoken: tcp, or udp.
+	protocol string
 }
 
 func (r *rig) namespace(v vantage) (ns *kernelnetns.NS, own string) {
@@ -216,7 +221,7 @@ func (r *rig) outcome(v vantage, address string) string {
 func (r *rig) connect(ns *kernelnetns.NS, v vantage, own, address string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), dropAfter)
 	defer cancel()
-	c, err := ns.DialContext(ctx, "tcp", address)
+	c, err := ns.DialContext(ctx, cmp.Or(v.protocol, "tcp"), address)
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -227,13 +232,42 @@ func (r *rig) connect(ns *kernelnetns.NS, v vantage, own, address string) string
 		return err.Error()
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(commandTimeout))
-	text, err := io.ReadAll(c)
-	if err != nil {
-		return err.Error()
+	text, failed := answer(c, v.protocol == "udp")
+	if failed != "" {
+		return failed
 	}
-	name, from, _ := strings.Cut(string(text), " ")
+	name, from, _ := strings.Cut(text, " ")
 	return r.role(v.node, name) + " sees " + r.who(v.node, from, own)
+}
+
+// answer of a pod, or how there is none.
+func answer(c net.Conn, packets bool) (text, failed string) {
+	if !packets {
+		_ = c.SetDeadline(time.Now().Add(commandTimeout))
+		all, err := io.ReadAll(c)
+		if err != nil {
+			return "", err.Error()
+		}
+		return string(all), ""
+	}
+	_ = c.SetDeadline(time.Now().Add(dropAfter))
+	buffer := make([]byte, 1500)
+	_, err := c.Write([]byte("who"))
+	n := 0
+	if err == nil {
+		n, err = c.Read(buffer)
+	}
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "", "refused"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "", "dropped"
+	case errors.Is(err, syscall.EPERM): // refused or dropped as it leaves this machine
+		return "", "not permitted"
+	case err != nil:
+		return "", err.Error()
+	}
+	return string(buffer[:n]), ""
 }
 
 // role of a pod, seen from a node.
@@ -276,48 +310,65 @@ var probes = map[string]struct {
 	"load balancer, outside its ranges":      {"203.0.113.10:80", []string{"host"}},
 }
 
+// better are the probes, by mode, whose outcome is not kube-proxy's: its iptables mode has no rule
+// for ports that a Service does not have, so that such packets leave the node by the default
+// route. Ours refuses them at once, as kube-proxy's nftables mode does.
+var better = map[string]map[string]string{
+	"iptables": {"a port that the Service does not have": "refused"},
+}
+
 // TestBesideKubeProxy: on the same objects, a node with our agent behaves as one with the real
 // kube-proxy: who answers, what address they see, what is refused and what is dropped.
-func TestBesideKubeProxy(t *testing.T) { newRig(t).compare(t) }
+func TestBesideKubeProxy(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) { newRig(t, mode).compare(t) })
+	}
+}
 
 // compare the node with our agent with that of kube-proxy.
 func (r *rig) compare(t *testing.T) {
 	t.Helper()
 	for _, node := range []string{"ours", "theirs"} {
 		r.until(node+" serves all Services", func() bool {
-			return strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.1.1:80"), "web-third") &&
-				strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.2.2:80"), "sees") &&
-				strings.Contains(r.outcome(vantage{node, "pod"}, "203.0.113.10:80"), "sees") &&
-				strings.Contains(r.outcome(vantage{node, "pod"}, "10.96.1.3:80"), "refused")
+			return strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.1.1:80"), "web-third") &&
+				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.2.2:80"), "sees") &&
+				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "203.0.113.10:80"), "sees") &&
+				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.1.3:80"), "refused")
 		})
 	}
 	compared := 0
 	for _, name := range slices.Sorted(maps.Keys(probes)) {
 		probe := probes[name]
 		for _, from := range probe.from {
-			compared++
-			t.Run(name+" from "+from, func(t *testing.T) {
-				got := map[string]string{}
-				for _, node := range []string{"ours", "theirs"} {
-					got[node] = r.outcome(vantage{node, from}, strings.ReplaceAll(probe.address, "NODE", r.nodes[node].Addr))
-				}
-				if got["ours"] != got["theirs"] {
-					t.Errorf("ours: %s\nkube-proxy: %s", got["ours"], got["theirs"])
-				}
-				t.Log(got["theirs"])
-			})
+			for _, protocol := range []string{"tcp", "udp"} {
+				compared++
+				t.Run(name+" from "+from+" "+protocol, func(t *testing.T) {
+					got := map[string]string{}
+					for _, node := range []string{"ours", "theirs"} {
+						got[node] = r.outcome(vantage{node, from, protocol}, strings.ReplaceAll(probe.address, "NODE", r.nodes[node].Addr))
+					}
+					if want, differs := better[r.mode][name]; differs {
+						if got["ours"] != want {
+							t.Errorf("ours: %s, want %s", got["ours"], want)
+						}
+					} else if got["ours"] != got["theirs"] {
+						t.Errorf("ours: %s\nkube-proxy: %s", got["ours"], got["theirs"])
+					}
+					t.Log(got["theirs"])
+				})
+			}
 		}
 	}
 	t.Run("a pod reaches itself", func(t *testing.T) {
-		ours, theirs := r.outcome(vantage{"ours", "pod"}, "10.96.2.1:80"), r.outcome(vantage{"theirs", "pod"}, "10.96.2.2:80")
-		if diff := cmp.Diff(theirs, ours); diff != "" {
+		ours, theirs := r.outcome(vantage{node: "ours", from: "pod"}, "10.96.2.1:80"), r.outcome(vantage{node: "theirs", from: "pod"}, "10.96.2.2:80")
+		if diff := gocmp.Diff(theirs, ours); diff != "" {
 			t.Errorf("(-kube-proxy +ours):\n%s", diff)
 		}
 		t.Log(theirs)
 	})
 	t.Run("affinity", func(t *testing.T) {
 		for _, node := range []string{"ours", "theirs"} {
-			if got := r.outcome(vantage{node, "pod"}, "10.96.1.2:80"); strings.Contains(got, ",") || !strings.Contains(got, "sees the client") {
+			if got := r.outcome(vantage{node: node, from: "pod"}, "10.96.1.2:80"); strings.Contains(got, ",") || !strings.Contains(got, "sees the client") {
 				t.Errorf("%s: %s", node, got)
 			}
 		}

@@ -56,7 +56,7 @@ func (r *rig) load(address string) *load {
 
 // one connection of the pod on node theirs.
 func (r *rig) one(address string) error {
-	ns, _ := r.namespace(vantage{"theirs", "pod"})
+	ns, _ := r.namespace(vantage{node: "theirs", from: "pod"})
 	ctx, cancel := context.WithTimeout(context.Background(), connectionTimeout)
 	defer cancel()
 	c, err := ns.DialContext(ctx, "tcp", address)
@@ -95,7 +95,7 @@ func (l *load) during(t *testing.T, phase string, least int, f func()) {
 // TestReplaceKubeProxy: on a node under load kube-proxy is replaced by our agent, and put back.
 // No connection fails, but those that kube-proxy's own cleanup breaks.
 func TestReplaceKubeProxy(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, "nftables")
 	node := r.nodes["theirs"]
 	ruleset := func() string {
 		out, err := node.NS.Output(t.Context(), "nft", "list", "tables")
