@@ -206,6 +206,16 @@ func (e evaluations) failed() (problem error) {
 	return problem
 }
 
+// weighted says whether a family has weights.
+func (e evaluations) weighted() bool {
+	for _, of := range e {
+		if of.weighted {
+			return true
+		}
+	}
+	return false
+}
+
 // RulingReport is how a heuristic's weights divide the connections of one family.
 type RulingReport struct {
 	Family string      `json:"family"`

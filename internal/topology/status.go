@@ -376,12 +376,13 @@ func (c *Controller) ruleCondition(
 	e := c.entries[resource.KeyOf(service)]
 	evaluated := e != nil && e.mode == mode && e.rule != nil
 	var problem error
+	coming := false
 	if evaluated {
-		problem = e.rule.failed()
+		problem, coming = e.rule.failed(), e.rule.weighted() && len(parts) == 0
 	}
 	c.mu.Unlock()
-	if !evaluated {
-		return cond, false // its heuristic has not been evaluated
+	if !evaluated || coming {
+		return cond, false // its heuristic has not been evaluated, or its weights are being written
 	}
 	weights, selected := len(parts) > 0, selects(service) && !c.config.ForeignSlices
 	var failed []string

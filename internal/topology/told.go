@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 )
 
@@ -74,6 +75,9 @@ func (c *Controller) ruleReason(mode Mode) string {
 		if _, known := c.config.Heuristics.Find(mode.Name); known {
 			return reasonFailed
 		}
+	}
+	if strings.HasPrefix(mode.Name, meshv1alpha1.TopologyHeuristicPrefix) {
+		return reasonAbsent
 	}
 	return reasonUnknown
 }
