@@ -160,7 +160,8 @@ func (a *Aggregated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	rest, ok := strings.CutPrefix(r.URL.Path, "/apis/"+GroupVersion.String()+"/")
 	if !ok {
-		Refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, "the aggregated API has the paths below /apis/"+GroupVersion.String()+" alone")
+		Refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound,
+			"the aggregated API has the paths below /apis/"+GroupVersion.String()+" alone")
 		return
 	}
 	if !a.may(w, r, who) {
@@ -192,7 +193,8 @@ func (a *Aggregated) may(w http.ResponseWriter, r *http.Request, who *authentica
 	switch {
 	case err != nil:
 		a.cfg.Logger.Warn("the cluster could not be asked whether a user may ask", "user", who.User.GetName(), "error", err)
-		Refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the cluster could not be asked whether you may do that; try again")
+		Refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+			"the cluster could not be asked whether you may do that; try again")
 	case !status.Allowed:
 		Refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden, fmt.Sprintf("user %q cannot %s %s of %s in the cluster: %s",
 			who.User.GetName(), info.Verb, info.Resource, GroupVersion.Group, "bind it the ClusterRole proxima-viewer"))

@@ -247,7 +247,8 @@ func (k *Keeper) publish(ctx context.Context, bundle []byte) error {
 		if obj == nil || !differs(t.bundles(obj), text) {
 			continue
 		}
-		_, err := k.cfg.Client.Resource(t.Resource).Apply(ctx, t.Name, t.patch(obj, text), metav1.ApplyOptions{FieldManager: manager, Force: true})
+		options := metav1.ApplyOptions{FieldManager: manager, Force: true}
+		_, err := k.cfg.Client.Resource(t.Resource).Apply(ctx, t.Name, t.patch(obj, text), options)
 		if err != nil {
 			return fmt.Errorf("name the authority in %s %s: %w", t.Kind, t.Name, err)
 		}
