@@ -122,8 +122,11 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 			return nil, err
 		}
 	}
-	if p.election, err = newLeaseElection(cfg, p.storage.metrics, p.log); err != nil {
+	if p.election, err = newLeaseElection(cfg, p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
 		return nil, err
+	}
+	if other, ok := p.election.(interface{ Other() string }); ok {
+		p.instance.passReports(p.storage.ca, func() string { return addressIn(other.Other()) })
 	}
 	p.handle()
 	p.extension, err = p.newExtension()
@@ -365,13 +368,14 @@ func (t tokenReviews) ReviewToken(
 // leaseName of the election, in the control plane's own namespace.
 const leaseName = "proxima-control-plane"
 
-func newLeaseElection(cfg ControlPlaneConfig, metrics prometheus.Registerer, log *slog.Logger) (election, error) {
+func newLeaseElection(cfg ControlPlaneConfig, address string, metrics prometheus.Registerer, log *slog.Logger) (election, error) {
 	if cfg.ballot != nil {
 		return cfg.ballot, nil
 	}
 	e, err := lease.New(lease.Config{
-		REST: clusterREST(cfg.Cluster), Lease: resource.Key{Namespace: cfg.Namespace, Name: leaseName}, Identity: instanceIdentity(),
-		Logger: log.With("component", "election"),
+		REST: clusterREST(cfg.Cluster), Lease: resource.Key{Namespace: cfg.Namespace, Name: leaseName},
+		Identity: instanceIdentity() + atAddress + address,
+		Logger:   log.With("component", "election"),
 	})
 	if err != nil {
 		return nil, err

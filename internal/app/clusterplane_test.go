@@ -24,7 +24,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -34,6 +36,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/certpem"
@@ -148,8 +151,10 @@ type replica struct {
 // startReplica with an election whose periods are short.
 func (c *fakeCluster) startReplica(name string) *replica {
 	c.t.Helper()
+	port := freePort(c.t)
 	ballot, err := lease.New(lease.Config{
-		REST: c.rest, Lease: resource.Key{Namespace: access.SystemNamespace, Name: leaseName}, Identity: name,
+		REST: c.rest, Lease: resource.Key{Namespace: access.SystemNamespace, Name: leaseName},
+		Identity:      fmt.Sprintf("%s%s127.0.0.1:%d", name, atAddress, port),
 		LeaseDuration: 2 * time.Second, RenewDeadline: time.Second, RetryPeriod: 200 * time.Millisecond,
 	})
 	if err != nil {
@@ -159,7 +164,7 @@ func (c *fakeCluster) startReplica(name string) *replica {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.p, err = newClusterPlane(ctx, ControlPlaneConfig{
 		Store: StoreKubernetes, Preset: PresetKubeProxyReplacement, Cluster: c.rest, Namespace: access.SystemNamespace, AgentServiceAccount: "proxima-agent",
-		DataDir: r.dir, APIAddress: "127.0.0.1:0", GRPCPort: freePort(c.t), DefaultTopologyMode: topology.Adaptive, reviewer: reviews{}, ballot: ballot,
+		DataDir: r.dir, APIAddress: "127.0.0.1:0", GRPCPort: port, DefaultTopologyMode: topology.Adaptive, reviewer: reviews{}, ballot: ballot,
 	})
 	if err != nil {
 		cancel()
@@ -307,6 +312,54 @@ func TestPlansInACluster(t *testing.T) {
 	}
 }
 
+// TestDemandInACluster: what an agent reports to a replica that does not lead comes to the one
+// that does, and makes its plan.
+func TestDemandInACluster(t *testing.T) {
+	c := startCluster(t, append(zonedNodes(1), serviceOf(1, "aabbc", false)...)...)
+	leader, other := c.startReplica("a"), c.startReplica("b")
+	eventually(t, "a leader", func() bool { return leader.leads() || other.leads() })
+	if other.leads() {
+		leader, other = other, leader
+	}
+	eventually(t, "the leader is known", func() bool { return other.p.election.(*lease.Election).Other() != "" })
+	conn := other.dial("zone-a-00")
+	defer conn.Close()
+	report := &demandv1.ReportRequest{
+		Node: "zone-a-00", Run: []byte("r"), Sequence: 1, ElapsedMilliseconds: 10_000,
+		Traffic: []*demandv1.Traffic{{Namespace: "default", Service: "s001", Port: "http", Connections: 1000}},
+	}
+	eventually(t, "the report is taken", func() bool {
+		_, err := demandv1.NewDemandClient(conn).Report(t.Context(), report)
+		return err == nil
+	})
+	for _, r := range []*replica{leader, other} {
+		if n := r.p.instance.demand.Stats().Total.Connections; n != 1000 {
+			t.Errorf("%d connections", n)
+		}
+	}
+	// Nobody but another instance reports for other nodes.
+	report.Node = "zone-b-00"
+	if _, err := demandv1.NewDemandClient(conn).Report(t.Context(), report); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("for another node: %v", err)
+	}
+}
+
+// dial the gRPC port as a node that has joined.
+func (r *replica) dial(node string) *grpc.ClientConn {
+	r.t.Helper()
+	cert, roots, address, err := r.join(node + ".of.agents")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{cert},
+	})))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return conn
+}
+
 func (c *fakeCluster) get(d *resource.Descriptor, name string) resource.Object {
 	return c.getIn(d, "default", name)
 }
@@ -323,16 +376,7 @@ func (c *fakeCluster) getIn(d *resource.Descriptor, namespace, name string) reso
 // follow the view of a zone as a node's agent, until it has the weights of a plan.
 func (r *replica) follow(name, zone string) {
 	r.t.Helper()
-	cert, roots, address, err := r.join(name + ".of.agents")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{cert},
-	})))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	conn := r.dial(name)
 	defer conn.Close()
 	var weighted atomic.Bool
 	feed := fromview.NewFeed(fromview.FeedConfig{

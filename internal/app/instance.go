@@ -53,6 +53,9 @@ type instance struct {
 	heartbeat *witness.Server
 	// names of nodes; nil: another API decides over them.
 	names *nodename.Controller
+	// reports of demand; relay passes them on. nil: there are none, or this is the only instance.
+	reports *wire.Server
+	relay   *wire.Relay
 	// listener and server of gRPC; nil: off.
 	listener net.Listener
 	server   *grpc.Server
@@ -154,9 +157,10 @@ func (i *instance) listen(cfg ControlPlaneConfig, s *storage, a *api) error {
 		return err
 	}
 	i.views.Register(i.server, viewwire.GRPCService, viewwire.Method)
-	wire.NewServer(i.demand, func(ctx context.Context, node string) error {
+	i.reports = wire.NewServer(i.demand, func(ctx context.Context, node string) error {
 		return access.RequireNode(ctx, node, "report the demand")
-	}).Register(i.server)
+	})
+	i.reports.Register(i.server)
 	i.heartbeat.Register(i.server)
 	return nil
 }
@@ -218,6 +222,9 @@ func (i *instance) grpcPort() string {
 }
 
 func (i *instance) close() {
+	if i.relay != nil {
+		i.relay.Close()
+	}
 	if i.listener != nil {
 		i.listener.Close()
 	}

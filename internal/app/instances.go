@@ -89,6 +89,21 @@ func (x *instances) list() []stream.Instance {
 	return out
 }
 
+// leaderAddress is that of the leader's gRPC port; empty: this instance leads, or none is known
+// to.
+func (x *instances) leaderAddress() string {
+	s := x.ballots.Status()
+	if s.Leads || s.Vacant {
+		return ""
+	}
+	for _, m := range x.members.List() {
+		if m.Run == s.Term.Run {
+			return m.GRPC
+		}
+	}
+	return ""
+}
+
 // publishEndpoints keeps the endpoints of the Service "kubernetes".
 func (x *instances) publishEndpoints(ctx context.Context) error {
 	retry := backoff.Backoff{Policy: backoff.Policy{First: 100 * time.Millisecond, Last: 10 * time.Second}}

@@ -90,17 +90,9 @@ func (p *peers) http() (*http.Client, error) {
 	if p.client != nil && time.Now().Before(p.until) {
 		return p.client, nil
 	}
-	subject, err := identity.SubjectFor(identity.Admin, "instance")
+	certificate, err := instanceCertificate(p.ca)
 	if err != nil {
 		return nil, err
-	}
-	pair, err := p.ca.IssueClient(subject, peerLife)
-	if err != nil {
-		return nil, fmt.Errorf("certificate for calls to other instances: %w", err)
-	}
-	certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
-	if err != nil {
-		return nil, fmt.Errorf("certificate for calls to other instances: %w", err)
 	}
 	if p.client != nil {
 		p.client.CloseIdleConnections()

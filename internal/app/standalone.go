@@ -115,6 +115,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		return nil, err
 	}
 	cp.others = newInstances(cfg, cp.started, cp.storage, cp.api, cp.instance, cp.log)
+	if cp.others.ballots != nil {
+		cp.instance.passReports(cp.storage.ca, cp.others.leaderAddress)
+	}
 	if e == nil {
 		cp.election = cp.others.election()
 	}

@@ -48,6 +48,10 @@ const (
 	readOnlyUserPrefix = "proxima:read-only:"
 )
 
+// InstanceName is the name of the administrator as whom the instances of a control plane call
+// each other.
+const InstanceName = "instance"
+
 // Subject is an authenticated user.
 type Subject struct {
 	User   string

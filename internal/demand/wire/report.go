@@ -34,6 +34,7 @@ type Server struct {
 	demandv1.UnimplementedDemandServer
 	receiver Receiver
 	admit    func(ctx context.Context, node string) error
+	relay    *Relay // nil: this instance is the only one
 }
 
 // NewServer makes a server. admit decides from the credentials in ctx whether the
@@ -42,13 +43,20 @@ func NewServer(to Receiver, admit func(ctx context.Context, node string) error) 
 	return &Server{receiver: to, admit: admit}
 }
 
+// PassOn has reports passed on to the leader, where there are several instances. It must be
+// called before the server serves.
+func (s *Server) PassOn(r *Relay) { s.relay = r }
+
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { demandv1.RegisterDemandServer(r, s) }
 
 // Report implements the service.
 func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*demandv1.ReportResponse, error) {
-	if err := s.admit(ctx, in.GetNode()); err != nil {
-		return nil, err
+	passed := s.relay != nil && s.relay.Passed(ctx)
+	if !passed {
+		if err := s.admit(ctx, in.GetNode()); err != nil {
+			return nil, err
+		}
 	}
 	_, err := s.receiver.Receive(decode(in))
 	switch field := (*demand.FieldError)(nil); {
@@ -56,6 +64,12 @@ func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*deman
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	case err != nil:
 		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	// It counts here, too: this instance may be the next leader.
+	if s.relay != nil {
+		if err := s.relay.pass(ctx, in, passed); err != nil {
+			return nil, err
+		}
 	}
 	return &demandv1.ReportResponse{Sequence: in.GetSequence()}, nil
 }

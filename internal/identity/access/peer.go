@@ -2,6 +2,7 @@ package access
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -23,6 +24,17 @@ func RequireNode(ctx context.Context, name, what string) error {
 		return status.Errorf(codes.PermissionDenied, "%s may not %s of node %q", subject.User, what, name)
 	}
 	return nil
+}
+
+// CallerInstance reports whether the verified client certificate of a gRPC call is that of
+// another instance of this control plane, which is an administrator's.
+func CallerInstance(ctx context.Context) bool {
+	subject, err := callerOf(ctx)
+	if err != nil {
+		return false
+	}
+	instance, err := identity.SubjectFor(identity.Admin, identity.InstanceName)
+	return err == nil && subject.User == instance.User && slices.Contains(subject.Groups, identity.GroupAdmins)
 }
 
 // CallerNode is the node of the verified client certificate of a gRPC call. The error is a

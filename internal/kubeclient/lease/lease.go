@@ -54,6 +54,8 @@ type Election struct {
 	lock  *resourcelock.LeaseLock
 	seen  *seen
 	leads atomic.Bool
+	// elector of the present attempt; nil: none yet.
+	elector atomic.Pointer[leaderelection.LeaderElector]
 }
 
 // New makes an election. It opens no connection.
@@ -111,6 +113,7 @@ func (e *Election) term(ctx context.Context, lead func(context.Context) error) e
 	if err != nil {
 		return fmt.Errorf("election by lease: %w", err)
 	}
+	e.elector.Store(elector)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -178,4 +181,14 @@ func (e *Election) Leader(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return record.HolderIdentity, nil
+}
+
+// Other is the identity of the instance that holds the Lease, as this one saw it last; empty: it
+// is this instance, or none. Nothing is asked of the API.
+func (e *Election) Other() string {
+	elector := e.elector.Load()
+	if elector == nil || elector.GetLeader() == e.cfg.Identity {
+		return ""
+	}
+	return elector.GetLeader()
 }

@@ -1,0 +1,78 @@
+package app
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/demand/wire"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/access"
+)
+
+// passReports has reports of demand passed on to the instance that leads: agents report to the
+// instance that their connection goes to. leader returns the address of its gRPC port; empty:
+// this instance leads, or none is known to. It must be called before gRPC is served.
+func (i *instance) passReports(ca *identity.Authority, leader func() string) {
+	if i.reports == nil {
+		return
+	}
+	i.relay = &wire.Relay{
+		Leader: leader, Passed: access.CallerInstance,
+		Dial: func(address string) (*grpc.ClientConn, error) {
+			return grpc.NewClient("passthrough:///"+address, append(stream.DialOptions(),
+				grpc.WithTransportCredentials(credentials.NewTLS(instanceTLS(ca))))...)
+		},
+	}
+	i.reports.PassOn(i.relay)
+}
+
+// instanceTLS is how an instance calls another one. Each connection has a certificate of its own.
+func instanceTLS(ca *identity.Authority) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: ca.Pool(), ServerName: peerServer,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			c, err := instanceCertificate(ca)
+			return &c, err
+		},
+	}
+}
+
+// instanceCertificate by which an instance calls the others, for peerLife.
+func instanceCertificate(ca *identity.Authority) (c tls.Certificate, err error) {
+	subject, err := identity.SubjectFor(identity.Admin, identity.InstanceName)
+	if err != nil {
+		return c, err
+	}
+	pair, err := ca.IssueClient(subject, peerLife)
+	if err == nil {
+		c, err = tls.X509KeyPair(pair.Cert, pair.Key)
+	}
+	if err != nil {
+		return c, fmt.Errorf("certificate for calls to other instances: %w", err)
+	}
+	return c, nil
+}
+
+// atAddress is between the name of an instance and the address of its gRPC port, in the holder
+// of the Lease.
+const atAddress = "@"
+
+// addressIn the holder of the Lease; empty: it has none.
+func addressIn(holder string) string {
+	_, address, _ := strings.Cut(holder, atAddress)
+	return address
+}
+
+// grpcAddress by which other instances reach this one; empty: gRPC is off.
+func (i *instance) grpcAddress(cfg ControlPlaneConfig) string {
+	if i.listener == nil {
+		return ""
+	}
+	return net.JoinHostPort(advertisedHost(cfg.AdvertiseAddress, i.listener.Addr()), portOf(i.listener.Addr()))
+}

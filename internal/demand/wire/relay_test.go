@@ -1,0 +1,125 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	demandv1 "github.com/proxima-mesh/proxima/api/demand/v1"
+	"github.com/proxima-mesh/proxima/internal/demand"
+)
+
+// someInstance of a control plane, with a gRPC port.
+type someInstance struct {
+	plane
+	*Server
+	listener *bufconn.Listener
+}
+
+// startInstances with names; leads says who leads, to all of them.
+func startInstances(t *testing.T, leads func() string, names ...string) map[string]*someInstance {
+	all := map[string]*someInstance{}
+	for _, name := range names {
+		x := &someInstance{listener: bufconn.Listen(1 << 16)}
+		x.Server = NewServer(&x.plane, func(context.Context, string) error {
+			return status.Error(codes.PermissionDenied, "not by the network")
+		})
+		relay := &Relay{
+			Leader: func() string {
+				if leads() == name {
+					return ""
+				}
+				return leads()
+			},
+			Dial: func(address string) (*grpc.ClientConn, error) {
+				return grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return all[address].listener.DialContext(ctx) }))
+			},
+			// By the network come instances alone here: an agent calls Report.
+			Passed: func(ctx context.Context) bool { return ctx.Value(byAgent{}) == nil },
+		}
+		x.PassOn(relay)
+		x.admit = anybody
+		server := grpc.NewServer()
+		x.Register(server)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(x.listener) }()
+		t.Cleanup(func() {
+			relay.Close()
+			relay.Close()
+			server.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+		})
+		all[name] = x
+	}
+	return all
+}
+
+type byAgent struct{}
+
+// report as an agent does.
+func (x *someInstance) report(t *testing.T, sequence uint64) codes.Code {
+	t.Helper()
+	_, err := x.Report(context.WithValue(t.Context(), byAgent{}, true), encode(&demand.Report{
+		Node: "n", Zone: "a", Run: "r", Sequence: sequence, Elapsed: demand.Interval,
+		Traffic: []demand.Traffic{{Port: port("x"), Connections: sequence}},
+	}))
+	return status.Code(err)
+}
+
+// TestRelay: a report comes to the leader, on whatever instance; it is answered only when the
+// leader has it.
+func TestRelay(t *testing.T) {
+	leader := "a"
+	all := startInstances(t, func() string { return leader }, "a", "b", "c")
+	a, b, c := all["a"], all["b"], all["c"]
+	want := func(x *someInstance, connections ...uint64) {
+		t.Helper()
+		if diff := cmp.Diff(append([]uint64{}, connections...), x.connections()); diff != "" {
+			t.Errorf("connections (-want +got):\n%s", diff)
+		}
+	}
+	if code := b.report(t, 1); code != codes.OK {
+		t.Error(code)
+	}
+	want(a, 1)
+	want(b, 1)
+	a.set(errors.New("it starts"))
+	if code := b.report(t, 2); code != codes.Unavailable {
+		t.Errorf("the leader does not take it: %v", code)
+	}
+	a.set(nil)
+	if code := b.report(t, 2); code != codes.OK {
+		t.Error(code)
+	}
+	want(a, 1, 2)
+	// Another leader.
+	leader = "c"
+	if code := b.report(t, 3); code != codes.OK {
+		t.Error(code)
+	}
+	want(c, 3)
+	want(a, 1, 2)
+	// None: it is taken where it comes.
+	leader = ""
+	if code := b.report(t, 4); code != codes.OK {
+		t.Error(code)
+	}
+	want(c, 3)
+	// An instance that does not lead does not pass on what was passed to it.
+	leader = "c"
+	if _, err := a.Report(t.Context(), &demandv1.ReportRequest{Node: "n", Run: []byte("r"), Sequence: 9, ElapsedMilliseconds: 1}); status.Code(err) != codes.Unavailable {
+		t.Errorf("passed to an instance that does not lead: %v", err)
+	}
+	want(c, 3)
+}
