@@ -13,6 +13,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
 	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/test/kube/cluster"
 )
 
 // TestAgentJoins: with the arguments of the chart's DaemonSet an agent joins the control plane
@@ -29,26 +30,10 @@ func TestAgentJoins(t *testing.T) {
 	if line := plane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
 		t.Fatalf("the control plane says %q", line)
 	}
-	state := r.joined("ours")
+	state := r.agentArgs("ours", address+":7443").run(r)
 	following := func() bool {
-		var status struct {
-			Agent struct {
-				View     struct{ Connected, Synced bool }
-				Fallback struct {
-					Direct   bool
-					Switches int
-				}
-			}
-		}
-		out, err := r.run("", testkit.Binary(t), "status", "-o", "json", "--data-dir", state, "--kubeconfig", filepath.Join(dir, "kubeconfig"))
-		if err != nil && out == "" {
-			return false // it starts
-		}
-		if err := json.NewDecoder(strings.NewReader(out)).Decode(&status); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		a := status.Agent
-		return a.View.Connected && a.View.Synced && !a.Fallback.Direct && a.Fallback.Switches == 0
+		a, ok := r.agentStatus(state, dir)
+		return ok && a.followsView() && a.Fallback.Switches == 0
 	}
 	r.until("the agent follows the control plane", following)
 	r.compare(t)
@@ -60,12 +45,47 @@ func TestAgentJoins(t *testing.T) {
 	}
 }
 
-// joined runs the agent of a node as the chart's DaemonSet does: with the token of a pod there.
-// It returns the agent's data directory.
-func (r *rig) joined(node string) (state string) {
+// agentStatus is what an agent says of itself.
+type agentStatus struct {
+	View     struct{ Connected, Synced bool }
+	Fallback struct {
+		Direct   bool
+		Switches int
+	}
+}
+
+func (a agentStatus) followsView() bool {
+	return a.View.Connected && a.View.Synced && !a.Fallback.Direct
+}
+
+// agentStatus of an agent by its data directory, and that of its control plane; false: it
+// does not answer.
+func (r *rig) agentStatus(state, plane string) (a agentStatus, answers bool) {
+	r.t.Helper()
+	out, err := r.run("", testkit.Binary(r.t), "status", "-o", "json", "--data-dir", state, "--kubeconfig", filepath.Join(plane, "kubeconfig"))
+	if err != nil && out == "" {
+		return a, false // it starts
+	}
+	var status struct{ Agent agentStatus }
+	if err := json.NewDecoder(strings.NewReader(out)).Decode(&status); err != nil {
+		r.t.Fatalf("%v: %s", err, out)
+	}
+	return status.Agent, true
+}
+
+// agentArgs are how the chart's DaemonSet runs the agent of a node: with the token of a pod
+// there.
+type agentArgs struct {
+	node, state string
+	args        []string
+}
+
+// agentArgs for an agent that joins a control plane at HOST:PORT, once this has published its
+// authority.
+func (r *rig) agentArgs(node, server string) *agentArgs {
 	r.t.Helper()
 	dir := r.t.TempDir()
-	state = filepath.Join(dir, "state")
+	a := &agentArgs{node: node, state: filepath.Join(dir, "state")}
 	pod, err := r.client.CoreV1().Pods(manifests.Namespace).Create(r.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
 		Spec: corev1.PodSpec{
@@ -86,11 +106,23 @@ func (r *rig) joined(node string) (state string) {
 	}
 	var d appsv1.DaemonSet
 	r.object(&d, "daemonset", "proxima-agent")
-	args := replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
-		"--node-name": node, "--server": address + ":7443", "--api-server": r.URL(), "--data-dir": state,
+	a.args = replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
+		"--node-name": node, "--server": server, "--api-server": r.URL(), "--data-dir": a.state,
 		"--token-file": filepath.Join(dir, "token"), "--server-ca-file": filepath.Join(dir, "ca.crt"),
 	})
-	args = append(args, "--kubeconfig="+r.kubeconfigOf("proxima-agent"), "--spiffe-socket=none")
-	r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), args...)
-	return state
+	a.args = append(a.args, "--kubeconfig="+r.kubeconfigOf("proxima-agent"), "--spiffe-socket=none")
+	return a
+}
+
+// run the agent on its node. It returns its data directory.
+func (a *agentArgs) run(r *rig) (state string) {
+	r.t.Helper()
+	a.start(r)
+	return a.state
+}
+
+// start the agent on its node, also again after it has ended.
+func (a *agentArgs) start(r *rig) *cluster.Program {
+	r.t.Helper()
+	return r.nodes[a.node].Run(r.t, "agent", testkit.Binary(r.t), a.args...)
 }

@@ -272,6 +272,6 @@ func (c *Cluster) KillAPI(t testing.TB) { c.api.stop(t, syscall.SIGKILL) }
 // StartAPI starts the API server that KillAPI ended, and waits until it is ready.
 func (c *Cluster) StartAPI(t testing.TB) {
 	t.Helper()
-	c.api = startPart(t, c.dir, "kube-apiserver", c.api.cmd.Args[1:]...)
+	c.api.again(t, c.dir)
 	c.waitReady()
 }

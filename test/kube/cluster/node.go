@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -159,6 +160,9 @@ func (n *Node) start(p *corev1.Pod) (*pod, error) {
 		}
 		run.ns, run.addr, where = ns, addr.String(), ns
 	}
+	for i, a := range command { // as kubelet does, for the fields that manifests of ours refer to
+		command[i] = strings.NewReplacer("$(POD_IP)", run.addr, "$(NODE_NAME)", n.Name).Replace(a)
+	}
 	log, err := os.OpenFile(filepath.Join(n.c.dir, "pod-"+p.Namespace+"-"+p.Name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -293,6 +297,15 @@ func (p *Program) Stop(t testing.TB) {
 	p.part.stop(t, syscall.SIGTERM)
 }
 
+// Kill ends the program as a crash does, and waits until it is gone.
+func (p *Program) Kill(t testing.TB) {
+	t.Helper()
+	p.part.stop(t, syscall.SIGKILL)
+}
+
+// PID of the program.
+func (p *Program) PID() int { return p.part.cmd.Process.Pid }
+
 // KubeProxy runs the real kube-proxy on the node, until the test ends. With cleanup it removes
 // its rules, and ends.
 func (n *Node) KubeProxy(t testing.TB, mode string, cleanup bool) *Program {
@@ -321,6 +334,20 @@ func (p *Program) Wait(t testing.TB) {
 	case <-time.After(startTimeout):
 		t.Errorf("%s has not ended after %s", p.part.name, startTimeout)
 	}
+}
+
+// KillPod kills the process of a pod, as a crash does. The pod has failed then: nothing starts
+// it again.
+func (n *Node) KillPod(t testing.TB, uid types.UID) {
+	t.Helper()
+	n.mu.Lock()
+	p := n.pods[uid]
+	n.mu.Unlock()
+	if p == nil {
+		t.Fatalf("node %s has no pod %s", n.Name, uid)
+	}
+	_ = p.cmd.Process.Kill()
+	<-p.done
 }
 
 // PodNamespace is the network namespace of a pod that runs; nil: there is none. It is the

@@ -39,7 +39,21 @@ func startPart(t testing.TB, dir, name string, args ...string) *part {
 // of its log.
 func startIn(t testing.TB, ns *netns.NS, dir, name string, cmd *exec.Cmd) *part {
 	t.Helper()
-	p := &part{name: name, log: filepath.Join(dir, name+".log"), cmd: cmd, done: make(chan struct{})}
+	p := &part{name: name, log: filepath.Join(dir, name+".log"), cmd: cmd}
+	p.start(t, ns, dir)
+	t.Cleanup(func() {
+		p.stop(t, syscall.SIGTERM)
+		if t.Failed() {
+			t.Logf("--- %s:\n%s", name, p.tail())
+		}
+	})
+	return p
+}
+
+// start the command of the part.
+func (p *part) start(t testing.TB, ns *netns.NS, dir string) {
+	t.Helper()
+	p.done = make(chan struct{})
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -53,20 +67,21 @@ func startIn(t testing.TB, ns *netns.NS, dir, name string, cmd *exec.Cmd) *part 
 		start = func() error { return ns.Start(p.cmd) }
 	}
 	if err := start(); err != nil {
-		t.Fatalf("start %s: %v", name, err)
+		t.Fatalf("start %s: %v", p.name, err)
 	}
 	_ = out.Close() // the child has its own
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
-	t.Cleanup(func() {
-		p.stop(t, syscall.SIGTERM)
-		if t.Failed() {
-			t.Logf("--- %s:\n%s", name, p.tail())
-		}
-	})
-	return p
+}
+
+// again starts a part that has ended. Its place among those that end with the test is the
+// first one's: what uses it ends before.
+func (p *part) again(t testing.TB, dir string) {
+	t.Helper()
+	p.cmd = exec.Command(p.cmd.Path, p.cmd.Args[1:]...)
+	p.start(t, nil, dir)
 }
 
 // stop ends the part by a signal, and waits until it is gone. It is idempotent.
