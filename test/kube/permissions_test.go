@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -51,8 +52,10 @@ func (p permission) String() string {
 
 // request of the audit log, as far as it matters here.
 type request struct {
-	Verb string `json:"verb"`
-	User struct {
+	AuditID string    `json:"auditID"`
+	Arrived time.Time `json:"requestReceivedTimestamp"`
+	Verb    string    `json:"verb"`
+	User    struct {
 		Username string `json:"username"`
 	} `json:"user"`
 	ObjectRef *struct {
@@ -70,39 +73,53 @@ type request struct {
 // Requests that were refused fail the test.
 func (b *bench) asked(account string) map[permission]int {
 	b.t.Helper()
-	f, err := os.Open(b.AuditLog())
+	user := "system:serviceaccount:" + manifests.Namespace + ":" + account
+	out := map[permission]int{}
+	b.audited(func(r *request) {
+		if r.User.Username != user {
+			return
+		}
+		if decision := r.Annotations["authorization.k8s.io/decision"]; decision != "allow" {
+			b.t.Errorf("%s %s: %s", r.Verb, r.RequestURI, decision)
+		}
+		if r.ObjectRef == nil {
+			return // discovery, which every user may read
+		}
+		out[r.permission()]++
+	})
+	return out
+}
+
+// permission that a request needs; it has an ObjectRef.
+func (r *request) permission() permission {
+	name := r.ObjectRef.Resource
+	if r.ObjectRef.Subresource != "" {
+		name += "/" + r.ObjectRef.Subresource
+	}
+	return permission{r.ObjectRef.APIGroup, name, r.Verb}
+}
+
+// audited calls f for each line of the audit log: a watch has one when it begins, and one when
+// it ends.
+func (b *bench) audited(f func(*request)) {
+	b.t.Helper()
+	log, err := os.Open(b.AuditLog())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	defer f.Close()
-	user := "system:serviceaccount:" + manifests.Namespace + ":" + account
-	out := map[permission]int{}
-	lines := bufio.NewScanner(f)
+	defer log.Close()
+	lines := bufio.NewScanner(log)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var r request
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			continue // the last line is being written
 		}
-		if r.User.Username != user {
-			continue
-		}
-		if decision := r.Annotations["authorization.k8s.io/decision"]; decision != "allow" {
-			b.t.Errorf("%s %s: %s", r.Verb, r.RequestURI, decision)
-		}
-		if r.ObjectRef == nil {
-			continue // discovery, which every user may read
-		}
-		name := r.ObjectRef.Resource
-		if r.ObjectRef.Subresource != "" {
-			name += "/" + r.ObjectRef.Subresource
-		}
-		out[permission{r.ObjectRef.APIGroup, name, r.Verb}]++
+		f(&r)
 	}
 	if err := lines.Err(); err != nil {
 		b.t.Fatal(err)
 	}
-	return out
 }
 
 // granted are the permissions of a service account by the chart, with parts of its values on.

@@ -32,7 +32,7 @@ const (
 
 // world makes the objects of a cluster: nodes in zones, and Services with endpoints in them.
 // A Service has as many endpoints in a zone as its number says, so that they differ.
-func world() (all []*corev1.Node, of []*corev1.Service, slicesOf []*discoveryv1.EndpointSlice) {
+func world(services int) (all []*corev1.Node, of []*corev1.Service, slicesOf []*discoveryv1.EndpointSlice) {
 	for i := range nodes {
 		zone := fmt.Sprintf("zone-%c", 'a'+i%zones)
 		all = append(all, &corev1.Node{
@@ -69,14 +69,17 @@ func world() (all []*corev1.Node, of []*corev1.Service, slicesOf []*discoveryv1.
 }
 
 // fill creates the objects of the world by an API, ours or Kubernetes'.
-func fill(t *testing.T, client kubernetes.Interface) {
+func fill(t *testing.T, client kubernetes.Interface) { t.Helper(); fillWith(t, client, services) }
+
+// fillWith is fill with another number of Services.
+func fillWith(t *testing.T, client kubernetes.Interface, services int) {
 	t.Helper()
 	ctx := context.Background()
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	if _, err := client.CoreV1().Namespaces().Create(ctx, shop, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	all, of, slicesOf := world()
+	all, of, slicesOf := world(services)
 	errs := each(all, func(n *corev1.Node) error {
 		made, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		if err != nil {
