@@ -71,6 +71,8 @@ type clusterPlane struct {
 	election  election
 	// zone is what it has as one of several; nil: it stands alone.
 	zone *clusterZone
+	// pods are followed from when on they are needed.
+	pods *clusterPods
 	// complete is closed when the tables are filled.
 	complete chan struct{}
 }
@@ -87,7 +89,10 @@ func runClusterPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Ser
 // newClusterPlane wires everything and serves nothing yet. It blocks for some requests to the
 // cluster.
 func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPlane, err error) {
-	p := &clusterPlane{cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), run: rand.Text()}
+	p := &clusterPlane{
+		cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), run: rand.Text(),
+		pods: newClusterPods(),
+	}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -176,7 +181,7 @@ func stripUnwritten(obj resource.Object) {
 		}
 		o.Status = corev1.PodStatus{
 			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
-			Conditions: slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady }),
+			Conditions: slices.Clip(slices.Clone(slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady }))),
 		}
 	default:
 		obj.SetManagedFields(nil)
@@ -189,6 +194,7 @@ func (p *clusterPlane) newParts() (err error) {
 	p.instance = i
 	i.catalog = catalog.New(catalog.Config{
 		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
+		Later: p.pods.later(p.cfg.role()),
 	})
 	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
 		return err
@@ -231,6 +237,7 @@ func (p *clusterPlane) components() []component {
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
 			{Name: "load balancers", Scope: leader, Run: p.leader.runClusterLoadBalancers},
+			{Name: "pods", Run: func(ctx context.Context) error { return p.pods.await(ctx, p.instance.catalog) }},
 		},
 		p.zoneComponents(),
 		[]component{

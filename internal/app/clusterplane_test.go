@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -342,6 +343,42 @@ func TestDemandInACluster(t *testing.T) {
 	if _, err := demandv1.NewDemandClient(conn).Report(t.Context(), report); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("for another node: %v", err)
 	}
+}
+
+// TestPodsInACluster: Pods are not even asked for until a Service warms its endpoints up.
+func TestPodsInACluster(t *testing.T) {
+	c := startCluster(t, append(zonedNodes(1), serviceOf(1, "aabbc", false)...)...)
+	_, err := c.client.Create(t.Context(), kind.Pod, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"},
+		Spec:       corev1.PodSpec{NodeName: "zone-a-00", Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	plans := c.rest.WrapTransport
+	c.rest.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, "/pods") {
+				asked.Add(1)
+			}
+			return plans(next).RoundTrip(r)
+		})
+	}
+	r := c.startReplica("a")
+	eventually(t, "a plan", func() bool { return c.planOf("s001") != nil })
+	tables := r.p.instance.catalog
+	if n, pods := asked.Load(), tables.Snapshot().Pods.Len(); n != 0 || pods != 0 {
+		t.Errorf("%d requests for pods, %d are there", n, pods)
+	}
+	service := c.get(kind.Service, "s001")
+	annotations := map[string]string{kind.AnnotationWarmUp: "30s"}
+	maps.Copy(annotations, service.GetAnnotations())
+	service.SetAnnotations(annotations)
+	if _, err := c.client.Update(t.Context(), kind.Service, service); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "pods are followed", func() bool { return tables.Snapshot().Pods.Len() == 1 })
 }
 
 // dial the gRPC port as a node that has joined.

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -44,6 +46,10 @@ type Config struct {
 	// ignored, so that all may be passed; the table of a kind without a
 	// descriptor stays empty.
 	Descriptors []*resource.Descriptor
+	// Later says from when on kinds are followed that are not needed at first: from when the
+	// channel of the kind is closed. Until then their tables are empty, and Synced does not wait
+	// for them.
+	Later map[schema.GroupKind]<-chan struct{}
 	// Epoch names the history that resource versions belong to (store.Store).
 	Epoch string
 	// Logger; nil: silence.
@@ -84,7 +90,7 @@ func New(config Config) *Catalog {
 	for _, descriptor := range config.Descriptors {
 		for kind, ops := range tables {
 			if ops.groupKind() == descriptor.GVK.GroupKind() {
-				c.feeds = append(c.feeds, feed{kind: Kind(kind), descriptor: descriptor})
+				c.feeds = append(c.feeds, feed{kind: Kind(kind), descriptor: descriptor, from: config.Later[ops.groupKind()]})
 			}
 		}
 	}
@@ -107,7 +113,7 @@ func (c *Catalog) Run(ctx context.Context) error {
 // Snapshot is the newest state. Lock-free. Until Synced it may lack objects.
 func (c *Catalog) Snapshot() *Snapshot { return c.current.Load() }
 
-// Synced reports whether every kind has been listed once.
+// Synced reports whether every kind has been listed once, but for those of Config.Later.
 func (c *Catalog) Synced() bool {
 	select {
 	case <-c.synced:
@@ -131,7 +137,9 @@ func (c *Catalog) WaitSynced(ctx context.Context) error {
 func (c *Catalog) write(ctx context.Context) {
 	waiting := make(map[Kind]struct{}, len(c.feeds))
 	for _, f := range c.feeds {
-		waiting[f.kind] = struct{}{}
+		if f.from == nil {
+			waiting[f.kind] = struct{}{}
+		}
 	}
 	if len(waiting) == 0 {
 		close(c.synced)

@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -115,6 +116,39 @@ func TestFirstDeltaIsEverythingAndWaitsForAllLists(t *testing.T) {
 		d = next(t, late)
 		if len(d.Services) != 2 || len(d.Pods) != 1 {
 			t.Errorf("late subscriber got %d services and %d pods", len(d.Services), len(d.Pods))
+		}
+	})
+}
+
+// TestLater: a kind that is not needed at first is not asked for, and nobody waits for it.
+func TestLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := resourcetest.New()
+		client.Seed(service("a", nil), pod("p", "n", nil))
+		var asked atomic.Int64
+		client.Intercept(func(call resourcetest.Call) error {
+			if call.Kind.Kind == "Pod" {
+				asked.Add(1)
+			}
+			return nil
+		})
+		wanted := make(chan struct{})
+		c := New(Config{Client: client, Descriptors: resourcetest.Descriptors(), Epoch: "e1", Later: map[schema.GroupKind]<-chan struct{}{{Kind: "Pod"}: wanted}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = c.Run(ctx)
+		}()
+		t.Cleanup(func() { cancel(); <-done })
+		sub := c.Subscribe(Services, Pods)
+		defer sub.Close()
+		if d := next(t, sub); len(d.Services) != 1 || len(d.Pods) != 0 || !c.Synced() || asked.Load() != 0 {
+			t.Fatalf("before they are wanted: %d services, %d pods, %d requests", len(d.Services), len(d.Pods), asked.Load())
+		}
+		close(wanted)
+		if diff := cmp.Diff([]string{"+p"}, names(next(t, sub).Pods)); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

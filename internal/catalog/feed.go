@@ -14,6 +14,8 @@ import (
 type feed struct {
 	kind       Kind
 	descriptor *resource.Descriptor
+	// from when on it is followed; nil: at once.
+	from <-chan struct{}
 }
 
 // retryPolicy spaces the attempts to list and watch a kind.
@@ -22,6 +24,13 @@ var retryPolicy = backoff.Policy{First: 100 * time.Millisecond, Last: 5 * time.S
 // run feeds the writer until ctx ends. While the kind cannot be watched the tables keep what
 // they have; a new list then changes only what differs.
 func (f feed) run(ctx context.Context, c *Catalog) {
+	if f.from != nil {
+		select {
+		case <-f.from:
+		case <-ctx.Done():
+			return
+		}
+	}
 	_ = reflector.Run(ctx, reflector.Config{
 		Client:  c.client,
 		Kind:    f.descriptor,

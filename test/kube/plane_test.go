@@ -74,6 +74,12 @@ func TestControlPlane(t *testing.T) {
 	})
 	b.assignsAddresses()
 	b.tellsPolicies()
+	// Pods are followed once a Service warms its endpoints up.
+	if n := b.asked("proxima")[permission{"", "pods", "watch"}]; n != 0 {
+		t.Errorf("%d watches of pods before they are needed", n)
+	}
+	b.kubectl("", "--namespace", "shop", "annotate", "service", "svc-003", "topology.proxima.dev/warmup=30s")
+	b.until("pods are watched", func() bool { return b.asked("proxima")[permission{"", "pods", "watch"}] > 0 })
 	b.wantAllUsed("kube-proxy-replacement", "proxima", append(lists("services", "nodes", "namespaces", "pods",
 		"endpointslices.discovery.k8s.io",
 		"meshes.mesh.proxima.dev", "zonecosts.mesh.proxima.dev", "topologyheuristics.mesh.proxima.dev", "ipaddresspools.mesh.proxima.dev", "trafficplans.planner.mesh.proxima.dev"),

@@ -87,19 +87,27 @@ func ReadySince(s *catalog.Snapshot, slice *discoveryv1.EndpointSlice) []int64 {
 		case "Dataplane":
 			since = dataplaneSince(dataplaneOf(s, slice.Namespace, e))
 		case "Pod":
-			if pod, ok := s.Pods.Get(targetKey(slice.Namespace, e.TargetRef)); ok {
-				for _, c := range pod.Status.Conditions {
-					if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-						since = c.LastTransitionTime.Time
-					}
-				}
-			}
+			pod, _ := s.Pods.Get(targetKey(slice.Namespace, e.TargetRef))
+			since = podSince(pod)
 		}
 		if !since.IsZero() {
 			out[i] = max(1, since.Unix())
 		}
 	}
 	return out
+}
+
+// podSince is when a pod became ready; zero: it is not, or there is none.
+func podSince(pod *corev1.Pod) time.Time {
+	if pod == nil {
+		return time.Time{}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
 }
 
 func dataplaneSince(d *meshv1alpha1.Dataplane) time.Time {

@@ -3,6 +3,7 @@ package trafficplan
 import (
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -20,6 +21,8 @@ type Table struct {
 	mu    sync.RWMutex
 	after *catalog.Snapshot
 	plans map[resource.Key]*Plan
+	// warm are the Services that warm endpoints up.
+	warm map[resource.Key]struct{}
 	// weighted are the Dataplanes that have another weight than DefaultWeight. While there
 	// are none, weights cost nothing.
 	weighted map[catalog.Key]uint32
@@ -107,16 +110,27 @@ func (t *Table) own(slice *discoveryv1.EndpointSlice) []uint32 {
 }
 
 // warming are the Services of a delta that warm endpoints up where that, or the time at
-// which a Dataplane became ready, changed.
+// which a Dataplane or Pod became ready, changed.
 func (t *Table) warming(d *catalog.Delta) map[resource.Key]struct{} {
 	changed := map[resource.Key]struct{}{}
 	for _, c := range d.Services {
+		t.noteWarming(c.Key, c.New)
 		if (kind.WarmUpOf(c.Old) == 0) != (kind.WarmUpOf(c.New) == 0) {
 			changed[c.Key] = struct{}{}
 		}
 	}
-	if d.Before == nil || d.Before.Services.Len() == 0 {
+	if d.Before == nil || d.Before.Services.Len() == 0 || len(t.warm) == 0 {
 		return changed
+	}
+	for _, c := range d.Pods {
+		if c.New == nil || podSince(c.Old).Equal(podSince(c.New)) {
+			continue
+		}
+		for key := range d.After.ServicesSelecting(c.Key.Namespace, c.New.Labels) {
+			if _, warms := t.warm[key]; warms {
+				changed[key] = struct{}{}
+			}
+		}
 	}
 	for _, c := range d.Dataplanes {
 		if c.New == nil || dataplaneSince(c.Old).Equal(dataplaneSince(c.New)) {
@@ -129,6 +143,18 @@ func (t *Table) warming(d *catalog.Delta) map[resource.Key]struct{} {
 		})
 	}
 	return changed
+}
+
+// noteWarming keeps which Services warm endpoints up; service is nil where there is none.
+func (t *Table) noteWarming(key resource.Key, service *corev1.Service) {
+	if kind.WarmUpOf(service) == 0 {
+		delete(t.warm, key)
+		return
+	}
+	if t.warm == nil {
+		t.warm = map[resource.Key]struct{}{}
+	}
+	t.warm[key] = struct{}{}
 }
 
 // Own weights of a slice's endpoints, as those of the Plan of its Service.
