@@ -1,12 +1,15 @@
 // Command scale measures what a control plane takes as its zones grow, and computes from that what
 // 100 zones of 1,000 agents take:
 //
-//	go run ./bench/scale [-smoke] [-only agents,global] [-binary bin/proxima] [-agents 250,500,1000] [-pause 30s] [-page docs/concepts]
+//	go run ./bench/scale [-smoke] [-only agents|global|cluster] [-binary bin/proxima] [-agents 250,500,1000] [-pause 30s] [-page docs/concepts]
 //
 // Agents are simulated in this process: each has the connections, streams, watches and Leases of
 // an agent, with certificates of its own, and neither a data path nor objects in memory. The
 // control planes are real processes with SQLite. The global one finds the Dataplanes of all zones
 // in its store.
+//
+// "-only cluster" measures a control plane with --store kubernetes in a cluster of 5,000 nodes, 10,000
+// Services and 260,000 endpoints. The API server is simulated, too, in this process.
 //
 // With -page it writes the table into scale.md of that folder, and the plot into img/scale.svg. It
 // exits with 1 if something did not work, and not because a bound was missed: that depends on the
@@ -19,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +37,7 @@ type plan struct {
 	endpoints []int // at global, rising
 	settle    time.Duration
 	idle      time.Duration
+	cluster   clusterWorld
 	calm      int // seconds without work after which the start of global is complete
 }
 
@@ -40,9 +45,11 @@ var (
 	full = plan{
 		agents: []int{250, 500, 1000, 2000}, services: 1000, changes: 21,
 		endpoints: []int{100_000, 300_000, 1_000_000}, settle: 30 * time.Second, idle: 30 * time.Second, calm: 10,
+		cluster: clusterWorld{nodes: 5000, services: 10_000, perService: 25, large: 10_000},
 	}
 	smoke = plan{
 		agents: []int{2, 4}, services: 5, changes: 3, endpoints: []int{20, 40}, settle: time.Second / 2, idle: time.Second / 2, calm: 1,
+		cluster: clusterWorld{nodes: 6, services: 10, perService: 3, large: 250},
 	}
 )
 
@@ -57,7 +64,7 @@ type figures struct {
 
 func main() {
 	quick := flag.Bool("smoke", false, "a quick look, whose figures mean nothing")
-	only := flag.String("only", "", "agents or global; empty: both")
+	only := flag.String("only", "", "agents, global or cluster; empty: agents and global")
 	binary := flag.String("binary", "bin/proxima", "the program to measure, built as \"make build\" does")
 	agents := flag.String("agents", "", "numbers of agents, rising, comma-separated; empty: 250,500,1000,2000")
 	endpoints := flag.String("endpoints", "", "numbers of endpoints at global, rising; empty: 100000,300000,1000000")
@@ -107,6 +114,12 @@ func numbers(text string, into *[]int) error {
 
 func run(ctx context.Context, binary string, p plan, only, page string) (err error) {
 	f := figures{Plan: p, LoadBefore: load()}
+	if only == "cluster" {
+		c, err := measureCluster(ctx, binary, p)
+		fmt.Printf("Measured on %d processors, which the simulated agents and API server shared. The load average was %s at the beginning and %s at the end.\n\n%s",
+			runtime.NumCPU(), f.LoadBefore, load(), c.table())
+		return err
+	}
 	if only != "global" {
 		if f.Fleets, err = measureAgents(ctx, binary, p); err != nil {
 			return err

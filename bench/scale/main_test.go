@@ -41,6 +41,24 @@ func TestSmoke(t *testing.T) {
 	}
 }
 
+// TestCluster measures a small cluster: what is planned, and what is asked for.
+func TestCluster(t *testing.T) {
+	f, err := measureCluster(t.Context(), testkit.Binary(t), smoke)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := smoke.cluster.services + 1; f.StartRequests["post trafficplans"] != n || f.StartRequests["put services/status"] != n {
+		t.Errorf("requests at the start: %v", f.StartRequests)
+	}
+	// One change of three takes an endpoint away: a plan and a condition. Pods are not asked for.
+	if f.ChangeRequests["put trafficplans"] > 1 || f.ChangeRequests["put services/status"] > 1 || f.StartRequests["watch pods"] != 0 {
+		t.Errorf("requests of %d changes: %v; at the start: %v", f.Changes, f.ChangeRequests, f.StartRequests)
+	}
+	if table := f.table(); !strings.Contains(table, "6 nodes in 3 zones, 11 Services with 280 endpoints") {
+		t.Error(table)
+	}
+}
+
 func TestFit(t *testing.T) {
 	l := fit([]int{10, 20, 30}, []float64{105, 205, 305})
 	if math.Abs(l.base-5) > 1e-9 || math.Abs(l.slope-10) > 1e-9 || math.Abs(l.at(100)-1005) > 1e-9 {
