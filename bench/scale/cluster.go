@@ -388,7 +388,9 @@ func (c *crowd) add(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	a := &crowdAgent{crowd: c, zone: zoneOfNode(i), fresh: map[string]bool{}, positions: map[string]string{}, versions: map[string]map[string]string{}}
+	a := &crowdAgent{
+		crowd: c, zone: zoneOfNode(i), fresh: map[string]bool{}, positions: map[string]string{}, versions: map[string]map[string]string{},
+	}
 	c.mu.Lock()
 	if c.leaders[a.zone] == nil {
 		a.leads, c.leaders[a.zone] = true, a
@@ -526,7 +528,8 @@ func (a *crowdAgent) Receive(r *stream.Response) {
 func (f clusterFigures) table() string {
 	var b strings.Builder
 	w := f.World
-	fmt.Fprintf(&b, "A control plane with `--store kubernetes` in a cluster of %d nodes in %d zones, %d Services with %d endpoints in all, of which one has %d, "+
+	fmt.Fprintf(&b, "A control plane with `--store kubernetes` in a cluster of %d nodes in %d zones, "+
+		"%d Services with %d endpoints in all, of which one has %d, "+
 		"and a pod for each endpoint:\n\n| quantity | value |\n|---|---|\n", w.nodes, clusterZones, w.services+1, w.endpoints(), w.large)
 	row := func(what, format string, values ...any) {
 		fmt.Fprintf(&b, "| %s | %s |\n", what, fmt.Sprintf(format, values...))
@@ -540,8 +543,10 @@ func (f clusterFigures) table() string {
 	row(fmt.Sprintf("idle for %s: CPU; requests", f.Idle), "%.1f s; %s", f.IdleCPU.Seconds(), requestText(f.IdleRequests))
 	row("one endpoint changes: until the last agent has it, median", "%s", f.Change.Round(time.Millisecond))
 	row(fmt.Sprintf("%d such changes: CPU; requests", f.Changes), "%.1f s; %s", f.ChangeCPU.Seconds(), requestText(f.ChangeRequests))
-	row(fmt.Sprintf("%d endpoints are replaced in %d updates of slices: until the last agent has the last one", f.Endpoints, f.Steps), "%.1f s", f.Rolling.Seconds())
-	row("CPU; requests; highest memory meanwhile", "%.1f s; %s; %.0f MB", f.RollingCPU.Seconds(), requestText(f.RollingRequests), f.RollingMemory/1e6)
+	row(fmt.Sprintf("%d endpoints are replaced in %d updates of slices: until the last agent has the last one", f.Endpoints, f.Steps),
+		"%.1f s", f.Rolling.Seconds())
+	row("CPU; requests; highest memory meanwhile", "%.1f s; %s; %.0f MB",
+		f.RollingCPU.Seconds(), requestText(f.RollingRequests), f.RollingMemory/1e6)
 	b.WriteString("\n")
 	return b.String()
 }

@@ -72,8 +72,9 @@ func (c *clusterWorld) node(i int) runtime.Object {
 func (c *clusterWorld) service(i int) runtime.Object {
 	s := &corev1.Service{ObjectMeta: objectMeta(clusterNamespace, "svc", 1, i)}
 	s.Annotations = map[string]string{"service.kubernetes.io/topology-mode": "proxima.dev/Adaptive"}
+	address := fmt.Sprintf("10.96.%d.%d", i>>8, i&255)
 	s.Spec = corev1.ServiceSpec{
-		Type: corev1.ServiceTypeClusterIP, ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), ClusterIPs: []string{fmt.Sprintf("10.96.%d.%d", i>>8, i&255)},
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: address, ClusterIPs: []string{address},
 		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Selector: map[string]string{"app": s.Name},
 		Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
 	}
@@ -92,7 +93,10 @@ func (c *clusterWorld) endpoint(generation, i int) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{
 		Addresses: []string{podAddress(generation, i)}, NodeName: new(nodeName(at)), Zone: new(zoneOfNode(at)),
 		Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
-		TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: clusterNamespace, Name: "pod-" + strconv.Itoa(i), UID: types.UID(fmt.Sprintf("00000000-0000-0000-0005-%012d", i))},
+		TargetRef: &corev1.ObjectReference{
+			Kind: "Pod", Namespace: clusterNamespace, Name: "pod-" + strconv.Itoa(i),
+			UID: types.UID(fmt.Sprintf("00000000-0000-0000-0005-%012d", i)),
+		},
 	}
 }
 
@@ -130,7 +134,9 @@ func (c *clusterWorld) pod(i int) runtime.Object {
 			Env:          []corev1.EnvVar{{Name: "CONFIG", Value: "/etc/config"}, {Name: "LEVEL", Value: "info"}},
 			VolumeMounts: []corev1.VolumeMount{{Name: "token", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount", ReadOnly: true}},
 		}},
-		Tolerations: []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}},
+		Tolerations: []corev1.Toleration{{
+			Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
+		}},
 	}
 	p.Status = corev1.PodStatus{
 		Phase: corev1.PodRunning, PodIP: podAddress(0, i), PodIPs: []corev1.PodIP{{IP: podAddress(0, i)}},
@@ -139,7 +145,9 @@ func (c *clusterWorld) pod(i int) runtime.Object {
 			{Type: corev1.ContainersReady, Status: corev1.ConditionTrue},
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(1_700_000_000, 0)},
 		},
-		ContainerStatuses: []corev1.ContainerStatus{{Name: "main", Ready: true, Image: "registry.example/" + service + ":1", ContainerID: "containerd://0123456789abcdef"}},
+		ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "main", Ready: true, Image: "registry.example/" + service + ":1", ContainerID: "containerd://0123456789abcdef",
+		}},
 	}
 	return p
 }

@@ -1,7 +1,7 @@
 // Command scale measures what a control plane takes as its zones grow, and computes from that what
 // 100 zones of 1,000 agents take:
 //
-//	go run ./bench/scale [-smoke] [-only agents|global|cluster] [-binary bin/proxima] [-agents 250,500,1000] [-pause 30s] [-page docs/concepts]
+//	go run ./bench/scale [-smoke] [-only agents|global|cluster] [-binary FILE] [-agents 250,500,1000] [-pause 30s] [-page docs/concepts]
 //
 // Agents are simulated in this process: each has the connections, streams, watches and Leases of
 // an agent, with certificates of its own, and neither a data path nor objects in memory. The
@@ -116,7 +116,8 @@ func run(ctx context.Context, binary string, p plan, only, page string) (err err
 	f := figures{Plan: p, LoadBefore: load()}
 	if only == "cluster" {
 		c, err := measureCluster(ctx, binary, p)
-		fmt.Printf("Measured on %d processors, which the simulated agents and API server shared. The load average was %s at the beginning and %s at the end.\n\n%s",
+		fmt.Printf("Measured on %d processors, which the simulated agents and API server shared. "+
+			"The load average was %s at the beginning and %s at the end.\n\n%s",
 			runtime.NumCPU(), f.LoadBefore, load(), c.table())
 		return err
 	}

@@ -181,7 +181,7 @@ func stripUnwritten(obj resource.Object) {
 		}
 		o.Status = corev1.PodStatus{
 			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
-			Conditions: slices.Clip(slices.Clone(slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady }))),
+			Conditions: slices.Clone(slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady })),
 		}
 	default:
 		obj.SetManagedFields(nil)

@@ -133,7 +133,10 @@ func TestLater(t *testing.T) {
 			return nil
 		})
 		wanted := make(chan struct{})
-		c := New(Config{Client: client, Descriptors: resourcetest.Descriptors(), Epoch: "e1", Later: map[schema.GroupKind]<-chan struct{}{{Kind: "Pod"}: wanted}})
+		c := New(Config{
+			Client: client, Descriptors: resourcetest.Descriptors(), Epoch: "e1",
+			Later: map[schema.GroupKind]<-chan struct{}{{Kind: "Pod"}: wanted},
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

@@ -67,7 +67,8 @@ func newSharesRig(t *testing.T) *sharesRig {
 	}
 	r := &sharesRig{
 		rig:    &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}},
-		agents: map[string]*agentArgs{}, run: map[string]*cluster.Program{}, planes: map[string]*corev1.Pod{}, dirs: map[string]string{},
+		agents: map[string]*agentArgs{}, run: map[string]*cluster.Program{},
+		planes: map[string]*corev1.Pod{}, dirs: map[string]string{},
 	}
 	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled", "--set", "agent.mode=nftables",
 		"--set", "agent.directAfter="+directAfter.String(), "--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")

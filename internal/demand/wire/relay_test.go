@@ -118,7 +118,8 @@ func TestRelay(t *testing.T) {
 	want(c, 3)
 	// An instance that does not lead does not pass on what was passed to it.
 	leader = "c"
-	if _, err := a.Report(t.Context(), &demandv1.ReportRequest{Node: "n", Run: []byte("r"), Sequence: 9, ElapsedMilliseconds: 1}); status.Code(err) != codes.Unavailable {
+	passed := &demandv1.ReportRequest{Node: "n", Run: []byte("r"), Sequence: 9, ElapsedMilliseconds: 1}
+	if _, err := a.Report(t.Context(), passed); status.Code(err) != codes.Unavailable {
 		t.Errorf("passed to an instance that does not lead: %v", err)
 	}
 	want(c, 3)

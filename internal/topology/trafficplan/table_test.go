@@ -54,7 +54,7 @@ func TestPodsLater(t *testing.T) {
 	ready := time.Unix(1000, 0)
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-x", Labels: map[string]string{"app": "web"}},
-		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(ready)}}},
+		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 	for i := range 2 {
 		pod.Status.Conditions[0].LastTransitionTime = metav1.NewTime(ready.Add(time.Duration(i) * time.Hour))
