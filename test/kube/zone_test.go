@@ -146,8 +146,8 @@ func (s *sites) startEast(token string) {
 		return err == nil
 	})
 	s.startEastPlane(token)
-	s.joined("ours")
-	s.joined("third")
+	s.agentArgs("ours", address+":7443").run(s.rig)
+	s.agentArgs("third", address+":7443").run(s.rig)
 	s.kubectl(zoneObjects("from-east", "selector: {app: web},"), "apply", "-f", "-")
 	s.until("the account of shop is there", func() bool {
 		_, err := s.client.CoreV1().ServiceAccounts("shop").Get(s.t.Context(), "default", metav1.GetOptions{})
