@@ -45,7 +45,7 @@ func objectMeta(namespace, name string, kind, i int) metav1.ObjectMeta {
 		UID: types.UID(fmt.Sprintf("00000000-0000-0000-%04d-%012d", kind+2, i)),
 		ManagedFields: []metav1.ManagedFieldsEntry{{
 			Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, FieldsType: "FieldsV1",
-			FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"` + string(fields) + `":{}}`)},
+			FieldsV1: metav1.NewFieldsV1(`{"` + string(fields) + `":{}}`),
 		}},
 	}
 }

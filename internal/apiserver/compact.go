@@ -18,7 +18,7 @@ type compactor struct {
 
 	mu sync.Mutex
 	// young field sets become the old ones when there are enough; the old ones are forgotten then.
-	young, old map[string][]byte
+	young, old map[string]*metav1.FieldsV1
 }
 
 const (
@@ -66,32 +66,33 @@ func (c *compactor) meta(m *metav1.ObjectMeta) {
 		share(&f.FieldsType)
 		share(&f.Subresource)
 		if f.FieldsV1 != nil {
-			f.FieldsV1.Raw = c.fieldSet(f.FieldsV1.Raw)
+			f.FieldsV1 = c.fieldSet(f.FieldsV1)
 		}
 	}
 }
 
-// fieldSet returns bytes that equal these, for several objects. Nobody may change them.
-func (c *compactor) fieldSet(raw []byte) []byte {
+// fieldSet returns a set that equals this one, for several objects. Nobody may change it.
+func (c *compactor) fieldSet(set *metav1.FieldsV1) *metav1.FieldsV1 {
+	raw := set.GetRawString()
 	if len(raw) > maxSharedSet {
-		return raw
+		return set
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known, ok := c.young[string(raw)]; ok {
+	if known, ok := c.young[raw]; ok {
 		return known
 	}
-	if known, ok := c.old[string(raw)]; ok {
-		raw = known
+	if known, ok := c.old[raw]; ok {
+		set = known
 	}
 	if len(c.young) >= maxYoungSets {
 		c.young, c.old = nil, c.young
 	}
 	if c.young == nil {
-		c.young = map[string][]byte{}
+		c.young = map[string]*metav1.FieldsV1{}
 	}
-	c.young[string(raw)] = raw
-	return raw
+	c.young[raw] = set
+	return set
 }
 
 // share replaces a string by an equal one that is in memory once. It is for strings that many

@@ -20,7 +20,7 @@ import (
 func TestCompactKeeps(t *testing.T) {
 	c := newCompactor(kind.All())
 	fill := randfill.NewWithSeed(1).NilChance(0.2).NumElements(0, 4).Funcs(
-		func(f *metav1.FieldsV1, c randfill.Continue) { f.Raw = []byte(`{"f:` + c.String(8) + `":{}}`) },
+		func(f *metav1.FieldsV1, c randfill.Continue) { f.SetRawString(`{"f:` + c.String(8) + `":{}}`) },
 	)
 	for _, d := range kind.All() {
 		for range 50 {
@@ -42,7 +42,7 @@ func TestCompactShares(t *testing.T) {
 		own := func(s string) string { return strings.Clone(s) }
 		s := &discoveryv1.EndpointSlice{}
 		s.Namespace = own("default")
-		s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: own("kubectl"), FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:ports":{}}`)}}}
+		s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: own("kubectl"), FieldsV1: metav1.NewFieldsV1(`{"f:ports":{}}`)}}
 		s.Endpoints = []discoveryv1.Endpoint{{Zone: new(own("zone-a")), NodeName: new(own("node-1"))}}
 		c.compact(s)
 		return s
@@ -51,13 +51,15 @@ func TestCompactShares(t *testing.T) {
 	for name, pair := range map[string][2]*byte{
 		"namespace": {unsafe.StringData(a.Namespace), unsafe.StringData(b.Namespace)},
 		"manager":   {unsafe.StringData(a.ManagedFields[0].Manager), unsafe.StringData(b.ManagedFields[0].Manager)},
-		"field set": {&a.ManagedFields[0].FieldsV1.Raw[0], &b.ManagedFields[0].FieldsV1.Raw[0]},
 		"zone":      {unsafe.StringData(*a.Endpoints[0].Zone), unsafe.StringData(*b.Endpoints[0].Zone)},
 		"node":      {unsafe.StringData(*a.Endpoints[0].NodeName), unsafe.StringData(*b.Endpoints[0].NodeName)},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("the %s is in memory twice", name)
 		}
+	}
+	if a.ManagedFields[0].FieldsV1 != b.ManagedFields[0].FieldsV1 {
+		t.Error("the field set is in memory twice")
 	}
 }
 
@@ -66,8 +68,8 @@ func TestCompactForgets(t *testing.T) {
 	c := newCompactor(nil)
 	for i := range 10 * maxYoungSets {
 		c.compact(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
-			{FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, `{"f:%d":{}}`, i)}},
-			{FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:` + strings.Repeat("x", maxSharedSet) + `":{}}`)}},
+			{FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(`{"f:%d":{}}`, i))},
+			{FieldsV1: metav1.NewFieldsV1(`{"f:` + strings.Repeat("x", maxSharedSet) + `":{}}`)},
 		}}})
 	}
 	if n := len(c.young) + len(c.old); n > 2*maxYoungSets {
