@@ -34,6 +34,8 @@ type scenario struct {
 	events []int
 	// cold: nothing is known at 0.
 	cold bool
+	// times is how many times as many runs are made as of other scenarios; 0: once.
+	times int
 }
 
 // Names of scenarios that are judged.
@@ -62,7 +64,8 @@ func scenarios() []scenario {
 	return []scenario{
 		{name: steady, seconds: 1800, at: func(float64) ([]float64, []int64, int) { return before, even(), none }},
 		{name: stepFar, seconds: 600, at: far},
-		{name: stepNear, seconds: 600, at: func(t float64) ([]float64, []int64, int) {
+		// Judged by its p99, which 200 runs give within 40 s only, from seed to seed.
+		{name: stepNear, seconds: 600, times: 5, at: func(t float64) ([]float64, []int64, int) {
 			if t < 0 {
 				return before, even(), none
 			}
@@ -328,7 +331,7 @@ func summarise(courses []course) summary {
 // dynamics prints what becomes of every scenario, and returns it for the tests.
 func dynamics(out io.Writer, seed uint64, runs int) map[string]summary {
 	t := topologies{}.get(3, 1)[0]
-	fmt.Fprintf(out, "dynamics: 3 zones, 9 endpoints, %.0f connections a second, %d runs each\n", connections, runs)
+	fmt.Fprintf(out, "dynamics: 3 zones, 9 endpoints, %.0f connections a second, if the event names no other rate\n", connections)
 	fmt.Fprintln(
 		out,
 		"settled: within 2 points of the best plan within the planned limit, and no endpoint above 1.25, for a minute; gap: to the best plan of all",
@@ -336,19 +339,19 @@ func dynamics(out io.Writer, seed uint64, runs int) map[string]summary {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(
 		w,
-		"event\tsettled p50 s\tp99 s\tmax s\twith the margin a fault, max s\tthen worst p99\tgap, points\t> 1.25, % of time\tchurn %/min\treplans/h",
+		"event\truns\tsettled p50 s\tp99 s\tmax s\twith the margin a fault, max s\tthen worst p99\tgap, points\t> 1.25, % of time\tchurn %/min\treplans/h",
 	)
 	all := map[string]summary{}
 	for k, s := range scenarios() {
 		r := rand.New(rand.NewPCG(seed, uint64(100+k)))
 		var courses []course
-		for range runs {
+		for range runs * max(1, s.times) {
 			courses = append(courses, follow(r, s, t)...)
 		}
 		x := summarise(courses)
 		all[s.name] = x
-		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t%.2f\t%.1f\n", s.name, x.settledP50, x.settledP99, x.settledMax,
-			x.strictlyMax, x.worstP99, x.gapMean, x.above, x.churnPerMinute, x.replansPerHour)
+		fmt.Fprintf(w, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t%.2f\t%.1f\n", s.name, len(courses), x.settledP50, x.settledP99,
+			x.settledMax, x.strictlyMax, x.worstP99, x.gapMean, x.above, x.churnPerMinute, x.replansPerHour)
 	}
 	_ = w.Flush()
 	fmt.Fprintln(out)

@@ -4,7 +4,7 @@
 // seed; of the policies only comparisons between rows mean anything. It ends with every
 // figure that planner.md requires, with its limit, and the word pass or miss.
 //
-//	go run ./bench/planner [-smoke] [-seed 1]
+//	go run ./bench/planner [-smoke] [-seed 1] [-only dynamics,lab]
 //
 // With -plot it draws what the long test of real traffic measured:
 //
@@ -15,11 +15,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 )
 
 func main() {
 	smoke := flag.Bool("smoke", false, "a quick look")
 	seed := flag.Uint64("seed", 1, "of the random problems")
+	only := flag.String("only", "", "parts to run, separated by commas: "+strings.Join(partNames(), ", ")+"; empty: all")
 	samples := flag.String("plot", "", "draw the samples of this file, and nothing else")
 	flag.Parse()
 	if *samples != "" {
@@ -29,18 +32,70 @@ func main() {
 		}
 		return
 	}
-	services, runs, rounds, fleet, small := 6000, 200, 21, 10000, 600
-	if *smoke {
-		services, runs, rounds, fleet, small = 300, 5, 3, 500, 30
+	chosen, err := choose(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
 	}
-	verdicts := judgePolicies(compare(os.Stdout, *seed, services))
-	verdicts = append(verdicts, judgeHints(*seed, small)...)
-	moves := dynamics(os.Stdout, *seed, runs)
-	verdicts = append(append(verdicts, judgeDynamics(moves)...), judgeNear(moves)...)
-	lab(os.Stdout, *seed, runs)
-	autoscalers(os.Stdout)
-	verdicts = append(verdicts, timings(os.Stdout, *seed, rounds, fleet)...)
-	judge(os.Stdout, verdicts)
+	z := size{seed: *seed, services: 6000, runs: 200, rounds: 21, fleet: 10000, small: 600}
+	if *smoke {
+		z = size{seed: *seed, services: 300, runs: 5, rounds: 3, fleet: 500, small: 30}
+	}
+	var verdicts []verdict
+	for _, p := range chosen {
+		verdicts = append(verdicts, p.run(z)...)
+	}
+	if len(verdicts) > 0 {
+		judge(os.Stdout, verdicts)
+	}
+}
+
+// size is how much is measured.
+type size struct {
+	seed                                 uint64
+	services, runs, rounds, fleet, small int
+}
+
+// part is what can be run by itself.
+type part struct {
+	name string
+	run  func(size) []verdict
+}
+
+func parts() []part {
+	return []part{
+		{"policies", func(z size) []verdict { return judgePolicies(compare(os.Stdout, z.seed, z.services)) }},
+		{"hints", func(z size) []verdict { return judgeHints(z.seed, z.small) }},
+		{"dynamics", func(z size) []verdict {
+			all := dynamics(os.Stdout, z.seed, z.runs)
+			return append(judgeDynamics(all), judgeNear(all)...)
+		}},
+		{"lab", func(z size) []verdict { lab(os.Stdout, z.seed, z.runs); return nil }},
+		{"autoscaler", func(size) []verdict { autoscalers(os.Stdout); return nil }},
+		{"times", func(z size) []verdict { return timings(os.Stdout, z.seed, z.rounds, z.fleet) }},
+	}
+}
+
+func partNames() (names []string) {
+	for _, p := range parts() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// choose the parts of a list of names, in the order in which all are run; empty: all.
+func choose(list string) ([]part, error) {
+	all := parts()
+	if list == "" {
+		return all, nil
+	}
+	names := strings.Split(list, ",")
+	for _, name := range names {
+		if known := partNames(); !slices.Contains(known, name) {
+			return nil, fmt.Errorf("-only %q: no such part, want some of %s", name, strings.Join(known, ", "))
+		}
+	}
+	return slices.DeleteFunc(all, func(p part) bool { return !slices.Contains(names, p.name) }), nil
 }
 
 func plotFile(name string) error {

@@ -45,7 +45,7 @@ func TestPolicies(t *testing.T) {
 func TestDynamics(t *testing.T) {
 	var out bytes.Buffer
 	all := dynamics(&out, 1, 20)
-	for _, v := range judgeDynamics(all) {
+	for _, v := range append(judgeDynamics(all), judgeNear(all)...) {
 		if !v.pass() {
 			t.Errorf("missed: %+v", v)
 		}
@@ -82,6 +82,23 @@ func TestAutoscaler(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(out.String())
+	}
+}
+
+// TestChoose: all parts, or those that are named; a name that is none is refused.
+func TestChoose(t *testing.T) {
+	for list, want := range map[string]string{"": strings.Join(partNames(), ","), "lab,dynamics": "dynamics,lab"} {
+		chosen, err := choose(list)
+		var got []string
+		for _, p := range chosen {
+			got = append(got, p.name)
+		}
+		if err != nil || strings.Join(got, ",") != want {
+			t.Errorf("%q: %v, %v", list, got, err)
+		}
+	}
+	if _, err := choose("dynamics,dynamic"); err == nil || !strings.Contains(err.Error(), `"dynamic"`) {
+		t.Errorf("an unknown part: %v", err)
 	}
 }
 

@@ -36,8 +36,8 @@ const (
 	// So many of the newest reports are kept: after a change, those that agree with each
 	// other are what the estimate starts from.
 	keptReports = 4
-	// So many reports after a change one report alone can show that it is not over: the
-	// means are young then, and follow it side by side.
+	// So many reports after a change the newest ones can show by themselves that it is not
+	// over: the means are young then, and follow it side by side.
 	unsettled = 4
 
 	// priorConnections is the weight of the prior.
@@ -72,6 +72,15 @@ type zone struct {
 type kept struct {
 	seconds float64
 	counts  []float64
+}
+
+// addTo takes the report into sums by zone.
+func (k kept) addTo(sum []mean) {
+	for i, c := range k.counts {
+		if !math.IsNaN(c) {
+			sum[i].count, sum[i].seconds = sum[i].count+c, sum[i].seconds+k.seconds
+		}
+	}
 }
 
 // Estimator holds the estimate of one service port. It is not for concurrent use.
@@ -184,21 +193,18 @@ func (e *Estimator) keep(r Report) {
 // other, if there are at least two, as the fast mean remembers what was before the change;
 // else with the fast mean, as one report alone may be chance.
 func (e *Estimator) restart(fastKept float64) {
-	n := e.agreeing(fastKept)
+	n, sum := e.agreeing(fastKept), make([]mean, len(e.zones))
+	for _, one := range e.recent[len(e.recent)-n:] {
+		one.addTo(sum)
+	}
 	for i := range e.zones {
 		z := &e.zones[i]
-		sum := mean{}
-		for _, one := range e.recent[len(e.recent)-n:] {
-			if !math.IsNaN(one.counts[i]) {
-				sum.count, sum.seconds = sum.count+one.counts[i], sum.seconds+one.seconds
-			}
-		}
-		if n < 2 || sum.seconds == 0 {
+		if n < 2 || sum[i].seconds == 0 {
 			z.slow = z.fast
 			continue
 		}
 		// The fast mean stays as quick as it is: it gets the rate, not the weight.
-		z.slow, z.fast.count = sum, sum.rate()*z.fast.seconds
+		z.slow, z.fast.count = sum[i], sum[i].rate()*z.fast.seconds
 	}
 }
 
@@ -224,35 +230,44 @@ func (e *Estimator) agreeing(fastKept float64) int {
 				return n
 			}
 		}
-		for i, c := range one.counts {
-			if !math.IsNaN(c) {
-				sum[i].count, sum[i].seconds = sum[i].count+c, sum[i].seconds+one.seconds
-			}
-		}
+		one.addTo(sum)
 		n++
 	}
 	return n
 }
 
-// stillMoving says, soon after a change, whether the newest report differs from the
-// slow mean by itself.
+// stillMoving says, soon after a change, whether the newest reports differ from the slow
+// mean: the newest one alone, or the sum of those that agree with each other, back to the
+// one that showed the change. A sum has less noise than one report.
 func (e *Estimator) stillMoving(fastKept float64) bool {
 	if e.steady > unsettled || e.steady == e.reports {
 		return false
 	}
-	one := e.recent[len(e.recent)-1]
-	rates, counts := 0.0, 0.0
-	for i, c := range one.counts {
-		if !math.IsNaN(c) {
-			rates, counts = rates+e.zones[i].slow.rate(), counts+c
+	sum, most := make([]mean, len(e.zones)), min(e.agreeing(fastKept), e.steady+1)
+	for n := 1; n <= most; n++ {
+		e.recent[len(e.recent)-n].addTo(sum)
+		if e.differFrom(sum, math.Sqrt(float64(n)), fastKept) {
+			return true
 		}
 	}
-	if rates == 0 || counts == 0 {
+	return false
+}
+
+// differFrom says whether the share of any zone in sums of reports differs from the slow
+// mean. The deviation of the sums is that of one report divided by calm.
+func (e *Estimator) differFrom(sum []mean, calm, fastKept float64) bool {
+	slow, rates := 0.0, 0.0
+	for i, m := range sum {
+		if m.seconds > 0 {
+			slow, rates = slow+e.zones[i].slow.rate(), rates+m.rate()
+		}
+	}
+	if slow == 0 || rates == 0 {
 		return false
 	}
-	for i, c := range one.counts {
+	for i, m := range sum {
 		z := &e.zones[i]
-		if !math.IsNaN(c) && math.Abs(c/counts-z.slow.rate()/rates) > max(changeShare, changeSigma*z.ofReport(fastKept)) {
+		if m.seconds > 0 && math.Abs(m.rate()/rates-z.slow.rate()/slow) > max(changeShare, changeSigma*z.ofReport(fastKept)/calm) {
 			return true
 		}
 	}

@@ -133,6 +133,36 @@ func TestStep(t *testing.T) {
 	}
 }
 
+// TestSmallStep: after the second report of a step of 20 points the estimate is the mean of
+// both, and nothing of the former demand is left.
+func TestSmallStep(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 1))
+	const runs = 1000
+	behind := 0
+	for range runs {
+		e := New(names)
+		var b, all float64
+		feed := func(mean ...float64) {
+			counts := []float64{poisson(r, mean[0]), poisson(r, mean[1]), poisson(r, mean[2])}
+			observe(t, e, counts...)
+			b, all = b+counts[1], all+counts[0]+counts[1]+counts[2]
+		}
+		for range 40 {
+			feed(150, 90, 60)
+		}
+		b, all = 0, 0
+		for range 2 {
+			feed(90, 150, 60)
+		}
+		if math.Abs(e.Shares(nil, nil)[1]-b/all) > 0.02 {
+			behind++
+		}
+	}
+	if behind > runs/10 {
+		t.Errorf("%d of %d runs have something of the former demand left after two reports", behind, runs)
+	}
+}
+
 // TestStepsInARow: each is followed as quickly as the first, as what showed a change does
 // not count as noise afterwards.
 func TestStepsInARow(t *testing.T) {
