@@ -33,13 +33,19 @@ func (m *Manager) SetMembers(members []Member) {
 	for _, one := range members {
 		m.members[one.subject()] = one
 	}
-	close(m.membersChanged)
-	m.membersChanged = make(chan struct{})
+	m.tellMembersLocked()
 	m.mu.Unlock()
 }
 
+// tellMembersLocked tells who waits for a member, or for its mesh.
+func (m *Manager) tellMembersLocked() {
+	close(m.membersChanged)
+	m.membersChanged = make(chan struct{})
+}
+
 // HasMember reports whether a workload is one of the node's, and whether its mesh issues
-// certificates. changed is closed when either may be different.
+// certificates. changed is closed when either may be different, or when Current knows the
+// workload.
 func (m *Manager) HasMember(namespace, name string) (member, issuing bool, changed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,8 +67,7 @@ func (m *Manager) followMembers(ctx context.Context) {
 		case <-trust:
 			// Who waits for a workload's mesh is told.
 			m.mu.Lock()
-			close(m.membersChanged)
-			m.membersChanged = make(chan struct{})
+			m.tellMembersLocked()
 			m.mu.Unlock()
 		case <-members:
 		}
@@ -77,6 +82,10 @@ func (m *Manager) syncSubjects() {
 		return
 	}
 	want, keep := m.wantedLocked()
+	added := false
+	for s := range want {
+		added = added || m.entries[s] == nil
+	}
 	var gone []Subject
 	for s := range m.entries {
 		if _, ok := want[s]; !ok && !keep[s] {
@@ -89,6 +98,12 @@ func (m *Manager) syncSubjects() {
 	}
 	for s, id := range want {
 		m.Add(s, id)
+	}
+	if added {
+		// Who saw the member before its subject was there waits for that.
+		m.mu.Lock()
+		m.tellMembersLocked()
+		m.mu.Unlock()
 	}
 	if err := m.Prune(); err != nil {
 		m.config.Logger.Error("certificates that are not needed any more stay on disk", "error", err)

@@ -3,6 +3,7 @@ package workload_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -431,6 +432,39 @@ func TestEmptyPlane(t *testing.T) {
 			t.Errorf("meshes %q after the last workload went", trust.Meshes())
 		}
 		p.stop()
+	})
+}
+
+// TestMemberBeforeItsSubject: who asks for a member's certificate before the Manager has its
+// subject is told when it has.
+func TestMemberBeforeItsSubject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlane(t)
+		defer p.stop()
+		a := p.newAgent(t, t.TempDir(), "n1", 0)
+		defer a.stop()
+		time.Sleep(time.Second)
+		var members []workload.Member
+		for i := 0; ; i++ {
+			s, _ := subject("n1", i)
+			members = append(members, workload.Member{Namespace: s.Namespace, Name: s.Name, Mesh: "shop", ServiceAccount: fmt.Sprintf("sa-%d", i)})
+			a.SetMembers(members)
+			_, _, told := a.HasMember(s.Namespace, s.Name)
+			if _, changed, _ := a.Current(s); changed != nil {
+				continue // the subject was there already: try another one
+			}
+			synctest.Wait()
+			select {
+			case <-told:
+			default:
+				t.Error("who waits for the member is not told that its subject is there")
+			}
+			break
+		}
+		time.Sleep(time.Second)
+		for i := range members {
+			a.certificate(i)
+		}
 	})
 }
 
