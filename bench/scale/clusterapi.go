@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,7 +66,7 @@ type clusterEvent struct {
 func newClusterAPI() (*clusterAPI, error) {
 	a := &clusterAPI{scheme: runtime.NewScheme(), resources: map[string]*clusterResource{}, requests: map[string]int{}, version: 1000}
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, discoveryv1.AddToScheme, coordinationv1.AddToScheme, authenticationv1.AddToScheme,
+		corev1.AddToScheme, discoveryv1.AddToScheme, coordinationv1.AddToScheme, authenticationv1.AddToScheme, networkingv1.AddToScheme,
 		meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme,
 	} {
 		if err := add(a.scheme); err != nil {
@@ -80,6 +81,7 @@ func newClusterAPI() (*clusterAPI, error) {
 		"endpointslices": &discoveryv1.EndpointSlice{}, "leases": &coordinationv1.Lease{},
 		"meshes": &meshv1alpha1.Mesh{}, "zonecosts": &meshv1alpha1.ZoneCosts{},
 		"topologyheuristics": &meshv1alpha1.TopologyHeuristic{}, "zoneshifts": &meshv1alpha1.ZoneShift{},
+		"ipaddresspools": &meshv1alpha1.IPAddressPool{}, "servicecidrs": &networkingv1.ServiceCIDR{},
 		"trafficplans": &plannerv1alpha1.TrafficPlan{},
 	} {
 		kinds, _, err := a.scheme.ObjectKinds(object)
