@@ -131,7 +131,10 @@ func TestHelm(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := r.settled(client)
-	values := []string{"--set", "preset=kube-proxy-replacement", "--set", "apiServer=https://192.0.2.1:6443"}
+	values := []string{
+		"--set", "preset=kube-proxy-replacement", "--set", "apiServer=https://192.0.2.1:6443",
+		"--set", "controlPlane.topologyMode=proxima.dev/Adaptive", // the default of the chart before
+	}
 	chart := filepath.Join(testkit.Root(t), "deploy", "helm", "proxima")
 
 	r.helm(slices.Concat([]string{"install", "proxima", filepath.Join(r.before, "deploy", "helm", "proxima"), "--create-namespace"}, values,
