@@ -18,7 +18,7 @@ type flowTable interface {
 }
 
 // noteStale records the UDP addresses whose flows have to be checked: those that lost an
-// endpoint, were removed, or are reachable without the mode and so may have flows that
+// endpoint that served, were removed, or are reachable without the mode and so may have flows that
 // began before the service.
 func (m *Mode) noteStale(i int, old, next *served) {
 	if old.proto == proxy.UDP && old.present {
@@ -54,8 +54,9 @@ func (m *Mode) staleKey(i int, key string) {
 	m.stale[i][netip.AddrPortFrom(addr, uint16(key[n+4])<<8|uint16(key[n+5]))] = struct{}{}
 }
 
-// endFlows deletes the flows of stale addresses that do not go to an endpoint that serves, with one dump per family. It must come after the tables, else
-// a packet in between would create the flow again. A failure is logged and retried
+// endFlows deletes the flows of stale addresses that do not go to an endpoint that serves,
+// with one dump per family. It must come after the tables, else a packet in between would
+// create the flow again. A failure is logged and retried
 // with the next change: the tables are right, and a flow that is left ends
 // by itself when its client pauses.
 func (m *Mode) endFlows() {
