@@ -308,10 +308,9 @@ func TestDrained(t *testing.T) {
 		r := newRig(t, instance("a", "web", "n1", "10.0.0.1"), instance("b", "web", "n2", "10.0.0.2"))
 		drained := node("n2", "b")
 		drained.Spec.Taints = []corev1.Taint{{Key: mesh.TaintDrain, Effect: corev1.TaintEffectNoExecute}}
-		r.client.Seed(drained, &mesh.ZoneShift{ObjectMeta: metav1.ObjectMeta{Name: "zone-a"}, Spec: mesh.ZoneShiftSpec{
-			Zone: "a", Reason: "x", Until: metav1.NewTime(time.Now().Add(time.Hour)),
-		}})
-		r.pass(time.Second)
+		r.client.Seed(drained)
+		synctest.Wait() // the kinds have watches of their own: the drain is known before the shift
+		r.shift("zone-a", mesh.ZoneShiftSpec{Zone: "a"}, time.Hour)
 		r.wantState("zone-a", mesh.ZoneShiftLastEndpoints)
 	})
 }
