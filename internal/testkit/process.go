@@ -189,6 +189,16 @@ func (p *Process) Wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// Ended says whether the process is gone.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // PID of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
