@@ -204,6 +204,7 @@ var layers = map[string]layer{
 	"internal/store/sqlite":             adapter,
 	"internal/store/sqlite/faultdisk":   adapter,
 	"internal/testkit":                  adapter,
+	"internal/testkit/envoytest":        adapter,
 	"internal/testkit/netns":            adapter,
 	"internal/view":                     adapter,
 	"internal/witness":                  adapter,
@@ -261,6 +262,7 @@ var siblings = map[string][]string{
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.
+	"internal/testkit/envoytest": {"internal/testkit"},
 	"internal/proxy/proxytest": {"internal/kernel/conntrack", "internal/proxy/account", "internal/testkit/netns"},
 }
 

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
