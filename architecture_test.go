@@ -263,7 +263,7 @@ var siblings = map[string][]string{
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.
 	"internal/testkit/envoytest": {"internal/testkit"},
-	"internal/proxy/proxytest": {"internal/kernel/conntrack", "internal/proxy/account", "internal/testkit/netns"},
+	"internal/proxy/proxytest":   {"internal/kernel/conntrack", "internal/proxy/account", "internal/testkit/netns"},
 }
 
 // onlyImporters names heavy or peculiar libraries and the packages that may
