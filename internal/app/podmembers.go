@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -103,31 +104,80 @@ func (t podWorkloads) NodeInMesh(_ context.Context, node, name string) (bool, er
 	return slices.ContainsFunc(own, func(d *meshv1alpha1.Dataplane) bool { return d.Spec.Mesh == name }), nil
 }
 
-// podMembers sends agents the workloads of their nodes.
+// podMembers sends agents the workloads of their nodes. A change wakes the streams of the nodes
+// that it concerns, and no others.
 type podMembers struct {
 	tables *catalog.Catalog
-	changes
+
+	mu      sync.Mutex
+	waiting map[string]chan struct{} // by node: the next change of its workloads closes it
 }
 
 func newPodMembers(tables *catalog.Catalog) *podMembers {
-	return &podMembers{tables: tables, changes: changes{changed: make(chan struct{})}}
+	return &podMembers{tables: tables, waiting: map[string]chan struct{}{}}
 }
 
-// memberWindow is how long changes of pods are collected before agents are looked at: of a
-// cluster, most concern other nodes.
+// wait returns the channel of the next change on a node.
+func (m *podMembers) wait(node string) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.waiting[node] == nil {
+		m.waiting[node] = make(chan struct{})
+	}
+	return m.waiting[node]
+}
+
+// note what changed; all: every node is to look, also one without a workload.
+func (m *podMembers) note(d catalog.Delta, all bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	wake := func(node string) {
+		if changed := m.waiting[node]; changed != nil {
+			close(changed)
+			delete(m.waiting, node)
+		}
+	}
+	for _, change := range d.Namespaces { // rare: whose pods are of the namespace is not looked up
+		all = all || namespaceMesh(change.Old) != namespaceMesh(change.New)
+	}
+	if all {
+		for node := range m.waiting {
+			wake(node)
+		}
+		return
+	}
+	for _, change := range d.Pods {
+		for _, p := range []*corev1.Pod{change.Old, change.New} {
+			if p != nil {
+				wake(p.Spec.NodeName)
+			}
+		}
+	}
+}
+
+// namespaceMesh is the mesh of pods that name none.
+func namespaceMesh(n *corev1.Namespace) string {
+	if n == nil {
+		return meshv1alpha1.DefaultMesh
+	}
+	return kind.MeshOf(n)
+}
+
+// memberWindow is how long changes of pods are collected: a Pod that starts has several.
 const memberWindow = 100 * time.Millisecond
 
 // follow notes changes until ctx ends.
 func (m *podMembers) follow(ctx context.Context) error {
 	sub := m.tables.Subscribe(catalog.Pods, catalog.Namespaces)
 	defer sub.Close()
-	for {
-		if _, err := sub.Next(ctx); ctx.Err() != nil {
+	for first := true; ; first = false {
+		delta, err := sub.Next(ctx)
+		if ctx.Err() != nil {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		m.note()
+		m.note(delta, first)
 		if !backoff.Sleep(ctx, memberWindow) {
 			return nil
 		}
@@ -143,7 +193,7 @@ func (m *podMembers) serve(_ *identityv1.MembersRequest, stream grpc.ServerStrea
 	}
 	var sent *identityv1.MembersResponse
 	for {
-		changed := m.wait()
+		changed := m.wait(node)
 		if m.tables.Synced() {
 			next := &identityv1.MembersResponse{}
 			for _, d := range podDataplanes(m.tables.Snapshot(), node) {

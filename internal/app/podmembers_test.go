@@ -125,6 +125,56 @@ func TestPodWorkloads(t *testing.T) {
 	})
 }
 
+// TestPodMembersWake: a change wakes the nodes that it concerns, and the first state of the
+// tables all of them.
+func TestPodMembersWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		client, tables := podTables(t, ctx, &running)
+		members := newPodMembers(tables)
+		want := func(what string, woken bool, changed <-chan struct{}) {
+			t.Helper()
+			time.Sleep(2 * memberWindow)
+			select {
+			case <-changed:
+				if !woken {
+					t.Errorf("%s: woken for nothing", what)
+				}
+			default:
+				if woken {
+					t.Errorf("%s: not woken", what)
+				}
+			}
+		}
+		empty := members.wait("n2")
+		running.Go(func() { _ = members.follow(ctx) })
+		want("the first state, on a node without pods", true, empty)
+
+		own, other := members.wait("n1"), members.wait("n2")
+		createPod(t, client, clusterPod(nil))
+		want("a pod of this node", true, own)
+		want("a pod of another node", false, other)
+
+		obj, err := client.Get(ctx, kind.Namespace, resource.Key{Name: "shop"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj.SetLabels(map[string]string{"team": "a"})
+		if obj, err = client.Update(ctx, kind.Namespace, obj); err != nil {
+			t.Fatal(err)
+		}
+		want("a label that says nothing of meshes", false, other)
+		obj.SetLabels(map[string]string{meshv1alpha1.LabelMesh: "red"})
+		if _, err := client.Update(ctx, kind.Namespace, obj); err != nil {
+			t.Fatal(err)
+		}
+		want("another mesh of the namespace", true, other)
+	})
+}
+
 // TestDerivedDataplanes: global lists the Pods of a cluster as Dataplanes, which come when they
 // have an address, and go when they have ended.
 func TestDerivedDataplanes(t *testing.T) {
