@@ -54,6 +54,11 @@ var manifests = map[string]string{
 	"VirtualIP":          `{spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}}`,
 	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 
+	"TrafficPermission": `{spec: {allow: [{from: [{namespaces: [shop]}]}]}}`,
+	"BackendPolicy":     `{spec: {targetRefs: [{kind: Service, name: web}], timeout: {connect: 2s}}}`,
+	"WorkloadPolicy":    `{spec: {limits: {connections: 10}}}`,
+	"ProxyPatch":        `{spec: {patches: [{type: Cluster, op: Remove}]}}`,
+
 	"TrafficPlan":       `{spec: {service: web, version: 1, mode: proxima.dev/Adaptive, parameters: {overload: 0.2, margin: 0.03, hints: soft, fallback: none}}}`,
 	"TopologyHeuristic": `{spec: {zones: "[endpoint.zone]"}}`,
 }

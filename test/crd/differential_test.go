@@ -105,6 +105,9 @@ func said(m kindtest.Mistake) bool {
 		"TopologyHeuristic spec.zones: Invalid value: is needed", "TopologyHeuristic spec.fallback",
 		"ZoneShift spec.until: Required", "spec.exportedLabels: Invalid value: a valid label must be",
 		"spec.pairs[0]", "spec.pairs[1].",
+		"spec.targetRefs[0].kind: Unsupported", "spec.targetRefs[0].group: Unsupported", "spec.targetRefs[0].name: Invalid",
+		"spec.targetRefs[0].sectionName: Forbidden: a Mesh", "value: Invalid value: must begin with /", "when `op` is 'Remove'",
+		"spec.proxy.probes[0].path: Invalid", "spec.proxy.outbound[0].address",
 	} {
 		if strings.Contains(m.Kind+" "+m.Want, want) {
 			return true

@@ -82,6 +82,57 @@ type DataplaneSpec struct {
 	// the workload is resolved: <hostname>.<subdomain>.<namespace>.svc.<cluster domain>.
 	// +optional
 	Subdomain string `json:"subdomain,omitempty"`
+	// Proxy has settings of the workload's own proxy, if it has one.
+	// +optional
+	Proxy *DataplaneProxy `json:"proxy,omitempty"`
+}
+
+// DataplaneProxy has settings of the proxy of one workload.
+type DataplaneProxy struct {
+	// Outbound ports of the proxy, by which a workload without redirection calls Services.
+	// +optional
+	// +listType=atomic
+	Outbound []DataplaneOutbound `json:"outbound,omitempty"`
+	// Metrics of the proxy, in place of those of policies.
+	// +optional
+	Metrics *WorkloadMetrics `json:"metrics,omitempty"`
+	// Probes of the workload that the proxy answers, on port 15021, without TLS.
+	// +optional
+	// +listType=atomic
+	Probes []DataplaneProbe `json:"probes,omitempty"`
+}
+
+// DataplaneOutbound is a port of a proxy that leads to a Service.
+type DataplaneOutbound struct {
+	// Address on which the proxy listens, a loopback address. Empty: 127.0.0.1.
+	// +optional
+	Address string `json:"address,omitempty"`
+	// Port on which it listens.
+	Port int32 `json:"port"`
+	// Namespace of the Service. Empty: that of the workload.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Service that it leads to.
+	Service string `json:"service"`
+	// ServicePort of the Service.
+	ServicePort int32 `json:"servicePort"`
+}
+
+// DataplaneProbe is a probe that a proxy passes on to its workload.
+type DataplaneProbe struct {
+	// Path by which the proxy is asked.
+	Path string `json:"path"`
+	// Type: HTTP, TCP or GRPC. Empty: HTTP.
+	// +optional
+	Type string `json:"type,omitempty"`
+	// Port of the workload.
+	Port int32 `json:"port"`
+	// TargetPath of the workload, of HTTP. Empty: the same as path.
+	// +optional
+	TargetPath string `json:"targetPath,omitempty"`
+	// Service that is asked for, of GRPC.
+	// +optional
+	Service string `json:"service,omitempty"`
 }
 
 // DataplanePort is a port that a workload listens on.
@@ -98,6 +149,10 @@ type DataplanePort struct {
 	// AppProtocol hints at the application protocol, as in a Service's port.
 	// +optional
 	AppProtocol *string `json:"appProtocol,omitempty"`
+	// TargetPort is the application's own port, where the workload's proxy listens on Port.
+	// Empty: the same.
+	// +optional
+	TargetPort *int32 `json:"targetPort,omitempty"`
 	// Tags describe the port, for policies.
 	// +optional
 	Tags map[string]string `json:"tags,omitempty"`

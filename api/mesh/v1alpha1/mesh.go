@@ -47,6 +47,10 @@ type MeshSpec struct {
 	// Routing is about traffic between zones.
 	// +optional
 	Routing *MeshRouting `json:"routing,omitempty"`
+	// DefaultAccess to ports for which no TrafficPermission allows anything: Allow or Deny.
+	// Empty: Allow.
+	// +optional
+	DefaultAccess string `json:"defaultAccess,omitempty"`
 }
 
 // MeshMTLS is mutual TLS between the workloads of a mesh.
@@ -66,6 +70,10 @@ type MeshMTLS struct {
 	// +listType=map
 	// +listMapKey=name
 	Backends []MeshCertificateBackend `json:"backends,omitempty"`
+	// Outbound says when proxies begin TLS: Auto (to endpoints that have a proxy) or Always.
+	// Empty: Auto.
+	// +optional
+	Outbound string `json:"outbound,omitempty"`
 }
 
 // MeshCertificateBackend is an authority that signs certificates of workloads.
@@ -181,6 +189,10 @@ type MeshOutbound struct {
 	// Defaults to true.
 	// +optional
 	Passthrough *bool `json:"passthrough,omitempty"`
+	// Scope says which Services a proxy knows: OnDemand (those it uses), All (at most 1000
+	// service ports) or Declared (those that policies and annotations name). Empty: OnDemand.
+	// +optional
+	Scope string `json:"scope,omitempty"`
 }
 
 // MeshRouting is about traffic between zones.

@@ -142,6 +142,78 @@ const (
 	ExportAll      = "All"
 	ExportExported = "Exported"
 
+	// AccessAllow and AccessDeny are a Mesh's access by default.
+	AccessAllow = "Allow"
+	AccessDeny  = "Deny"
+	// OutboundAuto and OutboundAlways say when proxies begin TLS.
+	OutboundAuto   = "Auto"
+	OutboundAlways = "Always"
+	// ScopeOnDemand, ScopeAll and ScopeDeclared say which Services a proxy knows.
+	ScopeOnDemand = "OnDemand"
+	ScopeAll      = "All"
+	ScopeDeclared = "Declared"
+
+	// MatchRegularExpression is a type of a ValueMatch, beside MatchExact and MatchPrefix.
+	MatchRegularExpression = "RegularExpression"
+
+	// Types of a health check.
+	CheckOff  = "Off"
+	CheckHTTP = "HTTP"
+	CheckTCP  = "TCP"
+	CheckGRPC = "GRPC"
+
+	// Types of a balancer, and of what it hashes.
+	BalanceLeastRequest = "LeastRequest"
+	BalanceRoundRobin   = "RoundRobin"
+	BalanceRandom       = "Random"
+	BalanceRingHash     = "RingHash"
+	BalanceMaglev       = "Maglev"
+	HashHeader          = "Header"
+	HashCookie          = "Cookie"
+	HashQuery           = "Query"
+	HashSourceIP        = "SourceIP"
+
+	// Modes of a locality, and where traffic fails over to.
+	LocalityPlan      = "Plan"
+	LocalityStrict    = "Strict"
+	LocalityOff       = "Off"
+	FailoverAny       = "Any"
+	FailoverNone      = "None"
+	FailoverOnly      = "Only"
+	FailoverAnyExcept = "AnyExcept"
+
+	// Modes of passthrough, and what it matches.
+	PassthroughAll     = "All"
+	PassthroughNone    = "None"
+	PassthroughMatched = "Matched"
+	PassthroughDomain  = "Domain"
+	PassthroughIP      = "IP"
+	PassthroughCIDR    = "CIDR"
+
+	// What an access log is of.
+	LogAll    = "All"
+	LogErrors = "Errors"
+
+	// Types and operations of a ProxyPatch, and what it matches.
+	PatchCluster       = "Cluster"
+	PatchListener      = "Listener"
+	PatchRoute         = "Route"
+	PatchVirtualHost   = "VirtualHost"
+	PatchNetworkFilter = "NetworkFilter"
+	PatchHTTPFilter    = "HTTPFilter"
+	PatchAdd           = "Add"
+	PatchMerge         = "Merge"
+	PatchJSON          = "JSONPatch"
+	PatchRemove        = "Remove"
+	PatchFirst         = "First"
+	PatchLast          = "Last"
+	PatchBefore        = "Before"
+	PatchAfter         = "After"
+	OriginInbound      = "Inbound"
+	OriginOutbound     = "Outbound"
+	OriginPassthrough  = "Passthrough"
+	OriginProxy        = "Proxy"
+
 	// Directions of a TypeSync.
 	SyncToZone   = "ToZone"
 	SyncToGlobal = "ToGlobal"

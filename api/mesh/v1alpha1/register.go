@@ -37,6 +37,8 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&ZoneIngress{}, &ZoneIngressList{}, &ZoneIngressInsight{}, &ZoneIngressInsightList{},
 		&ZoneEgress{}, &ZoneEgressList{}, &ZoneEgressInsight{}, &ZoneEgressInsightList{},
 		&DataplaneInsight{}, &DataplaneInsightList{})
+	scheme.AddKnownTypes(SchemeGroupVersion, &TrafficPermission{}, &TrafficPermissionList{}, &BackendPolicy{}, &BackendPolicyList{},
+		&WorkloadPolicy{}, &WorkloadPolicyList{}, &ProxyPatch{}, &ProxyPatchList{})
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
 }

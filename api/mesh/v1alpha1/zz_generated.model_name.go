@@ -6,6 +6,56 @@
 package v1alpha1
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in AccessLog) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.AccessLog"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendBalancer) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendBalancer"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendHealthCheck) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendHealthCheck"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendLocality) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendLocality"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendOutlier) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendOutlier"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendPolicy) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendPolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendPolicyList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendPolicyList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendPolicySpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendPolicySpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackendRetry) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BackendRetry"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BalancerHash) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.BalancerHash"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in CertificateInsight) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.CertificateInsight"
 }
@@ -18,6 +68,11 @@ func (in ClientInsightStatus) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in DataSource) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.DataSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DatadogEndpoint) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DatadogEndpoint"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -46,8 +101,23 @@ func (in DataplaneList) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataplaneOutbound) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataplaneOutbound"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in DataplanePort) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.DataplanePort"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataplaneProbe) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataplaneProbe"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in DataplaneProxy) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.DataplaneProxy"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -101,6 +171,21 @@ func (in ExternalServiceTLS) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Fault) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.Fault"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in FaultAbort) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.FaultAbort"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in FileLog) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.FileLog"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in GRPCAction) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.GRPCAction"
 }
@@ -121,6 +206,11 @@ func (in HTTPGetAction) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in HTTPRateLimit) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.HTTPRateLimit"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in IPAddressPool) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.IPAddressPool"
 }
@@ -138,6 +228,16 @@ func (in IPAddressPoolSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in IPAddressPoolStatus) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.IPAddressPoolStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in LocalityAffinity) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.LocalityAffinity"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in LocalityFailover) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.LocalityFailover"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -216,8 +316,68 @@ func (in MeshWorkloadCertificate) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in MetricsApp) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.MetricsApp"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in OTLPEndpoint) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.OTLPEndpoint"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in OutlierFailurePercent) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.OutlierFailurePercent"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in OutlierSuccessRate) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.OutlierSuccessRate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PassthroughMatch) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PassthroughMatch"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PermissionRequest) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PermissionRequest"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PermissionRule) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PermissionRule"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyLimits) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyLimits"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicySource) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicySource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PolicyStatus) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.PolicyStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyTarget) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyTarget"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyTargetReference) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyTargetReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PolicyTimeout) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.PolicyTimeout"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -231,8 +391,58 @@ func (in Probe) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyPatch) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyPatch"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyPatchItem) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyPatchItem"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyPatchList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyPatchList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyPatchMatch) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyPatchMatch"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyPatchSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyPatchSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RateLimit) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RateLimit"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RequestRate) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RequestRate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RetryBackoff) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RetryBackoff"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RetryBudget) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RetryBudget"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in SecretKeyReference) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.SecretKeyReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in StdoutLog) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.StdoutLog"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -248,6 +458,16 @@ func (in Subscription) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in SyncRefusal) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.SyncRefusal"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TCPLog) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TCPLog"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TCPRateLimit) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TCPRateLimit"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -276,8 +496,38 @@ func (in TopologyHeuristicVariable) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TracingTag) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TracingTag"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TrafficPermission) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TrafficPermission"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TrafficPermissionList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TrafficPermissionList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TrafficPermissionSpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TrafficPermissionSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TrafficPolicyStatus) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.TrafficPolicyStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in TypeSync) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.TypeSync"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ValueMatch) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ValueMatch"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -293,6 +543,51 @@ func (in VirtualIPList) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in VirtualIPSpec) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.VirtualIPSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadBackend) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadBackend"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadMetrics) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadMetrics"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadPassthrough) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadPassthrough"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadPolicy) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadPolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadPolicyList) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadPolicyList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadPolicySpec) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadPolicySpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadTLS) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadTLS"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WorkloadTracing) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.WorkloadTracing"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ZipkinEndpoint) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ZipkinEndpoint"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -27,15 +27,29 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
+		v1alpha1.AccessLog{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_AccessLog(ref),
+		v1alpha1.BackendBalancer{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_BackendBalancer(ref),
+		v1alpha1.BackendHealthCheck{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_BackendHealthCheck(ref),
+		v1alpha1.BackendLocality{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_BackendLocality(ref),
+		v1alpha1.BackendOutlier{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_BackendOutlier(ref),
+		v1alpha1.BackendPolicy{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_BackendPolicy(ref),
+		v1alpha1.BackendPolicyList{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_BackendPolicyList(ref),
+		v1alpha1.BackendPolicySpec{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_BackendPolicySpec(ref),
+		v1alpha1.BackendRetry{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_BackendRetry(ref),
+		v1alpha1.BalancerHash{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_BalancerHash(ref),
 		v1alpha1.CertificateInsight{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_CertificateInsight(ref),
 		v1alpha1.ClientInsightStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ClientInsightStatus(ref),
 		v1alpha1.DataSource{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_DataSource(ref),
+		v1alpha1.DatadogEndpoint{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_DatadogEndpoint(ref),
 		v1alpha1.Dataplane{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_Dataplane(ref),
 		v1alpha1.DataplaneInsight{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_DataplaneInsight(ref),
 		v1alpha1.DataplaneInsightList{}.OpenAPIModelName():                schema_proxima_api_mesh_v1alpha1_DataplaneInsightList(ref),
 		v1alpha1.DataplaneLease{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_DataplaneLease(ref),
 		v1alpha1.DataplaneList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_DataplaneList(ref),
+		v1alpha1.DataplaneOutbound{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_DataplaneOutbound(ref),
 		v1alpha1.DataplanePort{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_DataplanePort(ref),
+		v1alpha1.DataplaneProbe{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_DataplaneProbe(ref),
+		v1alpha1.DataplaneProxy{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_DataplaneProxy(ref),
 		v1alpha1.DataplaneSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_DataplaneSpec(ref),
 		v1alpha1.DataplaneStatus{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_DataplaneStatus(ref),
 		v1alpha1.ExecAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_ExecAction(ref),
@@ -46,14 +60,20 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ExternalServiceSpec{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_ExternalServiceSpec(ref),
 		v1alpha1.ExternalServiceStatus{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_ExternalServiceStatus(ref),
 		v1alpha1.ExternalServiceTLS{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref),
+		v1alpha1.Fault{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Fault(ref),
+		v1alpha1.FaultAbort{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_FaultAbort(ref),
+		v1alpha1.FileLog{}.OpenAPIModelName():                             schema_proxima_api_mesh_v1alpha1_FileLog(ref),
 		v1alpha1.GRPCAction{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_GRPCAction(ref),
 		v1alpha1.GlobalSecret{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_GlobalSecret(ref),
 		v1alpha1.GlobalSecretList{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_GlobalSecretList(ref),
 		v1alpha1.HTTPGetAction{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref),
+		v1alpha1.HTTPRateLimit{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_HTTPRateLimit(ref),
 		v1alpha1.IPAddressPool{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_IPAddressPool(ref),
 		v1alpha1.IPAddressPoolList{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolList(ref),
 		v1alpha1.IPAddressPoolSpec{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolSpec(ref),
 		v1alpha1.IPAddressPoolStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref),
+		v1alpha1.LocalityAffinity{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_LocalityAffinity(ref),
+		v1alpha1.LocalityFailover{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_LocalityFailover(ref),
 		v1alpha1.Mesh{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Mesh(ref),
 		v1alpha1.MeshAuthorityFiles{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_MeshAuthorityFiles(ref),
 		v1alpha1.MeshAuthorityStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_MeshAuthorityStatus(ref),
@@ -69,22 +89,61 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.MeshSpec{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_MeshSpec(ref),
 		v1alpha1.MeshStatus{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MeshStatus(ref),
 		v1alpha1.MeshWorkloadCertificate{}.OpenAPIModelName():             schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref),
+		v1alpha1.MetricsApp{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_MetricsApp(ref),
+		v1alpha1.OTLPEndpoint{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_OTLPEndpoint(ref),
+		v1alpha1.OutlierFailurePercent{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_OutlierFailurePercent(ref),
+		v1alpha1.OutlierSuccessRate{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_OutlierSuccessRate(ref),
+		v1alpha1.PassthroughMatch{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_PassthroughMatch(ref),
+		v1alpha1.PermissionRequest{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_PermissionRequest(ref),
+		v1alpha1.PermissionRule{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_PermissionRule(ref),
+		v1alpha1.PolicyLimits{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_PolicyLimits(ref),
+		v1alpha1.PolicySource{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_PolicySource(ref),
 		v1alpha1.PolicyStatus{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_PolicyStatus(ref),
+		v1alpha1.PolicyTarget{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_PolicyTarget(ref),
+		v1alpha1.PolicyTargetReference{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_PolicyTargetReference(ref),
+		v1alpha1.PolicyTimeout{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_PolicyTimeout(ref),
 		v1alpha1.PolicyZoneStatus{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_PolicyZoneStatus(ref),
 		v1alpha1.Probe{}.OpenAPIModelName():                               schema_proxima_api_mesh_v1alpha1_Probe(ref),
+		v1alpha1.ProxyPatch{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_ProxyPatch(ref),
+		v1alpha1.ProxyPatchItem{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ProxyPatchItem(ref),
+		v1alpha1.ProxyPatchList{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ProxyPatchList(ref),
+		v1alpha1.ProxyPatchMatch{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_ProxyPatchMatch(ref),
+		v1alpha1.ProxyPatchSpec{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ProxyPatchSpec(ref),
+		v1alpha1.RateLimit{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_RateLimit(ref),
+		v1alpha1.RequestRate{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_RequestRate(ref),
+		v1alpha1.RetryBackoff{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_RetryBackoff(ref),
+		v1alpha1.RetryBudget{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_RetryBudget(ref),
 		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
+		v1alpha1.StdoutLog{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_StdoutLog(ref),
 		v1alpha1.SubjectAltNameMatch{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_SubjectAltNameMatch(ref),
 		v1alpha1.Subscription{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_Subscription(ref),
 		v1alpha1.SyncRefusal{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_SyncRefusal(ref),
+		v1alpha1.TCPLog{}.OpenAPIModelName():                              schema_proxima_api_mesh_v1alpha1_TCPLog(ref),
+		v1alpha1.TCPRateLimit{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_TCPRateLimit(ref),
 		v1alpha1.TCPSocketAction{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_TCPSocketAction(ref),
 		v1alpha1.TopologyHeuristic{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_TopologyHeuristic(ref),
 		v1alpha1.TopologyHeuristicList{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TopologyHeuristicList(ref),
 		v1alpha1.TopologyHeuristicSpec{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TopologyHeuristicSpec(ref),
 		v1alpha1.TopologyHeuristicVariable{}.OpenAPIModelName():           schema_proxima_api_mesh_v1alpha1_TopologyHeuristicVariable(ref),
+		v1alpha1.TracingTag{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_TracingTag(ref),
+		v1alpha1.TrafficPermission{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_TrafficPermission(ref),
+		v1alpha1.TrafficPermissionList{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TrafficPermissionList(ref),
+		v1alpha1.TrafficPermissionSpec{}.OpenAPIModelName():               schema_proxima_api_mesh_v1alpha1_TrafficPermissionSpec(ref),
+		v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_TrafficPolicyStatus(ref),
 		v1alpha1.TypeSync{}.OpenAPIModelName():                            schema_proxima_api_mesh_v1alpha1_TypeSync(ref),
+		v1alpha1.ValueMatch{}.OpenAPIModelName():                          schema_proxima_api_mesh_v1alpha1_ValueMatch(ref),
 		v1alpha1.VirtualIP{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_VirtualIP(ref),
 		v1alpha1.VirtualIPList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_VirtualIPList(ref),
 		v1alpha1.VirtualIPSpec{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_VirtualIPSpec(ref),
+		v1alpha1.WorkloadBackend{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_WorkloadBackend(ref),
+		v1alpha1.WorkloadMetrics{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_WorkloadMetrics(ref),
+		v1alpha1.WorkloadPassthrough{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_WorkloadPassthrough(ref),
+		v1alpha1.WorkloadPolicy{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_WorkloadPolicy(ref),
+		v1alpha1.WorkloadPolicyList{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_WorkloadPolicyList(ref),
+		v1alpha1.WorkloadPolicySpec{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_WorkloadPolicySpec(ref),
+		v1alpha1.WorkloadTLS{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_WorkloadTLS(ref),
+		v1alpha1.WorkloadTracing{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_WorkloadTracing(ref),
+		v1alpha1.ZipkinEndpoint{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ZipkinEndpoint(ref),
 		v1alpha1.Zone{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Zone(ref),
 		v1alpha1.ZoneCosts{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_ZoneCosts(ref),
 		v1alpha1.ZoneCostsList{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ZoneCostsList(ref),
@@ -511,6 +570,679 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_AccessLog(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AccessLog is one log of connections and requests. Exactly one of its destinations is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"stdout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Stdout writes to the standard output of the proxy.",
+							Ref:         ref(v1alpha1.StdoutLog{}.OpenAPIModelName()),
+						},
+					},
+					"file": {
+						SchemaProps: spec.SchemaProps{
+							Description: "File writes to a file.",
+							Ref:         ref(v1alpha1.FileLog{}.OpenAPIModelName()),
+						},
+					},
+					"tcp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TCP writes lines to a server.",
+							Ref:         ref(v1alpha1.TCPLog{}.OpenAPIModelName()),
+						},
+					},
+					"otlp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "OTLP sends to an OpenTelemetry collector, by gRPC.",
+							Ref:         ref(v1alpha1.OTLPEndpoint{}.OpenAPIModelName()),
+						},
+					},
+					"format": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Format of a line, with Envoy's command operators. Empty: Envoy's own.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"of": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of: All, or Errors (responses of 500 and more, and what has response flags). Empty: All.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.FileLog{}.OpenAPIModelName(), v1alpha1.OTLPEndpoint{}.OpenAPIModelName(), v1alpha1.StdoutLog{}.OpenAPIModelName(), v1alpha1.TCPLog{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendBalancer(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendBalancer says how an endpoint is chosen.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: LeastRequest, RoundRobin, Random, RingHash or Maglev. Empty: LeastRequest for HTTP, RoundRobin for TCP; RingHash if there is a hash.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"hash": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hash is what RingHash and Maglev choose by; the first that a request has counts.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BalancerHash{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BalancerHash{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendHealthCheck(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendHealthCheck says how endpoints are asked.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: Off, HTTP, TCP or GRPC. Empty: Off.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path that is asked for, of HTTP. Defaults to /.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"host": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Host that is asked for, of HTTP, and the authority of gRPC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"statuses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Statuses of a healthy endpoint, of HTTP. Empty: 200.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"integer"},
+										Format: "int32",
+									},
+								},
+							},
+						},
+					},
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service that is asked for, of gRPC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"interval": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Interval between checks, at least 1ms. Defaults to 10s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Timeout of a check, at least 1ms. Defaults to 1s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"healthy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Healthy is after how many successes in a row an endpoint is used. Defaults to 1.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"unhealthy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Unhealthy is after how many failures in a row it is left out. Defaults to 3.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendLocality(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendLocality says which zones are preferred.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode: Plan (zones get the shares of the Service's plan; without one, its own zone first), Strict (the client's zone alone) or Off (zones are not looked at). Empty: Plan.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"affinity": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Affinity prefers, within a zone, endpoints that have the client's value of a label.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.LocalityAffinity{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"failover": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Failover says where traffic goes that a zone cannot take; the first rule for the client's zone counts. Empty: to any zone.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.LocalityFailover{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"threshold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Threshold is the percentage of healthy endpoints of a level below which traffic goes to the next one, 1 to 100. Defaults to 71.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.LocalityAffinity{}.OpenAPIModelName(), v1alpha1.LocalityFailover{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendOutlier(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendOutlier says when an endpoint is left out. 0 turns a detector off.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"local": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Local failures in a row: connections that are refused, reset or time out. Defaults to 3.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"gateway": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Gateway errors in a row: 502, 503 and 504. Defaults to 0.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"total": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Total of 5xx in a row. Defaults to 0.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"successRate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SuccessRate compares endpoints with each other. Defaults to off.",
+							Ref:         ref(v1alpha1.OutlierSuccessRate{}.OpenAPIModelName()),
+						},
+					},
+					"failurePercent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FailurePercent looks at the share of failures. Defaults to off.",
+							Ref:         ref(v1alpha1.OutlierFailurePercent{}.OpenAPIModelName()),
+						},
+					},
+					"interval": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Interval between the evaluations, at least 1ms. Defaults to 5s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ejection": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Ejection is how long an endpoint is left out the first time; it grows with each time. Defaults to 10s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxPercent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxPercent of the endpoints that may be left out. Defaults to 100.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"panic": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Panic is the percentage of healthy endpoints below which all are used. Defaults to 1.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.OutlierFailurePercent{}.OpenAPIModelName(), v1alpha1.OutlierSuccessRate{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendPolicy says how clients treat a backend: timeouts, retries, limits, health and load balancing. In the namespace of the backend it is for all clients (producer), in another one for the clients of that namespace (consumer).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How clients treat the backend.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackendPolicySpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the policy is in effect.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackendPolicySpec{}.OpenAPIModelName(), v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendPolicyList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendPolicyList is a list of BackendPolicies.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The BackendPolicies.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BackendPolicy{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackendPolicy{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendPolicySpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendPolicySpec says how clients treat a backend.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"targetRefs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetRefs name the targets, at most 16. A Mesh can only be named by a policy in namespace proxima-system.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyTargetReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Selector selects targets in the namespace of the policy by their labels.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"timeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Timeout of connections and requests.",
+							Ref:         ref(v1alpha1.PolicyTimeout{}.OpenAPIModelName()),
+						},
+					},
+					"retry": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Retry of what failed.",
+							Ref:         ref(v1alpha1.BackendRetry{}.OpenAPIModelName()),
+						},
+					},
+					"limits": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Limits of what one proxy has open to the backend.",
+							Ref:         ref(v1alpha1.PolicyLimits{}.OpenAPIModelName()),
+						},
+					},
+					"outlier": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Outlier leaves out endpoints that fail, for a time.",
+							Ref:         ref(v1alpha1.BackendOutlier{}.OpenAPIModelName()),
+						},
+					},
+					"healthCheck": {
+						SchemaProps: spec.SchemaProps{
+							Description: "HealthCheck asks each endpoint. Defaults to off.",
+							Ref:         ref(v1alpha1.BackendHealthCheck{}.OpenAPIModelName()),
+						},
+					},
+					"balancer": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Balancer chooses an endpoint.",
+							Ref:         ref(v1alpha1.BackendBalancer{}.OpenAPIModelName()),
+						},
+					},
+					"locality": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Locality says which zones are preferred.",
+							Ref:         ref(v1alpha1.BackendLocality{}.OpenAPIModelName()),
+						},
+					},
+					"rateLimit": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "RateLimit of requests and connections that one proxy sends.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RateLimit{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"faults": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Faults that are injected into requests.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Fault{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackendBalancer{}.OpenAPIModelName(), v1alpha1.BackendHealthCheck{}.OpenAPIModelName(), v1alpha1.BackendLocality{}.OpenAPIModelName(), v1alpha1.BackendOutlier{}.OpenAPIModelName(), v1alpha1.BackendRetry{}.OpenAPIModelName(), v1alpha1.Fault{}.OpenAPIModelName(), v1alpha1.PolicyLimits{}.OpenAPIModelName(), v1alpha1.PolicyTargetReference{}.OpenAPIModelName(), v1alpha1.PolicyTimeout{}.OpenAPIModelName(), v1alpha1.RateLimit{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BackendRetry(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackendRetry says what is tried again, and how often. A route's own retry wins.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"attempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Attempts after the first one, 0 to 100. Defaults to 2.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions name what is tried again: 5xx, gateway-error, reset, reset-before-request, connect-failure, retriable-4xx, refused-stream, http3-post-connect-failure. Defaults to connect-failure and refused-stream, which are requests that were not sent.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"codes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Codes of responses that are tried again, 400 to 599.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"integer"},
+										Format: "int32",
+									},
+								},
+							},
+						},
+					},
+					"grpc": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "GRPC statuses that are tried again: cancelled, deadline-exceeded, internal, resource-exhausted, unavailable.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"backoff": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Backoff between attempts.",
+							Ref:         ref(v1alpha1.RetryBackoff{}.OpenAPIModelName()),
+						},
+					},
+					"budget": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Budget of retries.",
+							Ref:         ref(v1alpha1.RetryBudget{}.OpenAPIModelName()),
+						},
+					},
+					"tcpAttempts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TCPAttempts to connect, on other endpoints, 1 to 100. Defaults to 3.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RetryBackoff{}.OpenAPIModelName(), v1alpha1.RetryBudget{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_BalancerHash(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BalancerHash is a part of a request that is hashed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: Header, Cookie, Query or SourceIP.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the header, cookie or query parameter.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ttl": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TTL of a cookie that the proxy sets where there is none; \"0s\" is one of the session. Empty: the proxy sets none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_CertificateInsight(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -632,6 +1364,28 @@ func schema_proxima_api_mesh_v1alpha1_DataSource(ref common.ReferenceCallback) c
 		},
 		Dependencies: []string{
 			v1alpha1.SecretKeyReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_DatadogEndpoint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "DatadogEndpoint is a Datadog agent.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of the agent, as HOST:PORT.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
 	}
 }
 
@@ -865,6 +1619,58 @@ func schema_proxima_api_mesh_v1alpha1_DataplaneList(ref common.ReferenceCallback
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_DataplaneOutbound(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "DataplaneOutbound is a port of a proxy that leads to a Service.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address on which the proxy listens, a loopback address. Empty: 127.0.0.1.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port on which it listens.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Service. Empty: that of the workload.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service that it leads to.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"servicePort": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ServicePort of the Service.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"port", "service", "servicePort"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_DataplanePort(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -902,6 +1708,13 @@ func schema_proxima_api_mesh_v1alpha1_DataplanePort(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"targetPort": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetPort is the application's own port, where the workload's proxy listens on Port. Empty: the same.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"tags": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Tags describe the port, for policies.",
@@ -921,6 +1734,114 @@ func schema_proxima_api_mesh_v1alpha1_DataplanePort(ref common.ReferenceCallback
 				Required: []string{"port"},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_DataplaneProbe(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "DataplaneProbe is a probe that a proxy passes on to its workload.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path by which the proxy is asked.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: HTTP, TCP or GRPC. Empty: HTTP.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the workload.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"targetPath": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetPath of the workload, of HTTP. Empty: the same as path.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"service": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Service that is asked for, of GRPC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"path", "port"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_DataplaneProxy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "DataplaneProxy has settings of the proxy of one workload.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"outbound": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Outbound ports of the proxy, by which a workload without redirection calls Services.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.DataplaneOutbound{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"metrics": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Metrics of the proxy, in place of those of policies.",
+							Ref:         ref(v1alpha1.WorkloadMetrics{}.OpenAPIModelName()),
+						},
+					},
+					"probes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Probes of the workload that the proxy answers, on port 15021, without TLS.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.DataplaneProbe{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DataplaneOutbound{}.OpenAPIModelName(), v1alpha1.DataplaneProbe{}.OpenAPIModelName(), v1alpha1.WorkloadMetrics{}.OpenAPIModelName()},
 	}
 }
 
@@ -1034,12 +1955,18 @@ func schema_proxima_api_mesh_v1alpha1_DataplaneSpec(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"proxy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Proxy has settings of the workload's own proxy, if it has one.",
+							Ref:         ref(v1alpha1.DataplaneProxy{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"addresses"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.DataplanePort{}.OpenAPIModelName(), v1alpha1.Probe{}.OpenAPIModelName()},
+			v1alpha1.DataplanePort{}.OpenAPIModelName(), v1alpha1.DataplaneProxy{}.OpenAPIModelName(), v1alpha1.Probe{}.OpenAPIModelName()},
 	}
 }
 
@@ -1588,6 +2515,115 @@ func schema_proxima_api_mesh_v1alpha1_ExternalServiceTLS(ref common.ReferenceCal
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_Fault(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Fault is injected into a share of the HTTP requests.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"from": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "From limits the fault to callers; empty: all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicySource{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"percent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Percent of the requests that get the fault, 0 to 100. Defaults to 100.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"abort": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Abort answers the request in place of the workload.",
+							Ref:         ref(v1alpha1.FaultAbort{}.OpenAPIModelName()),
+						},
+					},
+					"delay": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Delay before the request is passed on.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"bandwidth": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bandwidth of the response, in kbit/s, 1 or more.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.FaultAbort{}.OpenAPIModelName(), v1alpha1.PolicySource{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_FaultAbort(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "FaultAbort is the answer to a request that is aborted; exactly one field is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"httpStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "HTTPStatus, 200 to 599.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"grpcStatus": {
+						SchemaProps: spec.SchemaProps{
+							Description: "GRPCStatus, 1 to 16.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_FileLog(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "FileLog is a file that lines are appended to.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of the file, absolute.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"path"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_GRPCAction(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1783,6 +2819,43 @@ func schema_proxima_api_mesh_v1alpha1_HTTPGetAction(ref common.ReferenceCallback
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_HTTPRateLimit(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "HTTPRateLimit limits requests.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requests": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Requests that are allowed in each period, 1 or more.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"per": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Per is the period, 50ms or more.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Status of the answer to a request above the limit, 400 to 599. Defaults to 429.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"requests", "per"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_IPAddressPool(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1958,6 +3031,95 @@ func schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref common.ReferenceCa
 						},
 					},
 				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_LocalityAffinity(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "LocalityAffinity prefers endpoints by a label.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"label": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Label of clients and endpoints.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Weight relative to endpoints with another value, 1 to 1000000. Defaults to 9.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"label"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_LocalityFailover(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "LocalityFailover says where traffic goes that a zone cannot take.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"from": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "From are zones of clients. Empty: all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"to": {
+						SchemaProps: spec.SchemaProps{
+							Description: "To: Any (other zones), None, Only (the zones named) or AnyExcept (all but those).",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"zones": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Zones of Only and AnyExcept.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"to"},
 			},
 		},
 	}
@@ -2281,6 +3443,13 @@ func schema_proxima_api_mesh_v1alpha1_MeshMTLS(ref common.ReferenceCallback) com
 							},
 						},
 					},
+					"outbound": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Outbound says when proxies begin TLS: Auto (to endpoints that have a proxy) or Always. Empty: Auto.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
@@ -2397,6 +3566,13 @@ func schema_proxima_api_mesh_v1alpha1_MeshOutbound(ref common.ReferenceCallback)
 							Format:      "",
 						},
 					},
+					"scope": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Scope says which Services a proxy knows: OnDemand (those it uses), All (at most 1000 service ports) or Declared (those that policies and annotations name). Empty: OnDemand.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
@@ -2510,6 +3686,13 @@ func schema_proxima_api_mesh_v1alpha1_MeshSpec(ref common.ReferenceCallback) com
 							Ref:         ref(v1alpha1.MeshRouting{}.OpenAPIModelName()),
 						},
 					},
+					"defaultAccess": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DefaultAccess to ports for which no TrafficPermission allows anything: Allow or Deny. Empty: Allow.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 			},
 		},
@@ -2608,6 +3791,442 @@ func schema_proxima_api_mesh_v1alpha1_MeshWorkloadCertificate(ref common.Referen
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_MetricsApp(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MetricsApp is a page of metrics of a workload.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the application. Empty: none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the workload, on its loopback address.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of the metrics. Defaults to /metrics.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"port"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_OTLPEndpoint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "OTLPEndpoint is an OpenTelemetry collector.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of its gRPC port, as HOST:PORT.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_OutlierFailurePercent(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "OutlierFailurePercent leaves out endpoints that fail too often.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"threshold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Threshold in percent, 1 to 100. Defaults to 85.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minHosts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinHosts with enough requests, 1 or more. Defaults to 5.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minRequests": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinRequests of an endpoint in an interval, 1 or more. Defaults to 50.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_OutlierSuccessRate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "OutlierSuccessRate leaves out endpoints whose success rate is below the mean by a factor of the standard deviation.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"factor": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Factor in thousandths of the standard deviation, 1 or more. Defaults to 1900.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minHosts": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinHosts with enough requests, 1 or more. Defaults to 5.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minRequests": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinRequests of an endpoint in an interval, 1 or more. Defaults to 100.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PassthroughMatch(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PassthroughMatch describes destinations.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type of the value: Domain (by the server name of TLS, or the host of HTTP; *.example.com matches all names below), IP or CIDR.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Value of the destination.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the destination; 0: all.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"protocol": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Protocol: TCP, TLS or HTTP. Empty: TLS for a Domain, else TCP.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type", "value"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PermissionRequest(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PermissionRequest describes HTTP requests. All fields that are set must hold; a list holds if one of its items does.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"methods": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Methods, such as GET.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"paths": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Paths without the query, compared by Exact, Prefix or RegularExpression.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ValueMatch{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"hosts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Hosts of the request, without the port.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ValueMatch{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PermissionRule(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PermissionRule describes calls: by whom, and of what.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"from": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "From describes callers; one of the items must hold. Empty: everybody.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicySource{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"to": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "To describes HTTP requests; one of the items must hold. Empty: every connection and request. A rule with it describes nothing on ports that are not HTTP.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PermissionRequest{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PermissionRequest{}.OpenAPIModelName(), v1alpha1.PolicySource{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicyLimits(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicyLimits bound what is open at the same time, from or to one proxy. 0 is none.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"connections": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Connections that are open. Defaults to none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pending": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Pending requests, which wait for a connection. Defaults to none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"requests": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Requests that are open. Defaults to none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"retries": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Retries that are open; the budget holds as well. Defaults to none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicySource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicySource describes who calls. All fields that are set must hold; a list holds if one of its items does.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the caller.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"serviceAccounts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "ServiceAccounts of the caller, as NAMESPACE/NAME.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Labels of the caller. They become the service accounts of the workloads that have them; where others share such an account, the addresses must be right as well.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"spiffe": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "SPIFFE IDs of the caller, compared by Exact or Prefix.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ValueMatch{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"addresses": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Addresses from which the caller connects: addresses, or ranges in CIDR notation.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"mesh": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mesh of the caller.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ValueMatch{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_PolicyStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2676,6 +4295,158 @@ func schema_proxima_api_mesh_v1alpha1_PolicyStatus(ref common.ReferenceCallback)
 		},
 		Dependencies: []string{
 			v1alpha1.PolicyZoneStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicyTarget(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicyTarget says what a policy is for: what it names, or what it selects. Without either it is for everything in its namespace.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"targetRefs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetRefs name the targets, at most 16. A Mesh can only be named by a policy in namespace proxima-system.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyTargetReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Selector selects targets in the namespace of the policy by their labels.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PolicyTargetReference{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicyTargetReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicyTargetReference names what a policy is for.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"group": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Group of the target's kind; empty: the core group.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind of the target.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the target.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the target. Empty: that of the policy.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sectionName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SectionName is a part of the target: the name or number of a port of a backend, or the name of a rule of a route. Empty: all of it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"kind", "name"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_PolicyTimeout(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PolicyTimeout has the timeouts of connections and requests. \"0s\" is none.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"connect": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Connect is the time to open a connection, at least 1ms. Defaults to 5s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"idle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Idle is how long a connection without requests, or without bytes, is kept. Defaults to 1h.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"request": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Request is the time for a whole request, with its retries. Defaults to none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"perTry": {
+						SchemaProps: spec.SchemaProps{
+							Description: "PerTry is the time for each attempt of a request. Defaults to none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"streamIdle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "StreamIdle is how long a stream (a request and its response) may be without bytes. Defaults to 30m.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxStream": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxStream is how long a stream may last. Defaults to none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxConnection": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxConnection is how long a connection is used for new requests. Defaults to none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 
@@ -2798,6 +4569,384 @@ func schema_proxima_api_mesh_v1alpha1_Probe(ref common.ReferenceCallback) common
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_ProxyPatch(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyPatch changes the configuration of Envoy itself, after everything else. Names and contents of Envoy's resources change between versions, so it is the last resort.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The changes.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ProxyPatchSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the patches are in effect.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ProxyPatchSpec{}.OpenAPIModelName(), v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ProxyPatchItem(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyPatchItem is one change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type of what is changed: Cluster, Listener, Route (a route of a virtual host), VirtualHost, NetworkFilter or HTTPFilter.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"match": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Match chooses what is changed. Empty: all of the type.",
+							Ref:         ref(v1alpha1.ProxyPatchMatch{}.OpenAPIModelName()),
+						},
+					},
+					"op": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Op: Add (a resource, route or filter at the end), Merge (into what matches), JSONPatch (RFC 6902), Remove, First, Last, Before or After (a filter, a route or a virtual host, relative to what matches).",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Value in YAML or JSON: Envoy's message of the type, a part of it for Merge, or the list of operations of JSONPatch.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type", "op"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ProxyPatchMatch{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ProxyPatchList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyPatchList is a list of ProxyPatches.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The ProxyPatches.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ProxyPatch{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ProxyPatch{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ProxyPatchMatch(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyPatchMatch chooses what is changed. All fields that are set must hold.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the cluster, listener, route, virtual host or filter.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"origin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Origin: Inbound, Outbound, Passthrough or Proxy (what belongs to the proxy itself).",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"direction": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Direction of the traffic: Inbound or Outbound.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port of the listener, or of the Service of a cluster.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"listener": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Listener by name, that has the filter; for routes and virtual hosts the route configuration of that name.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ProxyPatchSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyPatchSpec has the changes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"targetRefs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetRefs name the targets, at most 16. A Mesh can only be named by a policy in namespace proxima-system.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyTargetReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Selector selects targets in the namespace of the policy by their labels.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"patches": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Patches, applied in this order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ProxyPatchItem{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"patches"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PolicyTargetReference{}.OpenAPIModelName(), v1alpha1.ProxyPatchItem{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RateLimit(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RateLimit limits what each instance of a workload takes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"from": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "From limits callers; empty: all together.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicySource{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"http": {
+						SchemaProps: spec.SchemaProps{
+							Description: "HTTP requests.",
+							Ref:         ref(v1alpha1.HTTPRateLimit{}.OpenAPIModelName()),
+						},
+					},
+					"tcp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TCP connections.",
+							Ref:         ref(v1alpha1.TCPRateLimit{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.HTTPRateLimit{}.OpenAPIModelName(), v1alpha1.PolicySource{}.OpenAPIModelName(), v1alpha1.TCPRateLimit{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RequestRate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RequestRate is a number of requests in a time. A proxy counts requests that are open, and takes a rate for as many as begin in one second.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Count of requests, 1 to 1000000. Defaults to 10.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"interval": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Interval, 1s to 1h. Defaults to 1s.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RetryBackoff(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RetryBackoff is the time between attempts; it grows from base to max, by chance.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"base": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Base is at least 1ms. Defaults to 25ms.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"max": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Max is at least base. Defaults to 250ms.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_RetryBudget(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RetryBudget bounds retries by the requests that are open.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"percent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Percent of the open requests that may be retries, 0 to 100. Defaults to 20.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minRetryRate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinRetryRate is allowed whatever the percentage is.",
+							Ref:         ref(v1alpha1.RequestRate{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RequestRate{}.OpenAPIModelName()},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2829,6 +4978,17 @@ func schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref common.ReferenceCal
 					},
 				},
 				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_StdoutLog(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StdoutLog has no settings.",
+				Type:        []string{"object"},
 			},
 		},
 	}
@@ -2959,6 +5119,58 @@ func schema_proxima_api_mesh_v1alpha1_SyncRefusal(ref common.ReferenceCallback) 
 					},
 				},
 				Required: []string{"name", "reason"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TCPLog(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TCPLog is a server that takes lines.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of the server, as HOST:PORT.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TCPRateLimit(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TCPRateLimit limits connections.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"connections": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Connections that are allowed in each period, 1 or more.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"per": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Per is the period, 50ms or more.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"connections", "per"},
 			},
 		},
 	}
@@ -3171,6 +5383,293 @@ func schema_proxima_api_mesh_v1alpha1_TopologyHeuristicVariable(ref common.Refer
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_TracingTag(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TracingTag is a tag of a span: a value, or that of a header of the request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the tag.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Value of the tag.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"header": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Header of the request whose value is the tag's; Value is used where it is missing.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TrafficPermission(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPermission says who may call workloads. A call that a rule of deny describes is refused; one that a rule of allow describes is let through. A port for which there is no rule of allow follows the Mesh's defaultAccess; where there is one, other calls are refused.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Who may call whom.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TrafficPermissionSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the permission is in effect.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TrafficPermissionSpec{}.OpenAPIModelName(), v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TrafficPermissionList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPermissionList is a list of TrafficPermissions.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The TrafficPermissions.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TrafficPermission{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TrafficPermission{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TrafficPermissionSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPermissionSpec says who may call whom.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"targetRefs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetRefs name the targets, at most 16. A Mesh can only be named by a policy in namespace proxima-system.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyTargetReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Selector selects targets in the namespace of the policy by their labels.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"ports": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ports of the workloads, by name or number. Empty: all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"shadow": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Shadow does not enforce the permission: proxies count what it would refuse.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"deny": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Deny describes calls that are refused, whatever is allowed.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PermissionRule{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"allow": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Allow describes calls that are let through.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PermissionRule{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PermissionRule{}.OpenAPIModelName(), v1alpha1.PolicyTargetReference{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_TrafficPolicyStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TrafficPolicyStatus is what a control plane observes of a policy of traffic.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ObservedGeneration is the generation that the status is of.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"targets": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Targets that the policy concerns at this control plane: workloads, or backends and routes.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions at this control plane: Accepted, ResolvedRefs, Programmed, Overridden and PartiallyEnforced.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName()},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_TypeSync(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3258,6 +5757,35 @@ func schema_proxima_api_mesh_v1alpha1_TypeSync(ref common.ReferenceCallback) com
 		},
 		Dependencies: []string{
 			v1alpha1.SyncRefusal{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ValueMatch(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ValueMatch compares a text.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: Exact, Prefix or RegularExpression (RE2, the whole text), where the field allows it. Empty: Exact.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Value that is compared with.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"value"},
+			},
+		},
 	}
 }
 
@@ -3432,6 +5960,559 @@ func schema_proxima_api_mesh_v1alpha1_VirtualIPSpec(ref common.ReferenceCallback
 		},
 		Dependencies: []string{
 			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadBackend(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadBackend is a Service that a workload calls.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind: Service, ServiceImport or ExternalService. Empty: Service.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the Service. Empty: that of the policy.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the Service.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadMetrics(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadMetrics says where a proxy shows metrics, and which.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port on which the supervisor of the proxy shows them. Defaults to 15020.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of the metrics. Defaults to /metrics.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"mtls": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MTLS shows them only to clients with a certificate of the mesh.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"include": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Include is a regular expression (RE2) of the names of the proxy's metrics that are shown. Empty: all.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"exclude": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Exclude is one of those that are not.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apps": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Apps are the workload's own metrics, which are shown as well.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.MetricsApp{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.MetricsApp{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadPassthrough(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadPassthrough says which calls to unknown destinations are let through.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode: All, None or Matched. Empty: what the Mesh says.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"match": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Match describes destinations, of mode Matched.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PassthroughMatch{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PassthroughMatch{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadPolicy says what the proxies of workloads do: TLS, limits, faults, passthrough, access logs, traces and metrics.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the proxies do.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.WorkloadPolicySpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the policy is in effect.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TrafficPolicyStatus{}.OpenAPIModelName(), v1alpha1.WorkloadPolicySpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadPolicyList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadPolicyList is a list of WorkloadPolicies.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The WorkloadPolicies.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.WorkloadPolicy{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.WorkloadPolicy{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadPolicySpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadPolicySpec says what the proxies of workloads do.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"targetRefs": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "TargetRefs name the targets, at most 16. A Mesh can only be named by a policy in namespace proxima-system.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PolicyTargetReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Selector selects targets in the namespace of the policy by their labels.",
+							Ref:         ref(metav1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"ports": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ports of the workloads, by name or number, for what is said of calls to them. Empty: all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"tls": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TLS of calls to the workload.",
+							Ref:         ref(v1alpha1.WorkloadTLS{}.OpenAPIModelName()),
+						},
+					},
+					"timeout": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Timeout of calls to the workload.",
+							Ref:         ref(v1alpha1.PolicyTimeout{}.OpenAPIModelName()),
+						},
+					},
+					"limits": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Limits of what is open to the workload.",
+							Ref:         ref(v1alpha1.PolicyLimits{}.OpenAPIModelName()),
+						},
+					},
+					"backends": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Backends that the workload calls: its proxy has them from the beginning.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.WorkloadBackend{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"rateLimit": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "RateLimit of calls to the workload, by each of its proxies.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RateLimit{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"faults": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Faults that are injected into calls to the workload.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Fault{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"passthrough": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Passthrough of calls to what the mesh does not know.",
+							Ref:         ref(v1alpha1.WorkloadPassthrough{}.OpenAPIModelName()),
+						},
+					},
+					"accessLog": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "AccessLog of connections and requests.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.AccessLog{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"tracing": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Tracing of requests.",
+							Ref:         ref(v1alpha1.WorkloadTracing{}.OpenAPIModelName()),
+						},
+					},
+					"metrics": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Metrics of the proxy and its workload.",
+							Ref:         ref(v1alpha1.WorkloadMetrics{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.AccessLog{}.OpenAPIModelName(), v1alpha1.Fault{}.OpenAPIModelName(), v1alpha1.PolicyLimits{}.OpenAPIModelName(), v1alpha1.PolicyTargetReference{}.OpenAPIModelName(), v1alpha1.PolicyTimeout{}.OpenAPIModelName(), v1alpha1.RateLimit{}.OpenAPIModelName(), v1alpha1.WorkloadBackend{}.OpenAPIModelName(), v1alpha1.WorkloadMetrics{}.OpenAPIModelName(), v1alpha1.WorkloadPassthrough{}.OpenAPIModelName(), v1alpha1.WorkloadTLS{}.OpenAPIModelName(), v1alpha1.WorkloadTracing{}.OpenAPIModelName(), metav1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadTLS(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadTLS is about TLS of calls to a workload.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode: Strict (plain clients are refused) or Permissive. Empty: that of the Mesh's backend.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"min": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Min version of TLS: 1.2 or 1.3. Empty: 1.3.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"max": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Max version of TLS: 1.2 or 1.3. Empty: the newest.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ciphers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ciphers of TLS 1.2, by their OpenSSL names. Empty: the proxy's own.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_WorkloadTracing(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WorkloadTracing says where spans go. Exactly one of the destinations is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"otlp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "OTLP sends to an OpenTelemetry collector, by gRPC.",
+							Ref:         ref(v1alpha1.OTLPEndpoint{}.OpenAPIModelName()),
+						},
+					},
+					"zipkin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Zipkin sends to a Zipkin server.",
+							Ref:         ref(v1alpha1.ZipkinEndpoint{}.OpenAPIModelName()),
+						},
+					},
+					"datadog": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Datadog sends to a Datadog agent.",
+							Ref:         ref(v1alpha1.DatadogEndpoint{}.OpenAPIModelName()),
+						},
+					},
+					"sample": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Sample is the percentage of the requests without a decision of the caller that are traced, 0 to 100. Defaults to 100.",
+							Type:        []string{"number"},
+							Format:      "double",
+						},
+					},
+					"tags": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Tags of each span.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TracingTag{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DatadogEndpoint{}.OpenAPIModelName(), v1alpha1.OTLPEndpoint{}.OpenAPIModelName(), v1alpha1.TracingTag{}.OpenAPIModelName(), v1alpha1.ZipkinEndpoint{}.OpenAPIModelName()},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ZipkinEndpoint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ZipkinEndpoint is a Zipkin server.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"address": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Address of the server, as HOST:PORT.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of its API. Defaults to /api/v2/spans.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"address"},
+			},
+		},
 	}
 }
 

@@ -51,6 +51,61 @@ func validateDataplane(d, old *mesh.Dataplane) field.ErrorList {
 	if spec.Subdomain != "" {
 		errs = append(errs, checkLabel(path.Child("subdomain"), spec.Subdomain)...)
 	}
+	return append(errs, checkDataplaneProxy(path.Child("proxy"), spec.Proxy)...)
+}
+
+func checkDataplaneProxy(path *field.Path, p *mesh.DataplaneProxy) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	errs := checkMetrics(path.Child("metrics"), p.Metrics)
+	if len(p.Outbound) > maxWorkloadBackends {
+		return append(errs, field.TooMany(path.Child("outbound"), len(p.Outbound), maxWorkloadBackends))
+	}
+	if len(p.Probes) > maxPolicyItems {
+		return append(errs, field.TooMany(path.Child("probes"), len(p.Probes), maxPolicyItems))
+	}
+	taken := set[netip.AddrPort]{}
+	for i, o := range p.Outbound {
+		at := path.Child("outbound").Index(i)
+		address, err := netip.ParseAddr(orElse(o.Address, "127.0.0.1"))
+		if err != nil || !address.IsLoopback() || address.Is4In6() {
+			errs = append(errs, field.Invalid(at.Child("address"), o.Address, "must be a loopback address, as the workload alone may use it"))
+		}
+		errs = append(errs, checkPort(at.Child("port"), o.Port)...)
+		errs = append(errs, checkPort(at.Child("servicePort"), o.ServicePort)...)
+		if o.Namespace != "" {
+			errs = append(errs, checkLabel(at.Child("namespace"), o.Namespace)...)
+		}
+		if o.Service == "" {
+			errs = append(errs, field.Required(at.Child("service"), ""))
+		} else {
+			errs = append(errs, checkLabel(at.Child("service"), o.Service)...)
+		}
+		if !taken.add(netip.AddrPortFrom(address, uint16(o.Port))) { //nolint:gosec // the range is checked above
+			errs = append(errs, field.Duplicate(at, fmt.Sprintf("%s port %d", address, o.Port)))
+		}
+	}
+	paths := set[string]{}
+	for i, probe := range p.Probes {
+		at := path.Child("probes").Index(i)
+		if probe.Path == "" {
+			errs = append(errs, field.Required(at.Child("path"), ""))
+		}
+		errs = append(errs, checkPath(at.Child("path"), probe.Path)...)
+		if !paths.add(probe.Path) {
+			errs = append(errs, field.Duplicate(at.Child("path"), probe.Path))
+		}
+		errs = append(errs, checkChoice(at.Child("type"), probe.Type, mesh.CheckHTTP, mesh.CheckTCP, mesh.CheckGRPC)...)
+		errs = append(errs, checkPort(at.Child("port"), probe.Port)...)
+		errs = append(errs, checkPath(at.Child("targetPath"), probe.TargetPath)...)
+		if probe.TargetPath != "" && probe.Type != "" && probe.Type != mesh.CheckHTTP {
+			errs = append(errs, field.Forbidden(at.Child("targetPath"), "may only be set when `type` is 'HTTP'"))
+		}
+		if probe.Service != "" && probe.Type != mesh.CheckGRPC {
+			errs = append(errs, field.Forbidden(at.Child("service"), "may only be set when `type` is 'GRPC'"))
+		}
+	}
 	return errs
 }
 
@@ -109,6 +164,9 @@ func checkDataplanePorts(path *field.Path, ports []mesh.DataplanePort) field.Err
 		}
 		if p.AppProtocol != nil {
 			errs = append(errs, checkQualifiedName(at.Child("appProtocol"), *p.AppProtocol)...)
+		}
+		if p.TargetPort != nil {
+			errs = append(errs, checkPort(at.Child("targetPort"), *p.TargetPort)...)
 		}
 		errs = append(errs, metav1validation.ValidateLabels(p.Tags, at.Child("tags"))...)
 	}

@@ -56,6 +56,10 @@ func All() []*resource.Descriptor {
 		VirtualIP,
 		IPAddressPool,
 		ZoneShift,
+		TrafficPermission,
+		BackendPolicy,
+		WorkloadPolicy,
+		ProxyPatch,
 	}
 }
 

@@ -3,6 +3,7 @@ package kind_test
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -257,3 +258,28 @@ func FuzzNode(f *testing.F)          { fuzz(f, "Node") }
 func FuzzEvent(f *testing.F)         { fuzz(f, "Event") }
 func FuzzSecret(f *testing.F)        { fuzz(f, "Secret") }
 func FuzzDataplane(f *testing.F)     { fuzz(f, "Dataplane") }
+
+// TestFieldsWithoutEffect are warned of by name, once: an update that changes nothing is silent.
+func TestFieldsWithoutEffect(t *testing.T) {
+	all := descriptors()
+	for name, want := range map[string][]string{
+		"TrafficPermission": {"spec.deny", "spec.allow"},
+		"BackendPolicy": {"spec.timeout", "spec.retry", "spec.limits", "spec.outlier", "spec.healthCheck", "spec.balancer",
+			"spec.locality", "spec.rateLimit", "spec.faults"},
+		"WorkloadPolicy": {"spec.tls", "spec.timeout", "spec.limits", "spec.backends", "spec.rateLimit", "spec.faults",
+			"spec.passthrough", "spec.accessLog", "spec.tracing", "spec.metrics"},
+		"ProxyPatch": {"spec.patches"},
+		"Dataplane":  {"spec.proxy.outbound", "spec.proxy.metrics", "spec.proxy.probes", "spec.ports[0].targetPort"},
+	} {
+		d := all[name]
+		obj := create(t, d, base[name])
+		var got []string
+		for _, w := range d.Warnings(obj, nil) {
+			field, _, _ := strings.Cut(w, ": has no effect yet")
+			got = append(got, field)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -171,7 +171,11 @@ func validateMesh(m, old *mesh.Mesh) field.ErrorList {
 	path := field.NewPath("spec", "mtls")
 	if m.Spec.MTLS != nil {
 		errs = append(errs, checkMTLS(path, m.Spec.MTLS)...)
+		errs = append(errs, checkChoice(path.Child("outbound"), m.Spec.MTLS.Outbound, mesh.OutboundAuto, mesh.OutboundAlways)...)
 	}
+	errs = append(errs, checkChoice(field.NewPath("spec", "networking", "outbound", "scope"), MeshScope(m),
+		mesh.ScopeOnDemand, mesh.ScopeAll, mesh.ScopeDeclared)...)
+	errs = append(errs, checkChoice(field.NewPath("spec", "defaultAccess"), m.Spec.DefaultAccess, mesh.AccessAllow, mesh.AccessDeny)...)
 	if r := m.Spec.Routing; r != nil {
 		errs = append(errs, checkChoice(field.NewPath("spec", "routing", "export"), r.Export, mesh.ExportAll, mesh.ExportExported)...)
 		errs = append(errs, checkTopologyMode(field.NewPath("spec", "routing", "topologyMode"), r.TopologyMode)...)
@@ -404,11 +408,48 @@ func warnMesh(m, old *mesh.Mesh) []string {
 	case len(t.Backends) > 0:
 		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
 	}
+	out = append(out, noEffect(idleMesh(m, old))...)
 	if !passthrough(m) && (old == nil || passthrough(old)) {
 		out = append(out, "spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; "+
 			"the status names those for whom it is not")
 	}
 	return out
+}
+
+// idleMesh are fields that have no effect, and that the former version (nil: none) has not.
+func idleMesh(m, old *mesh.Mesh) []string {
+	if old == nil {
+		old = &mesh.Mesh{}
+	}
+	var out []string
+	for _, f := range []struct {
+		path string
+		of   func(*mesh.Mesh) string
+	}{
+		{"spec.mtls.outbound", meshOutbound}, {"spec.networking.outbound.scope", MeshScope},
+		{"spec.defaultAccess", func(m *mesh.Mesh) string { return m.Spec.DefaultAccess }},
+	} {
+		if now := f.of(m); now != "" && now != f.of(old) {
+			out = append(out, f.path)
+		}
+	}
+	return out
+}
+
+func meshOutbound(m *mesh.Mesh) string {
+	if m.Spec.MTLS == nil {
+		return ""
+	}
+	return m.Spec.MTLS.Outbound
+}
+
+// MeshScope says which Services proxies of a mesh know; empty: it says nothing, which is
+// ScopeOnDemand.
+func MeshScope(m *mesh.Mesh) string {
+	if n := m.Spec.Networking; n != nil && n.Outbound != nil {
+		return n.Outbound.Scope
+	}
+	return ""
 }
 
 // MeshPassthrough reports whether workloads of a mesh may call what it does not know.

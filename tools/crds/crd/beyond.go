@@ -22,6 +22,21 @@ const (
 // Beyond lists what Validate refuses and the schema accepts.
 func Beyond() []Gap {
 	return []Gap{
+		{"BackendPolicy", "spec.targetRefs", "no target is there twice; a Mesh is named in namespace proxima-system only", noMeta},
+		{"Dataplane", "spec.proxy.outbound", "no address and port is there twice", noLoop},
+		{"Dataplane", "spec.proxy.probes.path", "no path is there twice", noLoop},
+		{"ProxyPatch", "spec.targetRefs", "no target is there twice; a Mesh is named in namespace proxima-system only, and nothing of another namespace", noMeta},
+		{"ProxyPatch", "spec.patches.value", "it is YAML or JSON of the form that the operation needs", noParser},
+		{"TrafficPermission", "spec.targetRefs", "no target is there twice; a Mesh is named in namespace proxima-system only, and nothing of another namespace", noMeta},
+		{"TrafficPermission", "spec.allow.to.paths", "regular expressions compile", noParser},
+		{"TrafficPermission", "spec.deny.to.paths", "regular expressions compile", noParser},
+		{"TrafficPermission", "spec.allow.from.addresses", "they are addresses, or ranges without bits beyond their prefix", noLoop},
+		{"TrafficPermission", "spec.deny.from.addresses", "they are addresses, or ranges without bits beyond their prefix", noLoop},
+		{"WorkloadPolicy", "spec.faults.from.addresses", "they are addresses, or ranges without bits beyond their prefix", noLoop},
+		{"WorkloadPolicy", "spec.rateLimit.from.addresses", "they are addresses, or ranges without bits beyond their prefix", noLoop},
+		{"WorkloadPolicy", "spec.targetRefs", "no target is there twice; a Mesh is named in namespace proxima-system only, and nothing of another namespace", noMeta},
+		{"WorkloadPolicy", "spec.metrics.include", "regular expressions compile", noParser},
+		{"WorkloadPolicy", "spec.metrics.exclude", "regular expressions compile", noParser},
 		{"Dataplane", "spec.ports.tags", "keys of tags are those of labels", noLoop},
 		{"IPAddressPool", "spec.addresses", "a range goes from an address to a higher one of its family; addresses do not overlap", noOrder},
 		{"ServiceExport", "metadata.annotations", "mesh.proxima.dev/to-zones names zones", noMeta},

@@ -127,6 +127,10 @@ var cells = map[string]cell{
 	"IPAddressPool/Auto-Assign": {path: ".spec.autoAssign", typ: "boolean"},
 	"IPAddressPool/Namespaces":  {path: ".spec.namespaces"},
 
+	"Target":  {out: composed},
+	"Targets": {path: ".status.targets", typ: "integer"},
+	"Status":  {path: `.status.conditions[?(@.type=="Accepted")].reason`, description: "Whether the policy is in effect; else why not."},
+
 	"ZoneShift/Out":       {out: composed},
 	"ZoneShift/State":     {path: `.status.conditions[?(@.type=="Active")].reason`},
 	"ZoneShift/Left":      {out: clock},

@@ -45,6 +45,7 @@ func limits() map[string]Schema {
 	out := map[string]Schema{}
 	for _, part := range []map[string]Schema{
 		commonLimits(), meshLimits(), externalLimits(), dataplaneLimits(), zoneLimits(), plannerLimits(), exportLimits(),
+		policyLimits(), backendPolicyLimits(), workloadPolicyLimits(),
 	} {
 		maps.Copy(out, part)
 	}

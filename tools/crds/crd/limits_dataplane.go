@@ -34,6 +34,7 @@ func dataplaneLimits() map[string]Schema {
 		"DataplanePort.port":         port(),
 		"DataplanePort.protocol":     choice("TCP", "UDP", "SCTP"),
 		"DataplanePort.appProtocol":  qualifiedName(),
+		"DataplanePort.targetPort":   port(),
 		"DataplanePort.tags":         values(optional(labelValue, maxLabel)),
 		"Probe": rules(Rule{
 			"[has(self.httpGet), has(self.tcpSocket), has(self.grpc), has(self.exec)].exists_one(set, set)", "must specify exactly one handler type",

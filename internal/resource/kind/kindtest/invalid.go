@@ -33,7 +33,7 @@ type Mistake struct {
 
 // Mistakes on create, of all kinds. The slice is the caller's.
 func Mistakes() []Mistake {
-	return []Mistake{
+	return append(policyMistakes(), []Mistake{
 		// Metadata, the same for all kinds.
 		{"Namespace", `{metadata: {name: Shop}}`, "metadata.name: " + badLabel},
 		{"Namespace", `{metadata: {name: a.b}}`, "metadata.name: Invalid value: must not contain dots"},
@@ -530,7 +530,7 @@ func Mistakes() []Mistake {
 		{"GlobalSecret", `{stringData: {a b: c}}`, "data[a b]: " + badKey},
 		{"GlobalSecret", `{stringData: {a: ` + strings.Repeat("x", corev1.MaxSecretSize+1) + `}}`,
 			"data: Too long: may not be more than 1048576 bytes"},
-	}
+	}...)
 }
 
 // planned is the beginning of a group of ports, with all that it needs.

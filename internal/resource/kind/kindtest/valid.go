@@ -64,8 +64,12 @@ spec: {cidrs: [10.96.0.0/16]}`,
 metadata: {name: web-1, namespace: shop, labels: {app: web}}
 spec:
   addresses: [192.0.2.7]
-  ports: [{name: http, port: 8080}]
-  readiness: {httpGet: {port: http}}`,
+  ports: [{name: http, port: 8080, targetPort: 18080}]
+  readiness: {httpGet: {port: http}}
+  proxy:
+    outbound: [{port: 9001, service: pay, servicePort: 80}]
+    probes: [{path: /live, port: 8080}]
+    metrics: {apps: [{port: 9100}]}`,
 		"Mesh": `
 metadata: {name: blue}
 spec:
@@ -87,6 +91,60 @@ spec:
     serverName: pay.example.com
     clientCertificate: {secretRef: {name: client, key: tls.crt}}
     clientKey: {secretRef: {name: client, key: tls.key}}`,
+		"TrafficPermission": `
+metadata: {name: pay, namespace: shop}
+spec:
+  selector: {matchLabels: {app: pay}}
+  ports: [http, "9090"]
+  deny: [{from: [{namespaces: [test]}]}]
+  allow:
+  - from: [{serviceAccounts: [shop/web]}, {labels: {matchLabels: {app: cron}}, addresses: [10.1.0.0/16]}]
+    to: [{methods: [GET], paths: [{type: Prefix, value: /api}], hosts: [pay.example.com]}]
+  - from: [{spiffe: [{type: Prefix, value: "spiffe://blue.mesh/ns/ops/"}], mesh: blue}]`,
+		"BackendPolicy": `
+metadata: {name: pay, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: pay, sectionName: http}, {group: mesh.proxima.dev, kind: ExternalService, name: bank, namespace: partners}]
+  timeout: {connect: 2s, request: 10s, perTry: 3s, idle: 0s}
+  retry:
+    attempts: 3
+    conditions: [connect-failure, 5xx]
+    codes: [503]
+    grpc: [unavailable]
+    backoff: {base: 10ms, max: 1s}
+    budget: {percent: 25, minRetryRate: {count: 5, interval: 1s}}
+    tcpAttempts: 2
+  limits: {connections: 100, pending: 10, requests: 200, retries: 5}
+  outlier: {local: 5, total: 10, interval: 1s, maxPercent: 50, panic: 10, failurePercent: {threshold: 50, minHosts: 3, minRequests: 20}}
+  healthCheck: {type: HTTP, path: /healthz, statuses: [200, 204], interval: 5s, timeout: 1s, healthy: 2, unhealthy: 3}
+  balancer: {type: RingHash, hash: [{type: Header, name: x-user}, {type: Cookie, name: s, ttl: 1h}, {type: SourceIP}]}
+  locality: {mode: Plan, affinity: [{label: rack, weight: 5}], failover: [{from: [a], to: Only, zones: [b]}, {to: Any}], threshold: 60}
+  rateLimit: [{http: {requests: 100, per: 1s}}]
+  faults: [{percent: 1.5, delay: 100ms}]`,
+		"WorkloadPolicy": `
+metadata: {name: pay, namespace: shop}
+spec:
+  selector: {matchLabels: {app: pay}}
+  ports: [http]
+  tls: {mode: Strict, min: "1.2", ciphers: [ECDHE-RSA-AES128-GCM-SHA256]}
+  timeout: {request: 30s}
+  limits: {connections: 1000}
+  backends: [{name: bank}, {kind: ExternalService, namespace: partners, name: card}]
+  rateLimit: [{from: [{namespaces: [web]}], http: {requests: 10, per: 1s, status: 503}}, {tcp: {connections: 100, per: 1s}}]
+  faults: [{from: [{serviceAccounts: [test/chaos]}], percent: 10, abort: {httpStatus: 500}}]
+  passthrough: {mode: Matched, match: [{type: Domain, value: "*.example.com"}, {type: CIDR, value: 203.0.113.0/24, port: 25}]}
+  accessLog: [{stdout: {}, of: Errors}, {otlp: {address: "collector.example.com:4317"}}]
+  tracing: {zipkin: {address: "zipkin.example.com:9411"}, sample: 1.5, tags: [{name: team, value: pay}, {name: user, header: x-user}]}
+  metrics: {port: 15020, exclude: "^envoy_debug", apps: [{name: pay, port: 9100}]}`,
+		"ProxyPatch": `
+metadata: {name: pay, namespace: shop}
+spec:
+  selector: {matchLabels: {app: pay}}
+  patches:
+  - {type: Cluster, match: {origin: Outbound}, op: Merge, value: "perConnectionBufferLimitBytes: 32768"}
+  - {type: HTTPFilter, match: {name: envoy.filters.http.router}, op: Before, value: "name: envoy.filters.http.on_demand"}
+  - {type: Listener, match: {name: out-virtual}, op: JSONPatch, value: "[{op: add, path: /perConnectionBufferLimitBytes, value: 65536}]"}
+  - {type: NetworkFilter, match: {name: x, direction: Inbound, port: 80}, op: Remove}`,
 		"ZoneCosts": `
 metadata: {name: default}
 spec:
