@@ -87,28 +87,38 @@ func startCluster(t *testing.T, objects ...resource.Object) *fakeCluster {
 	return c
 }
 
-// writePlans in process: over HTTP our API refuses them, as the planner alone writes plans; in a
-// cluster they are custom resources, and RBAC decides.
+// writePlans in process, and what is written of zones: over HTTP our API refuses them, as control
+// planes alone write them, and this one is not global; in a cluster they are custom resources, and
+// RBAC decides.
 func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		if r.Method == http.MethodGet || !strings.HasPrefix(r.URL.Path, "/apis/planner.mesh.proxima.dev/") {
+		var of *resource.Descriptor
+		path := strings.Split(r.URL.Path, "/") // /apis/GROUP/VERSION/RESOURCE…
+		for _, d := range []*resource.Descriptor{kind.TrafficPlan, kind.Zone, kind.ZoneInsight} {
+			if len(path) > 4 && path[2] == d.GVK.Group && slices.Contains(path[4:], d.Resource) {
+				of = d
+			}
+		}
+		if r.Method == http.MethodGet || of == nil {
 			return next.RoundTrip(r)
 		}
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return nil, err
 		}
-		plan := &plannerv1alpha1.TrafficPlan{}
+		obj := of.New()
 		var out resource.Object
-		switch err = json.Unmarshal(body, plan); {
+		switch err = json.Unmarshal(body, obj); {
+		case r.Method == http.MethodDelete:
+			out, err = obj, c.client.Delete(r.Context(), of, resource.Key{Name: path[len(path)-1]}, resource.Preconditions{})
 		case err != nil:
 			return nil, err
 		case r.Method == http.MethodPost:
-			out, err = c.client.Create(r.Context(), kind.TrafficPlan, plan)
+			out, err = c.client.Create(r.Context(), of, obj)
 		case r.Method == http.MethodPut:
-			out, err = c.client.Update(r.Context(), kind.TrafficPlan, plan)
+			out, err = c.client.Update(r.Context(), of, obj)
 		default:
-			return nil, fmt.Errorf("%s of a plan", r.Method)
+			return nil, fmt.Errorf("%s of a %s", r.Method, of.Singular)
 		}
 		code, value := http.StatusOK, any(out)
 		var refused apierrors.APIStatus
@@ -117,7 +127,7 @@ func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 		} else if err != nil {
 			return nil, err
 		} else {
-			out.GetObjectKind().SetGroupVersionKind(kind.TrafficPlan.GVK)
+			out.GetObjectKind().SetGroupVersionKind(of.GVK)
 		}
 		text, err := json.Marshal(value)
 		return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, err

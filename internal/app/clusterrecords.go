@@ -18,13 +18,14 @@ import (
 
 // A control plane in a cluster that is one of several keeps in two Secrets what has no object
 // (ADR 14): recordsObject has the keys of authorities, tokens and revocations, certificatesObject
-// which nodes hold certificates. They are apart, as the second is written often.
+// which nodes hold certificates. They are apart, as the second is written often. Global has the
+// first alone: it serves no nodes.
 const (
 	recordsObject      = "proxima-records"
 	certificatesObject = "proxima-certificates"
 )
 
-// clusterRecords are the Secrets, open.
+// clusterRecords are the Secrets, open; certificates is nil at global.
 type clusterRecords struct{ records, certificates *secretstore.Store }
 
 func openClusterRecords(ctx context.Context, cfg ControlPlaneConfig, s *storage) (*clusterRecords, error) {
@@ -33,7 +34,11 @@ func openClusterRecords(ctx context.Context, cfg ControlPlaneConfig, s *storage)
 		return nil, err
 	}
 	r := &clusterRecords{}
-	for name, to := range map[string]**secretstore.Store{recordsObject: &r.records, certificatesObject: &r.certificates} {
+	all := map[string]**secretstore.Store{recordsObject: &r.records}
+	if cfg.role() != RoleGlobal {
+		all[certificatesObject] = &r.certificates
+	}
+	for name, to := range all {
 		*to, err = secretstore.Open(ctx, secretstore.Config{
 			Client: client, Key: resource.Key{Namespace: cfg.Namespace, Name: name}, Logger: s.log.With("component", "records"),
 		})
@@ -60,11 +65,14 @@ func (r *clusterRecords) components(s *storage) []component {
 	if r == nil {
 		return nil
 	}
-	return []component{
+	out := []component{
 		{Name: "records", Run: r.records.Run},
-		{Name: "records of certificates in the cluster", Run: r.certificates.Run},
 		{Name: "revocations", Run: s.revocations.Run},
 	}
+	if r.certificates != nil {
+		out = append(out, component{Name: "records of certificates in the cluster", Run: r.certificates.Run})
+	}
+	return out
 }
 
 func (r *clusterRecords) close() {

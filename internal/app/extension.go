@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -37,35 +38,43 @@ type clusterExtension struct {
 
 // newExtension adds the extension to the paths; nil: there is none.
 func (p *clusterPlane) newExtension() (*clusterExtension, error) {
-	if p.cfg.ExtensionService == "" {
+	return newClusterExtension(p.cfg, p.paths, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
+}
+
+// newClusterExtension adds the extension to the paths of a control plane; nil: there is none.
+// aggregated are the paths that the aggregated API has, by their names, and next what answers them.
+func newClusterExtension(
+	cfg ControlPlaneConfig, paths *ownPaths, aggregated []string, next http.Handler, log *slog.Logger,
+) (*clusterExtension, error) {
+	if cfg.ExtensionService == "" {
 		return nil, nil //nolint:nilnil // as the comment says
 	}
-	client, err := dynamic.NewForConfig(clusterREST(p.cfg.Cluster))
+	client, err := dynamic.NewForConfig(clusterREST(cfg.Cluster))
 	if err != nil {
 		return nil, err
 	}
-	log := p.log.With("component", "extension")
-	x := &clusterExtension{name: fmt.Sprintf("%s.%s.svc", p.cfg.ExtensionService, p.cfg.Namespace), mux: http.NewServeMux()}
-	x.certificates = extension.NewCertificates(client, p.cfg.Namespace, x.name, nil, log)
+	log = log.With("component", "extension")
+	x := &clusterExtension{name: fmt.Sprintf("%s.%s.svc", cfg.ExtensionService, cfg.Namespace), mux: http.NewServeMux()}
+	x.certificates = extension.NewCertificates(client, cfg.Namespace, x.name, nil, log)
 	targets := []extension.Target{extension.WebhookTarget(webhookConfiguration)}
-	if p.cfg.AggregatedAPI {
+	if cfg.AggregatedAPI {
 		targets = append(targets, extension.APIServiceTarget())
 		x.aggregated = extension.NewAggregated(extension.AggregatedConfig{
-			Client: client, Reviewer: accessReviews{p.cfg.Cluster}, Next: p.ofCluster(p.paths.mux), Paths: aggregatedPaths(), Logger: log,
+			Client: client, Reviewer: accessReviews{cfg.Cluster}, Next: next, Paths: aggregated, Logger: log,
 		})
 		x.mux.Handle("/apis/", x.aggregated)
 		x.mux.Handle("/apis", x.aggregated)
 	}
 	x.keeper = func() *extension.Keeper {
-		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: p.cfg.Namespace, Targets: targets, Logger: log})
+		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: cfg.Namespace, Targets: targets, Logger: log})
 	}
 	x.mux.Handle(extension.AdmissionPath, extension.NewAdmission(kind.All(), log))
 	x.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "this name is for the API server of the cluster: "+
 			"admission, and the aggregated API where it is on")
 	})
-	p.paths.extension = x
-	p.paths.tls.GetCertificate = x.certificates.GetCertificate
+	paths.extension = x
+	paths.tls.GetCertificate = x.certificates.GetCertificate
 	return x, nil
 }
 
@@ -98,12 +107,7 @@ func (x *clusterExtension) components() []component {
 // ofCluster lets users of the cluster ask. Who may do what was decided by the cluster; a
 // certificate is for the node of an agent's pod alone.
 func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
-	known := aggregatedPaths()
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(known, strings.TrimPrefix(r.URL.Path, "/proxima/v1/")) {
-			refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "the aggregated API answers "+strings.Join(known, ", "))
-			return
-		}
+	return onlyPaths(aggregatedPaths(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != identity.CertificatesPath {
 			next.ServeHTTP(w, r)
 			return
@@ -117,6 +121,17 @@ func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{
 			Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated),
 		})))
+	}))
+}
+
+// onlyPaths lets requests for paths with these names through.
+func onlyPaths(known []string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(known, strings.TrimPrefix(r.URL.Path, "/proxima/v1/")) {
+			refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "the aggregated API answers "+strings.Join(known, ", "))
+			return
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 

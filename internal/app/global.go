@@ -22,9 +22,11 @@ import (
 	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/federation/observed"
 	"github.com/proxima-mesh/proxima/internal/federation/secrets"
+	fedstream "github.com/proxima-mesh/proxima/internal/federation/stream"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/keyring"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
@@ -61,6 +63,8 @@ type global struct {
 	// client of the leader.
 	client   resource.Client
 	complete chan struct{}
+	// name of this instance; epoch of the objects, and run, as in zoneLink.
+	name, epoch, run string
 }
 
 func runGlobal(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
@@ -103,13 +107,14 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 	if g.storage, err = openStorage(ctx, cfg, open, g.log); err != nil {
 		return nil, err
 	}
+	g.epoch = g.storage.store.Epoch()
 	if g.api, err = newAPI(cfg, g.storage, g.log); err != nil {
 		return nil, err
 	}
 	g.instance = &instance{log: g.log, views: stream.NewServer(stream.ServerConfig{Log: g.log})}
 	g.instance.catalog = catalog.New(catalog.Config{
 		Client: g.api.client, Descriptors: []*resource.Descriptor{kind.Namespace, kind.Node, kind.Mesh},
-		Epoch: g.storage.store.Epoch(), Logger: g.log.With("component", "catalog"),
+		Epoch: g.epoch, Logger: g.log.With("component", "catalog"),
 	})
 	g.api.nodes.catalog, g.api.cordons.catalog, g.api.dryRuns.global = g.instance.catalog, g.instance.catalog, g
 	g.api.shifts.global = true
@@ -123,10 +128,12 @@ func newGlobalOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpener) 
 	if g.storage.shared() {
 		g.client = resource.Wrap(g.api.client, resource.Intercept(inTerm))
 	}
-	if err := g.newZones(); err != nil {
+	g.name = instanceName(g.api.address)
+	if err := g.newZones(g.others.list); err != nil {
 		return nil, err
 	}
-	if g.roots, err = newMeshRoots(cfg, g.storage, g.api, g.instance, g.zones, g.log); err != nil {
+	records := sealed.NewRecords(g.storage.store, g.storage.keys)
+	if g.roots, err = newMeshRoots(cfg, records, g.api, g.instance, g.zones, g.log); err != nil {
 		return nil, err
 	}
 	g.handle()
@@ -138,20 +145,21 @@ func refuseNodes(any, grpc.ServerStream) error {
 	return status.Error(codes.PermissionDenied, access.GlobalServesZones)
 }
 
-func (g *global) newZones() (err error) {
+// newZones makes the zones. others are all instances, as zones learn them; nil: they learn none.
+func (g *global) newZones(others func() []fedstream.Instance) (err error) {
 	running := version.Get().Version
 	g.zones, err = zones.New(zones.Config{
-		Client: g.api.client, Kinds: g.kinds, Namespace: access.SystemNamespace, StoreEpoch: g.storage.store.Epoch(),
-		Instance: instanceName(g.api.address), Version: running, Timeout: g.cfg.ZoneTimeout, Caller: access.CallerZone,
+		Client: g.api.client, Kinds: g.kinds, Namespace: access.SystemNamespace, StoreEpoch: g.epoch, Run: g.run,
+		Instance: g.name, Version: running, Timeout: g.cfg.ZoneTimeout, Caller: access.CallerZone,
 		CheckVersion: func(zone, theirs string) error { return g.refused.Check(running, "zone", zone, theirs, time.Now()) },
-		Instances:    g.others.list,
+		Instances:    others,
 		Registerer:   g.storage.metrics, Logger: g.log.With("component", "federation"),
 	})
 	if err != nil {
 		return err
 	}
 	g.zones.Register(g.instance.server)
-	g.observed = observed.NewRecorder(g.api.client, observedKinds())
+	g.observed = observed.NewRecorder(g.api.client, observedKinds(g.kinds))
 	federationv1.RegisterPolicyStatusesServer(g.instance.server, &policyStatuses{zones: g.zones, recorder: g.observed})
 	return nil
 }
@@ -199,7 +207,12 @@ func (g *global) runSecrets(ctx context.Context) error {
 }
 
 func (g *global) leadZones(ctx context.Context) error {
-	return g.zones.Lead(ctx, zones.LeaderConfig{Client: g.client, RevokeTokens: g.revokeTokens, Forget: g.observed.Forget, Alive: g.alive})
+	return g.lead(ctx, g.alive)
+}
+
+// lead the zones; alive reports whether an instance runs.
+func (g *global) lead(ctx context.Context, alive func(instance string) bool) error {
+	return g.zones.Lead(ctx, zones.LeaderConfig{Client: g.client, RevokeTokens: g.revokeTokens, Forget: g.observed.Forget, Alive: alive})
 }
 
 // revokeTokens withdraws the tokens of a zone, and with them its certificates.

@@ -49,6 +49,8 @@ const (
 	PresetKubeProxyReplacement Preset = "kube-proxy-replacement"
 	// PresetZone is that, and the cluster is one zone of several.
 	PresetZone Preset = "zone"
+	// PresetGlobal is the control plane of the zones: it has neither nodes nor plans.
+	PresetGlobal Preset = "global"
 )
 
 // clusterKinds are what planner-only reads of a cluster, by get, list and watch. It writes

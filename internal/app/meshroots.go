@@ -37,8 +37,10 @@ type meshRoots struct {
 	zones       *zones.Zones
 }
 
-func newMeshRoots(cfg ControlPlaneConfig, s *storage, a *api, i *instance, z *zones.Zones, log *slog.Logger) (*meshRoots, error) {
-	r := &meshRoots{log: log.With("component", "identities"), api: a, records: sealedRecords{sealed.NewRecords(s.store, s.keys)}, zones: z}
+func newMeshRoots(
+	cfg ControlPlaneConfig, records *sealed.Records, a *api, i *instance, z *zones.Zones, log *slog.Logger,
+) (*meshRoots, error) {
+	r := &meshRoots{log: log.With("component", "identities"), api: a, records: sealedRecords{records}, zones: z}
 	csrs, err := signerAPI(cfg.SignerKubeconfig)
 	if err != nil {
 		return nil, err

@@ -28,9 +28,10 @@ const (
 // peers are the other instances of this control plane, as the API reaches them. It
 // implements admin.Instances.
 type peers struct {
-	members *cluster.Members
-	ca      *identity.Authority
-	self    string
+	// list all instances, this one too.
+	list func() []cluster.Member
+	ca   *identity.Authority
+	self string
 
 	mu     sync.Mutex
 	client *http.Client
@@ -42,13 +43,13 @@ func (x *instances) peers(ca *identity.Authority) admin.Instances {
 	if x.members == nil {
 		return nil
 	}
-	return &peers{members: x.members, ca: ca, self: instanceName(x.api.address)}
+	return &peers{list: x.members.List, ca: ca, self: instanceName(x.api.address)}
 }
 
 // Others implements admin.Instances.
 func (p *peers) Others() []string {
 	var out []string
-	for _, m := range p.members.List() {
+	for _, m := range p.list() {
 		if m.Name != p.self && m.API != "" {
 			out = append(out, m.Name)
 		}
@@ -65,7 +66,7 @@ func (p *peers) Send(ctx context.Context, name string, r *http.Request) (*http.R
 		cancel()
 		return nil, err
 	}
-	for _, m := range p.members.List() {
+	for _, m := range p.list() {
 		if m.Name != name {
 			continue
 		}

@@ -11,15 +11,16 @@ import (
 
 	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
 	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/federation/observed"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
 // observedKinds are the policies of global that have a status, by the name of their type.
-func observedKinds() map[string]*resource.Descriptor {
+func observedKinds(kinds []local.Kind) map[string]*resource.Descriptor {
 	out := map[string]*resource.Descriptor{}
-	for _, k := range federated() {
+	for _, k := range kinds {
 		if k.Type.Direction == federation.GlobalToZone && k.Descriptor.Status {
 			out[k.Type.Name] = k.Descriptor
 		}
@@ -69,7 +70,7 @@ const reportTimeout = 10 * time.Second
 func (l *zoneLink) newReporter(conn grpc.ClientConnInterface) *observed.Reporter {
 	client := federationv1.NewPolicyStatusesClient(conn)
 	return observed.NewReporter(observed.ReporterConfig{
-		Client: l.client, Kinds: observedKinds(), Logger: l.log,
+		Client: l.client, Kinds: observedKinds(l.kinds), Logger: l.log,
 		Send: func(ctx context.Context, all []observed.Status) error {
 			ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 			defer cancel()

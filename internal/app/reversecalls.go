@@ -151,7 +151,7 @@ func (g *global) Call(ctx context.Context, call admin.ProxyCall) ([]byte, error)
 	var none *stream.NoStreamError
 	switch {
 	case errors.As(err, &none):
-		return nil, &elsewhereError{fmt.Errorf("%w (%s)", err, instanceName(g.api.address))}
+		return nil, &elsewhereError{fmt.Errorf("%w (%s)", err, g.name)}
 	case status.Code(err) == codes.Unimplemented:
 		return nil, status.Errorf(codes.Unavailable, "the control plane of zone %s is of an older version, which does not answer this", zone)
 	}

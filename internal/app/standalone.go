@@ -22,6 +22,8 @@ func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Ser
 	switch {
 	case cfg.Store == StoreKubernetes && cfg.Preset == PresetPlannerOnly:
 		return runPlannerOnly(ctx, cfg, ready)
+	case cfg.Store == StoreKubernetes && cfg.role() == RoleGlobal:
+		return runClusterGlobal(ctx, cfg, ready)
 	case cfg.Store == StoreKubernetes:
 		return runClusterPlane(ctx, cfg, ready)
 	case cfg.role() == RoleGlobal:

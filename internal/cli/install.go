@@ -35,9 +35,6 @@ Presets:
   zone                    the same, and the cluster is one zone of several
   global                  the control plane of the zones
 
-Of global this version has no control plane in a cluster: it is refused but with
---set preview=true, to look at its manifests.
-
 docs/reference/chart-values.md lists the values, docs/reference/permissions.md the
 permissions of each preset, with their reasons.`,
 		Example: "  proxima install kubernetes | kubectl apply -f -\n" +

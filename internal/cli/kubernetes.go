@@ -2,6 +2,7 @@ package cli
 
 import (
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -22,7 +23,7 @@ type kubernetesFlags struct {
 }
 
 func (k *kubernetesFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&k.preset, "preset", "", "what a control plane with --store kubernetes does: planner-only reads the cluster, plans in memory and answers simulate, explain and status; kube-proxy-replacement plans, and serves the agents that take kube-proxy's place; zone is that as one zone of several, with --role zone")
+	f.StringVar(&k.preset, "preset", "", "what a control plane with --store kubernetes does: planner-only reads the cluster, plans in memory and answers simulate, explain and status; kube-proxy-replacement plans, and serves the agents that take kube-proxy's place; zone is that as one zone of several, with --role zone; global is the control plane of the zones, with --role global")
 	f.StringVar(&k.namespace, "own-namespace", "", "namespace of the control plane's own objects in the cluster: its Lease, and the Secret and ConfigMap of its authority (default: that of the pod, else "+access.SystemNamespace+")")
 	f.StringVar(&k.agents, "agent-service-account", "proxima-agent", "service account of the agents in the cluster, in that namespace: no other one's tokens are taken")
 	f.StringVar(&k.gateways, "gateway-service-account", "proxima-gateway", "with --preset zone: service account of the gateways in the cluster, as --agent-service-account")
@@ -38,11 +39,11 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 		return usagef("--preset %s goes with --store kubernetes, and this is --store %s", k.preset, cfg.Store)
 	case cfg.Store != app.StoreKubernetes:
 		return nil
-	case cfg.Preset != app.PresetPlannerOnly && cfg.Preset != app.PresetKubeProxyReplacement && cfg.Preset != app.PresetZone:
-		return usagef("--preset %q: with --store kubernetes choose planner-only, kube-proxy-replacement or zone; "+
-			"global is not in this version", k.preset)
-	case (cfg.Preset == app.PresetZone) != (cfg.Role == app.RoleZone) || cfg.Role == app.RoleGlobal:
-		return usagef("--role %s: with --store kubernetes, --role zone and --preset zone go together; other presets stand alone", cfg.Role)
+	case !slices.Contains([]app.Preset{app.PresetPlannerOnly, app.PresetKubeProxyReplacement, app.PresetZone, app.PresetGlobal}, cfg.Preset):
+		return usagef("--preset %q: with --store kubernetes choose planner-only, kube-proxy-replacement, zone or global", k.preset)
+	case (cfg.Preset == app.PresetZone) != (cfg.Role == app.RoleZone), (cfg.Preset == app.PresetGlobal) != (cfg.Role == app.RoleGlobal):
+		return usagef("--role %s --preset %s: with --store kubernetes, --role zone and --preset zone go together, "+
+			"and --role global and --preset global; other presets stand alone", cfg.Role, k.preset)
 	case cfg.ClusterKeyFile != "" || len(cfg.ClusterKeyCommand) > 0:
 		return usagef("--cluster-key-file and --cluster-key-command: with --store kubernetes replicas share their authority by a Secret")
 	case cfg.DNSAddress != "":

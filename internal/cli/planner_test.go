@@ -229,10 +229,10 @@ func TestSurveyFlags(t *testing.T) {
 		"proxima simulate --all --price-per-gb 1 --price USD:1:1":                                   "give one of them",
 		"proxima simulate --all --traffic t.csv --kubeconfig k":                                     "t.csv: line 2: gb: \"many\" is no number",
 		"proxima simulate --all --traffic none.csv --kubeconfig k":                                  "no such file",
-		"proxima control-plane --store kubernetes --data-dir d":                                     "choose planner-only, kube-proxy-replacement or zone",
+		"proxima control-plane --store kubernetes --data-dir d":                                     "choose planner-only, kube-proxy-replacement, zone or global",
 		"proxima control-plane --store kubernetes --preset zone --data-dir d":                       "--role zone and --preset zone go together",
 		"proxima control-plane --preset planner-only --data-dir d":                                  "goes with --store kubernetes",
-		"proxima control-plane --store kubernetes --preset planner-only --role global --data-dir d": "stand alone",
+		"proxima control-plane --store kubernetes --preset planner-only --role global --data-dir d": "--role global and --preset global",
 	} {
 		if _, errs := g.run(t.Context(), 2, line); !strings.Contains(errs, want) {
 			t.Errorf("%s: %s, want %q", line, errs, want)

@@ -271,7 +271,7 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "control plane\t%s, %s, up %s\n", o.Server, cp.Version.Version, duration.HumanDuration(time.Since(cp.Started)))
 		if cp.Preset != "" {
 			fmt.Fprintf(w, "cluster\t%s, preset %s\n", cp.Store.Epoch, cp.Preset)
-			if cp.Preset != string(app.PresetPlannerOnly) {
+			if cp.Preset != string(app.PresetPlannerOnly) && cp.Preset != string(app.PresetGlobal) {
 				fmt.Fprintf(w, "agents\t%d follow their view here\n", len(cp.Agents))
 			}
 		} else {

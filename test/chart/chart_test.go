@@ -32,23 +32,21 @@ func load(t *testing.T) *chart.Chart {
 var cases = map[string]string{
 	"defaults":               ``,
 	"planner-only":           `{preset: planner-only, createNamespace: true, controlPlane: {replicas: 2, topologyMode: Disabled}}`,
-	"kube-proxy-replacement": `{preset: kube-proxy-replacement, preview: true, apiServer: "https://192.0.2.1:6443"}`,
+	"kube-proxy-replacement": `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443"}`,
 	"zone": `
 preset: zone
-preview: true
 apiServer: "https://192.0.2.1:6443"
 createNamespace: true
 zone: {name: east, global: "192.0.2.2:6444", tokenSecret: other}
 crds: {multicluster: false, keep: false}`,
-	"global":         `{preset: global, preview: true, crds: {install: false}}`,
-	"one instance":   `{preset: global, preview: true, controlPlane: {replicas: 1}}`,
+	"global":         `{preset: global, crds: {install: false}}`,
+	"one instance":   `{preset: global, controlPlane: {replicas: 1}}`,
 	"no webhook":     `{preset: kube-proxy-replacement, apiServer: "https://192.0.2.1:6443", webhook: {enabled: false}}`,
 	"everything set": everything,
 }
 
 const everything = `
 preset: kube-proxy-replacement
-preview: true
 apiServer: "https://[2001:db8::1]:6443"
 image: {repository: registry.example/p, tag: v9, pullPolicy: Always, pullSecrets: [one, two]}
 controlPlane:
@@ -162,10 +160,9 @@ func TestSameMistakes(t *testing.T) {
 		"unknown value": `{controlPlane: {replica: 2}}`,
 		"type":          `{controlPlane: {replicas: two}}`,
 		"form":          `{agent: {directAfter: soon}}`,
-		"incomplete":    `{preset: global}`,
 		"no API server": `{preset: kube-proxy-replacement}`,
-		"no zone":       `{preset: zone, preview: true, apiServer: "https://a"}`,
-		"no global":     `{preset: zone, preview: true, apiServer: "https://a", zone: {name: a}}`,
+		"no zone":       `{preset: zone, apiServer: "https://a"}`,
+		"no global":     `{preset: zone, apiServer: "https://a", zone: {name: a}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := byHelm(t, text); err == nil {

@@ -25,7 +25,7 @@ var arguments = map[string][]string{
 		"--set", "controlPlane.topologyMode=proxima.dev/Adaptive",
 		"--set", "apiServer=https://192.0.2.1:6443", "--set", "zone.name=east", "--set", "zone.global=192.0.2.2:6444",
 	},
-	"global": {"--set", "preview=true"},
+	"global": nil,
 }
 
 // manifests of a preset. The webhook is off, as the API server is on no node: it does not reach

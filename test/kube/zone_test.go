@@ -38,6 +38,7 @@ type sites struct {
 	*rig
 	global, east, west string // data directories
 	globalPlane        *testkit.Process
+	inCluster          *globalCluster // that has global; nil: it is outside
 	eastPlane          *testkit.Process
 	westPlane          *testkit.Process
 	ingress            *corev1.Pod // of east
@@ -74,8 +75,15 @@ metadata: {name: default}
 spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin}]}}
 `
 
-// newSites starts all of it, and waits until each zone has what the other one exports.
+// newSites starts all of it, global outside of clusters.
 func newSites(t *testing.T) *sites {
+	t.Helper()
+	need(t)
+	return newSitesOf(t, nil)
+}
+
+// newSitesOf starts all of it, with a global control plane that is in a cluster; nil: outside.
+func newSitesOf(t *testing.T, global *globalCluster) *sites {
 	t.Helper()
 	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
@@ -84,14 +92,16 @@ func newSites(t *testing.T) *sites {
 	}
 	s := &sites{
 		rig:    &rig{bench: b, client: client, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}},
-		global: t.TempDir(), east: t.TempDir(), west: t.TempDir(),
+		global: t.TempDir(), east: t.TempDir(), west: t.TempDir(), inCluster: global,
 	}
 	// All are on the network before anything talks: the bridge's address follows from its links.
 	for _, name := range []string{"ours", "third"} {
 		s.nodes[name] = s.AddNode(t, name, "zone-a")
 	}
 	s.machine, s.machineAddr = s.AddMachine(t, "m1")
-	s.startGlobal()
+	if global == nil {
+		s.startGlobal()
+	}
 	eastToken, westToken := s.token("east"), s.token("west")
 	s.atGlobal(defaultMesh, "apply", "-f", "-")
 	s.startEast(eastToken)
@@ -112,10 +122,24 @@ func (s *sites) plane(dir string, port int, args ...string) *testkit.Process {
 
 func (s *sites) startGlobal() { s.globalPlane = s.plane(s.global, globalPort, "--role=global") }
 
+// globals are the addresses of global.
+func (s *sites) globals() string {
+	if s.inCluster != nil {
+		return s.inCluster.addresses()
+	}
+	return fmt.Sprintf("%s:%d", address, globalPort)
+}
+
 // token of a zone, in a file.
 func (s *sites) token(zone string) string {
 	s.t.Helper()
-	text, _, _ := strings.Cut(s.proxima("zone", "create", zone, "-o", "token", "--kubeconfig", filepath.Join(s.global, "kubeconfig")), "\n")
+	made := ""
+	if s.inCluster != nil {
+		made = s.inCluster.admit(zone)
+	} else {
+		made = s.proxima("zone", "create", zone, "-o", "token", "--kubeconfig", filepath.Join(s.global, "kubeconfig"))
+	}
+	text, _, _ := strings.Cut(made, "\n")
 	path := filepath.Join(s.t.TempDir(), zone+".token")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		s.t.Fatal(err)
@@ -133,13 +157,20 @@ func (s *sites) at(dir, in string, args ...string) string {
 	return out
 }
 
-func (s *sites) atGlobal(in string, args ...string) string { return s.at(s.global, in, args...) }
+// atGlobal runs kubectl where the policies are.
+func (s *sites) atGlobal(in string, args ...string) string {
+	s.t.Helper()
+	if s.inCluster != nil {
+		return s.inCluster.kubectl(in, args...)
+	}
+	return s.at(s.global, in, args...)
+}
 
 // startEast installs the preset zone, and runs what its manifests would: two nodes with agents,
 // a gateway, a Service with a Pod, and one that asks.
 func (s *sites) startEast(token string) {
 	s.t.Helper()
-	s.kubectl(s.manifests("zone", "--set", fmt.Sprintf("zone.global=%s:%d", address, globalPort),
+	s.kubectl(s.manifests("zone", "--set", "zone.global="+s.globals(),
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	s.until("the account of pods is there", func() bool {
 		_, err := s.client.CoreV1().ServiceAccounts("default").Get(s.t.Context(), "default", metav1.GetOptions{})
@@ -239,7 +270,7 @@ func (s *sites) gatewayPod(role, node string) *corev1.Pod {
 // program of a Service.
 func (s *sites) startWest(token string) {
 	s.t.Helper()
-	s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file="+token, fmt.Sprintf("--global=%s:%d", address, globalPort))
+	s.westPlane = s.plane(s.west, westPort, "--role=zone", "--zone=west", "--token-file="+token, "--global="+s.globals())
 	ns, addr := s.machine, s.machineAddr
 	s.machineDir = s.t.TempDir()
 	for _, node := range []string{"m1", "gate-west"} {
@@ -356,9 +387,8 @@ func (s *sites) wantBoth() {
 func (s *sites) dump() {
 	s.t.Helper()
 	kinds := "serviceexports,serviceimports,zoneingresses,meshes,endpointslices,dataplanes"
-	for name, dir := range map[string]string{"global": s.global, "west": s.west} {
-		s.t.Logf("%s:\n%s", name, s.at(dir, "", "get", kinds, "-A", "-o", "yaml"))
-	}
+	s.t.Logf("global:\n%s", s.atGlobal("", "get", kinds, "-A", "-o", "yaml"))
+	s.t.Logf("west:\n%s", s.at(s.west, "", "get", kinds, "-A", "-o", "yaml"))
 	s.t.Logf("east:\n%s", s.kubectl("", "get", kinds, "-A", "-o", "yaml"))
 	for _, dir := range []string{s.machineDir, s.ingressDir} {
 		out, err := s.run("", testkit.Binary(s.t), "status", "--data-dir", dir, "--kubeconfig", filepath.Join(s.west, "kubeconfig"))

@@ -125,7 +125,7 @@ func Removal(definitions bool) ([]Object, error) {
 	var all []Object
 	for _, preset := range Presets() {
 		objects, err := Render(Options{Preset: preset, Set: []string{
-			"preview=true", "createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true",
+			"createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true",
 		}})
 		if err != nil {
 			return nil, err

@@ -22,7 +22,7 @@ var needed = map[string][]string{
 	"planner-only":           nil,
 	"kube-proxy-replacement": {"apiServer=https://192.0.2.1:6443"},
 	"zone":                   {"apiServer=https://192.0.2.1:6443", "zone.name=east", "zone.global=192.0.2.2:6444"},
-	"global":                 {"preview=true"},
+	"global":                 nil,
 }
 
 func render(t *testing.T, preset string, set ...string) []manifests.Object {
@@ -77,9 +77,9 @@ func TestPresets(t *testing.T) {
 		},
 		"global": {
 			"CustomResourceDefinitions", "ServiceAccount proxima",
-			"ClusterRole proxima-global", "ClusterRole proxima-kinds", "ClusterRole proxima-extension",
-			"ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-kinds", "ClusterRoleBinding proxima-extension",
-			"Role proxima-state", "Role proxima-extension", "RoleBinding proxima-state", "RoleBinding proxima-extension",
+			"ClusterRole proxima-global", "ClusterRole proxima-extension", "ClusterRoleBinding proxima-global", "ClusterRoleBinding proxima-extension",
+			"Role proxima-copies", "Role proxima-global-records", "Role proxima-state", "Role proxima-extension",
+			"RoleBinding proxima-copies", "RoleBinding proxima-global-records", "RoleBinding proxima-state", "RoleBinding proxima-extension",
 			"Service proxima", "Service proxima-extension", "PodDisruptionBudget proxima", "Deployment proxima",
 			"ValidatingWebhookConfiguration proxima",
 		},
@@ -250,7 +250,6 @@ func TestMistakes(t *testing.T) {
 		{"choice", "planner-only", []string{"agent.mode=magic"}, "agent.mode"},
 		{"form", "planner-only", []string{"image.digest=abc"}, "image.digest"},
 		{"no value", "planner-only", []string{"image.tag"}, "--set image.tag: PATH=VALUE is needed"},
-		{"incomplete", "global", nil, "preset global: this version has no control plane for it in a cluster"},
 		{"no API server", "kube-proxy-replacement", nil, "apiServer: preset kube-proxy-replacement needs the address"},
 		{"no zone", "zone", []string{"apiServer=https://a:1"}, "zone.name: preset zone needs"},
 		{"no global", "zone", []string{"apiServer=https://a:1", "zone.name=east"}, "zone.global: preset zone needs"},

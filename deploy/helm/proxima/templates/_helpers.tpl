@@ -25,9 +25,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* Mistakes that the schema cannot say. */ -}}
 {{- define "proxima.check" -}}
 {{- $preset := include "proxima.preset" . | fromYaml -}}
-{{- if not (or $preset.complete .Values.preview) -}}
-{{- fail (printf "preset %s: this version has no control plane for it in a cluster; to look at the manifests: --set preview=true" .Values.preset) -}}
-{{- end -}}
 {{- if and $preset.agent (not .Values.apiServer) -}}
 {{- fail (printf "apiServer: preset %s needs the address of the cluster's API server that is not a virtual IP: --set apiServer=https://ADDRESS:6443" .Values.preset) -}}
 {{- end -}}
