@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,6 +25,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
@@ -139,6 +139,7 @@ func (a *agent) apply(u node.Update) {
 	a.tunnel.apply(u)
 	a.gateway.apply(u)
 	a.isolate(u)
+	a.learnLeaving(u)
 	if u.Proxied() {
 		a.agent.Apply(u.Update)
 	}
@@ -149,10 +150,20 @@ func (a *agent) apply(u node.Update) {
 func (a *agent) learn(n *corev1.Node) {
 	a.setFacts(func(f *node.Facts) {
 		f.Zone = cmp.Or(locality.Zone(a.cfg.Zone), locality.ZoneOf(n.Labels))
-		f.Leaving = n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-			return t.Key == taintToBeDeleted
-		})
+		f.Leaving = kube.Leaving(n)
 	})
+}
+
+// learnLeaving takes from a view whether this node is about to be removed.
+func (a *agent) learnLeaving(u node.Update) {
+	leaves, known := u.Leaves(a.cfg.Name)
+	a.factsMu.Lock()
+	was := a.facts.Leaving
+	a.factsMu.Unlock()
+	if known && leaves != was {
+		a.log.Info("whether this node is about to be removed has changed: load balancers learn it from /healthz", "leaving", leaves)
+		a.setFacts(func(f *node.Facts) { f.Leaving = leaves })
+	}
 }
 
 // setFacts changes what the agent knows of its node. The addresses of the tunnel are
@@ -164,10 +175,6 @@ func (a *agent) setFacts(change func(*node.Facts)) {
 	a.facts.Tunnel = a.tunnel.addresses(a.cfg.Server)
 	a.agent.SetFacts(a.facts)
 }
-
-// taintToBeDeleted is set by the cluster autoscaler on a node that it will
-// remove.
-const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // useRanges applies ranges to what works by them.
 func (a *agent) useRanges(ranges []netip.Prefix) error {

@@ -19,6 +19,9 @@ type Update struct {
 	// an ingress.
 	Remotes map[proxy.ServiceName]*sites.Remote
 	Offers  map[proxy.ServiceName]*sites.Offer
+	// Leaving are nodes that are about to be removed (true), and are not any more (false). Nil: the
+	// feed does not say.
+	Leaving map[string]bool
 }
 
 // Records returns the part of the update that DNS serves.
@@ -46,9 +49,15 @@ func (u Update) Isolated() bool {
 	return u.Reset || len(u.Services)+len(u.Slices)+len(u.Names)+len(u.NameSlices)+len(u.Meshes)+len(u.Workloads) > 0
 }
 
+// Leaves reports whether a node is about to be removed; known: the update says it.
+func (u Update) Leaves(name string) (leaves, known bool) {
+	leaves, known = u.Leaving[name]
+	return leaves, known || u.Reset && u.Leaving != nil
+}
+
 // Empty reports whether the update changes nothing.
 func (u Update) Empty() bool {
-	return !u.Proxied() && !u.Isolated() && len(u.Remotes)+len(u.Offers) == 0
+	return !u.Proxied() && !u.Isolated() && len(u.Remotes)+len(u.Offers)+len(u.Leaving) == 0
 }
 
 // KeepLoopback removes loopback addresses of other machines from NameSlices. It replaces

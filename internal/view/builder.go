@@ -31,7 +31,7 @@ import (
 
 // format changes whenever the content of a view changes for the same objects,
 // so that positions of another version of the program are not valid.
-const format = "proxima.node.v1/8"
+const format = "proxima.node.v1/9"
 
 // maxZones bounds the views that agents without a Node object can create.
 const maxZones = 1024
@@ -80,6 +80,7 @@ type Builder struct {
 	slicesOf map[string]map[string]struct{}
 	nodes    map[string]locality.Zone
 	suspects map[string][]byte // by node
+	leaving  map[string][]byte // by node
 	// machines by Dataplane, and the slices with loopback addresses.
 	machines map[catalog.Key]string
 	loopback map[string]struct{}
@@ -126,6 +127,7 @@ func NewBuilder(c BuilderConfig) *Builder {
 
 func (b *Builder) clear() {
 	b.services, b.names, b.nodes = map[string][]byte{}, map[string]*nameEntry{}, map[string]locality.Zone{}
+	b.leaving = map[string][]byte{}
 	b.slices, b.slicesOf = map[string]*sliceEntry{}, map[string]map[string]struct{}{}
 	b.machines, b.loopback = map[catalog.Key]string{}, map[string]struct{}{}
 	b.virtual = map[string][]byte{}
@@ -180,7 +182,7 @@ func (b *Builder) store(d *catalog.Delta, replanned map[catalog.Key]struct{}) []
 	out := append(b.storeSites(d), b.storeVirtualIPs(d.VirtualIPs)...)
 	out = append(out, b.storeMeshes(d)...)
 	slice := func(key string) { out = append(out, change{wire.SliceType, key}, change{wire.NameSliceType, key}) }
-	b.storeNodes(d.Nodes)
+	out = append(out, b.storeNodes(d.Nodes)...)
 	for _, s := range b.storeMachines(d.Dataplanes) {
 		slice(s)
 	}
@@ -302,6 +304,11 @@ func (b *Builder) body(zone locality.Zone, c change) []byte {
 		return nil
 	case wire.SuspectType:
 		return b.suspects[c.name]
+	case wire.LeavingType:
+		if of := b.nodes[c.name]; of != "" && of != zone {
+			return nil
+		}
+		return b.leaving[c.name]
 	case wire.RemoteType:
 		return b.remoteBody(zone, c.name)
 	case wire.OfferType:
@@ -401,6 +408,7 @@ func (b *Builder) everything(zone locality.Zone) []delta.Resource {
 	add(wire.NameType, slices.Sorted(maps.Keys(b.names)))
 	add(wire.NameSliceType, sliceNames)
 	add(wire.SuspectType, slices.Sorted(maps.Keys(b.suspects)))
+	add(wire.LeavingType, slices.Sorted(maps.Keys(b.leaving)))
 	b.everySite(add)
 	add(wire.VirtualIPType, slices.Sorted(maps.Keys(b.virtual)))
 	add(wire.MeshType, slices.Sorted(maps.Keys(b.meshes.bodies)))
@@ -468,23 +476,4 @@ func (b *Builder) Assign(_ context.Context, node *core.Node) (stream.Admission, 
 		b.streams[node.GetId()] = a
 	}
 	return stream.Admission{Scope: scope, Header: metadata.Pairs(wire.ZoneHeader, string(zone)), End: a.end}, nil
-}
-
-// storeNodes stores the zones of nodes, and ends the streams of nodes that changed zone.
-func (b *Builder) storeNodes(nodes []catalog.Change[*corev1.Node]) {
-	for _, c := range nodes {
-		name, zone := c.Key.Name, locality.Zone("")
-		if c.New != nil {
-			zone = locality.ZoneOf(c.New.Labels)
-		}
-		if zone == "" {
-			delete(b.nodes, name)
-			continue
-		}
-		b.nodes[name] = zone
-		if a := b.streams[name]; a != nil && a.zone != zone {
-			close(a.end)
-			delete(b.streams, name)
-		}
-	}
 }

@@ -1127,6 +1127,52 @@ func (x *Suspect) GetNode() string {
 	return ""
 }
 
+// A node that is about to be removed: load balancers are to send it no more connections. The
+// resource exists for as long as this is so.
+type Leaving struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Leaving) Reset() {
+	*x = Leaving{}
+	mi := &file_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Leaving) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Leaving) ProtoMessage() {}
+
+func (x *Leaving) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Leaving.ProtoReflect.Descriptor instead.
+func (*Leaving) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Leaving) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 // What other sites offer under the name of a Service: the Service's ports can be reached
 // through their ingresses, or through the egress of this site.
 type Remote struct {
@@ -1154,7 +1200,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1212,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1225,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Remote) GetNamespace() string {
@@ -1264,7 +1310,7 @@ type External struct {
 
 func (x *External) Reset() {
 	*x = External{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1322,7 @@ func (x *External) String() string {
 func (*External) ProtoMessage() {}
 
 func (x *External) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1335,7 @@ func (x *External) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use External.ProtoReflect.Descriptor instead.
 func (*External) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *External) GetPlaces() []*Place {
@@ -1322,7 +1368,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1380,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1393,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Place) GetHost() string {
@@ -1404,7 +1450,7 @@ type ExternalTLS struct {
 
 func (x *ExternalTLS) Reset() {
 	*x = ExternalTLS{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1462,7 @@ func (x *ExternalTLS) String() string {
 func (*ExternalTLS) ProtoMessage() {}
 
 func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1475,7 @@ func (x *ExternalTLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalTLS.ProtoReflect.Descriptor instead.
 func (*ExternalTLS) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExternalTLS) GetServerName() string {
@@ -1513,7 +1559,7 @@ type NameMatch struct {
 
 func (x *NameMatch) Reset() {
 	*x = NameMatch{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1571,7 @@ func (x *NameMatch) String() string {
 func (*NameMatch) ProtoMessage() {}
 
 func (x *NameMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1584,7 @@ func (x *NameMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameMatch.ProtoReflect.Descriptor instead.
 func (*NameMatch) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NameMatch) GetValue() string {
@@ -1573,7 +1619,7 @@ type RemotePort struct {
 
 func (x *RemotePort) Reset() {
 	*x = RemotePort{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1631,7 @@ func (x *RemotePort) String() string {
 func (*RemotePort) ProtoMessage() {}
 
 func (x *RemotePort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1644,7 @@ func (x *RemotePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemotePort.ProtoReflect.Descriptor instead.
 func (*RemotePort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RemotePort) GetName() string {
@@ -1649,7 +1695,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1707,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1720,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Split) GetHere() uint32 {
@@ -1701,7 +1747,7 @@ type SitePart struct {
 
 func (x *SitePart) Reset() {
 	*x = SitePart{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1759,7 @@ func (x *SitePart) String() string {
 func (*SitePart) ProtoMessage() {}
 
 func (x *SitePart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1772,7 @@ func (x *SitePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitePart.ProtoReflect.Descriptor instead.
 func (*SitePart) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SitePart) GetSite() string {
@@ -1757,7 +1803,7 @@ type RemoteSite struct {
 
 func (x *RemoteSite) Reset() {
 	*x = RemoteSite{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1815,7 @@ func (x *RemoteSite) String() string {
 func (*RemoteSite) ProtoMessage() {}
 
 func (x *RemoteSite) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1828,7 @@ func (x *RemoteSite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteSite.ProtoReflect.Descriptor instead.
 func (*RemoteSite) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoteSite) GetSite() string {
@@ -1827,7 +1873,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +1885,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1898,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Gateway) GetName() string {
@@ -1893,7 +1939,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +1951,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +1964,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Offer) GetNamespace() string {
@@ -1979,7 +2025,7 @@ type OfferedPort struct {
 
 func (x *OfferedPort) Reset() {
 	*x = OfferedPort{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2037,7 @@ func (x *OfferedPort) String() string {
 func (*OfferedPort) ProtoMessage() {}
 
 func (x *OfferedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2050,7 @@ func (x *OfferedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferedPort.ProtoReflect.Descriptor instead.
 func (*OfferedPort) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OfferedPort) GetName() string {
@@ -2055,7 +2101,7 @@ type VirtualIP struct {
 
 func (x *VirtualIP) Reset() {
 	*x = VirtualIP{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2113,7 @@ func (x *VirtualIP) String() string {
 func (*VirtualIP) ProtoMessage() {}
 
 func (x *VirtualIP) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2126,7 @@ func (x *VirtualIP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualIP.ProtoReflect.Descriptor instead.
 func (*VirtualIP) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VirtualIP) GetMesh() string {
@@ -2138,7 +2184,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2196,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2209,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *State) GetNode() string {
@@ -2199,7 +2245,7 @@ type TypeState struct {
 
 func (x *TypeState) Reset() {
 	*x = TypeState{}
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2257,7 @@ func (x *TypeState) String() string {
 func (*TypeState) ProtoMessage() {}
 
 func (x *TypeState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2270,7 @@ func (x *TypeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeState.ProtoReflect.Descriptor instead.
 func (*TypeState) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{27}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TypeState) GetTypeUrl() string {
@@ -2259,7 +2305,7 @@ type StoredResource struct {
 
 func (x *StoredResource) Reset() {
 	*x = StoredResource{}
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2317,7 @@ func (x *StoredResource) String() string {
 func (*StoredResource) ProtoMessage() {}
 
 func (x *StoredResource) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[28]
+	mi := &file_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2330,7 @@ func (x *StoredResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredResource.ProtoReflect.Descriptor instead.
 func (*StoredResource) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{28}
+	return file_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StoredResource) GetName() string {
@@ -2400,6 +2446,8 @@ const file_node_proto_rawDesc = "" +
 	"\atargets\x18\x05 \x03(\v2\x17.proxima.node.v1.TargetR\atargets\x12\x18\n" +
 	"\acluster\x18\x06 \x01(\tR\acluster\"\x1d\n" +
 	"\aSuspect\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\x1d\n" +
+	"\aLeaving\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\xf0\x02\n" +
 	"\x06Remote\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2515,7 +2563,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_node_proto_goTypes = []any{
 	(Protocol)(0),          // 0: proxima.node.v1.Protocol
 	(*Prefix)(nil),         // 1: proxima.node.v1.Prefix
@@ -2531,22 +2579,23 @@ var file_node_proto_goTypes = []any{
 	(*Target)(nil),         // 11: proxima.node.v1.Target
 	(*NameSlice)(nil),      // 12: proxima.node.v1.NameSlice
 	(*Suspect)(nil),        // 13: proxima.node.v1.Suspect
-	(*Remote)(nil),         // 14: proxima.node.v1.Remote
-	(*External)(nil),       // 15: proxima.node.v1.External
-	(*Place)(nil),          // 16: proxima.node.v1.Place
-	(*ExternalTLS)(nil),    // 17: proxima.node.v1.ExternalTLS
-	(*NameMatch)(nil),      // 18: proxima.node.v1.NameMatch
-	(*RemotePort)(nil),     // 19: proxima.node.v1.RemotePort
-	(*Split)(nil),          // 20: proxima.node.v1.Split
-	(*SitePart)(nil),       // 21: proxima.node.v1.SitePart
-	(*RemoteSite)(nil),     // 22: proxima.node.v1.RemoteSite
-	(*Gateway)(nil),        // 23: proxima.node.v1.Gateway
-	(*Offer)(nil),          // 24: proxima.node.v1.Offer
-	(*OfferedPort)(nil),    // 25: proxima.node.v1.OfferedPort
-	(*VirtualIP)(nil),      // 26: proxima.node.v1.VirtualIP
-	(*State)(nil),          // 27: proxima.node.v1.State
-	(*TypeState)(nil),      // 28: proxima.node.v1.TypeState
-	(*StoredResource)(nil), // 29: proxima.node.v1.StoredResource
+	(*Leaving)(nil),        // 14: proxima.node.v1.Leaving
+	(*Remote)(nil),         // 15: proxima.node.v1.Remote
+	(*External)(nil),       // 16: proxima.node.v1.External
+	(*Place)(nil),          // 17: proxima.node.v1.Place
+	(*ExternalTLS)(nil),    // 18: proxima.node.v1.ExternalTLS
+	(*NameMatch)(nil),      // 19: proxima.node.v1.NameMatch
+	(*RemotePort)(nil),     // 20: proxima.node.v1.RemotePort
+	(*Split)(nil),          // 21: proxima.node.v1.Split
+	(*SitePart)(nil),       // 22: proxima.node.v1.SitePart
+	(*RemoteSite)(nil),     // 23: proxima.node.v1.RemoteSite
+	(*Gateway)(nil),        // 24: proxima.node.v1.Gateway
+	(*Offer)(nil),          // 25: proxima.node.v1.Offer
+	(*OfferedPort)(nil),    // 26: proxima.node.v1.OfferedPort
+	(*VirtualIP)(nil),      // 27: proxima.node.v1.VirtualIP
+	(*State)(nil),          // 28: proxima.node.v1.State
+	(*TypeState)(nil),      // 29: proxima.node.v1.TypeState
+	(*StoredResource)(nil), // 30: proxima.node.v1.StoredResource
 }
 var file_node_proto_depIdxs = []int32{
 	0,  // 0: proxima.node.v1.ServicePort.protocol:type_name -> proxima.node.v1.Protocol
@@ -2560,20 +2609,20 @@ var file_node_proto_depIdxs = []int32{
 	4,  // 8: proxima.node.v1.Name.scope:type_name -> proxima.node.v1.Scope
 	7,  // 9: proxima.node.v1.NameSlice.ports:type_name -> proxima.node.v1.SlicePort
 	11, // 10: proxima.node.v1.NameSlice.targets:type_name -> proxima.node.v1.Target
-	19, // 11: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
-	22, // 12: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
-	23, // 13: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
-	15, // 14: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
-	16, // 15: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
-	17, // 16: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
-	18, // 17: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
-	20, // 18: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
-	21, // 19: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
-	23, // 20: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
-	25, // 21: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
-	15, // 22: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
-	28, // 23: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
-	29, // 24: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
+	20, // 11: proxima.node.v1.Remote.ports:type_name -> proxima.node.v1.RemotePort
+	23, // 12: proxima.node.v1.Remote.sites:type_name -> proxima.node.v1.RemoteSite
+	24, // 13: proxima.node.v1.Remote.egresses:type_name -> proxima.node.v1.Gateway
+	16, // 14: proxima.node.v1.Remote.external:type_name -> proxima.node.v1.External
+	17, // 15: proxima.node.v1.External.places:type_name -> proxima.node.v1.Place
+	18, // 16: proxima.node.v1.External.tls:type_name -> proxima.node.v1.ExternalTLS
+	19, // 17: proxima.node.v1.ExternalTLS.names:type_name -> proxima.node.v1.NameMatch
+	21, // 18: proxima.node.v1.RemotePort.split:type_name -> proxima.node.v1.Split
+	22, // 19: proxima.node.v1.Split.sites:type_name -> proxima.node.v1.SitePart
+	24, // 20: proxima.node.v1.RemoteSite.ingresses:type_name -> proxima.node.v1.Gateway
+	26, // 21: proxima.node.v1.Offer.ports:type_name -> proxima.node.v1.OfferedPort
+	16, // 22: proxima.node.v1.Offer.external:type_name -> proxima.node.v1.External
+	29, // 23: proxima.node.v1.State.types:type_name -> proxima.node.v1.TypeState
+	30, // 24: proxima.node.v1.TypeState.resources:type_name -> proxima.node.v1.StoredResource
 	25, // [25:25] is the sub-list for method output_type
 	25, // [25:25] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
@@ -2592,7 +2641,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

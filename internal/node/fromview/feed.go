@@ -225,9 +225,13 @@ func (f *Feed) start() {
 // resourceTypes are the types that a feed subscribes to. Offers are for ingresses, and few, so
 // that all agents get them.
 var resourceTypes = []string{
-	wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType, wire.RemoteType, wire.OfferType,
+	wire.ServiceType, wire.SliceType, wire.NameType, wire.NameSliceType, wire.SuspectType, wire.LeavingType, wire.RemoteType, wire.OfferType,
 	wire.VirtualIPType, wire.MeshType, wire.WorkloadType,
 }
+
+// passing are what is true for a short time. It is not saved: an agent that starts without its
+// control plane could not learn that it has ended.
+func passing(typ string) bool { return typ == wire.SuspectType || typ == wire.LeavingType }
 
 func emptyTypes() []*typeState {
 	out := make([]*typeState, 0, len(resourceTypes))
@@ -272,7 +276,7 @@ func (f *Feed) restore() ([]*typeState, node.Update, error) {
 		case t.typ == wire.NameType, t.typ == wire.NameSliceType, t.typ == wire.RemoteType, t.typ == wire.OfferType,
 			t.typ == wire.VirtualIPType, t.typ == wire.MeshType, t.typ == wire.WorkloadType:
 			t.complete = true // of a version without them: they will be fetched
-		case t.typ == wire.SuspectType:
+		case passing(t.typ):
 			t.complete = true // not saved: see saveNow
 		default:
 			return nil, u, fmt.Errorf("it lacks type %s", t.typ)
@@ -433,9 +437,7 @@ func (f *Feed) saveNow() time.Duration {
 	f.mu.Lock()
 	state := &nodev1.State{Node: f.config.Node, Zone: string(f.zone)}
 	for _, t := range f.types {
-		// A suspicion lasts seconds. An agent that starts without its control plane could
-		// not learn that it has ended.
-		if t.typ != wire.SuspectType {
+		if !passing(t.typ) {
 			state.Types = append(state.Types, t.toState())
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/proxima-mesh/proxima/internal/view"
 	"github.com/proxima-mesh/proxima/internal/view/viewtest"
 )
@@ -25,6 +27,66 @@ func (a *agent) suspects() []string {
 	}
 	maps.DeleteFunc(set, func(_ string, suspect bool) bool { return !suspect })
 	return slices.Sorted(maps.Keys(set))
+}
+
+// leaving are the nodes that are about to be removed, as the updates of an agent make them.
+func (a *agent) leaving() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	set := map[string]bool{}
+	for _, u := range a.updates {
+		for _, name := range []string{"n1", "n2"} {
+			if leaves, known := u.Leaves(name); known {
+				set[name] = leaves
+			}
+		}
+	}
+	maps.DeleteFunc(set, func(_ string, leaving bool) bool { return !leaving })
+	return slices.Sorted(maps.Keys(set))
+}
+
+// TestLeavingTravels: that a node is about to be removed reaches agents at once, stays over an outage
+// of the control plane, but not over a restart of the agent without one.
+func TestLeavingTravels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := func(tainted bool) *corev1.Node {
+			n := viewtest.Node("n1", "")
+			if tainted {
+				n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
+			}
+			return n
+		}
+		p := &plane{}
+		defer p.kill()
+		b := view.NewBuilder(view.BuilderConfig{Run: "one"})
+		fill(t, b)
+		p.start(b.Assign)
+		file := filepath.Join(t.TempDir(), "view")
+		a := startAgent(t, p, file)
+		expect := func(when string, want ...string) {
+			t.Helper()
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if got := a.leaving(); !slices.Equal(got, want) {
+				t.Errorf("%s: %v, want %v", when, got, want)
+			}
+		}
+		expect("at the start")
+		apply(t, b, viewtest.Delta(2, node(true)))
+		expect("with the taint", "n1")
+		p.kill()
+		expect("without the control plane", "n1")
+		fresh := filledBuilder(t, "two")
+		p.start(fresh.Assign)
+		expect("with another control plane, and without the taint")
+		apply(t, fresh, viewtest.Delta(2, node(true)))
+		expect("with the taint again", "n1")
+		p.kill()
+		a.stop()
+		a = startAgent(t, p, file)
+		expect("started without the control plane")
+		a.stop()
+	})
 }
 
 // TestSuspectsTravel: from the builder to every agent at once, over an outage of the

@@ -90,6 +90,9 @@ func (t *typeState) remove(name string, u *node.Update) {
 	case wire.SuspectType:
 		u.Suspects[name] = false
 		return
+	case wire.LeavingType:
+		u.Leaving[name] = false
+		return
 	case wire.MeshType:
 		u.Meshes[name] = nil
 		return
@@ -148,6 +151,12 @@ func decodeInto(u *node.Update, typ, name string, body []byte) error {
 			return err
 		}
 		u.Suspects[suspect] = true
+	case wire.LeavingType:
+		leaving, err := wire.DecodeLeaving(name, body)
+		if err != nil {
+			return err
+		}
+		u.Leaving[leaving] = true
 	case wire.RemoteType:
 		r, err := wire.DecodeRemote(name, body)
 		if err != nil {
@@ -195,7 +204,7 @@ func newUpdate() node.Update {
 		},
 		Remotes: map[proxy.ServiceName]*sites.Remote{}, Offers: map[proxy.ServiceName]*sites.Offer{},
 		Names:      map[proxy.ServiceName]*records.Name{},
-		NameSlices: map[proxy.SliceName]*records.Slice{},
+		NameSlices: map[proxy.SliceName]*records.Slice{}, Leaving: map[string]bool{},
 	}
 }
 
@@ -205,6 +214,7 @@ func whole(u node.Update) node.Update {
 	maps.DeleteFunc(u.Services, func(_ proxy.ServiceName, s *proxy.Service) bool { return s == nil })
 	maps.DeleteFunc(u.Slices, func(_ proxy.SliceName, s *proxy.Slice) bool { return s == nil })
 	maps.DeleteFunc(u.Suspects, func(_ string, suspect bool) bool { return !suspect })
+	maps.DeleteFunc(u.Leaving, func(_ string, leaving bool) bool { return !leaving })
 	maps.DeleteFunc(u.Elsewhere, func(_ proxy.ServiceName, e *proxy.Elsewhere) bool { return e == nil })
 	maps.DeleteFunc(u.VirtualIPs, func(_ proxy.ServiceName, v *proxy.VirtualIP) bool { return v == nil })
 	maps.DeleteFunc(u.Meshes, func(_ string, m *proxy.Mesh) bool { return m == nil })

@@ -22,6 +22,8 @@ const (
 	NameSliceType = "type.googleapis.com/proxima.node.v1.NameSlice"
 	// Suspect nodes; the name of the resource is the node's.
 	SuspectType = "type.googleapis.com/proxima.node.v1.Suspect"
+	// Nodes that are about to be removed; the name of the resource is the node's.
+	LeavingType = "type.googleapis.com/proxima.node.v1.Leaving"
 	// What other sites offer under the names of Services, and what this one offers.
 	RemoteType = "type.googleapis.com/proxima.node.v1.Remote"
 	OfferType  = "type.googleapis.com/proxima.node.v1.Offer"

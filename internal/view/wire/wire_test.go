@@ -223,6 +223,9 @@ func FuzzDecode(f *testing.F) {
 		if node, err := DecodeSuspect(name, body); err == nil && node != name {
 			t.Fatalf("suspect %q is read as %q", name, node)
 		}
+		if node, err := DecodeLeaving(name, body); err == nil && node != name {
+			t.Fatalf("leaving node %q is read as %q", name, node)
+		}
 		if r, err := DecodeRemote(name, body); err == nil {
 			again, err := EncodeRemote(r)
 			if err != nil {
@@ -305,14 +308,16 @@ func TestMachineIndexOutOfRange(t *testing.T) {
 	}
 }
 
-func TestDecodeSuspect(t *testing.T) {
-	for name, body := range map[string]string{"n1": "\x0a\x02n2", "": "", "n2": "\x0a\x7f"} {
-		if got, err := DecodeSuspect(name, []byte(body)); err == nil {
-			t.Errorf("%q is read as %q", name, got)
+func TestDecodeNodes(t *testing.T) {
+	for kind, decode := range map[string]func(string, []byte) (string, error){"suspect": DecodeSuspect, "leaving": DecodeLeaving} {
+		for name, body := range map[string]string{"n1": "\x0a\x02n2", "": "", "n2": "\x0a\x7f"} {
+			if got, err := decode(name, []byte(body)); err == nil {
+				t.Errorf("%s: %q is read as %q", kind, name, got)
+			}
 		}
-	}
-	if got, err := DecodeSuspect("n2", []byte("\x0a\x02n2")); err != nil || got != "n2" {
-		t.Errorf("%q, %v", got, err)
+		if got, err := decode("n2", []byte("\x0a\x02n2")); err != nil || got != "n2" {
+			t.Errorf("%s: %q, %v", kind, got, err)
+		}
 	}
 }
 
