@@ -170,8 +170,10 @@ func (r *Reader) cpu() time.Duration {
 	return time.Duration(r.usage.Utime.Nano() + r.usage.Stime.Nano())
 }
 
-// Accounting turns on the counting of bytes in the namespace, and returns whether it was
-// off: flows that are older are not counted.
+// Accounting turns on the counting of bytes in the namespace, and returns whether it was on:
+// flows that are older than it are not counted. In a container /proc/sys is read-only, and the
+// kernel is made to turn it on otherwise: by a rule of nftables that reads the bytes of a flow
+// (Linux, nft_ct.c: nft_ct_get_init), which is in the transaction alone.
 func (r *Reader) Accounting() (was bool, err error) {
 	err = nfnl.Inside(r.namespace, func() error {
 		now, err := os.ReadFile(accountSysctl)
@@ -181,7 +183,13 @@ func (r *Reader) Accounting() (was bool, err error) {
 		if was = strings.TrimSpace(string(now)) != "0"; was {
 			return nil
 		}
-		return os.WriteFile(accountSysctl, []byte("1\n"), 0o644)
+		err = os.WriteFile(accountSysctl, []byte("1\n"), 0o644)
+		if err != nil && accountByRule() == nil {
+			if on, failed := readSetting(accountSysctl); failed == nil && on != 0 {
+				return nil
+			}
+		}
+		return err
 	})
 	if err != nil {
 		return was, fmt.Errorf("turning on the kernel's counting of bytes per flow: %w", err)
