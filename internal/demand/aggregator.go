@@ -26,6 +26,10 @@ const (
 	fadeHalfLife = 90 * time.Second
 	// forgotten share of an agent whose node is gone.
 	forgotten = 1. / 1024
+	// proxyGrace for which a silent proxy counts as it did while its workload is there: the
+	// workload goes on, whether or not the proxy's stream does. Dataplanes are removed this long
+	// after their lease has ended.
+	proxyGrace = 10 * time.Minute
 	// heldHalfLife smooths what is held for an agent: single reports are noisy.
 	heldHalfLife = 30 * time.Second
 	// heldLeast connections a second of one agent are not worth holding.
@@ -53,6 +57,10 @@ const (
 // repeated.
 var ErrNotReady = errors.New("the control plane is still reading its store")
 
+// ErrUnknownProxy is returned for a report of a workload that is not known, or not yet: the
+// report is to be repeated.
+var ErrUnknownProxy = errors.New("there is no Dataplane or pod of this name")
+
 // Config of an Aggregator.
 type Config struct {
 	World  World
@@ -69,7 +77,7 @@ type Aggregator struct {
 	log   *slog.Logger
 
 	mu     sync.Mutex
-	agents map[string]*agent
+	agents map[reporter]*agent
 	ports  map[proxy.PortName]*port
 	serial uint64
 	// zones are those of all estimators, in order; measured marks the ones where
@@ -87,10 +95,21 @@ type Aggregator struct {
 	stats          Stats
 }
 
-// agent is one reporter.
+// reporter is a node, of which its agent reports, or a proxy.
+type reporter struct{ node, proxy string }
+
+// reporterOf a report. A proxy is the same on whatever node its workload is.
+func reporterOf(r *Report) reporter {
+	if r.Proxy != "" {
+		return reporter{proxy: r.Proxy}
+	}
+	return reporter{node: r.Node}
+}
+
+// agent is one reporter: the agent of a node, or a proxy.
 type agent struct {
-	// node and zone as reported.
-	node     string
+	reporter
+	// zone as reported.
 	zone     locality.Zone
 	runs     []run // newest last
 	reported time.Time
@@ -143,6 +162,7 @@ type port struct {
 	// carried by way, and by which agents.
 	carried map[way]*carried
 	agents  portAgents
+	units   units
 }
 
 // NewAggregator makes an aggregator that knows of no traffic.
@@ -151,7 +171,7 @@ func NewAggregator(c Config) *Aggregator {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Aggregator{
-		world: c.World, log: c.Logger, agents: map[string]*agent{}, ports: map[proxy.PortName]*port{},
+		world: c.World, log: c.Logger, agents: map[reporter]*agent{}, ports: map[proxy.PortName]*port{},
 		measured: map[locality.Zone]bool{}, counting: map[locality.Zone]*counting{}, counters: map[locality.Zone]int{},
 		subs: map[*Subscription]struct{}{},
 	}
@@ -192,10 +212,18 @@ func (a *Aggregator) receive(now time.Time, r *Report) (fresh bool, err error) {
 		a.stats.Early++
 		return false, ErrNotReady
 	}
-	from := a.agents[r.Node]
+	if r.Proxy != "" {
+		// So proxies are no more than there are workloads.
+		if _, ok := a.world.Proxy(r.Proxy); !ok {
+			a.stats.Early++
+			return false, ErrUnknownProxy
+		}
+	}
+	key := reporterOf(r)
+	from := a.agents[key]
 	if from == nil {
-		from = &agent{node: r.Node, kept: 1}
-		a.agents[r.Node] = from
+		from = &agent{reporter: key, kept: 1}
+		a.agents[key] = from
 	}
 	gap, duplicate := from.admit(r.Run, r.Sequence)
 	from.reported = now
@@ -207,7 +235,8 @@ func (a *Aggregator) receive(now time.Time, r *Report) (fresh bool, err error) {
 	a.stats.Accepted++
 	a.stats.Missed += gap
 	a.note(now, from, r)
-	a.noteExchanges(now, from, a.zoneOf(r.Node, from), r)
+	zone, _ := a.place(from)
+	a.noteExchanges(now, from, zone, r)
 	return true, nil
 }
 
@@ -246,8 +275,10 @@ func (a *Aggregator) note(now time.Time, from *agent, r *Report) {
 			}
 		}
 		p.used = now
+		p.units.note(now, t, r.Proxy != "")
 		p.total.add(t.total())
 		a.stats.Total.add(t.total())
+		a.stats.Requests += t.Requests
 		if t.Connections > 0 {
 			from.window = append(from.window, count{p, float64(t.Connections)})
 		}

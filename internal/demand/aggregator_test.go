@@ -24,13 +24,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeWorld struct {
 	asleep bool
 	nodes  map[string]locality.Zone
-	gone   map[proxy.PortName]bool
+	// proxies have the zones of their workloads' nodes.
+	proxies map[string]locality.Zone
+	gone    map[proxy.PortName]bool
 }
 
 func (w *fakeWorld) Synced() bool                            { return !w.asleep }
 func (w *fakeWorld) Zone(node string) (locality.Zone, bool)  { z, ok := w.nodes[node]; return z, ok }
 func (w *fakeWorld) Nodes() iter.Seq2[string, locality.Zone] { return maps.All(w.nodes) }
-func (w *fakeWorld) Has(port proxy.PortName) bool            { return !w.gone[port] }
+func (w *fakeWorld) Proxy(name string) (locality.Zone, bool) {
+	z, ok := w.proxies[name]
+	return z, ok
+}
+func (w *fakeWorld) Has(port proxy.PortName) bool { return !w.gone[port] }
 
 // aggregatorTest lets nodes report and steps, on a clock of its own.
 type aggregatorTest struct {
@@ -339,7 +345,7 @@ func TestDuplicatesCountOnce(t *testing.T) {
 	for i := range 100 {
 		send(fmt.Sprint("run ", i), 1)
 	}
-	if n := len(a.agents["n-a"].runs); n != knownRuns {
+	if n := len(a.agents[reporter{node: "n-a"}].runs); n != knownRuns {
 		t.Errorf("%d runs are remembered, want %d", n, knownRuns)
 	}
 }
@@ -412,7 +418,7 @@ func TestMemory(t *testing.T) {
 	a.wantShares("forgetting it changes nothing", 0.002, before...)
 	a.report("n-a", 1)
 	a.tick()
-	if n := len(a.agents["n-a"].held) + len(a.agents["n-a"].window); n != 0 {
+	if n := len(a.agents[reporter{node: "n-a"}].held) + len(a.agents[reporter{node: "n-a"}].window); n != 0 {
 		t.Errorf("the agent holds %d rates of ports that are gone", n)
 	}
 }

@@ -97,7 +97,7 @@ func (a *Aggregator) noteExchanges(now time.Time, from *agent, zone locality.Zon
 		if p == nil {
 			continue
 		}
-		p.agents.note(now, r.Accounting, float64(t.Connections))
+		p.agents.note(now, r, float64(t.Connections))
 		for k := range t.Exchanges {
 			x := &t.Exchanges[k]
 			c := p.carriedOn(now, way{zone, x.Zone, x.Kept}, a.countingOf(zone), r.Accounting.Covered)
@@ -115,7 +115,8 @@ func (a *Aggregator) noteExchanges(now time.Time, from *agent, zone locality.Zon
 	}
 }
 
-func (p *portAgents) note(now time.Time, a Accounting, connections float64) {
+func (p *portAgents) note(now time.Time, r *Report, connections float64) {
+	a := r.Accounting
 	p.all.add(now, connections)
 	if a.Quality != proxy.Unavailable {
 		p.counting.add(now, connections)
@@ -124,6 +125,9 @@ func (p *portAgents) note(now time.Time, a Accounting, connections float64) {
 		p.reason = a.Reason
 		if p.reason == "" && a.Quality == proxy.Unavailable {
 			p.reason = "agents of an earlier version do not count bytes by destination"
+			if r.Proxy != "" {
+				p.reason = "load reports of proxies contain no bytes"
+			}
 		}
 	}
 }
@@ -368,18 +372,25 @@ func (p *port) forgetCarried(now time.Time) {
 // countCounters counts the agents of each zone that count bytes.
 func (a *Aggregator) countCounters() {
 	clear(a.counters)
-	for name, g := range a.agents {
+	for _, g := range a.agents {
 		if g.accounting.Quality == proxy.Unavailable || g.kept < openFaded {
 			continue
 		}
-		a.counters[a.zoneOf(name, g)]++
+		zone, _ := a.place(g)
+		a.counters[zone]++
 	}
 }
 
-// zoneOf an agent: its Node's label counts, else what it reported.
-func (a *Aggregator) zoneOf(name string, g *agent) locality.Zone {
-	if zone, _ := a.world.Zone(name); zone != "" {
-		return zone
+// place of a reporter: its zone, and whether its node or workload is there. The label of its
+// Node counts, else what it reported.
+func (a *Aggregator) place(g *agent) (zone locality.Zone, ok bool) {
+	if g.proxy != "" {
+		zone, ok = a.world.Proxy(g.proxy)
+	} else {
+		zone, ok = a.world.Zone(g.node)
 	}
-	return g.zone
+	if zone == "" {
+		zone = g.zone
+	}
+	return zone, ok
 }

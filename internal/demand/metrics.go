@@ -12,6 +12,8 @@ var (
 	descConnections = metric("connections_total", "New connections in all reports that were taken.")
 	descBytes       = metric("bytes_total", "Bytes in all reports that were taken; in is from clients.", "direction")
 	descAgents      = metric("agents", "Agents that have reported in the last 40 seconds, and those that are silent for longer.", "state")
+	descProxies     = metric("proxies", "Proxies that have reported in the last 40 seconds, and those that are silent for longer.", "state")
+	descRequests    = metric("requests_total", "HTTP requests in all reports of proxies that were taken; they are in the connections, too.")
 	descOldest      = metric("oldest_report_age_seconds", "Time since the report of the agent that is silent the longest.")
 	descAge         = metric("silent_agent_age_seconds",
 		"Time since the last report of an agent that is silent; of the 20 that are so the longest.", "node")
@@ -27,7 +29,7 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (a *Aggregator) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descReports, descMissed, descLost, descConnections, descBytes, descAgents, descOldest, descAge, descPorts, descSteps, descStepTime,
+		descReports, descMissed, descLost, descConnections, descBytes, descAgents, descProxies, descRequests, descOldest, descAge, descPorts, descSteps, descStepTime,
 	} {
 		to <- d
 	}
@@ -49,6 +51,9 @@ func (a *Aggregator) Collect(to chan<- prometheus.Metric) {
 	value(descBytes, prometheus.CounterValue, float64(s.Total.BytesOut), "out")
 	value(descAgents, prometheus.GaugeValue, float64(c.Reporting), "reporting")
 	value(descAgents, prometheus.GaugeValue, float64(c.Silent), "silent")
+	value(descProxies, prometheus.GaugeValue, float64(c.Proxies), "reporting")
+	value(descProxies, prometheus.GaugeValue, float64(c.SilentProxies), "silent")
+	value(descRequests, prometheus.CounterValue, float64(s.Requests))
 	value(descOldest, prometheus.GaugeValue, c.Oldest.Seconds())
 	for _, g := range c.SilentNodes {
 		value(descAge, prometheus.GaugeValue, g.Age.Seconds(), g.Node)

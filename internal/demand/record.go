@@ -28,13 +28,20 @@ const (
 	// maxExchanges of a port: its zones, other sites, unknown ones, and those kept.
 	maxExchanges = 2 * (planner.MaxZones + 2)
 	maxReason    = 1024
+	// maxProxy is a namespace and a name.
+	maxProxy = maxLabel + 1 + maxName
+	// maxUtilisation of an endpoint that is fully used is 1; ten times that is a wrong unit.
+	maxUtilisation = 10
 )
 
-// Report is what one agent carried in a span of time.
+// Report is what one agent, or one proxy, carried in a span of time.
 type Report struct {
 	// Node that reports, and its zone as far as it knows.
 	Node string
 	Zone locality.Zone
+	// Proxy that reports for one workload of the node: NAMESPACE/NAME of its Dataplane or pod.
+	// Empty: the node's agent does. With it, Node may be empty.
+	Proxy string
 	// Run names a life of the agent's Meter. Sequence counts its reports from 1.
 	Run      string
 	Sequence uint64
@@ -64,6 +71,17 @@ type Traffic struct {
 	// Exchanges with the endpoints of zones, ordered; counted since the report before, but
 	// for what is open.
 	Exchanges []proxy.Exchange
+	// Requests are those of Connections that are HTTP requests, which proxies count.
+	Requests uint64
+	// Utilisation that endpoints stated in their responses.
+	Utilisation Utilisation
+}
+
+// Utilisation is how busy endpoints said to be, in a number of Reports: Sum is that of all
+// reports, of which 1 is an endpoint that is fully used.
+type Utilisation struct {
+	Sum     float64
+	Reports uint64
 }
 
 // Total is traffic of any port, or of several.
@@ -108,8 +126,10 @@ func (r *Report) Check() error {
 		return &FieldError{Field: field, Reason: fmt.Sprintf(format, args...)}
 	}
 	switch {
-	case r.Node == "" || len(r.Node) > maxName:
+	case r.Node == "" && r.Proxy == "" || len(r.Node) > maxName:
 		return refuse("node", "%d bytes, not 1 to %d", len(r.Node), maxName)
+	case len(r.Proxy) > maxProxy:
+		return refuse("proxy", "%d bytes, not up to %d", len(r.Proxy), maxProxy)
 	case len(r.Zone) > maxName:
 		return refuse("zone", "%d bytes, not up to %d", len(r.Zone), maxName)
 	case r.Run == "" || len(r.Run) > maxRun:
@@ -132,6 +152,10 @@ func (r *Report) Check() error {
 			return refuse(fmt.Sprintf("traffic[%d]", i), "the names of a service port have 1 to %d bytes each", maxLabel)
 		case t.Connections > MaxCount || t.BytesIn > MaxCount || t.BytesOut > MaxCount:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "a count of %s is above %g", n, float64(MaxCount))
+		case t.Requests > t.Connections:
+			return refuse(fmt.Sprintf("traffic[%d]", i), "%d requests of %s are more than the %d connections and requests", t.Requests, n, t.Connections)
+		case !t.Utilisation.valid():
+			return refuse(fmt.Sprintf("traffic[%d]", i), "utilisation %g in %d reports of %s", t.Utilisation.Sum, t.Utilisation.Reports, n)
 		case len(t.Exchanges) > maxExchanges:
 			return refuse(fmt.Sprintf("traffic[%d]", i), "%d exchanges of %s, not up to %d", len(t.Exchanges), n, maxExchanges)
 		}
@@ -142,4 +166,9 @@ func (r *Report) Check() error {
 		}
 	}
 	return nil
+}
+
+// valid: the mean is from 0 to maxUtilisation. The comparisons are false for NaN.
+func (u Utilisation) valid() bool {
+	return u.Reports <= MaxCount && u.Sum >= 0 && u.Sum <= maxUtilisation*float64(u.Reports)
 }

@@ -20,8 +20,9 @@ type Stats struct {
 	UnknownPort uint64
 	// Unusable counts steps of single ports with more traffic than can be.
 	Unusable uint64
-	// Total of all reports that were taken.
-	Total Total
+	// Total of all reports that were taken, and Requests of its connections.
+	Total    Total
+	Requests uint64
 	// Steps of the estimate, and the time that they took.
 	Steps    uint64
 	StepTime time.Duration
@@ -37,6 +38,9 @@ type Coverage struct {
 	Oldest time.Duration `json:"oldestNanoseconds"`
 	// SilentNodes are up to 20 of those that are silent the longest, longest first.
 	SilentNodes []AgentDemand `json:"silentNodes,omitempty"`
+	// Proxies report, or are SilentProxies, which have reported, but not for 40 s.
+	Proxies       int `json:"proxies,omitempty"`
+	SilentProxies int `json:"silentProxies,omitempty"`
 	// Warm: all nodes have reported, or had the time to. Before, estimates of a control
 	// plane that was restarted differ from what it knew for want of data only.
 	Warm bool `json:"warm"`
@@ -78,10 +82,19 @@ func (a *Aggregator) cover(now time.Time) Coverage {
 	}
 	var silent []AgentDemand
 	for _, g := range a.agents {
-		if _, ok := a.world.Zone(g.node); !ok {
+		if _, ok := a.place(g); !ok {
 			continue // removed, or not there yet
 		}
 		age := now.Sub(g.reported)
+		switch {
+		case g.proxy == "":
+		case age <= grace:
+			c.Proxies++
+			continue
+		default:
+			c.SilentProxies++
+			continue
+		}
 		c.Oldest = max(c.Oldest, age)
 		if age <= grace {
 			c.Reporting++
@@ -116,6 +129,10 @@ type PortDemand struct {
 	BytesOut    float64 `json:"bytesOutPerSecond"`
 	// Zones with their shares, as measured, with an even prior.
 	Zones []ZoneShare `json:"zones"`
+	// Units that the demand was counted in, by whom.
+	Units Units `json:"units"`
+	// Utilisation of its endpoints, as they state it; 0: they do not.
+	Utilisation float64 `json:"utilisation,omitempty"`
 	// Volume is what is known of bytes and open connections.
 	Volume Volume `json:"volume"`
 }
@@ -149,6 +166,8 @@ func (a *Aggregator) describe(now time.Time, p *port) PortDemand {
 		Connections: p.estimator.Rate(),
 		BytesIn:     p.inRate,
 		BytesOut:    p.outRate,
+		Units:       p.units.now(now),
+		Utilisation: p.units.utilisation(now),
 		Volume:      a.volume(now, p),
 	}
 	if len(d.Volume.Ways) > 0 {

@@ -16,8 +16,9 @@ type present struct {
 	elapsed time.Duration
 	// zone of each agent, by index; gone: its node is no more.
 	agents []placed
-	// reported zones have an agent that did; inhabited ones have any agent.
-	reported, inhabited []bool
+	// reported zones have an agent or a proxy that did, byAgents an agent; inhabited ones have
+	// any of either.
+	reported, byAgents, inhabited []bool
 }
 
 type placed struct {
@@ -65,11 +66,8 @@ func (a *Aggregator) look() *present {
 	for _, zone := range a.world.Nodes() {
 		names[zone] = true
 	}
-	for name, g := range a.agents {
-		zone, ok := a.world.Zone(name)
-		if zone == "" {
-			zone = g.zone
-		}
+	for _, g := range a.agents {
+		zone, ok := a.place(g)
 		zoneOf[g], gone[g], names[zone] = zone, !ok, true
 	}
 	zones := slices.Sorted(maps.Keys(names))
@@ -84,7 +82,7 @@ func (a *Aggregator) look() *present {
 	maps.DeleteFunc(a.counting, func(zone locality.Zone, _ *counting) bool { return !names[zone] && a.counters[zone] == 0 })
 	a.rezone(zones)
 
-	here := &present{reported: make([]bool, len(zones)), inhabited: make([]bool, len(zones))}
+	here := &present{reported: make([]bool, len(zones)), byAgents: make([]bool, len(zones)), inhabited: make([]bool, len(zones))}
 	for g, zone := range zoneOf {
 		i, ok := slices.BinarySearch(zones, zone)
 		if !ok {
@@ -93,6 +91,7 @@ func (a *Aggregator) look() *present {
 		here.agents = append(here.agents, placed{g, i, gone[g]})
 		here.inhabited[i], a.measured[zone] = true, true
 		here.reported[i] = here.reported[i] || g.windowElapsed > 0
+		here.byAgents[i] = here.byAgents[i] || g.windowElapsed > 0 && g.proxy == ""
 	}
 	return here
 }
@@ -111,11 +110,17 @@ func (a *Aggregator) contribute(g placed, here *present) {
 		g.hold()
 		return
 	}
-	// A zone that is silent as a whole is held by the estimators, and no agent fades.
-	if here.reported[g.zone] {
+	// A zone that is silent as a whole is held by the estimators, and no agent fades. The work
+	// of an agent goes to others when its node dies, which those report; of proxies one does not
+	// take the work of another.
+	others, patience := here.byAgents[g.zone], grace
+	if g.proxy != "" {
+		others, patience = here.reported[g.zone], proxyGrace
+	}
+	if others {
 		g.quiet += here.elapsed
 	}
-	if g.gone || here.reported[g.zone] && g.quiet > grace {
+	if g.gone || others && g.quiet > patience {
 		g.kept *= math.Exp2(-seconds / fadeHalfLife.Seconds())
 		if g.kept < openFaded {
 			g.dropOpen()
@@ -230,10 +235,10 @@ func (p *port) measureBytes(elapsed time.Duration) {
 	p.before, p.stepped = p.total, true
 }
 
-// forget agents whose nodes are gone and whose share has faded.
+// forget agents whose nodes are gone, and proxies whose workloads are, and whose share has faded.
 func (a *Aggregator) forget(now time.Time) {
 	for name, g := range a.agents {
-		if _, ok := a.world.Zone(name); ok || g.kept > forgotten || now.Sub(g.reported) < grace {
+		if _, ok := a.place(g); ok || g.kept > forgotten || now.Sub(g.reported) < grace {
 			continue
 		}
 		g.dropOpen()

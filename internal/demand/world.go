@@ -2,6 +2,7 @@ package demand
 
 import (
 	"iter"
+	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/locality"
@@ -17,6 +18,9 @@ type World interface {
 	Zone(node string) (zone locality.Zone, ok bool)
 	// Nodes and their zones.
 	Nodes() iter.Seq2[string, locality.Zone]
+	// Proxy of a workload, NAMESPACE/NAME of its Dataplane or pod: its zone, and whether there
+	// is such a workload.
+	Proxy(name string) (zone locality.Zone, ok bool)
 	// Has a Service such a port?
 	Has(port proxy.PortName) bool
 }
@@ -44,6 +48,25 @@ func (w world) Nodes() iter.Seq2[string, locality.Zone] {
 			}
 		}
 	}
+}
+
+func (w world) Proxy(name string) (locality.Zone, bool) {
+	namespace, name, _ := strings.Cut(name, "/")
+	key, snapshot := catalog.Key{Namespace: namespace, Name: name}, w.catalog.Snapshot()
+	node, labels := "", map[string]string(nil)
+	if d, ok := snapshot.Dataplanes.Get(key); ok {
+		node, labels = d.Spec.NodeName, d.Labels
+	} else if p, ok := snapshot.Pods.Get(key); ok {
+		node = p.Spec.NodeName
+	} else {
+		return "", false
+	}
+	if n, ok := snapshot.Nodes.Get(catalog.Key{Name: node}); ok {
+		if zone := locality.ZoneOf(n.Labels); zone != "" {
+			return zone, true
+		}
+	}
+	return locality.ZoneOf(labels), true
 }
 
 func (w world) Has(port proxy.PortName) bool {

@@ -95,7 +95,11 @@ type ReportRequest struct {
 	Traffic []*Traffic `protobuf:"bytes,6,rep,name=traffic,proto3" json:"traffic,omitempty"`
 	// How bytes and open connections were counted. Missing: by an agent that counts none by
 	// destination.
-	Accounting    *Accounting `protobuf:"bytes,7,opt,name=accounting,proto3" json:"accounting,omitempty"`
+	Accounting *Accounting `protobuf:"bytes,7,opt,name=accounting,proto3" json:"accounting,omitempty"`
+	// The proxy that counted, NAMESPACE/NAME of its Dataplane or pod, which is on the node.
+	// Empty: the node's agent did. Instances of a control plane alone set it, when they pass on
+	// what a proxy reported to them; node is empty where the workload names none.
+	Proxy         string `protobuf:"bytes,8,opt,name=proxy,proto3" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +183,13 @@ func (x *ReportRequest) GetAccounting() *Accounting {
 	return nil
 }
 
+func (x *ReportRequest) GetProxy() string {
+	if x != nil {
+		return x.Proxy
+	}
+	return ""
+}
+
 // Accounting says what exchanges are worth.
 type Accounting struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -257,9 +268,15 @@ type Traffic struct {
 	BytesOut uint64 `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
 	// The same by destination, of connections that were translated or carried. They are read
 	// less often than new connections are counted.
-	Exchanges     []*Exchange `protobuf:"bytes,7,rep,name=exchanges,proto3" json:"exchanges,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Exchanges []*Exchange `protobuf:"bytes,7,rep,name=exchanges,proto3" json:"exchanges,omitempty"`
+	// Of connections, those that are HTTP requests, which a proxy counts.
+	Requests uint64 `protobuf:"varint,8,opt,name=requests,proto3" json:"requests,omitempty"`
+	// How busy endpoints said to be in their responses (ORCA, cpu_utilization): the sum, where 1
+	// is one endpoint fully used, and the number of responses.
+	Utilisation        float64 `protobuf:"fixed64,9,opt,name=utilisation,proto3" json:"utilisation,omitempty"`
+	UtilisationReports uint64  `protobuf:"varint,10,opt,name=utilisation_reports,json=utilisationReports,proto3" json:"utilisation_reports,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Traffic) Reset() {
@@ -339,6 +356,27 @@ func (x *Traffic) GetExchanges() []*Exchange {
 		return x.Exchanges
 	}
 	return nil
+}
+
+func (x *Traffic) GetRequests() uint64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *Traffic) GetUtilisation() float64 {
+	if x != nil {
+		return x.Utilisation
+	}
+	return 0
+}
+
+func (x *Traffic) GetUtilisationReports() uint64 {
+	if x != nil {
+		return x.UtilisationReports
+	}
+	return 0
 }
 
 // Exchange between clients on the node and the endpoints of one zone.
@@ -496,7 +534,7 @@ var File_demand_proto protoreflect.FileDescriptor
 
 const file_demand_proto_rawDesc = "" +
 	"\n" +
-	"\fdemand.proto\x12\x11proxima.demand.v1\"\x8d\x02\n" +
+	"\fdemand.proto\x12\x11proxima.demand.v1\"\xa3\x02\n" +
 	"\rReportRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x10\n" +
@@ -506,7 +544,8 @@ const file_demand_proto_rawDesc = "" +
 	"\atraffic\x18\x06 \x03(\v2\x1a.proxima.demand.v1.TrafficR\atraffic\x12=\n" +
 	"\n" +
 	"accounting\x18\a \x01(\v2\x1d.proxima.demand.v1.AccountingR\n" +
-	"accounting\"\xd1\x01\n" +
+	"accounting\x12\x14\n" +
+	"\x05proxy\x18\b \x01(\tR\x05proxy\"\xd1\x01\n" +
 	"\n" +
 	"Accounting\x12?\n" +
 	"\aquality\x18\x01 \x01(\x0e2%.proxima.demand.v1.Accounting.QualityR\aquality\x12\x16\n" +
@@ -515,7 +554,7 @@ const file_demand_proto_rawDesc = "" +
 	"\aQuality\x12\x0f\n" +
 	"\vUNAVAILABLE\x10\x00\x12\r\n" +
 	"\tESTIMATED\x10\x01\x12\f\n" +
-	"\bMEASURED\x10\x02\"\xea\x01\n" +
+	"\bMEASURED\x10\x02\"\xd9\x02\n" +
 	"\aTraffic\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
@@ -523,7 +562,11 @@ const file_demand_proto_rawDesc = "" +
 	"\vconnections\x18\x04 \x01(\x04R\vconnections\x12\x19\n" +
 	"\bbytes_in\x18\x05 \x01(\x04R\abytesIn\x12\x1b\n" +
 	"\tbytes_out\x18\x06 \x01(\x04R\bbytesOut\x129\n" +
-	"\texchanges\x18\a \x03(\v2\x1b.proxima.demand.v1.ExchangeR\texchanges\"\xd7\x01\n" +
+	"\texchanges\x18\a \x03(\v2\x1b.proxima.demand.v1.ExchangeR\texchanges\x12\x1a\n" +
+	"\brequests\x18\b \x01(\x04R\brequests\x12 \n" +
+	"\vutilisation\x18\t \x01(\x01R\vutilisation\x12/\n" +
+	"\x13utilisation_reports\x18\n" +
+	" \x01(\x04R\x12utilisationReports\"\xd7\x01\n" +
 	"\bExchange\x12\x12\n" +
 	"\x04zone\x18\x01 \x01(\tR\x04zone\x12\x12\n" +
 	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x16\n" +

@@ -65,6 +65,43 @@ func startInstances(t *testing.T, leads func() string, names ...string) map[stri
 	return all
 }
 
+// TestTake: what proxies reported to an instance comes to the leader whole, and counts once on
+// whatever way it comes; agents cannot report for proxies.
+func TestTake(t *testing.T) {
+	leader := "a"
+	all := startInstances(t, func() string { return leader }, "a", "b")
+	a, b := all["a"], all["b"]
+	r := &demand.Report{
+		Proxy: "default/web-1", Run: "r", Sequence: 1, Elapsed: demand.Interval,
+		Traffic: []demand.Traffic{{Port: port("x"), Connections: 7, Requests: 5, Utilisation: demand.Utilisation{Sum: 2.5, Reports: 5}}},
+	}
+	a.set(errors.New("it starts"))
+	if err := b.Take(t.Context(), r); status.Code(err) != codes.Unavailable {
+		t.Errorf("the leader does not take it: %v", err)
+	}
+	a.set(nil)
+	if err := b.Take(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+	if len(a.taken) != 1 {
+		t.Fatalf("the leader has %d reports", len(a.taken))
+	}
+	got := *a.taken[0]
+	got.Traffic[0].Exchanges = nil
+	if diff := cmp.Diff(*r, got); diff != "" {
+		t.Errorf("at the leader (-want +got):\n%s", diff)
+	}
+	refused := *r
+	refused.Run = ""
+	if err := b.Take(t.Context(), &refused); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("without a run: %v", err)
+	}
+	_, err := b.Report(context.WithValue(t.Context(), byAgent{}, true), encode(r))
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an agent reports for a proxy: %v", err)
+	}
+}
+
 type byAgent struct{}
 
 // report as an agent does.

@@ -57,21 +57,37 @@ func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*deman
 		if err := s.admit(ctx, in.GetNode()); err != nil {
 			return nil, err
 		}
+		if in.GetProxy() != "" {
+			return nil, status.Error(codes.InvalidArgument, "proxy: an agent reports for its node alone")
+		}
 	}
-	_, err := s.receiver.Receive(decode(in))
+	if err := s.take(ctx, decode(in), in, passed); err != nil {
+		return nil, err
+	}
+	return &demandv1.ReportResponse{Sequence: in.GetSequence()}, nil
+}
+
+// Take a report that came to this process on another way, as those of proxies do, and pass it on
+// to the leader. It is safe for concurrent use, and blocks while the leader is asked. Errors are
+// gRPC statuses: after InvalidArgument the report is to be given up, after any other to be
+// repeated, as it is.
+func (s *Server) Take(ctx context.Context, r *demand.Report) error {
+	return s.take(ctx, r, encode(r), false)
+}
+
+func (s *Server) take(ctx context.Context, r *demand.Report, in *demandv1.ReportRequest, passed bool) error {
+	_, err := s.receiver.Receive(r)
 	switch field := (*demand.FieldError)(nil); {
 	case errors.As(err, &field):
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return status.Error(codes.InvalidArgument, err.Error())
 	case err != nil:
-		return nil, status.Error(codes.Unavailable, err.Error())
+		return status.Error(codes.Unavailable, err.Error())
 	}
 	// It counts here, too: this instance may be the next leader.
 	if s.relay != nil {
-		if err := s.relay.pass(ctx, in, passed); err != nil {
-			return nil, err
-		}
+		return s.relay.pass(ctx, in, passed)
 	}
-	return &demandv1.ReportResponse{Sequence: in.GetSequence()}, nil
+	return nil
 }
 
 // decode translates a message; Report.Check judges the outcome, so what does not fit
@@ -79,7 +95,7 @@ func (s *Server) Report(ctx context.Context, in *demandv1.ReportRequest) (*deman
 func decode(in *demandv1.ReportRequest) *demand.Report {
 	r := &demand.Report{
 		Node: in.GetNode(), Zone: locality.Zone(in.GetZone()), Run: string(in.GetRun()), Sequence: in.GetSequence(),
-		Traffic: make([]demand.Traffic, len(in.GetTraffic())),
+		Proxy: in.GetProxy(), Traffic: make([]demand.Traffic, len(in.GetTraffic())),
 	}
 	if ms := in.GetElapsedMilliseconds(); ms <= uint64(demand.MaxElapsed/time.Millisecond) {
 		r.Elapsed = time.Duration(ms) * time.Millisecond
@@ -93,7 +109,8 @@ func decode(in *demandv1.ReportRequest) *demand.Report {
 			Port: proxy.PortName{
 				ServiceName: proxy.ServiceName{Namespace: t.GetNamespace(), Name: t.GetService()}, Port: t.GetPort(),
 			},
-			Connections: t.GetConnections(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
+			Connections: t.GetConnections(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(), Requests: t.GetRequests(),
+			Utilisation: demand.Utilisation{Sum: t.GetUtilisation(), Reports: t.GetUtilisationReports()},
 		}
 	}
 	return r
@@ -139,7 +156,7 @@ func encodeExchanges(in []proxy.Exchange) []*demandv1.Exchange {
 // encode is the inverse of decode, but for fractions of a millisecond.
 func encode(r *demand.Report) *demandv1.ReportRequest {
 	out := &demandv1.ReportRequest{
-		Node: r.Node, Zone: string(r.Zone), Run: []byte(r.Run), Sequence: r.Sequence,
+		Node: r.Node, Zone: string(r.Zone), Run: []byte(r.Run), Sequence: r.Sequence, Proxy: r.Proxy,
 		ElapsedMilliseconds: uint64(max(1, r.Elapsed.Milliseconds())),
 		Traffic:             make([]*demandv1.Traffic, len(r.Traffic)),
 		Accounting: &demandv1.Accounting{
@@ -152,7 +169,8 @@ func encode(r *demand.Report) *demandv1.ReportRequest {
 		out.Traffic[i] = &demandv1.Traffic{
 			Namespace: t.Port.Namespace, Service: t.Port.Name, Port: t.Port.Port,
 			Connections: t.Connections, BytesIn: t.BytesIn, BytesOut: t.BytesOut,
-			Exchanges: encodeExchanges(t.Exchanges),
+			Exchanges: encodeExchanges(t.Exchanges), Requests: t.Requests,
+			Utilisation: t.Utilisation.Sum, UtilisationReports: t.Utilisation.Reports,
 		}
 	}
 	return out
