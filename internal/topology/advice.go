@@ -84,7 +84,7 @@ func (c *Controller) hinting(service *corev1.Service, plan []*plannerv1alpha1.Tr
 		c.hints[key] = h
 	}
 	if _, problems := ParamsOf(service.Annotations); problems == nil || len(plan) > 0 {
-		h.params = paramsFor(service, plan)
+		h.params = c.paramsOf(service, plan)
 	}
 	return h, h.params
 }

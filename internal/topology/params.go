@@ -69,13 +69,15 @@ const DefaultCosts = "default"
 
 // Params of a Service.
 type Params struct {
-	Overload    float64  `json:"overload"`
-	Margin      float64  `json:"margin"`
-	Utilisation float64  `json:"utilisation,omitempty"`
-	Capacity    float64  `json:"capacity,omitempty"`
-	Costs       string   `json:"costs,omitempty"`
-	Hints       HintMode `json:"hints"`
-	Fallback    Fallback `json:"fallback"`
+	Overload    float64 `json:"overload"`
+	Margin      float64 `json:"margin"`
+	Utilisation float64 `json:"utilisation,omitempty"`
+	// Stated: the utilisation is what endpoints state in their responses, not an annotation.
+	Stated   bool     `json:"utilisationStatedByEndpoints,omitempty"`
+	Capacity float64  `json:"capacity,omitempty"`
+	Costs    string   `json:"costs,omitempty"`
+	Hints    HintMode `json:"hints"`
+	Fallback Fallback `json:"fallback"`
 }
 
 // DefaultParams are those of a Service that says nothing.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,11 +52,11 @@ type unit struct {
 	utilisation float64
 	// capacity of an endpoint, in connections per second; 0: not stated.
 	capacity float64
-	// long connections that the plan cannot move; empty: there are none. It is the message of
-	// the condition, which stays while they do.
-	long      string
-	published time.Time
-	replans   [planner.LastingGap + 1]uint64
+	// long connections that the plan cannot move, and mixed units that its demand is counted in;
+	// empty: there are none. They are messages of conditions, which stay while they do.
+	long, mixed string
+	published   time.Time
+	replans     [planner.LastingGap + 1]uint64
 }
 
 // plan brings the plan of a Service in the catalog up to its inputs, if it is to be
@@ -149,6 +150,9 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		if u.group == nil {
 			return false // it was published by the last evaluation
 		}
+		if was := u.in.params.Utilisation; c.states(service) && c.stated(service, was) != was {
+			return false
+		}
 		demand := c.estimate(serviceName(service), u.group.Ports, &u.in, u.group)
 		problem := u.in.problem(&demand)
 		if err := scratch.solver.Solve(u.in.topology, &problem, &scratch.plan); err != nil {
@@ -164,6 +168,7 @@ func (c *Controller) stands(key resource.Key, service *corev1.Service) bool {
 		u.utilisation = u.in.utilisation(u.capacity, &demand, metrics.Worst)
 		c.mu.Unlock()
 		c.noteLong(key, service, u, u.group, &u.in)
+		c.noteMixed(key, service, u)
 		if demand.measured {
 			c.reconsider(key, u.name, u.in.topology, demand.shares)
 		}
@@ -223,7 +228,7 @@ func (c *Controller) evaluate(
 	for _, part := range parts {
 		spec.Version = max(spec.Version, part.Spec.Version+1)
 	}
-	params := paramsFor(service, parts)
+	params := c.paramsOf(service, parts)
 	spec.Parameters = params.api()
 	if mode.Kind == Custom {
 		spec.Groups, publish = c.evaluateRule(e, snapshot, service, groups)
@@ -627,3 +632,19 @@ func recorded(g *plannerv1alpha1.PortGroup, in *input) []float64 {
 
 // cold: estimates are of too few agents to replace what plans record.
 func (c *Controller) cold() bool { return c.config.Warm != nil && !c.config.Warm() }
+
+// noteMixed looks for demand in different units, and has the condition written when that begins
+// or ends.
+func (c *Controller) noteMixed(key resource.Key, service *corev1.Service, u *unit) {
+	units, ok := c.unitsOf(serviceName(service), strings.Split(u.name.Ports, ","))
+	if !ok || units.Mixed == (u.mixed != "") {
+		return
+	}
+	c.mu.Lock()
+	u.mixed = ""
+	if units.Mixed {
+		u.mixed = mixedText(units)
+	}
+	c.mu.Unlock()
+	c.status.Add(key)
+}

@@ -53,6 +53,8 @@ type PlanReport struct {
 	// Held: after a restart, the demand that was planned for before, until agents have reported.
 	Held bool    `json:"held,omitempty"`
 	Rate float64 `json:"connectionsPerSecond"`
+	// Units that the demand was counted in; nil: not known, or all are connections that nodes count.
+	Units *demand.Units `json:"units,omitempty"`
 	// Utilisation of the endpoints of the most loaded zone, as the metric for autoscalers has
 	// it, where the Service states a capacity; 0: not known. Capacity is that of an endpoint.
 	Utilisation float64 `json:"utilisation,omitempty"`
@@ -91,7 +93,7 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 		return nil, false
 	}
 	mode, parts, m := c.modeOf(snapshot, service), partsOf(snapshot, key), c.modelFor(snapshot)
-	r = &Report{Mode: mode.Name, Level: mode.Level, Planned: mode.Kind == Planned, Params: paramsFor(service, parts), Plans: []PlanReport{}}
+	r = &Report{Mode: mode.Name, Level: mode.Level, Planned: mode.Kind == Planned, Params: c.paramsOf(service, parts), Plans: []PlanReport{}}
 	candidates := c.candidates(snapshot, m, service, parts)
 	if mode.Kind == Distribution {
 		r.Params = DefaultParams()
@@ -111,6 +113,9 @@ func (c *Controller) Explain(key resource.Key) (r *Report, ok bool) {
 	for _, u := range candidates {
 		if p, ok := c.reportOn(u, r.Planned, hints[u.group.Name]); ok {
 			c.reckon(&p, u, serviceName(service), m, r.Params)
+			if units, ok := c.unitsOf(serviceName(service), p.Ports); ok && units.ProxyConnections+units.Requests > 0 {
+				p.Units = &units
+			}
 			if p.Capacity = r.Params.Capacity; p.Capacity > 0 {
 				p.Utilisation = u.in.utilisation(p.Capacity, &u.best.demand, p.Now.Worst)
 			}
@@ -156,7 +161,7 @@ func (c *Controller) candidates(
 	service *corev1.Service,
 	parts []*plannerv1alpha1.TrafficPlan,
 ) []*candidate {
-	mode, params := c.modeOf(snapshot, service), paramsFor(service, parts)
+	mode, params := c.modeOf(snapshot, service), c.paramsOf(service, parts)
 	var out []*candidate
 	for _, g := range c.groupsOf(snapshot, service) {
 		u := &candidate{group: g}
@@ -312,6 +317,9 @@ func (r *Report) Text(from locality.Zone) string {
 	for _, line := range strings.Split(r.Decision, "\n") {
 		fmt.Fprintf(&b, "decision: %s\n", line)
 	}
+	if r.Params.Stated {
+		fmt.Fprintf(&b, "utilisation: endpoints state in their responses (ORCA) that they are %.0f %% used\n", 100*r.Params.Utilisation)
+	}
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)
 	}
@@ -333,7 +341,7 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 	case p.Held:
 		demand = "demand is what it was before the restart, until all nodes have reported"
 	case p.Measured:
-		demand = fmt.Sprintf("demand is measured, %.3g connections/s", p.Rate)
+		demand = fmt.Sprintf("demand is measured, %.3g %s/s", p.Rate, p.unit())
 	}
 	if planned {
 		fmt.Fprintf(b, "plan of %s %s, %s old: %s; %s\n", ports, p.Family, age(p.Age), whyReplanned(p.Reason), demand)
@@ -351,6 +359,9 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 		fmt.Fprintf(b, "  under the demand as it is now: %s; %.1f points from the best plan, replaced above 3, or above 0.3 for long\n",
 			measures(p.Now), p.Gap)
 	}
+	if p.Units != nil {
+		fmt.Fprintf(b, "  demand: %s\n", sourcesText(*p.Units))
+	}
 	if p.Utilisation > 0 {
 		fmt.Fprintf(b, "  utilisation of the busiest zone: %.0f %%, of %g connections/s that an endpoint takes\n", 100*p.Utilisation, p.Capacity)
 	}
@@ -362,6 +373,17 @@ func (p *PlanReport) text(b *strings.Builder, planned bool, from locality.Zone) 
 		}
 		fmt.Fprintf(b, "  other proxies: %s\n", hints.summary())
 	}
+}
+
+// unit of the demand.
+func (p *PlanReport) unit() string {
+	switch u := p.Units; {
+	case u == nil || u.Requests == 0:
+		return "connections"
+	case u.Nodes+u.ProxyConnections == 0:
+		return "requests"
+	}
+	return "connections and requests"
 }
 
 // volumeText is about bytes, open connections and money.

@@ -62,6 +62,8 @@ type fakeDemand struct {
 	mu     sync.Mutex
 	rates  map[string]float64
 	volume demand.Volume
+	units  demand.Units
+	used   float64
 }
 
 func (f *fakeDemand) Shares(_ proxy.PortName, zones []locality.Zone, prior []float64, noNodes []bool) demand.Estimate {

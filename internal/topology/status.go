@@ -36,6 +36,9 @@ const (
 	// ConditionLong says that a plan cannot move connections of the Service, as they stay open,
 	// and what would. It is there only while that is so.
 	ConditionLong = "proxima.dev/LongConnections"
+	// ConditionUnits says that the demand of a port is counted in connections by some and in
+	// requests by others. It is there only while that is so.
+	ConditionUnits = "proxima.dev/DemandUnitsMixed"
 )
 
 // Reasons of conditions.
@@ -52,6 +55,7 @@ const (
 	// ReasonPolicyLocal: all traffic stays on its node.
 	ReasonPolicyLocal     = "PolicyLocal"
 	ReasonLongConnections = "LongConnections"
+	ReasonUnitsMixed      = "DemandUnitsMixed"
 )
 
 // statusWindow between two writes of the conditions of one Service.
@@ -113,7 +117,7 @@ func (c *Controller) writeConditions(ctx context.Context, key resource.Key) erro
 // setConditions makes ours among conditions those that are wanted, and says whether
 // that changed anything.
 func setConditions(conditions *[]metav1.Condition, want []metav1.Condition, now metav1.Time) (changed bool) {
-	for _, typ := range []string{ConditionPlan, ConditionParameters, ConditionLong} {
+	for _, typ := range []string{ConditionPlan, ConditionParameters, ConditionLong, ConditionUnits} {
 		i := slices.IndexFunc(want, func(c metav1.Condition) bool { return c.Type == typ })
 		if i < 0 {
 			changed = meta.RemoveStatusCondition(conditions, typ) || changed
@@ -177,8 +181,12 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 	if parameters, ok := c.parameters(service, parts); ok {
 		want = append(want, parameters)
 	}
-	if long := c.long(key); long != "" {
+	long, mixed := c.noted(key)
+	if long != "" {
 		want = append(want, metav1.Condition{Type: ConditionLong, Status: metav1.ConditionTrue, Reason: ReasonLongConnections, Message: long})
+	}
+	if mixed != "" {
+		want = append(want, metav1.Condition{Type: ConditionUnits, Status: metav1.ConditionTrue, Reason: ReasonUnitsMixed, Message: mixed})
 	}
 	for i := range want {
 		want[i].ObservedGeneration = service.Generation
@@ -186,19 +194,25 @@ func (c *Controller) conditions(snapshot *catalog.Snapshot, service *corev1.Serv
 	return want, true
 }
 
-// long connections of a planned Service, in words; empty: there are none, or they move.
-func (c *Controller) long(key resource.Key) string {
+// noted of a planned Service, in words: its long connections, empty if there are none, or they
+// move, and the units of its demand, empty if they are one.
+func (c *Controller) noted(key resource.Key) (long, mixed string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var all []string
+	var allLong, allMixed []string
 	if e := c.entries[key]; e != nil {
 		for _, u := range e.units {
+			ports := strings.Split(u.name.Ports, ",")
 			if u.long != "" {
-				all = append(all, titleOf(strings.Split(u.name.Ports, ","), string(u.name.Family))+": "+u.long)
+				allLong = append(allLong, titleOf(ports, string(u.name.Family))+": "+u.long)
+			}
+			// Demand is counted for both families together.
+			if text := portsText(ports) + ": " + u.mixed; u.mixed != "" && !slices.Contains(allMixed, text) {
+				allMixed = append(allMixed, text)
 			}
 		}
 	}
-	return strings.Join(all, "\n")
+	return strings.Join(allLong, "\n"), strings.Join(allMixed, "\n")
 }
 
 // hinted is a copy of what is known of a Service's hints.
