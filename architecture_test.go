@@ -208,6 +208,7 @@ var layers = map[string]layer{
 	"internal/testkit/netns":            adapter,
 	"internal/view":                     adapter,
 	"internal/witness":                  adapter,
+	"internal/xds/insight":              adapter,
 	"internal/xds/load":                 adapter,
 	"internal/workload":                 adapter,
 

@@ -228,6 +228,15 @@ type ExecAction struct {
 const (
 	// DataplaneReady: the workload takes new connections.
 	DataplaneReady = "Ready"
+	// DataplaneProxyConnected: the proxy of the workload has a stream to a control plane. While
+	// it has none, it goes on with what it was sent.
+	DataplaneProxyConnected = "ProxyConnected"
+	// DataplaneConfigAccepted: the proxy rejects nothing of what it was sent.
+	DataplaneConfigAccepted = "ConfigAccepted"
+	// DataplaneCertificateValid: the certificate of the workload has not expired.
+	DataplaneCertificateValid = "CertificateValid"
+	// DataplaneProxyReady: the proxy has accepted its first clusters and listeners.
+	DataplaneProxyReady = "ProxyReady"
 )
 
 // DataplaneStatus is what was last observed of a workload.

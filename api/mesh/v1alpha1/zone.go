@@ -104,6 +104,31 @@ type Subscription struct {
 	// DisconnectTime is when it ended. Empty: it is open.
 	// +optional
 	DisconnectTime *metav1.MicroTime `json:"disconnectTime,omitempty"`
+	// Generation counts the connections of the client, to any instance: 1 is the first that is
+	// known. Of proxies alone.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
+	// Resources that were sent over it, by type, as of the last time that the insight was
+	// written. Of proxies alone.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Resources []ResourceSync `json:"resources,omitempty"`
+}
+
+// ResourceSync counts the responses to a proxy with resources of one type.
+type ResourceSync struct {
+	// Type: the last part of its type URL, as in Cluster or ClusterLoadAssignment.
+	Type string `json:"type"`
+	// Sent responses, and those of them that the proxy acknowledged and rejected.
+	// +optional
+	Sent int64 `json:"sent,omitempty"`
+	// Acknowledged responses.
+	// +optional
+	Acknowledged int64 `json:"acknowledged,omitempty"`
+	// Rejected responses: the proxy keeps what it had.
+	// +optional
+	Rejected int64 `json:"rejected,omitempty"`
 }
 
 // TypeSync is the state of one type's synchronisation with a zone.

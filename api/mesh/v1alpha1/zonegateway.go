@@ -166,6 +166,53 @@ type ClientInsightStatus struct {
 	// Certificate of the client. Empty: it has none.
 	// +optional
 	Certificate *CertificateInsight `json:"certificate,omitempty"`
+	// Versions of the programs of a proxy, as it states them.
+	// +optional
+	Versions *ProxyVersions `json:"versions,omitempty"`
+	// Rejected resources, which a proxy has in an older version or not at all. The first 16.
+	// +optional
+	// +listType=atomic
+	Rejected []RejectedResource `json:"rejected,omitempty"`
+	// Learned are service ports that a proxy used, which the next one of its service account
+	// is given when it starts. At most 256.
+	// +optional
+	// +listType=map
+	// +listMapKey=port
+	Learned []LearnedPort `json:"learned,omitempty"`
+}
+
+// ProxyVersions are the programs of a proxy.
+type ProxyVersions struct {
+	// Proxy: envoy, or the user agent of a gRPC client.
+	// +optional
+	Proxy string `json:"proxy,omitempty"`
+	// Version of it.
+	// +optional
+	Version string `json:"version,omitempty"`
+	// Supervisor that runs the proxy: its version. Empty: none does.
+	// +optional
+	Supervisor string `json:"supervisor,omitempty"`
+}
+
+// RejectedResource is one that a proxy did not accept.
+type RejectedResource struct {
+	// Type: the last part of its type URL, as in Cluster.
+	Type string `json:"type"`
+	// Name of the resource.
+	Name string `json:"name"`
+	// Policy that it is made from, KIND NAMESPACE/NAME. Empty: none, or not known.
+	// +optional
+	Policy string `json:"policy,omitempty"`
+	// Error of the proxy.
+	Error string `json:"error"`
+}
+
+// LearnedPort is a service port that a proxy used.
+type LearnedPort struct {
+	// Port: NAMESPACE/SERVICE:PORT.
+	Port string `json:"port"`
+	// LastUsed is when, give or take an hour.
+	LastUsed metav1.Time `json:"lastUsed"`
 }
 
 // CertificateInsight is the state of a certificate that was issued to a workload.

@@ -231,6 +231,11 @@ func (in IPAddressPoolStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in LearnedPort) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.LearnedPort"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in LocalityAffinity) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.LocalityAffinity"
 }
@@ -416,13 +421,28 @@ func (in ProxyPatchSpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProxyVersions) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ProxyVersions"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in RateLimit) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.RateLimit"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RejectedResource) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.RejectedResource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in RequestRate) OpenAPIModelName() string {
 	return "dev.proxima.mesh.v1alpha1.RequestRate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ResourceSync) OpenAPIModelName() string {
+	return "dev.proxima.mesh.v1alpha1.ResourceSync"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -72,6 +72,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.IPAddressPoolList{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolList(ref),
 		v1alpha1.IPAddressPoolSpec{}.OpenAPIModelName():                   schema_proxima_api_mesh_v1alpha1_IPAddressPoolSpec(ref),
 		v1alpha1.IPAddressPoolStatus{}.OpenAPIModelName():                 schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref),
+		v1alpha1.LearnedPort{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_LearnedPort(ref),
 		v1alpha1.LocalityAffinity{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_LocalityAffinity(ref),
 		v1alpha1.LocalityFailover{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_LocalityFailover(ref),
 		v1alpha1.Mesh{}.OpenAPIModelName():                                schema_proxima_api_mesh_v1alpha1_Mesh(ref),
@@ -109,8 +110,11 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.ProxyPatchList{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ProxyPatchList(ref),
 		v1alpha1.ProxyPatchMatch{}.OpenAPIModelName():                     schema_proxima_api_mesh_v1alpha1_ProxyPatchMatch(ref),
 		v1alpha1.ProxyPatchSpec{}.OpenAPIModelName():                      schema_proxima_api_mesh_v1alpha1_ProxyPatchSpec(ref),
+		v1alpha1.ProxyVersions{}.OpenAPIModelName():                       schema_proxima_api_mesh_v1alpha1_ProxyVersions(ref),
 		v1alpha1.RateLimit{}.OpenAPIModelName():                           schema_proxima_api_mesh_v1alpha1_RateLimit(ref),
+		v1alpha1.RejectedResource{}.OpenAPIModelName():                    schema_proxima_api_mesh_v1alpha1_RejectedResource(ref),
 		v1alpha1.RequestRate{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_RequestRate(ref),
+		v1alpha1.ResourceSync{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_ResourceSync(ref),
 		v1alpha1.RetryBackoff{}.OpenAPIModelName():                        schema_proxima_api_mesh_v1alpha1_RetryBackoff(ref),
 		v1alpha1.RetryBudget{}.OpenAPIModelName():                         schema_proxima_api_mesh_v1alpha1_RetryBudget(ref),
 		v1alpha1.SecretKeyReference{}.OpenAPIModelName():                  schema_proxima_api_mesh_v1alpha1_SecretKeyReference(ref),
@@ -1331,11 +1335,56 @@ func schema_proxima_api_mesh_v1alpha1_ClientInsightStatus(ref common.ReferenceCa
 							Ref:         ref(v1alpha1.CertificateInsight{}.OpenAPIModelName()),
 						},
 					},
+					"versions": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Versions of the programs of a proxy, as it states them.",
+							Ref:         ref(v1alpha1.ProxyVersions{}.OpenAPIModelName()),
+						},
+					},
+					"rejected": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Rejected resources, which a proxy has in an older version or not at all. The first 16.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RejectedResource{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"learned": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"port",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Learned are service ports that a proxy used, which the next one of its service account is given when it starts. At most 256.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.LearnedPort{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.CertificateInsight{}.OpenAPIModelName(), v1alpha1.Subscription{}.OpenAPIModelName()},
+			v1alpha1.CertificateInsight{}.OpenAPIModelName(), v1alpha1.LearnedPort{}.OpenAPIModelName(), v1alpha1.ProxyVersions{}.OpenAPIModelName(), v1alpha1.RejectedResource{}.OpenAPIModelName(), v1alpha1.Subscription{}.OpenAPIModelName()},
 	}
 }
 
@@ -3033,6 +3082,36 @@ func schema_proxima_api_mesh_v1alpha1_IPAddressPoolStatus(ref common.ReferenceCa
 				},
 			},
 		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_LearnedPort(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "LearnedPort is a service port that a proxy used.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"port": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Port: NAMESPACE/SERVICE:PORT.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"lastUsed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "LastUsed is when, give or take an hour.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"port", "lastUsed"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -4820,6 +4899,40 @@ func schema_proxima_api_mesh_v1alpha1_ProxyPatchSpec(ref common.ReferenceCallbac
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_ProxyVersions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProxyVersions are the programs of a proxy.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"proxy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Proxy: envoy, or the user agent of a gRPC client.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"version": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Version of it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"supervisor": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Supervisor that runs the proxy: its version. Empty: none does.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_RateLimit(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -4865,6 +4978,51 @@ func schema_proxima_api_mesh_v1alpha1_RateLimit(ref common.ReferenceCallback) co
 	}
 }
 
+func schema_proxima_api_mesh_v1alpha1_RejectedResource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RejectedResource is one that a proxy did not accept.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: the last part of its type URL, as in Cluster.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the resource.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"policy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Policy that it is made from, KIND NAMESPACE/NAME. Empty: none, or not known.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"error": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Error of the proxy.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type", "name", "error"},
+			},
+		},
+	}
+}
+
 func schema_proxima_api_mesh_v1alpha1_RequestRate(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -4887,6 +5045,49 @@ func schema_proxima_api_mesh_v1alpha1_RequestRate(ref common.ReferenceCallback) 
 						},
 					},
 				},
+			},
+		},
+	}
+}
+
+func schema_proxima_api_mesh_v1alpha1_ResourceSync(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ResourceSync counts the responses to a proxy with resources of one type.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Type: the last part of its type URL, as in Cluster or ClusterLoadAssignment.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Sent responses, and those of them that the proxy acknowledged and rejected.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"acknowledged": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Acknowledged responses.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"rejected": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Rejected responses: the proxy keeps what it had.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"type"},
 			},
 		},
 	}
@@ -5078,12 +5279,40 @@ func schema_proxima_api_mesh_v1alpha1_Subscription(ref common.ReferenceCallback)
 							Ref:         ref(metav1.MicroTime{}.OpenAPIModelName()),
 						},
 					},
+					"generation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Generation counts the connections of the client, to any instance: 1 is the first that is known. Of proxies alone.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"resources": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Resources that were sent over it, by type, as of the last time that the insight was written. Of proxies alone.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.ResourceSync{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"id", "connectTime"},
 			},
 		},
 		Dependencies: []string{
-			metav1.MicroTime{}.OpenAPIModelName()},
+			v1alpha1.ResourceSync{}.OpenAPIModelName(), metav1.MicroTime{}.OpenAPIModelName()},
 	}
 }
 

@@ -3,6 +3,7 @@ package kind
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -109,8 +110,19 @@ var DataplaneInsight = &resource.Descriptor{
 	Validate: compare(func(i, old *mesh.DataplaneInsight) field.ErrorList {
 		return append(checkMetaOf(i, old, true, validation.NameIsDNSSubdomain), checkClientInsight(&i.Status)...)
 	}),
-	Columns: clientInsightColumns(),
-	Cells:   of(func(i *mesh.DataplaneInsight) []any { return clientInsightCells(i, &i.Status) }),
+	Columns: []metav1.TableColumnDefinition{
+		nameColumn(),
+		column("Online", "Whether there is an open connection."),
+		column("Version", "The version of the proxy."),
+		column("Rejected", "The resources that the proxy rejects."),
+		column("Certificate", "How long the newest certificate is valid."),
+		column("Issued", "The number of certificates that were issued."),
+		ageColumn(),
+		wide("Identity", "The identity in the certificate."),
+		wide("Instance", "The instance of the control plane that the newest connection is or was to."),
+		wide("Connections", "The number of the proxy's connections that are known."),
+	},
+	Cells: of(dataplaneInsightCells),
 }
 
 // checkGateway allows loopback addresses: several zones can be on one machine.
@@ -172,8 +184,48 @@ func gatewayCells(obj metav1.Object, g *mesh.ZoneGatewaySpec) []any {
 }
 
 func checkClientInsight(s *mesh.ClientInsightStatus) field.ErrorList {
-	return checkSubscriptions(field.NewPath("status", "subscriptions"), s.Subscriptions, maxClientSubscriptions)
+	path := field.NewPath("status")
+	errs := checkSubscriptions(path.Child("subscriptions"), s.Subscriptions, maxClientSubscriptions)
+	for i := range s.Subscriptions {
+		at, types := path.Child("subscriptions").Index(i).Child("resources"), set[string]{}
+		if n := len(s.Subscriptions[i].Resources); n > maxResourceTypes {
+			errs = append(errs, field.TooMany(at, n, maxResourceTypes))
+			continue
+		}
+		for k, r := range s.Subscriptions[i].Resources {
+			errs = append(errs, keyed(at.Index(k).Child("type"), r.Type, types)...)
+		}
+	}
+	if n := len(s.Rejected); n > maxRejected {
+		errs = append(errs, field.TooMany(path.Child("rejected"), n, maxRejected))
+	}
+	if n := len(s.Learned); n > maxLearned {
+		return append(errs, field.TooMany(path.Child("learned"), n, maxLearned))
+	}
+	ports := set[string]{}
+	for i, l := range s.Learned {
+		errs = append(errs, keyed(path.Child("learned").Index(i).Child("port"), l.Port, ports)...)
+	}
+	return errs
 }
+
+// keyed: a key of a list is there, and differs from the others.
+func keyed(path *field.Path, value string, others set[string]) field.ErrorList {
+	switch {
+	case value == "":
+		return field.ErrorList{field.Required(path, "")}
+	case !others.add(value):
+		return field.ErrorList{field.Duplicate(path, value)}
+	}
+	return nil
+}
+
+// What an insight of a proxy has at most.
+const (
+	maxResourceTypes = 16
+	maxRejected      = 16
+	maxLearned       = 256
+)
 
 func clientInsightColumns() []metav1.TableColumnDefinition {
 	return []metav1.TableColumnDefinition{
@@ -193,4 +245,17 @@ func clientInsightCells(obj metav1.Object, s *mesh.ClientInsightStatus) []any {
 		expiry, identity, issued = c.Expiry.UTC().Format("2006-01-02T15:04:05Z"), orElse(c.Identity, none), c.Generations
 	}
 	return []any{obj.GetName(), fmt.Sprint(s.Online), expiry, issued, age(obj), identity}
+}
+
+func dataplaneInsightCells(i *mesh.DataplaneInsight) []any {
+	s := &i.Status
+	version, instance, connections := none, none, int64(0)
+	if v := s.Versions; v != nil {
+		version = orElse(v.Version, none)
+	}
+	if n := len(s.Subscriptions); n > 0 {
+		instance, connections = orElse(s.Subscriptions[n-1].Instance, none), s.Subscriptions[n-1].Generation
+	}
+	cells := clientInsightCells(i, s)
+	return append(slices.Insert(cells, 2, any(version), any(len(s.Rejected))), instance, connections)
 }

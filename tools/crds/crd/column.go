@@ -102,6 +102,10 @@ var cells = map[string]cell{
 	"Certificate": {path: ".status.certificate.expiry", description: "When the newest certificate runs out."},
 	"Issued":      {path: ".status.certificate.generations", typ: "integer"},
 	"Identity":    {path: ".status.certificate.identity"},
+	"Instance":    {path: ".status.subscriptions[-1].instance"},
+	"Connections": {path: ".status.subscriptions[-1].generation", typ: "integer"},
+	"Version":     {path: ".status.versions.version"},
+	"Rejected":    {out: "it is a sum"},
 
 	"ServiceExport/Valid":     condition("Valid"),
 	"ServiceExport/Conflict":  condition("Conflict"),

@@ -5,9 +5,14 @@ const (
 	maxZoneSubscriptions   = 10
 	maxClientSubscriptions = 2
 	maxShiftReason         = 512
-	maxPoolRanges          = 100
-	maxPoolNamespaces      = 100
-	maxFamilies            = 2
+	maxResourceTypes       = 16
+	maxRejected            = 16
+	maxLearned             = 256
+	// maxLearnedPort is a namespace, a name and "/:65535".
+	maxLearnedPort    int64 = 2*maxLabel + 7
+	maxPoolRanges           = 100
+	maxPoolNamespaces       = 100
+	maxFamilies             = 2
 	// maxSubscriptionID: IDs of a list are compared with each other, at a bounded cost.
 	maxSubscriptionID = 253
 	// maxPoolRange is the length of two IPv6 addresses with a hyphen and a space on either side of it.
@@ -40,6 +45,11 @@ func zoneLimits() map[string]Schema {
 		"ZoneInsightStatus.subscriptions":   subscriptions(maxZoneSubscriptions),
 		"ClientInsightStatus.subscriptions": subscriptions(maxClientSubscriptions),
 		"Subscription.id":                   {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubscriptionID)},
+		"Subscription.resources":            atMost(maxResourceTypes),
+		"ResourceSync.type":                 {MinLength: ptr[int64](1), MaxLength: ptr[int64](maxSubdomain)},
+		"ClientInsightStatus.rejected":      atMost(maxRejected),
+		"ClientInsightStatus.learned":       atMost(maxLearned),
+		"LearnedPort.port":                  {MinLength: ptr[int64](1), MaxLength: ptr(maxLearnedPort)},
 		"TypeSync.type":                     notEmpty(),
 		"TypeSync.direction":                choice("ToZone", "ToGlobal"),
 

@@ -199,6 +199,11 @@ status: {online: false}`,
 metadata: {name: web-1, namespace: shop}
 status:
   online: true
+  subscriptions: [{id: a, instance: cp-0, generation: 7, connectTime: "2026-01-02T03:04:05.000000Z",
+    resources: [{type: Cluster, sent: 3, acknowledged: 2, rejected: 1}, {type: Listener, sent: 1, acknowledged: 1}]}]
+  versions: {proxy: envoy, version: 1.40.0, supervisor: 1.2.3}
+  rejected: [{type: Cluster, name: "shop/api:80", policy: ProxyPatch shop/broken, error: "Expected positive duration"}]
+  learned: [{port: "shop/db:5432", lastUsed: "2026-01-02T03:04:05Z"}]
   certificate: {identity: "spiffe://default.mesh/ns/shop/sa/web", backend: own, generations: 3,
     lastIssue: "2026-01-02T03:04:05Z", expiry: "2026-01-03T03:04:05Z"}`,
 		"ServiceExport": `

@@ -1,0 +1,452 @@
+package insight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var web = resource.Key{Namespace: "shop", Name: "web-1"}
+
+// rig is an API with one Dataplane, and recorders of instances.
+type rig struct {
+	t      *testing.T
+	client *resourcetest.Client
+	// writes of insights and of the Dataplane's status, since they were last asked for.
+	insights, statuses int
+	fail               error
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, client: resourcetest.New(kind.All()...)}
+	r.client.Seed(&meshv1alpha1.Dataplane{
+		ObjectMeta: metav1.ObjectMeta{Namespace: web.Namespace, Name: web.Name, UID: "1"},
+		Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}},
+	})
+	r.client.Intercept(func(c resourcetest.Call) error {
+		switch {
+		case c.Object == nil:
+		case r.fail != nil:
+			return r.fail
+		case c.Kind == kind.DataplaneInsight.GVK:
+			r.insights++
+		default:
+			r.statuses++
+		}
+		return nil
+	})
+	return r
+}
+
+// start a recorder for an instance; stop ends it.
+func (r *rig) start(instance string) (recorder *Recorder, stop func()) {
+	recorder = New(Config{Client: r.client, Instance: instance})
+	ctx, cancel := context.WithCancel(r.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- recorder.Run(ctx) }()
+	return recorder, func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+func (r *rig) insight() *meshv1alpha1.DataplaneInsight {
+	r.t.Helper()
+	obj, err := r.client.Get(r.t.Context(), kind.DataplaneInsight, web)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return obj.(*meshv1alpha1.DataplaneInsight)
+}
+
+// conditions of the Dataplane, a line each.
+func (r *rig) condition(typ string) string {
+	obj, err := r.client.Get(r.t.Context(), kind.Dataplane, web)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c := meta.FindStatusCondition(obj.(*meshv1alpha1.Dataplane).Status.Conditions, typ)
+	if c == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message)
+}
+
+func (r *rig) wantCondition(typ, prefix string) {
+	r.t.Helper()
+	if got := r.condition(typ); !strings.HasPrefix(got, prefix) || prefix == "" && got != "" {
+		r.t.Errorf("%s: %q, want %q", typ, got, prefix)
+	}
+}
+
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+var envoy = meshv1alpha1.ProxyVersions{Proxy: "envoy", Version: "1.40.0", Supervisor: "1.2.3"}
+
+const clusterType = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+
+// accept what a proxy gets at first.
+func accept(r *Recorder, id string) {
+	for _, typ := range []string{clusterType, "type.googleapis.com/envoy.config.listener.v3.Listener"} {
+		r.Sent(web, id, typ)
+		r.Acked(web, id, typ, []string{"a"})
+	}
+}
+
+// TestLife of a proxy: it connects, acknowledges much, disconnects, and comes back to another
+// instance.
+func TestLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		one, stop := g.start("cp-0")
+		defer stop()
+		one.Connected(web, Connection{ID: "a", Versions: envoy})
+		pass(time.Second)
+		if i := g.insight(); !i.Status.Online || i.OwnerReferences[0].UID != "1" {
+			t.Errorf("connected: %+v", i)
+		}
+		g.wantCondition(meshv1alpha1.DataplaneProxyConnected, "True Connected connected to instance cp-0 since ")
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted the proxy rejects nothing")
+		g.wantCondition(meshv1alpha1.DataplaneProxyReady, "False NoConfig")
+		g.wantCondition(meshv1alpha1.DataplaneCertificateValid, "")
+		accept(one, "a")
+		pass(window)
+		g.wantCondition(meshv1alpha1.DataplaneProxyReady, "True Configured")
+
+		// Never because of an acknowledgement.
+		pass(time.Minute)
+		g.insights, g.statuses = 0, 0
+		for range 1000 {
+			one.Sent(web, "a", clusterType)
+			one.Acked(web, "a", clusterType, []string{"b"})
+			pass(100 * time.Millisecond)
+		}
+		if g.insights+g.statuses > 0 {
+			t.Errorf("%d and %d writes because of acknowledgements", g.insights, g.statuses)
+		}
+		if s, ok := one.Live(web); !ok || s.Resources[0] != (meshv1alpha1.ResourceSync{Type: "Cluster", Sent: 1001, Acknowledged: 1001}) {
+			t.Errorf("live: %+v", s)
+		}
+		one.Disconnected(web, "a")
+		pass(time.Second)
+		i := g.insight().Status
+		if i.Online || i.Subscriptions[0].DisconnectTime == nil || i.Subscriptions[0].Resources[0].Sent != 1001 {
+			t.Errorf("disconnected: %+v", i)
+		}
+		g.wantCondition(meshv1alpha1.DataplaneProxyConnected, "False Disconnected disconnected from instance cp-0 at ")
+		g.wantCondition(meshv1alpha1.DataplaneProxyReady, "True Configured")
+		pass(window)
+		if len(one.proxies) != 0 {
+			t.Error("a proxy that has gone is kept in memory")
+		}
+
+		two, stopTwo := g.start("cp-1")
+		defer stopTwo()
+		two.Connected(web, Connection{ID: "b", Versions: envoy})
+		pass(time.Second)
+		two.Disconnected(web, "b")
+		two.Connected(web, Connection{ID: "c", Versions: envoy})
+		pass(window)
+		i = g.insight().Status
+		var got []string
+		for _, s := range i.Subscriptions {
+			got = append(got, fmt.Sprint(s.ID, " ", s.Instance, " ", s.Generation, " ", s.DisconnectTime == nil))
+		}
+		if diff := cmp.Diff([]string{"b cp-1 2 false", "c cp-1 3 true"}, got); diff != "" {
+			t.Errorf("the newest 2 (-want +got):\n%s", diff)
+		}
+		// Late news of an earlier connection.
+		one.Disconnected(web, "a")
+		two.Disconnected(web, "b")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneProxyConnected, "True Connected connected to instance cp-1")
+		g.wantCondition(meshv1alpha1.DataplaneProxyReady, "True Configured")
+	})
+}
+
+// TestRejected: a response that is rejected is sent in parts; only what is rejected in the end
+// counts. The condition names the resource, the policy and the error, and goes when the resource
+// is accepted.
+func TestRejected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		accept(r, "a")
+		pass(time.Minute)
+		bad := Rejection{Policy: "ProxyPatch shop/broken", Error: "Expected positive duration"}
+		r.Nacked(web, "a", clusterType, []string{"x", "y"}, Rejection{Error: "Expected positive duration"})
+		pass(5 * time.Millisecond)
+		r.Acked(web, "a", clusterType, []string{"x"})
+		r.Nacked(web, "a", clusterType, []string{"y"}, bad)
+		pass(time.Second)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted,
+			"False Rejected Cluster y, made from ProxyPatch shop/broken: Expected positive duration")
+		if n := strings.Count(g.condition(meshv1alpha1.DataplaneConfigAccepted), "\n"); n != 0 {
+			t.Errorf("%d further resources", n)
+		}
+		if s, _ := r.Live(web); s.Resources[0] != (meshv1alpha1.ResourceSync{Type: "Cluster", Sent: 1, Acknowledged: 2, Rejected: 2}) {
+			t.Errorf("counts: %+v", s.Resources)
+		}
+		// The same again is no news.
+		pass(time.Minute)
+		g.insights = 0
+		r.Nacked(web, "a", clusterType, []string{"y"}, bad)
+		pass(time.Minute)
+		if g.insights != 0 {
+			t.Error("the same rejection was written again")
+		}
+
+		// On another connection it is held, until that has had the time to say the same, or not.
+		r.Disconnected(web, "a")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y")
+		r.Connected(web, Connection{ID: "b", Versions: envoy})
+		pass(time.Second)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y")
+		r.Nacked(web, "b", clusterType, []string{"y"}, bad)
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y")
+		r.Acked(web, "b", clusterType, []string{"y"})
+		pass(time.Second)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+
+		r.Nacked(web, "b", clusterType, []string{"z"}, bad)
+		pass(time.Minute)
+		r.Connected(web, Connection{ID: "c", Versions: envoy})
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+	})
+}
+
+// TestWindow: whatever happens, a proxy is written at most once in 10 s, and the last state in
+// the end.
+func TestWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		for i := range 600 {
+			id := fmt.Sprint(i)
+			r.Connected(web, Connection{ID: id, Versions: envoy})
+			r.Nacked(web, id, clusterType, []string{id}, Rejection{Error: "no"})
+			pass(100 * time.Millisecond)
+			r.Disconnected(web, id)
+		}
+		if g.insights > 7 || g.statuses > 7 {
+			t.Errorf("%d and %d writes in a minute", g.insights, g.statuses)
+		}
+		pass(time.Minute)
+		i := g.insight().Status
+		if i.Online || i.Subscriptions[len(i.Subscriptions)-1].ID != "599" {
+			t.Errorf("in the end: %+v", i.Subscriptions)
+		}
+	})
+}
+
+// TestBounds: what a proxy, or a server, makes up does not grow.
+func TestBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		long := strings.Repeat("ä", 5000)
+		r.Connected(web, Connection{ID: "a", Versions: meshv1alpha1.ProxyVersions{Proxy: long, Version: long}})
+		var ports []string
+		for i := range 1000 {
+			r.Sent(web, "a", fmt.Sprint("type/", i))
+			r.Nacked(web, "a", clusterType, []string{fmt.Sprint(i, long)}, Rejection{Error: long, Policy: long})
+			ports = append(ports, fmt.Sprintf("shop/s%d:80", i))
+		}
+		r.Learned(web, ports)
+		pass(time.Minute)
+		i := g.insight().Status
+		if len(i.Subscriptions[0].Resources) != maxTypes || len(i.Rejected) != maxRejected || len(i.Learned) != maxLearned || len(i.Versions.Proxy) > maxText {
+			t.Errorf("%d types, %d rejected, %d learned", len(i.Subscriptions[0].Resources), len(i.Rejected), len(i.Learned))
+		}
+		r.Sent(web, "unknown", clusterType)
+		r.Disconnected(resource.Key{Namespace: "shop", Name: "unknown"}, "a")
+		if len(r.proxies) != 1 {
+			t.Errorf("%d proxies", len(r.proxies))
+		}
+	})
+}
+
+// TestCertificate: issues are counted, whoever writes them, and the condition says when it has
+// expired, also of a proxy that is gone.
+func TestCertificate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		certificate := func() Certificate {
+			return Certificate{Identity: "spiffe://default.mesh/ns/shop/sa/web", Backend: "own", Issued: time.Now(), Expiry: time.Now().Add(24 * time.Hour)}
+		}
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		r.Certified(web, certificate())
+		r.Certified(web, certificate())
+		pass(time.Second)
+		if c := g.insight().Status.Certificate; c == nil || c.Generations != 2 || c.Backend != "own" {
+			t.Errorf("certificate %+v", c)
+		}
+		g.wantCondition(meshv1alpha1.DataplaneCertificateValid, "True Valid the certificate of spiffe://default.mesh/ns/shop/sa/web is valid until ")
+		pass(16 * time.Hour)
+		g.fail = apierrors.NewInternalError(errors.New("away"))
+		r.Certified(web, certificate())
+		pass(time.Minute)
+		g.fail = nil
+		pass(time.Minute)
+		if c := g.insight().Status.Certificate; c.Generations != 3 {
+			t.Errorf("%d issues after the API was away, want 3", c.Generations)
+		}
+		pass(25 * time.Hour)
+		g.wantCondition(meshv1alpha1.DataplaneCertificateValid, "False Expired")
+	})
+}
+
+// TestLearned: ports that were used in 24 h, whoever saw it.
+func TestLearned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		ports := func() (out []string) {
+			for _, l := range g.insight().Status.Learned {
+				out = append(out, l.Port)
+			}
+			return out
+		}
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		r.Learned(web, []string{"shop/db:5432", "shop/api:80"})
+		pass(time.Second)
+		if diff := cmp.Diff([]string{"shop/api:80", "shop/db:5432"}, ports()); diff != "" {
+			t.Errorf("learned (-want +got):\n%s", diff)
+		}
+		pass(time.Minute)
+		g.insights = 0
+		for range 100 {
+			r.Learned(web, []string{"shop/db:5432"})
+			pass(time.Second)
+		}
+		if g.insights != 0 {
+			t.Errorf("%d writes because of a port that is known", g.insights)
+		}
+		pass(20 * time.Hour)
+		r.Learned(web, []string{"shop/db:5432"})
+		pass(5 * time.Hour)
+		r.Learned(web, []string{"shop/mail:25"})
+		pass(time.Minute)
+		if diff := cmp.Diff([]string{"shop/db:5432", "shop/mail:25"}, ports()); diff != "" {
+			t.Errorf("a day later (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestWithoutDataplane: of a pod there is an insight, and no condition.
+func TestWithoutDataplane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		pod := resource.Key{Namespace: "shop", Name: "pod-1"}
+		r.Connected(pod, Connection{ID: "a", Versions: envoy})
+		pass(time.Second)
+		obj, err := g.client.Get(t.Context(), kind.DataplaneInsight, pod)
+		if err != nil || !obj.(*meshv1alpha1.DataplaneInsight).Status.Online {
+			t.Errorf("insight of a pod: %v, %v", obj, err)
+		}
+	})
+}
+
+// TestLead: the leader ends the connections of instances that have gone, and those of an earlier
+// process of its own.
+func TestLead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		one, stopOne := g.start("cp-0")
+		one.Connected(web, Connection{ID: "a", Versions: envoy})
+		pass(time.Second)
+		stopOne()
+		alive := map[string]bool{"cp-0": true}
+		two, stopTwo := g.start("cp-1")
+		defer stopTwo()
+		ctx, cancel := context.WithCancel(t.Context())
+		led := make(chan error, 1)
+		go func() { led <- two.Lead(ctx, g.client, func(instance string) bool { return alive[instance] }) }()
+		pass(time.Minute)
+		if !g.insight().Status.Online {
+			t.Error("the connection of an instance that runs was ended")
+		}
+		alive["cp-0"] = false
+		pass(time.Minute)
+		if g.insight().Status.Online {
+			t.Error("the connection of an instance that is gone is open")
+		}
+		g.wantCondition(meshv1alpha1.DataplaneProxyConnected, "False Disconnected")
+		two.Connected(web, Connection{ID: "b", Versions: envoy})
+		pass(time.Minute)
+		if !g.insight().Status.Online {
+			t.Error("the leader's own connection was ended")
+		}
+		cancel()
+		if err := <-led; err != nil {
+			t.Error(err)
+		}
+		// The same instance, started again.
+		three, stopThree := g.start("cp-1")
+		defer stopThree()
+		if err := three.sweep(t.Context(), g.client, func(string) bool { return true }); err != nil {
+			t.Error(err)
+		}
+		if g.insight().Status.Online {
+			t.Error("the connection of an earlier process is open")
+		}
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		registry := prometheus.NewPedanticRegistry()
+		r := New(Config{Client: g.client, Instance: "cp-0", Registerer: registry})
+		defer r.queue.ShutDown()
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		r.Nacked(web, "a", clusterType, []string{"x"}, Rejection{Error: "no"})
+		err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP proxima_xds_insight_connected_proxies Proxies that are connected to this instance.
+# TYPE proxima_xds_insight_connected_proxies gauge
+proxima_xds_insight_connected_proxies 1
+# HELP proxima_xds_insight_rejecting_proxies Those of them that reject a resource.
+# TYPE proxima_xds_insight_rejecting_proxies gauge
+proxima_xds_insight_rejecting_proxies 1
+`), "proxima_xds_insight_connected_proxies", "proxima_xds_insight_rejecting_proxies")
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,228 @@
+package insight
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+)
+
+// Connection is a stream of a proxy. Its ID is unique among all instances.
+type Connection struct {
+	ID       string
+	Versions meshv1alpha1.ProxyVersions
+}
+
+// Certificate of a workload.
+type Certificate struct {
+	Identity, Backend string
+	Issued, Expiry    time.Time
+}
+
+// Rejection is why a proxy does not accept a resource. Policy names the one that the resource is
+// made from, KIND NAMESPACE/NAME; empty: none, or not known.
+type Rejection struct{ Policy, Error string }
+
+// Limits of what is kept of one proxy.
+const (
+	maxSubscriptions = 2
+	maxRejected      = 16
+	maxTypes         = 16
+	maxLearned       = 256
+	// maxText of errors and names.
+	maxText = 1024
+)
+
+// learnedAgain is how old the last use of a service port may be before it is written anew.
+const learnedAgain = time.Hour
+
+// learnedFor is how long after its last use a service port is remembered.
+const learnedFor = 24 * time.Hour
+
+// proxy is what is known of one proxy here. It is guarded by the lock of the Recorder.
+type proxy struct {
+	// connection that is open, or was last; nil: none to this instance.
+	connection *connection
+	// certificate that is to be written, and how many are not counted yet.
+	certificate *Certificate
+	issued      int64
+	// learned ports and their last use.
+	learned map[string]time.Time
+}
+
+// connection is one stream.
+type connection struct {
+	id        string
+	versions  meshv1alpha1.ProxyVersions
+	began     time.Time
+	ended     time.Time // zero: it is open
+	resources map[string]*meshv1alpha1.ResourceSync
+	rejected  map[rejectedKey]Rejection
+	// ready: it has accepted clusters and listeners.
+	ready bool
+}
+
+type rejectedKey struct{ typ, name string }
+
+// Connected: a proxy has opened a stream. One that it had before counts as ended.
+func (r *Recorder) Connected(key resource.Key, c Connection) {
+	r.observe(key, settle, func(p *proxy) bool {
+		c.Versions.Proxy, c.Versions.Version = limited(c.Versions.Proxy), limited(c.Versions.Version)
+		c.Versions.Supervisor = limited(c.Versions.Supervisor)
+		p.connection = &connection{
+			id: c.ID, versions: c.Versions, began: r.clock.Now(),
+			resources: map[string]*meshv1alpha1.ResourceSync{}, rejected: map[rejectedKey]Rejection{},
+		}
+		return true
+	})
+}
+
+// Disconnected: the stream has ended.
+func (r *Recorder) Disconnected(key resource.Key, id string) {
+	r.on(key, id, settle, func(c *connection) bool {
+		c.ended = r.clock.Now()
+		return true
+	})
+}
+
+// Sent a response with resources of a type, the last part of whose type URL is typ.
+func (r *Recorder) Sent(key resource.Key, id, typ string) {
+	r.on(key, id, settle, func(c *connection) bool {
+		if s := c.sync(typ); s != nil {
+			s.Sent++
+		}
+		return false
+	})
+}
+
+// Acked: the proxy has accepted these resources, or that they are removed.
+func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
+	r.on(key, id, settle, func(c *connection) (write bool) {
+		if s := c.sync(typ); s != nil {
+			s.Acknowledged++
+		}
+		for _, name := range names {
+			at := rejectedKey{typeName(typ), limited(name)}
+			if _, was := c.rejected[at]; was {
+				delete(c.rejected, at)
+				write = true
+			}
+		}
+		if !c.ready && c.accepted("Cluster") && c.accepted("Listener") {
+			c.ready, write = true, true
+		}
+		return write
+	})
+}
+
+// Nacked: the proxy has rejected these resources, or the server does not send them, as others
+// have rejected the same. A response of which the culprit is not known yet names all that it
+// contained; those that are accepted then are acknowledged.
+func (r *Recorder) Nacked(key resource.Key, id, typ string, names []string, why Rejection) {
+	r.on(key, id, settle, func(c *connection) bool {
+		if s := c.sync(typ); s != nil {
+			s.Rejected++
+		}
+		write := false
+		why.Policy, why.Error = limited(why.Policy), limited(why.Error)
+		for _, name := range names {
+			at := rejectedKey{typeName(typ), limited(name)}
+			if was, known := c.rejected[at]; known && was == why || !known && len(c.rejected) >= maxRejected {
+				continue
+			}
+			c.rejected[at], write = why, true
+		}
+		return write
+	})
+}
+
+// Certified: the workload of the proxy has got a certificate.
+func (r *Recorder) Certified(key resource.Key, c Certificate) {
+	r.observe(key, settle, func(p *proxy) bool {
+		p.certificate = &c
+		p.issued++
+		return true
+	})
+}
+
+// Learned: the proxy uses these service ports, NAMESPACE/SERVICE:PORT.
+func (r *Recorder) Learned(key resource.Key, ports []string) {
+	r.observe(key, settle, func(p *proxy) (write bool) {
+		now := r.clock.Now()
+		for _, port := range ports {
+			last, known := p.learned[port]
+			switch {
+			case port == "" || len(port) > maxText || !known && len(p.learned) >= maxLearned:
+				continue
+			case p.learned == nil:
+				p.learned = map[string]time.Time{}
+			}
+			p.learned[port] = now
+			write = write || now.Sub(last) >= learnedAgain
+		}
+		return write
+	})
+}
+
+// sync counts responses of a type; nil: of more types than there are.
+func (c *connection) sync(typ string) *meshv1alpha1.ResourceSync {
+	typ = typeName(typ)
+	s := c.resources[typ]
+	if s == nil && len(c.resources) < maxTypes {
+		s = &meshv1alpha1.ResourceSync{Type: typ}
+		c.resources[typ] = s
+	}
+	return s
+}
+
+func (c *connection) accepted(typ string) bool {
+	s := c.resources[typ]
+	return s != nil && s.Acknowledged > 0
+}
+
+// typeName is the last part of a type URL, or of what is none.
+func typeName(typ string) string {
+	return limited(typ[strings.LastIndexAny(typ, "./")+1:])
+}
+
+func limited(text string) string {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "")
+	}
+	return text
+}
+
+// subscription is a connection as it is written.
+func (c *connection) subscription(instance string) meshv1alpha1.Subscription {
+	s := meshv1alpha1.Subscription{ID: c.id, Instance: instance, ConnectTime: metav1.NewMicroTime(c.began)}
+	if !c.ended.IsZero() {
+		at := metav1.NewMicroTime(c.ended)
+		s.DisconnectTime = &at
+	}
+	for _, of := range c.resources {
+		s.Resources = append(s.Resources, *of)
+	}
+	slices.SortFunc(s.Resources, func(a, b meshv1alpha1.ResourceSync) int { return strings.Compare(a.Type, b.Type) })
+	return s
+}
+
+// rejections as they are written, in order.
+func (c *connection) rejections() []meshv1alpha1.RejectedResource {
+	var out []meshv1alpha1.RejectedResource
+	for at, why := range c.rejected {
+		out = append(out, meshv1alpha1.RejectedResource{Type: at.typ, Name: at.name, Policy: why.Policy, Error: why.Error})
+	}
+	slices.SortFunc(out, compareRejected)
+	return out
+}
+
+func compareRejected(a, b meshv1alpha1.RejectedResource) int {
+	if c := strings.Compare(a.Type, b.Type); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Name, b.Name)
+}

@@ -1,0 +1,318 @@
+package insight
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+const (
+	// settle is how long a change waits for those that come with it: a response is rejected and
+	// accepted in parts within milliseconds.
+	settle = 500 * time.Millisecond
+	// window between two writes of one proxy.
+	window = 10 * time.Second
+	// workers write for so many proxies at a time.
+	workers = 4
+	// retry of a write that failed.
+	retry = 5 * time.Second
+	// conflicts of one write with others.
+	attempts = 5
+)
+
+// Config of a Recorder. Client and Instance are required.
+type Config struct {
+	// Client writes as the control plane. Inside a cluster Dataplanes do not exist: conditions are
+	// of those that do.
+	Client resource.Client
+	// Instance is the name of this instance.
+	Instance string
+	Clock    clock.WithTicker // nil: the real one
+	Logger   *slog.Logger     // nil: silence
+	// Registerer of metrics; nil: none. Registering twice panics.
+	Registerer prometheus.Registerer
+}
+
+// Recorder is safe for concurrent use. Only Run blocks.
+type Recorder struct {
+	config Config
+	clock  clock.WithTicker
+	log    *slog.Logger
+	queue  workqueue.TypedDelayingInterface[resource.Key]
+
+	mu      sync.Mutex
+	proxies map[resource.Key]*proxy
+	// written is when a proxy's insight was written last.
+	written map[resource.Key]time.Time
+
+	writes, failures atomic.Uint64
+}
+
+// New makes a recorder. Run writes what it observes.
+func New(c Config) *Recorder {
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	r := &Recorder{
+		config: c, clock: c.Clock, log: c.Logger, proxies: map[resource.Key]*proxy{}, written: map[resource.Key]time.Time{},
+		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[resource.Key]{Clock: c.Clock}),
+	}
+	if c.Registerer != nil {
+		c.Registerer.MustRegister(r)
+	}
+	return r
+}
+
+// observe a proxy; what returns true is written after a time.
+func (r *Recorder) observe(key resource.Key, wait time.Duration, note func(*proxy) (write bool)) {
+	r.mu.Lock()
+	p := r.proxies[key]
+	if p == nil {
+		p = &proxy{}
+		r.proxies[key] = p
+	}
+	write := note(p)
+	r.mu.Unlock()
+	if write {
+		r.queue.AddAfter(key, wait)
+	}
+}
+
+// on the connection of that ID, if it is the newest of its proxy.
+func (r *Recorder) on(key resource.Key, id string, wait time.Duration, note func(*connection) (write bool)) {
+	r.mu.Lock()
+	write := false
+	if p := r.proxies[key]; p != nil && p.connection != nil && p.connection.id == id {
+		write = note(p.connection)
+	}
+	r.mu.Unlock()
+	if write {
+		r.queue.AddAfter(key, wait)
+	}
+}
+
+// Run writes insights until ctx ends, and returns nil then. What is not written by then, as the
+// end of the connections that end with this process, the instance that leads corrects. It must be
+// called once.
+func (r *Recorder) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for range workers {
+		running.Go(func() { r.work(ctx) })
+	}
+	<-ctx.Done()
+	r.queue.ShutDown()
+	running.Wait()
+	return nil
+}
+
+func (r *Recorder) work(ctx context.Context) {
+	for {
+		key, shutdown := r.queue.Get()
+		if shutdown {
+			return
+		}
+		r.handle(ctx, key)
+		r.queue.Done(key)
+	}
+}
+
+// handle a proxy, unless it was written within the window.
+func (r *Recorder) handle(ctx context.Context, key resource.Key) {
+	if ctx.Err() != nil {
+		return
+	}
+	now := r.clock.Now()
+	r.mu.Lock()
+	last, known := r.written[key]
+	r.mu.Unlock()
+	if wait := window - now.Sub(last); known && wait > 0 {
+		r.queue.AddAfter(key, wait)
+		return
+	}
+	err := r.write(ctx, key)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		r.failures.Add(1)
+		r.log.Warn("insight of a proxy not written, it is tried again", "dataplane", key, "error", err)
+		r.queue.AddAfter(key, retry)
+	case err == nil:
+		r.writes.Add(1)
+	}
+}
+
+// write what is known of a proxy now.
+func (r *Recorder) write(ctx context.Context, key resource.Key) error {
+	now := r.clock.Now()
+	r.mu.Lock()
+	r.written[key] = now
+	p := r.proxies[key]
+	var s state
+	if p != nil {
+		s = p.state(r.config.Instance, now)
+	}
+	r.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	var dataplane *meshv1alpha1.Dataplane
+	switch obj, err := r.config.Client.Get(ctx, kind.Dataplane, key); {
+	case err == nil:
+		dataplane = obj.(*meshv1alpha1.Dataplane)
+	case !apierrors.IsNotFound(err):
+		return err
+	}
+	status, err := r.change(ctx, key, dataplane, s.apply)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	p.issued -= s.issued
+	r.mu.Unlock()
+	if dataplane != nil {
+		if err := r.condition(ctx, key, Conditions(status, now)); err != nil {
+			return err
+		}
+	}
+	r.wrote(key, p, s)
+	return nil
+}
+
+// wrote notes what need not be written again, and forgets a proxy that is not connected.
+func (r *Recorder) wrote(key resource.Key, p *proxy, s state) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.certificate != nil {
+		// The condition says when it has expired.
+		if left := s.certificate.Expiry.Sub(r.clock.Now()); left > 0 {
+			r.queue.AddAfter(key, left+time.Second)
+		}
+	}
+	if s.proving {
+		// What an earlier connection rejected is dropped then, unless this one does, too.
+		r.queue.AddAfter(key, window)
+	}
+	c := p.connection
+	if p.issued == 0 && (c == nil || !c.ended.IsZero() && s.ended) && r.proxies[key] == p {
+		delete(r.proxies, key)
+		// A proxy that comes back soon is still within its window; written is cleaned up with others.
+		for k, at := range r.written {
+			if r.proxies[k] == nil && r.clock.Since(at) > window {
+				delete(r.written, k)
+			}
+		}
+	}
+}
+
+// change an insight, or create it. It returns its status.
+func (r *Recorder) change(
+	ctx context.Context, key resource.Key, of *meshv1alpha1.Dataplane, change func(*meshv1alpha1.ClientInsightStatus),
+) (status *meshv1alpha1.ClientInsightStatus, err error) {
+	for range attempts {
+		if status, err = r.changeOnce(ctx, key, of, change); err == nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write insight of %s: %w", key, err)
+	}
+	return status, nil
+}
+
+func (r *Recorder) changeOnce(
+	ctx context.Context, key resource.Key, of *meshv1alpha1.Dataplane, change func(*meshv1alpha1.ClientInsightStatus),
+) (*meshv1alpha1.ClientInsightStatus, error) {
+	obj, err := r.config.Client.Get(ctx, kind.DataplaneInsight, key)
+	if apierrors.IsNotFound(err) {
+		insight := &meshv1alpha1.DataplaneInsight{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+		own(insight, of)
+		change(&insight.Status)
+		_, err = r.config.Client.Create(ctx, kind.DataplaneInsight, insight)
+		return &insight.Status, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	insight := obj.DeepCopyObject().(*meshv1alpha1.DataplaneInsight)
+	own(insight, of)
+	change(&insight.Status)
+	if equality.Semantic.DeepEqual(insight, obj) {
+		return &insight.Status, nil
+	}
+	_, err = r.config.Client.Update(ctx, kind.DataplaneInsight, insight)
+	return &insight.Status, err
+}
+
+// own makes the Dataplane the owner of its insight, which goes with it.
+func own(insight *meshv1alpha1.DataplaneInsight, of *meshv1alpha1.Dataplane) {
+	if of == nil {
+		return
+	}
+	insight.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: kind.Dataplane.GVK.GroupVersion().String(), Kind: kind.Dataplane.GVK.Kind, Name: of.Name, UID: of.UID,
+	}}
+}
+
+// condition sets conditions of a Dataplane, in whose status others write, too.
+func (r *Recorder) condition(ctx context.Context, key resource.Key, want []metav1.Condition) (err error) {
+	for range attempts {
+		if err = r.conditionOnce(ctx, key, want); !apierrors.IsConflict(err) {
+			break
+		}
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write conditions of dataplane %s: %w", key, err)
+	}
+	return nil
+}
+
+func (r *Recorder) conditionOnce(ctx context.Context, key resource.Key, want []metav1.Condition) error {
+	obj, err := r.config.Client.Get(ctx, kind.Dataplane, key)
+	if err != nil {
+		return err
+	}
+	d := obj.DeepCopyObject().(*meshv1alpha1.Dataplane)
+	changed := false
+	for _, c := range want {
+		if c.Type == meshv1alpha1.DataplaneProxyReady && c.Status == metav1.ConditionFalse && meta.IsStatusConditionTrue(d.Status.Conditions, c.Type) {
+			continue // it goes on with what it accepted before
+		}
+		c.ObservedGeneration = d.Generation
+		c.LastTransitionTime = metav1.NewTime(r.clock.Now()) // kept where the status is the same
+		changed = meta.SetStatusCondition(&d.Status.Conditions, c) || changed
+	}
+	if !changed {
+		return nil
+	}
+	_, err = r.config.Client.UpdateStatus(ctx, kind.Dataplane, d)
+	return err
+}
+
+// Live is the newest connection of a proxy to this instance, with the counts as they are now; ok
+// is false if it has none.
+func (r *Recorder) Live(key resource.Key) (s meshv1alpha1.Subscription, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.proxies[key]
+	if p == nil || p.connection == nil || !p.connection.ended.IsZero() {
+		return s, false
+	}
+	return p.connection.subscription(r.config.Instance), true
+}
