@@ -18,10 +18,13 @@ export GOFLAGS := -trimpath
 
 .PHONY: build help demo check test etcd interop-mcs interop-skew interop-kube soak lint gen bench cross image packages release release-check clean
 
-build: $(BIN)/proxima ## build bin/proxima
+build: $(BIN)/proxima $(BIN)/proxima-sidecar ## build bin/proxima and bin/proxima-sidecar
 
 $(BIN)/proxima: $(GOSOURCES)
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima
+
+$(BIN)/proxima-sidecar: $(GOSOURCES)
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/proxima-sidecar
 
 $(BIN)/kubectl: test/kubectl/main.go test/kubectl/go.mod test/kubectl/go.sum
 	cd test/kubectl && CGO_ENABLED=0 $(GO) build -o $@ .

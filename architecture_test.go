@@ -202,6 +202,7 @@ var layers = map[string]layer{
 	"internal/proxy/userspace":          adapter,
 	"internal/sidecar/relay":            adapter,
 	"internal/sidecar/secret":           adapter,
+	"internal/sidecar/supervise":        adapter,
 	"internal/store/etcd":               adapter,
 	"internal/store/memory":             adapter,
 	"internal/store/secret":             adapter,
@@ -223,6 +224,7 @@ var layers = map[string]layer{
 	"internal/demo":        app,
 	"internal/lab":         app,
 	"internal/proxy/modes": app,
+	"internal/sidecar":     app,
 
 	// what is installed
 	"internal/kubernetes/manifests": core,

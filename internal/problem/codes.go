@@ -11,6 +11,7 @@ const (
 	LabExists        Code = "lab-exists"
 	LabUnavailable   Code = "lab-unavailable"
 	ReleaseInvalid   Code = "release-invalid"
+	EnvoyUnusable    Code = "envoy-unusable"
 )
 
 // Codes of the way to an API server, and of its answers.

@@ -31,10 +31,15 @@ var build struct {
 // Binary returns the path of bin/proxima, as "make build" made it, or builds it.
 func Binary(t testing.TB) string { return binary(t, "proxima", "PROXIMA_BIN", ".", "./cmd/proxima") }
 
+// Sidecar returns the path of bin/proxima-sidecar, built if need be.
+func Sidecar(t testing.TB) string {
+	return binary(t, "proxima-sidecar", "PROXIMA_SIDECAR_BIN", ".", "-ldflags=-s -w", "./cmd/proxima-sidecar")
+}
+
 // Kubectl returns the path of bin/kubectl, the real one, built if need be.
 func Kubectl(t testing.TB) string { return binary(t, "kubectl", "KUBECTL", "test/kubectl", ".") }
 
-func binary(t testing.TB, name, env, dir, pkg string) string {
+func binary(t testing.TB, name, env, dir string, args ...string) string {
 	t.Helper()
 	if path := os.Getenv(env); path != "" {
 		return path
@@ -49,7 +54,7 @@ func binary(t testing.TB, name, env, dir, pkg string) string {
 		return path
 	}
 	// go build is quick where nothing changed.
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, pkg)
+	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-o", path}, args...)...)
 	cmd.Dir = filepath.Join(Root(t), dir)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()

@@ -41,6 +41,8 @@ type Config struct {
 	// TLS is the configuration for a server's host, asked for before each connection. An error
 	// means that there are no credentials now.
 	TLS func(host string) (*tls.Config, error)
+	// Start is closed when there are credentials; nil: there are.
+	Start <-chan struct{}
 	// File keeps what Envoy has accepted; "": nothing is kept.
 	File string
 	// Expiry of names that no Envoy asks for; 0: DefaultExpiry.

@@ -58,10 +58,15 @@ func (l *link) get() (*grpc.ClientConn, <-chan struct{}) {
 
 // follow the control plane until ctx ends.
 func (r *Relay) follow(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-r.announced:
+	for _, ready := range []<-chan struct{}{r.announced, r.config.Start} {
+		if ready == nil {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ready:
+		}
 	}
 	pause := backoff.Backoff{Policy: retry}
 	for failures, next := 0, 0; ctx.Err() == nil; next++ {

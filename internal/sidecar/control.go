@@ -1,0 +1,101 @@
+package sidecar
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
+	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
+)
+
+// Status is what the control socket answers at /status.
+type Status struct {
+	Node     string           `json:"node"`
+	Ready    string           `json:"ready"` // "true", or why not
+	Draining bool             `json:"draining"`
+	Envoy    supervise.Status `json:"envoy"`
+	Relay    relay.Status     `json:"relay"`
+	Identity *IdentityStatus  `json:"identity,omitempty"`
+	// Problem that keeps the certificate from being renewed.
+	Problem string `json:"problem,omitempty"`
+}
+
+// IdentityStatus is a certificate without its key.
+type IdentityStatus struct {
+	ID       string    `json:"id"`
+	Serial   string    `json:"serial"`
+	Issuer   string    `json:"issuer"`
+	NotAfter time.Time `json:"notAfter"`
+}
+
+// control is the API of the control socket, for the owner of the workload: GET /status, and POST
+// /drain, which returns when inbound listeners drain.
+func (s *Supervisor) control() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(s.status(r)) // a client that has gone does not matter
+	})
+	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
+		s.drain(r.Context())
+		w.WriteHeader(http.StatusNoContent)
+	})
+	return mux
+}
+
+func (s *Supervisor) status(r *http.Request) Status {
+	out := Status{Node: s.options.Node.ID, Ready: "true", Draining: s.draining.Load(), Envoy: s.envoy.Status(), Relay: s.relay.Status()}
+	if err := s.ready(r.Context()); err != nil {
+		out.Ready = err.Error()
+	}
+	if i := s.keeper.Current(); i != nil {
+		out.Identity = &IdentityStatus{ID: i.ID(), Serial: i.Serial(), Issuer: i.Issuer(), NotAfter: i.NotAfter()}
+	}
+	if err := s.keeper.Problem(); err != nil {
+		out.Problem = err.Error()
+	}
+	return out
+}
+
+// metrics of the proxy, the applications and this process.
+func (s *Supervisor) metrics() http.Handler {
+	return &supervise.Metrics{Admin: s.admin, Apps: s.options.Apps, Own: s.own}
+}
+
+// own metrics in the text format of Prometheus.
+func (s *Supervisor) own() string {
+	var out strings.Builder
+	metric := func(name, kind, help string) {
+		fmt.Fprintf(&out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
+	}
+	relayed, envoy := s.relay.Status(), s.envoy.Status()
+	connected := 0
+	if relayed.Upstream.Connected {
+		connected = 1
+	}
+	metric("proxima_sidecar_upstream_connected", "gauge", "Whether there is a stream of the control plane.")
+	fmt.Fprintf(&out, "proxima_sidecar_upstream_connected %d\n", connected)
+	metric("proxima_sidecar_responses_total", "counter", "Responses of the control plane, by what Envoy said of them.")
+	fmt.Fprintf(&out, "proxima_sidecar_responses_total{result=\"accepted\"} %d\n", relayed.Acknowledged)
+	fmt.Fprintf(&out, "proxima_sidecar_responses_total{result=\"refused\"} %d\n", relayed.Rejected)
+	metric("proxima_sidecar_forgotten_resources_total", "counter", "Resources of the disk that Envoy refused.")
+	fmt.Fprintf(&out, "proxima_sidecar_forgotten_resources_total %d\n", relayed.Forgotten)
+	metric("proxima_sidecar_resources", "gauge", "Resources that Envoy has accepted, by type.")
+	for _, url := range slices.Sorted(maps.Keys(relayed.Resources)) {
+		kind := path.Ext(path.Base(url))
+		fmt.Fprintf(&out, "proxima_sidecar_resources{type=%q} %d\n", strings.TrimPrefix(kind, "."), relayed.Resources[url])
+	}
+	metric("proxima_sidecar_envoy_restarts_total", "counter", "Starts of Envoy after it had ended by itself.")
+	fmt.Fprintf(&out, "proxima_sidecar_envoy_restarts_total %d\n", envoy.Restarts)
+	if i := s.keeper.Current(); i != nil {
+		metric("proxima_sidecar_certificate_expiry_timestamp_seconds", "gauge", "When the workload's certificate runs out, in Unix time.")
+		fmt.Fprintf(&out, "proxima_sidecar_certificate_expiry_timestamp_seconds %d\n", i.NotAfter().Unix())
+	}
+	return out.String()
+}

@@ -1,0 +1,183 @@
+package sidecar
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
+)
+
+// Options of a supervisor.
+type Options struct {
+	Node bootstrap.Node
+	// Servers of xDS (HOST:PORT), and the file (PEM) of the authorities of their certificates.
+	Servers     []string
+	Authorities string
+	// SpiffeSocket is the Workload API of the machine's agent, a path.
+	SpiffeSocket string
+	// Dir keeps what Envoy starts from without a control plane, and the certificate.
+	Dir string
+	// Envoy is the binary, a path or a name in $PATH.
+	Envoy       string
+	Concurrency int
+	LogLevel    string
+	// User that Envoy runs as; nil: this process's.
+	User *syscall.Credential
+	// MetricsAddress and HealthAddress to listen on; "": not.
+	MetricsAddress, HealthAddress string
+	// ProbeAddress is the workload's, for Probes.
+	ProbeAddress string
+	Probes       []supervise.Probe
+	Apps         []supervise.App
+	// Drain is how long inbound connections have to end before Envoy does.
+	Drain time.Duration
+	// CertificateFiles keeps certificate and key for gRPC, too.
+	CertificateFiles bool
+	Verbose          bool
+
+	version bool
+}
+
+const usage = `proxima-sidecar supervises the proxy (Envoy) of one workload: it gets the workload's
+certificate from this machine's agent, the configuration from a control plane, and
+starts Envoy also while no control plane answers.
+
+stdout carries one line when Envoy serves: ready node=ID metrics=ADDRESS health=ADDRESS.
+SIGTERM drains and ends Envoy. SIGUSR2 ends the supervisor alone: the next one adopts
+the running Envoy. Each flag is also a variable: --dir is PROXIMA_SIDECAR_DIR.
+
+`
+
+// maxSocket is the longest path of a Unix socket (sun_path, unix(7)).
+const maxSocket = 107
+
+// longest name below Options.Dir.
+const longestSocket = "/envoy/admin.sock"
+
+// parse a command line. flag.ErrHelp: it asked for help, which was written.
+func parse(args []string, stderr io.Writer) (Options, error) {
+	var o Options
+	var probes, apps, servers string
+	var uid int
+	f := flag.NewFlagSet("proxima-sidecar", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.Usage = func() {
+		_, _ = io.WriteString(stderr, usage) // there is nobody to tell
+		f.PrintDefaults()
+	}
+	f.StringVar(&o.Node.ID, "node-id", "", "MESH/NAMESPACE/DATAPLANE of the workload (needed)")
+	f.StringVar(&o.Node.Cluster, "cluster", "", "NAMESPACE/SERVICEACCOUNT of the workload")
+	f.StringVar(&o.Node.Region, "region", "", "region of the workload's node")
+	f.StringVar(&o.Node.Zone, "zone", "", "topology zone of the workload's node")
+	f.StringVar(&o.Node.Site, "site", "", "site of the control plane")
+	f.StringVar(&servers, "server", "", "addresses of the control plane's xDS, HOST:PORT, joined by commas (needed)")
+	f.StringVar(&o.Authorities, "server-ca-file", "", "file of the authorities of the control plane's certificate, PEM (needed)")
+	f.StringVar(&o.SpiffeSocket, "spiffe-socket", os.Getenv("SPIFFE_ENDPOINT_SOCKET"),
+		"socket of the SPIFFE Workload API of this machine's agent (default: $SPIFFE_ENDPOINT_SOCKET)")
+	f.StringVar(&o.Dir, "dir", "", "folder for configuration, certificate and sockets (needed)")
+	f.StringVar(&o.Envoy, "envoy", "envoy", "Envoy, 1.37 or newer")
+	f.IntVar(&uid, "envoy-uid", -1, "user ID that Envoy runs as; -1: that of the supervisor")
+	f.IntVar(&o.Concurrency, "concurrency", 2, "worker threads of Envoy")
+	f.StringVar(&o.LogLevel, "envoy-log-level", "warning", "log level of Envoy")
+	f.StringVar(&o.MetricsAddress, "metrics-address", ":15020", "address for the metrics of proxy and applications; empty: none")
+	f.StringVar(&o.HealthAddress, "health-address", ":15021", "address for /ready and probes; empty: none")
+	f.StringVar(&o.ProbeAddress, "probe-address", "127.0.0.1", "address of the workload for its probes")
+	f.StringVar(&probes, "probes", "", "probes that may be asked at the health address, as in http:8080/healthz,grpc:9000,tcp:5432")
+	f.StringVar(&apps, "applications", "", "metrics of applications, as in web=http://127.0.0.1:9100/metrics, joined by commas")
+	f.DurationVar(&o.Drain, "drain", supervise.DrainTime*time.Second, "time that inbound connections have to end before Envoy does")
+	f.BoolVar(&o.CertificateFiles, "certificate-files", false, "keep certificate, key and roots as files, for gRPC without a proxy")
+	f.BoolVar(&o.Verbose, "verbose", false, "log more")
+	f.BoolVar(&o.version, "version", false, "print the version")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if err := fromEnvironment(f); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("%q: no arguments are expected", f.Arg(0))
+	}
+	if o.version {
+		return o, nil
+	}
+	o.Servers = list(servers)
+	if uid >= 0 {
+		o.User = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid), NoSetGroups: false}
+	}
+	o.SpiffeSocket = strings.TrimPrefix(o.SpiffeSocket, "unix://")
+	for _, text := range list(probes) {
+		p, err := supervise.ParseProbe(text)
+		if err != nil {
+			return o, err
+		}
+		o.Probes = append(o.Probes, p)
+	}
+	for _, text := range list(apps) {
+		name, url, ok := strings.Cut(text, "=")
+		if !ok || name == "" || !strings.HasPrefix(url, "http") {
+			return o, fmt.Errorf("--applications %q: want NAME=URL", text)
+		}
+		o.Apps = append(o.Apps, supervise.App{Name: name, URL: url})
+	}
+	return o, o.check()
+}
+
+func list(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// fromEnvironment sets the flags that were not given.
+func fromEnvironment(f *flag.FlagSet) error {
+	given := map[string]bool{}
+	f.Visit(func(fl *flag.Flag) { given[fl.Name] = true })
+	var errs []error
+	f.VisitAll(func(fl *flag.Flag) {
+		name := "PROXIMA_SIDECAR_" + strings.ToUpper(strings.ReplaceAll(fl.Name, "-", "_"))
+		if value, ok := os.LookupEnv(name); ok && !given[fl.Name] {
+			if err := fl.Value.Set(value); err != nil {
+				errs = append(errs, fmt.Errorf("%s=%q: %w", name, value, err))
+			}
+		}
+	})
+	return errors.Join(errs...)
+}
+
+func (o *Options) check() error {
+	for _, needed := range []struct{ flag, value string }{
+		{"node-id", o.Node.ID}, {"dir", o.Dir}, {"server-ca-file", o.Authorities},
+	} {
+		if needed.value == "" {
+			return fmt.Errorf("--%s is needed", needed.flag)
+		}
+	}
+	if o.SpiffeSocket == "" {
+		return errors.New("--spiffe-socket is needed: the workload's certificate comes from this machine's agent")
+	}
+	if len(o.Servers) == 0 {
+		return errors.New("--server is needed")
+	}
+	for _, s := range o.Servers {
+		host, port, err := net.SplitHostPort(s)
+		if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || host == "" {
+			return fmt.Errorf("--server %q: want HOST:PORT", s)
+		}
+	}
+	var err error
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return err
+	}
+	if n := len(o.Dir + longestSocket); n > maxSocket {
+		return fmt.Errorf("--dir %s: paths of sockets in it have %d characters, and %d are possible; use a shorter one", o.Dir, n, maxSocket)
+	}
+	return nil
+}

@@ -1,0 +1,348 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/scavenge"
+	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
+	"github.com/proxima-mesh/proxima/internal/sidecar/secret"
+	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+const (
+	// gcPercent: the heap is small, and the memory of all workloads of a machine adds up.
+	gcPercent = 25
+	// minReclaim (bytes) is the least that is worth a collection.
+	minReclaim = 2 << 20
+	// waitNotice is how often it is said what Envoy waits for.
+	waitNotice = 10 * time.Second
+	// dirMode of the folder: Envoy's user goes through it to its socket.
+	dirMode = 0o711
+	// readyCheck is how often it is asked whether Envoy serves, until it does.
+	readyCheck = 20 * time.Millisecond
+)
+
+// Main runs the program and returns its exit code: 1 failed, 2 usage.
+func Main(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == supervise.LaunchArgument {
+		return supervise.Launch(args[1:])
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	o, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		report(stderr, err)
+		return 2
+	}
+	if o.version {
+		_, _ = fmt.Fprintln(stdout, "proxima-sidecar", version.Get().Version) // there is nobody to tell
+		return 0
+	}
+	level := slog.LevelInfo
+	if o.Verbose {
+		level = slog.LevelDebug
+	}
+	s := &Supervisor{options: o, logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), stdout: stdout}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s.follow(cancel)
+	if err := s.Run(ctx); err != nil {
+		report(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func report(w io.Writer, err error) {
+	p, _ := problem.Of(err)
+	_, _ = fmt.Fprintln(w, "Error:", err) // there is nobody to tell
+	if p.Hint != "" {
+		_, _ = fmt.Fprintln(w, "Hint:", p.Hint)
+	}
+}
+
+// Supervisor of one workload's proxy.
+type Supervisor struct {
+	options Options
+	logger  *slog.Logger
+	stdout  io.Writer
+
+	keeper *secret.Keeper
+	relay  *relay.Relay
+	envoy  *supervise.Envoy
+	admin  *supervise.Admin
+
+	draining atomic.Bool
+	leave    atomic.Bool
+	served   atomic.Bool // Envoy has served at least once
+}
+
+// follow signals: the first of SIGTERM and SIGINT drains and ends Envoy, a second one ends it at
+// once; SIGUSR2 leaves it to the next supervisor.
+func (s *Supervisor) follow(end context.CancelFunc) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR2)
+	go func() {
+		for sig := range signals {
+			if sig == syscall.SIGUSR2 {
+				s.leave.Store(true)
+				end()
+				return
+			}
+			if s.draining.Swap(true) || !s.served.Load() {
+				end()
+				return
+			}
+			s.drain(context.Background())
+			time.AfterFunc(s.options.Drain, end)
+		}
+	}()
+}
+
+// drain has clients of inbound connections go elsewhere.
+func (s *Supervisor) drain(ctx context.Context) {
+	s.draining.Store(true)
+	if err := s.admin.Drain(ctx); err != nil {
+		s.logger.Warn("inbound connections are cut when Envoy ends", "error", err)
+	}
+}
+
+// Run until ctx ends. An error means that something could not be started.
+func (s *Supervisor) Run(ctx context.Context) error {
+	if err := os.MkdirAll(s.options.Dir, dirMode); err != nil {
+		return err
+	}
+	path, of, err := supervise.CheckOnce(ctx, s.options.Envoy, filepath.Join(s.options.Dir, "envoy-version"))
+	if err != nil {
+		return err
+	}
+	if err := s.prepare(path); err != nil {
+		return err
+	}
+	listeners, err := s.listen()
+	if err != nil {
+		return err
+	}
+	s.logger.Info("supervising", "node", s.options.Node.ID, "envoy", path, "version", of.String())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// The relay outlives Envoy, so that what it says last is heard.
+	relayCtx, endRelay := context.WithCancel(context.WithoutCancel(ctx))
+	defer endRelay()
+	failed := make(chan error, 8)
+	var tasks sync.WaitGroup
+	start := func(ctx context.Context, task func(context.Context) error) {
+		tasks.Go(func() {
+			if err := task(ctx); err != nil {
+				failed <- err
+				cancel()
+			}
+		})
+	}
+	start(relayCtx, func(ctx context.Context) error { return s.relay.Run(ctx, listeners.xds) })
+	start(ctx, func(ctx context.Context) error { s.keeper.Run(ctx); return nil })
+	start(ctx, func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) })
+	start(ctx, func(ctx context.Context) error { s.await(ctx); return nil })
+	for _, l := range listeners.http {
+		start(relayCtx, func(ctx context.Context) error { return serve(ctx, l.listener, l.handler) })
+	}
+	if err := s.envoy.Run(ctx, s.leave.Load); err != nil {
+		failed <- err
+	}
+	cancel()
+	endRelay()
+	tasks.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+// prepare the folders and the parts. Envoy's own folder is writable for its user.
+func (s *Supervisor) prepare(path string) error {
+	o := s.options
+	envoyDir := filepath.Join(o.Dir, "envoy")
+	if err := os.MkdirAll(envoyDir, 0o700); err != nil {
+		return err
+	}
+	if o.User != nil {
+		if err := os.Chown(envoyDir, int(o.User.Uid), int(o.User.Gid)); err != nil {
+			return err
+		}
+	}
+	text, err := bootstrap.Envoy(bootstrap.Config{Node: o.Node, Socket: s.socket(), AdminSocket: filepath.Join(envoyDir, "admin.sock")})
+	if err != nil {
+		return err
+	}
+	s.admin = supervise.NewAdmin(filepath.Join(envoyDir, "admin.sock"))
+	s.envoy = supervise.New(supervise.Config{
+		Path: path, Dir: envoyDir, StateDir: o.Dir, Bootstrap: text, Concurrency: o.Concurrency, LogLevel: o.LogLevel, User: o.User,
+		Logger: s.logger,
+	})
+	var current *relay.Relay // the identity of the last run is there before the relay
+	s.keeper, err = secret.NewKeeper(secret.Config{
+		Dir: filepath.Join(o.Dir, "identity"), Source: secret.Agent{Socket: o.SpiffeSocket}, Authorities: o.Authorities,
+		Files: o.CertificateFiles, Logger: s.logger, OnChange: func(i *secret.Identity) {
+			if current != nil {
+				current.SetSecrets(i.Resources())
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	current = relay.New(relay.Config{
+		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
+	})
+	if i := s.keeper.Current(); i != nil {
+		current.SetSecrets(i.Resources())
+	}
+	s.relay = current
+	return nil
+}
+
+func (s *Supervisor) socket() string { return filepath.Join(s.options.Dir, "xds.sock") }
+
+// handled is a listener with what it serves.
+type handled struct {
+	listener net.Listener
+	handler  http.Handler
+}
+
+type listeners struct {
+	xds  net.Listener
+	http []handled
+}
+
+// listen on everything before anything runs.
+func (s *Supervisor) listen() (listeners, error) {
+	var out listeners
+	xds, err := listenUnix(s.socket(), s.options.User)
+	if err != nil {
+		return out, err
+	}
+	out.xds = xds
+	control, err := listenUnix(filepath.Join(s.options.Dir, "control.sock"), nil)
+	if err != nil {
+		return out, errors.Join(err, xds.Close())
+	}
+	out.http = append(out.http, handled{control, s.control()})
+	for _, l := range []struct {
+		address string
+		handler http.Handler
+	}{
+		{s.options.MetricsAddress, s.metrics()},
+		{s.options.HealthAddress, &supervise.Health{Address: s.options.ProbeAddress, Probes: s.options.Probes, Ready: s.ready}},
+	} {
+		if l.address == "" {
+			continue
+		}
+		listener, err := net.Listen("tcp", l.address)
+		if err != nil {
+			return out, &problem.Error{
+				Code: problem.ListenFailed, Op: "listen on", Object: l.address, Err: err,
+				Hint: "choose another address with --metrics-address and --health-address",
+			}
+		}
+		out.http = append(out.http, handled{listener, l.handler})
+	}
+	return out, nil
+}
+
+// listenUnix opens a socket for one user. One that is left from before is replaced.
+func listenUnix(path string, user *syscall.Credential) (net.Listener, error) {
+	if conn, err := net.Dial("unix", path); err == nil {
+		return nil, errors.Join(fmt.Errorf("another supervisor runs: it serves %s", path), conn.Close())
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	// Nobody else may connect in the moment before its mode is set.
+	mask := syscall.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	syscall.Umask(mask)
+	if err == nil && user != nil {
+		err = os.Chown(path, int(user.Uid), int(user.Gid))
+	}
+	return l, err
+}
+
+func serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // what fails there is over anyway
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// await Envoy, saying what it waits for.
+func (s *Supervisor) await(ctx context.Context) {
+	ticker := time.NewTicker(readyCheck)
+	defer ticker.Stop()
+	said := time.Now()
+	for !s.admin.Ready(ctx) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if time.Since(said) > waitNotice {
+			said = time.Now()
+			s.logger.Warn("the proxy does not serve yet", "waitsFor", s.missing())
+		}
+	}
+	s.served.Store(true)
+	o := s.options
+	_, err := fmt.Fprintf(s.stdout, "ready node=%s metrics=%s health=%s\n", o.Node.ID, o.MetricsAddress, o.HealthAddress)
+	if err != nil {
+		s.logger.Debug("nobody reads stdout", "error", err)
+	}
+}
+
+// missing is what Envoy waits for.
+func (s *Supervisor) missing() string {
+	if s.keeper.Current() == nil {
+		return fmt.Sprint("the workload's certificate: ", s.keeper.Problem())
+	}
+	if up := s.relay.Status().Upstream; !s.relay.Holds() {
+		return "a configuration of the control plane: " + up.Error
+	}
+	return "Envoy"
+}
+
+// ready is why the proxy is not to be used; nil: it is.
+func (s *Supervisor) ready(ctx context.Context) error {
+	switch {
+	case s.draining.Load():
+		return errors.New("the proxy is draining")
+	case !s.admin.Ready(ctx):
+		return errors.New("the proxy does not serve yet: it waits for " + s.missing())
+	}
+	return nil
+}
