@@ -200,6 +200,7 @@ var layers = map[string]layer{
 	"internal/proxy/nftables":           adapter,
 	"internal/proxy/proxytest":          adapter,
 	"internal/proxy/userspace":          adapter,
+	"internal/sidecar/redirect":         adapter,
 	"internal/sidecar/relay":            adapter,
 	"internal/sidecar/secret":           adapter,
 	"internal/sidecar/supervise":        adapter,
@@ -268,6 +269,7 @@ var siblings = map[string][]string{
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
+	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,7 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
 )
 
@@ -39,6 +42,9 @@ type Options struct {
 	ProbeAddress string
 	Probes       []supervise.Probe
 	Apps         []supervise.App
+	// Redirect leads the workload's connections to the proxy, by Rules.
+	Redirect bool
+	Rules    redirect.Rules
 	// Drain is how long inbound connections have to end before Envoy does.
 	Drain time.Duration
 	// CertificateFiles keeps certificate and key for gRPC, too.
@@ -69,6 +75,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	var o Options
 	var probes, apps, servers string
 	var uid int
+	var by redirection
 	f := flag.NewFlagSet("proxima-sidecar", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.Usage = func() {
@@ -94,6 +101,12 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.StringVar(&o.ProbeAddress, "probe-address", "127.0.0.1", "address of the workload for its probes")
 	f.StringVar(&probes, "probes", "", "probes that may be asked at the health address, as in http:8080/healthz,grpc:9000,tcp:5432")
 	f.StringVar(&apps, "applications", "", "metrics of applications, as in web=http://127.0.0.1:9100/metrics, joined by commas")
+	f.StringVar(&by.how, "redirect", "none", "which connections are led to the proxy: netns (all of the network namespace), cgroup, or none; needs CAP_NET_ADMIN")
+	f.StringVar(&by.cgroup, "redirect-cgroup", "", "cgroup of the workload, a path as in /proc/PID/cgroup")
+	f.StringVar(&by.addresses, "workload-addresses", "", "addresses of the workload, where the machine has others")
+	f.StringVar(&by.inbound, "inbound-ports", "", "ports that the workload has declared, as in 8080,9090")
+	f.StringVar(&by.excludeOutbound, "exclude-outbound", "", "addresses, prefixes and ports that are connected to directly, as in 10.0.0.0/8,25")
+	f.StringVar(&by.excludeInbound, "exclude-inbound", "", "ports, and addresses of clients, whose connections do not pass the proxy")
 	f.DurationVar(&o.Drain, "drain", supervise.DrainTime*time.Second, "time that inbound connections have to end before Envoy does")
 	f.BoolVar(&o.CertificateFiles, "certificate-files", false, "keep certificate, key and roots as files, for gRPC without a proxy")
 	f.BoolVar(&o.Verbose, "verbose", false, "log more")
@@ -111,6 +124,12 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 		return o, nil
 	}
 	o.Servers = list(servers)
+	if err := by.apply(&o); err != nil {
+		return o, err
+	}
+	if by.how == "netns" && uid < 0 {
+		uid = redirect.ProxyUser
+	}
 	if uid >= 0 {
 		o.User = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid), NoSetGroups: false}
 	}
@@ -130,6 +149,51 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 		o.Apps = append(o.Apps, supervise.App{Name: name, URL: url})
 	}
 	return o, o.check()
+}
+
+// redirection is what the flags of that name say.
+type redirection struct {
+	how, cgroup, addresses, inbound, excludeOutbound, excludeInbound string
+}
+
+func (r redirection) apply(o *Options) error {
+	o.Rules.Owner = o.Node.ID
+	switch r.how {
+	case "none":
+		return nil
+	case "netns":
+	case "cgroup":
+		h, err := cgroup.Find()
+		if err != nil {
+			return fmt.Errorf("--redirect cgroup: %w", err)
+		}
+		id, err := h.Lookup(r.cgroup)
+		if err != nil {
+			return fmt.Errorf("--redirect-cgroup %q: %w", r.cgroup, err)
+		}
+		o.Rules.Cgroup, o.Rules.CgroupLevel = id.Number, id.Level
+	default:
+		return fmt.Errorf("--redirect %q: want netns, cgroup or none", r.how)
+	}
+	o.Redirect = true
+	var err error
+	for _, text := range list(r.addresses) {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return fmt.Errorf("--workload-addresses: %w", err)
+		}
+		o.Rules.Addresses = append(o.Rules.Addresses, addr.Unmap())
+	}
+	if o.Rules.Inbound, err = redirect.ParsePorts(r.inbound); err != nil {
+		return fmt.Errorf("--inbound-ports %w", err)
+	}
+	if o.Rules.ExcludeOutbound, err = redirect.ParseExclusion(r.excludeOutbound); err != nil {
+		return fmt.Errorf("--exclude-outbound %w", err)
+	}
+	if o.Rules.ExcludeInbound, err = redirect.ParseExclusion(r.excludeInbound); err != nil {
+		return fmt.Errorf("--exclude-inbound %w", err)
+	}
+	return nil
 }
 
 func list(text string) []string {

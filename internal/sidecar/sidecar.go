@@ -21,6 +21,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/sidecar/bootstrap"
+	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
 	"github.com/proxima-mesh/proxima/internal/sidecar/secret"
 	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
@@ -138,6 +139,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if s.options.Redirect {
+		if err := redirect.Check(s.options.Rules); err != nil {
+			return redirectProblem(err)
+		}
+	}
 	if err := s.prepare(path); err != nil {
 		return err
 	}
@@ -164,12 +170,17 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	start(relayCtx, func(ctx context.Context) error { return s.relay.Run(ctx, listeners.xds) })
 	start(ctx, func(ctx context.Context) error { s.keeper.Run(ctx); return nil })
 	start(ctx, func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) })
-	start(ctx, func(ctx context.Context) error { s.await(ctx); return nil })
+	start(ctx, s.await)
 	for _, l := range listeners.http {
 		start(relayCtx, func(ctx context.Context) error { return serve(ctx, l.listener, l.handler) })
 	}
 	if err := s.envoy.Run(ctx, s.leave.Load); err != nil {
 		failed <- err
+	}
+	if s.options.Redirect && !s.leave.Load() {
+		if err := redirect.Remove(s.options.Node.ID); err != nil {
+			s.logger.Warn("connections are still led to the proxy, which has ended", "table", redirect.TableName, "error", err)
+		}
 	}
 	cancel()
 	endRelay()
@@ -215,9 +226,13 @@ func (s *Supervisor) prepare(path string) error {
 	if err != nil {
 		return err
 	}
-	current = relay.New(relay.Config{
+	config := relay.Config{
 		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
-	})
+	}
+	if o.Redirect {
+		config.Control = redirect.Control
+	}
+	current = relay.New(config)
 	if i := s.keeper.Current(); i != nil {
 		current.SetSecrets(i.Resources())
 	}
@@ -302,14 +317,14 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 }
 
 // await Envoy, saying what it waits for.
-func (s *Supervisor) await(ctx context.Context) {
+func (s *Supervisor) await(ctx context.Context) error {
 	ticker := time.NewTicker(readyCheck)
 	defer ticker.Stop()
 	said := time.Now()
 	for !s.admin.Ready(ctx) {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-ticker.C:
 		}
 		if time.Since(said) > waitNotice {
@@ -319,10 +334,29 @@ func (s *Supervisor) await(ctx context.Context) {
 	}
 	s.served.Store(true)
 	o := s.options
+	if o.Redirect {
+		if err := redirect.Install(o.Rules); err != nil {
+			return redirectProblem(err)
+		}
+	}
 	_, err := fmt.Fprintf(s.stdout, "ready node=%s metrics=%s health=%s\n", o.Node.ID, o.MetricsAddress, o.HealthAddress)
 	if err != nil {
 		s.logger.Debug("nobody reads stdout", "error", err)
 	}
+	return nil
+}
+
+// redirectProblem names the fix.
+func redirectProblem(err error) error {
+	p := &problem.Error{Op: "lead connections to", Object: "the proxy", Err: err, Hint: "use --redirect none, and connect to the proxy's own ports"}
+	switch {
+	case errors.Is(err, syscall.EPERM):
+		p.Code = problem.PrivilegeMissing
+		p.Hint = "run it as root, or with CAP_NET_ADMIN, or use --redirect none"
+	case errors.Is(err, redirect.ErrTaken):
+		p.Hint = "end the other workload, or delete what it left: nft delete table inet " + redirect.TableName
+	}
+	return p
 }
 
 // missing is what Envoy waits for.

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -28,9 +29,12 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/sidecar/adstest"
+	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
+	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
 	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/testkit/envoytest"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
 const (
@@ -45,9 +49,12 @@ type world struct {
 	envoy   string
 	cp      *adstest.Server
 	server  string // address of the control plane
+	config  *tls.Config
+	ca      *catest.CA
 	stop    func() // the control plane
 	address string // of a listener that leads to "web"
 	args    []string
+	run     func(*exec.Cmd) error // starts the supervisor
 }
 
 // agent serves one certificate.
@@ -66,8 +73,9 @@ func (a *agent) FetchX509SVID(_ *workload.X509SVIDRequest, s grpc.ServerStreamin
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: envoytest.Dir(t), envoy: envoytest.Binary(t), cp: adstest.New(t)}
+	w := &world{t: t, dir: envoytest.Dir(t), envoy: envoytest.Binary(t), cp: adstest.New(t), run: (*exec.Cmd).Start}
 	ca := catest.New(t, "ca", nil, nil)
+	w.ca = ca
 	leaf := func(edit func(*x509.Certificate)) *catest.CA {
 		return catest.New(t, "", ca, func(c *x509.Certificate) {
 			c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature
@@ -105,10 +113,11 @@ func newWorld(t *testing.T) *world {
 	w.cp.Set(wire.Endpoint, "web", "1", adstest.Endpoints(t, "web", adstest.Echo(t, "web")))
 	w.cp.Set(wire.Cluster, "web", "1", adstest.Cluster("web", "web"))
 	w.cp.Set(wire.Listener, "out|web", "1", adstest.Listener(t, "out|web", w.address, "web"))
-	w.server, w.stop = w.cp.Start("127.0.0.1:0", &tls.Config{
+	w.config = &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{server.Cert.Raw}, PrivateKey: server.Key}},
 		ClientCAs:    pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	})
+	}
+	w.server, w.stop = w.cp.Start("127.0.0.1:0", w.config)
 	w.args = []string{
 		"--node-id", nodeID, "--cluster", "shop/web", "--dir", filepath.Join(w.dir, "s"), "--server", w.server, "--server-ca-file", authorities,
 		"--spiffe-socket", filepath.Join(w.dir, "agent.sock"), "--concurrency", "1", "--drain", "100ms",
@@ -146,7 +155,7 @@ func (w *world) start() *supervisor {
 	s := &supervisor{w: w, done: make(chan error, 1)}
 	s.cmd = exec.Command(testkit.Sidecar(w.t), append([]string{"--envoy", w.envoy}, w.args...)...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if err := s.cmd.Start(); err != nil {
+	if err := w.run(s.cmd); err != nil {
 		w.t.Fatal(err)
 	}
 	go func() { s.done <- s.cmd.Wait() }()
@@ -381,6 +390,93 @@ func resident(t *testing.T, pid int) int {
 	return n
 }
 
+// TestRedirect: in a network namespace the workload's connections pass the proxy, which runs as
+// another user, while proxy and supervisor connect directly. The rules stay over a crash, and go with
+// the proxy.
+func TestRedirect(t *testing.T) {
+	t.Parallel()
+	pod, peer := netns.New(t, "pod"), netns.New(t, "peer")
+	netns.Connect(pod, peer, [2]string{"198.51.100.2/24", "198.51.100.1/24"})
+	w := newWorld(t)
+	for _, dir := range []string{w.dir, filepath.Join(w.dir, "bin")} {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	binary := filepath.Join(w.dir, "bin", "envoy") // for a user that may not read the cache
+	if out, err := exec.Command("cp", w.envoy, binary).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.envoy, w.run = binary, pod.Start
+	listen := func(ns *netns.NS, address string) net.Listener {
+		t.Helper()
+		l, err := ns.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	adstest.EchoOn(t, listen(peer, "198.51.100.1:8080"), "peer")
+	l, c := adstest.Passthrough(t, "out-virtual", "0.0.0.0:15001", "passthrough")
+	w.cp.Set(wire.Cluster, "passthrough", "1", c)
+	w.cp.Set(wire.Listener, "out-virtual", "1", l)
+	// The control plane is at the peer: the supervisor's own connections must not be led to Envoy.
+	w.cp.Serve(listen(peer, "198.51.100.1:15010"), w.peerConfig())
+	w.args = append(w.args, "--server", "198.51.100.1:15010", "--redirect", "netns")
+	s := w.start()
+	s.await("it serves", func(s Status) bool { return s.Ready == "true" })
+	ask := func() (answer string) {
+		t.Helper()
+		if err := pod.Do(func() error { answer = adstest.Ask("198.51.100.1:8080", 3*time.Second); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	passed := func() bool {
+		admin := supervise.NewAdmin(filepath.Join(w.arg("--dir"), "envoy", "admin.sock"))
+		_, text, err := admin.Do(t.Context(), http.MethodGet, "/stats?filter=^cluster.passthrough.upstream_cx_total")
+		return err == nil && !strings.HasSuffix(strings.TrimSpace(string(text)), ": 0") && strings.Contains(string(text), ": ")
+	}
+	testkit.Eventually(t, "connections pass the proxy", func() bool { return ask() == "peer" && passed() })
+	status := s.await("connected", func(s Status) bool { return s.Relay.Upstream.Connected })
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", status.Envoy.PID)); err != nil ||
+		!strings.Contains(string(text), fmt.Sprintf("Uid:\t%d", redirect.ProxyUser)) {
+		t.Errorf("Envoy's user: %v\n%s", err, text)
+	}
+	// Rules stay while everything is down: nothing passes the proxy by.
+	s.kill()
+	if err := syscall.Kill(status.Envoy.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "Envoy is gone", func() bool { return !alive(status.Envoy.PID) })
+	if got := ask(); got != "" {
+		t.Errorf("without a proxy %q answers", got)
+	}
+	s = w.start()
+	testkit.Eventually(t, "connections pass the proxy again", func() bool { return ask() == "peer" })
+	s.await("it serves", func(s Status) bool { return s.Ready == "true" })
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-s.done; err != nil {
+		t.Errorf("its end: %v", err)
+	}
+	if got := ask(); got != "peer" {
+		t.Errorf("after the end of the proxy %q answers", got)
+	}
+}
+
+// peerConfig is the control plane's, at the peer's address.
+func (w *world) peerConfig() *tls.Config {
+	w.t.Helper()
+	leaf := catest.New(w.t, "", w.ca, func(c *x509.Certificate) {
+		c.IsCA, c.KeyUsage, c.IPAddresses = false, x509.KeyUsageDigitalSignature, []net.IP{net.IPv4(198, 51, 100, 1)}
+	})
+	config := w.config.Clone()
+	config.Certificates = []tls.Certificate{{Certificate: [][]byte{leaf.Cert.Raw}, PrivateKey: leaf.Key}}
+	return config
+}
+
 // TestSmall: what makes the program large is not linked into it.
 func TestSmall(t *testing.T) {
 	info, err := os.Stat(testkit.Sidecar(t))
@@ -422,6 +518,7 @@ func TestUsage(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--node-id is needed": good[2:], "--server is needed": append(good[:4:4], good[6:]...), "HOST:PORT": append(good, "--server", "a"),
 		"--applications": append(good, "--applications", "x"), "probe": append(good, "--probes", "udp:1"),
+		"want netns": append(good, "--redirect", "x"), "--exclude-outbound": append(good, "--redirect", "netns", "--exclude-outbound", "x"),
 		"use a shorter one": append(good, "--dir", "/tmp/"+strings.Repeat("x", 100)), "no arguments": append(good, "x"),
 	} {
 		if _, err := parse(args, io.Discard); err == nil || !strings.Contains(err.Error(), want) {

@@ -12,6 +12,7 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	filterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	setstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/set_filter_state/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	"google.golang.org/protobuf/proto"
@@ -63,6 +64,21 @@ func Address(t testing.TB, hostPort string) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(port)},
 	}}}
+}
+
+// Passthrough is a listener for connections that are led to it, which go on to where they were
+// for: to the cluster of this name, which is there too.
+func Passthrough(t testing.TB, name, address, cluster string) (*listenerv3.Listener, *clusterv3.Cluster) {
+	t.Helper()
+	l := Listener(t, name, address, cluster)
+	l.ListenerFilters = []*listenerv3.ListenerFilter{{
+		Name:       "envoy.filters.listener.original_dst",
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: Pack(t, &originaldstv3.OriginalDst{})},
+	}}
+	return l, &clusterv3.Cluster{
+		Name: cluster, ConnectTimeout: durationpb.New(time.Second), LbPolicy: clusterv3.Cluster_CLUSTER_PROVIDED,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST},
+	}
 }
 
 // Endpoints of a service.
@@ -125,6 +141,12 @@ func Echo(t testing.TB, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	EchoOn(t, l, name)
+	return l.Addr().String()
+}
+
+// EchoOn is Echo on a listener.
+func EchoOn(t testing.TB, l net.Listener, name string) {
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -136,7 +158,6 @@ func Echo(t testing.TB, name string) string {
 			_ = conn.Close()
 		}
 	}()
-	return l.Addr().String()
 }
 
 // Ask connects to an address, and returns what Echo wrote; "" if the connection fails.

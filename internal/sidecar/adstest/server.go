@@ -98,6 +98,11 @@ func (s *Server) Start(address string, config *tls.Config) (listening string, st
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return l.Addr().String(), s.Serve(l, config)
+}
+
+// Serve is Start on a listener.
+func (s *Server) Serve(l net.Listener, config *tls.Config) (stop func()) {
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, s)
 	loadv3.RegisterLoadReportingServiceServer(server, s)
@@ -111,7 +116,7 @@ func (s *Server) Start(address string, config *tls.Config) (listening string, st
 		<-done
 	})
 	s.t.Cleanup(stop)
-	return l.Addr().String(), stop
+	return stop
 }
 
 // Set a resource, or delete it with a nil body, and push it. Version says what is in it.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,8 @@ type Config struct {
 	// TLS is the configuration for a server's host, asked for before each connection. An error
 	// means that there are no credentials now.
 	TLS func(host string) (*tls.Config, error)
+	// Control is for the sockets of connections to servers, as of net.Dialer; nil: nothing is set.
+	Control func(network, address string, conn syscall.RawConn) error
 	// Start is closed when there are credentials; nil: there are.
 	Start <-chan struct{}
 	// File keeps what Envoy has accepted; "": nothing is kept.

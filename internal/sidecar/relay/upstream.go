@@ -111,7 +111,7 @@ func (r *Relay) stream(ctx context.Context, server string) (worked bool, err err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, err := dial(server, config)
+	conn, err := r.dial(server, config)
 	if err != nil {
 		return false, err
 	}
@@ -143,8 +143,8 @@ func streamDesc(name string) *grpc.StreamDesc {
 }
 
 // dial does not block: the first stream connects.
-func dial(server string, config *tls.Config) (*grpc.ClientConn, error) {
-	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: keepAlive}
+func (r *Relay) dial(server string, config *tls.Config) (*grpc.ClientConn, error) {
+	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: keepAlive, Control: r.config.Control}
 	return grpc.NewClient("passthrough:///"+server,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {

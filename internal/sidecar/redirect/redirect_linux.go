@@ -1,0 +1,204 @@
+package redirect
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
+)
+
+const (
+	chainOut   = "output"
+	chainIn    = "prerouting"
+	ownerChain = "owner-"
+	// priority comes before that of kernel modes (-100): the proxy sees the virtual IP, not an
+	// endpoint that was chosen for it.
+	priority = -105
+)
+
+func table() nfnl.Table { return nfnl.Table{Family: unix.NFPROTO_INET, Name: TableName} }
+
+// Install puts rules into effect in the network namespace of the calling thread, in place of those
+// that are there, at once: no connection passes in between. Connections that exist stay as they
+// are. The error is ErrTaken, ErrUnsupported, or unix.EPERM without CAP_NET_ADMIN; nothing has
+// changed then.
+func Install(r Rules) error { return r.commit((*nfnl.Conn).Commit) }
+
+// Check returns the error that Install would, and changes nothing.
+func Check(r Rules) error { return r.commit((*nfnl.Conn).Check) }
+
+func (r Rules) commit(by func(*nfnl.Conn, *nfnl.Batch) error) error {
+	conn, err := nfnl.Open(0)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	owner, there, err := ownerOf(conn)
+	switch {
+	case err != nil:
+		return explain(err)
+	case there && owner != ownerName(r.Owner):
+		return ErrTaken
+	}
+	return explain(by(conn, r.batch()))
+}
+
+// Remove the rules of a workload. None, or those of another one, is no error.
+func Remove(owner string) error {
+	conn, err := nfnl.Open(0)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	have, there, err := ownerOf(conn)
+	if err != nil || !there || have != ownerName(owner) {
+		return explain(err)
+	}
+	var b nfnl.Batch
+	b.DeleteTable(table())
+	return explain(conn.Commit(&b))
+}
+
+// ownerOf the table: a chain has its name.
+func ownerOf(r nfnl.Reader) (owner string, there bool, err error) {
+	there, _, err = r.HasTable(table())
+	if err != nil || !there {
+		return "", there, err
+	}
+	chains, err := r.Chains(table())
+	for _, c := range chains {
+		if strings.HasPrefix(c.Name, ownerChain) {
+			owner = c.Name
+		}
+	}
+	return owner, true, err
+}
+
+func ownerName(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return ownerChain + hex.EncodeToString(sum[:8])
+}
+
+func explain(err error) error {
+	for _, lacking := range []error{unix.EOPNOTSUPP, unix.EINVAL, unix.ENOENT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, lacking) {
+			return fmt.Errorf("%w: %w", ErrUnsupported, err)
+		}
+	}
+	return err
+}
+
+// Control marks a socket of the supervisor, so that its connections are not led to the proxy. It
+// is for net.Dialer and needs CAP_NET_ADMIN, or CAP_NET_RAW since Linux 5.17.
+func Control(_, _ string, conn syscall.RawConn) error {
+	var failed error
+	err := conn.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, Mark) })
+	if err = errors.Join(err, failed); err != nil {
+		return fmt.Errorf("mark a socket: %w", err)
+	}
+	return nil
+}
+
+// batch replaces the table.
+func (r Rules) batch() *nfnl.Batch {
+	b, t := &nfnl.Batch{}, table()
+	b.AddTable(t) // so that there is one to delete
+	b.DeleteTable(t)
+	b.AddTable(t)
+	b.AddChain(t, nfnl.Chain{Name: ownerName(r.Owner)})
+	b.AddChain(t, nfnl.Chain{Name: chainOut, Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: priority})
+	b.AddChain(t, nfnl.Chain{Name: chainIn, Type: "nat", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority})
+	for _, rule := range r.outbound() {
+		b.AddRule(t, chainOut, rule)
+	}
+	for _, rule := range r.inbound() {
+		b.AddRule(t, chainIn, rule)
+	}
+	return b
+}
+
+// tcp matches packets of TCP.
+func tcp() *nfnl.Rule {
+	return (&nfnl.Rule{}).Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{unix.IPPROTO_TCP}))
+}
+
+func leave(r *nfnl.Rule) *nfnl.Rule { return r.Do(nfnl.Return()) }
+
+func to(r *nfnl.Rule, port uint16) *nfnl.Rule { return r.Load(0, be16(port)).Redirect(0) }
+
+// be16 is a port as packets and registers hold it.
+func be16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) }
+
+func (r Rules) outbound() []*nfnl.Rule {
+	rules := []*nfnl.Rule{
+		leave((&nfnl.Rule{}).Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).Equal(0, nfnl.Host(Mark))),
+		// Loopback, and addresses of the machine itself.
+		leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))),
+	}
+	if r.Cgroup == 0 {
+		rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_SKUID, 0).Equal(0, nfnl.Host(ProxyUser))))
+	}
+	for _, p := range r.ExcludeOutbound.Prefixes {
+		rules = append(rules, leave(prefixed(&nfnl.Rule{}, destination, p)))
+	}
+	for _, port := range r.ExcludeOutbound.Ports {
+		rules = append(rules, leave(tcp().Transport(2, 2, 0).Equal(0, be16(port))))
+	}
+	last := tcp()
+	if r.Cgroup != 0 {
+		last = last.Cgroup(uint8(r.CgroupLevel), 0).Equal(0, nfnl.Host64(r.Cgroup))
+	}
+	return append(rules, to(last, OutboundPort))
+}
+
+func (r Rules) inbound() []*nfnl.Rule {
+	var rules []*nfnl.Rule
+	for _, p := range r.ExcludeInbound.Prefixes {
+		rules = append(rules, leave(prefixed(&nfnl.Rule{}, source, p)))
+	}
+	for _, port := range r.Inbound {
+		if slices.Contains(r.ExcludeInbound.Ports, port) {
+			continue
+		}
+		match := func() *nfnl.Rule {
+			return tcp().Transport(2, 2, 0).Equal(0, be16(port)).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))
+		}
+		if len(r.Addresses) == 0 {
+			rules = append(rules, to(match(), InboundPort))
+		}
+		for _, a := range r.Addresses {
+			rules = append(rules, to(prefixed(match(), destination, netip.PrefixFrom(a, a.BitLen())), InboundPort))
+		}
+	}
+	return rules
+}
+
+// offsets of addresses in headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
+type offsets struct{ v4, v6 uint32 }
+
+func source() offsets      { return offsets{12, 8} }
+func destination() offsets { return offsets{16, 24} }
+
+// prefixed matches an address in a prefix.
+func prefixed(r *nfnl.Rule, at func() offsets, p netip.Prefix) *nfnl.Rule {
+	family, offset, length := byte(unix.NFPROTO_IPV4), at().v4, uint32(4)
+	if p.Addr().Is6() {
+		family, offset, length = unix.NFPROTO_IPV6, at().v6, 16
+	}
+	mask := make([]byte, length)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return r.Meta(unix.NFT_META_NFPROTO, 0).Equal(0, string([]byte{family})).
+		Network(offset, length, 0).Mask(0, string(mask), string(make([]byte, length))).
+		Equal(0, string(p.Masked().Addr().AsSlice()))
+}

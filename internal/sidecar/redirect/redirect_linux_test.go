@@ -1,0 +1,229 @@
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
+	"github.com/proxima-mesh/proxima/internal/testkit/netns"
+)
+
+// A test binary that is started with this variable connects, prints who answers, and ends.
+const dialVariable = "REDIRECT_TEST_DIAL"
+
+func TestMain(m *testing.M) {
+	if address := os.Getenv(dialVariable); address != "" {
+		conn, err := (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", address)
+		if err == nil {
+			_, err = io.Copy(os.Stdout, conn)
+		}
+		if err != nil {
+			fmt.Print("error: ", err)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestParse(t *testing.T) {
+	e, err := ParseExclusion("10.1.2.3/8, 192.0.2.1,25,2001:db8::/32")
+	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("2001:db8::/32")}
+	if err != nil || !slices.Equal(e.Prefixes, want) || !slices.Equal(e.Ports, []uint16{25}) {
+		t.Errorf("%+v, %v", e, err)
+	}
+	for _, bad := range []string{"x", "0", "70000", "10.0.0.0/40"} {
+		if e, err := ParseExclusion(bad); err == nil {
+			t.Errorf("%q: %+v", bad, e)
+		}
+	}
+	if p, err := ParsePorts("80,443"); err != nil || len(p) != 2 {
+		t.Errorf("%v, %v", p, err)
+	}
+	if _, err := ParsePorts("10.0.0.1"); err == nil {
+		t.Error("an address is no port")
+	}
+}
+
+// rig is a workload's namespace, with a stand-in for its proxy, and a peer.
+type rig struct {
+	t         *testing.T
+	pod, peer *netns.NS
+}
+
+const (
+	pod4, pod6   = "198.51.100.2", "2001:db8:1::2"
+	peer4, peer6 = "198.51.100.1", "2001:db8:1::1"
+)
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, pod: netns.New(t, "pod"), peer: netns.New(t, "peer")}
+	netns.Connect(r.pod, r.peer, [2]string{pod4 + "/24", peer4 + "/24"}, [2]string{pod6 + "/64", peer6 + "/64"})
+	r.serve(r.peer, ":8080", "peer")
+	r.serve(r.peer, ":25", "peer")
+	r.serve(r.pod, ":8080", "application")
+	r.serve(r.pod, ":9090", "application")
+	r.serve(r.pod, fmt.Sprint(":", OutboundPort), "outbound")
+	r.serve(r.pod, fmt.Sprint(":", InboundPort), "inbound")
+	return r
+}
+
+func (r *rig) serve(ns *netns.NS, address, name string) {
+	r.t.Helper()
+	l, err := ns.Listen("tcp", address)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, name) // a client that has gone does not matter
+			_ = conn.Close()
+		}
+	}()
+}
+
+// ask by a process in a namespace: who answers?
+func (r *rig) ask(ns *netns.NS, address string, start func(*exec.Cmd)) string {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), dialVariable+"="+address)
+	var out strings.Builder
+	cmd.Stdout = &out
+	if start != nil {
+		start(cmd)
+	}
+	if err := ns.Start(cmd); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		r.t.Fatal(err)
+	}
+	return out.String()
+}
+
+func asProxy(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ProxyUser, Gid: ProxyUser}}
+}
+
+func (r *rig) expect(what string, got, want string) {
+	r.t.Helper()
+	if got != want {
+		r.t.Errorf("%s: %q answers, want %q", what, got, want)
+	}
+}
+
+// TestNamespace: everything in a namespace goes to the proxy, but what is the proxy's own, local or
+// left out; declared ports do from outside. The rules stay, and are one workload's.
+func TestNamespace(t *testing.T) {
+	r := newRig(t)
+	rules := Rules{Owner: "default/shop/web-1", Inbound: []uint16{8080}, ExcludeOutbound: Exclusion{Ports: []uint16{25}}}
+	install := func(rules Rules) error { return r.pod.Do(func() error { return Install(rules) }) }
+	if err := r.pod.Do(func() error { return Check(rules) }); err != nil {
+		t.Fatal(err)
+	}
+	r.expect("after a check alone", r.ask(r.pod, peer4+":8080", nil), "peer")
+	if err := install(rules); err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range []struct{ pod, peer, loopback string }{{pod4, peer4, "127.0.0.1"}, {pod6, peer6, "::1"}} {
+		at := func(host, port string) string { return net.JoinHostPort(host, port) }
+		r.expect("the workload to a peer", r.ask(r.pod, at(family.peer, "8080"), nil), "outbound")
+		r.expect("the proxy to a peer", r.ask(r.pod, at(family.peer, "8080"), asProxy), "peer")
+		r.expect("to a port that is left out", r.ask(r.pod, at(family.peer, "25"), nil), "peer")
+		r.expect("to loopback", r.ask(r.pod, at(family.loopback, "8080"), nil), "application")
+		r.expect("to its own address", r.ask(r.pod, at(family.pod, "8080"), nil), "application")
+		r.expect("a peer to a declared port", r.ask(r.peer, at(family.pod, "8080"), nil), "inbound")
+		r.expect("a peer to another port", r.ask(r.peer, at(family.pod, "9090"), nil), "application")
+	}
+	// The supervisor's own connections are marked.
+	var answer []byte
+	err := r.pod.Do(func() error {
+		conn, err := (&net.Dialer{Control: Control, Timeout: 5 * time.Second}).Dial("tcp", peer4+":8080")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		answer, err = io.ReadAll(conn)
+		return err
+	})
+	if err != nil || string(answer) != "peer" {
+		t.Errorf("the supervisor to a peer: %q, %v", answer, err)
+	}
+
+	other := rules
+	other.Owner = "default/shop/web-2"
+	if err := install(other); !errors.Is(err, ErrTaken) {
+		t.Errorf("another workload: %v, want ErrTaken", err)
+	}
+	// The same workload again, with other rules, in place of the first ones.
+	rules.ExcludeOutbound = Exclusion{Prefixes: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
+	rules.ExcludeInbound = Exclusion{Prefixes: []netip.Prefix{netip.MustParsePrefix(peer4 + "/32")}}
+	if err := install(rules); err != nil {
+		t.Fatal(err)
+	}
+	r.expect("to a prefix that is left out", r.ask(r.pod, peer4+":8080", nil), "peer")
+	r.expect("to others", r.ask(r.pod, net.JoinHostPort(peer6, "25"), nil), "outbound")
+	r.expect("from an address that is left out", r.ask(r.peer, pod4+":8080", nil), "application")
+
+	remove := func(owner string) {
+		t.Helper()
+		if err := r.pod.Do(func() error { return Remove(owner) }); err != nil {
+			t.Error(err)
+		}
+	}
+	remove(other.Owner)
+	r.expect("after another one has gone", r.ask(r.pod, net.JoinHostPort(peer6, "8080"), nil), "outbound")
+	remove(rules.Owner)
+	remove(rules.Owner)
+	r.expect("without rules", r.ask(r.pod, net.JoinHostPort(peer6, "8080"), nil), "peer")
+}
+
+// TestCgroup: on a machine with other programs only those of the workload's cgroup go to the proxy.
+func TestCgroup(t *testing.T) {
+	r := newRig(t)
+	h, err := cgroup.Find()
+	var unavailable *cgroup.UnavailableError
+	if errors.As(err, &unavailable) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	group, err := h.Create("shop", "web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	id, err := h.Lookup(group.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := Rules{
+		Owner: "o", Cgroup: id.Number, CgroupLevel: id.Level, Inbound: []uint16{8080}, Addresses: []netip.Addr{netip.MustParseAddr(pod4)},
+	}
+	if err := r.pod.Do(func() error { return Install(rules) }); err != nil {
+		t.Fatal(err)
+	}
+	r.expect("the workload", r.ask(r.pod, peer4+":8080", group.Start), "outbound")
+	r.expect("another program", r.ask(r.pod, peer4+":8080", nil), "peer")
+	r.expect("a peer to the workload's address", r.ask(r.peer, pod4+":8080", nil), "inbound")
+	r.expect("a peer to another address", r.ask(r.peer, net.JoinHostPort(pod6, "8080"), nil), "application")
+}
