@@ -139,7 +139,7 @@ func newRoot(s *settings) *cobra.Command {
 		&cobra.Group{ID: "operate", Title: "Operate:"},
 	)
 	root.AddCommand(
-		newUp(s), newControlPlane(s), newNode(s), newIngress(s), newEgress(s), newRun(s), newDemo(s),
+		newUp(s), newControlPlane(s), newNode(s), newIngress(s), newEgress(s), newRun(s), newSidecar(s), newDemo(s),
 		newGet(s), newApply(s), newDelete(s), newDescribe(s),
 		newStatus(s), newExplain(s), newTrace(s), newSimulate(s), newDoctor(s), newToken(s), newZone(s), newProxy(s), newCompletion(s), newVersion(s),
 		newBackup(s), newRestore(s), newSecrets(s), newAudit(s),

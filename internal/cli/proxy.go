@@ -35,6 +35,7 @@ agent of its node answers. An admin's credentials are needed.`,
 		newProxyQuestion(s, "clusters NAME|NAMESPACE/NAME", "List its service ports and their endpoints",
 			"  proxima proxy clusters ingress-1 --zone east", admin.ProxyClustersPath, printClusters),
 		newProxyStats(s),
+		newProxyBootstrap(s),
 	)
 	return cmd
 }

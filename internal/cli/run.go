@@ -50,6 +50,7 @@ type runFlags struct {
 	drain           time.Duration
 	lease           time.Duration
 	credential      runCredential
+	sidecar         runSidecar
 }
 
 func newRun(s *settings) *cobra.Command {
@@ -80,6 +81,11 @@ As root, on a machine with cgroup version 2, the command and what it starts are 
 cgroup below that of this process. The machine's agent tells its connections from
 those of other programs by it, also where they use the same address.
 
+With --sidecar an Envoy stands before the command, which the control plane configures.
+It serves before the command starts, restarts after crashes, also while no control
+plane answers, drains before the command ends, and ends after it. The workload is
+ready while command and proxy are.
+
 With --server and --token-file it registers with a token of kind workload, or
 node, in place of the kubeconfig's user: the least that it needs on a machine
 that has no kubeconfig.`,
@@ -109,6 +115,7 @@ that has no kubeconfig.`,
 	f.StringVar(&r.hostname, "hostname", "", "hostname of the workload below the Service of --subdomain, as that of a Pod")
 	f.StringVar(&r.subdomain, "subdomain", "", "headless Service of its namespace below which --hostname resolves")
 	r.credential.add(f)
+	r.sidecar.add(f)
 	f.DurationVar(&r.drain, "drain", 30*time.Second, "time that open connections have to end after the command gets a signal to stop")
 	addLeaseFlag(f, &r.lease)
 	return cmd
@@ -171,6 +178,11 @@ func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, 
 		announced = func(ctx context.Context) { awaitPlaced(ctx, agent.client, group, logger) }
 	}
 
+	proxy, err := s.sidecar(ctx, r, dp, client, way, agent.socket, group)
+	if err != nil {
+		return err
+	}
+
 	// The command gets its signals from here, so that they can be announced
 	// first; this process must outlive it.
 	signals := make(chan os.Signal, 8)
@@ -178,7 +190,7 @@ func (s *settings) run(ctx context.Context, r runFlags, dp *v1alpha1.Dataplane, 
 	defer signal.Stop(signals)
 	code, err := workload.Run(context.WithoutCancel(ctx), workload.Config{
 		Client: client, Dataplane: dp, Holder: holderName(), Lease: r.lease, Command: command, Env: env,
-		Start: start, Announced: announced,
+		Start: start, Announced: announced, Proxy: proxy,
 		Stdin: s.io.In, Stdout: s.io.Out, Stderr: s.io.Err, Signals: signals, Terminal: isTerminal(s.io.In),
 		Logger: logger.With("dataplane", resource.KeyOf(dp).String()), Clock: clock.RealClock{},
 	})

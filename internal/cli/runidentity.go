@@ -24,6 +24,8 @@ type attested struct {
 	env []string
 	// toldApart: the agent tells connections from the cgroup apart from those of others.
 	toldApart bool
+	// socket of the SPIFFE Workload API, a path; "": the agent serves none, or there is no agent.
+	socket string
 }
 
 // attest makes this process, and the cgroup, the workload for this machine's agent, until ctx
@@ -65,7 +67,7 @@ func (s *settings) attest(ctx context.Context, dp *v1alpha1.Dataplane, group *cg
 	case <-time.After(attestTimeout):
 		logger.Warn("the agent has not confirmed this process as the workload; the command may have to wait for its certificate")
 	}
-	if status.SpiffeSocket != "" {
+	if out.socket = status.SpiffeSocket; out.socket != "" {
 		out.env = workload.Without([]string{"SPIFFE_ENDPOINT_SOCKET=unix://" + status.SpiffeSocket}, os.Environ())
 	}
 	return out

@@ -49,6 +49,9 @@ type Credentials struct {
 // Trusts reports whether a token's pin is that of an authority of these credentials.
 func (c *Credentials) Trusts(pin Pin) bool { return slices.Contains(c.pins, pin) }
 
+// AuthoritiesPEM are the certificates of the control plane's authorities.
+func (c *Credentials) AuthoritiesPEM() []byte { return []byte(c.stored.CA) }
+
 type storedCredentials struct {
 	Server      string `json:"server"`
 	GRPCAddress string `json:"grpcAddress,omitempty"`

@@ -2,16 +2,17 @@ package problem
 
 // Codes of commands and configuration.
 const (
-	Usage            Code = "usage"
-	PrivilegeMissing Code = "privilege-missing"
-	ListenFailed     Code = "listen-failed"
-	FileExists       Code = "file-exists"
-	LogMissing       Code = "log-missing"
-	LabNotUp         Code = "lab-not-up"
-	LabExists        Code = "lab-exists"
-	LabUnavailable   Code = "lab-unavailable"
-	ReleaseInvalid   Code = "release-invalid"
-	EnvoyUnusable    Code = "envoy-unusable"
+	Usage              Code = "usage"
+	PrivilegeMissing   Code = "privilege-missing"
+	ListenFailed       Code = "listen-failed"
+	FileExists         Code = "file-exists"
+	LogMissing         Code = "log-missing"
+	LabNotUp           Code = "lab-not-up"
+	LabExists          Code = "lab-exists"
+	LabUnavailable     Code = "lab-unavailable"
+	ReleaseInvalid     Code = "release-invalid"
+	EnvoyUnusable      Code = "envoy-unusable"
+	SidecarUnavailable Code = "sidecar-unavailable"
 )
 
 // Codes of the way to an API server, and of its answers.

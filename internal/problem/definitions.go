@@ -23,6 +23,7 @@ func Definitions() []Definition {
 		{LabUnavailable, "This machine cannot run labs.", "Run it as root on Linux; `proxima demo` needs no root."},
 		{ReleaseInvalid, "Files of a release are damaged, missing, or not signed by the key.", "Download what the error names again; use none of the files until `proxima version --verify` passes."},
 		{EnvoyUnusable, "There is no Envoy that a sidecar can run, or it is too old.", "Install Envoy 1.37 or newer, and name it with `--envoy`."},
+		{SidecarUnavailable, "What a sidecar needs is missing on this machine.", "Do what the error names: an agent, the program `proxima-sidecar`, or a cgroup."},
 
 		{KubeconfigMissing, "No kubeconfig was named, and none is in the data directory.", "Start a control plane with `proxima up`, or name a kubeconfig with `--kubeconfig`."},
 		{KubeconfigInvalid, "The kubeconfig names no cluster or cannot be parsed.", "Use the kubeconfig that `proxima up` leaves in its data directory."},

@@ -34,14 +34,15 @@ type IdentityStatus struct {
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// control is the API of the control socket, for the owner of the workload: GET /status, and POST
-// /drain, which returns when inbound listeners drain.
+// control is the API of the control socket, for the owner of the workload: GET /status and
+// /ready, and POST /drain, which returns when inbound listeners drain.
 func (s *Supervisor) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(s.status(r)) // a client that has gone does not matter
 	})
+	mux.Handle("GET /ready", &supervise.Health{Ready: s.ready})
 	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
 		s.drain(r.Context())
 		w.WriteHeader(http.StatusNoContent)

@@ -89,6 +89,20 @@ func newProber(dp *v1alpha1.Dataplane) (*prober, error) {
 	return p, p.action(spec, dp, host)
 }
 
+// behind a proxy a workload is ready if both are.
+func (p *prober) behind(proxy Proxy) {
+	ask := p.ask
+	if ask == nil {
+		p.period = time.Second
+	}
+	p.ask = func(ctx context.Context) error {
+		if err := proxy.Ready(ctx); err != nil || ask == nil {
+			return err
+		}
+		return ask(ctx)
+	}
+}
+
 func (p *prober) action(spec *v1alpha1.Probe, dp *v1alpha1.Dataplane, host string) error {
 	switch {
 	case spec.HTTPGet != nil:

@@ -78,3 +78,9 @@ func exitCode(state *os.ProcessState) int {
 	}
 	return state.ExitCode()
 }
+
+// signalled is the exit code of a command that a signal ended.
+func signalled(sig os.Signal) int {
+	n, _ := sig.(syscall.Signal)
+	return 128 + int(n)
+}

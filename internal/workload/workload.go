@@ -54,6 +54,8 @@ type Config struct {
 	// Announced is called when the workload is registered, or cannot be now, just before the
 	// command starts; nil: nobody waits for it.
 	Announced func(context.Context)
+	// Proxy before the command; nil: there is none.
+	Proxy Proxy
 	// Env is added to this process's environment.
 	Env            []string
 	Stdin          io.Reader
@@ -86,6 +88,14 @@ func Run(ctx context.Context, cfg Config) (exitCode int, err error) {
 		return 0, err
 	}
 
+	if cfg.Proxy != nil {
+		probe.behind(cfg.Proxy)
+		defer cfg.Proxy.Stop()
+		if code, err := startProxy(ctx, cfg); err != nil || code != 0 {
+			reg.withdraw()
+			return code, err
+		}
+	}
 	if cfg.Announced != nil {
 		cfg.Announced(ctx)
 	}
@@ -106,6 +116,9 @@ func Run(ctx context.Context, cfg Config) (exitCode int, err error) {
 		if endsProcess(sig) {
 			cfg.Logger.Info("draining", "signal", sig.String())
 			reg.drain()
+			if cfg.Proxy != nil {
+				cfg.Proxy.Drain(ctx)
+			}
 		}
 		return !cfg.Terminal || !fromTerminal(sig)
 	})
@@ -113,4 +126,25 @@ func Run(ctx context.Context, cfg Config) (exitCode int, err error) {
 	<-upkeep
 	reg.withdraw()
 	return code, nil
+}
+
+// startProxy waits until the proxy serves. A signal ends the wait: the code is that of a command
+// that it ended.
+func startProxy(ctx context.Context, cfg Config) (code int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- cfg.Proxy.Start(ctx) }()
+	for {
+		select {
+		case err := <-started:
+			return 0, err
+		case sig := <-cfg.Signals:
+			if endsProcess(sig) {
+				cancel()
+				<-started
+				return signalled(sig), nil
+			}
+		}
+	}
 }

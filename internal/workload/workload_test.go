@@ -33,6 +33,9 @@ import (
 
 // TestMain lets this binary be the command that is run.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "fake-sidecar" {
+		fakeSidecar(os.Args[2])
+	}
 	switch os.Getenv("WORKLOAD_TEST_COMMAND") {
 	case "":
 		os.Exit(m.Run())
@@ -40,6 +43,8 @@ func TestMain(m *testing.M) {
 		os.Exit(7)
 	case "serve":
 		serveUntilTold(os.Getenv("WORKLOAD_TEST_LISTEN"))
+	case "proxied":
+		proxied()
 	}
 }
 
