@@ -31,12 +31,12 @@ const nodeID = "default/shop/web-1"
 
 // bench is a relay with the credentials for it and for control planes.
 type bench struct {
-	t              *testing.T
+	t              testing.TB
 	dir            string
 	server, client *tls.Config
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench {
 	t.Helper()
 	ca := catest.New(t, "ca", nil, nil)
 	pool := x509.NewCertPool()
@@ -87,7 +87,7 @@ func (b *bench) relay(servers ...string) (r *Relay, stop func()) {
 	return r, stop
 }
 
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -69,6 +70,7 @@ func (r *Relay) follow(ctx context.Context) {
 		}
 	}
 	pause := backoff.Backoff{Policy: retry}
+	said := "" // what was logged last: an outage fills no log
 	for failures, next := 0, 0; ctx.Err() == nil; next++ {
 		server := r.config.Servers[next%len(r.config.Servers)]
 		worked, err := r.stream(ctx, server)
@@ -91,7 +93,16 @@ func (r *Relay) follow(ctx context.Context) {
 		if worked || failures%len(r.config.Servers) == 0 {
 			delay = pause.Next()
 		}
-		r.config.Logger.Info("no stream of the control plane", "server", server, "retryIn", delay, "error", err)
+		level := slog.LevelWarn
+		if worked {
+			said = ""
+		}
+		if text := server + err.Error(); text == said {
+			level = slog.LevelDebug
+		} else {
+			said = text
+		}
+		r.config.Logger.Log(ctx, level, "no stream of the control plane", "server", server, "retryIn", delay, "error", err)
 		backoff.Sleep(ctx, delay)
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/proxima-mesh/proxima/internal/backoff"
@@ -31,6 +33,9 @@ var retry = backoff.Policy{First: 100 * time.Millisecond, Last: 5 * time.Second,
 // Run implements Source.
 func (a Agent) Run(ctx context.Context, _ *Identity, update func(*Identity) error, problem func(error)) {
 	backoff.Retry(ctx, retry, func(ctx context.Context) error { return a.follow(ctx, update, problem) }, func(err error, _ time.Duration) {
+		if status.Code(err) == codes.PermissionDenied {
+			err = fmt.Errorf("%w: it has to be registered on this node, in a mesh with spec.mtls", err)
+		}
 		problem(fmt.Errorf("the machine's agent (%s): %w", a.Socket, err))
 	})
 }
