@@ -112,14 +112,23 @@ func (s Source) Flags() []string {
 
 // Binary writes the command proxima for a platform to a file.
 func (s Source) Binary(ctx context.Context, p Platform, file string) error {
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build"}, s.Flags(), []string{"-o", file, "./cmd/proxima"})...)
+	return s.command(ctx, p, "proxima", file)
+}
+
+// Sidecar writes the command proxima-sidecar, which is for Linux alone.
+func (s Source) Sidecar(ctx context.Context, p Platform, file string) error {
+	return s.command(ctx, p, "proxima-sidecar", file)
+}
+
+func (s Source) command(ctx context.Context, p Platform, name, file string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build"}, s.Flags(), []string{"-o", file, "./cmd/" + name})...)
 	cmd.Dir = s.Root
 	cmd.Env = append(os.Environ(), "GOOS="+p.OS, "GOARCH="+p.Arch)
 	for name, value := range Environment() {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build for %s: %w\n%s", p, err, out)
+		return fmt.Errorf("build %s for %s: %w\n%s", name, p, err, out)
 	}
 	return nil
 }

@@ -59,6 +59,18 @@ func (r *Release) binary(ctx context.Context, p build.Platform) (string, error) 
 	return file, r.Source.Binary(ctx, p, file)
 }
 
+// sidecar is the supervisor of proxies for a Linux, built once; "": the platform has none.
+func (r *Release) sidecar(ctx context.Context, p build.Platform) (string, error) {
+	if p.OS != "linux" {
+		return "", nil
+	}
+	file := filepath.Join(r.Work, p.OS+"-"+p.Arch, "proxima-sidecar")
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	return file, r.Source.Sidecar(ctx, p, file)
+}
+
 // generate completion and man pages once, by a binary of this machine.
 func (r *Release) generate(ctx context.Context) (build.Generated, error) {
 	if r.generated != nil {
@@ -116,9 +128,13 @@ func (r *Release) Packages(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
+		sidecar, err := r.sidecar(ctx, p)
+		if err != nil {
+			return err
+		}
 		for _, format := range packages.Formats() {
 			file, err := packages.Package{
-				Root: r.Source.Root, Platform: p, Version: r.Source.Version, Time: r.Source.Time, Binary: binary, Generated: generated,
+				Root: r.Source.Root, Platform: p, Version: r.Source.Version, Time: r.Source.Time, Binary: binary, Sidecar: sidecar, Generated: generated,
 			}.Write(format, dir, r.Work)
 			if err != nil {
 				return err
@@ -204,6 +220,13 @@ func (r *Release) archive(ctx context.Context, p build.Platform, out string) err
 	}
 	top := "proxima_" + r.Source.Version + "/"
 	entries := []archive.Entry{{Name: top, Mode: 0o755}, {Name: top + filepath.Base(binary), Mode: 0o755, Path: binary}}
+	sidecar, err := r.sidecar(ctx, p)
+	if err != nil {
+		return err
+	}
+	if sidecar != "" {
+		entries = append(entries, archive.Entry{Name: top + filepath.Base(sidecar), Mode: 0o755, Path: sidecar})
+	}
 	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md"} {
 		entries = append(entries, archive.Entry{Name: top + name, Mode: 0o644, Path: filepath.Join(r.Source.Root, name)})
 	}

@@ -57,7 +57,11 @@ func newRelease(t *testing.T, content []byte, key *release.Key) *Release {
 			name = "proxima.exe"
 		}
 		dir := filepath.Join(work, p.OS+"-"+p.Arch)
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, name), content, 0o600)); err != nil {
+		err := errors.Join(
+			os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, name), content, 0o600),
+			os.WriteFile(filepath.Join(dir, "proxima-sidecar"), content, 0o600),
+		)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,7 +167,7 @@ func checkArchives(t *testing.T, files map[string][]byte) {
 	}
 	want := []string{
 		"", "CHANGELOG.md", "LICENSE", "README.md", "completion/", "completion/proxima.bash", "completion/proxima.fish", "completion/proxima.zsh",
-		"man/", "man/proxima.1", "proxima",
+		"man/", "man/proxima.1", "proxima", "proxima-sidecar",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Error(diff)

@@ -30,7 +30,7 @@ func newPackage(t *testing.T, version string) packages.Package {
 		t.Fatal(err)
 	}
 	return packages.Package{
-		Root: dir, Platform: build.Platform{OS: "linux", Arch: "amd64"}, Version: version, Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), Binary: binary,
+		Root: dir, Platform: build.Platform{OS: "linux", Arch: "amd64"}, Version: version, Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), Binary: binary, Sidecar: binary,
 		Generated: build.Generated{
 			Completion: map[string][]byte{"bash": []byte("# bash"), "zsh": []byte("# zsh"), "fish": []byte("# fish")},
 			Man:        map[string][]byte{"proxima.1": []byte(".TH PROXIMA 1\n"), "proxima-node.1": []byte(".TH PROXIMA-NODE 1\n")},
@@ -84,6 +84,7 @@ var installed = []string{
 	"-rw------- root/root /etc/proxima/ingress.env",
 	"-rw------- root/root /etc/proxima/node.env",
 	"-rwxr-xr-x root/root /usr/bin/proxima",
+	"-rwxr-xr-x root/root /usr/bin/proxima-sidecar",
 	"-rw-r--r-- root/root /usr/lib/systemd/system/proxima-control-plane.service",
 	"-rw-r--r-- root/root /usr/lib/systemd/system/proxima-egress.service",
 	"-rw-r--r-- root/root /usr/lib/systemd/system/proxima-ingress.service",
