@@ -142,7 +142,9 @@ func startProxy(ctx context.Context, cfg Config) (code int, err error) {
 		case sig := <-cfg.Signals:
 			if endsProcess(sig) {
 				cancel()
-				<-started
+				if err := <-started; err != nil {
+					cfg.Logger.Debug("the wait for the proxy ended", "error", err)
+				}
 				return signalled(sig), nil
 			}
 		}

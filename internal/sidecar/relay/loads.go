@@ -59,8 +59,8 @@ func (r *Relay) loads(stream grpc.ServerStream) error {
 		if err != nil {
 			return ending(err)
 		}
-		if !await(reports, changed, ended) {
-			return nil
+		if err := await(reports, changed, ended); err != nil {
+			return ending(err)
 		}
 	}
 }
@@ -73,16 +73,16 @@ func ending(err error) error {
 	return err
 }
 
-// await another connection; what is reported meanwhile is dropped. It returns false if Envoy has
+// await another connection; what is reported meanwhile is dropped. An error means that Envoy has
 // gone.
-func await(reports <-chan wire.Frame, changed <-chan struct{}, ended <-chan error) bool {
+func await(reports <-chan wire.Frame, changed <-chan struct{}, ended <-chan error) error {
 	for {
 		select {
 		case <-changed:
-			return true
+			return nil
 		case <-reports:
-		case <-ended:
-			return false
+		case err := <-ended:
+			return err
 		}
 	}
 }

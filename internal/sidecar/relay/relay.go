@@ -179,7 +179,7 @@ func notify(c chan struct{}) {
 func (r *Relay) Run(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer(
 		grpc.ForceServerCodec(wire.Codec{}), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage),
-		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 	)
 	for _, d := range r.services() {
 		server.RegisterService(&d, r)

@@ -162,7 +162,7 @@ func (r *Relay) dial(server string, config *tls.Config) (*grpc.ClientConn, error
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(wire.Codec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
 	)
 }
 

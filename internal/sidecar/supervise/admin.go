@@ -40,7 +40,7 @@ func (a *Admin) Do(ctx context.Context, method, path string) (status int, body [
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return 0, nil, fmt.Errorf("Envoy's admin interface: %w", err)
+		return 0, nil, fmt.Errorf("admin interface of Envoy: %w", err)
 	}
 	defer resp.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(resp.Body, maxAdmin))
@@ -58,7 +58,7 @@ func (a *Admin) Ready(ctx context.Context) bool {
 func (a *Admin) Drain(ctx context.Context) error {
 	status, body, err := a.Do(ctx, http.MethodPost, "/drain_listeners?inboundonly&graceful&skip_exit")
 	if err == nil && status != http.StatusOK {
-		err = fmt.Errorf("Envoy does not drain: %d %.200s", status, body)
+		err = fmt.Errorf("drain Envoy: status %d %.200s", status, body)
 	}
 	return err
 }

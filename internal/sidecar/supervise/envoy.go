@@ -219,7 +219,7 @@ func (e *Envoy) start(old *process) (*process, error) {
 		err = p.watch()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("Envoy ended as it was started: %w", err)
+		return nil, fmt.Errorf("start Envoy: it ended at once: %w", err)
 	}
 	e.record(p)
 	return p, nil
