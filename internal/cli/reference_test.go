@@ -32,6 +32,9 @@ func TestReferenceIsUpToDate(t *testing.T) {
 func TestDefaultsFileChangesNothing(t *testing.T) {
 	file := filepath.Join(referenceDir, defaultsFile)
 	for _, line := range commandLines(t) {
+		if cmd, _, err := newRoot(&settings{}).Find(line); err == nil && cmd.DisableFlagParsing {
+			continue // another program reads its command line
+		}
 		want, err := parsed(t, nil, line...)
 		if err != nil {
 			t.Fatal(line, err)
