@@ -52,6 +52,11 @@ func newAgent(ctx context.Context, cfg NodeConfig) (a *agent, err error) {
 	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
+	if cfg.inCluster() { // kubelet makes the folders of volumes readable by all users
+		if err := os.Chmod(cfg.DataDir, 0o700); err != nil {
+			a.log.Warn("the data directory is not private", "error", err)
+		}
+	}
 	if a.unlock, err = local.Lock(a.dir()); err != nil {
 		return nil, err
 	}

@@ -87,6 +87,10 @@ func (r *Renewer) fix(failure error) string {
 	if kind == Zone {
 		return r.fixOfZone(failure, name)
 	}
+	if r.cfg.Authorities != nil {
+		return "the agent joins by itself, with the token of its service account, when the control plane answers at " + r.cfg.Server +
+			" with a certificate of one of the authorities in the file of --server-ca-file: the error says what is in the way"
+	}
 	create := fmt.Sprintf(
 		"on the control plane's machine: proxima token create --kind %s --name %s; put it into the file that --token-file names, "+
 			"which is read again within minutes (start again with that flag if there is none)",

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,12 +38,33 @@ func TestAgentJoins(t *testing.T) {
 	}
 	r.until("the agent follows the control plane", following)
 	r.compare(t)
+	health := func() int { return r.health(t, "ours") }
+	if got := health(); got != http.StatusOK {
+		t.Errorf("/healthz: %d", got)
+	}
+	r.kubectl("", "taint", "node", "ours", "ToBeDeletedByClusterAutoscaler=1:NoSchedule")
+	r.until("the agent knows that its node is about to be removed", func() bool { return health() == http.StatusServiceUnavailable })
+	r.kubectl("", "taint", "node", "ours", "ToBeDeletedByClusterAutoscaler-")
+	r.until("the node stays", func() bool { return health() == http.StatusOK })
 	if !following() {
 		t.Error("the agent has left its control plane")
 	}
 	if n := r.asked("proxima")[permission{"authentication.k8s.io", "tokenreviews", "create"}]; n == 0 {
 		t.Error("no token was reviewed")
 	}
+}
+
+// health is what an agent answers to load balancers.
+func (r *rig) health(t *testing.T, node string) int {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DialContext: r.nodes[node].NS.DialContext, DisableKeepAlives: true}}
+	answer, err := client.Get("http://127.0.0.1:10256/healthz")
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer answer.Body.Close()
+	return answer.StatusCode
 }
 
 // agentStatus is what an agent says of itself.

@@ -27,6 +27,7 @@ const insideVariable = "PROXIMA_KUBE_INSIDE"
 const address = "192.0.2.1"
 
 func TestMain(m *testing.M) {
+	cluster.EnterContainer()
 	if name := os.Getenv(podVariable); name != "" {
 		os.Exit(runPod(name))
 	}

@@ -79,9 +79,13 @@ func (a *api) react(action clienttesting.Action) (handled bool, _ runtime.Object
 	var write func() (runtime.Object, error)
 	switch action := action.(type) {
 	case clienttesting.CreateActionImpl:
-		write = func() (runtime.Object, error) { return a.store(action.GetResource(), action.GetNamespace(), action.GetObject(), true) }
+		write = func() (runtime.Object, error) {
+			return a.store(action.GetResource(), action.GetNamespace(), action.GetObject(), true)
+		}
 	case clienttesting.UpdateActionImpl:
-		write = func() (runtime.Object, error) { return a.store(action.GetResource(), action.GetNamespace(), action.GetObject(), false) }
+		write = func() (runtime.Object, error) {
+			return a.store(action.GetResource(), action.GetNamespace(), action.GetObject(), false)
+		}
 	case clienttesting.PatchActionImpl:
 		write = func() (runtime.Object, error) { return a.apply(action) }
 	default:

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path"
 	"reflect"
+	"regexp"
 	"strings"
 	"text/template"
 
@@ -150,6 +151,20 @@ func functions(all *template.Template) template.FuncMap {
 				}
 			}
 			return false
+		},
+		"splitList": func(by, text string) []any {
+			var out []any
+			for word := range strings.SplitSeq(text, by) {
+				out = append(out, word)
+			}
+			return out
+		},
+		"regexReplaceAll": func(pattern, text, by string) (string, error) {
+			r, err := regexp.Compile(pattern)
+			if err != nil {
+				return "", err
+			}
+			return r.ReplaceAllString(text, by), nil
 		},
 		"list": func(all ...any) []any { return all },
 		"join": func(by string, list []any) string {

@@ -47,6 +47,7 @@ type Cluster struct {
 	manager *part
 	outer   *kernelnetns.NS
 	nodes   int
+	images  map[string]*image
 }
 
 // auditPolicy logs who asked for what, without bodies: tests compare it with what roles allow.
@@ -61,7 +62,7 @@ rules:
 // the test ends. It builds what it needs first.
 func Start(t testing.TB, cfg Config) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, dir: t.TempDir(), host: cfg.Host, cidr: cfg.ServiceCIDR}
+	c := &Cluster{t: t, images: map[string]*image{}, dir: t.TempDir(), host: cfg.Host, cidr: cfg.ServiceCIDR}
 	if c.host == "" {
 		c.host = "127.0.0.1"
 	}

@@ -2,13 +2,15 @@ package cluster
 
 import (
 	"context"
-	"errors"
+	"crypto/tls"
 	"fmt"
+	"maps"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,7 +26,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
-	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
@@ -32,8 +33,10 @@ import (
 // the pods that are bound to it: the command of the first container, in a namespace of the
 // pod. It has the credentials of a kubelet, and what the Node authoriser allows.
 //
-// A pod is ready when its first TCP port takes connections. There are no images, volumes,
-// probes and restarts; a pod with hostNetwork runs in the namespace of the node.
+// A container whose image was loaded ([Cluster.Load]) runs in namespaces of its own, with what its
+// security context leaves it and its volumes; any other is a process on the machine's files. A pod
+// is ready by its probe of HTTP, or else when its first TCP port takes connections. There are no
+// other probes, and a process that is no container is not started again; a pod with hostNetwork runs in the network of the node.
 type Node struct {
 	NS     *netns.NS
 	Name   string
@@ -43,19 +46,25 @@ type Node struct {
 	number int
 	client kubernetes.Interface
 
-	mu   sync.Mutex
-	pods map[types.UID]*pod
-	next int
-	work sync.WaitGroup
+	mu    sync.Mutex
+	pods  map[types.UID]*pod
+	order []*corev1.Pod // as they came
+	next  int
+	work  sync.WaitGroup
 }
 
 // pod that runs.
 type pod struct {
-	ns   *kernelnetns.NS // nil: that of the node
-	addr string
-	cmd  *exec.Cmd
-	done chan struct{}
-	gone bool // its end has begun
+	ns    *kernelnetns.NS // nil: that of the node
+	where *kernelnetns.NS // ns, or that of the node
+	addr  string
+	// cmd is the last process; nil until started is closed. mu guards it.
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	started chan struct{}
+	done    chan struct{}      // closed when there will be no process any more
+	cancel  context.CancelFunc // of the starts of a container; nil: there is a process alone
+	gone    bool               // its end has begun
 }
 
 // AddNode adds a node in a topology zone. It is gone, with its pods, when the test ends.
@@ -82,6 +91,9 @@ func (c *Cluster) AddNode(t testing.TB, name, zone string) *Node {
 		cancel()
 		n.work.Wait()
 		n.stopAll()
+		if t.Failed() {
+			n.tellLogs()
+		}
 	})
 	return n
 }
@@ -131,25 +143,20 @@ func (n *Node) observe(ctx context.Context, p *corev1.Pod) {
 		}
 		n.work.Go(func() { n.end(ctx, p, running) })
 	case p.DeletionTimestamp == nil && running == nil:
-		running, err := n.start(p)
+		running, err := n.start(ctx, p)
 		if err != nil {
 			n.t.Errorf("node %s: pod %s/%s: %v", n.Name, p.Namespace, p.Name, err)
 			return
 		}
 		n.pods[p.UID] = running
+		n.order = append(n.order, p)
 		n.work.Go(func() { n.report(ctx, p, running) })
 	}
 }
 
-// start runs the command of a pod's first container.
-func (n *Node) start(p *corev1.Pod) (*pod, error) {
-	of := p.Spec.Containers[0]
-	command := append(append([]string(nil), of.Command...), of.Args...)
-	if len(command) == 0 {
-		return nil, errors.New("its container has no command, and there are no images")
-	}
-	run := &pod{addr: n.Addr, done: make(chan struct{})}
-	where := n.NS.NS
+// start a pod: its process, or what comes before that of a container.
+func (n *Node) start(ctx context.Context, p *corev1.Pod) (*pod, error) {
+	run := &pod{addr: n.Addr, where: n.NS.NS, done: make(chan struct{}), started: make(chan struct{})}
 	if !p.Spec.HostNetwork {
 		if n.next++; n.next > maxPods {
 			return nil, fmt.Errorf("more than %d pods", maxPods)
@@ -158,74 +165,177 @@ func (n *Node) start(p *corev1.Pod) (*pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		run.ns, run.addr, where = ns, addr.String(), ns
+		run.ns, run.addr, run.where = ns, addr.String(), ns
 	}
-	for i, a := range command { // as kubelet does, for the fields that manifests of ours refer to
-		command[i] = strings.NewReplacer("$(POD_IP)", run.addr, "$(NODE_NAME)", n.Name).Replace(a)
+	if n.c.images[p.Spec.Containers[0].Image] != nil {
+		ctx, cancel := context.WithCancel(ctx)
+		run.cancel = cancel
+		go n.keepContainer(ctx, p, run) // until stop
+		return run, nil
 	}
-	log, err := os.OpenFile(filepath.Join(n.c.dir, "pod-"+p.Namespace+"-"+p.Name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	args, env, err := n.process(p, run.addr)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the child has its own
-	run.cmd = exec.Command(command[0], command[1:]...)
-	run.cmd.Stdout, run.cmd.Stderr, run.cmd.Env = log, log, testkit.CleanEnv()
-	for _, e := range of.Env {
-		run.cmd.Env = append(run.cmd.Env, e.Name+"="+e.Value)
-	}
-	run.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := where.Start(run.cmd); err != nil {
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := n.launch(ctx, p, run, cmd); err != nil {
 		return nil, err
 	}
 	go func() {
-		_ = run.cmd.Wait()
+		_ = cmd.Wait()
 		close(run.done)
 	}()
 	return run, nil
 }
 
-// report writes the pod's status: ready once its port takes connections, failed when its
-// process has ended by itself.
-func (n *Node) report(ctx context.Context, p *corev1.Pod, run *pod) {
-	if !n.listens(ctx, p, run) {
-		return
-	}
-	n.status(ctx, p, run, corev1.PodRunning, true)
-	select {
-	case <-run.done:
-		n.mu.Lock()
-		gone := run.gone
-		n.mu.Unlock()
-		if !gone {
-			n.status(ctx, p, run, corev1.PodFailed, false)
+// restartAfter is the pause before a container that has ended is started again; kubelet's grows.
+const restartAfter = 2 * time.Second
+
+// keepContainer starts the container of a pod once its volumes are there, and again whenever it
+// ends, until ctx ends.
+func (n *Node) keepContainer(ctx context.Context, p *corev1.Pod, run *pod) {
+	defer close(run.done)
+	last := ""
+	for ctx.Err() == nil {
+		pause := restartAfter
+		if err := n.runContainer(ctx, p, run); err != nil {
+			if last != err.Error() {
+				n.t.Logf("node %s: pod %s waits: %v", n.Name, p.Name, err)
+			}
+			last, pause = err.Error(), restartAfter/4
 		}
-	case <-ctx.Done():
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
 	}
 }
 
-// listens waits for the pod's port; a pod without one is ready at once.
-func (n *Node) listens(ctx context.Context, p *corev1.Pod, run *pod) bool {
-	ports := p.Spec.Containers[0].Ports
-	if len(ports) == 0 {
-		return true
+// runContainer until it ends. An error says why it has not started.
+func (n *Node) runContainer(ctx context.Context, p *corev1.Pod, run *pod) error {
+	c, err := n.container(ctx, p, run.addr)
+	if err != nil {
+		return err
+	}
+	cmd, err := c.process()
+	if err != nil {
+		return err
+	}
+	if err := n.launch(ctx, p, run, cmd); err != nil {
+		return err
+	}
+	ctx, ended := context.WithCancel(ctx)
+	var refreshing sync.WaitGroup
+	refreshing.Go(func() { n.refresh(ctx, p) })
+	_ = cmd.Wait()
+	ended()
+	refreshing.Wait()
+	return nil
+}
+
+// launch the process of a pod, with its output in a file, unless ctx has ended.
+func (n *Node) launch(ctx context.Context, p *corev1.Pod, run *pod, cmd *exec.Cmd) error {
+	run.mu.Lock() // so that stop sees the process
+	defer run.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	log, err := os.OpenFile(n.PodLog(p), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := run.where.Start(cmd); err != nil {
+		return err
+	}
+	run.cmd = cmd
+	select {
+	case <-run.started: // before
+	default:
+		close(run.started)
+	}
+	return nil
+}
+
+// PodLog is the file with the output of a pod.
+func (n *Node) PodLog(p *corev1.Pod) string {
+	return filepath.Join(n.c.dir, "pod-"+p.Namespace+"-"+p.Name+".log")
+}
+
+// report writes the pod's status: ready as its probe or its port says, failed when its process
+// has ended by itself.
+func (n *Node) report(ctx context.Context, p *corev1.Pod, run *pod) {
+	select {
+	case <-run.started:
+	case <-ctx.Done():
+		return
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	was := false
 	for {
-		c, err := n.NS.DialContext(ctx, "tcp", net.JoinHostPort(run.addr, fmt.Sprint(ports[0].ContainerPort)))
-		if err == nil {
-			_ = c.Close()
-			return true
+		is := n.answers(ctx, p, run)
+		if is != was {
+			n.status(ctx, p, run, corev1.PodRunning, is)
+			was = is
+		}
+		if is && p.Spec.Containers[0].ReadinessProbe == nil {
+			tick.Stop() // a port is not tried again
 		}
 		select {
 		case <-tick.C:
 		case <-run.done:
-			n.status(ctx, p, run, corev1.PodFailed, false)
-			return false
+			n.mu.Lock()
+			gone := run.gone
+			n.mu.Unlock()
+			if !gone {
+				n.status(ctx, p, run, corev1.PodFailed, false)
+			}
+			return
 		case <-ctx.Done():
-			return false
+			return
+		}
+		if p.Spec.Containers[0].ReadinessProbe != nil {
+			tick.Reset(time.Second)
 		}
 	}
+}
+
+// answers reports whether a pod is ready. One without a port is ready at once.
+func (n *Node) answers(ctx context.Context, p *corev1.Pod, run *pod) bool {
+	of := &p.Spec.Containers[0]
+	if of.ReadinessProbe != nil && of.ReadinessProbe.HTTPGet != nil {
+		return n.probe(ctx, probeURL(p, run.addr))
+	}
+	if len(of.Ports) == 0 {
+		return true
+	}
+	c, err := n.NS.DialContext(ctx, "tcp", net.JoinHostPort(run.addr, fmt.Sprint(of.Ports[0].ContainerPort)))
+	if err != nil {
+		return false
+	}
+	return c.Close() == nil
+}
+
+// probe by HTTP, from the node.
+func (n *Node) probe(ctx context.Context, url string) bool {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
+		DialContext: n.NS.DialContext, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // as kubelet does
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	answer, err := client.Do(req)
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	return answer.StatusCode < http.StatusBadRequest
 }
 
 // status writes what kubelet would.
@@ -264,14 +374,30 @@ func (n *Node) end(ctx context.Context, p *corev1.Pod, run *pod) {
 	}
 }
 
-func (p *pod) stop(grace time.Duration) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(grace):
-		_ = p.cmd.Process.Kill()
-		<-p.done
+// process that runs, or was the last one; nil: there was none.
+func (p *pod) process() *os.Process {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cmd == nil {
+		return nil
 	}
+	return p.cmd.Process
+}
+
+// stop a pod: by SIGTERM, and by SIGKILL after a grace period. Its container is not started again.
+func (p *pod) stop(grace time.Duration) {
+	if p.cancel != nil {
+		p.cancel()
+	}
+	if cmd := p.process(); cmd != nil {
+		_ = cmd.Signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+		case <-time.After(grace):
+			_ = cmd.Kill()
+		}
+	}
+	<-p.done
 	if p.ns != nil {
 		_ = p.ns.Close()
 	}
@@ -280,10 +406,20 @@ func (p *pod) stop(grace time.Duration) {
 // stopAll ends what runs when the node goes.
 func (n *Node) stopAll() {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.pods {
+	all := slices.Collect(maps.Values(n.pods))
+	n.mu.Unlock()
+	for _, p := range all {
 		if !p.gone {
 			p.stop(0)
+		}
+	}
+}
+
+// tellLogs writes the ends of the logs of containers to that of the test.
+func (n *Node) tellLogs() {
+	for _, p := range n.order {
+		if n.c.images[p.Spec.Containers[0].Image] != nil {
+			n.t.Logf("--- node %s, pod %s:\n%s", n.Name, p.Name, (&part{log: n.PodLog(p)}).tail())
 		}
 	}
 }
@@ -346,8 +482,22 @@ func (n *Node) KillPod(t testing.TB, uid types.UID) {
 	if p == nil {
 		t.Fatalf("node %s has no pod %s", n.Name, uid)
 	}
-	_ = p.cmd.Process.Kill()
+	_ = p.process().Kill()
 	<-p.done
+}
+
+// PodPID is the process of a pod that runs; 0: there is none.
+func (n *Node) PodPID(uid types.UID) int {
+	n.mu.Lock()
+	p := n.pods[uid]
+	n.mu.Unlock()
+	if p == nil {
+		return 0
+	}
+	if process := p.process(); process != nil {
+		return process.Pid
+	}
+	return 0
 }
 
 // PodNamespace is the network namespace of a pod that runs; nil: there is none. It is the
