@@ -22,7 +22,7 @@ func (a *agent) newMode(ctx context.Context) (modes.Mode, error) {
 	}
 	return modes.New(ctx, a.cfg.Mode, modes.Config{
 		Logger: a.log, Registerer: a.registry,
-		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs,
+		ServiceCIDRs: a.cfg.ServiceCIDRs, WorkloadCIDRs: a.cfg.WorkloadCIDRs, WorkloadInterfaces: a.cfg.WorkloadInterfaces,
 		MasqueradeAll: a.cfg.MasqueradeAll, MasqueradeMark: a.cfg.MasqueradeMark,
 		NodePortAddresses: a.cfg.NodePortAddresses,
 	})

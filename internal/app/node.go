@@ -27,6 +27,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/node/isolation"
 	"github.com/proxima-mesh/proxima/internal/node/membership"
 	"github.com/proxima-mesh/proxima/internal/node/ranges"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
 	"github.com/proxima-mesh/proxima/internal/scavenge"
 	"github.com/proxima-mesh/proxima/internal/witness"
@@ -67,7 +68,10 @@ type NodeConfig struct {
 	// cluster addresses from elsewhere is masqueraded. Empty: never, unless
 	// MasqueradeAll.
 	WorkloadCIDRs []netip.Prefix
-	MasqueradeAll bool
+	// WorkloadInterfaces are those by which workloads of this machine send, as cni0 or cali*: what
+	// arrives by them counts as if it came from WorkloadCIDRs.
+	WorkloadInterfaces proxy.Interfaces
+	MasqueradeAll      bool
 	// MasqueradeMark is the bit of the packet mark that kernel modes use; 0: their
 	// default.
 	MasqueradeMark uint32

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/proxima-mesh/proxima/internal/admin"
@@ -62,11 +63,14 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
 	}
 	here := modes.LocalAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
-	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, MasqueradeAll: a.cfg.MasqueradeAll}
+	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, Interfaces: a.cfg.WorkloadInterfaces, MasqueradeAll: a.cfg.MasqueradeAll}
 	if len(a.cfg.NodePortAddresses) > 0 {
 		vantage.NodePorts = modes.LocalAddresses(a.cfg.NodePortAddresses)
 	}
 	states := a.agent.agent.AllStates()
+	if len(a.cfg.WorkloadInterfaces) > 0 && !slices.Contains(here, c.From) {
+		c.By = modes.InterfaceTo(c.From)
+	}
 	state := t.Trace(c, states, vantage)
 	a.mode.Trace(t, c, state, states)
 	if why := a.isolation.Refusal(c.From, c.To.Addr(), state); why != "" {

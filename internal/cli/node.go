@@ -181,8 +181,8 @@ func (n *nodeFlags) adopt(cmd *cobra.Command, given *fromkube.Settings, cfg *app
 	if !changed("node-name") && given.NodeName != "" {
 		cfg.Name = given.NodeName
 	}
-	if !changed("workload-cidr") {
-		cfg.WorkloadCIDRs, cfg.Cluster.NodeCIDR = given.WorkloadCIDRs, given.NodeCIDR
+	if !changed("workload-cidr") && !changed("workload-interface") {
+		cfg.WorkloadCIDRs, cfg.WorkloadInterfaces, cfg.Cluster.NodeCIDR = given.WorkloadCIDRs, given.WorkloadInterfaces, given.NodeCIDR
 	}
 	if !changed("masquerade-all") {
 		cfg.MasqueradeAll = given.MasqueradeAll

@@ -163,6 +163,7 @@ type agentFlags struct {
 	tunnelPort              int
 	lease                   time.Duration
 	workloadCIDRs           []string
+	workloadInterfaces      []string
 	masqueradeAll           bool
 	nodePortAddresses       []string
 	spiffeSocket            string
@@ -185,6 +186,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.StringVar(&a.accounting, "accounting", accountingOn, "on: kernel modes turn on the kernel's counting of bytes per connection (net.netfilter.nf_conntrack_acct), and report bytes and open connections; off: they leave it as it is")
 	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
+	f.StringSliceVar(&a.workloadInterfaces, "workload-interface", nil, "interfaces by which workloads of this machine send, as cni0 or cali*: what arrives by them counts as from --workload-cidr")
 	f.BoolVar(&a.masqueradeAll, "masquerade-all", false, "kernel modes masquerade all traffic to virtual IPs, as some networks need")
 	f.StringSliceVar(&a.nodePortAddresses, "node-port-addresses", nil, "ranges of this machine's addresses on which node ports answer (default: all)")
 }
@@ -247,6 +249,10 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 	}
 	if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", a.workloadCIDRs); err != nil {
 		return cfg, err
+	}
+	cfg.WorkloadInterfaces = a.workloadInterfaces
+	if err := cfg.WorkloadInterfaces.Check(); err != nil {
+		return cfg, usagef("--workload-interface: %v", err)
 	}
 	cfg.NodePortAddresses, err = prefixes("node-port-addresses", a.nodePortAddresses)
 	return cfg, err

@@ -112,6 +112,8 @@ type Connection struct {
 	To       netip.AddrPort
 	Protocol proxy.Protocol
 	From     netip.Addr
+	// By is the interface of the node by which it arrives; empty: none, or unknown.
+	By string
 }
 
 // Vantage is what matters of the node that a connection is made on.
@@ -120,12 +122,14 @@ type Vantage struct {
 	Addresses, NodePorts []netip.Addr
 	// Workloads are the ranges that count as inside of the cluster.
 	Workloads []netip.Prefix
+	// Interfaces by which workloads of the node send, which count as well.
+	Interfaces proxy.Interfaces
 	// MasqueradeAll, as the flag says.
 	MasqueradeAll bool
 }
 
-func (v *Vantage) isWorkload(a netip.Addr) bool {
-	return slices.ContainsFunc(v.Workloads, func(p netip.Prefix) bool { return p.Contains(a) })
+func (v *Vantage) isWorkload(c Connection) bool {
+	return v.Interfaces.Contain(c.By) || slices.ContainsFunc(v.Workloads, func(p netip.Prefix) bool { return p.Contains(c.From) })
 }
 
 // The roles of an address, by precedence: the same address in several roles is
@@ -165,23 +169,23 @@ func (t *Trace) Trace(c Connection, states []*proxy.PortState, v Vantage) *proxy
 	choice := found.For(c.To.Addr())
 	local := found.Service.InternalLocal
 	if role != roleCluster {
-		inside := slices.Contains(v.Addresses, c.From) || c.From.IsLoopback() || v.isWorkload(c.From)
+		inside := slices.Contains(v.Addresses, c.From) || c.From.IsLoopback() || v.isWorkload(c)
 		local = found.Service.ExternalLocal && !inside
 	}
 	t.choose(choice, local)
-	t.Masquerade = t.Outcome == "endpoint" && masquerades(found.Service, role, local, c.From, &v)
+	t.Masquerade = t.Outcome == "endpoint" && masquerades(found.Service, role, local, c, &v)
 	return found
 }
 
 // masquerades is the rule of kernel modes: clients from elsewhere are masqueraded
 // where it is configured, and at external addresses always, unless the
 // endpoint is on this node by policy.
-func masquerades(s *proxy.Service, role string, local bool, from netip.Addr, v *Vantage) bool {
+func masquerades(s *proxy.Service, role string, local bool, c Connection, v *Vantage) bool {
 	switch {
 	case role == roleCluster:
-		return v.MasqueradeAll || (len(v.Workloads) > 0 && !v.isWorkload(from))
+		return v.MasqueradeAll || (len(v.Workloads)+len(v.Interfaces) > 0 && !v.isWorkload(c))
 	case s.ExternalLocal:
-		return !local && !v.isWorkload(from)
+		return !local && !v.isWorkload(c)
 	}
 	return true
 }

@@ -53,6 +53,7 @@ func TestTrace(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, to, from string
+		by             string // of interfaces cali*; empty: they are not asked for
 		udp, all       bool
 		workloads      []netip.Prefix
 		want           want
@@ -61,6 +62,9 @@ func TestTrace(t *testing.T) {
 		{name: "masquerade all", to: "10.96.0.10:80", from: "10.1.0.5", all: true, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", true, cluster}},
 		{name: "from a workload", to: "10.96.0.10:80", from: "10.0.0.9", workloads: workloads, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", false, cluster}},
 		{name: "from outside of workloads", to: "10.96.0.10:80", from: "10.7.0.9", workloads: workloads, want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", true, cluster}},
+		{name: "by a workload's interface", to: "10.96.0.10:80", from: "10.7.0.9", by: "cali1", want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", false, cluster}},
+		{name: "by another interface", to: "10.96.0.10:80", from: "10.7.0.9", by: "eth0", want: want{"shop/web:http", "cluster IP", "endpoint", "cluster", true, cluster}},
+		{name: "local, by a workload's interface", to: "198.51.100.8:443", from: "10.7.0.9", by: "cali1", want: want{"shop/edge:tls", "external IP", "endpoint", "cluster", false, cluster}},
 		{name: "another port", to: "10.96.0.10:81", from: "10.1.0.5", want: want{Outcome: "pass"}},
 		{name: "another protocol", to: "10.96.0.10:80", from: "10.1.0.5", udp: true, want: want{Outcome: "pass"}},
 		{name: "external IP", to: "198.51.100.7:80", from: "192.0.2.1", want: want{"shop/web:http", "external IP", "endpoint", "cluster", true, cluster}},
@@ -79,7 +83,11 @@ func TestTrace(t *testing.T) {
 				conn.Protocol = proxy.UDP
 			}
 			var tr Trace
-			found := tr.Trace(conn, traced(), Vantage{Addresses: here, NodePorts: here, Workloads: c.workloads, MasqueradeAll: c.all})
+			v := Vantage{Addresses: here, NodePorts: here, Workloads: c.workloads, MasqueradeAll: c.all}
+			if c.by != "" {
+				conn.By, v.Interfaces = c.by, proxy.Interfaces{"cali*"}
+			}
+			found := tr.Trace(conn, traced(), v)
 			if (found == nil) != (c.want.Service == "") {
 				t.Errorf("deciding state %v", found)
 			}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -96,6 +97,9 @@ type rig struct {
 	pods   map[string]*corev1.Pod
 	// mode of kube-proxy and of our agent.
 	mode string
+	// detect is how kube-proxy and our agent are told what is local: a part of
+	// KubeProxyConfiguration; empty: by addresses, in arguments.
+	detect string
 	// kubeProxy of node theirs.
 	kubeProxy *cluster.Program
 }
@@ -110,12 +114,18 @@ func newRig(t *testing.T, mode string) *rig {
 // newNodes is a rig before it has our agent.
 func newNodes(t *testing.T, mode string) *rig {
 	t.Helper()
+	return newNodesBy(t, mode, "")
+}
+
+// newNodesBy detects what is local by a part of KubeProxyConfiguration; empty: by addresses.
+func newNodesBy(t *testing.T, mode, detect string) *rig {
+	t.Helper()
 	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{bench: b, client: client, mode: mode, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
+	r := &rig{bench: b, client: client, mode: mode, detect: detect, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
 	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled",
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
@@ -135,8 +145,15 @@ func newNodes(t *testing.T, mode string) *rig {
 	b.kubectl(probedServices, "apply", "-f", "-")
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge",
 		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
-	r.kubeProxy = r.nodes["theirs"].KubeProxy(t, mode, false)
-	r.nodes["third"].KubeProxy(t, mode, false)
+	if detect == "" {
+		r.kubeProxy = r.nodes["theirs"].KubeProxy(t, mode, false)
+		r.nodes["third"].KubeProxy(t, mode, false)
+		return r
+	}
+	for _, name := range []string{"theirs", "third"} {
+		r.nodes[name].Run(t, "kube-proxy", cluster.Binary(t, "kube-proxy"), "--config="+r.configuration(name, b.Kubeconfig(t, "kube-proxy")),
+			"--hostname-override="+name)
+	}
 	return r
 }
 
@@ -145,6 +162,37 @@ func (r *rig) agent(node string) *cluster.Program {
 	r.t.Helper()
 	return r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfigOf("proxima-agent"), "--node-name", node,
 		"--mode", r.mode, "--workload-cidr", cluster.PodCIDR, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
+}
+
+// configuration is the file of a node's kube-proxy, or of our agent in its place.
+func (r *rig) configuration(node, kubeconfig string) string {
+	r.t.Helper()
+	path := filepath.Join(r.t.TempDir(), "kube-proxy-"+node+".yaml")
+	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: " + r.mode + "\n" +
+		"clientConnection: {kubeconfig: " + kubeconfig + "}\nconntrack: {maxPerCore: 0}\niptables: {localhostNodePorts: false}\n" + r.detect
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	return path
+}
+
+// TestLocalByInterface: the same where what is local is known by the interface that it arrives by.
+func TestLocalByInterface(t *testing.T) {
+	for _, c := range []struct{ name, mode, detect string }{
+		// The node's ends of the links of pods are pod1, pod2 and so on.
+		{"prefix nftables", "nftables", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: po}\n"},
+		{"prefix iptables", "iptables", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: po}\n"},
+		{"another prefix nftables", "nftables", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}\n"},
+		{"bridge nftables", "nftables", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: CLIENT}\n"},
+		{"bridge iptables", "iptables", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: CLIENT}\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newNodesBy(t, c.mode, strings.ReplaceAll(c.detect, "CLIENT", "pod2"))
+			r.nodes["ours"].Run(t, "agent", testkit.Binary(t), "node", "--kube-proxy-config", r.configuration("ours", r.kubeconfigOf("proxima-agent")),
+				"--node-name", "ours", "--data-dir", t.TempDir(), "--spiffe-socket", "none", "--dns-port", "0")
+			r.compare(t)
+		})
+	}
 }
 
 // pod is created, bound to a node.
@@ -367,10 +415,15 @@ func (r *rig) compare(t *testing.T) {
 		t.Log(theirs)
 	})
 	t.Run("affinity", func(t *testing.T) {
+		seen := map[string]string{}
 		for _, node := range []string{"ours", "theirs"} {
-			if got := r.outcome(vantage{node: node, from: "pod"}, "10.96.1.2:80"); strings.Contains(got, ",") || !strings.Contains(got, "sees the client") {
+			got := r.outcome(vantage{node: node, from: "pod"}, "10.96.1.2:80")
+			if _, seen[node], _ = strings.Cut(got, " sees "); strings.Contains(got, ",") || seen[node] == "" {
 				t.Errorf("%s: %s", node, got)
 			}
+		}
+		if seen["ours"] != seen["theirs"] && r.detect == "" {
+			t.Errorf("it sees %q, and with kube-proxy %q", seen["ours"], seen["theirs"])
 		}
 	})
 	t.Logf("%d probes compared with kube-proxy %s", compared+1, cluster.Version(t))

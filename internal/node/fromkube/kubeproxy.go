@@ -15,6 +15,8 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Settings are what an agent takes from a KubeProxyConfiguration.
@@ -28,6 +30,8 @@ type Settings struct {
 	// WorkloadCIDRs: traffic to virtual IPs from elsewhere is masqueraded. Empty:
 	// none is, unless MasqueradeAll.
 	WorkloadCIDRs []netip.Prefix
+	// WorkloadInterfaces: what arrives by them counts as from WorkloadCIDRs.
+	WorkloadInterfaces proxy.Interfaces
 	// NodeCIDR: the workload ranges are those of the Node object.
 	NodeCIDR bool
 	// MasqueradeAll: all traffic to cluster IPs is.
@@ -149,8 +153,24 @@ func (s *Settings) readLocal(c *kubeproxyv1alpha1.KubeProxyConfiguration) error 
 	case "NodeCIDR":
 		s.NodeCIDR = true
 		return nil
+	case "BridgeInterface":
+		return s.readInterface("bridgeInterface", c.DetectLocal.BridgeInterface, "")
+	case "InterfaceNamePrefix":
+		return s.readInterface("interfaceNamePrefix", c.DetectLocal.InterfaceNamePrefix, "*")
 	}
-	return fmt.Errorf("%q is not to be had here; use ClusterCIDR with clusterCIDR, or NodeCIDR", c.DetectLocalMode)
+	return fmt.Errorf("%q: want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", c.DetectLocalMode)
+}
+
+// readInterface of detectLocal. kube-proxy takes the empty one for none.
+func (s *Settings) readInterface(field, name, suffix string) error {
+	if name == "" {
+		return fmt.Errorf("detectLocal.%s is missing", field)
+	}
+	s.WorkloadInterfaces = proxy.Interfaces{name + suffix}
+	if strings.Contains(name, "*") || s.WorkloadInterfaces.Check() != nil {
+		return fmt.Errorf("detectLocal.%s %q is no name of an interface", field, name)
+	}
+	return nil
 }
 
 func (s *Settings) readConntrack(c *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -82,7 +84,16 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 		{name: "ipvs", text: head + "mode: ipvs", err: `mode: "ipvs" is not in this version; use nftables or iptables`},
 		{name: "bad mode", text: head + "mode: fast", err: `mode: "fast": want nftables, iptables`},
 		{name: "bad bit", text: head + "mode: iptables\niptables: {masqueradeBit: 32}", err: "masqueradeBit 32: 0 to 31"},
-		{name: "bridge", text: head + "detectLocalMode: BridgeInterface", err: "use ClusterCIDR with clusterCIDR, or NodeCIDR"},
+		{name: "bridge", text: head + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0, interfaceNamePrefix: x}", want: defaults(func(s *Settings) {
+			s.WorkloadInterfaces = proxy.Interfaces{"cni0"}
+		})},
+		{name: "prefix", text: head + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", want: defaults(func(s *Settings) {
+			s.WorkloadInterfaces = proxy.Interfaces{"cali*"}
+		})},
+		{name: "no bridge", text: head + "detectLocalMode: BridgeInterface", err: "detectLocal.bridgeInterface is missing"},
+		{name: "odd prefix", text: head + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: 'a/b'}", err: "detectLocal.interfaceNamePrefix \"a/b\" is no name"},
+		{name: "star", text: head + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: 'a*'}", err: "is no name"},
+		{name: "unknown mode", text: head + "detectLocalMode: Guess", err: "want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
 		{name: "bad cidr", text: head + "clusterCIDR: 10.244.0.0", err: `clusterCIDR "10.244.0.0": not a CIDR`},
 		{name: "bad address", text: head + "nodePortAddresses: [eth0]", err: `nodePortAddresses: "eth0": want a CIDR`},
 		{name: "bad bind", text: head + "healthzBindAddress: localhost:1", err: `healthzBindAddress: "localhost:1": want IP:PORT`},

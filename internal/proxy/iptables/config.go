@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Variant is one of the two programs called iptables.
@@ -53,6 +56,8 @@ type Options struct {
 	// a Local policy as if they asked the cluster address. Default: none, and so
 	// never.
 	WorkloadCIDRs []netip.Prefix
+	// WorkloadInterfaces: what arrives by them is from workloads, too.
+	WorkloadInterfaces proxy.Interfaces
 	// MasqueradeAll: connections to cluster addresses are masqueraded from
 	// everywhere.
 	MasqueradeAll bool
@@ -120,13 +125,14 @@ func (o Options) validate() error {
 	if o.MasqueradeMark == o.RefuseMark {
 		return errors.New("masquerade and refuse mark are the same bit")
 	}
-	return nil
+	return o.WorkloadInterfaces.Check()
 }
 
 // config is what of the options shapes the rules of one family.
 type config struct {
 	family                family
-	services, workloads   []netip.Prefix
+	services              []netip.Prefix
+	workloads             []string // matches of what workloads send
 	nodePorts             []netip.Prefix
 	nodePortsAll          bool
 	masqueradeAll         bool
@@ -141,13 +147,27 @@ func newConfig(o Options, f family) *config {
 	return &config{
 		family:        f,
 		services:      ofFamily(o.ServiceCIDRs, f),
-		workloads:     ofFamily(o.WorkloadCIDRs, f),
+		workloads:     workloadMatches(o, f),
 		nodePorts:     ofFamily(o.NodePortAddresses, f),
 		nodePortsAll:  o.NodePortAddresses == nil,
 		masqueradeAll: o.MasqueradeAll,
 		masquerade:    o.MasqueradeMark,
 		refuseBit:     o.RefuseMark,
 	}
+}
+
+// workloadMatches match what workloads send, as iptables-save prints it.
+func workloadMatches(o Options, f family) (out []string) {
+	for _, p := range ofFamily(o.WorkloadCIDRs, f) {
+		out = append(out, from(p))
+	}
+	for _, name := range o.WorkloadInterfaces {
+		if prefix, open := strings.CutSuffix(name, "*"); open {
+			name = prefix + "+"
+		}
+		out = append(out, "-i "+name+" ")
+	}
+	return out
 }
 
 func ofFamily(prefixes []netip.Prefix, f family) []netip.Prefix {
@@ -219,7 +239,7 @@ func (c *config) nat() frame {
 	var mark []string
 	if !c.masqueradeAll {
 		for _, p := range c.workloads {
-			mark = append(mark, from(p)+"-j RETURN")
+			mark = append(mark, p+"-j RETURN")
 		}
 	}
 	for _, p := range c.services {
@@ -268,7 +288,7 @@ func (c *config) filter() frame {
 	for _, p := range c.workloads {
 		// A reply that conntrack can't place would leave with the endpoint's own
 		// address, and the client would reset the connection.
-		forward = append(forward, from(p)+"-m conntrack --ctstate INVALID -j DROP")
+		forward = append(forward, p+"-m conntrack --ctstate INVALID -j DROP")
 	}
 	forward = append(forward,
 		hasMark(c.masquerade)+" -j ACCEPT",

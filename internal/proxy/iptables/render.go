@@ -174,7 +174,7 @@ func (r *renderer) external() {
 		// Workloads of the cluster, and this machine, are not outside.
 		cluster := r.list(false)
 		for _, p := range r.workloads {
-			rules = append(rules, from(p)+"-g "+cluster)
+			rules = append(rules, p+"-g "+cluster)
 		}
 		const here = "-m addrtype --src-type LOCAL "
 		rules = append(rules, here+r.setMasquerade(), here+"-g "+cluster, "-g "+r.list(true))

@@ -17,7 +17,7 @@ type iptablesMode struct{ *iptables.Mode }
 func newIptables(ctx context.Context, cfg Config) (Mode, error) {
 	opts := iptables.Options{
 		Logger: cfg.Logger.With("component", iptablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
-		WorkloadCIDRs: cfg.WorkloadCIDRs, MasqueradeAll: cfg.MasqueradeAll,
+		WorkloadCIDRs: cfg.WorkloadCIDRs, WorkloadInterfaces: cfg.WorkloadInterfaces, MasqueradeAll: cfg.MasqueradeAll,
 		NodePortAddresses: cfg.NodePortAddresses, MasqueradeMark: cfg.MasqueradeMark,
 	}
 	if err := iptables.Check(ctx, opts); err != nil {

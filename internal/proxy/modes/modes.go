@@ -32,7 +32,9 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	// WorkloadCIDRs are the addresses of workloads.
 	WorkloadCIDRs []netip.Prefix
-	MasqueradeAll bool
+	// WorkloadInterfaces are those by which workloads of this machine send.
+	WorkloadInterfaces proxy.Interfaces
+	MasqueradeAll      bool
 	// NodePortAddresses are ranges; node ports answer on this machine's addresses
 	// in them. Nil: on all of them.
 	NodePortAddresses []netip.Prefix

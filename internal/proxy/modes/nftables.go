@@ -17,7 +17,7 @@ type nftablesMode struct{ *nftables.Mode }
 func newNftables(_ context.Context, cfg Config) (Mode, error) {
 	opts := nftables.Options{
 		Logger: cfg.Logger.With("component", nftablesName), Registerer: cfg.Registerer, ServiceCIDRs: cfg.ServiceCIDRs,
-		WorkloadCIDRs: cfg.WorkloadCIDRs, MasqueradeAll: cfg.MasqueradeAll,
+		WorkloadCIDRs: cfg.WorkloadCIDRs, WorkloadInterfaces: cfg.WorkloadInterfaces, MasqueradeAll: cfg.MasqueradeAll,
 		NodePortAddresses: cfg.NodePortAddresses, MasqueradeMark: cfg.MasqueradeMark,
 	}
 	if err := nftables.Check(opts); err != nil {
@@ -52,7 +52,7 @@ func cleanNftables(ctx context.Context, next string) error {
 // Trace replaces what the model says by what the kernel has: that is what happens
 // to the connection.
 func (m nftablesMode) Trace(t *diag.Trace, c diag.Connection, _ *proxy.PortState, states []*proxy.PortState) {
-	p := m.Path(c.To.Addr(), c.Protocol, c.To.Port(), c.From)
+	p := m.Path(c.To.Addr(), c.Protocol, c.To.Port(), c.From, c.By)
 	rule := t.Rule
 	t.Service, t.Role, t.Rule, t.Endpoints, t.Spare = "", "", "", []diag.TraceEndpoint{}, nil
 	t.Outcome, t.List, t.Masquerade = p.Outcome, p.List, p.Masquerade

@@ -559,14 +559,30 @@ func TestPath(t *testing.T) {
 		{"drop", vipAt(false, 5), 80, clientIP, "drop", "", false, 0, false},
 		{"not ours", netip.MustParseAddr("198.51.100.200"), 80, clientIP, "pass", "", false, 0, false},
 	} {
-		p := m.Path(c.to, proxy.TCP, c.port, netip.MustParseAddr(c.from))
+		p := m.Path(c.to, proxy.TCP, c.port, netip.MustParseAddr(c.from), "")
 		got := fmt.Sprint(p.Outcome, " ", p.List, " ", p.Masquerade, " ", len(p.Shares), " ", p.Affinity > 0)
 		if want := fmt.Sprint(c.outcome, " ", c.list, " ", c.masq, " ", c.shares, " ", c.affinity); got != want {
 			t.Errorf("%s: %s, want %s\n%+v", c.name, got, want, p.Steps)
 		}
 	}
-	p := m.Path(vipAt(false, 4), proxy.SCTP, 9, netip.MustParseAddr(clientIP))
+	p := m.Path(vipAt(false, 4), proxy.SCTP, 9, netip.MustParseAddr(clientIP), "")
 	if p.Outcome != "reject" || p.Service == nil {
 		t.Errorf("no endpoint: %+v", p)
+	}
+}
+
+// TestWorkloadsByInterface: what arrives by the interfaces of workloads is from workloads, and what
+// this node sends is not.
+func TestWorkloadsByInterface(t *testing.T) {
+	l := newSim(t)
+	m := l.mode(Options{WorkloadCIDRs: []netip.Prefix{}, WorkloadInterfaces: proxy.Interfaces{"cni0", "cali*"}})
+	l.apply(m, full(false)...)
+	for by, masqueraded := range map[string]bool{"cni0": false, "cali12": false, "cni01": true, "eth0": true, "": true} {
+		if p := m.Path(vipAt(false, 0), proxy.TCP, 80, netip.MustParseAddr("10.244.0.5"), by); p.Masquerade != masqueraded {
+			t.Errorf("by %q: masquerade %v\n%+v", by, p.Masquerade, p.Steps)
+		}
+	}
+	if _, err := New(Options{WorkloadInterfaces: proxy.Interfaces{"a/b"}}); err == nil {
+		t.Error("an interface that there cannot be is accepted")
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // Defaults of Options.
@@ -47,6 +49,8 @@ type Options struct {
 	// and under externalTrafficPolicy Local workloads use the cluster's list.
 	// Default: connections to cluster IPs are never masqueraded.
 	WorkloadCIDRs []netip.Prefix
+	// WorkloadInterfaces: what arrives by them is from workloads, too.
+	WorkloadInterfaces proxy.Interfaces
 	// MasqueradeAll: connections to cluster IPs are masqueraded from everywhere.
 	MasqueradeAll bool
 	// NodePortAddresses: node ports are served on the node's addresses within
@@ -81,6 +85,9 @@ func (o *Options) complete() error {
 	}
 	if o.MasqueradeMark&(o.MasqueradeMark-1) != 0 {
 		return fmt.Errorf("masquerade mark %#x: it must be a single bit", o.MasqueradeMark)
+	}
+	if err := o.WorkloadInterfaces.Check(); err != nil {
+		return err
 	}
 	if o.AffinityClients == 0 {
 		o.AffinityClients = DefaultAffinityClients

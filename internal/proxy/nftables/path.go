@@ -13,7 +13,7 @@ import (
 // Path returns the way of a new connection from an address to a virtual one, by
 // what the mode has in the kernel as far as it knows. Whether a client is
 // remembered by affinity is known to the kernel alone.
-func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from netip.Addr) *Path {
+func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from netip.Addr, by string) *Path {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	to, from = to.Unmap(), from.Unmap()
@@ -21,7 +21,7 @@ func (m *Mode) Path(to netip.Addr, proto proxy.Protocol, number uint16, from net
 	if to.Is6() {
 		i = 1
 	}
-	w := walk{f: m.families[i], i: i, from: from, fromNode: slices.Contains(m.families[i].nodeIPs, from), path: &Path{}}
+	w := walk{f: m.families[i], i: i, from: from, by: by, fromNode: slices.Contains(m.families[i].nodeIPs, from), path: &Path{}}
 	key := vipKey(to, proto, number)
 	claims := w.f.claims[key]
 	if w.mesh(m, to) {
@@ -44,6 +44,7 @@ type walk struct {
 	f        *family
 	i        int
 	from     netip.Addr
+	by       string // the interface; empty: none, or unknown
 	fromNode bool
 	path     *Path
 }
@@ -107,7 +108,7 @@ func (w *walk) admitted(p *port) bool {
 }
 
 func (w *walk) isWorkload() bool {
-	return slices.ContainsFunc(w.f.rules.workloads, func(p netip.Prefix) bool { return p.Contains(w.from) })
+	return w.f.rules.interfaces.Contain(w.by) || slices.ContainsFunc(w.f.rules.workloads, func(p netip.Prefix) bool { return p.Contains(w.from) })
 }
 
 // externalLocal finds the class under externalTrafficPolicy Local.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/proxima-mesh/proxima/internal/kernel/nfnl"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 )
 
 // The service's number and class travel in meta priority: a looked-up value used
@@ -26,6 +27,8 @@ type writer struct {
 	dims
 	services  []netip.Prefix // ServiceCIDRs of the family
 	workloads []netip.Prefix
+	// interfaces by which workloads send.
+	interfaces proxy.Interfaces
 	// masqueradeAll: what goes to cluster IPs is, from wherever.
 	masqueradeAll bool
 	mark          uint32
@@ -121,6 +124,20 @@ func (w *writer) within(r *nfnl.Rule, offset uint32, p netip.Prefix, in bool) *n
 	return r.NotEqual(0, net)
 }
 
+// arrivedBy continues if the packet came by an interface, or did not. What this node sends came by
+// none.
+func arrivedBy(r *nfnl.Rule, name string, by bool) *nfnl.Rule {
+	value, open := strings.CutSuffix(name, "*")
+	if !open {
+		value += strings.Repeat("\x00", unix.IFNAMSIZ-len(value))
+	}
+	r.Meta(unix.NFT_META_IIFNAME, 0)
+	if by {
+		return r.Equal(0, value)
+	}
+	return r.NotEqual(0, value)
+}
+
 func maskOf(bits, length int) string {
 	mask := make([]byte, length)
 	for i := range bits {
@@ -137,6 +154,9 @@ func (w *writer) externalLocal() []*nfnl.Rule {
 	var rules []*nfnl.Rule
 	for _, p := range w.workloads {
 		rules = append(rules, w.to(w.within(rule("workloads use the cluster's list"), w.saddr, p, true), setVIPCluster, setLists))
+	}
+	for _, name := range w.interfaces {
+		rules = append(rules, w.to(arrivedBy(rule("workloads use the cluster's list"), name, true), setVIPCluster, setLists))
 	}
 	fromNode := rule("and so does this node").SourceType(0).Equal(0, nfnl.Host(rtnLocal))
 	return append(rules,
@@ -175,7 +195,7 @@ func (w *writer) marksClusterIP() marking {
 	switch {
 	case w.masqueradeAll:
 		return markAlways
-	case len(w.workloads) == 0:
+	case len(w.workloads)+len(w.interfaces) == 0:
 		return markNever
 	}
 	return markOutside
@@ -192,6 +212,9 @@ func (w *writer) pick(k classKey) []*nfnl.Rule {
 		r := rule("")
 		for _, p := range w.workloads {
 			w.within(r, w.saddr, p, false)
+		}
+		for _, name := range w.interfaces {
+			arrivedBy(r, name, false)
 		}
 		rules = append(rules, w.setMark(r))
 	}
