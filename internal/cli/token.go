@@ -203,8 +203,11 @@ func send(ctx context.Context, cfg *rest.Config, method, path string, in any) (*
 		return resp, err
 	}
 	there, thereErr := sendTo(ctx, cfg, method, aggregated, in)
-	if errors.Is(thereErr, errNotServed) {
-		return nil, err // no aggregated API of ours
+	switch {
+	case errors.Is(thereErr, errNotServed): // no aggregated API of ours
+		return nil, err
+	case apierrors.IsForbidden(err) && apierrors.IsForbidden(thereErr):
+		return nil, fmt.Errorf("%w; and as an aggregated API of a cluster: %w", err, thereErr)
 	}
 	return there, thereErr
 }

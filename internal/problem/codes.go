@@ -29,6 +29,7 @@ const (
 	APIUnavailable        Code = "api-unavailable"
 	ClockSkew             Code = "clock-skew"
 	KindNotServed         Code = "kind-not-served"
+	APIOfCluster          Code = "api-of-cluster"
 	ObjectNotFound        Code = "object-not-found"
 	NamespaceNotFound     Code = "namespace-not-found"
 	ObjectInvalid         Code = "object-invalid"

@@ -36,6 +36,7 @@ func Definitions() []Definition {
 		{APIUnauthorized, "The server refused the credentials.", "Make a token with `proxima token create` on the control plane's machine."},
 		{APIUnavailable, "The server answers that it cannot serve the request now.", "Look at `proxima status` and at the control plane's log."},
 		{ClockSkew, "The control plane's clock differs from this machine's by more than a minute.", "Set both clocks, best by NTP: leases and certificates depend on them."},
+		{APIOfCluster, "The server has no API of Proxima's: it may be the API server of a Kubernetes cluster.", "In a cluster run the command in a pod of the control plane, or enable `aggregatedAPI` of the chart."},
 		{KindNotServed, "The server does not serve this kind of object.", "Compare the versions of this program and of the server with `proxima doctor`."},
 		{ObjectNotFound, "There is no such object.", "List the kind with `proxima get KIND -A`; `-n` chooses the namespace."},
 		{NamespaceNotFound, "There is no such namespace.", "Create it by applying a Namespace of that name."},
