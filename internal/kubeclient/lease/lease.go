@@ -54,8 +54,6 @@ type Election struct {
 	lock  *resourcelock.LeaseLock
 	seen  *seen
 	leads atomic.Bool
-	// elector of the present attempt; nil: none yet.
-	elector atomic.Pointer[leaderelection.LeaderElector]
 }
 
 // New makes an election. It opens no connection.
@@ -113,7 +111,6 @@ func (e *Election) term(ctx context.Context, lead func(context.Context) error) e
 	if err != nil {
 		return fmt.Errorf("election by lease: %w", err)
 	}
-	e.elector.Store(elector)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -186,9 +183,8 @@ func (e *Election) Leader(ctx context.Context) (string, error) {
 // Other is the identity of the instance that holds the Lease, as this one saw it last; empty: it
 // is this instance, or none. Nothing is asked of the API.
 func (e *Election) Other() string {
-	elector := e.elector.Load()
-	if elector == nil || elector.GetLeader() == e.cfg.Identity {
-		return ""
+	if holder := e.seen.holder(); holder != e.cfg.Identity {
+		return holder
 	}
-	return elector.GetLeader()
+	return ""
 }

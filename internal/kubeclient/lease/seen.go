@@ -52,6 +52,13 @@ func (s *seen) note(record resourcelock.LeaderElectionRecord) {
 	}
 }
 
+// holder of the Lease, as it was seen last; empty: none.
+func (s *seen) holder() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.HolderIdentity
+}
+
 // vacant: nobody holds the Lease, or who does has not renewed it for so long.
 func (s *seen) vacant(duration time.Duration) bool {
 	s.mu.Lock()
