@@ -63,7 +63,10 @@ func (a agentState) Trace(c diag.Connection) *diag.Trace {
 		Node: status.Node.Name, Zone: status.Node.Zone, Mode: status.Mode,
 	}
 	here := modes.LocalAddresses([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)})
-	vantage := diag.Vantage{Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, Interfaces: a.cfg.WorkloadInterfaces, MasqueradeAll: a.cfg.MasqueradeAll}
+	vantage := diag.Vantage{
+		Addresses: here, NodePorts: here, Workloads: a.cfg.WorkloadCIDRs, Interfaces: a.cfg.WorkloadInterfaces,
+		MasqueradeAll: a.cfg.MasqueradeAll,
+	}
 	if len(a.cfg.NodePortAddresses) > 0 {
 		vantage.NodePorts = modes.LocalAddresses(a.cfg.NodePortAddresses)
 	}

@@ -87,8 +87,8 @@ func explainAnswer(cfg *rest.Config, err error) error {
 		return &problem.Error{
 			Code: problem.APIOfCluster,
 			Err:  fmt.Errorf("%s: %w", cfg.Host, err),
-			Hint: "in a Kubernetes cluster run it in a pod of the control plane: kubectl --namespace proxima-system exec deployment/proxima -- proxima …; " +
-				"or install with aggregatedAPI.enabled=true. Else use the kubeconfig in the control plane's data directory",
+			Hint: "in a Kubernetes cluster run it in a pod of the control plane: " +
+				"kubectl --namespace proxima-system exec deployment/proxima -- proxima …; or install with aggregatedAPI.enabled=true. Else use the kubeconfig in the control plane's data directory",
 		}
 	case apierrors.IsUnauthorized(err):
 		return &problem.Error{

@@ -132,7 +132,10 @@ func (o Options) writer(d dims) writer {
 		}
 		return out
 	}
-	return writer{services: ours(o.ServiceCIDRs), workloads: ours(o.WorkloadCIDRs), interfaces: o.WorkloadInterfaces, masqueradeAll: o.MasqueradeAll, mark: o.MasqueradeMark}
+	return writer{
+		services: ours(o.ServiceCIDRs), workloads: ours(o.WorkloadCIDRs), interfaces: o.WorkloadInterfaces,
+		masqueradeAll: o.MasqueradeAll, mark: o.MasqueradeMark,
+	}
 }
 
 // Name implements proxy.Mode.

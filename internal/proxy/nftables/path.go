@@ -108,7 +108,8 @@ func (w *walk) admitted(p *port) bool {
 }
 
 func (w *walk) isWorkload() bool {
-	return w.f.rules.interfaces.Contain(w.by) || slices.ContainsFunc(w.f.rules.workloads, func(p netip.Prefix) bool { return p.Contains(w.from) })
+	return w.f.rules.interfaces.Contain(w.by) ||
+		slices.ContainsFunc(w.f.rules.workloads, func(p netip.Prefix) bool { return p.Contains(w.from) })
 }
 
 // externalLocal finds the class under externalTrafficPolicy Local.

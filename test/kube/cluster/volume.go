@@ -214,7 +214,8 @@ func (n *Node) container(ctx context.Context, p *corev1.Pod, addr string) (*cont
 	}
 	for name, text := range map[string]string{
 		"hosts":       "127.0.0.1 localhost\n::1 localhost\n" + addr + " " + p.Name + "\n",
-		"resolv.conf": "nameserver " + DNSAddr + "\nsearch " + p.Namespace + ".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n",
+		"resolv.conf": "nameserver " + DNSAddr + "\nsearch " + p.Namespace +
+			".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return nil, err
@@ -245,7 +246,10 @@ func (n *Node) variables(p *corev1.Pod, of *corev1.Container, img *image, addr s
 	for _, e := range of.Env {
 		value := e.Value
 		if e.ValueFrom != nil {
-			fields := map[string]string{"spec.nodeName": n.Name, "status.podIP": addr, "status.hostIP": n.Addr, "metadata.namespace": p.Namespace, "metadata.name": p.Name}
+			fields := map[string]string{
+				"spec.nodeName": n.Name, "status.podIP": addr, "status.hostIP": n.Addr,
+				"metadata.namespace": p.Namespace, "metadata.name": p.Name,
+			}
 			known := false
 			if e.ValueFrom.FieldRef != nil {
 				value, known = fields[e.ValueFrom.FieldRef.FieldPath]
