@@ -213,7 +213,7 @@ func (n *Node) container(ctx context.Context, p *corev1.Pod, addr string) (*cont
 		return nil, err
 	}
 	for name, text := range map[string]string{
-		"hosts":       "127.0.0.1 localhost\n::1 localhost\n" + addr + " " + p.Name + "\n",
+		"hosts": "127.0.0.1 localhost\n::1 localhost\n" + addr + " " + p.Name + "\n",
 		"resolv.conf": "nameserver " + DNSAddr + "\nsearch " + p.Namespace +
 			".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n",
 	} {
