@@ -283,8 +283,7 @@ func (d domain) alias(q dns.Question, target string) answer {
 		in, labels, ours := d.domainOf(name, d.caller)
 		if !ours || len(labels) == 0 {
 			if end, known := d.outside(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, name, d.client); known {
-				end.answer = append(a.answer, end.answer...)
-				return end
+				return a.then(end)
 			}
 			a.alias = name
 			return a
@@ -295,13 +294,22 @@ func (d domain) alias(q dns.Question, target string) answer {
 		}
 		if e == nil || e.Alias == "" || !e.Scope.Allows(d.viewer) {
 			end := in.below(dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, labels)
-			end.answer = append(a.answer, end.answer...)
-			return end
+			return a.then(end)
 		}
 		a.answer = append(a.answer, &dns.CNAME{Hdr: header(name, dns.TypeCNAME), Target: dns.Fqdn(e.Alias)})
 		target = e.Alias
 	}
 	return answer{rcode: dns.RcodeServerFailure} // they lead in a circle
+}
+
+// then is an answer of aliases that lead to a name with the answer end. Where that does not exist
+// the aliases still do: CoreDNS answers NOERROR with them, where RFC 6604 would have NXDOMAIN.
+func (a answer) then(end answer) answer {
+	if end.rcode == dns.RcodeNameError {
+		end.rcode = dns.RcodeSuccess
+	}
+	end.answer = append(a.answer, end.answer...)
+	return end
 }
 
 // addresses answers with those of the family that is asked for.

@@ -179,6 +179,19 @@ func TestAliasOfOthers(t *testing.T) {
 	}
 }
 
+// TestAliasOfNobody: an external name that leads nowhere is there all the same, as CoreDNS has it;
+// one whose resolver fails is not known to lead nowhere.
+func TestAliasOfNobody(t *testing.T) {
+	for of, want := range map[int]int{dns.RcodeNameError: dns.RcodeSuccess, dns.RcodeServerFailure: dns.RcodeServerFailure} {
+		s := serve(t, upstreams(startResolver(t, fails(of))))
+		r := s.ask(t, "udp", "outside.default.svc.cluster.local.", dns.TypeA)
+		alias := []string{"outside.default.svc.cluster.local. CNAME www.example.com."}
+		if diff := cmp.Diff(alias, show(r.Answer)); diff != "" || r.Rcode != want {
+			t.Errorf("%s from upstream: %s, want %s; %s", dns.RcodeToString[of], dns.RcodeToString[r.Rcode], dns.RcodeToString[want], diff)
+		}
+	}
+}
+
 func TestOneQuestionForMany(t *testing.T) {
 	gate := make(chan struct{})
 	arrived := make(chan struct{}, 10)

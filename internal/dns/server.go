@@ -431,7 +431,9 @@ func (s *Server) chase(ctx context.Context, r *dns.Msg, q dns.Question, a answer
 	target.SetQuestion(a.alias, q.Qtype)
 	got := new(dns.Msg)
 	s.forward.exchange(ctx, &target, got)
-	r.Rcode = got.Rcode
+	if r.Rcode = got.Rcode; r.Rcode == dns.RcodeNameError {
+		r.Rcode = dns.RcodeSuccess // as answer.then
+	}
 	r.Answer = append(r.Answer, got.Answer...)
 	r.Ns = got.Ns
 }

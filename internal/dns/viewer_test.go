@@ -69,7 +69,7 @@ func TestViewer(t *testing.T) {
 		{"db.greens2.svc.cluster.local.", dns.TypeA, 0, no, 0, "A 10.1.0.7"},
 		{"db-0.db.greens2.svc.cluster.local.", dns.TypeA, 0, no, 0, "A 10.1.0.7"},
 		{"web.greens.svc.clusterset.local.", dns.TypeA, 0, no, 0, "A 10.96.0.6"},
-		{"alias.blues.svc.cluster.local.", dns.TypeA, 0, no, no, ""},
+		{"alias.blues.svc.cluster.local.", dns.TypeA, 0, 0, no, ""}, // where it leads is not for blue: the alias alone
 		{"hop.greens2.svc.cluster.local.", dns.TypeA, 0, no, 0, ""},
 		{"greens.svc.cluster.local.", dns.TypeA, 0, 0, 0, ""}, // it has one that is exported
 		{"greens2.svc.cluster.local.", dns.TypeA, 0, no, 0, ""},
