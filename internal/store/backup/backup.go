@@ -91,27 +91,6 @@ func damagedf(format string, args ...any) error {
 	return &FormatError{Reason: fmt.Sprintf(format, args...)}
 }
 
-const (
-	// perSecond is more revisions than a store issues in a second, on average over
-	// its life: stores commit some thousand transactions per second.
-	perSecond = 1_000_000
-	// margin is left for what was written after the backup, should the clock be
-	// wrong by years. etcd's manual recommends as much for its --bump-revision.
-	margin = 1_000_000_000
-)
-
-// Base is the revision at which a restored store begins. It lies above the
-// backup's and above known (the newest of the store that is replaced, 0 if
-// none). What was issued between backup and loss is unknown, so the clock helps:
-// Base is also at least a million times the seconds since 1970, which no store
-// reaches by itself, nor by any restore before. So it rises over any number of
-// restores of any backups, as long as clocks are right within what a store
-// could not have written meanwhile. It stays below 2^53, which clients
-// in JavaScript need, until 2255.
-func Base(backup, known store.Revision, now time.Time) store.Revision {
-	return max(max(backup, known)+margin, store.Revision(now.Unix())*perSecond)
-}
-
 // Restore fills a store from a backup, all or nothing. known is the newest
 // revision of the store that it replaces, 0 if none is known. It returns the
 // revision at which the store is now; the next write is above it. Errors:
@@ -120,7 +99,7 @@ func Restore(ctx context.Context, into store.Restorer, from *Backup, known store
 	if from.Epoch == into.Epoch() {
 		return 0, fmt.Errorf("restore: the store has the epoch of the backup (%s); make a new store", into.Epoch())
 	}
-	at := Base(from.Revision, known, now)
+	at := store.AfterLoss(max(from.Revision, known), now)
 	if err := into.Restore(ctx, at, from.Records()); err != nil {
 		return 0, fmt.Errorf("restore: %w", err)
 	}

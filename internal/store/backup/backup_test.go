@@ -254,29 +254,6 @@ func TestWatcherOfTheEmptyStore(t *testing.T) {
 	}
 }
 
-func TestBase(t *testing.T) {
-	day := 24 * time.Hour
-	clock := store.Revision(now.Unix()) * 1_000_000
-	for name, tt := range map[string]struct {
-		backup, known store.Revision
-		now           time.Time
-		want          store.Revision
-	}{
-		"first restore":                   {100, 0, now, clock},
-		"again, of the same old backup":   {100, 0, now.Add(day), clock + 86_400_000_000},
-		"in place of a newer one":         {100, clock + 50, now, clock + 50 + 1_000_000_000},
-		"of a backup of a restored store": {clock + 70, 0, now.Add(time.Second), clock + 70 + 1_000_000_000},
-		"the clock is at its epoch":       {100, 200, time.Unix(0, 0), 200 + 1_000_000_000},
-	} {
-		if got := backup.Base(tt.backup, tt.known, tt.now); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
-		}
-	}
-	if far := backup.Base(0, 0, time.Date(2255, 1, 1, 0, 0, 0, 0, time.UTC)); far >= 1<<53 {
-		t.Errorf("%d is beyond what a double holds", far)
-	}
-}
-
 // TestConcurrentWrites: a backup is one moment. Writers keep the sum of pairs
 // constant, in one transaction each.
 func TestConcurrentWrites(t *testing.T) {

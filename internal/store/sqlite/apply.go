@@ -61,12 +61,12 @@ func (w *writer) open(ctx context.Context) (err error) {
 		{&w.begin, `BEGIN IMMEDIATE`},
 		{&w.end, `COMMIT`},
 		{&w.undo, `ROLLBACK`},
-		{&w.newest, `SELECT h.revision, h.created, h.expires, h.value FROM live JOIN history AS h USING (revision) WHERE live.key = ?`},
-		{&w.append, `INSERT INTO history (revision, batch, kind, key, created, prev, expires, value) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`},
+		{&w.newest, selectNewest},
+		{&w.append, `INSERT INTO history (revision, batch, kind, key, created, prev, expires, value, sum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`},
 		{&w.point, `INSERT INTO live (key, revision, expires) VALUES (?, ?, ?)
 			ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, expires = excluded.expires`},
 		{&w.unlink, `DELETE FROM live WHERE key = ?`},
-		{&w.note, `UPDATE meta SET revision = ?, compacted = ?, swept = ?, size = ?, probes = ?`},
+		{&w.note, `UPDATE meta SET revision = ?1, compacted = ?2, swept = ?3, size = ?4, probes = ?5, digest = ?6, digested = ?1`},
 		{&w.meta, selectMeta},
 	} {
 		if *s.stmt, err = w.conn.PrepareContext(ctx, s.text); err != nil {
@@ -123,7 +123,7 @@ func (w *writer) transact(f func(next *bookkeeping) error) error {
 		_, err := w.undo.Exec()
 		return err
 	}
-	_, err := w.note.Exec(next.revision, next.compacted, next.swept, next.size, next.probes)
+	_, err := w.note.Exec(next.revision, next.compacted, next.swept, next.size, next.probes, next.digest)
 	if err == nil {
 		_, err = w.end.Exec()
 	}
@@ -240,6 +240,10 @@ func (w *writer) apply(next *bookkeeping, r *group.Request, now time.Time) error
 		next.size += int64(len(e.Record.Value))
 		if e.Prev != nil {
 			next.size -= int64(len(e.Prev.Value))
+			next.digest ^= digest([]byte(e.Prev.Key), int64(e.Prev.Modified), toColumn(e.Prev.Expires))
+		}
+		if e.Kind == store.Put {
+			next.digest ^= digest([]byte(e.Record.Key), int64(e.Record.Modified), toColumn(e.Record.Expires))
 		}
 	}
 	return nil
@@ -259,31 +263,38 @@ func event(revision store.Revision, op store.Op, prev *store.Record, now time.Ti
 
 // current is the newest state of a key, within the transaction; nil: absent.
 func (w *writer) current(key string) (*store.Record, error) {
-	record := store.Record{Key: key}
-	var expires int64
-	err := w.newest.QueryRow([]byte(key)).Scan(&record.Modified, &record.Created, &expires, &record.Value)
+	var r row
+	err := w.newest.QueryRow([]byte(key)).Scan(r.targets()...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}
-	record.Expires = fromColumn(expires)
-	return &record, err
+	if err != nil {
+		return nil, err
+	}
+	if err := r.verify(); err != nil {
+		return nil, err
+	}
+	record := r.record()
+	return &record, nil
 }
 
 // record writes one change to the tables.
 func (w *writer) record(e store.Event, batch store.Revision) error {
-	var prev store.Revision
-	if e.Prev != nil {
-		prev = e.Prev.Modified
+	r := row{
+		revision: int64(e.Record.Modified), batch: int64(batch), kind: int64(e.Kind), key: []byte(e.Record.Key),
+		created: int64(e.Record.Created), expires: toColumn(e.Record.Expires), value: e.Record.Value,
 	}
-	key, expires := []byte(e.Record.Key), toColumn(e.Record.Expires)
-	if _, err := w.append.Exec(e.Record.Modified, batch, e.Kind, key, e.Record.Created, prev, expires, e.Record.Value); err != nil {
+	if e.Prev != nil {
+		r.prev = int64(e.Prev.Modified)
+	}
+	if _, err := w.append.Exec(r.revision, r.batch, r.kind, r.key, r.created, r.prev, r.expires, r.value, r.checksum()); err != nil {
 		return err
 	}
 	var err error
 	if e.Kind == store.Put {
-		_, err = w.point.Exec(key, e.Record.Modified, expires)
+		_, err = w.point.Exec(r.key, r.revision, r.expires)
 	} else {
-		_, err = w.unlink.Exec(key)
+		_, err = w.unlink.Exec(r.key)
 	}
 	return err
 }

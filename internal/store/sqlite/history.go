@@ -36,8 +36,7 @@ type querier interface {
 func history(ctx context.Context, from querier, prefix string, after, until store.Revision) ([]store.Batch, store.Revision, error) {
 	// The unary plus keeps SQLite from walking the keys' index, which has
 	// the revisions in another order.
-	query := `SELECT h.revision, h.batch, h.kind, h.key, h.created, h.expires, h.value,
-			p.revision, p.created, p.expires, p.value
+	query := `SELECT ` + historyColumns + `, p.revision, p.created, p.expires, p.value, p.batch, p.kind, p.prev, p.sum
 		FROM history AS h LEFT JOIN history AS p ON p.revision = h.prev
 		WHERE h.revision > ? AND h.revision <= ? AND +h.key >= ?`
 	args := []any{after, until, []byte(prefix)}
@@ -76,20 +75,24 @@ func history(ctx context.Context, from querier, prefix string, after, until stor
 }
 
 func scanEvent(rows *sql.Rows) (e store.Event, batch store.Revision, err error) {
-	var expires int64
-	var prevRevision, prevCreated sql.Null[store.Revision]
-	var prevExpires sql.NullInt64
-	var prevValue []byte
-	if err := rows.Scan(&e.Record.Modified, &batch, &e.Kind, &e.Record.Key, &e.Record.Created, &expires, &e.Record.Value,
-		&prevRevision, &prevCreated, &prevExpires, &prevValue); err != nil {
+	var r row
+	var revision, created, expires, of, kind, prev sql.NullInt64 // of the row that it replaces; NULL: there is none
+	p := row{}
+	if err := rows.Scan(append(r.targets(), &revision, &created, &expires, &p.value, &of, &kind, &prev, &p.sum)...); err != nil {
 		return store.Event{}, 0, err
 	}
-	e.Record.Expires = fromColumn(expires)
-	if prevRevision.Valid {
-		e.Prev = &store.Record{
-			Key: e.Record.Key, Value: prevValue, Created: prevCreated.V, Modified: prevRevision.V,
-			Expires: fromColumn(prevExpires.Int64),
-		}
+	if err := r.verify(); err != nil {
+		return store.Event{}, 0, err
 	}
-	return e, batch, nil
+	e = store.Event{Kind: store.EventKind(r.kind), Record: r.record()}
+	if revision.Valid {
+		p.key, p.revision, p.created, p.expires = r.key, revision.Int64, created.Int64, expires.Int64
+		p.batch, p.kind, p.prev = of.Int64, kind.Int64, prev.Int64
+		if err := p.verify(); err != nil {
+			return store.Event{}, 0, err
+		}
+		replaced := p.record()
+		e.Prev = &replaced
+	}
+	return e, store.Revision(r.batch), nil
 }

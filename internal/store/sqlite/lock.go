@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -29,10 +30,17 @@ func (e *InUseError) Error() string {
 // process dies. Its file stays: removing it would race with the next opener.
 type lock struct {
 	file *os.File
+	// data is the state itself, where a second name of it (a link, another mount) has a file of
+	// its own for the lock; nil: there was no state yet.
+	data *os.File
 }
 
+// acquire the lock of the state at path, which need not exist.
 func acquire(path string) (*lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("the folder must exist and be writable: %w", err)
 	}
@@ -46,7 +54,11 @@ func acquire(path string) (*lock, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &lock{file: f}, nil
+	l := &lock{file: f}
+	if l.data, err = lockData(path); err != nil {
+		return nil, errors.Join(err, l.release())
+	}
+	return l, nil
 }
 
 // holder reads the process id that the lock's owner left.
@@ -71,4 +83,9 @@ func sign(f *os.File) error {
 	return nil
 }
 
-func (l *lock) release() error { return l.file.Close() }
+func (l *lock) release() error {
+	if l.data == nil {
+		return l.file.Close()
+	}
+	return errors.Join(l.data.Close(), l.file.Close())
+}

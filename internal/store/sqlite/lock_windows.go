@@ -16,3 +16,6 @@ func lockFile(f *os.File) (held bool, err error) {
 	}
 	return false, err
 }
+
+// lockData locks nothing: a locked byte of the state could not be read.
+func lockData(string) (*os.File, error) { return nil, nil } //nolint:nilnil // nothing is locked

@@ -64,11 +64,11 @@ func TestOpenRefuses(t *testing.T) {
 		message string
 	}{
 		{"a newer schema", func(t *testing.T, path string) {
-			alter(t, path, "PRAGMA user_version = 2")
-		}, new(*SchemaError), "schema version 2, this program supports up to 1"},
+			alter(t, path, "PRAGMA user_version = 3")
+		}, new(*SchemaError), "schema version 3, this program supports up to 2"},
 		{"a newer schema that needs newer programs", func(t *testing.T, path string) {
-			alter(t, path, "PRAGMA user_version = 131075") // 2<<16 | 3
-		}, new(*SchemaError), "schema version 3, this program supports up to 1"},
+			alter(t, path, "PRAGMA user_version = 196612") // 3<<16 | 4
+		}, new(*SchemaError), "schema version 4, this program supports up to 2"},
 		{"another application's database", func(t *testing.T, path string) {
 			alter(t, path, "PRAGMA application_id = 7")
 		}, new(*SchemaError), "another application"},
@@ -113,7 +113,7 @@ func TestOpenRefuses(t *testing.T) {
 // TestOpenAdditiveSchema: a file that a newer program has added something to is used as before.
 func TestOpenAdditiveSchema(t *testing.T) {
 	path := filled(t)
-	alter(t, path, "ALTER TABLE meta ADD COLUMN colour TEXT; PRAGMA user_version = 65538") // 1<<16 | 2
+	alter(t, path, "ALTER TABLE meta ADD COLUMN colour TEXT; PRAGMA user_version = 65539") // 1<<16 | 3
 	s, err := Open(t.Context(), path, Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -66,12 +66,21 @@ func (s *Store) Get(ctx context.Context, key string, at store.Revision) (rec sto
 		if read, err = snap.boundary(ctx, at); err != nil {
 			return err
 		}
-		found := record{Record: store.Record{Key: key}}
-		ok, err = found.scan(snap.tx.QueryRowContext(ctx, `
-			SELECT revision, created, expires, value, kind FROM history
-			WHERE key = ? AND revision <= ? ORDER BY revision DESC LIMIT 1`, []byte(key), read))
-		if ok = ok && found.kind == store.Put; ok {
-			rec = found.Record
+		query, args := `SELECT `+historyColumns+`
+			FROM history AS h WHERE key = ? AND revision <= ? ORDER BY revision DESC LIMIT 1`, []any{[]byte(key), read}
+		if read == snap.revision {
+			query, args = selectNewest, args[:1]
+		}
+		var r row
+		err = snap.tx.QueryRowContext(ctx, query, args...).Scan(r.targets()...)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err == nil {
+			err = r.verify()
+		}
+		if ok = err == nil && store.EventKind(r.kind) == store.Put; ok {
+			rec = r.record()
 		}
 		return err
 	})
@@ -81,29 +90,14 @@ func (s *Store) Get(ctx context.Context, key string, at store.Revision) (rec sto
 	return rec, ok, read, nil
 }
 
-// record is a store.Record as a row has it.
-type record struct {
-	store.Record
-	kind    store.EventKind
-	expires int64
-}
-
-func (r *record) scan(row *sql.Row) (found bool, err error) {
-	err = row.Scan(&r.Modified, &r.Created, &r.expires, &r.Value, &r.kind)
-	if errors.Is(err, sql.ErrNoRows) {
-		return false, nil
-	}
-	r.Expires = fromColumn(r.expires)
-	return err == nil, err
-}
-
 // span is a range of keys at a revision, as parts of a query.
 type span struct {
-	from   string // what has one row for each key
-	values string // joins history as h, if from is not that already
-	key    string // the column to order by, so that an index gives the order
-	where  string
-	args   []any
+	from    string // what has one row for each key
+	values  string // joins history as h, if from is not that already
+	columns string // of the rows
+	key     string // the column to order by, so that an index gives the order
+	where   string
+	args    []any
 }
 
 // span selects the state of the keys with a prefix, from a key on.
@@ -111,13 +105,15 @@ func (snap snapshot) span(prefix, from string, at store.Revision) span {
 	p := span{args: []any{[]byte(max(prefix, from))}}
 	end, bounded := successor(prefix)
 	if at == snap.revision {
-		p.from, p.values, p.key, p.where = `live`, ` JOIN history AS h USING (revision)`, `live.key`, `live.key >= ?`
+		p.columns = liveColumns
+		p.from, p.values, p.key, p.where = `live`, ` LEFT JOIN history AS h USING (revision)`, `live.key`, `live.key >= ?`
 		if bounded {
 			p.where += ` AND live.key < ?`
 			p.args = append(p.args, end)
 		}
 		return p
 	}
+	p.columns = historyColumns
 	p.from, p.key, p.where = `history AS h`, `h.key`, `h.key >= ?`
 	if bounded {
 		p.where += ` AND h.key < ?`
@@ -177,12 +173,11 @@ func (s *Store) List(ctx context.Context, opts store.ListOptions) (page store.Pa
 }
 
 func (snap snapshot) list(ctx context.Context, p span, opts store.ListOptions, page *store.Page) error {
-	value := `h.value`
+	columns := p.columns
 	if opts.KeysOnly {
-		value = `NULL`
+		columns = withoutValues(columns)
 	}
-	query := `SELECT h.key, h.revision, h.created, h.expires, ` + value + ` FROM ` + p.from + p.values + ` WHERE ` + p.where + ` ORDER BY ` +
-		p.key
+	query := `SELECT ` + columns + ` FROM ` + p.from + p.values + ` WHERE ` + p.where + ` ORDER BY ` + p.key
 	if opts.Limit > 0 {
 		query += ` LIMIT ?`
 		p.args = append(p.args[:len(p.args):len(p.args)], opts.Limit+1) // one more shows whether keys follow
@@ -197,13 +192,14 @@ func (snap snapshot) list(ctx context.Context, p span, opts store.ListOptions, p
 			page.More = true
 			break
 		}
-		var r store.Record
-		var expires int64
-		if err := rows.Scan(&r.Key, &r.Modified, &r.Created, &expires, &r.Value); err != nil {
+		var r row
+		if err := rows.Scan(r.targets()...); err != nil {
 			return err
 		}
-		r.Expires = fromColumn(expires)
-		page.Records = append(page.Records, r)
+		if err := r.verify(); err != nil {
+			return err
+		}
+		page.Records = append(page.Records, r.record())
 	}
 	return rows.Err()
 }

@@ -44,6 +44,7 @@ func (s *Store) Restore(ctx context.Context, at store.Revision, records iter.Seq
 					return fmt.Errorf("key %q: %w", record.Key, err)
 				}
 				next.size += int64(len(record.Value))
+				next.digest ^= digest([]byte(record.Key), int64(record.Modified), toColumn(record.Expires))
 				if !record.Expires.IsZero() {
 					e.Record.Value = nil
 					events = append(events, e)
@@ -109,7 +110,7 @@ func (e *NotEmptyError) Unwrap() error { return e.Err }
 func Replace(
 	ctx context.Context, path string, how Replacement, fill func(ctx context.Context, into *Store, known store.Revision) error,
 ) (kept string, err error) {
-	l, err := acquire(path + ".lock")
+	l, err := acquire(path)
 	if err != nil {
 		return "", fmt.Errorf("replace state %q: %w", path, err)
 	}
@@ -121,6 +122,9 @@ func Replace(
 		return "", fmt.Errorf("replace state %q: %w", path, &NotEmptyError{Revision: known, Err: err})
 	case err != nil && how.Logger != nil:
 		how.Logger.Warn("the state that is replaced cannot be read, it is put aside as it is", "path", path, "error", err)
+	}
+	if was, err := readPosition(path); err == nil {
+		known = max(known, was.Revision)
 	}
 	next := path + ".restoring"
 	defer discard(next)
@@ -190,7 +194,7 @@ func putAside(path, kept string) error {
 
 // discard removes a state that was not acknowledged.
 func discard(path string) {
-	for _, suffix := range []string{"", "-wal", "-shm", ".lock"} {
+	for _, suffix := range []string{"", "-wal", "-shm", ".lock", ".position"} {
 		_ = os.Remove(path + suffix) // what is in the way makes Open fail
 	}
 }

@@ -121,7 +121,7 @@ func TestReplaceState(t *testing.T) {
 	if got, _ := contents(t, path); got["mine"] != "kept" || len(got) != 1 {
 		t.Errorf("after three refusals it has %v", got)
 	}
-	if diff := cmp.Diff([]string{"", ".lock"}, files(t, path)); diff != "" {
+	if diff := cmp.Diff([]string{"", ".lock", ".position"}, files(t, path)); diff != "" {
 		t.Error(diff)
 	}
 
@@ -129,7 +129,7 @@ func TestReplaceState(t *testing.T) {
 	if err != nil || previous != 1 || filepath.Base(kept) != "state.db.replaced-20260102T030405.000" {
 		t.Fatal(kept, previous, err)
 	}
-	if diff := cmp.Diff([]string{"", ".lock", ".replaced-20260102T030405.000"}, files(t, path)); diff != "" {
+	if diff := cmp.Diff([]string{"", ".lock", ".position", ".replaced-20260102T030405.000"}, files(t, path)); diff != "" {
 		t.Error(diff)
 	}
 	got, rev := contents(t, path)

@@ -27,11 +27,12 @@ const (
 	// oldest version whose programs work with the file, or 0: it is the same. A program
 	// refuses a file that needs a newer one. A change is additive for one release at least, so
 	// that the program before it can be started again.
-	schemaVersion = 1
+	schemaVersion = 2
+	oldestVersion = 1 // its programs leave the columns of version 2 empty
 	versionBits   = 16
 )
 
-// schema of version 1. Keys are BLOBs, so that they are ordered as bytes.
+// schema of version 2. Keys are BLOBs, so that they are ordered as bytes.
 //
 // history has one row for each change since the last compaction, and the newest
 // row of each live key however old it is. live finds those newest rows.
@@ -43,7 +44,9 @@ CREATE TABLE meta (
 	compacted INTEGER NOT NULL, -- what a reader may no longer ask for
 	swept     INTEGER NOT NULL, -- how far that is deleted
 	size      INTEGER NOT NULL, -- bytes of live values
-	probes    INTEGER NOT NULL  -- writes that only tried whether the disk takes them
+	probes    INTEGER NOT NULL, -- writes that only tried whether the disk takes them
+	digest    INTEGER NOT NULL DEFAULT 0, -- of the rows of live
+	digested  INTEGER NOT NULL DEFAULT 0  -- the revision that it was made at
 ) STRICT;
 CREATE TABLE history (
 	revision INTEGER PRIMARY KEY,
@@ -53,7 +56,8 @@ CREATE TABLE history (
 	created  INTEGER NOT NULL,
 	prev     INTEGER NOT NULL,  -- revision of the row that this one replaces, or 0
 	expires  INTEGER NOT NULL,  -- Unix nanoseconds, or 0
-	value    BLOB
+	value    BLOB,
+	sum      INTEGER            -- checksum of the row; NULL: a program of version 1 wrote it
 ) STRICT;
 CREATE INDEX history_key ON history (key, revision, kind);
 CREATE TABLE live (
@@ -62,6 +66,13 @@ CREATE TABLE live (
 	expires  INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE probe (filler BLOB) STRICT; -- empty but for moments
+`
+
+// upgrade of version 1.
+const upgrade = `
+ALTER TABLE meta ADD COLUMN digest INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE meta ADD COLUMN digested INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE history ADD COLUMN sum INTEGER;
 `
 
 // DamagedError reports a file that SQLite or its own bookkeeping finds broken.
@@ -107,19 +118,24 @@ func prepare(ctx context.Context, path string) error {
 	if f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err == nil {
 		_ = f.Close() // nothing was written
 	}
+	// SQLite removes its log when a file is closed.
+	log, err := os.Stat(path + "-wal")
+	unclean := err == nil && log.Size() > 0
 	db, err := sql.Open(driverName, dsn(path))
 	if err != nil {
 		return err
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(1)
-	if err := check(ctx, db); err != nil {
+	if err := check(ctx, db, unclean); err != nil {
 		return damaged(err)
 	}
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-func check(ctx context.Context, db *sql.DB) error {
+// check the file, more thoroughly if it was not closed by the program that wrote it. Values are
+// checked when they are read.
+func check(ctx context.Context, db *sql.DB, unclean bool) error {
 	var application, version, tables int
 	if err := db.QueryRowContext(ctx, `
 		SELECT (SELECT application_id FROM pragma_application_id),
@@ -135,15 +151,41 @@ func check(ctx context.Context, db *sql.DB) error {
 	case needs(version) > schemaVersion:
 		return &SchemaError{Version: version & (1<<versionBits - 1), Known: schemaVersion}
 	}
+	pragma := `PRAGMA quick_check(1)`
+	if unclean {
+		pragma = `PRAGMA integrity_check(1)` // compares indexes with their tables, too
+	}
 	var verdict string
-	if err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict); err != nil {
+	if err := db.QueryRowContext(ctx, pragma).Scan(&verdict); err != nil {
 		return err
 	}
 	if verdict != "ok" {
-		return &DamagedError{Detail: strings.ReplaceAll(verdict, "\n", " ")}
+		return &DamagedError{Detail: strings.ReplaceAll(verdict, "\n", " ") + lost(ctx, db)}
 	}
-	return nil
+	if version&(1<<versionBits-1) < schemaVersion {
+		if err := migrate(ctx, db); err != nil {
+			return err
+		}
+	}
+	return verifyLive(ctx, db)
 }
+
+// migrate makes a file of version 1 one of the present version. What it has no checksum of gets
+// none: nothing is known of it.
+func migrate(ctx context.Context, db *sql.DB) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it is void
+	if _, err := tx.ExecContext(ctx, upgrade+fmt.Sprintf(`PRAGMA user_version = %d`, userVersion)); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// userVersion of the files that this program makes.
+const userVersion = oldestVersion<<versionBits | schemaVersion
 
 // needs is the schema version that a program must know to work with a file.
 func needs(userVersion int) int {
@@ -169,11 +211,11 @@ func create(ctx context.Context, db *sql.DB) error {
 	if _, err := tx.ExecContext(ctx, schema); err != nil {
 		return err
 	}
-	if _, err := tx.ExecContext(ctx, `INSERT INTO meta VALUES (1, ?, 0, 0, 0, 0, 0)`, hex.EncodeToString(id)); err != nil {
+	if _, err := tx.ExecContext(ctx, `INSERT INTO meta VALUES (1, ?, 0, 0, 0, 0, 0, 0, 0)`, hex.EncodeToString(id)); err != nil {
 		return err
 	}
 	if _, err := tx.ExecContext(ctx,
-		fmt.Sprintf(`PRAGMA application_id = %d; PRAGMA user_version = %d`, applicationID, schemaVersion)); err != nil {
+		fmt.Sprintf(`PRAGMA application_id = %d; PRAGMA user_version = %d`, applicationID, userVersion)); err != nil {
 		return err
 	}
 	return tx.Commit()
@@ -217,10 +259,11 @@ type bookkeeping struct {
 	swept     store.Revision
 	size      int64
 	probes    int64
+	digest    int64
 }
 
-const selectMeta = `SELECT epoch, revision, compacted, swept, size, probes FROM meta`
+const selectMeta = `SELECT epoch, revision, compacted, swept, size, probes, digest FROM meta`
 
 func (b *bookkeeping) scan(row interface{ Scan(...any) error }) error {
-	return row.Scan(&b.epoch, &b.revision, &b.compacted, &b.swept, &b.size, &b.probes)
+	return row.Scan(&b.epoch, &b.revision, &b.compacted, &b.swept, &b.size, &b.probes, &b.digest)
 }

@@ -71,11 +71,12 @@ type Store struct {
 	size      atomic.Int64
 	fault     atomic.Pointer[fault] // of the last write; nil: it went well
 
-	queue    *group.Queue // of the one goroutine that writes
-	expiring sync.WaitGroup
-	stop     context.CancelFunc
-	close    sync.Once
-	closed   error
+	queue      *group.Queue  // of the one goroutine that writes
+	dirty      chan struct{} // holds a token while the position is to be recorded
+	background sync.WaitGroup
+	stop       context.CancelFunc
+	close      sync.Once
+	closed     error
 }
 
 var (
@@ -93,9 +94,10 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 		path: path, logger: opts.Logger, clock: opts.Clock,
 		expiry: expiry.New(opts.Clock, opts.Logger),
 		queue:  group.New(),
+		dirty:  make(chan struct{}, 1),
 	}
 	var err error
-	if s.lock, err = acquire(path + ".lock"); err != nil {
+	if s.lock, err = acquire(path); err != nil {
 		return nil, fmt.Errorf("open state %q: %w", path, err)
 	}
 	if err := s.open(ctx, opts); err != nil {
@@ -105,7 +107,8 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 	background, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	go s.write()
-	s.expiring.Go(func() { s.expiry.Run(background, s.Commit) })
+	s.background.Go(func() { s.expiry.Run(background, s.Commit) })
+	s.background.Go(func() { s.recordPosition(background) })
 	return s, nil
 }
 
@@ -122,6 +125,9 @@ func (s *Store) open(ctx context.Context, opts Options) error {
 	}
 	s.reads.SetMaxOpenConns(readers)
 	s.reads.SetMaxIdleConns(readers)
+	if err := s.resume(); err != nil {
+		return err
+	}
 	s.epoch = s.writer.epoch
 	s.compacted.Store(int64(s.writer.compacted))
 	s.size.Store(s.writer.size)
@@ -141,9 +147,16 @@ func (s *Store) Close() error {
 		s.queue.Close()
 		s.stop()
 		<-s.queue.Finished()
-		s.expiring.Wait()
+		s.background.Wait()
 		s.hub.Close()
-		if err := s.release(); err != nil {
+		last := position{s.epoch, s.hub.Revision()}
+		err := s.release()
+		if err == nil && last.Revision > 0 {
+			if err := last.write(s.path); err != nil { // the state itself is complete
+				s.logger.Warn("how far the state is could not be recorded beside it", "error", err)
+			}
+		}
+		if err != nil {
 			s.closed = fmt.Errorf("close state %q: %w", s.path, err)
 		}
 	})

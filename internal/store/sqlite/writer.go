@@ -54,6 +54,7 @@ func (s *Store) settle(requests []*group.Request) {
 		}
 	}
 	s.size.Store(s.writer.size)
+	s.moved()
 	group.Answer(requests)
 }
 

@@ -1,0 +1,120 @@
+package sqlite
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/atomicfile"
+	"github.com/proxima-mesh/proxima/internal/store"
+)
+
+// position is how far a state was, in a file beside it. A state that is behind it lost acknowledged
+// transactions: its log was deleted, or an older file was put in its place.
+type position struct {
+	Epoch    string         `json:"epoch"`
+	Revision store.Revision `json:"revision"`
+}
+
+// positionPeriod bounds how far the file is behind: a loss that is younger is not noticed.
+const positionPeriod = time.Second
+
+func positionPath(path string) string { return path + ".position" }
+
+// readPosition of the state at path; zero: none is known.
+func readPosition(path string) (p position, err error) {
+	data, err := os.ReadFile(positionPath(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return position{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &p)
+	}
+	if err != nil {
+		return position{}, fmt.Errorf("file %q: %w", positionPath(path), err)
+	}
+	return p, nil
+}
+
+func (p position) write(path string) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(positionPath(path), append(data, '\n'), 0o600)
+}
+
+// resume compares the state with its position. Of one that is behind, revisions that were given
+// out are above all that it has: it gets another epoch, goes on above them, and no reader can ask
+// for what was before, so that everybody lists anew.
+func (s *Store) resume() error {
+	was, err := readPosition(s.path)
+	if err != nil {
+		s.logger.Warn("how far the state was is not known; whether it lost transactions cannot be told", "error", err)
+		return nil
+	}
+	if was.Revision <= s.writer.revision {
+		return nil
+	}
+	had := s.writer.bookkeeping
+	next := store.AfterLoss(was.Revision, s.clock.Now())
+	id := make([]byte, 16)
+	_, _ = rand.Read(id) // crypto/rand.Read never fails
+	if err := s.writer.restart(hex.EncodeToString(id), next); err != nil {
+		return explain(err)
+	}
+	s.logger.Error("the state is older than it was: transactions are lost; it goes on under another epoch, and all clients list anew. "+
+		"To have them back, restore a backup, or put the newest file and its log (-wal) in place",
+		"path", s.path, "revision", had.revision, "was", was.Revision, "continues", next, "epoch", s.writer.epoch)
+	return nil
+}
+
+// restart the history at a revision, under another epoch.
+func (w *writer) restart(epoch string, at store.Revision) error {
+	return w.transact(func(next *bookkeeping) error {
+		next.epoch, next.revision, next.compacted, next.swept = epoch, at, at, at
+		if _, err := w.conn.ExecContext(context.Background(), `DELETE FROM history WHERE revision NOT IN (SELECT revision FROM live)`); err != nil {
+			return err
+		}
+		_, err := w.conn.ExecContext(context.Background(), `UPDATE meta SET epoch = ?`, epoch)
+		return err
+	})
+}
+
+// recordPosition keeps the file up to date until ctx ends. dirty has a token after transactions.
+func (s *Store) recordPosition(ctx context.Context) {
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.dirty:
+		}
+		err := position{s.epoch, s.hub.Revision()}.write(s.path)
+		if err != nil && !failing {
+			s.logger.Warn("how far the state is could not be recorded beside it; it is tried again", "error", err)
+		}
+		if failing = err != nil; failing {
+			s.moved()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.clock.After(positionPeriod):
+		}
+	}
+}
+
+// moved says that there are new transactions.
+func (s *Store) moved() {
+	select {
+	case s.dirty <- struct{}{}:
+	default:
+	}
+}
