@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/dns/resolvconf"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/modes"
@@ -86,15 +88,25 @@ func (a *agent) cleanOthers(ctx context.Context) error {
 	return nil
 }
 
-// CleanNode removes what agents of any mode left in this machine's kernel.
-// Agents must not be running: they would repair it. What is absent is no error.
-func CleanNode(ctx context.Context, log *slog.Logger) error {
+// CleanNode removes what agents of any mode left in this machine's kernel, and restores its
+// resolver, whose files are below root (empty: those of the machine). Agents must not be running:
+// they would repair it. What is absent is no error.
+func CleanNode(ctx context.Context, root string, log *slog.Logger) error {
+	log = orDiscard(log)
 	if err := modes.Cleanup(ctx, ""); err != nil {
 		if os.Geteuid() > 0 { // else each table's tool would report it
 			err = errors.New("this user can't read or change the kernel's rules")
 		}
 		return &problem.Error{Code: problem.PrivilegeMissing, Err: err, Hint: "this needs root (CAP_NET_ADMIN)"}
 	}
-	orDiscard(log).Info("nothing of an agent is left in the kernel")
+	log.Info("nothing of an agent is left in the kernel: no tables, chains or local routes")
+	undone, err := resolvconf.System{Root: root}.Undo(ctx)
+	if err != nil {
+		return &problem.Error{Code: problem.PrivilegeMissing, Err: fmt.Errorf("the machine's resolver could not be restored: %w", err),
+			Hint: "\"proxima doctor --undo\" tries it again"}
+	}
+	if undone {
+		log.Info("the machine's resolver is as it was before the agent")
+	}
 	return nil
 }

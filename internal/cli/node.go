@@ -78,7 +78,7 @@ machine's kernel, and ends.`,
 	f.DurationVar(&n.directAfter, "direct-after", time.Minute, "with --server and --api-server: how long the last view serves without a control plane once a Service or EndpointSlice has changed")
 	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
-	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, and end")
+	f.BoolVar(&n.cleanup, "cleanup", false, "remove what agents left in the kernel, restore the machine's resolver, and end")
 	n.add(cmd)
 	cmd.AddCommand(newNodeDump(s), newNodeDrain(s), newNodeUndrain(s))
 	return cmd
@@ -89,7 +89,7 @@ func (n *nodeFlags) clean(cmd *cobra.Command, s *settings) error {
 	if err != nil {
 		return err
 	}
-	return app.CleanNode(cmd.Context(), log)
+	return app.CleanNode(cmd.Context(), "", log)
 }
 
 func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, error) {

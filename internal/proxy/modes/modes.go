@@ -97,7 +97,7 @@ var table = []entry{
 	},
 	{
 		name: userspaceName, why: "it works anywhere; the kernel's modes do not work here",
-		new: newUserspace,
+		new: newUserspace, cleanup: cleanUserspace,
 	},
 }
 

@@ -32,6 +32,15 @@ func newUserspace(_ context.Context, cfg Config) (Mode, error) {
 	return userspaceMode{m}, nil
 }
 
+// cleanUserspace removes the routes of a process that was killed: connections to virtual IPs
+// would end at this host in place of going on to the rules of a kernel mode.
+func cleanUserspace(_ context.Context, next string) error {
+	if next == userspaceName {
+		return nil
+	}
+	return userspace.Cleanup()
+}
+
 // Trace names the socket: the mode has no rules.
 func (m userspaceMode) Trace(t *diag.Trace, c diag.Connection, state *proxy.PortState, _ []*proxy.PortState) {
 	if t.Service == "" {

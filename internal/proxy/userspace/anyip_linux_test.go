@@ -129,6 +129,14 @@ func TestRoutesOfOthersAreLeftAlone(t *testing.T) {
 		t.Errorf("removing a route that is gone: %v", err)
 	}
 
+	killed := newMode(t, opts)
+	if err := userspace.Cleanup(); err != nil || localRoutes(t, prefix) != 0 {
+		t.Errorf("route of a killed process: %v, %d left by the clean-up", err, localRoutes(t, prefix))
+	}
+	if err := killed.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +149,7 @@ func TestRoutesOfOthersAreLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newMode(t, opts)
-	if err := m.Close(t.Context()); err != nil || localRoutes(t, prefix) != 1 {
+	if err := errors.Join(m.Close(t.Context()), userspace.Cleanup()); err != nil || localRoutes(t, prefix) != 1 {
 		t.Errorf("route of another program: %v, %d left", err, localRoutes(t, prefix))
 	}
 }

@@ -142,6 +142,23 @@ func (r *routes) remove() error {
 	return errors.Join(errs...)
 }
 
+// Cleanup removes the local routes that processes of this mode left in this network namespace
+// when they were killed. Close the mode before. Nothing there is no error. Blocks for netlink alone.
+func Cleanup() error {
+	var errs []error
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		ours := netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol}
+		left, err := netlink.RouteListFiltered(family, &ours, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("looking for local routes: %w", err))
+			continue
+		}
+		own := routes(left)
+		errs = append(errs, own.remove())
+	}
+	return errors.Join(errs...)
+}
+
 func ipNet(p netip.Prefix) *net.IPNet {
 	p = p.Masked()
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
