@@ -254,6 +254,13 @@ func simulate(c Config, q url.Values) (any, error) {
 		}
 		change.Demand = append(change.Demand, demand)
 	}
+	switch text := q.Get("summary"); text {
+	case "", "false":
+	case "true":
+		change.Summary = true
+	default:
+		return nil, &badQuery{fmt.Errorf("summary %q: true or false", text)}
+	}
 	if err := askMoney(&change, q); err != nil {
 		return nil, &badQuery{err}
 	}

@@ -18,6 +18,7 @@ func newSimulate(s *settings) *cobra.Command {
 	var endpoints, demand, bytes []string
 	var output, price string
 	var top int
+	var summary bool
 	var survey surveyFlags
 	cmd := &cobra.Command{
 		Use:     "simulate",
@@ -42,6 +43,7 @@ busy the busiest endpoint is, and what a plan saves. Volumes are what agents
 measure, or what --traffic or --traffic-from states; without any it ranks by the
 share of traffic that a plan keeps in its zone.`,
 		Example: `  proxima simulate --fail-zone zone-a
+  proxima simulate --fail-zone zone-a --summary
   proxima simulate --endpoints shop/web:zone-b:+2
   proxima simulate --top 10 --price USD:0.02:0.04
   proxima simulate --all --traffic traffic.csv --price-per-gb 0.02 --top 10
@@ -54,6 +56,9 @@ share of traffic that a plan keeps in its zone.`,
 			situation := len(taken.failed) + len(taken.zones) + len(taken.nodes) + len(endpoints) + len(demand)
 			if err := survey.check(price, situation); err != nil {
 				return err
+			}
+			if survey.all && summary {
+				return usagef("--summary: with --all, the total is printed without it; --top 1 leaves the Services out")
 			}
 			if survey.all {
 				return s.survey(cmd, survey, top, price, bytes, output)
@@ -76,6 +81,9 @@ share of traffic that a plan keeps in its zone.`,
 			if err := moneyQuery(query, namespace, top, price, bytes); err != nil {
 				return err
 			}
+			if summary {
+				query.Set("summary", "true")
+			}
 			var answer topology.Simulation
 			if err := callJSON(cmd.Context(), cfg, http.MethodGet, admin.SimulatePath+"?"+query.Encode(), nil, &answer); err != nil {
 				return explainAPI(cfg, err)
@@ -94,6 +102,7 @@ share of traffic that a plan keeps in its zone.`,
 	f.StringArrayVar(&endpoints, "endpoints", nil, "[NAMESPACE/]SERVICE:ZONE:+N, or -N: so many more endpoints there")
 	f.StringArrayVar(&demand, "demand", nil, "[NAMESPACE/]SERVICE:ZONE:xK: so many times the demand from there")
 	f.IntVar(&top, "top", 0, "list so many Services, those for which Adaptive would save most")
+	f.BoolVar(&summary, "summary", false, "the sum of all Services in the place of each")
 	f.StringVar(&price, "price", "", "CURRENCY:REGION:WORLD: what a GB costs that crosses between zones of a region, and between regions (default: that of ZoneCosts)")
 	f.StringArrayVar(&bytes, "bytes-per-connection", nil, "[NAMESPACE/]SERVICE:N: bytes of a connection, both ways, where they are not measured")
 	survey.add(f)

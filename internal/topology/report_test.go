@@ -135,6 +135,8 @@ func TestSimulate(t *testing.T) {
 			change Change
 		}{
 			{"zone a fails", Change{FailZones: locality.Zones("a")}},
+			{"zone a fails, in sum", Change{FailZones: locality.Zones("a"), Summary: true}},
+			{"all zones fail, in sum", Change{FailZones: locality.Zones("a", "b", "c"), Summary: true}},
 			{"two zones fail", Change{FailZones: locality.Zones("a", "b")}},
 			{"zone a is taken out, its clients stay", Change{Shifts: []Shift{{Zone: "a"}}}},
 			{"a node is taken out", Change{Shifts: []Shift{{Node: "node-a"}}}},

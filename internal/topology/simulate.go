@@ -36,6 +36,9 @@ type Change struct {
 	Top   int
 	Price *meshv1alpha1.ZonePrice
 	Bytes []BytesEntered
+	// Summary asks for the sum of all Services in the place of each: the answer is as small for
+	// 10,000 Services as for one.
+	Summary bool
 }
 
 // Shift takes out the endpoints of a topology zone or, if Zone is empty, of a node.
@@ -118,6 +121,8 @@ type Simulation struct {
 	Unaffected int `json:"unaffected"`
 	// Top Services by what Adaptive would save.
 	Top []Saved `json:"top,omitzero"`
+	// Summary of the Services, which are left out then.
+	Summary *Summary `json:"summary,omitempty"`
 }
 
 // Simulated is one Service's ports that are planned together.
@@ -179,6 +184,9 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 		return nil, err
 	}
 	out := &Simulation{Services: []Simulated{}}
+	if change.Summary {
+		out.Summary = &Summary{}
+	}
 	if change.Top > 0 {
 		if out.Top, err = q.top(c); err != nil {
 			return nil, err
@@ -195,13 +203,16 @@ func (c *Controller) Simulate(change Change) (*Simulation, error) {
 			if changed {
 				q.money(c, &s, u, key, service)
 				s.Planned, different = q.modes.Of(service).Kind == Planned, true
-				out.Services = append(out.Services, s)
+				if out.add(s); change.Summary {
+					out.Services = out.Services[:0]
+				}
 			}
 		}
 		if !different {
 			out.Unaffected++
 		}
 	}
+	out.Summary.finish()
 	return out, nil
 }
 
@@ -495,6 +506,9 @@ func (s *Simulation) Text() string {
 		for _, line := range strings.Split(strings.TrimSuffix(v.Plan.String(), "\n"), "\n") {
 			fmt.Fprintf(&b, "    %s\n", line)
 		}
+	}
+	if s.Summary != nil {
+		s.Summary.text(&b)
 	}
 	if s.Top != nil {
 		topText(&b, s.Top)
