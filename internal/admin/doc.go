@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
@@ -59,6 +60,8 @@ type Config struct {
 	Tokens    Tokens
 	// Audit returns the state of each audit log.
 	Audit func() audit.States
+	// Ranges is the usage of the ranges of ClusterIPs, and of node ports. Nil: none is shown.
+	Ranges func() []ipam.Usage
 	// InServiceRange reports whether Services may have an address.
 	InServiceRange func(netip.Addr) bool
 	// Federation with other control planes; nil: this one stands alone.

@@ -13,6 +13,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/audit"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/health"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/identity"
@@ -64,6 +65,8 @@ type Status struct {
 	// InServiceRanges are workloads whose address is one that Services have or get,
 	// the first of them.
 	InServiceRanges []string `json:"inServiceRanges,omitempty"`
+	// Ranges of ClusterIPs and, last, of node ports: how much of each is taken.
+	Ranges []ipam.Usage `json:"serviceRanges,omitempty"`
 	// Demand: how many nodes report theirs.
 	Demand demand.Coverage `json:"demand"`
 	// TopologyModes counts Services by mode and by what chose it.
@@ -242,6 +245,9 @@ func (h statusHandler) addOthers(ctx context.Context, s *Status) {
 // addNodes adds what is of agents, which a global control plane has not.
 func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	s.InServiceRanges = h.inServiceRanges(snapshot)
+	if h.Ranges != nil {
+		s.Ranges = h.Ranges()
+	}
 	s.setLeases(h.Leases.State())
 	for _, m := range h.Suspicion.Suspects() {
 		s.Suspects = append(s.Suspects, SuspectNode{Node: m.Node, Zone: m.Zone, Since: m.Since, Witnesses: m.Witnesses})

@@ -92,8 +92,11 @@ func (s *Server) followRanges(ctx context.Context, synced func()) {
 			}
 			return strings.Compare(a, b)
 		})
+		var unusable []string
 		for _, name := range names {
-			if isUsable(ranges[name]) && !isMeshRange(ranges[name]) {
+			if reason := whyUnusable(ranges[name]); reason != "" {
+				unusable = append(unusable, name+" "+reason)
+			} else if !isMeshRange(ranges[name]) {
 				for _, text := range ranges[name].Spec.CIDRs {
 					if prefix, err := netip.ParsePrefix(text); err == nil {
 						prefixes = append(prefixes, prefix.Masked())
@@ -101,6 +104,7 @@ func (s *Server) followRanges(ctx context.Context, synced func()) {
 				}
 			}
 		}
+		s.services.addresses.SetUnusable(unusable)
 		return s.services.addresses.SetRanges(prefixes)
 	}
 	s.reflect(ctx, networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), synced, func(e reflector.Event) error {
@@ -128,11 +132,15 @@ func isMeshRange(cidr *networkingv1.ServiceCIDR) bool {
 	return ok
 }
 
-// isUsable reports whether addresses of a range may be allocated: not if it is being
-// deleted or has a condition that it is not ready.
-func isUsable(cidr *networkingv1.ServiceCIDR) bool {
-	return cidr.DeletionTimestamp.IsZero() &&
-		!meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+// whyUnusable is why no addresses of a range may be allocated; empty: they may.
+func whyUnusable(cidr *networkingv1.ServiceCIDR) string {
+	switch {
+	case !cidr.DeletionTimestamp.IsZero():
+		return "is being deleted"
+	case meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady):
+		return "is not ready"
+	}
+	return ""
 }
 
 // reflect keeps a handler up to date with a kind until ctx ends. It calls synced each time

@@ -169,7 +169,7 @@ func (s *Server) specializeServices(options *kvstorage.RESTOptions) error {
 	if service == nil || address == nil {
 		return nil
 	}
-	ports, err := ipam.NewPorts(ipam.PortOptions{Range: s.cfg.NodePorts})
+	ports, err := ipam.NewPorts(ipam.PortOptions{Range: s.cfg.NodePorts, WholePool: s.cfg.OneNodePortPool})
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (s *Server) specializeServices(options *kvstorage.RESTOptions) error {
 	}
 	s.services = &services{
 		registry:    service.registry,
-		addresses:   ipam.NewAddresses(ipam.AddressOptions{}),
+		addresses:   ipam.NewAddresses(ipam.AddressOptions{WholePool: s.cfg.OneAddressPool}),
 		ports:       ports,
 		store:       s.cfg.Store,
 		ipAddresses: stored,
@@ -253,6 +253,9 @@ func (s *Server) install(schemes *schemes) error {
 	if s.cfg.Metrics != nil {
 		own := prometheus.NewRegistry()
 		own.MustRegister(s.limiter)
+		if s.services != nil {
+			own.MustRegister(rangeUsage{s.services})
+		}
 		s.generic.Handler.NonGoRestfulMux.Unregister("/metrics")
 		all := prometheus.Gatherers{legacyregistry.DefaultGatherer, own, s.cfg.Metrics}
 		s.generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))

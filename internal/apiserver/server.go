@@ -76,6 +76,9 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	// NodePorts is the range of node ports. Optional: 30000-32767.
 	NodePorts ipam.PortRange
+	// OneAddressPool and OneNodePortPool: the ranges have no static band, whose addresses or
+	// ports are handed out last (KEP-3070 and KEP-3668).
+	OneAddressPool, OneNodePortPool bool
 	// Namespaces are made at the start where they are missing. Optional.
 	Namespaces []string
 	// MeshElsewhere: another control plane owns the Meshes, so that the default one is not

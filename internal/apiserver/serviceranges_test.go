@@ -4,12 +4,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/internal/apiserver"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // An address in a service range is a Service's: no workload may have it, slices
@@ -103,4 +108,37 @@ func (s *server) warnings(t *testing.T, method, path, body string) string {
 		t.Fatalf("%s %s: %d %v", method, path, resp.StatusCode, status)
 	}
 	return strings.Join(resp.Header.Values("Warning"), " ")
+}
+
+// TestRangeUsage: how much of each range is taken; without a static band, addresses and ports of
+// the whole range are handed out.
+func TestRangeUsage(t *testing.T) {
+	for _, onePool := range []bool{false, true} {
+		st := memory.New(memory.Options{})
+		t.Cleanup(func() { st.Close() })
+		s, err := start(st, func(c *apiserver.Config) {
+			c.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/26")}
+			c.OneAddressPool, c.OneNodePortPool = onePool, onePool
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := s.RangeUsage()
+		code, answer := s.do(t, "POST", "/api/v1/namespaces/default/services", "admin", http.Header{"Content-Type": {"application/json"}},
+			`{"metadata":{"name":"web"},"spec":{"type":"NodePort","ports":[{"port":80}]}}`)
+		if code > 299 {
+			t.Fatal(code, answer)
+		}
+		want := []ipam.Usage{
+			{Range: "10.96.0.0/26", Size: 62, Taken: before[0].Taken + 1, StaticBand: 16},
+			{Range: "30000-32767", Size: 2768, Taken: before[1].Taken + 1, StaticBand: 86},
+		}
+		if onePool {
+			want[0].StaticBand, want[1].StaticBand = 0, 0
+		}
+		testkit.Eventually(t, "the Service's address and port are counted", func() bool { return slices.Equal(s.RangeUsage(), want) })
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -107,7 +107,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 			a.holders, a.meshes, a.zones, a.members, a.tags, a.cordons, a.shifts, a.secrets, a.dryRuns,
 		},
 		NodeDeletion: nodeDeletion,
-		ServiceCIDRs: cfg.ServiceCIDRs,
+		ServiceCIDRs: cfg.ServiceCIDRs, OneAddressPool: cfg.OneAddressPool, OneNodePortPool: cfg.OneNodePortPool,
 		Namespaces:   cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
 		Several:     s.shared(),
 		Limits:      cfg.Limits,

@@ -43,6 +43,8 @@ type ControlPlaneConfig struct {
 	GRPCPort int
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
+	// OneAddressPool and OneNodePortPool: see apiserver.Config.
+	OneAddressPool, OneNodePortPool bool
 	// MeshCIDRs are the ranges of virtual IPs of names below "mesh" at the first start, at
 	// most one per family; from then on the stored ones hold. Empty: there are no such names.
 	MeshCIDRs []netip.Prefix

@@ -42,6 +42,8 @@ type planeFlags struct {
 	apiAddress   string
 	grpcPort     int
 	serviceCIDRs []string
+	onePool      bool
+	onePortPool  bool
 	meshCIDRs    []string
 	maxEndpoints int
 	maxMirrored  int
@@ -57,6 +59,8 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f.StringVar(&p.apiAddress, "api-address", defaultAPIAddress, "address that the API listens on; port 0: any free one")
 	f.IntVar(&p.grpcPort, "grpc-port", defaultGRPCPort, "port of node views, on the API's host; 0: off")
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
+	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
+	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
 	f.StringSliceVar(&p.meshCIDRs, "mesh-cidr", nil, "ranges of virtual IPs of names below .mesh, one per family, at the first start; none: there are no such names (default: 127.97.0.0/16; root: 240.0.0.0/4,fd00:240::/64; Windows: 100.96.0.0/11)")
 	f.IntVar(&p.maxEndpoints, "max-endpoints-per-slice", 100, "most endpoints in an EndpointSlice, 1 to 1000")
 	f.IntVar(&p.maxMirrored, "mirroring-max-endpoints-per-subset", 1000, "most addresses mirrored of a subset of an Endpoints object, 1 to 1000")
@@ -102,7 +106,7 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
-		ServiceCIDRs: cidrs, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
+		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode,
 		Heuristics:          s.heuristics,

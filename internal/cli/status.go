@@ -19,6 +19,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
+	"github.com/proxima-mesh/proxima/internal/controller/ipam"
 	"github.com/proxima-mesh/proxima/internal/controller/nodename"
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
@@ -197,6 +198,11 @@ func (o *overview) findProblems() {
 		if !cp.Catalog.Synced {
 			o.problem("catalog: still reading the store; views follow when it has")
 		}
+		for _, u := range cp.Ranges {
+			if u.Size > 0 && u.Taken >= u.Size-u.Size/10 {
+				o.problem("range %s is nearly full: %d of %d are taken: add a ServiceCIDR (for node ports, delete Services of type NodePort)", u.Range, u.Taken, u.Size)
+			}
+		}
 		for _, name := range cp.SilentInstances {
 			o.problem("instance %s of the control plane does not say which agents follow there: is it running? see its log", name)
 		}
@@ -265,6 +271,15 @@ func (o *overview) findProblems() {
 	}
 }
 
+// rangeText is the usage of a range in words.
+func rangeText(u ipam.Usage) string {
+	text := fmt.Sprintf("%s, %d of %d taken", u.Range, u.Taken, u.Size)
+	if u.StaticBand > 0 {
+		text += fmt.Sprintf("; the first %d are handed out last", u.StaticBand)
+	}
+	return text
+}
+
 func (o *overview) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	if cp := o.ControlPlane; cp != nil {
@@ -285,6 +300,13 @@ func (o *overview) print(out io.Writer) error {
 		fmt.Fprintf(w, "catalog\t%d services, %d slices, %d dataplanes, %d pods, %d nodes\n",
 			c["services"], c["endpointslices"], c["dataplanes"], c["pods"], c["nodes"])
 		fmt.Fprintf(w, "demand\t%d of %d nodes report, %d service ports with traffic\n", cp.Demand.Reporting, cp.Demand.Nodes, cp.Demand.Ports)
+		for i, u := range cp.Ranges {
+			what := "service range"
+			if i == len(cp.Ranges)-1 {
+				what = "node ports"
+			}
+			fmt.Fprintf(w, "%s\t%s\n", what, rangeText(u))
+		}
 		if len(cp.TopologyModes) > 0 {
 			fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))
 		}

@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -64,6 +65,8 @@ func (d *Describer) Describe(ctx context.Context, out io.Writer, kind *resource.
 		err = d.pod(ctx, p, obj)
 	case *corev1.Node:
 		err = d.node(ctx, p, obj)
+	case *networkingv1.ServiceCIDR:
+		err = d.serviceCIDR(ctx, p, obj)
 	case *corev1.Secret:
 		secret(p, string(obj.Type), obj.Data)
 	case *mesh.GlobalSecret:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -58,32 +59,7 @@ func (w *world) List(_ context.Context, d *resource.Descriptor, opts resource.Li
 	return out, "1", w.check(d)
 }
 
-func sameType(a, b resource.Object) bool {
-	switch a.(type) {
-	case *corev1.Service:
-		_, ok := b.(*corev1.Service)
-		return ok
-	case *corev1.Pod:
-		_, ok := b.(*corev1.Pod)
-		return ok
-	case *corev1.Node:
-		_, ok := b.(*corev1.Node)
-		return ok
-	case *mesh.Dataplane:
-		_, ok := b.(*mesh.Dataplane)
-		return ok
-	case *discoveryv1.EndpointSlice:
-		_, ok := b.(*discoveryv1.EndpointSlice)
-		return ok
-	case *coordinationv1.Lease:
-		_, ok := b.(*coordinationv1.Lease)
-		return ok
-	case *corev1.Namespace:
-		_, ok := b.(*corev1.Namespace)
-		return ok
-	}
-	return false
-}
+func sameType(a, b resource.Object) bool { return reflect.TypeOf(a) == reflect.TypeOf(b) }
 
 func named(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Namespace: "ns", Labels: map[string]string{"app": "web"}, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}

@@ -88,6 +88,13 @@ func newAddressRange(p netip.Prefix) (addressRange, error) {
 	return r, nil
 }
 
+// Capacity of a range: how many addresses Services can have of it, and how many of them, at its
+// start, are handed out last. Errors: those of SetRanges.
+func Capacity(p netip.Prefix) (size, staticBand uint64, err error) {
+	r, err := newAddressRange(p)
+	return r.size, r.band, err
+}
+
 func (r *addressRange) contains(p position, v4 bool) bool {
 	offset := p.lo - r.base.lo
 	return v4 == r.v4 && p.hi == r.base.hi && p.lo >= r.base.lo && offset >= 1 && offset <= r.size
@@ -106,6 +113,8 @@ type Addresses struct {
 	ranges []addressRange
 	taken4 set
 	taken6 set
+	// unusable are names of ServiceCIDRs whose ranges are left out.
+	unusable []string
 	// wholePool: no static band.
 	wholePool bool
 	random    func(n uint64) uint64
@@ -151,6 +160,44 @@ func (a *Addresses) SetRanges(prefixes []netip.Prefix) error {
 	defer a.mu.Unlock()
 	a.ranges = ranges
 	return nil
+}
+
+// SetUnusable names the ServiceCIDRs whose ranges are not among those of SetRanges, with the
+// reason, for those who find no range.
+func (a *Addresses) SetUnusable(names []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unusable = names
+}
+
+// NoRangeError: there is no range of a family, and so no address.
+type NoRangeError struct {
+	Family corev1.IPFamily
+	// Unusable ServiceCIDRs, and why.
+	Unusable []string
+}
+
+func (e *NoRangeError) Error() string {
+	text := fmt.Sprintf("no ServiceCIDR with %s addresses is usable", e.Family)
+	if len(e.Unusable) > 0 {
+		text += " (" + strings.Join(e.Unusable, ", ") + ")"
+	}
+	return text + "; create one"
+}
+
+// Unwrap: an address cannot be had now, as in a range that is full.
+func (e *NoRangeError) Unwrap() error { return ErrFull }
+
+// exhausted is why there is no address of a family any more.
+func (a *Addresses) exhausted(family corev1.IPFamily) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.ranges {
+		if familyOf(a.ranges[i].prefix.Addr()) == family {
+			return ErrFull
+		}
+	}
+	return &NoRangeError{Family: family, Unusable: a.unusable}
 }
 
 // Families that can be allocated, the default one first.
@@ -228,11 +275,14 @@ func (a *Addresses) Check(addr netip.Addr) error {
 
 // Usage of one range, for status and metrics.
 type Usage struct {
-	Prefix netip.Prefix
-	// Size is the number of usable addresses, Taken those that have an owner.
-	Size, Taken uint64
-	// StaticBand is the number of addresses at the start that are handed out last.
-	StaticBand uint64
+	// Range is a CIDR of addresses, or FIRST-LAST of node ports.
+	Range string `json:"range"`
+	// Size is the number of usable addresses or ports, Taken those that have an owner.
+	Size  uint64 `json:"size"`
+	Taken uint64 `json:"taken"`
+	// StaticBand is the number of them at the start that are handed out last, so that those who
+	// choose for themselves find free ones there.
+	StaticBand uint64 `json:"staticBand"`
 }
 
 // Usage of every range, in their order.
@@ -245,7 +295,7 @@ func (a *Addresses) Usage() []Usage {
 		if r.size > 0 {
 			taken = a.taken(r.v4).countIn(r.base.hi, r.base.lo+1, r.base.lo+r.size)
 		}
-		out = append(out, Usage{Prefix: r.prefix, Size: r.size, Taken: uint64(taken), StaticBand: r.band})
+		out = append(out, Usage{Range: r.prefix.String(), Size: r.size, Taken: uint64(taken), StaticBand: r.band})
 	}
 	return out
 }

@@ -15,6 +15,7 @@ import (
 // safe for concurrent use. It may be dropped at any time: nothing is reserved.
 type Choice struct {
 	plan    Plan
+	from    *Addresses
 	cursors map[corev1.IPFamily]*Cursor
 	ports   *PortCursor
 	// chosen are the values of plan.Addresses and plan.Ports.
@@ -28,6 +29,7 @@ type Choice struct {
 func Choose(plan Plan, addresses *Addresses, ports *Ports) (*Choice, error) {
 	c := &Choice{
 		plan:      plan,
+		from:      addresses,
 		cursors:   map[corev1.IPFamily]*Cursor{},
 		addresses: make([]netip.Addr, len(plan.Addresses)),
 		numbers:   make([]int32, len(plan.Ports)),
@@ -115,9 +117,10 @@ func (c *Choice) refuseAddress(r AddressRequest, err error) error {
 }
 
 func (c *Choice) nextAddress(i int) error {
-	addr, ok := c.cursors[c.plan.Addresses[i].Family].Next()
+	family := c.plan.Addresses[i].Family
+	addr, ok := c.cursors[family].Next()
 	if !ok {
-		return fmt.Errorf("failed to allocate a serviceIP: %w", ErrFull)
+		return fmt.Errorf("failed to allocate a serviceIP: %w", c.from.exhausted(family))
 	}
 	c.addresses[i] = addr
 	c.plan.ClusterIPs[c.plan.Addresses[i].Index] = addr.String()

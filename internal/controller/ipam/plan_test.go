@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -296,6 +297,17 @@ func TestChooseErrors(t *testing.T) {
 	p, err := NewPorts(PortOptions{Range: PortRange{30000, 30000}})
 	if err != nil {
 		t.Fatal(err)
+	}
+	a.SetUnusable([]string{"extra is being deleted"})
+	none := NewAddresses(AddressOptions{})
+	none.SetUnusable([]string{"kubernetes is being deleted", "extra is not ready"})
+	plan, errs := NewPlan(nil, &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Port: 80}}}}, none.Families())
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	const want = "failed to allocate a serviceIP: no ServiceCIDR with IPv4 addresses is usable (kubernetes is being deleted, extra is not ready); create one"
+	if _, err := Choose(plan, none, p); err == nil || err.Error() != want || !errors.Is(err, ErrFull) {
+		t.Errorf("without a range: %v", err)
 	}
 	a.MarkTaken(netip.MustParseAddr("10.0.0.1"))
 	a.MarkTaken(netip.MustParseAddr("10.0.0.2"))

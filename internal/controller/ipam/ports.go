@@ -114,6 +114,14 @@ func (p *Ports) Check(port int32) error {
 	return nil
 }
 
+// Usage of the range.
+func (p *Ports) Usage() Usage {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken := p.taken.countIn(0, uint64(p.bounds.First), uint64(p.bounds.Last))
+	return Usage{Range: p.bounds.String(), Size: uint64(p.bounds.Size()), Taken: uint64(taken), StaticBand: uint64(p.band)}
+}
+
 // PortCursor walks over the ports that look free. Not safe for concurrent use.
 type PortCursor struct {
 	from *Ports
