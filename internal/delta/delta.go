@@ -73,7 +73,26 @@ func VersionOf(body []byte) string {
 type Resource struct {
 	Type, Name string
 	Body       []byte
+	// Options are of use to layered sessions alone; nil: the defaults.
+	Options *ResourceOptions
 }
+
+// ResourceOptions say how layered sessions send a resource. Immutable.
+type ResourceOptions struct {
+	// Unlisted: wildcard subscriptions do not have the resource. It is sent to who asks for
+	// it by name, and where a Selection names it.
+	Unlisted bool
+	// Follower is a resource that is sent again after this one, changed or not, to whoever
+	// subscribes to it: a cluster that changes waits for its endpoints, which Envoy does not
+	// ask for again. The zero value: there is none.
+	Follower Ref
+	// Fallback is sent in place of Body once a client has refused that; nil: clients keep
+	// the last version that one of them accepted.
+	Fallback []byte
+}
+
+// Ref names a resource.
+type Ref struct{ Type, Name string }
 
 // Change is a new state of one resource, or its end.
 type Change struct {

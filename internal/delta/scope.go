@@ -88,7 +88,7 @@ func (s *Scope) Replace(at Position, resources []Resource) (changed int, err err
 	kept := make(map[*entry]bool, len(resources))
 	for _, r := range resources {
 		t := s.table(r.Type)
-		if t.set(r.Name, r.Body, at.Sequence) {
+		if t.set(r.Name, r.Body, r.Options, at.Sequence) {
 			changed++
 		}
 		kept[t.byName[r.Name]] = true
@@ -125,7 +125,7 @@ func (s *Scope) Apply(at Position, changes []Change) (changed int, err error) {
 			if t := s.tables[c.Type]; t != nil && t.remove(c.Name, at.Sequence) {
 				changed++
 			}
-		case s.table(c.Type).set(c.Name, c.Body, at.Sequence):
+		case s.table(c.Type).set(c.Name, c.Body, c.Options, at.Sequence):
 			changed++
 		}
 	}

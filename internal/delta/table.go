@@ -8,6 +8,8 @@ type entry struct {
 	// field is the resource as it stands in a response, tag and length included.
 	// It is encoded once and shared; nil in a tombstone.
 	field []byte
+	// options of layered sessions; nil: the defaults.
+	options *entryOptions
 	// index orders all entries of a table by their last change.
 	index uint64
 	// sequence is the position's part at which the entry changed last.
@@ -18,6 +20,39 @@ type entry struct {
 }
 
 func (e *entry) live() bool { return e.field != nil }
+
+// entryOptions are the options of a resource, with the fallback encoded.
+type entryOptions struct {
+	unlisted bool
+	follower Ref
+	fallback held
+}
+
+// held is an encoded version of a resource; the zero value: there is none.
+type held struct {
+	version string
+	field   []byte
+	options *entryOptions
+}
+
+func (t *table) optionsOf(name string, o *ResourceOptions) *entryOptions {
+	if o == nil {
+		return nil
+	}
+	out := &entryOptions{unlisted: o.Unlisted, follower: o.Follower}
+	if o.Fallback != nil {
+		version := VersionOf(o.Fallback)
+		out.fallback = held{version, appendResource(nil, t.typ, name, version, o.Fallback), out}
+	}
+	return out
+}
+
+func (o *entryOptions) equal(p *entryOptions) bool {
+	if o == nil || p == nil {
+		return o == p
+	}
+	return o.unlisted == p.unlisted && o.follower == p.follower && o.fallback.version == p.fallback.version
+}
 
 // list is a doubly linked list of entries, ascending by index.
 type list struct {
@@ -100,17 +135,17 @@ func newTable(typ string, floor uint64) *table {
 }
 
 // set records a new state and reports whether it differs from the one before.
-func (t *table) set(name string, body []byte, sequence uint64) bool {
-	version := VersionOf(body)
+func (t *table) set(name string, body []byte, o *ResourceOptions, sequence uint64) bool {
+	version, options := VersionOf(body), t.optionsOf(name, o)
 	e := t.byName[name]
 	switch {
 	case e == nil:
 		e = &entry{name: name}
 		t.byName[name] = e
-	case e.live() && e.version == version:
+	case e.live() && e.version == version && e.options.equal(options):
 		return false
 	}
-	e.version = version
+	e.version, e.options = version, options
 	e.field = appendResource(nil, t.typ, name, version, body)
 	t.move(e, &t.live, sequence)
 	return true
@@ -122,7 +157,7 @@ func (t *table) remove(name string, sequence uint64) bool {
 	if e == nil || !e.live() {
 		return false
 	}
-	e.version, e.field = "", nil
+	e.version, e.field, e.options = "", nil, nil
 	t.move(e, &t.gone, sequence)
 	return true
 }

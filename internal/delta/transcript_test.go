@@ -235,7 +235,7 @@ func FuzzStep(f *testing.F) {
 	f.Add("t cursor=1:5\nt -*\nt +* reject=no nonce=1\nt -a")
 	f.Fuzz(func(t *testing.T, script string) {
 		s := NewScope(Options{FrameSize: 60})
-		_, _ = s.Replace(Position{1, 5}, []Resource{{"t", "a", []byte("1")}, {"t", "b", []byte("2")}})
+		_, _ = s.Replace(Position{1, 5}, []Resource{{Type: "t", Name: "a", Body: []byte("1")}, {Type: "t", Name: "b", Body: []byte("2")}})
 		session, good := NewSession(s), newClient("t")
 		good.connect(s, true)
 		for line := range strings.Lines(script) {

@@ -1,0 +1,458 @@
+package delta
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// LayeredConfig is what a layered session follows.
+type LayeredConfig struct {
+	// Layers are scopes. A name is that of the first one which has it.
+	Layers []*Scope
+	// Order of the types: resources are set in it, so that what others refer to is there
+	// first, and removed in reverse, Drain after they ceased to be.
+	Order []string
+	// Gated are those types of Order that wait until the client has answered what it was
+	// sent of the types before; at most maxHold.
+	Gated []string
+	// Prompt is the type whose removals go before those of all others, and at once.
+	Prompt string
+	// Drain is how long what was referred to outlives what referred to it.
+	Drain time.Duration
+	// Selection of unlisted entries for the wildcard; nil: none.
+	Selection *Selection
+	// Source of entries that are made only when somebody wants them; nil: there is none.
+	Source Source
+	// Quarantine of clients like this; nil: one of its own.
+	Quarantine *Quarantine
+	// Refused is told which version of a resource was found to be refused, and whether that
+	// concerns this client alone. It must not block. Nil: nobody is.
+	Refused func(one Quarantined, alone bool)
+	// Again are followers that are sent whatever the client has: what Unfollowed of the
+	// session before returned, if the client comes back.
+	Again []Ref
+	// MaxNames of one type that the client may ask for by name; 0: 2048. Beyond it, names are
+	// answered as if they did not exist.
+	MaxNames int
+	// Whole: the client speaks state of the world, and each response has everything of its
+	// type that the client wants.
+	Whole bool
+}
+
+// Source makes entries of layers on demand. Its methods are called without locks, by the
+// goroutines of sessions.
+type Source interface {
+	// Want asks for a name that a client has asked for; Release ends that. The source puts the
+	// entry into a layer, now or once it can exist.
+	Want(Ref)
+	Release(Ref)
+	// Absent is what a client gets for a name that does not exist; nil: that it does not.
+	Absent(Ref) []byte
+}
+
+const (
+	// maxHold bounds how long a gated type waits.
+	maxHold = 2 * time.Second
+	// maxUnanswered responses of one type; a client that has so many gets no more.
+	maxUnanswered = 32
+	// unknownVersion of a resource that the client has in one version or another, or not at all.
+	unknownVersion = "?"
+	// defaultMaxNames is twice what a proxy uses that has 256 services in its eager set and
+	// four times as many on demand.
+	defaultMaxNames = 2048
+)
+
+// Layered is one stream that reads several scopes, as Session reads one: Step takes what the
+// client says, Next gives what is to be sent. It belongs to one goroutine at a time. It keeps
+// what the client has by name, and so never loses a removal, however far behind it is.
+type Layered struct {
+	c     LayeredConfig
+	lanes []*lane
+	nonce uint64
+	// selected is the selection as it was looked at last.
+	selected   map[Ref]struct{}
+	generation <-chan struct{}
+	// awaited are followers that the client is to take before gated types, with the last nonce
+	// before they were due; late are those that gated types do not wait for any more.
+	awaited, late map[Ref]uint64
+	// held is since when a gated type waits; zero: none does.
+	held time.Time
+}
+
+// NewLayered starts a session. Close it when the stream is over.
+func NewLayered(c LayeredConfig) *Layered {
+	if c.MaxNames == 0 {
+		c.MaxNames = defaultMaxNames
+	}
+	if c.Quarantine == nil {
+		c.Quarantine = NewQuarantine()
+	}
+	l := &Layered{c: c, awaited: map[Ref]uint64{}, late: map[Ref]uint64{}}
+	l.selected, l.generation = c.Selection.load()
+	for _, ref := range c.Again {
+		l.late[ref] = 0
+	}
+	return l
+}
+
+// lane is what a layered session knows of one type.
+type lane struct {
+	typ      string
+	rank     int // in Order
+	wildcard bool
+	names    map[string]struct{}
+	// refused names, as there are too many; they are told once.
+	refused []string
+	// sent is the version of each name that the client has; empty: it was told that there is
+	// none.
+	sent map[string]string
+	// dirty are names to be looked at, forced those that are sent whatever the client has.
+	dirty, forced map[string]struct{}
+	// everything is to be looked at.
+	everything bool
+	cursors    []uint64 // by layer
+	// due is when names that are gone are removed.
+	due map[string]time.Time
+	// halves are groups of a refused response, to be sent apart.
+	halves [][]string
+	// bad are versions that only this client refused.
+	bad map[string]string
+
+	answered   bool
+	unanswered map[string]*response
+	acked      uint64
+	responses  uint64
+	reject     Rejection
+	rejections uint64
+}
+
+// response is what one response set, until the client has answered it.
+type response struct {
+	number uint64
+	items  []item
+}
+
+type item struct {
+	name string
+	held
+	// before is what the client had; empty: nothing.
+	before string
+}
+
+// Step takes a request of delta xDS or, in a session that is Whole, of state of the world:
+// there Subscribe are all names. It never blocks. An error (ErrRequest) ends the stream.
+func (l *Layered) Step(r Request) error {
+	if r.Type == "" {
+		return fmt.Errorf("%w: no type", ErrRequest)
+	}
+	n := l.lane(r.Type)
+	if n == nil {
+		if len(l.lanes) == maxTypes {
+			return fmt.Errorf("%w: more than %d types", ErrRequest, maxTypes)
+		}
+		l.begin(r)
+		return nil
+	}
+	if r.Nonce != "" {
+		l.answer(n, r)
+	}
+	if l.c.Whole {
+		r.Unsubscribe = nil
+		named := make(map[string]struct{}, len(r.Subscribe))
+		for _, name := range r.Subscribe {
+			named[name] = struct{}{}
+		}
+		for name := range n.names {
+			if _, still := named[name]; !still {
+				r.Unsubscribe = append(r.Unsubscribe, name)
+			}
+		}
+		r.Subscribe = slices.DeleteFunc(slices.Clone(r.Subscribe), func(name string) bool { _, ok := n.names[name]; return ok })
+	}
+	l.change(n, r)
+	return nil
+}
+
+func (l *Layered) lane(typ string) *lane {
+	i := slices.IndexFunc(l.lanes, func(n *lane) bool { return n.typ == typ })
+	if i < 0 {
+		return nil
+	}
+	return l.lanes[i]
+}
+
+// begin takes the first request of a type.
+func (l *Layered) begin(r Request) {
+	n := &lane{
+		typ: r.Type, rank: slices.Index(l.c.Order, r.Type), everything: true,
+		names: map[string]struct{}{}, sent: map[string]string{}, dirty: map[string]struct{}{}, forced: map[string]struct{}{},
+		due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
+	}
+	if n.rank < 0 {
+		n.rank = len(l.c.Order)
+	}
+	for name, version := range r.Versions {
+		if name != cursorKey && version != "" {
+			n.sent[name] = version
+		}
+	}
+	n.wildcard = len(r.Subscribe) == 0
+	for _, name := range r.Subscribe {
+		if name == wildcard {
+			n.wildcard = true
+		} else {
+			l.want(n, name)
+		}
+	}
+	for _, ref := range l.c.Again {
+		if ref.Type == n.typ && has(n.names, ref.Name) {
+			n.forced[ref.Name] = struct{}{}
+		}
+	}
+	l.lanes = append(l.lanes, n)
+	slices.SortStableFunc(l.lanes, func(a, b *lane) int { return a.rank - b.rank })
+}
+
+// want adds a name that the client asks for.
+func (l *Layered) want(n *lane, name string) bool {
+	if name == "" {
+		return false
+	}
+	if _, has := n.names[name]; !has {
+		if len(n.names) >= l.c.MaxNames {
+			n.refused = append(n.refused, name)
+			return false
+		}
+		n.names[name] = struct{}{}
+		if l.c.Source != nil {
+			l.c.Source.Want(Ref{n.typ, name})
+		}
+	}
+	n.dirty[name] = struct{}{}
+	return true
+}
+
+func (l *Layered) release(n *lane, name string) {
+	if _, has := n.names[name]; !has {
+		return
+	}
+	delete(n.names, name)
+	if l.c.Source != nil {
+		l.c.Source.Release(Ref{n.typ, name})
+	}
+}
+
+// change takes subscriptions after the first request. What a client names it is sent, even if
+// it had it.
+func (l *Layered) change(n *lane, r Request) {
+	for _, name := range r.Unsubscribe {
+		if name == wildcard {
+			n.wildcard = false
+			for name := range n.sent {
+				if _, named := n.names[name]; !named {
+					n.forget(name)
+				}
+			}
+			continue
+		}
+		l.release(n, name)
+		n.forget(name)
+		if n.wildcard {
+			n.dirty[name] = struct{}{}
+		}
+	}
+	for _, name := range r.Subscribe {
+		switch {
+		case name != wildcard:
+			if l.want(n, name) {
+				n.forced[name] = struct{}{}
+				if n.sent[name] == "" {
+					delete(n.sent, name) // it is told again that there is none
+				}
+			}
+		case !n.wildcard:
+			n.wildcard, n.everything, n.answered = true, true, false
+		}
+	}
+}
+
+// forget a name, as the client has.
+func (n *lane) forget(name string) {
+	delete(n.sent, name)
+	delete(n.forced, name)
+	delete(n.due, name)
+}
+
+// answer takes an ACK or NACK.
+func (l *Layered) answer(n *lane, r Request) {
+	got, known := n.unanswered[r.Nonce]
+	if r.Rejected != "" {
+		n.reject = Rejection{Nonce: r.Nonce, Reason: r.Rejected}
+		n.rejections++
+	} else if known {
+		n.acked++
+	}
+	if !known {
+		return
+	}
+	delete(n.unanswered, r.Nonce)
+	if r.Rejected != "" {
+		l.isolate(n, got.items, r.Rejected)
+		return
+	}
+	for _, i := range got.items {
+		ref := Ref{n.typ, i.name}
+		l.c.Quarantine.accepted(ref, i.held)
+		for _, due := range []map[Ref]uint64{l.awaited, l.late} {
+			if before, ok := due[ref]; ok && got.number > before {
+				delete(due, ref)
+			}
+		}
+	}
+}
+
+// Unfollowed are followers that the client has not taken since the resources that they
+// follow. A client that comes back with equal versions of both waits for them nevertheless.
+func (l *Layered) Unfollowed() []Ref {
+	out := slices.Collect(maps.Keys(l.awaited))
+	for ref := range l.late {
+		if !has(l.awaited, ref) {
+			out = append(out, ref)
+		}
+	}
+	return out
+}
+
+// isolate finds which resource of a response was refused: it is sent again in halves, down to
+// one. Clients name the culprit only in the answer to that one, if at all.
+func (l *Layered) isolate(n *lane, items []item, reason string) {
+	for _, i := range items {
+		if n.sent[i.name] != i.version {
+			continue // a newer one is on its way
+		}
+		switch {
+		case len(items) > 1: // it may have been applied
+			n.sent[i.name] = unknownVersion
+		case i.before == "":
+			delete(n.sent, i.name)
+		default:
+			n.sent[i.name] = i.before
+		}
+	}
+	if l.c.Whole {
+		// It has everything in each response. Such clients judge resources one by one.
+		items = slices.DeleteFunc(slices.Clone(items), func(i item) bool { return len(items) > 1 && !strings.Contains(reason, i.name) })
+		for _, i := range items {
+			l.refuse(n, i, reason)
+		}
+		return
+	}
+	switch half := len(items) / 2; len(items) {
+	case 0:
+	case 1:
+		l.refuse(n, items[0], reason)
+	default:
+		n.halves = append(n.halves, namesOf(items[:half]), namesOf(items[half:]))
+	}
+}
+
+func namesOf(items []item) []string {
+	out := make([]string, len(items))
+	for i := range items {
+		out[i] = items[i].name
+	}
+	return out
+}
+
+// refuse takes a version out of use. What a client could not do on its machine says nothing of
+// others.
+func (l *Layered) refuse(n *lane, i item, reason string) {
+	one := Quarantined{Ref: Ref{n.typ, i.name}, Version: i.version, Reason: reason}
+	n.dirty[i.name] = struct{}{}
+	if before, ok := l.awaited[one.Ref]; ok {
+		l.late[one.Ref] = before
+		delete(l.awaited, one.Ref)
+	}
+	alone := ofMachine(reason)
+	if alone {
+		if n.bad == nil {
+			n.bad = map[string]string{}
+		}
+		n.bad[i.name] = i.version
+	} else {
+		l.c.Quarantine.Add(one)
+	}
+	if l.c.Refused != nil {
+		l.c.Refused(one, alone)
+	}
+}
+
+// ofMachine reports whether a reason is of the client's machine: an address that is taken, or
+// not there. The texts are Envoy's (source/common/network/listen_socket_impl.cc and
+// source/common/listener_manager).
+func ofMachine(reason string) bool {
+	reason = strings.ToLower(reason)
+	for _, text := range []string{"cannot bind", "address already in use", "cannot assign requested address", "permission denied"} {
+		if strings.Contains(reason, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// Close releases what the client asked for. The session is at its end.
+func (l *Layered) Close() {
+	for _, n := range l.lanes {
+		for _, name := range slices.Collect(maps.Keys(n.names)) {
+			l.release(n, name)
+		}
+	}
+	l.lanes = nil
+}
+
+// LaneStatus describes where a layered session is with one type.
+type LaneStatus struct {
+	Type string
+	// Named counts names that the client asked for, Resources what it has.
+	Named, Resources int
+	Wildcard         bool
+	// Responses, Acked and Rejections count; Unanswered are those without an answer yet.
+	Responses, Acked, Rejections uint64
+	Unanswered                   int
+	// Rejected is the last refusal.
+	Rejected Rejection
+}
+
+// Status describes every type, in order.
+func (l *Layered) Status() []LaneStatus {
+	out := make([]LaneStatus, 0, len(l.lanes))
+	for _, n := range l.lanes {
+		has := 0
+		for _, version := range n.sent {
+			if version != "" {
+				has++
+			}
+		}
+		out = append(out, LaneStatus{
+			Type: n.typ, Named: len(n.names), Resources: has, Wildcard: n.wildcard, Responses: n.responses,
+			Acked: n.acked, Rejections: n.rejections, Unanswered: len(n.unanswered), Rejected: n.reject,
+		})
+	}
+	return out
+}
+
+// Sent calls visit for each resource that the client was sent, with its version, and whether
+// it was asked for by name.
+func (l *Layered) Sent(visit func(ref Ref, version string, named bool)) {
+	for _, n := range l.lanes {
+		for name, version := range n.sent {
+			if version != "" {
+				_, named := n.names[name]
+				visit(Ref{n.typ, name}, version, named)
+			}
+		}
+	}
+}
