@@ -594,3 +594,50 @@ func FuzzLayered(f *testing.F) {
 		}
 	})
 }
+
+// TestGate: listeners wait until clusters and endpoints are answered, and not for ever.
+func TestGate(t *testing.T) {
+	p := newPlane()
+	p.set(ref("C/a"), "1>e")
+	p.set(ref("E/e"), "1")
+	p.set(ref("L/a"), "1")
+	s := NewLayered(rules(p.config()))
+	for _, typ := range []string{"C", "L"} {
+		must(s.Step(Request{Type: typ}))
+	}
+	now := time.Unix(0, 0)
+	next := func() string {
+		f, _ := s.Next(now)
+		if f == nil {
+			return ""
+		}
+		return f.Type
+	}
+	if got := next(); got != "C" {
+		t.Fatalf("first %q", got)
+	}
+	if got := next(); got != "" {
+		t.Errorf("%q before the clusters are answered", got)
+	}
+	must(s.Step(Request{Type: "C", Nonce: "1"}))
+	if got := next(); got != "" {
+		t.Errorf("%q before the endpoints are asked for", got)
+	}
+	must(s.Step(Request{Type: "E", Subscribe: []string{"e"}}))
+	if got := next() + next(); got != "E" {
+		t.Errorf("%q before the endpoints are answered", got)
+	}
+	must(s.Step(Request{Type: "E", Nonce: "2"}))
+	if got := next(); got != "L" {
+		t.Errorf("%q once all is answered", got)
+	}
+	p.set(ref("C/b"), "1>f")
+	p.set(ref("L/b"), "1")
+	if got := next() + next(); got != "C" {
+		t.Errorf("%q", got)
+	}
+	now = now.Add(maxHold)
+	if got := next(); got != "L" {
+		t.Errorf("%q after the longest wait", got)
+	}
+}
