@@ -148,6 +148,7 @@ var layers = map[string]layer{
 	"internal/topology/trafficplan":     core,
 	"internal/view/viewtest":            core,
 	"internal/view/wire":                core,
+	"internal/xds/build":                core,
 
 	// one technology each: a protocol, a database, a kernel interface, files
 	"internal/admin":                    adapter,
@@ -217,6 +218,7 @@ var layers = map[string]layer{
 	"internal/witness":                  adapter,
 	"internal/xds/insight":              adapter,
 	"internal/xds/load":                 adapter,
+	"internal/xds":                      adapter,
 	"internal/workload":                 adapter,
 
 	// wiring of roles
@@ -265,6 +267,7 @@ var siblings = map[string][]string{
 	"internal/store/secret":        {"internal/store/memory"},
 	"internal/node/fromview":       {"internal/delta/stream"},
 	"internal/view":                {"internal/delta/stream"},
+	"internal/xds":                 {"internal/delta/stream"},
 	"internal/kernel/conntrack":    {"internal/kernel/nfnl"},
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},

@@ -66,7 +66,7 @@ func warnDataplane(d, old *mesh.Dataplane) []string {
 // warnDataplaneProxy warns of settings of proxies, which there are none of. An update warns of what
 // it changes.
 func warnDataplaneProxy(d, old *mesh.Dataplane) []string {
-	if old != nil && equality.Semantic.DeepEqual(d.Spec.Proxy, old.Spec.Proxy) && equality.Semantic.DeepEqual(d.Spec.Ports, old.Spec.Ports) {
+	if old != nil && equality.Semantic.DeepEqual(d.Spec.Proxy, old.Spec.Proxy) {
 		return nil
 	}
 	var paths []string
@@ -74,15 +74,10 @@ func warnDataplaneProxy(d, old *mesh.Dataplane) []string {
 		for _, f := range []struct {
 			name string
 			set  bool
-		}{{"outbound", len(p.Outbound) > 0}, {"metrics", p.Metrics != nil}, {"probes", len(p.Probes) > 0}} {
+		}{{"metrics", p.Metrics != nil}, {"probes", len(p.Probes) > 0}} {
 			if f.set {
 				paths = append(paths, "spec.proxy."+f.name)
 			}
-		}
-	}
-	for i, port := range d.Spec.Ports {
-		if port.TargetPort != nil {
-			paths = append(paths, fmt.Sprintf("spec.ports[%d].targetPort", i))
 		}
 	}
 	return noEffect(paths)

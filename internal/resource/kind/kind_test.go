@@ -269,7 +269,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		"WorkloadPolicy": {"spec.tls", "spec.timeout", "spec.limits", "spec.backends", "spec.rateLimit", "spec.faults",
 			"spec.passthrough", "spec.accessLog", "spec.tracing", "spec.metrics"},
 		"ProxyPatch": {"spec.patches"},
-		"Dataplane":  {"spec.proxy.outbound", "spec.proxy.metrics", "spec.proxy.probes", "spec.ports[0].targetPort"},
+		"Dataplane":  {"spec.proxy.metrics", "spec.proxy.probes"},
 	} {
 		d := all[name]
 		obj := create(t, d, base[name])

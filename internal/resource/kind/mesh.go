@@ -426,7 +426,6 @@ func idleMesh(m, old *mesh.Mesh) []string {
 		path string
 		of   func(*mesh.Mesh) string
 	}{
-		{"spec.mtls.outbound", meshOutbound}, {"spec.networking.outbound.scope", MeshScope},
 		{"spec.defaultAccess", func(m *mesh.Mesh) string { return m.Spec.DefaultAccess }},
 	} {
 		if now := f.of(m); now != "" && now != f.of(old) {
@@ -434,13 +433,6 @@ func idleMesh(m, old *mesh.Mesh) []string {
 		}
 	}
 	return out
-}
-
-func meshOutbound(m *mesh.Mesh) string {
-	if m.Spec.MTLS == nil {
-		return ""
-	}
-	return m.Spec.MTLS.Outbound
 }
 
 // MeshScope says which Services proxies of a mesh know; empty: it says nothing, which is

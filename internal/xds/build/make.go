@@ -1,0 +1,495 @@
+package build
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	"google.golang.org/protobuf/proto"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/proxy/choose"
+	"github.com/proxima-mesh/proxima/internal/proxy/kube"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/sites"
+)
+
+// message is a resource of xDS.
+type message interface {
+	proto.Message
+	ValidateAll() error
+}
+
+// marshalled is a resource as it is sent: the same bytes wherever it is made. One that clients
+// would refuse is never published.
+func marshalled(m message) []byte {
+	if err := m.ValidateAll(); err != nil {
+		panic(errInvalid{err})
+	}
+	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		panic(errInvalid{err})
+	}
+	return body
+}
+
+func unlisted(m message) *made {
+	return &made{marshalled(m), &delta.ResourceOptions{Unlisted: true}}
+}
+
+// service is a Service as proxies see it, and its object.
+func (b *Builder) service(key catalog.Key) (*proxy.Service, bool) {
+	object, ok := b.snapshot.Services.Get(key)
+	if !ok {
+		return nil, false
+	}
+	s, ok := kube.ServiceOf(object)
+	if ok {
+		s.Scope = kube.ScopeOf(object, b.meshOf(key.Namespace))
+	}
+	return s, ok
+}
+
+// allowed reports whether workloads of a mesh may use a Service.
+func (b *Builder) allowed(key catalog.Key, meshName string) bool {
+	s, ok := b.service(key)
+	return ok && s.Scope.Allows(meshName)
+}
+
+// portsOf a Service that proxies carry: those of TCP.
+func (b *Builder) portsOf(key catalog.Key) []ServicePort {
+	s, ok := b.service(key)
+	if !ok {
+		return nil
+	}
+	var out []ServicePort
+	for _, p := range s.Ports {
+		if p.Protocol == proxy.TCP {
+			out = append(out, ServicePort{key, p.Port})
+		}
+	}
+	return out
+}
+
+func (b *Builder) port(of ServicePort) (*proxy.Service, proxy.Port, bool) {
+	s, ok := b.service(of.Service)
+	if !ok {
+		return nil, proxy.Port{}, false
+	}
+	i := slices.IndexFunc(s.Ports, func(p proxy.Port) bool { return p.Protocol == proxy.TCP && p.Port == of.Port })
+	if i < 0 {
+		return nil, proxy.Port{}, false
+	}
+	return s, s.Ports[i], true
+}
+
+// portAt is the service port that answers at an address.
+func (b *Builder) portAt(at netip.AddrPort) (ServicePort, bool) {
+	f, ok := b.vips[at.Addr()]
+	if !ok {
+		return ServicePort{}, false
+	}
+	port := ServicePort{f.service, at.Port()}
+	if f.target != 0 {
+		port.Port = f.target
+	}
+	_, _, ok = b.port(port)
+	return port, ok
+}
+
+// frontendsOf a service port are the addresses at which it answers.
+func (b *Builder) frontendsOf(of ServicePort) []netip.AddrPort {
+	s, port, ok := b.port(of)
+	if !ok {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, a := range s.ClusterIPs {
+		if b.vips[a].service == of.Service {
+			out = append(out, netip.AddrPortFrom(a, port.Port))
+		}
+	}
+	return out
+}
+
+// upstreamOf a service port, for a class; nil: proxies of the class may not use it.
+func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
+	s, port, ok := b.port(of)
+	if !ok || !s.Scope.Allows(c.Mesh) {
+		return nil
+	}
+	out := &upstream{
+		port: of, protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
+	}
+	if b.elsewhere(of.Service) {
+		// The node's own data path knows other sites and what is outside: it takes over at the
+		// virtual address.
+		out.static = netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
+		return out
+	}
+	out.tls = b.clientTLS(c, of)
+	return out
+}
+
+// elsewhere reports whether a Service has endpoints that are not of this site.
+func (b *Builder) elsewhere(key catalog.Key) bool {
+	if _, external := b.snapshot.ExternalServices.Get(key); external {
+		return true
+	}
+	object, _ := b.snapshot.Services.Get(key)
+	if object == nil {
+		return false
+	}
+	if object.Labels[meshv1alpha1.LabelExternalService] != "" {
+		return true
+	}
+	imported, ok := sites.ImportOf(object)
+	if !ok {
+		return false
+	}
+	for _, e := range b.snapshot.ExportsOf(catalog.Key{Namespace: imported.Namespace, Name: imported.Name}) {
+		if z := e.Labels[meshv1alpha1.LabelZone]; z != "" && z != string(b.config.Site) {
+			return true
+		}
+	}
+	return false
+}
+
+// meshTLS is the mesh's trust domain, if its workloads have certificates.
+func (b *Builder) meshTLS(name string) (domain mesh.Domain, m *meshv1alpha1.Mesh, ok bool) {
+	m, ok = b.snapshot.Meshes.Get(catalog.Key{Name: name})
+	if !ok || m.Spec.MTLS == nil || m.Spec.MTLS.EnabledBackend == "" {
+		return mesh.Domain{}, m, false
+	}
+	domain, err := mesh.DomainOf(name, m.Spec.MTLS.TrustDomain)
+	return domain, m, err == nil
+}
+
+func (b *Builder) clientTLS(c *class, of ServicePort) *clientTLS {
+	name := b.meshOf(of.Service.Namespace)
+	domain, m, ok := b.meshTLS(name)
+	if _, _, own := b.meshTLS(c.Mesh); !ok || !own {
+		return nil
+	}
+	sni, err := mesh.SNI(mesh.Service{
+		Mesh: name, Namespace: of.Service.Namespace, Name: of.Service.Name, Port: strconv.Itoa(int(of.Port)),
+	})
+	if err != nil {
+		return nil
+	}
+	ids, all := b.accountsOf(of.Service, domain)
+	return &clientTLS{
+		sni: sni, domain: domain.Name(), accept: mesh.Accounts(ids...), fileIdentity: c.Variant == Direct,
+		always: c.Variant == GRPC && all || c.Variant != GRPC && outboundAlways(m),
+	}
+}
+
+// accountsOf the endpoints of a Service. all: each of them has a proxy.
+func (b *Builder) accountsOf(service catalog.Key, domain mesh.Domain) (ids []mesh.ID, all bool) {
+	all = true
+	seen := map[string]struct{}{}
+	some := false
+	for _, s := range b.snapshot.SlicesOf(service) {
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			if e.TargetRef == nil || len(e.Addresses) == 0 {
+				all = false
+				continue
+			}
+			some = true
+			key := catalog.Key{Namespace: s.Namespace, Name: e.TargetRef.Name}
+			name := ""
+			switch e.TargetRef.Kind {
+			case "Dataplane":
+				if d, ok := b.snapshot.Dataplanes.Get(key); ok {
+					name = d.Spec.ServiceAccount
+				}
+			case "Pod":
+				if p, ok := b.snapshot.Pods.Get(key); ok {
+					name = p.Spec.ServiceAccountName
+				}
+			}
+			addr, err := netip.ParseAddr(e.Addresses[0])
+			for _, p := range s.Ports {
+				if err == nil && p.Port != nil {
+					_, live := b.live[netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port))]
+					all = all && live
+				}
+			}
+			if id, err := mesh.Workload(domain, s.Namespace, name); err == nil && !has(seen, id.String()) {
+				seen[id.String()] = struct{}{}
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids, all && some
+}
+
+// makeCluster of a service port.
+func (b *Builder) makeCluster(c *class, name string, of ServicePort) *made {
+	back := b.upstreamOf(c, of)
+	if back == nil {
+		return nil
+	}
+	m := unlisted(upstreamCluster(name, back))
+	if !back.static.IsValid() {
+		m.options.Follower = delta.Ref{Type: EndpointType, Name: of.String()}
+	}
+	return m
+}
+
+// makeVIP makes the cluster of an address that a proxy asks for: of a Service, or of a
+// workload. nil: nothing answers there.
+func (b *Builder) makeVIP(c *class, name string, at netip.AddrPort) *made {
+	if port, ok := b.portAt(at); ok {
+		return b.makeCluster(c, name, port)
+	}
+	if _, virtual := b.vips[at.Addr()]; virtual || !b.isWorkload(at.Addr()) {
+		return nil
+	}
+	return unlisted(upstreamCluster(name, &upstream{static: at}))
+}
+
+// isWorkload reports whether an address is an endpoint's.
+func (b *Builder) isWorkload(a netip.Addr) bool {
+	for _, d := range b.snapshot.Dataplanes.All() {
+		if slices.Contains(dataplaneAddresses(d), a) {
+			return true
+		}
+	}
+	for _, p := range b.snapshot.Pods.All() {
+		if slices.Contains(podIPs(p), a) {
+			return true
+		}
+	}
+	return false
+}
+
+// makeEndpoints of a service port, for a zone or a node. Those of a node are there where the
+// Service stays on it.
+func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
+	s, port, ok := b.port(of)
+	if !ok || (k.node != "") != s.InternalLocal {
+		return nil
+	}
+	node := choose.Node{Name: k.node, Zone: k.zone, Suspects: b.suspects}
+	state := choose.Slices(s, port, b.slicesOf(k.zone, of.Service), node)
+	choice := state.For(s.ClusterIPs[0])
+	if other := state.For(otherFamily(s.ClusterIPs[0])); len(choice.Cluster)+len(choice.Local) == 0 {
+		choice = other // a proxy may connect by the other family
+	}
+	return unlisted(loadAssignment(&assignment{
+		name: of.String(), site: b.config.Site, choice: choice, local: s.InternalLocal, healthy: k.grpc,
+		live: func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
+	}))
+}
+
+func otherFamily(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// slicesOf a Service, with the weights of its plan.
+func (b *Builder) slicesOf(zone locality.Zone, service catalog.Key) []*proxy.Slice {
+	var out []*proxy.Slice
+	for _, object := range b.snapshot.SlicesOf(service) {
+		s, ok := kube.SliceOf(object)
+		if !ok {
+			continue
+		}
+		if plans := b.config.Plans; plans != nil {
+			if weights := plans.Weights(zone, object); len(weights) > 0 {
+				s, _ = kube.PlannedSliceOf(zone, object, weights)
+			} else {
+				kube.SetWeights(s, object, plans.Own(object), nil)
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func (b *Builder) makeRoutes(c *class, of ServicePort) *made {
+	back := b.upstreamOf(c, of)
+	if back == nil || back.protocol == TCP && !back.grpc {
+		return nil
+	}
+	return unlisted(routesTo(of.RouteName(), of.String(), true, back.affinity))
+}
+
+// makeOut makes the listener of an address of a Service.
+func (b *Builder) makeOut(c *class, at netip.AddrPort) *made {
+	port, ok := b.portAt(at)
+	if !ok {
+		return nil
+	}
+	back := b.upstreamOf(c, port)
+	if back == nil {
+		return nil
+	}
+	return unlisted(outListener(at, back, false))
+}
+
+func (b *Builder) makeRoots(name string) *made {
+	if b.trust == nil {
+		return nil
+	}
+	domain, err := mesh.ParseDomain(strings.TrimPrefix(name, rootsPrefix))
+	if err != nil {
+		return nil
+	}
+	of, ok := b.trust.MeshOf(domain)
+	if !ok {
+		return nil
+	}
+	secret := rootsSecret(b.trust, of)
+	if secret == nil {
+		return nil
+	}
+	return unlisted(secret)
+}
+
+// writeClass writes what every proxy of a class has.
+func (b *Builder) writeClass(c *class) {
+	clusters := []message{originalCluster(Passthrough, netip.Addr{}), originalCluster(InPassthrough, inPassthroughSource), emptyCluster(Blackhole)}
+	if c.IPv6 { // the address that connections come from would fix the family
+		clusters[1] = originalCluster(InPassthrough, netip.Addr{})
+	}
+	var changes []delta.Change
+	for i, name := range []string{Passthrough, InPassthrough, Blackhole} {
+		changes = append(changes, delta.Change{Resource: delta.Resource{Type: ClusterType, Name: name, Body: marshalled(clusters[i])}})
+	}
+	c.layer.put(changes...)
+}
+
+// writeOwn writes what one proxy has for itself: what is inbound, and its outbound ports.
+func (b *Builder) writeOwn(p *Proxy) {
+	d, ok := b.snapshot.Dataplanes.Get(p.Key)
+	if !ok || p.class.Variant == GRPC {
+		return
+	}
+	next := map[delta.Ref][]byte{}
+	add := func(typ, name string, m message) {
+		defer func() {
+			if r := recover(); r != nil {
+				invalid, ok := r.(errInvalid)
+				if !ok {
+					panic(r)
+				}
+				b.config.Logger.Error("resource is not published", "dataplane", p.Key, "type", typ, "name", name, "error", invalid.err)
+			}
+		}()
+		next[delta.Ref{Type: typ, Name: name}] = marshalled(m)
+	}
+	b.ownInbound(p, d, add)
+	b.ownOutbound(p, d, add)
+	if b.redirected(p) {
+		add(ListenerType, OutVirtual, outVirtual(b.ranges(), b.passthrough(p.Mesh), p.class.IPv6))
+		rest := InPassthrough
+		if _, m, ok := b.meshTLS(p.Mesh); ok && modeOf(m) == Strict {
+			rest = Blackhole
+		}
+		add(ListenerType, InVirtual, inVirtual(rest, p.class.IPv6))
+	}
+	b.replaceOwn(p, next)
+}
+
+// replaceOwn makes resources the whole of a proxy's own layer.
+func (b *Builder) replaceOwn(p *Proxy, next map[delta.Ref][]byte) {
+	p.own.sequence++
+	resources := make([]delta.Resource, 0, len(next))
+	for ref, body := range next {
+		resources = append(resources, delta.Resource{
+			Type: ref.Type, Name: ref.Name, Body: body,
+			Options: &delta.ResourceOptions{Unlisted: ref.Type == RouteType},
+		})
+	}
+	if _, err := p.own.scope.Replace(delta.Position{Epoch: 1, Sequence: p.own.sequence}, resources); err != nil {
+		panic(err) // the sequence ascends
+	}
+}
+
+func (b *Builder) ranges() []netip.Prefix {
+	if b.config.Ranges == nil {
+		return nil
+	}
+	return b.config.Ranges()
+}
+
+// passthrough is where connections go that the mesh does not know.
+func (b *Builder) passthrough(meshName string) string {
+	if m, ok := b.snapshot.Meshes.Get(catalog.Key{Name: meshName}); ok && !kind.MeshPassthrough(m) {
+		return Blackhole
+	}
+	return Passthrough
+}
+
+type adder func(typ, name string, m message)
+
+// ownInbound adds a listener and a cluster for each TCP port of the workload.
+func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
+	addresses := dataplaneAddresses(d)
+	if len(addresses) == 0 {
+		return
+	}
+	mode, domain := Plain, ""
+	if trust, m, ok := b.meshTLS(p.Mesh); ok {
+		mode, domain = modeOf(m), trust.Name()
+	}
+	for i := range d.Spec.Ports {
+		port := &d.Spec.Ports[i]
+		if port.Protocol != "" && port.Protocol != "TCP" {
+			continue
+		}
+		app := ""
+		if port.AppProtocol != nil {
+			app = *port.AppProtocol
+		}
+		in := &inbound{
+			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
+			serverFirst: serverFirst(app), domain: domain, fileIdentity: p.class.Variant == Direct,
+		}
+		to := in.at
+		if target := targetPort(port); target != 0 {
+			in.bound, to = true, netip.AddrPortFrom(loopbackOf(addresses[0]), uint16(target))
+		} else if !b.redirected(p) {
+			continue // the application itself listens there
+		}
+		add(ClusterType, localName(port.Port), localCluster(localName(port.Port), to, in.protocol))
+		l := inListener(in)
+		for _, a := range addresses[1:] {
+			l.AdditionalAddresses = append(l.AdditionalAddresses, &listener.AdditionalAddress{Address: socketAddress(netip.AddrPortFrom(a, uint16(port.Port)))})
+		}
+		add(ListenerType, inName(port.Port), l)
+		if in.protocol != TCP {
+			add(RouteType, inName(port.Port), routesTo(inName(port.Port), localName(port.Port), false, false))
+		}
+	}
+}
+
+func loopbackOf(a netip.Addr) netip.Addr {
+	if a.Is6() {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// ownOutbound adds a listener for each outbound port that the workload declares.
+func (b *Builder) ownOutbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
+	for _, o := range outboundsOf(p.Key, d) {
+		back := b.upstreamOf(p.class, o.to)
+		if back == nil {
+			back = &upstream{port: o.to}
+		}
+		add(ListenerType, outName(o.at), outListener(o.at, back, true))
+	}
+}

@@ -1,0 +1,513 @@
+package build
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/locality"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+)
+
+// Variant of a client.
+type Variant uint8
+
+// The variants.
+const (
+	// Direct is an Envoy that has its certificate in files of its bootstrap.
+	Direct Variant = iota
+	// Sidecar is an Envoy whose supervisor answers for secrets.
+	Sidecar
+	// GRPC is a gRPC program without a proxy.
+	GRPC
+)
+
+func (v Variant) String() string { return [...]string{"direct", "sidecar", "grpc"}[v] }
+
+// Class is proxies that share clusters, listeners and routes.
+type Class struct {
+	Mesh, Namespace string
+	Zone            locality.Zone
+	Variant         Variant
+	// IPv6: listeners of redirected connections are of both families.
+	IPv6 bool
+}
+
+type class struct {
+	Class
+	layer      *layer
+	quarantine *delta.Quarantine
+	proxies    int
+}
+
+// drainTime is how long resources outlive what referred to them: the time that Envoy's
+// --drain-time-s gives connections of a removed listener in our bootstraps.
+const drainTime = 5 * time.Second
+
+const (
+	// maxEager service ports of one proxy by what it declares and uses, maxAll with the scope All.
+	maxEager = 256
+	maxAll   = 1000
+)
+
+// Annotations that declare the Services that a workload uses: NAME, NAMESPACE/NAME or
+// NAMESPACE/NAME:PORT, separated by commas. The second is Kuma's.
+const (
+	AnnotationBackends     = "mesh.proxima.dev/backends"
+	annotationKumaBackends = "kuma.io/reachable-backends"
+)
+
+// Proxy is a Dataplane whose proxy is, or was, connected.
+type Proxy struct {
+	// Key and Mesh of the Dataplane.
+	Key  catalog.Key
+	Mesh string
+
+	class     *class
+	zone      zoneKey
+	own       *layer
+	selection *delta.Selection
+	selected  map[ServicePort]struct{}
+	account   account
+	streams   int
+	end       chan struct{}
+	// again are followers that the last stream left open.
+	again []delta.Ref
+}
+
+// Connection is what a stream follows. Close it when the stream is over.
+type Connection struct {
+	// Config of the stream's session.
+	Config delta.LayeredConfig
+	// End is closed when the stream has to be opened again, as the proxy is of another class.
+	End   <-chan struct{}
+	Class Class
+
+	builder *Builder
+	proxy   *Proxy
+}
+
+// Connect a stream of a Dataplane's proxy. The caller has authenticated it. An error says why
+// the Dataplane cannot have one.
+func (b *Builder) Connect(key catalog.Key, variant Variant) (*Connection, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.snapshot == nil {
+		return nil, fmt.Errorf("the control plane is still reading its store")
+	}
+	d, ok := b.snapshot.Dataplanes.Get(key)
+	if !ok {
+		return nil, fmt.Errorf("there is no Dataplane %s", key)
+	}
+	of := b.classOf(key, d, variant)
+	p := b.proxies[key]
+	if p != nil && p.class.Class != of {
+		b.drop(p)
+		p = nil
+	}
+	if p == nil {
+		p = b.newProxy(key, d, of)
+	}
+	p.streams++
+	again := p.again
+	p.again = nil
+	c := &Connection{Class: of, End: p.end, builder: b, proxy: p}
+	c.Config = delta.LayeredConfig{
+		Layers: []*delta.Scope{p.own.scope, p.class.layer.scope, b.zone(zoneKey{p.zone.zone, p.zone.node, p.zone.grpc}).scope, b.zone(zoneKey{zone: p.zone.zone, grpc: p.zone.grpc}).scope},
+		Order:  order[:], Gated: gated[:], Prompt: ListenerType, Drain: drainTime,
+		Selection: p.selection, Source: &demanded{b, p}, Quarantine: p.class.quarantine, Again: again, Whole: variant == GRPC,
+	}
+	b.noteLive(key, d)
+	return c, nil
+}
+
+// Close ends the stream; unfollowed is what its session left open.
+func (c *Connection) Close(unfollowed []delta.Ref) {
+	b := c.builder
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.proxy.streams--
+	c.proxy.again = unfollowed
+	if c.proxy.streams == 0 && b.proxies[c.proxy.Key] != c.proxy {
+		b.release(c.proxy) // it was dropped before
+	}
+}
+
+// classOf a Dataplane. Its mesh is its own, else that of its namespace.
+func (b *Builder) classOf(key catalog.Key, d *meshv1alpha1.Dataplane, v Variant) Class {
+	c := Class{Mesh: d.Spec.Mesh, Namespace: key.Namespace, Variant: v, Zone: b.zoneOf(d)}
+	if c.Mesh == "" {
+		c.Mesh = b.meshOf(key.Namespace)
+	}
+	c.IPv6 = slices.ContainsFunc(dataplaneAddresses(d), netip.Addr.Is6)
+	return c
+}
+
+func (b *Builder) zoneOf(d *meshv1alpha1.Dataplane) locality.Zone {
+	if z := locality.ZoneOf(d.Labels); z != "" {
+		return z
+	}
+	if n, ok := b.snapshot.Nodes.Get(catalog.Key{Name: d.Spec.NodeName}); ok {
+		return locality.ZoneOf(n.Labels)
+	}
+	return ""
+}
+
+func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class) *Proxy {
+	c := b.classes[of]
+	if c == nil {
+		c = &class{Class: of, layer: newLayer(), quarantine: delta.NewQuarantine()}
+		b.classes[of] = c
+		if of.Variant != GRPC {
+			b.writeClass(c)
+		}
+	}
+	c.proxies++
+	p := &Proxy{
+		Key: key, Mesh: of.Mesh, class: c, own: newLayer(), selection: delta.NewSelection(), end: make(chan struct{}),
+		zone:    zoneKey{zone: of.Zone, node: d.Spec.NodeName, grpc: of.Variant == GRPC},
+		account: account{of.Mesh, key.Namespace, d.Spec.ServiceAccount},
+	}
+	b.proxies[key] = p
+	b.writeOwn(p)
+	b.selectFor(p)
+	return p
+}
+
+// drop a proxy; its streams have to be opened again.
+func (b *Builder) drop(p *Proxy) {
+	delete(b.proxies, p.Key)
+	close(p.end)
+	if p.streams == 0 {
+		b.release(p)
+	}
+}
+
+// release what a dropped proxy used, once it has no stream.
+func (b *Builder) release(p *Proxy) {
+	b.setSelected(p, nil)
+	if p.class.proxies--; p.class.proxies == 0 {
+		b.dropClass(p.class)
+	}
+}
+
+func (b *Builder) dropClass(c *class) {
+	for ref, u := range c.layer.units {
+		b.index(u, false)
+		delete(c.layer.units, ref)
+	}
+	if b.classes[c.Class] == c {
+		delete(b.classes, c.Class)
+	}
+}
+
+func (b *Builder) zone(k zoneKey) *layer {
+	l := b.zones[k]
+	if l == nil {
+		l = newLayer()
+		b.zones[k] = l
+	}
+	return l
+}
+
+// reconnect drops the proxies of Dataplanes that are gone, or are of another class.
+func (b *Builder) reconnect(d *catalog.Delta) {
+	if len(d.Dataplanes)+len(d.Nodes)+len(d.Namespaces) == 0 {
+		return
+	}
+	for _, key := range slices.Collect(maps.Keys(b.proxies)) {
+		p := b.proxies[key]
+		is, ok := b.snapshot.Dataplanes.Get(key)
+		if !ok || b.classOf(key, is, p.class.Variant) != p.class.Class || is.Spec.NodeName != p.zone.node || is.Spec.ServiceAccount != p.account.name {
+			b.drop(p)
+		}
+	}
+}
+
+// noteLive notes that the ports of a Dataplane have a proxy. It stays so until the Dataplane
+// goes: a control plane that loses its stream knows nothing of the proxy.
+func (b *Builder) noteLive(key catalog.Key, d *meshv1alpha1.Dataplane) {
+	fresh := false
+	for _, at := range livePorts(d) {
+		if b.live[at] != key {
+			b.live[at], fresh = key, true
+		}
+	}
+	if fresh {
+		services := map[catalog.Key]struct{}{}
+		b.behind(d, func(s catalog.Key) { services[s] = struct{}{} })
+		b.refresh(services, nil, false)
+	}
+}
+
+func livePorts(d *meshv1alpha1.Dataplane) []netip.AddrPort {
+	if d == nil {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, a := range dataplaneAddresses(d) {
+		for _, p := range d.Spec.Ports {
+			out = append(out, netip.AddrPortFrom(a, uint16(p.Port)))
+		}
+	}
+	return out
+}
+
+// storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane.
+func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed map[catalog.Key]struct{}) {
+	had := false
+	for _, at := range livePorts(c.Old) {
+		if b.live[at] == c.Key {
+			delete(b.live, at)
+			had = true
+		}
+	}
+	if !had {
+		return
+	}
+	if b.proxies[c.Key] != nil {
+		for _, at := range livePorts(c.New) {
+			b.live[at] = c.Key
+		}
+	}
+	for _, d := range []*meshv1alpha1.Dataplane{c.Old, c.New} {
+		b.behind(d, func(s catalog.Key) { changed[s] = struct{}{} })
+	}
+}
+
+// declared are the service ports that a Dataplane names.
+func (b *Builder) declared(key catalog.Key, d *meshv1alpha1.Dataplane) map[ServicePort]struct{} {
+	out := map[ServicePort]struct{}{}
+	for _, o := range outboundsOf(key, d) {
+		out[o.to] = struct{}{}
+	}
+	text := d.Annotations[AnnotationBackends]
+	if text == "" {
+		text = d.Annotations[annotationKumaBackends]
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		name, port, one := strings.Cut(strings.TrimSpace(name), ":")
+		namespace, service, qualified := strings.Cut(name, "/")
+		if !qualified {
+			namespace, service = key.Namespace, name
+		}
+		for _, p := range b.portsOf(catalog.Key{Namespace: namespace, Name: service}) {
+			if !one || p.String() == namespace+"/"+service+":"+port {
+				out[p] = struct{}{}
+			}
+		}
+	}
+	return out
+}
+
+// selectFor brings the eager set of a proxy up to date: what it declares, then what its
+// service account has learned. What it has stays while the proxy is there.
+func (b *Builder) selectFor(p *Proxy) {
+	d, ok := b.snapshot.Dataplanes.Get(p.Key)
+	if !ok || p.class.Variant == GRPC {
+		return
+	}
+	limit := maxEager
+	wanted := b.declared(p.Key, d)
+	switch b.scopeOf(p.Mesh) {
+	case scopeAll:
+		limit = maxAll
+		for key := range b.snapshot.Services.All() {
+			for _, port := range b.portsOf(key) {
+				wanted[port] = struct{}{}
+			}
+		}
+	case scopeOnDemand:
+		for port := range b.learned[p.account] {
+			if len(wanted) < limit {
+				wanted[port] = struct{}{}
+			}
+		}
+	}
+	next := map[ServicePort]struct{}{}
+	for _, port := range slices.SortedFunc(maps.Keys(wanted), comparePorts) {
+		if b.allowed(port.Service, p.Mesh) && (len(next) < limit || has(p.selected, port)) {
+			next[port] = struct{}{}
+		}
+	}
+	b.setSelected(p, next)
+}
+
+func comparePorts(x, y ServicePort) int { return strings.Compare(x.String(), y.String()) }
+
+func has[K comparable](set map[K]struct{}, key K) bool { _, ok := set[key]; return ok }
+
+// setSelected replaces the eager set of a proxy.
+func (b *Builder) setSelected(p *Proxy, next map[ServicePort]struct{}) {
+	if maps.Equal(p.selected, next) && len(next) == len(p.selected) && p.selected != nil {
+		b.namesOf(p, next)
+		return
+	}
+	for port := range next {
+		if !has(p.selected, port) {
+			b.useCluster(p.class, port.String(), port)
+		}
+	}
+	for port := range p.selected {
+		if !has(next, port) {
+			b.unuse(p.class.layer, delta.Ref{Type: ClusterType, Name: port.String()})
+		}
+	}
+	p.selected = next
+	b.namesOf(p, next)
+}
+
+// namesOf an eager set: clusters, and a listener for each virtual address.
+func (b *Builder) namesOf(p *Proxy, set map[ServicePort]struct{}) {
+	names := map[delta.Ref]struct{}{}
+	for port := range set {
+		names[delta.Ref{Type: ClusterType, Name: port.String()}] = struct{}{}
+		if !b.redirected(p) {
+			continue
+		}
+		for _, at := range b.frontendsOf(port) {
+			names[delta.Ref{Type: ListenerType, Name: outName(at)}] = struct{}{}
+		}
+	}
+	b.setListeners(p.class, names)
+	p.selection.Set(names)
+}
+
+// setListeners sees to it that a class has listeners. They stay as long as the class: they
+// are small, and other proxies of it are likely to use them.
+func (b *Builder) setListeners(c *class, names map[delta.Ref]struct{}) {
+	for ref := range names {
+		if ref.Type != ListenerType || c.layer.units[ref] != nil {
+			continue
+		}
+		at, err := netip.ParseAddrPort(strings.TrimPrefix(ref.Name, outPrefix))
+		if err != nil {
+			continue
+		}
+		b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }})
+	}
+}
+
+// reselect brings eager sets up to date after changes.
+func (b *Builder) reselect(d *catalog.Delta, changed map[catalog.Key]struct{}) {
+	if len(changed)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) == 0 && !slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool {
+		return different(c.Old, c.New)
+	}) {
+		return
+	}
+	services := len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) > 0
+	for _, p := range b.proxies {
+		own := slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool { return c.Key == p.Key && different(c.Old, c.New) })
+		if services || own {
+			b.selectFor(p)
+		}
+	}
+}
+
+// learn that a service account uses a service port. Connections that are opened from then on
+// have its listener.
+func (b *Builder) learn(p *Proxy, port ServicePort) {
+	if p.class.Variant == GRPC || b.scopeOf(p.Mesh) != scopeOnDemand {
+		return
+	}
+	known := b.learned[p.account]
+	if known == nil {
+		known = map[ServicePort]struct{}{}
+		b.learned[p.account] = known
+	}
+	if has(known, port) || len(known) >= maxEager {
+		return
+	}
+	known[port] = struct{}{}
+	for _, other := range b.proxies {
+		if other.account == p.account {
+			b.selectFor(other)
+		}
+	}
+}
+
+// demanded is the Source of a proxy's streams.
+type demanded struct {
+	b *Builder
+	p *Proxy
+}
+
+// Want implements delta.Source.
+func (s *demanded) Want(ref delta.Ref) {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.want(s.p, ref)
+}
+
+func (b *Builder) want(p *Proxy, ref delta.Ref) {
+	c := p.class
+	switch ref.Type {
+	case ClusterType:
+		if at, ok := parseVIP(ref.Name); ok {
+			b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeVIP(c, ref.Name, at) }})
+			if port, ok := b.portAt(at); ok && b.allowed(port.Service, p.Mesh) {
+				b.learn(p, port)
+			}
+		} else if port, err := ParseServicePort(ref.Name); err == nil {
+			b.useCluster(c, ref.Name, port)
+		}
+	case EndpointType:
+		port, err := ParseServicePort(ref.Name)
+		if err != nil {
+			return
+		}
+		for _, k := range p.zone.both() {
+			b.use(b.zone(k), ref, unit{service: port.Service, make: func() *made { return b.makeEndpoints(k, port) }})
+		}
+	case RouteType:
+		if port, err := ParseServicePort(strings.TrimPrefix(ref.Name, outPrefix)); err == nil && strings.HasPrefix(ref.Name, outPrefix) {
+			b.use(c.layer, ref, unit{service: port.Service, make: func() *made { return b.makeRoutes(c, port) }})
+		}
+	case SecretType:
+		if strings.HasPrefix(ref.Name, rootsPrefix) {
+			b.use(c.layer, ref, unit{make: func() *made { return b.makeRoots(ref.Name) }})
+		}
+	case ListenerType:
+		if target, ok := b.parseTarget(ref.Name, p.Key.Namespace); ok && c.Variant == GRPC {
+			b.use(c.layer, ref, unit{service: target.Service, make: func() *made { return b.makeAPIListener(c, ref.Name, target) }})
+		}
+	}
+}
+
+func (b *Builder) useCluster(c *class, name string, port ServicePort) {
+	b.use(c.layer, delta.Ref{Type: ClusterType, Name: name}, unit{service: port.Service, make: func() *made { return b.makeCluster(c, name, port) }})
+}
+
+// both are the layers of endpoints: of the node, and of the zone.
+func (k zoneKey) both() []zoneKey {
+	return []zoneKey{k, {zone: k.zone, grpc: k.grpc}}
+}
+
+// Release implements delta.Source.
+func (s *demanded) Release(ref delta.Ref) {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if ref.Type == EndpointType {
+		for _, k := range s.p.zone.both() {
+			s.b.unuse(s.b.zone(k), ref)
+		}
+		return
+	}
+	s.b.unuse(s.p.class.layer, ref)
+}
+
+// Absent implements delta.Source: the cluster of an address where nothing answers refuses
+// connections at once, and is there once something does. To be told that it does not exist
+// costs a client of Envoy 1.38 and later the whole time that it waits for clusters.
+func (s *demanded) Absent(ref delta.Ref) []byte {
+	if _, ok := parseVIP(ref.Name); !ok || ref.Type != ClusterType {
+		return nil
+	}
+	return marshalled(emptyCluster(ref.Name))
+}

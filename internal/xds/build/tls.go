@@ -1,0 +1,171 @@
+package build
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"slices"
+
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	rawbuffer "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+)
+
+const (
+	tlsSocket = "envoy.transport_sockets.tls"
+	// alpn tells a connection between proxies from the application's own TLS.
+	alpn = "proxima"
+	// providerName of certificates in the bootstrap of gRPC.
+	providerName = "default"
+)
+
+// clientTLS is how a cluster connects by mutual TLS; nil: it does not.
+type clientTLS struct {
+	sni    string
+	domain string
+	accept mesh.Matcher
+	// fileIdentity: the certificate is a static secret of the client's bootstrap.
+	fileIdentity bool
+	// always: also to endpoints that are not known to have a proxy.
+	always bool
+}
+
+// sans that a server may have: exact names, else prefixes of namespaces.
+func (t *clientTLS) sans() []*tlsv3.SubjectAltNameMatcher {
+	var exact []string
+	for _, id := range t.accept.Exact() {
+		exact = append(exact, id.String())
+	}
+	slices.Sort(exact)
+	prefixes := slices.Sorted(slices.Values(t.accept.Prefixes()))
+	out := make([]*tlsv3.SubjectAltNameMatcher, 0, len(exact)+len(prefixes))
+	add := func(m *matcher.StringMatcher) {
+		out = append(out, &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: m})
+	}
+	for _, uri := range exact {
+		add(&matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Exact{Exact: uri}})
+	}
+	for _, prefix := range prefixes {
+		add(&matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Prefix{Prefix: prefix}})
+	}
+	if len(out) == 0 { // without endpoints nobody is accepted; no matcher would accept everybody
+		add(&matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Exact{Exact: "spiffe://" + t.domain + "/nobody"}})
+	}
+	return out
+}
+
+// on adds TLS to a cluster: to those endpoints that have a proxy.
+func (t *clientTLS) on(c *cluster.Cluster) {
+	if t == nil {
+		return
+	}
+	secured := transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: commonTLS(t.domain, t.fileIdentity, t.sans())})
+	if t.always {
+		c.TransportSocket = secured
+		return
+	}
+	c.TransportSocketMatches = []*cluster.Cluster_TransportSocketMatch{
+		{Name: matchMTLS, Match: &structpb.Struct{Fields: map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)}}, TransportSocket: secured},
+		{Name: "plain", Match: &structpb.Struct{}, TransportSocket: &core.TransportSocket{
+			Name: "envoy.transport_sockets.raw_buffer", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&rawbuffer.RawBuffer{})},
+		}},
+	}
+}
+
+// onGRPC adds TLS as gRPC has it: by the providers of its bootstrap, to all endpoints alike.
+func (t *clientTLS) onGRPC(c *cluster.Cluster) {
+	if t == nil || !t.always {
+		return
+	}
+	c.TransportSocket = transportSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: providerTLS(t.sans())})
+}
+
+func transportSocket(m *tlsv3.UpstreamTlsContext) *core.TransportSocket {
+	return &core.TransportSocket{Name: tlsSocket, ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(m)}}
+}
+
+// commonTLS refers to secrets: the proxy's certificate, and the roots of a trust domain.
+func commonTLS(domain string, fileIdentity bool, sans []*tlsv3.SubjectAltNameMatcher) *tlsv3.CommonTlsContext {
+	own := &tlsv3.SdsSecretConfig{Name: Identity}
+	if !fileIdentity {
+		own.SdsConfig = adsSource()
+	}
+	return &tlsv3.CommonTlsContext{
+		AlpnProtocols: []string{alpn},
+		// The newest version of Envoy's clients is 1.2 unless it is set.
+		TlsParams: &tlsv3.TlsParameters{
+			TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_3, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
+		},
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{own},
+		ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{
+			CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+				DefaultValidationContext:         &tlsv3.CertificateValidationContext{MatchTypedSubjectAltNames: sans},
+				ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: RootsName(domain), SdsConfig: adsSource()},
+			},
+		},
+	}
+}
+
+// providerTLS refers to the certificate provider of a gRPC bootstrap.
+func providerTLS(sans []*tlsv3.SubjectAltNameMatcher) *tlsv3.CommonTlsContext {
+	instance := &tlsv3.CertificateProviderPluginInstance{InstanceName: providerName}
+	return &tlsv3.CommonTlsContext{
+		TlsCertificateProviderInstance: instance,
+		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+			CaCertificateProviderInstance: instance, MatchTypedSubjectAltNames: sans,
+		}},
+	}
+}
+
+// serverTLS asks clients for certificates of the mesh's own trust domain, or of one that it is
+// exported to: what the secret with the roots says.
+func serverTLS(domain string, fileIdentity bool) *core.TransportSocket {
+	return &core.TransportSocket{Name: tlsSocket, ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&tlsv3.DownstreamTlsContext{
+		CommonTlsContext: commonTLS(domain, fileIdentity, nil), RequireClientCertificate: wrapperspb.Bool(true),
+	})}}
+}
+
+// rootsSecret has the roots of every trust domain whose clients servers of a domain admit, each
+// for its own certificates (SPIFFE validator).
+func rootsSecret(trust *mesh.Trust, meshName string) *tlsv3.Secret {
+	own, ok := trust.Bundle(meshName)
+	if !ok {
+		return nil
+	}
+	spiffe := &tlsv3.SPIFFECertValidatorConfig{}
+	for _, domain := range trust.ClientDomains(meshName) {
+		of, _ := trust.MeshOf(domain)
+		bundle, _ := trust.Bundle(of)
+		if len(bundle.Roots) == 0 {
+			continue
+		}
+		spiffe.TrustDomains = append(spiffe.TrustDomains, &tlsv3.SPIFFECertValidatorConfig_TrustDomain{
+			Name: domain.Name(), TrustBundle: inline(pemOf(bundle.Roots)),
+		})
+	}
+	if len(spiffe.TrustDomains) == 0 {
+		return nil
+	}
+	return &tlsv3.Secret{Name: RootsName(own.Domain.Name()), Type: &tlsv3.Secret_ValidationContext{
+		ValidationContext: &tlsv3.CertificateValidationContext{CustomValidatorConfig: &core.TypedExtensionConfig{
+			Name: "envoy.tls.cert_validator.spiffe", TypedConfig: packed(spiffe),
+		}},
+	}}
+}
+
+func pemOf(roots []*x509.Certificate) []byte {
+	var out []byte
+	for _, r := range roots {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Raw})...)
+	}
+	return out
+}
+
+func inline(b []byte) *core.DataSource {
+	return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: b}}
+}

@@ -1,0 +1,271 @@
+package xds
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	loadstats "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
+)
+
+// ClientID is who a client says it is: MESH/NAMESPACE/DATAPLANE, the ID of its Node.
+type ClientID struct {
+	Mesh      string
+	Dataplane catalog.Key
+}
+
+func (c ClientID) String() string {
+	return c.Mesh + "/" + c.Dataplane.Namespace + "/" + c.Dataplane.Name
+}
+
+// maxID of a Node's ID in bytes: three names of objects.
+const maxID = 3*253 + 2
+
+// ParseClientID reads the ID of a Node.
+func ParseClientID(id string) (ClientID, error) {
+	parts := strings.Split(id, "/")
+	if len(id) > maxID || len(parts) != 3 || slices.Contains(parts, "") {
+		return ClientID{}, fmt.Errorf("node ID %.100q: want MESH/NAMESPACE/DATAPLANE, as in default/shop/web-1", id)
+	}
+	return ClientID{parts[0], catalog.Key{Namespace: parts[1], Name: parts[2]}}, nil
+}
+
+// Observer is told what happens on streams. Its methods must not block.
+type Observer interface {
+	// Connected: a stream was admitted. Its ID is unique in the server.
+	Connected(stream StreamInfo)
+	Disconnected(stream uint64)
+	// Sent: a response was sent, with so many resources and removals.
+	Sent(stream uint64, typ string, resources, removed int)
+	Acked(stream uint64, typ string)
+	// Nacked: a response was refused, for this reason.
+	Nacked(stream uint64, typ, reason string)
+	// Refused: this resource was found to be what a proxy refuses. alone: it is a matter of the
+	// machine of the proxy.
+	Refused(stream uint64, one delta.Quarantined, alone bool)
+}
+
+// StreamInfo describes a stream that was admitted.
+type StreamInfo struct {
+	ID      uint64
+	Client  ClientID
+	Variant build.Variant
+	// Version of the client's program, as it says, and Peer its address.
+	Program, Version, Peer string
+	Since                  time.Time
+}
+
+// Config configures a Server. Builder and Admit are needed.
+type Config struct {
+	Builder *build.Builder
+	// Admit checks that the credential of a call (in ctx) may be that client. Its errors should
+	// be gRPC statuses.
+	Admit func(ctx context.Context, client ClientID) error
+	// Observer of streams; nil: there is none.
+	Observer Observer
+	// LoadReports takes load reports; nil: that is not offered.
+	LoadReports loadstats.LoadReportingServiceServer
+	Registerer  prometheus.Registerer // nil: no metrics
+	Log         *slog.Logger          // nil: discard
+	Now         func() time.Time      // nil: time.Now
+}
+
+// Server is the discovery service. Safe for concurrent use.
+type Server struct {
+	discovery.UnimplementedAggregatedDiscoveryServiceServer
+	config  Config
+	metrics *metrics
+
+	mu      sync.Mutex
+	streams map[uint64]*stream
+	last    uint64
+}
+
+// New makes a server without any stream.
+func New(c Config) *Server {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	s := &Server{config: c, streams: map[uint64]*stream{}}
+	s.metrics = newMetrics(c.Registerer, s)
+	return s
+}
+
+// Register adds the services to a gRPC server, which must be made with the ServerOptions of
+// package delta/stream.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	discovery.RegisterAggregatedDiscoveryServiceServer(r, s)
+	if s.config.LoadReports != nil {
+		loadstats.RegisterLoadReportingServiceServer(r, s.config.LoadReports)
+	}
+}
+
+// DeltaAggregatedResources implements delta xDS.
+func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	return s.serve(g, func() (delta.Request, *core.Node, error) {
+		r, err := g.Recv()
+		if err != nil {
+			return delta.Request{}, nil, err
+		}
+		return delta.Request{
+			Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r),
+			Subscribe: r.GetResourceNamesSubscribe(), Unsubscribe: r.GetResourceNamesUnsubscribe(),
+			Versions: r.GetInitialResourceVersions(),
+		}, r.GetNode(), nil
+	}, false)
+}
+
+// StreamAggregatedResources implements the state of the world, for gRPC.
+func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	return s.serve(g, func() (delta.Request, *core.Node, error) {
+		r, err := g.Recv()
+		if err != nil {
+			return delta.Request{}, nil, err
+		}
+		return delta.Request{
+			Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r), Subscribe: r.GetResourceNames(),
+		}, r.GetNode(), nil
+	}, true)
+}
+
+func rejected(r interface{ GetErrorDetail() *statusProto }) string {
+	if d := r.GetErrorDetail(); d != nil {
+		return fmt.Sprintf("%s: %s", codes.Code(d.GetCode()), d.GetMessage())
+	}
+	return ""
+}
+
+// serve one stream. The goroutine of the handler sends, another one reads.
+func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core.Node, error), whole bool) error {
+	first, node, err := receive()
+	if err != nil {
+		return err
+	}
+	client, err := ParseClientID(node.GetId())
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := s.config.Admit(g.Context(), client); err != nil {
+		return err
+	}
+	connection, err := s.config.Builder.Connect(client.Dataplane, variantOf(node, whole))
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	if connection.Class.Mesh != client.Mesh {
+		connection.Close(nil)
+		return status.Errorf(codes.PermissionDenied, "Dataplane %s is of mesh %s, and the node ID says %s", client.Dataplane, connection.Class.Mesh, client.Mesh)
+	}
+	st := &stream{
+		server: s, grpc: g, connection: connection, asked: make(chan struct{}, 1),
+		info: StreamInfo{
+			Client: client, Variant: connection.Class.Variant, Program: node.GetUserAgentName(), Version: versionOf(node), Since: s.config.Now(),
+		},
+	}
+	if p, ok := peer.FromContext(g.Context()); ok && p.Addr != nil {
+		st.info.Peer = p.Addr.String()
+	}
+	s.add(st)
+	err = st.run(first, receive)
+	s.remove(st, err)
+	return err
+}
+
+// variantOf a client. A supervisor leaves out the list of extensions, which every Envoy sends.
+func variantOf(node *core.Node, whole bool) build.Variant {
+	switch {
+	case whole:
+		return build.GRPC
+	case len(node.GetExtensions()) == 0:
+		return build.Sidecar
+	}
+	return build.Direct
+}
+
+func versionOf(n *core.Node) string {
+	if v := n.GetUserAgentVersion(); v != "" {
+		return v
+	}
+	v := n.GetUserAgentBuildVersion().GetVersion()
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d.%d", v.GetMajorNumber(), v.GetMinorNumber(), v.GetPatch())
+}
+
+func (s *Server) add(st *stream) {
+	c := st.connection.Config
+	c.Refused = st.refused
+	st.session, st.layers, st.selection = delta.NewLayered(c), c.Layers, c.Selection
+	s.mu.Lock()
+	s.last++
+	st.info.ID = s.last
+	s.streams[st.info.ID] = st
+	s.mu.Unlock()
+	s.config.Log.Info("proxy connected", "client", st.info.Client, "kind", st.info.Variant, "version", st.info.Version, "peer", st.info.Peer)
+	if o := s.config.Observer; o != nil {
+		o.Connected(st.info)
+	}
+}
+
+func (s *Server) remove(st *stream, err error) {
+	s.mu.Lock()
+	delete(s.streams, st.info.ID)
+	s.mu.Unlock()
+	st.mu.Lock()
+	unfollowed := st.session.Unfollowed()
+	st.session.Close()
+	st.mu.Unlock()
+	st.connection.Close(unfollowed)
+	reason := "closed by the client"
+	if err != nil {
+		reason = status.Convert(err).Message()
+	}
+	s.config.Log.Info("proxy disconnected", "client", st.info.Client, "reason", reason)
+	if o := s.config.Observer; o != nil {
+		o.Disconnected(st.info.ID)
+	}
+}
+
+// StreamStatus describes one stream.
+type StreamStatus struct {
+	StreamInfo
+	Types []delta.LaneStatus
+}
+
+// Status describes all streams, oldest first.
+func (s *Server) Status() []StreamStatus {
+	s.mu.Lock()
+	streams := make([]*stream, 0, len(s.streams))
+	for _, st := range s.streams {
+		streams = append(streams, st)
+	}
+	s.mu.Unlock()
+	out := make([]StreamStatus, 0, len(streams))
+	for _, st := range streams {
+		st.mu.Lock()
+		out = append(out, StreamStatus{st.info, st.session.Status()})
+		st.mu.Unlock()
+	}
+	slices.SortFunc(out, func(a, b StreamStatus) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
