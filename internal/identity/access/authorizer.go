@@ -86,9 +86,6 @@ func (a *Authorizer) explain(u user.Info, q *query) string {
 		return "a read-only token reads only: " + byAdmin
 	case slices.Contains(groups, identity.GroupNodes):
 		return a.explainNode(q) + ": " + byAdmin
-	case slices.Contains(groups, identity.GroupWorkloads) && q.path == identity.CertificatesPath:
-		return "a workload's token buys no certificate: send the token itself, as proxima run --token-file does; " +
-			"a machine joins with a token of its own (proxima token create --kind node --name NAME)"
 	case slices.Contains(groups, identity.GroupWorkloads):
 		return fmt.Sprintf("a workload's identity registers workloads of namespace %s, and reads the Services there: %s", q.workload, byAdmin)
 	case slices.Contains(groups, identity.GroupZones):

@@ -16,7 +16,7 @@ import (
 )
 
 // Certificates serves identity.CertificatesPath: it issues a client certificate of
-// identity.ClientLife to a node or zone. It runs after the API server's
+// identity.ClientLife to a node, zone or workload. It runs after the API server's
 // authentication and takes the user from the request's context; the subject of
 // the certificate is that user, whatever the certificate request contains.
 type Certificates struct {
@@ -88,7 +88,7 @@ func (h *Certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// subject is the user of the request, with only the group of nodes or zones.
+// subject is the user of the request, with only the group of nodes, zones or workloads.
 func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
 	u, ok := request.UserFrom(r.Context())
 	if !ok {
@@ -103,8 +103,12 @@ func (h *Certificates) subject(r *http.Request) (identity.Subject, error) {
 		s.Groups = []string{identity.GroupZones}
 		return s, nil
 	}
-	return identity.Subject{}, fmt.Errorf(
-		"%s is neither a node nor a zone: join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
+	if _, _, ok := identity.WorkloadName(s.User, s.Groups); ok {
+		s.Groups = []string{identity.GroupWorkloads}
+		return s, nil
+	}
+	return identity.Subject{}, fmt.Errorf("%s is neither a node nor a zone nor a workload: "+
+		"join with a token of that kind (proxima token create --kind node --name NAME)", s.User)
 }
 
 // record notes the certificate before it is signed, so that a revocation from now

@@ -196,6 +196,20 @@ func TestJoinAndRestart(t *testing.T) {
 	}
 }
 
+// TestWorkloadCertificate: the token of a workload buys a certificate of its service account,
+// for its proxy, and of nobody else.
+func TestWorkloadCertificate(t *testing.T) {
+	s := startServer(t)
+	c, err := identity.Enroll(t.Context(), "https://"+s.address+"/", s.token(t, identity.Workload, "shop/web"), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if namespace, account, ok := identity.WorkloadName(c.Subject.User, c.Subject.Groups); !ok || namespace != "shop" || account != "web" ||
+		len(c.Subject.Groups) != 1 || c.Subject.TokenID == "" || time.Until(c.NotAfter) > identity.ClientLife {
+		t.Errorf("credentials %+v", c)
+	}
+}
+
 func TestJoinRefusals(t *testing.T) {
 	s, other := startServer(t), startServer(t)
 	elsewhere := startServer(t, net.IPv4(192, 0, 2, 1))
@@ -215,7 +229,7 @@ func TestJoinRefusals(t *testing.T) {
 		"another authority":         {other.address, s.token(t, identity.Node, "n1"), identity.ErrPin, "check the address"},
 		"right pin, other name":     {elsewhere.address, elsewhere.token(t, identity.Node, "n1"), nil, "192.0.2.1"},
 		"revoked":                   {s.address, revoked, identity.ErrRefused, "401"},
-		"an admin's token":          {s.address, s.token(t, identity.Admin, "ada"), identity.ErrRefused, "neither a node nor a zone"},
+		"an admin's token":          {s.address, s.token(t, identity.Admin, "ada"), identity.ErrRefused, "neither a node nor a zone nor a workload"},
 		"no token":                  {s.address, "hello", nil, "not a Proxima token"},
 		"no port":                   {"localhost", s.token(t, identity.Node, "n1"), nil, "HOST:PORT"},
 		"not https":                 {"http://" + s.address, s.token(t, identity.Node, "n1"), nil, "HOST:PORT"},

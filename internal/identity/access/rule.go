@@ -139,6 +139,9 @@ func Rules() []Rule {
 		{Group: identity.GroupZones, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath},
 			Why: "its own certificate; all else goes over the federation stream"},
 
+		{Group: identity.GroupWorkloads, Verbs: []string{"post"}, Paths: []string{identity.CertificatesPath},
+			Why: "its own certificate, with which the proxy of a workload connects"},
+
 		{Group: identity.GroupWorkloads, Verbs: []string{"get", "create", "update", "patch", "delete"}, APIGroups: []string{meshGroup},
 			Resources: []string{"dataplanes"}, OwnNamespace: true,
 			Why: "its own registration; WritePolicy compares service account, labels and addresses"},

@@ -73,7 +73,7 @@ func (b *bearer) watch(t *testing.T) <-chan struct{} {
 }
 
 // A revoked token of a workload ends its requests at once and its watches within
-// 5 s, and those of no other workload. It buys no certificate, before and after.
+// 5 s, and those of no other workload. It buys no certificate any more.
 func TestWithdrawnWorkloadToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t, identity.DefaultRenewExpired)
@@ -82,8 +82,8 @@ func TestWithdrawnWorkloadToken(t *testing.T) {
 		web, pay := s.bearer(p, text), s.bearer(p, s.token(t, identity.Workload, "shop/pay"))
 		webs, pays := web.watch(t), pay.watch(t)
 		code, body := web.call(t, http.MethodPost, identity.CertificatesPath)
-		if code != http.StatusForbidden || !strings.Contains(body, "a workload's token buys no certificate") {
-			t.Errorf("a certificate: %d %s", code, body)
+		if code != http.StatusBadRequest || !strings.Contains(body, "CERTIFICATE REQUEST") {
+			t.Errorf("a certificate, without a request for one: %d %s", code, body)
 		}
 		parsed, err := identity.ParseToken(text)
 		if err != nil {

@@ -120,6 +120,13 @@ func (b *Board) bundles() ([]*identityv1.Bundle, <-chan struct{}) {
 	return out, b.changed
 }
 
+// Changed returns a channel that is closed when something else is published.
+func (b *Board) Changed() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.changed
+}
+
 // Trust is what this control plane itself trusts: what it has published.
 func (b *Board) Trust() (*mesh.Trust, error) {
 	published, _ := b.bundles()
