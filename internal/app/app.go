@@ -56,6 +56,7 @@ const (
 	maxViewConnections = 20_000
 	apiShare           = 0.5
 	viewShare          = 0.25
+	proxyShare         = 0.125
 )
 
 // onPort is another port on the host of an address.

@@ -41,6 +41,10 @@ type ControlPlaneConfig struct {
 	APIAddress string
 	// GRPCPort of node views, on the API's host; 0: off.
 	GRPCPort int
+	// XDSPort for proxies and gRPC programs, on the API's host; 0: off. XDSPortChosen: somebody
+	// asked for it, so it is an error if it cannot be served.
+	XDSPort       int
+	XDSPortChosen bool
 	// ServiceCIDRs at the first start; from then on the stored ones hold.
 	ServiceCIDRs []netip.Prefix
 	// OneAddressPool and OneNodePortPool: see apiserver.Config.
@@ -122,6 +126,8 @@ type Serving struct {
 	API string
 	// GRPC (host:port) of node views; empty: off.
 	GRPC string
+	// XDS (host:port) for proxies; empty: off.
+	XDS string
 	// Node and Mode of the agent, where there is one.
 	Node, Mode string
 	// DNS (host:port) of names; empty: off.

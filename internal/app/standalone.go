@@ -19,6 +19,9 @@ const ClusterDomain = "cluster.local"
 // RunControlPlane runs a control plane, in the role of cfg, until ctx ends, and calls ready
 // once it serves. Its state is durable when it returns.
 func RunControlPlane(ctx context.Context, cfg ControlPlaneConfig, ready func(Serving)) error {
+	if err := checkXDS(&cfg); err != nil {
+		return err
+	}
 	switch {
 	case cfg.Store == StoreKubernetes && cfg.Preset == PresetPlannerOnly:
 		return runPlannerOnly(ctx, cfg, ready)
@@ -70,6 +73,8 @@ type standalone struct {
 	leader   *controllers
 	// identities of workloads.
 	identities *identities
+	// proxies of workloads; nil: they are not served.
+	proxies *proxies
 	// zone is the connection to global; nil: this is not the control plane of a zone.
 	zone *zoneLink
 	// calls of agents.
@@ -113,6 +118,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
 		return nil, err
 	}
+	if cp.proxies, err = newProxies(cfg, cp.storage, cp.api, cp.instance, cp.identities, cp.log); err != nil {
+		return nil, err
+	}
 	if cp.names, err = listenDirect(cfg.DNSAddress, cp.instance.catalog, cp.storage.metrics, cp.log); err != nil {
 		return nil, err
 	}
@@ -149,6 +157,7 @@ func (cp *standalone) components() []component {
 		cp.api.components(), // ends the first stage
 		cp.instance.components(),
 		cp.identities.components(),
+		cp.proxies.components(),
 		cp.others.components(),
 		cp.names.components(),
 		cp.leader.components(),
@@ -180,7 +189,7 @@ func (cp *standalone) handle() {
 }
 
 func (cp *standalone) serving() Serving {
-	s := Serving{API: "https://" + reachable(cp.api.address), DNS: cp.names.address()}
+	s := Serving{API: "https://" + reachable(cp.api.address), DNS: cp.names.address(), XDS: cp.proxies.address()}
 	if cp.instance.listener != nil {
 		s.GRPC = reachable(cp.instance.listener.Addr())
 	}
@@ -190,6 +199,7 @@ func (cp *standalone) serving() Serving {
 // close releases what newStandalone opened, the store last.
 func (cp *standalone) close() {
 	cp.names.close()
+	cp.proxies.close()
 	if cp.identities != nil {
 		cp.identities.link.close()
 	}

@@ -95,6 +95,7 @@ func (s *settings) examination(d doctorFlags) doctor.Config {
 		Ports: []doctor.Port{
 			{Number: 6443, Flag: "--api-address"},
 			{Number: defaultGRPCPort, Flag: "--grpc-port"},
+			{Number: defaultXDSPort, Flag: "--xds-port"},
 			{Number: defaultHealthPort, Flag: "--health-port", Agent: true},
 			{Number: defaultMetricsPort, Flag: "--metrics-port", Agent: true},
 			{Number: app.DefaultDNSPort(os.Geteuid() == 0), Flag: "--dns-port", Agent: true},

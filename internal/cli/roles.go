@@ -27,6 +27,7 @@ import (
 const (
 	defaultAPIAddress  = "127.0.0.1:6443"
 	defaultGRPCPort    = 6444
+	defaultXDSPort     = 15010
 	defaultHealthPort  = 10256
 	defaultMetricsPort = 10249
 	// The agent answers probes by UDP, at the number of its health port.
@@ -41,6 +42,8 @@ const (
 type planeFlags struct {
 	apiAddress   string
 	grpcPort     int
+	xdsPort      int
+	xdsChosen    func() bool
 	serviceCIDRs []string
 	onePool      bool
 	onePortPool  bool
@@ -58,6 +61,8 @@ func (p *planeFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&p.apiAddress, "api-address", defaultAPIAddress, "address that the API listens on; port 0: any free one")
 	f.IntVar(&p.grpcPort, "grpc-port", defaultGRPCPort, "port of node views, on the API's host; 0: off")
+	f.IntVar(&p.xdsPort, "xds-port", defaultXDSPort, "port for the proxies of workloads and for gRPC programs (xDS), on the API's host; 0: off. The default is left out where it is not free")
+	p.xdsChosen = func() bool { return f.Changed("xds-port") }
 	f.StringSliceVar(&p.serviceCIDRs, "service-cidr", nil, "ranges of virtual IPs, one per family, at the first start (default: 127.96.0.0/16; root: 10.96.0.0/16,fd00:96::/108)")
 	f.BoolVar(&p.onePool, "service-cidr-one-pool", false, "hand out all addresses of a range alike, and not those of its static band last (its lower end, which is for addresses that you choose)")
 	f.BoolVar(&p.onePortPool, "node-ports-one-pool", false, "the same for node ports")
@@ -106,7 +111,9 @@ func (p *planeFlags) config(s *settings, store string) (app.ControlPlaneConfig, 
 	log, err := s.logger()
 	return app.ControlPlaneConfig{
 		Store: store, DataDir: s.dataDir, APIAddress: p.apiAddress, GRPCPort: p.grpcPort,
-		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool, MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
+		XDSPort: p.xdsPort, XDSPortChosen: p.xdsChosen(),
+		ServiceCIDRs: cidrs, OneAddressPool: p.onePool, OneNodePortPool: p.onePortPool,
+		MeshCIDRs: meshCIDRs, MaxEndpointsPerSlice: p.maxEndpoints, MaxMirroredPerSubset: p.maxMirrored, Logger: log,
 		MaxTerminatedPods: p.maxPods, Limits: p.limits, RenewExpired: p.renewExpired, SignerKubeconfig: p.signers,
 		DefaultTopologyMode: p.topologyMode,
 		Heuristics:          s.heuristics,

@@ -1,0 +1,265 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/identity"
+	"github.com/proxima-mesh/proxima/internal/identity/issue"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
+	"github.com/proxima-mesh/proxima/internal/listener"
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
+	"github.com/proxima-mesh/proxima/internal/xds"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
+)
+
+// proxies serves xDS: to the proxies of workloads, and to gRPC programs. Nil: it is off.
+type proxies struct {
+	log      *slog.Logger
+	instance *instance
+	board    *issue.Board
+	ca       *x509.CertPool
+	builder  *build.Builder
+	server   *xds.Server
+	listener net.Listener
+	grpc     *grpc.Server
+}
+
+// checkXDS refuses a port for proxies where there is nothing to serve them from.
+func checkXDS(cfg *ControlPlaneConfig) error {
+	why, hint := "", ""
+	switch {
+	case cfg.XDSPort == 0 || !cfg.XDSPortChosen:
+		return nil
+	case cfg.role() == RoleGlobal:
+		why, hint = "global has no endpoints and no workloads: the control planes of zones serve proxies", "set it at the control planes of the zones"
+	case cfg.Store == StoreKubernetes:
+		why, hint = "a control plane in a Kubernetes cluster does not serve proxies in this version", "leave it out"
+	default:
+		return nil
+	}
+	return &problem.Error{Code: problem.Usage, Err: errors.New("--xds-port: " + why), Hint: hint}
+}
+
+// newProxies opens the port for proxies. A port that nobody chose and that is in use is left
+// to whoever has it.
+func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *identities, log *slog.Logger) (*proxies, error) {
+	log = log.With("component", "xDS")
+	if cfg.XDSPort == 0 {
+		return nil, nil
+	}
+	address, err := onPort(a.address.String(), cfg.XDSPort)
+	if err != nil {
+		return nil, err
+	}
+	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool()}
+	limit := listener.DescriptorShare(maxViewConnections, proxyShare)
+	if p.listener, err = listen("xDS", "--xds-port", address, limit, log); err != nil {
+		if cfg.XDSPortChosen {
+			return nil, err
+		}
+		log.Warn("proxies are not served: the port is not free; choose another with --xds-port", "address", address, "error", err)
+		return nil, nil
+	}
+	ranges := append(append([]netip.Prefix(nil), cfg.ServiceCIDRs...), cfg.MeshCIDRs...)
+	p.builder = build.NewBuilder(build.Config{
+		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Logger: log,
+		Ranges: func() []netip.Prefix { return ranges },
+	})
+	p.server = xds.New(xds.Config{Builder: p.builder, Admit: p.admit, Registerer: s.metrics, Log: log})
+	pair, err := serverCertificate(cfg, s.ca, p.listener.Addr(), nil)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		return nil, err
+	}
+	p.grpc = grpc.NewServer(append(stream.ServerOptions(),
+		grpc.Creds(a.sessions.Credentials(credentials.NewTLS(&tls.Config{
+			MinVersion: tls.VersionTLS12, // of unmodified clients
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+				return &tls.Config{
+					MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"},
+					ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.clientRoots(s.ca.PEM()),
+				}, nil
+			},
+		}))),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
+		// One connection for each proxy: buffers count.
+		grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
+	)...)
+	p.server.Register(p.grpc)
+	return p, nil
+}
+
+// clientRoots verify certificates of clients: of this control plane, or of a mesh.
+func (p *proxies) clientRoots(own []byte) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(own)
+	trust, err := p.board.Trust()
+	if err != nil {
+		p.log.Error("certificates of meshes are not admitted", "error", err)
+		return pool
+	}
+	for _, name := range trust.Meshes() {
+		bundle, _ := trust.Bundle(name)
+		for _, root := range bundle.Roots {
+			pool.AddCert(root)
+		}
+	}
+	return pool
+}
+
+// admit lets a client have what is its Dataplane's: by the certificate of the workload, of its
+// node, or of an administrator.
+func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
+	at, _ := peer.FromContext(ctx)
+	if at == nil {
+		return status.Error(codes.Unauthenticated, "no peer")
+	}
+	info, ok := at.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return status.Error(codes.Unauthenticated, "a client certificate is needed")
+	}
+	if !p.instance.catalog.Synced() {
+		return status.Error(codes.Unavailable, errNotSynced.Error())
+	}
+	d, ok := p.instance.catalog.Snapshot().Dataplanes.Get(client.Dataplane)
+	chain := info.State.PeerCertificates
+	if subject, own := p.subject(chain); own {
+		if !mayProxy(subject, client, d) {
+			return status.Errorf(codes.PermissionDenied, "%s may not be the proxy of Dataplane %s", subject.User, client.Dataplane)
+		}
+	} else if err := p.isWorkload(chain, client, d); err != nil {
+		return err
+	}
+	if !ok {
+		return status.Errorf(codes.NotFound, "there is no Dataplane %s: register the workload first (proxima run)", client.Dataplane)
+	}
+	return nil
+}
+
+// subject of a certificate of this control plane; false: it is another authority's. The roots
+// of meshes are not this control plane's: what they sign is nobody here but a workload.
+func (p *proxies) subject(chain []*x509.Certificate) (identity.Subject, bool) {
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: p.ca, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err != nil {
+		return identity.Subject{}, false
+	}
+	return identity.SubjectOf(chain[0]), true
+}
+
+// mayProxy reports whether a user may be the proxy of a Dataplane; nil: there is none.
+func mayProxy(s identity.Subject, client xds.ClientID, d *meshv1alpha1.Dataplane) bool {
+	if slices.Contains(s.Groups, identity.GroupAdmins) {
+		return true
+	}
+	if node, ok := identity.NodeName(s.User, s.Groups); ok {
+		return d != nil && d.Spec.NodeName == node
+	}
+	namespace, account, ok := identity.WorkloadName(s.User, s.Groups)
+	return ok && namespace == client.Dataplane.Namespace && d != nil && account == accountOf(d)
+}
+
+// isWorkload refuses certificates of meshes but that of the Dataplane's own identity.
+func (p *proxies) isWorkload(chain []*x509.Certificate, client xds.ClientID, d *meshv1alpha1.Dataplane) error {
+	trust, err := p.board.Trust()
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	who, err := trust.Verify(chain, time.Now())
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	if d == nil || who.Mesh != client.Mesh || who.ID.Kind() != mesh.WorkloadID || who.ID.Namespace() != client.Dataplane.Namespace ||
+		who.ID.ServiceAccount() != accountOf(d) {
+		return status.Errorf(codes.PermissionDenied, "%s may not be the proxy of Dataplane %s of mesh %s", who.ID, client.Dataplane, client.Mesh)
+	}
+	return nil
+}
+
+func accountOf(d *meshv1alpha1.Dataplane) string {
+	if d.Spec.ServiceAccount == "" {
+		return mesh.DefaultServiceAccount
+	}
+	return d.Spec.ServiceAccount
+}
+
+func (p *proxies) components() []component {
+	if p == nil {
+		return nil
+	}
+	return []component{
+		{Name: "resources of proxies", Run: p.follow},
+		{Name: "roots of proxies", Run: p.followRoots},
+		{Name: "xDS", Run: p.serve},
+	}
+}
+
+func (p *proxies) follow(ctx context.Context) error {
+	sub := p.instance.catalog.Subscribe(build.Tables()...)
+	defer sub.Close()
+	return build.Follow(ctx, sub, p.builder)
+}
+
+// followRoots keeps what proxies trust up to date.
+func (p *proxies) followRoots(ctx context.Context) error {
+	for {
+		changed := p.board.Changed()
+		if err := p.builder.SetTrust(); err != nil {
+			p.log.Error("proxies keep the roots that they have", "error", err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// serve until ctx ends; streams are cut then.
+func (p *proxies) serve(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, p.grpc.Stop)
+	defer stop()
+	if err := p.grpc.Serve(p.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+func (p *proxies) address() string {
+	if p == nil {
+		return ""
+	}
+	return reachable(p.listener.Addr())
+}
+
+func (p *proxies) close() {
+	if p != nil && p.listener != nil {
+		p.listener.Close()
+	}
+}
