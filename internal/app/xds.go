@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -28,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/load"
 )
 
 // proxies serves xDS: to the proxies of workloads, and to gRPC programs. Nil: it is off.
@@ -83,7 +85,13 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Logger: log,
 		Ranges: func() []netip.Prefix { return ranges },
 	})
-	p.server = xds.New(xds.Config{Builder: p.builder, Admit: p.admit, Registerer: s.metrics, Log: log})
+	serving := xds.Config{Builder: p.builder, Admit: p.admit, Registerer: s.metrics, Log: log}
+	if i.reports != nil {
+		serving.LoadReports = load.New(load.Config{
+			Identify: p.identify, Taker: i.reports, Ports: load.FromCatalog(i.catalog), Logger: log, Registerer: s.metrics,
+		})
+	}
+	p.server = xds.New(serving)
 	pair, err := serverCertificate(cfg, s.ca, p.listener.Addr(), nil)
 	if err != nil {
 		return nil, err
@@ -157,6 +165,15 @@ func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
 		return status.Errorf(codes.NotFound, "there is no Dataplane %s: register the workload first (proxima run)", client.Dataplane)
 	}
 	return nil
+}
+
+// identify who reports load, as whom it may follow.
+func (p *proxies) identify(ctx context.Context, node *core.Node) (load.Proxy, error) {
+	client, err := xds.ParseClientID(node.GetId())
+	if err != nil {
+		return load.Proxy{}, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return load.Proxy{Namespace: client.Dataplane.Namespace, Name: client.Dataplane.Name}, p.admit(ctx, client)
 }
 
 // subject of a certificate of this control plane; false: it is another authority's. The roots
