@@ -140,6 +140,7 @@ var layers = map[string]layer{
 	"internal/planner/hint":             core,
 	"internal/proxy/choose":             core,
 	"internal/proxy/kube":               core,
+	"internal/kuma":                     core,
 	"internal/sites":                    core,
 	"internal/store/backup":             core,
 	"internal/topology":                 core,
