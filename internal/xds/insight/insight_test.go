@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,9 +32,9 @@ var web = resource.Key{Namespace: "shop", Name: "web-1"}
 type rig struct {
 	t      *testing.T
 	client *resourcetest.Client
-	// writes of insights and of the Dataplane's status, since they were last asked for.
-	insights, statuses int
-	fail               error
+	// writes of insights and of the Dataplane's status.
+	insights, statuses atomic.Int64
+	fail               atomic.Bool
 }
 
 func newRig(t *testing.T) *rig {
@@ -45,12 +46,12 @@ func newRig(t *testing.T) *rig {
 	r.client.Intercept(func(c resourcetest.Call) error {
 		switch {
 		case c.Object == nil:
-		case r.fail != nil:
-			return r.fail
+		case r.fail.Load():
+			return apierrors.NewInternalError(errors.New("away"))
 		case c.Kind == kind.DataplaneInsight.GVK:
-			r.insights++
+			r.insights.Add(1)
 		default:
-			r.statuses++
+			r.statuses.Add(1)
 		}
 		return nil
 	})
@@ -139,14 +140,15 @@ func TestLife(t *testing.T) {
 
 		// Never because of an acknowledgement.
 		pass(time.Minute)
-		g.insights, g.statuses = 0, 0
+		g.insights.Store(0)
+		g.statuses.Store(0)
 		for range 1000 {
 			one.Sent(web, "a", clusterType)
 			one.Acked(web, "a", clusterType, []string{"b"})
 			pass(100 * time.Millisecond)
 		}
-		if g.insights+g.statuses > 0 {
-			t.Errorf("%d and %d writes because of acknowledgements", g.insights, g.statuses)
+		if g.insights.Load()+g.statuses.Load() > 0 {
+			t.Errorf("%d and %d writes because of acknowledgements", g.insights.Load(), g.statuses.Load())
 		}
 		if s, ok := one.Live(web); !ok || s.Resources[0] != (meshv1alpha1.ResourceSync{Type: "Cluster", Sent: 1001, Acknowledged: 1001}) {
 			t.Errorf("live: %+v", s)
@@ -215,10 +217,10 @@ func TestRejected(t *testing.T) {
 		}
 		// The same again is no news.
 		pass(time.Minute)
-		g.insights = 0
+		g.insights.Store(0)
 		r.Nacked(web, "a", clusterType, []string{"y"}, bad)
 		pass(time.Minute)
-		if g.insights != 0 {
+		if g.insights.Load() != 0 {
 			t.Error("the same rejection was written again")
 		}
 
@@ -258,8 +260,8 @@ func TestWindow(t *testing.T) {
 			pass(100 * time.Millisecond)
 			r.Disconnected(web, id)
 		}
-		if g.insights > 7 || g.statuses > 7 {
-			t.Errorf("%d and %d writes in a minute", g.insights, g.statuses)
+		if g.insights.Load() > 7 || g.statuses.Load() > 7 {
+			t.Errorf("%d and %d writes in a minute", g.insights.Load(), g.statuses.Load())
 		}
 		pass(time.Minute)
 		i := g.insight().Status
@@ -316,10 +318,10 @@ func TestCertificate(t *testing.T) {
 		}
 		g.wantCondition(meshv1alpha1.DataplaneCertificateValid, "True Valid the certificate of spiffe://default.mesh/ns/shop/sa/web is valid until ")
 		pass(16 * time.Hour)
-		g.fail = apierrors.NewInternalError(errors.New("away"))
+		g.fail.Store(true)
 		r.Certified(web, certificate())
 		pass(time.Minute)
-		g.fail = nil
+		g.fail.Store(false)
 		pass(time.Minute)
 		if c := g.insight().Status.Certificate; c.Generations != 3 {
 			t.Errorf("%d issues after the API was away, want 3", c.Generations)
@@ -348,13 +350,13 @@ func TestLearned(t *testing.T) {
 			t.Errorf("learned (-want +got):\n%s", diff)
 		}
 		pass(time.Minute)
-		g.insights = 0
+		g.insights.Store(0)
 		for range 100 {
 			r.Learned(web, []string{"shop/db:5432"})
 			pass(time.Second)
 		}
-		if g.insights != 0 {
-			t.Errorf("%d writes because of a port that is known", g.insights)
+		if g.insights.Load() != 0 {
+			t.Errorf("%d writes because of a port that is known", g.insights.Load())
 		}
 		pass(20 * time.Hour)
 		r.Learned(web, []string{"shop/db:5432"})
@@ -392,17 +394,19 @@ func TestLead(t *testing.T) {
 		one.Connected(web, Connection{ID: "a", Versions: envoy})
 		pass(time.Second)
 		stopOne()
-		alive := map[string]bool{"cp-0": true}
+		var gone atomic.Bool
 		two, stopTwo := g.start("cp-1")
 		defer stopTwo()
 		ctx, cancel := context.WithCancel(t.Context())
 		led := make(chan error, 1)
-		go func() { led <- two.Lead(ctx, g.client, func(instance string) bool { return alive[instance] }) }()
+		go func() {
+			led <- two.Lead(ctx, g.client, func(instance string) bool { return instance != "cp-0" || !gone.Load() })
+		}()
 		pass(time.Minute)
 		if !g.insight().Status.Online {
 			t.Error("the connection of an instance that runs was ended")
 		}
-		alive["cp-0"] = false
+		gone.Store(true)
 		pass(time.Minute)
 		if g.insight().Status.Online {
 			t.Error("the connection of an instance that is gone is open")

@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -267,8 +268,9 @@ func (c course) run(t *testing.T) (byAgents, byProxies map[string]demand.Estimat
 	of := map[bool]*demand.Aggregator{}
 	done := make(chan error, 2)
 	for _, proxies := range []bool{false, true} {
-		of[proxies] = demand.NewAggregator(demand.Config{World: twoZones{}})
-		go func() { done <- of[proxies].Run(ctx) }()
+		aggregator := demand.NewAggregator(demand.Config{World: twoZones{}})
+		of[proxies] = aggregator
+		go func() { done <- aggregator.Run(ctx) }()
 	}
 	time.Sleep(demand.Interval + time.Second) // the first step is where time begins
 	instances := []*flaky{{to: of[true]}, {to: of[true]}}
@@ -294,7 +296,7 @@ func (c course) run(t *testing.T) (byAgents, byProxies map[string]demand.Estimat
 				o.at = 1 - o.at
 				o.stream, o.end = open(ctx, servers[o.at], "work-"+o.zone)
 			}
-			instances[o.at].fail, instances[o.at].again = turn.fails, turn.again
+			instances[o.at].set(turn.fails, turn.again)
 			o.stream.send(cluster("shop/web:80", ten, o.rates["web"], o.rates["web"], 0), cluster("vip|10.96.0.5:80", ten, o.rates["db"], 0, 0))
 			for service, n := range o.rates {
 				o.sums[name(service)] = proxy.Counts{Connections: o.sums[name(service)].Connections + n}
@@ -349,11 +351,21 @@ func TestSameAsAgents(t *testing.T) {
 
 // flaky hands reports over, unless it fails; again: it fails after it has.
 type flaky struct {
-	to          wire.Receiver
+	to wire.Receiver
+
+	mu          sync.Mutex
 	fail, again bool
 }
 
+func (f *flaky) set(fail, again bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail, f.again = fail, again
+}
+
 func (f *flaky) Take(_ context.Context, r *demand.Report) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.fail && !f.again {
 		return status.Error(codes.Unavailable, "no leader")
 	}
