@@ -419,6 +419,30 @@ func TestRefusedByTheStore(t *testing.T) {
 	})
 }
 
+// TestForbiddenReads: that the store forbids to read is not held against an object. An API server
+// that has just started forbids everything.
+func TestForbiddenReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := newWorld(t, 2)
+		w.east.client.Intercept(func(c resourcetest.Call) error {
+			if c.Verb == resourcetest.Get && c.Key.Name == "m" {
+				return apierrors.NewForbidden(w.east.kinds.mesh.GroupResource(), c.Key.Name, errors.New("no roles yet"))
+			}
+			return nil
+		})
+		w.global.create(w.global.kinds.mesh, newMesh("m"))
+		time.Sleep(time.Second)
+		for _, s := range w.inlets["east east"].Status() {
+			if len(s.Refused) > 0 {
+				t.Error(s.Refused)
+			}
+		}
+		w.east.client.Intercept(nil)
+		time.Sleep(20 * time.Second)
+		w.east.want(w.east.kinds.mesh, "m of global")
+	})
+}
+
 // TestStoreFails: what the store did not take is applied once it works again.
 func TestStoreFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

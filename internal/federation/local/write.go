@@ -61,7 +61,7 @@ func (i *Inlet) put(ctx context.Context, k Kind, put federation.Put) error {
 	}
 	existing, err := i.present(ctx, k, put.Key)
 	if err != nil && !apierrors.IsNotFound(err) {
-		return err
+		return &unreadable{k.Type.Name, put.Key, err}
 	}
 	whole := ctx
 	if k.carriesStatus() {
@@ -238,8 +238,25 @@ type refusal struct{ err error }
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
+// unreadable is a read that failed. Whatever the store says of it is not about the object: an API
+// server that has just started has no roles yet, and forbids everything.
+type unreadable struct {
+	typ string
+	key federation.Key
+	err error
+}
+
+func (u *unreadable) Error() string {
+	return fmt.Sprintf("read %s %s: %v", u.typ, keyOf(u.key), u.err)
+}
+func (u *unreadable) Unwrap() error { return u.err }
+
 // refuses reports whether an error is about the object, not about the store.
 func refuses(err error) bool {
+	var u *unreadable
+	if errors.As(err, &u) {
+		return false
+	}
 	var r *refusal
 	return errors.As(err, &r) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) ||
 		apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err)
