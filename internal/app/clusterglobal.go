@@ -105,7 +105,10 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 		return nil, err
 	}
 	g.handle()
-	g.extension, err = newClusterExtension(cfg, g.paths, statusPaths(), onlyPaths(statusPaths(), g.paths.mux), g.log)
+	rules := &clusterWrites{
+		site: cfg.accessSite(), meshes: g.api.meshes, zones: &zoneDeletions{client: g.client}, dryRuns: &dryRuns{global: g.global},
+	}
+	g.extension, err = newClusterExtension(cfg, g.paths, rules, statusPaths(), onlyPaths(statusPaths(), g.paths.mux), g.log)
 	return g, err
 }
 

@@ -38,13 +38,15 @@ type clusterExtension struct {
 
 // newExtension adds the extension to the paths; nil: there is none.
 func (p *clusterPlane) newExtension() (*clusterExtension, error) {
-	return newClusterExtension(p.cfg, p.paths, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
+	rules := &clusterWrites{site: p.cfg.accessSite(), meshes: p.api.meshes}
+	return newClusterExtension(p.cfg, p.paths, rules, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
 }
 
-// newClusterExtension adds the extension to the paths of a control plane; nil: there is none.
+// newClusterExtension adds the extension to the paths of a control plane; nil: there is none. rules
+// judge what users of the cluster write.
 // aggregated are the paths that the aggregated API has, by their names, and next what answers them.
 func newClusterExtension(
-	cfg ControlPlaneConfig, paths *ownPaths, aggregated []string, next http.Handler, log *slog.Logger,
+	cfg ControlPlaneConfig, paths *ownPaths, rules *clusterWrites, aggregated []string, next http.Handler, log *slog.Logger,
 ) (*clusterExtension, error) {
 	if cfg.ExtensionService == "" {
 		return nil, nil //nolint:nilnil // as the comment says
@@ -68,7 +70,7 @@ func newClusterExtension(
 	x.keeper = func() *extension.Keeper {
 		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: cfg.Namespace, Targets: targets, Logger: log})
 	}
-	x.mux.Handle(extension.AdmissionPath, extension.NewAdmission(kind.All(), log))
+	x.mux.Handle(extension.AdmissionPath, extension.NewAdmission(kind.All(), rules.allow, log))
 	x.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuseRequest(w, http.StatusNotFound, metav1.StatusReasonNotFound, "this name is for the API server of the cluster: "+
 			"admission, and the aggregated API where it is on")

@@ -51,9 +51,9 @@ func (s *Site) prepare(w Write) {
 	}
 }
 
-// allow refuses writes of objects that another control plane owns, and of those that are
+// Allow refuses writes of objects that another control plane owns, and of those that are
 // owned elsewhere by their kind.
-func (s *Site) allow(w Write) error {
+func (s *Site) Allow(w Write) error {
 	if w.Kind == (schema.GroupKind{Group: meshGroup, Kind: "Zone"}) {
 		return s.allowZone()
 	}

@@ -96,7 +96,7 @@ func (p *WritePolicy) Allow(ctx context.Context, w Write) error {
 	if slices.Contains(observed, w.Kind) {
 		return fmt.Errorf("%s is written by control planes alone", w.Kind.Kind)
 	}
-	if err := p.Site.allow(w); err != nil {
+	if err := p.Site.Allow(w); err != nil {
 		return err
 	}
 	if err := p.allowLoopback(w); err != nil {

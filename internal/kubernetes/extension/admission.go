@@ -1,6 +1,7 @@
 package extension
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -28,16 +30,31 @@ const maxReview = 7 << 20
 // reviewLimits bound what a review becomes in memory: as those of a write outside Kubernetes.
 var reviewLimits = payload.Limits{Depth: 64, Values: 400_000, Members: 20_000}
 
-// Admission answers whether objects of our kinds are valid, by the rules of their descriptors.
-// Everybody may ask: an answer depends on the question alone. Safe for concurrent use.
+// Write of an object of our kinds, as a review describes it.
+type Write struct {
+	User        authenticationv1.UserInfo
+	Kind        *resource.Descriptor
+	Subresource string
+	// Object as it is to be; nil for a deletion. Old as it is; nil for a creation.
+	Object, Old resource.Object
+	// DryRun: nothing is stored.
+	DryRun bool
+	// Warn tells the user something beside the answer.
+	Warn func(text string)
+}
+
+// Admission answers whether objects of our kinds are valid, by the rules of their descriptors, and
+// whether they may be written here. Everybody may ask. Safe for concurrent use.
 type Admission struct {
 	kinds map[schema.GroupVersionKind]*resource.Descriptor
+	allow func(context.Context, Write) error
 	log   *slog.Logger
 }
 
-// NewAdmission answers about the given kinds.
-func NewAdmission(kinds []*resource.Descriptor, log *slog.Logger) *Admission {
-	a := &Admission{kinds: map[schema.GroupVersionKind]*resource.Descriptor{}, log: log}
+// NewAdmission answers about the given kinds. allow refuses a write of a valid object by an error,
+// which the user gets: as it is if it is an API status, else as Forbidden; nil: none is refused.
+func NewAdmission(kinds []*resource.Descriptor, allow func(context.Context, Write) error, log *slog.Logger) *Admission {
+	a := &Admission{kinds: map[schema.GroupVersionKind]*resource.Descriptor{}, allow: allow, log: log}
 	for _, d := range kinds {
 		a.kinds[d.GVK] = d
 	}
@@ -55,7 +72,7 @@ func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "read the review: "+err.Error(), http.StatusRequestEntityTooLarge)
 		return
 	}
-	answer, err := a.Review(body)
+	answer, err := a.Review(r.Context(), body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -64,8 +81,9 @@ func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
 }
 
-// Review answers an AdmissionReview in JSON. An error means that it is none.
-func (a *Admission) Review(body []byte) (*admissionv1.AdmissionReview, error) {
+// Review answers an AdmissionReview in JSON. An error means that it is none. It blocks as long as
+// allow does.
+func (a *Admission) Review(ctx context.Context, body []byte) (*admissionv1.AdmissionReview, error) {
 	if _, err := payload.JSON(body, reviewLimits); err != nil {
 		return nil, fmt.Errorf("the review is too large: %w", err)
 	}
@@ -76,38 +94,71 @@ func (a *Admission) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	if review.Request == nil || review.GroupVersionKind() != admissionv1.SchemeGroupVersion.WithKind("AdmissionReview") {
 		return nil, errors.New("the body is no request of an AdmissionReview of admission.k8s.io/v1")
 	}
-	answer := &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: a.decide(review.Request)}
+	answer := &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: a.decide(ctx, review.Request)}
 	answer.Response.UID = review.Request.UID
 	return answer, nil
 }
 
-func (a *Admission) decide(req *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+func (a *Admission) decide(ctx context.Context, req *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	out := &admissionv1.AdmissionResponse{Allowed: true}
 	d := a.kinds[schema.GroupVersionKind(req.Kind)]
-	writes := req.Operation == admissionv1.Create || req.Operation == admissionv1.Update
-	if d == nil || !writes || req.SubResource != "" && req.SubResource != "status" {
-		return &admissionv1.AdmissionResponse{Allowed: true} // nothing of ours
+	if d == nil || req.SubResource != "" && req.SubResource != "status" {
+		return out // nothing of ours
 	}
-	obj, err := decode(d, req.Object.Raw)
-	if err != nil {
-		return refused(apierrors.NewBadRequest(err.Error()))
+	w := Write{
+		User: req.UserInfo, Kind: d, Subresource: req.SubResource, DryRun: req.DryRun != nil && *req.DryRun,
+		Warn: func(text string) { out.Warnings = append(out.Warnings, text) },
 	}
-	var old resource.Object
-	if req.Operation == admissionv1.Update {
-		if old, err = decode(d, req.OldObject.Raw); err != nil {
+	var err error
+	switch req.Operation {
+	case admissionv1.Create, admissionv1.Update:
+		if w.Object, err = decode(d, req.Object.Raw); err != nil {
+			return refused(apierrors.NewBadRequest(err.Error()))
+		}
+	case admissionv1.Delete:
+	default:
+		return out
+	}
+	if req.Operation != admissionv1.Create {
+		if w.Old, err = decode(d, req.OldObject.Raw); err != nil {
 			return refused(apierrors.NewBadRequest("the object before: " + err.Error()))
 		}
 	}
-	errs := check(d, req.SubResource, obj, old)
-	if len(errs) > 0 {
-		a.log.Info("object refused", "kind", req.Kind.Kind, "namespace", req.Namespace, "name", req.Name, "user", req.UserInfo.Username,
-			"mistakes", len(errs))
-		return refused(apierrors.NewInvalid(d.GVK.GroupKind(), obj.GetName(), payload.Few(errs)))
+	if err := a.judge(ctx, w); err != nil {
+		a.log.Info("write refused", "kind", req.Kind.Kind, "namespace", req.Namespace, "name", req.Name, "user", req.UserInfo.Username,
+			"operation", req.Operation, "reason", err.ErrStatus.Reason)
+		answer := refused(err)
+		answer.Warnings = out.Warnings
+		return answer
 	}
-	out := &admissionv1.AdmissionResponse{Allowed: true}
-	if d.Warnings != nil && req.SubResource == "" {
-		out.Warnings = d.Warnings(obj, old)
+	if w.Object != nil && d.Warnings != nil && req.SubResource == "" {
+		out.Warnings = append(out.Warnings, d.Warnings(w.Object, w.Old)...)
 	}
 	return out
+}
+
+// judge a write: nil, or why it is refused.
+func (a *Admission) judge(ctx context.Context, w Write) *apierrors.StatusError {
+	name := ""
+	for _, obj := range []resource.Object{w.Old, w.Object} {
+		if obj != nil {
+			name = obj.GetName()
+		}
+	}
+	if w.Object != nil {
+		if errs := check(w.Kind, w.Subresource, w.Object, w.Old); len(errs) > 0 {
+			return apierrors.NewInvalid(w.Kind.GVK.GroupKind(), name, payload.Few(errs))
+		}
+	}
+	if a.allow == nil {
+		return nil
+	}
+	err := a.allow(ctx, w)
+	var status *apierrors.StatusError
+	if err == nil || errors.As(err, &status) {
+		return status
+	}
+	return apierrors.NewForbidden(w.Kind.GroupResource(), name, err)
 }
 
 // check an object by its descriptor. A status that is part of an object is left alone, as the

@@ -19,7 +19,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind/kindtest"
 )
 
-func newTestAdmission() *Admission { return NewAdmission(kind.All(), slog.New(slog.DiscardHandler)) }
+func newTestAdmission() *Admission {
+	return NewAdmission(kind.All(), nil, slog.New(slog.DiscardHandler))
+}
 
 // review of an object in YAML, and of the one before; empty: there is none.
 func review(t *testing.T, kindName, sub, text, before string) []byte {
@@ -83,7 +85,7 @@ func TestMistakes(t *testing.T) {
 		if !ours(name) {
 			continue
 		}
-		answer, err := a.Review(review(t, name, "", text, ""))
+		answer, err := a.Review(t.Context(), review(t, name, "", text, ""))
 		if err != nil || !answer.Response.Allowed || answer.Response.UID != "u-1" {
 			t.Errorf("%s: %+v, %v", name, answer, err)
 		}
@@ -104,7 +106,7 @@ func TestMistakes(t *testing.T) {
 		if sub != "" {
 			before = examples[m.Kind]
 		}
-		answer, err := a.Review(review(t, m.Kind, sub, text, before))
+		answer, err := a.Review(t.Context(), review(t, m.Kind, sub, text, before))
 		if err != nil {
 			t.Errorf("%s %s: %v", m.Kind, m.With, err)
 			continue
@@ -123,7 +125,7 @@ func TestMistakes(t *testing.T) {
 func TestUpdate(t *testing.T) {
 	a := newTestAdmission()
 	valid := kindtest.Valid()["ZoneCosts"]
-	answer, err := a.Review(review(t, "ZoneCosts", "", valid, valid))
+	answer, err := a.Review(t.Context(), review(t, "ZoneCosts", "", valid, valid))
 	if err != nil || !answer.Response.Allowed {
 		t.Errorf("no change: %+v, %v", answer, err)
 	}
@@ -131,12 +133,12 @@ func TestUpdate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err = a.Review(review(t, "ZoneCosts", "", doubled, valid))
+	answer, err = a.Review(t.Context(), review(t, "ZoneCosts", "", doubled, valid))
 	if err != nil || answer.Response.Allowed || answer.Response.Result.Code != http.StatusUnprocessableEntity {
 		t.Errorf("a pair twice: %+v, %v", answer.Response, err)
 	}
 	foreign := strings.Replace(string(review(t, "ZoneCosts", "", doubled, valid)), `"kind":{"group":"mesh.proxima.dev"`, `"kind":{"group":"example.com"`, 1)
-	if answer, err := a.Review([]byte(foreign)); err != nil || !answer.Response.Allowed {
+	if answer, err := a.Review(t.Context(), []byte(foreign)); err != nil || !answer.Response.Allowed {
 		t.Errorf("a kind of others: %+v, %v", answer, err)
 	}
 }
@@ -171,7 +173,7 @@ func FuzzReview(f *testing.F) {
 		`{"group":"mesh.proxima.dev","version":"v1alpha1","kind":"ZoneShift"},"object":{},"oldObject":null}}`))
 	a := newTestAdmission()
 	f.Fuzz(func(t *testing.T, body []byte) {
-		answer, err := a.Review(body)
+		answer, err := a.Review(t.Context(), body)
 		if err == nil && !answer.Response.Allowed && answer.Response.Result == nil {
 			t.Error("refused without a reason")
 		}

@@ -114,6 +114,15 @@ func TestExtension(t *testing.T) {
 			t.Errorf("namespaces %+v", s)
 		}
 	}
+	hooks = object[admissionregistrationv1.ValidatingWebhookConfiguration](t, render(t, "zone"), "ValidatingWebhookConfiguration", "proxima").Webhooks
+	if len(hooks) != 3 || *hooks[2].FailurePolicy != admissionregistrationv1.Ignore {
+		t.Fatalf("webhooks of a zone: %+v", hooks)
+	}
+	for _, rule := range hooks[2].Rules {
+		if !slices.Equal(rule.Operations, []admissionregistrationv1.OperationType{admissionregistrationv1.Delete}) || slices.Contains(rule.Resources, "*") {
+			t.Errorf("rule %+v", rule)
+		}
+	}
 	if got := object[unstructured.Unstructured](t, all, "APIService", "v1.control.mesh.proxima.dev").Object["spec"]; got == nil {
 		t.Error("the APIService is empty")
 	}
