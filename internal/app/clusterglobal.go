@@ -56,11 +56,11 @@ func runClusterGlobal(ctx context.Context, cfg ControlPlaneConfig, ready func(Se
 	return run(ctx, g.election, append(g.components(), announce(ready, g.serving())))
 }
 
-// globalFederated are the kinds that a global control plane in a cluster exchanges. Secrets are not
-// among them, as in clusterFederated. Nor are the Services of zones: here they would be Services
+// globalFederated are the kinds that a global control plane in a cluster exchanges. Of Secrets those
+// that are GlobalSecrets are among them, as in clusterFederated. Not are the Services of zones: here they would be Services
 // of the cluster, with names in its DNS and selectors that its controllers follow.
 func globalFederated() []local.Kind {
-	none := []*resource.Descriptor{kind.Secret, kind.GlobalSecret, kind.Service}
+	none := []*resource.Descriptor{kind.Secret, kind.Service}
 	return slices.DeleteFunc(federated(), func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
 }
 
@@ -116,7 +116,9 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 func (g *clusterGlobal) newClient() error {
 	kinds := []*resource.Descriptor{kind.Namespace, kind.Zone, kind.ZoneInsight, kind.ConfigMap}
 	for _, k := range g.kinds {
-		kinds = append(kinds, k.Descriptor)
+		if k.Descriptor != kind.GlobalSecret {
+			kinds = append(kinds, k.Descriptor)
+		}
 	}
 	client, err := kubeclient.New(clusterREST(g.cfg.Cluster), kinds)
 	if err != nil {
@@ -125,7 +127,10 @@ func (g *clusterGlobal) newClient() error {
 	meter := metered.New(metered.Config{Registerer: g.storage.metrics})
 	g.reads.writes = true
 	wrapped := resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(g.reads.note))
-	g.client, err = resource.NewRouter(wrapped, inMemory()...)
+	others, err := newClusterSecrets(g.cfg, meter.Wrap, resource.Intercept(g.reads.note))
+	if err == nil {
+		g.client, err = resource.NewRouter(wrapped, others...)
+	}
 	return err
 }
 
@@ -216,6 +221,7 @@ func (g *clusterGlobal) components() []component {
 		g.extension.components(),
 		g.roots.components(),
 		[]component{
+			{Name: "secrets of zones", Scope: leader, Run: g.runSecrets},
 			{Name: "life of zones", Scope: leader, Run: func(ctx context.Context) error { return g.lead(ctx, g.answers) }},
 			{Name: "first lists", Run: g.awaitTables, Ready: g.complete},
 		},

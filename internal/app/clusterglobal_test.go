@@ -13,18 +13,22 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/federation/secrets"
 	"github.com/proxima-mesh/proxima/internal/federation/zones"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/kubeclient/lease"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	resourcememory "github.com/proxima-mesh/proxima/internal/resource/memory"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
@@ -139,6 +143,32 @@ func TestGlobalInACluster(t *testing.T) {
 		return slices.ContainsFunc(m.Status.Zones, func(z meshv1alpha1.PolicyZoneStatus) bool { return z.Zone == "west" })
 	})
 
+	// A GlobalSecret is a Secret of the cluster; what a Mesh refers to of it is sent. The API that is
+	// the cluster here keeps others from noting what, so that is done already.
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: access.SystemNamespace, Name: "roots", Annotations: map[string]string{
+			secrets.AnnotationZones: secrets.AnyZone, secrets.AnnotationValues: "value=public",
+		}}, Type: globalSecretType,
+		Data: map[string][]byte{"value": []byte("x"), "other": []byte("y")},
+	}
+	if _, err := c.client.Create(t.Context(), kind.Secret, secret); err != nil {
+		t.Fatal(err)
+	}
+	refers := namedMesh("refers")
+	refers.Spec.MTLS = &meshv1alpha1.MeshMTLS{Backends: []meshv1alpha1.MeshCertificateBackend{{
+		Name: "ca", Type: meshv1alpha1.BackendExternal, External: &meshv1alpha1.MeshExternalAuthority{
+			SignerName: "example.com/ca",
+			Roots:      meshv1alpha1.DataSource{SecretRef: &meshv1alpha1.SecretKeyReference{Kind: meshv1alpha1.KindGlobalSecret, Name: "roots"}},
+		},
+	}}}
+	if _, err := c.client.Create(t.Context(), kind.Mesh, refers); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the secret in the zone", func() bool {
+		got, _ := zone.displayed(kind.GlobalSecret)["roots"].(*meshv1alpha1.GlobalSecret)
+		return got != nil && len(got.Data) == 1 && string(got.Data["value"]) == "x"
+	})
+
 	body, err := typed(meshes()).Marshal(namedMesh("other"))
 	if err != nil {
 		t.Fatal(err)
@@ -220,4 +250,64 @@ func meshWithMTLS(name string) *meshv1alpha1.Mesh {
 	m := namedMesh(name)
 	m.Spec.MTLS = &meshv1alpha1.MeshMTLS{EnabledBackend: "ca", Backends: []meshv1alpha1.MeshCertificateBackend{{Name: "ca", Type: meshv1alpha1.BackendBuiltin}}}
 	return m
+}
+
+// TestClusterSecrets: Secrets of one type are GlobalSecrets, and no other one is touched.
+func TestClusterSecrets(t *testing.T) {
+	in := resourcememory.New(kind.Secret)
+	c := &clusterSecrets{secrets: in, namespace: "ns"}
+	for _, s := range []*corev1.Secret{
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "own"}, Data: map[string][]byte{"a": []byte("1")}},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "far"}, Type: globalSecretType},
+	} {
+		if _, err := in.Create(t.Context(), kind.Secret, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events, err := c.Watch(t.Context(), kind.GlobalSecret, resource.WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	made, err := c.Create(t.Context(), kind.GlobalSecret, &meshv1alpha1.GlobalSecret{
+		ObjectMeta: metav1.ObjectMeta{Name: "g", Labels: map[string]string{"l": "1"}}, Data: map[string][]byte{"a": []byte("2")},
+	})
+	if err != nil || made.GetNamespace() != "" || made.GetLabels()["l"] != "1" {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	for seen := false; !seen; {
+		e := <-events.ResultChan()
+		if e.Type == watch.Bookmark {
+			continue
+		}
+		if g, ok := e.Object.(*meshv1alpha1.GlobalSecret); !ok || g.Name != "g" || string(g.Data["a"]) != "2" {
+			t.Fatalf("%s of %+v", e.Type, e.Object)
+		}
+		seen = true
+	}
+	made.(*meshv1alpha1.GlobalSecret).Data["a"] = []byte("3")
+	if _, err := c.Update(t.Context(), kind.GlobalSecret, made); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := in.Get(t.Context(), kind.Secret, resource.Key{Namespace: "ns", Name: "g"})
+	if err != nil || stored.(*corev1.Secret).Type != globalSecretType || string(stored.(*corev1.Secret).Data["a"]) != "3" {
+		t.Errorf("%+v, %v", stored, err)
+	}
+	if all, _, err := c.List(t.Context(), kind.GlobalSecret, resource.ListOptions{}); err != nil || len(all) != 1 || all[0].GetName() != "g" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	// A Secret of another type is not there, and keeps its name.
+	own := resource.Key{Name: "own"}
+	if _, err := c.Get(t.Context(), kind.GlobalSecret, own); !apierrors.IsNotFound(err) {
+		t.Errorf("get: %v", err)
+	}
+	if err := c.Delete(t.Context(), kind.GlobalSecret, own, resource.Preconditions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("delete: %v", err)
+	}
+	if _, err := c.Create(t.Context(), kind.GlobalSecret, &meshv1alpha1.GlobalSecret{ObjectMeta: metav1.ObjectMeta{Name: "own"}}); !apierrors.IsForbidden(err) {
+		t.Errorf("create: %v", err)
+	}
+	if err := c.Delete(t.Context(), kind.GlobalSecret, resource.Key{Name: "g"}, resource.Preconditions{}); err != nil {
+		t.Error(err)
+	}
 }

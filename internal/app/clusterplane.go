@@ -153,8 +153,12 @@ func (p *clusterPlane) newClient() error {
 	meter := metered.New(metered.Config{Registerer: p.storage.metrics})
 	p.reads.writes = true
 	p.client = resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(p.reads.note))
-	if p.zone != nil {
-		p.client, err = resource.NewRouter(p.client, inMemory()...)
+	if p.zone == nil {
+		return nil
+	}
+	others, err := newClusterSecrets(p.cfg, meter.Wrap, resource.Intercept(p.reads.note))
+	if err == nil {
+		p.client, err = resource.NewRouter(p.client, others...)
 	}
 	return err
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
-	"github.com/proxima-mesh/proxima/internal/resource/memory"
 )
 
 // clusterZone is what the control plane of a cluster has that is one zone of several:
@@ -35,22 +34,12 @@ func zoneKinds() []*resource.Descriptor {
 	}
 }
 
-// clusterFederated are the kinds that a cluster exchanges. Secrets are not among them: a control
-// plane would have to be allowed to read all those of the cluster. Workloads are its Pods, and
-// what is observed of gateways and workloads is their status.
+// clusterFederated are the kinds that a cluster exchanges. Secrets but GlobalSecrets are not among
+// them: a control plane would have to be allowed to read all those of the cluster. Workloads are its
+// Pods, and what is observed of gateways and workloads is their status.
 func clusterFederated() []local.Kind {
-	none := []*resource.Descriptor{kind.Secret, kind.GlobalSecret, kind.DataplaneInsight, kind.ZoneIngressInsight, kind.ZoneEgressInsight}
+	none := []*resource.Descriptor{kind.Secret, kind.DataplaneInsight, kind.ZoneIngressInsight, kind.ZoneEgressInsight}
 	return slices.DeleteFunc(federated(), func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
-}
-
-// inMemory are kinds that controllers know and a cluster has not, or not for us: without Secrets
-// an ExternalService says that its secret is not there, and the ranges of virtual IPs are those
-// of the configuration, as a ServiceCIDR would give the cluster's Services addresses of them.
-func inMemory() []resource.Override {
-	client := memory.New(kind.Secret, kind.GlobalSecret, kind.ServiceCIDR)
-	return []resource.Override{
-		{Kind: kind.Secret, Client: client}, {Kind: kind.GlobalSecret, Client: client}, {Kind: kind.ServiceCIDR, Client: client},
-	}
 }
 
 // newZone wires the parts of a zone. The instance listens already.

@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 
+	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/test/kube/cluster"
 )
@@ -33,13 +34,18 @@ func newGlobalCluster(t *testing.T) *globalCluster {
 	}
 	c := cluster.Start(t, cluster.Config{Host: globalHosts[0]})
 	g := &globalCluster{bench: &bench{Cluster: c, t: t, kubeconfig: c.Kubeconfig(t, "admin"), home: t.TempDir()}}
-	g.kubectl(g.manifests("global"), "apply", "--server-side", "-f", "-")
+	g.kubectl(g.manifests("global", "--set", "webhook.enabled=true"), "apply", "--server-side", "-f", "-")
 	for range globalHosts[1:] {
 		g.dirs, g.replicas = append(g.dirs, t.TempDir()), append(g.replicas, nil)
 	}
 	for n := range g.replicas {
 		g.startReplica(n)
 	}
+	g.virtualIP(strings.Split(g.addresses(), ",")...)
+	g.until("the API server is given the authority of the webhook", func() bool {
+		bundles := g.kubectl("", "get", "validatingwebhookconfiguration", "proxima", "-o", "jsonpath={.webhooks[*].clientConfig.caBundle}")
+		return len(strings.Fields(bundles)) == 3
+	})
 	return g
 }
 
@@ -111,6 +117,8 @@ func TestGlobalInCluster(t *testing.T) {
 			t.Errorf("the status of replica %d:\n%s", n, got)
 		}
 	}
+	g.kubectl("", "create", "namespace", "shop")
+	g.refusals(t)
 	written := func(what string) {
 		t.Helper()
 		note := strings.ReplaceAll(what, " ", "-")
@@ -121,17 +129,14 @@ func TestGlobalInCluster(t *testing.T) {
 			})
 		}
 	}
-	g.kubectl("", "create", "namespace", "shop")
 	written("all is well")
+	s.globalSecret()
 
 	const away = 5 * time.Second
 	s.withCalls("a replica of global is killed", away, g.replicas[0].Kill)
 	written("one replica")
 	s.withCalls("the API server of global is killed", away, func() { g.KillAPI(t) })
-	s.withCalls("it comes back", away, func() {
-		g.StartAPI(t)
-		t.Cleanup(func() { g.KillAPI(t) }) // it would wait for the watches of those that end after it
-	})
+	s.withCalls("it comes back", away, g.startAgain)
 	g.startReplica(0)
 	written("all are back")
 	s.withCalls("global is killed", away, func() { g.replicas[0].Kill(); g.replicas[1].Kill() })
@@ -143,11 +148,77 @@ func TestGlobalInCluster(t *testing.T) {
 
 	// Nothing of a zone stays behind but what is in the zone.
 	s.westPlane.Kill()
+	g.until("west is offline", func() bool {
+		return g.kubectl("", "get", "zoneinsight", "west", "-o", "jsonpath={.status.online}") != "true"
+	})
 	g.kubectl("", "delete", "zone", "west", "--timeout=60s")
 	if got := g.kubectl("", "get", "dataplanes,serviceexports,zoneingresses", "-A", "-l", "mesh.proxima.dev/zone=west", "-o", "name"); strings.TrimSpace(got) != "" {
 		t.Errorf("copies of a zone that is gone: %s", got)
 	}
-	g.wantAllUsed("global", "proxima", globalUnused())
+	g.wantAllUsed("global", "proxima", globalUnused(), "webhook")
+}
+
+// globalSecret that an ExternalService refers to goes to the zones that have it, and goes with it.
+func (s *sites) globalSecret() {
+	s.t.Helper()
+	const objects = `
+apiVersion: v1
+kind: Secret
+metadata: {name: bank-key, namespace: proxima-system}
+type: mesh.proxima.dev/global
+stringData: {key: for-the-bank, other: nobody-asks}
+---
+apiVersion: mesh.proxima.dev/v1alpha1
+kind: ExternalService
+metadata: {name: vault, namespace: shop}
+spec:
+  hosts: [vault.example]
+  ports: [{port: 443}]
+  tls:
+    clientCertificate: {secretRef: {kind: GlobalSecret, name: bank-key, key: key}}
+    clientKey: {secretRef: {kind: GlobalSecret, name: bank-key, key: key}}
+`
+	s.inCluster.kubectl(objects, "apply", "-f", "-")
+	const want = "Zm9yLXRoZS1iYW5r" // for-the-bank
+	s.until("the cluster has the Secret", func() bool {
+		out, err := s.run("", testkit.Kubectl(s.t), "--namespace", manifests.Namespace, "get", "secret", "bank-key", "-o", "jsonpath={.type} {.data}")
+		return err == nil && strings.TrimSpace(out) == `mesh.proxima.dev/global {"key":"`+want+`"}`
+	})
+	s.until("the machines have it", func() bool {
+		return strings.Contains(s.at(s.west, "", "get", "globalsecrets", "-o", "jsonpath={.items[*].data.key}"), want)
+	})
+	s.inCluster.kubectl(objects, "delete", "-f", "-")
+	s.until("the Secret is gone", func() bool {
+		_, err := s.run("", testkit.Kubectl(s.t), "--namespace", manifests.Namespace, "get", "secret", "bank-key")
+		return err != nil && strings.Contains(err.Error(), "NotFound")
+	})
+}
+
+// refusals of the webhook, by the rules of a global control plane outside of clusters.
+func (g *globalCluster) refusals(t *testing.T) {
+	t.Helper()
+	copied := strings.Fields(g.kubectl("", "get", "serviceexports", "--namespace", manifests.Namespace, "-l", "mesh.proxima.dev/zone=west", "-o", "name"))
+	if len(copied) != 1 {
+		t.Fatalf("copies of exports: %q", copied)
+	}
+	for _, write := range []struct {
+		want string
+		args []string
+	}{
+		{"it is a copy of an object of zone west, which alone changes it: change it there", []string{"delete", copied[0]}},
+		{"it is a copy of an object of zone west, which alone changes it: change it there", []string{"label", copied[0], "a=b"}},
+		{"it is online: stop its control plane or disable it first", []string{"delete", "zone", "west"}},
+	} {
+		_, err := g.run("", testkit.Kubectl(t), append([]string{"--namespace", manifests.Namespace}, write.args...)...)
+		if err == nil || !strings.Contains(err.Error(), write.want) {
+			t.Errorf("%q: %v, want %q", write.args, err, write.want)
+		}
+	}
+	// A dry run asks the zones: nothing is stored anywhere.
+	g.kubectl(policies("none"), "apply", "--dry-run=server", "-f", "-")
+	if got := g.kubectl("", "get", "zonecosts", "-o", "name"); strings.TrimSpace(got) != "" {
+		t.Errorf("a dry run has stored %s", got)
+	}
 }
 
 // globalUnused are permissions that TestGlobalInCluster does not need.
@@ -162,9 +233,10 @@ func globalUnused() []permission {
 	out = append(out, permission{"multicluster.x-k8s.io", "serviceexports", "list"},
 		permission{"mesh.proxima.dev", "topologyheuristics", "get"}, // as ZoneCosts
 		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
+		permission{"admissionregistration.k8s.io", "validatingwebhookconfigurations", "list"},
 		permission{"mesh.proxima.dev", "zones", "get"}, // of a zone that connects before its object is known
 	)
-	// There is no egress, and a zone observes of its ingresses and workloads what others follow for a while.
+	// There is no egress, and no workload or gateway here has an insight.
 	for _, name := range []string{"zoneegresses", "zoneegressinsights", "zoneingressinsights", "dataplaneinsights"} {
 		for _, verb := range []string{"get", "create", "update", "delete"} {
 			out = append(out, permission{"mesh.proxima.dev", name, verb})
@@ -172,4 +244,3 @@ func globalUnused() []permission {
 	}
 	return out
 }
-

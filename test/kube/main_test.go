@@ -91,6 +91,17 @@ type bench struct {
 	t          *testing.T
 	kubeconfig string
 	home       string
+	// starting and started are when the API server was, again.
+	starting, started time.Time
+}
+
+// startAgain starts the API server that KillAPI ended.
+func (b *bench) startAgain() {
+	b.t.Helper()
+	b.starting = time.Now()
+	b.StartAPI(b.t)
+	b.started = time.Now().Add(time.Second)
+	b.t.Cleanup(func() { b.KillAPI(b.t) }) // it would wait for the watches of those that end after it
 }
 
 func newBench(t *testing.T) *bench {

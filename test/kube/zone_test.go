@@ -422,6 +422,7 @@ func TestZoneInCluster(t *testing.T) {
 func zoneUnused() []permission {
 	out := append(lists("services", "nodes", "namespaces", "pods", "endpointslices.discovery.k8s.io"),
 		permission{"", "events", "create"},                          // of a rule that fails
+		permission{"", "secrets", "delete"},                         // of a GlobalSecret; see TestGlobalInCluster
 		permission{"discovery.k8s.io", "endpointslices", "update"},  // of a gateway that has moved
 		permission{"mesh.proxima.dev", "zoneegresses", "update"},    // the same
 		permission{"mesh.proxima.dev", "virtualips", "delete"},      // an hour after the last endpoint
