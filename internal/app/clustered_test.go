@@ -231,3 +231,30 @@ func codeOf(err error) problem.Code {
 	p, _ := problem.Of(err)
 	return p.Code
 }
+
+// TestLeaderAddress: instances know where the leader takes reports of demand, and it knows that it
+// leads.
+func TestLeaderAddress(t *testing.T) {
+	s := memory.New(memory.Options{})
+	t.Cleanup(func() { s.Close() })
+	key := clusterKey(t)
+	start := func() *clustered {
+		cfg := clusteredConfig(t.TempDir(), key)
+		cfg.GRPCPort = freePort(t)
+		return startClustered(t, s, cfg)
+	}
+	first := start()
+	testkit.Eventually(t, "the first leads", first.leads)
+	second := start()
+	testkit.Eventually(t, "the second knows where the leader is", func() bool {
+		return second.cp.others.leaderAddress() == first.cp.instance.listener.Addr().String()
+	})
+	if got := first.cp.others.leaderAddress(); got != "" {
+		t.Errorf("the leader passes reports on to %s", got)
+	}
+	first.stop()
+	testkit.Eventually(t, "the second leads", second.leads)
+	if got := second.cp.others.leaderAddress(); got != "" {
+		t.Errorf("the new leader passes reports on to %s", got)
+	}
+}

@@ -162,6 +162,12 @@ type replica struct {
 // startReplica with an election whose periods are short.
 func (c *fakeCluster) startReplica(name string) *replica {
 	c.t.Helper()
+	return c.startReplicaOf(name, ControlPlaneConfig{Preset: PresetKubeProxyReplacement})
+}
+
+// startReplicaOf a role and preset.
+func (c *fakeCluster) startReplicaOf(name string, cfg ControlPlaneConfig) *replica {
+	c.t.Helper()
 	port := freePort(c.t)
 	ballot, err := lease.New(lease.Config{
 		REST: c.rest, Lease: resource.Key{Namespace: access.SystemNamespace, Name: leaseName},
@@ -173,10 +179,10 @@ func (c *fakeCluster) startReplica(name string) *replica {
 	}
 	r := &replica{t: c.t, dir: c.t.TempDir()}
 	ctx, cancel := context.WithCancel(context.Background())
-	r.p, err = newClusterPlane(ctx, ControlPlaneConfig{
-		Store: StoreKubernetes, Preset: PresetKubeProxyReplacement, Cluster: c.rest, Namespace: access.SystemNamespace, AgentServiceAccount: "proxima-agent",
-		DataDir: r.dir, APIAddress: "127.0.0.1:0", GRPCPort: port, DefaultTopologyMode: topology.Adaptive, reviewer: reviews{}, ballot: ballot,
-	})
+	cfg.Store, cfg.Cluster, cfg.Namespace, cfg.AgentServiceAccount = StoreKubernetes, c.rest, access.SystemNamespace, "proxima-agent"
+	cfg.DataDir, cfg.APIAddress, cfg.GRPCPort = r.dir, "127.0.0.1:0", port
+	cfg.DefaultTopologyMode, cfg.reviewer, cfg.ballot = topology.Adaptive, reviews{}, ballot
+	r.p, err = newClusterPlane(ctx, cfg)
 	if err != nil {
 		cancel()
 		c.t.Fatal(err)

@@ -67,7 +67,12 @@ func (a *agent) learnZone() {
 func (a *agent) followDirectly(ctx context.Context, update func(node.Update)) error {
 	feed, err := fromkube.New(fromkube.Config{
 		REST: a.watchConfig(), Node: a.cfg.Name, Names: a.wantsNames(),
-		Update: func(u node.Update) { update(a.withSites(u)) }, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
+		Update: func(u node.Update) {
+			if a.cfg.meshed() {
+				u = withSites(u, a.feed.State())
+			}
+			update(u)
+		}, OnNode: a.learnOwn, Logger: a.log.With("component", "cluster"),
 	})
 	if err != nil {
 		return err
@@ -77,12 +82,10 @@ func (a *agent) followDirectly(ctx context.Context, update func(node.Update)) er
 
 // withSites adds to the state of the cluster's API what the control plane alone knows, as it was
 // last: services of other sites go on without it.
-func (a *agent) withSites(u node.Update) node.Update {
-	if !u.Reset || !a.cfg.meshed() {
-		return u
+func withSites(u, last node.Update) node.Update {
+	if u.Reset {
+		u.Remotes, u.Elsewhere, u.VirtualIPs, u.Meshes, u.Workloads = last.Remotes, last.Elsewhere, last.VirtualIPs, last.Meshes, last.Workloads
 	}
-	last := a.feed.State()
-	u.Remotes, u.Elsewhere, u.VirtualIPs, u.Meshes, u.Workloads = last.Remotes, last.Elsewhere, last.VirtualIPs, last.Meshes, last.Workloads
 	return u
 }
 
