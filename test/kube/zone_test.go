@@ -186,7 +186,7 @@ func (s *sites) startEast(token string) {
 	})
 	s.shopPod("web", "third")
 	s.shopPod("client", "ours")
-	s.ingress = s.gatewayPod("ingress", "third")
+	s.ingress = s.gatewayPod("ingress", 1, "third")
 }
 
 // startEastPlane runs the control plane with the arguments of the chart's Deployment.
@@ -228,13 +228,13 @@ func (s *sites) shopPod(name, node string) {
 	})
 }
 
-// gatewayPod is a Pod of a gateway on a node, with the arguments of the chart's Deployment and a
+// gatewayPod is a Pod of a gateway on a node, the n-th of its role, with the arguments of the chart's Deployment and a
 // token of its own. It waits for the token, which kubelet would have mounted.
-func (s *sites) gatewayPod(role, node string) *corev1.Pod {
+func (s *sites) gatewayPod(role string, n int, node string) *corev1.Pod {
 	s.t.Helper()
 	var d appsv1.Deployment
 	s.object(&d, "deployment", "proxima-"+role)
-	name, dir := "proxima-"+role+"-1", s.t.TempDir()
+	name, dir := fmt.Sprintf("proxima-%s-%d", role, n), s.t.TempDir()
 	args := replaced(slices.DeleteFunc(d.Spec.Template.Spec.Containers[0].Args, func(a string) bool {
 		return strings.HasPrefix(a, "--listen-address=") // $(POD_IP), which is not known yet
 	}), map[string]string{
@@ -535,48 +535,82 @@ func (s *sites) useAll() {
 	gateways("zoneingresses", "")
 }
 
+// failedCall is when a call began that failed, and why it did.
+type failedCall struct {
+	at   time.Time
+	text string
+}
+
+func (f failedCall) String() string { return f.text }
+
 // calls are made from both zones to the other one, one after the other, until stop; it returns how
-// many there were, and why some of them failed.
-func (s *sites) calls() (stop func() (n int, failed []string)) {
+// many there were, and which of them failed.
+func (s *sites) calls() (stop func() (n int, failed []failedCall)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
 	var running sync.WaitGroup
-	n, failed := 0, []string(nil)
+	n, failed := 0, []failedCall(nil)
 	for _, way := range []struct {
 		from caller
 		to   string
 	}{{s.inEast(), "west"}, {s.inWest(), "east"}} {
 		running.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				name := namesOf("from-" + way.to)[i%2]
+				name, at := namesOf("from-" + way.to)[i%2], time.Now()
 				who, err := way.from.call(name)
 				mu.Lock()
 				if n++; err != nil || who != way.to {
-					failed = append(failed, fmt.Sprintf("%s %s: %q, %v", time.Now().Format("15:04:05.000"), name, who, err))
+					failed = append(failed, failedCall{at, fmt.Sprintf("%s %s: %q, %v", at.Format("15:04:05.000"), name, who, err)})
 				}
 				mu.Unlock()
 				time.Sleep(10 * time.Millisecond) // the rate of calls; nothing waits for it
 			}
 		})
 	}
-	return func() (int, []string) {
+	return func() (int, []failedCall) {
 		cancel()
 		running.Wait()
 		return n, failed
 	}
 }
 
-// withCalls does something while calls are made, and for some time after it.
+// withCalls does something while calls are made, and for some time after it. None of them fails.
 func (s *sites) withCalls(what string, longer time.Duration, act func()) {
 	s.t.Helper()
+	s.withCallsBut(what, longer, 0, act)
+}
+
+// withCallsBut lets calls fail that begin before act, or within grace of it, if that is not 0.
+func (s *sites) withCallsBut(what string, longer, grace time.Duration, act func()) {
+	s.t.Helper()
 	stop := s.calls()
+	var until time.Time
+	if grace > 0 {
+		until = time.Now().Add(grace)
+	}
 	act()
 	time.Sleep(longer) // calls go on meanwhile
 	n, failed := stop()
 	s.t.Logf("%s: %d of %d calls failed", what, len(failed), n)
-	if len(failed) > 0 || n == 0 {
-		s.t.Errorf("%s: of %d calls between the zones these failed: %s", what, n, strings.Join(failed[:min(len(failed), 5)], "; "))
+	late := slices.DeleteFunc(failed, func(f failedCall) bool { return f.at.Before(until) })
+	if len(late) > 0 || n == 0 {
+		s.t.Errorf("%s: of %d calls between the zones %d failed, the first of them %s", what, n, len(late), late[:min(len(late), 5)])
 	}
+}
+
+// killGateway kills one of two gateways of the cluster: connections that are open die, and others
+// go to the other one (within a second).
+func (s *sites) killGateway(away time.Duration) {
+	s.t.Helper()
+	second := s.gatewayPod("ingress", 2, "ours")
+	s.until("the machines know both gateways", func() bool {
+		out := s.at(s.west, "", "get", "zoneingresses", "-l", "mesh.proxima.dev/zone=east", "-o", "name")
+		return len(strings.Fields(out)) == 2
+	})
+	s.wantBoth()
+	s.withCallsBut("one of two gateways is killed", away, time.Second, func() { s.nodes["third"].KillPod(s.t, s.ingress.UID) })
+	s.kubectl("", "--namespace", manifests.Namespace, "delete", "pod", s.ingress.Name, "--wait=false")
+	s.ingress = second
 }
 
 // TestZoneFailures: calls between a cluster and machines go on while control planes are away.
@@ -584,6 +618,7 @@ func TestZoneFailures(t *testing.T) {
 	s := newSites(t)
 	s.wantBoth()
 	const away = 5 * time.Second
+	s.killGateway(away)
 	s.withCalls("global is killed", away, s.globalPlane.Kill)
 	s.withCalls("the control plane of the cluster is killed", away, s.eastPlane.Kill)
 	s.withCalls("the API server of the cluster is killed", away, func() { s.KillAPI(t) })
