@@ -252,7 +252,8 @@ func (g *clusterGlobal) handle() {
 	// The cluster is backed up as any other.
 	delete(handlers, admin.BackupPath)
 	delete(handlers, admin.BackupKeysPath)
-	handlers[identity.CertificatesPath] = access.NewCertificates(s.ca, s.tokens, s.policy(), g.instance.grpcPort(), g.log.With("component", "certificates"))
+	log := g.log.With("component", "certificates")
+	handlers[identity.CertificatesPath] = access.NewCertificates(s.ca, s.tokens, s.policy(), g.instance.grpcPort(), log)
 	handlers[access.TokensPath], handlers[access.TokensPath+"/"] = tokens, tokens
 	for path, handler := range handlers {
 		g.paths.mux.Handle(path, handler)

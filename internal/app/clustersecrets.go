@@ -92,7 +92,9 @@ func (c *clusterSecrets) Get(ctx context.Context, _ *resource.Descriptor, key re
 }
 
 // List implements resource.Client.
-func (c *clusterSecrets) List(ctx context.Context, _ *resource.Descriptor, o resource.ListOptions) (out []resource.Object, version string, err error) {
+func (c *clusterSecrets) List(
+	ctx context.Context, _ *resource.Descriptor, o resource.ListOptions,
+) (out []resource.Object, version string, err error) {
 	all, version, err := c.secrets.List(ctx, kind.Secret, c.list(o))
 	for _, obj := range all {
 		if g := globalSecretOf(obj.(*corev1.Secret)); g != nil {
@@ -161,7 +163,8 @@ func asGlobalSecret(obj resource.Object, err error) (resource.Object, error) {
 	}
 	g := globalSecretOf(obj.(*corev1.Secret))
 	if g == nil {
-		return nil, apierrors.NewConflict(kind.GlobalSecret.GroupResource(), obj.GetName(), fmt.Errorf("it is no Secret of type %s any more", globalSecretType))
+		return nil, apierrors.NewConflict(kind.GlobalSecret.GroupResource(), obj.GetName(),
+			fmt.Errorf("it is no Secret of type %s any more", globalSecretType))
 	}
 	return g, nil
 }

@@ -72,8 +72,10 @@ func (c *clusterWrites) allowHere(w access.Write) error {
 func insteadOfShift(spec *meshv1alpha1.ZoneShiftSpec) string {
 	const why = "the endpoints of a cluster are those of its Pods, which its own controllers move: "
 	if spec.Node != "" {
-		return why + fmt.Sprintf("\"kubectl drain %s --ignore-daemonsets\" takes the node out, \"kubectl uncordon %s\" ends that", spec.Node, spec.Node)
+		return why + fmt.Sprintf("\"kubectl drain %s --ignore-daemonsets\" takes the node out, \"kubectl uncordon %s\" ends that",
+			spec.Node, spec.Node)
 	}
-	return why + fmt.Sprintf("\"kubectl drain --selector topology.kubernetes.io/zone=%s --ignore-daemonsets\" takes the nodes of the zone out, "+
-		"\"kubectl uncordon --selector topology.kubernetes.io/zone=%s\" ends that", spec.Zone, spec.Zone)
+	const zone = "--selector topology.kubernetes.io/zone="
+	return why + fmt.Sprintf("\"kubectl drain %s%s --ignore-daemonsets\" takes the nodes of the zone out, \"kubectl uncordon %s%s\" ends that",
+		zone, spec.Zone, zone, spec.Zone)
 }
