@@ -2,12 +2,16 @@ package apiserver
 
 import (
 	"net/http"
+	"strings"
 	"sync"
 
 	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/util"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/proxima-mesh/proxima/internal/apiserver/openapi"
 )
@@ -17,9 +21,28 @@ import (
 func configureOpenAPI(c *genericapiserver.Config, namer *apiopenapi.DefinitionNamer) {
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
 	c.OpenAPIConfig.Info.Title = "Proxima"
-	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	name := definitionName(namer)
+	none := func(common.ReferenceCallback) map[string]common.OpenAPIDefinition { return nil }
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(none, namer)
+	c.OpenAPIV3Config.GetDefinitions = openapi.GetOpenAPIDefinitions
+	c.OpenAPIV3Config.Definitions = openapi.GetOpenAPIDefinitions(func(path string) spec.Ref {
+		model, _ := name(path)
+		return spec.MustCreateRef("#/components/schemas/" + common.EscapeJsonPointer(model))
+	})
 	c.OpenAPIV3Config.Info.Title = "Proxima"
+	c.OpenAPIConfig.GetDefinitionName, c.OpenAPIV3Config.GetDefinitionName = name, name
 	c.SkipOpenAPIInstallation = true
+}
+
+// definitionName finds the types of the Gateway API, too: they have no model names of their own, so
+// that their definitions are under their Go packages, and a scheme knows them by another form of that.
+func definitionName(namer *apiopenapi.DefinitionNamer) func(string) (string, spec.Extensions) {
+	return func(name string) (string, spec.Extensions) {
+		if strings.Contains(name, "/") {
+			name = util.ToRESTFriendlyName(name)
+		}
+		return namer.GetDefinitionName(name)
+	}
 }
 
 // installOpenAPI serves the documents of c at /openapi/v2 and /openapi/v3. It comes after

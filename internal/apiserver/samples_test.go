@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	gateway "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
@@ -54,6 +55,10 @@ var manifests = map[string]string{
 	"VirtualIP":          `{spec: {mesh: default, hostname: web_shop_svc_80, addresses: [240.0.0.7], namespace: shop, service: web, port: 80}}`,
 	"ServiceImport":      `{spec: {type: ClusterSetIP, ports: [{name: http, port: 80, protocol: TCP}], ips: [10.96.0.7]}}`,
 
+	"HTTPRoute":         `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
+	"GRPCRoute":         `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
+	"TCPRoute":          `{spec: {parentRefs: [{group: "", kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}}`,
+	"ReferenceGrant":    `{spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: web}], to: [{group: "", kind: Service}]}}`,
 	"TrafficPermission": `{spec: {allow: [{from: [{namespaces: [shop]}]}]}}`,
 	"BackendPolicy":     `{spec: {targetRefs: [{kind: Service, name: web}], timeout: {connect: 2s}}}`,
 	"WorkloadPolicy":    `{spec: {limits: {connections: 10}}}`,
@@ -102,7 +107,7 @@ func scheme(t *testing.T) *runtime.Scheme {
 	if err := clientscheme.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
-	for _, add := range []func(*runtime.Scheme) error{meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme, mcs.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{meshv1alpha1.AddToScheme, plannerv1alpha1.AddToScheme, mcs.AddToScheme, gateway.Install} {
 		if err := add(s); err != nil {
 			t.Fatal(err)
 		}

@@ -18,7 +18,8 @@ set -- \
 	k8s.io/apimachinery/pkg/apis/meta/v1 \
 	k8s.io/apimachinery/pkg/runtime \
 	k8s.io/apimachinery/pkg/util/intstr \
-	k8s.io/apimachinery/pkg/version
+	k8s.io/apimachinery/pkg/version \
+	sigs.k8s.io/gateway-api/apis/v1
 readonly_pkgs=$(echo "$@" | tr ' ' ',')
 
 # The report lists names in Kubernetes' types that break its own rules: of no use here.

@@ -60,6 +60,10 @@ func All() []*resource.Descriptor {
 		BackendPolicy,
 		WorkloadPolicy,
 		ProxyPatch,
+		HTTPRoute,
+		GRPCRoute,
+		TCPRoute,
+		ReferenceGrant,
 	}
 }
 

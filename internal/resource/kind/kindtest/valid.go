@@ -145,6 +145,37 @@ spec:
   - {type: HTTPFilter, match: {name: envoy.filters.http.router}, op: Before, value: "name: envoy.filters.http.on_demand"}
   - {type: Listener, match: {name: out-virtual}, op: JSONPatch, value: "[{op: add, path: /perConnectionBufferLimitBytes, value: 65536}]"}
   - {type: NetworkFilter, match: {name: x, direction: Inbound, port: 80}, op: Remove}`,
+		"HTTPRoute": `
+metadata: {name: pay, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: pay, port: 80}]
+  rules:
+  - name: canary
+    matches: [{path: {type: PathPrefix, value: /api}, headers: [{name: x-canary, value: "1"}], method: GET}]
+    filters:
+    - {type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /v2}}}
+    - {type: RequestMirror, requestMirror: {backendRef: {name: shadow, port: 80}, percent: 10}}
+    backendRefs: [{name: pay-v2, port: 80, weight: 10}, {name: pay, port: 80, weight: 90}]
+    timeouts: {request: 10s, backendRequest: 2s}
+    retry: {codes: [503], attempts: 2, backoff: 100ms}
+  - matches: [{path: {type: Exact, value: /old}}]
+    filters: [{type: RequestRedirect, requestRedirect: {hostname: new.example.com, statusCode: 301}}]`,
+		"GRPCRoute": `
+metadata: {name: pay, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: pay}]
+  rules:
+  - matches: [{method: {service: pay.v1.Pay, method: Charge}}]
+    filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-team, value: pay}]}}]
+    backendRefs: [{name: pay, port: 80}]`,
+		"TCPRoute": `
+metadata: {name: db, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: db}]
+  rules: [{backendRefs: [{name: db-1, port: 5432, weight: 1}, {name: db-2, port: 5432, weight: 3}]}]`,
+		"ReferenceGrant": `
+metadata: {name: web, namespace: shop}
+spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: web}], to: [{group: "", kind: Service, name: pay}]}`,
 		"ZoneCosts": `
 metadata: {name: default}
 spec:
