@@ -131,6 +131,7 @@ var layers = map[string]layer{
 	"internal/identity/rotation":        core,
 	"internal/node":                     core,
 	"internal/node/isolation":           core,
+	"internal/policy":                   core,
 	"internal/node/membership":          core,
 	"internal/node/ranges":              core,
 	"internal/planner":                  core,
