@@ -132,6 +132,7 @@ var layers = map[string]layer{
 	"internal/node":                     core,
 	"internal/node/isolation":           core,
 	"internal/policy":                   core,
+	"internal/xds/translate":            core,
 	"internal/node/membership":          core,
 	"internal/node/ranges":              core,
 	"internal/planner":                  core,
