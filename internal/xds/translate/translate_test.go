@@ -1,10 +1,8 @@
 package translate_test
 
 import (
-	"errors"
 	"flag"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -272,7 +270,6 @@ func TestGolden(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	plain := whole(t, build(t, world(t, strings.TrimSuffix(common, "---\n"))))
-	dir := envoytest.Dir(t)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			archive, err := txtar.ParseFile(file)
@@ -290,13 +287,13 @@ func TestGolden(t *testing.T) {
 			} else if diff := cmp.Diff(string(archive.Files[1].Data), got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			envoyTakes(t, dir, m)
+			envoyTakes(t, m)
 		})
 	}
 }
 
 // envoyTakes what was made.
-func envoyTakes(t *testing.T, dir string, m made) {
+func envoyTakes(t *testing.T, m made) {
 	t.Helper()
 	boot := &bootstrapv3.Bootstrap{
 		Node:            &corev3.Node{Id: "default/shop/pay-1", Cluster: "shop/pay"},
@@ -306,13 +303,7 @@ func envoyTakes(t *testing.T, dir string, m made) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, "bootstrap.json")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), envoytest.Binary(t), "--mode", "validate", "-l", "error", "-c", file).CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) || err != nil {
-		t.Errorf("envoy refuses it: %v\n%s", err, out)
+	if err := envoytest.Validate(t, string(data)); err != nil {
+		t.Error(err)
 	}
 }
