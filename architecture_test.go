@@ -114,6 +114,7 @@ var layers = map[string]layer{
 	"internal/controller/multicluster":  core,
 	"internal/controller/namespace":     core,
 	"internal/controller/nodename":      core,
+	"internal/controller/policystatus":  core,
 	"internal/controller/sliceset":      core,
 	"internal/controller/tagged":        core,
 	"internal/controller/zoneshift":     core,

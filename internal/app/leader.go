@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/controller/mirroring"
 	"github.com/proxima-mesh/proxima/internal/controller/multicluster"
 	"github.com/proxima-mesh/proxima/internal/controller/namespace"
+	"github.com/proxima-mesh/proxima/internal/controller/policystatus"
 	"github.com/proxima-mesh/proxima/internal/controller/tagged"
 	"github.com/proxima-mesh/proxima/internal/controller/virtualip"
 	"github.com/proxima-mesh/proxima/internal/controller/zoneshift"
@@ -77,6 +78,7 @@ func (c *controllers) components() []component {
 		{Name: "health controller", Scope: leader, Run: c.runLeases},
 		{Name: "drain controller", Scope: leader, Run: c.runDrains},
 		{Name: "zone shift controller", Scope: leader, Run: c.runShifts},
+		{Name: "status of policies", Scope: leader, Run: c.runPolicyStatus},
 		{Name: "address repair", Scope: leader, Run: c.runRepair},
 		{Name: "export controller", Scope: leader, Run: c.runExports},
 		{Name: "import controller", Scope: leader, Run: c.runImports},
@@ -192,6 +194,13 @@ func (c *controllers) runShifts(ctx context.Context) error {
 	}
 	defer c.metrics.Unregister(shifts)
 	return shifts.Run(ctx)
+}
+
+// runPolicyStatus says in the status of policies of traffic, and of routes, what becomes of them.
+func (c *controllers) runPolicyStatus(ctx context.Context) error {
+	return policystatus.New(policystatus.Config{
+		Client: c.client, Catalog: c.instance.catalog, Logger: c.log.With("component", "status of policies"),
+	}).Run(ctx)
 }
 
 func (c *controllers) runRepair(ctx context.Context) error {

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	gateway "sigs.k8s.io/gateway-api/apis/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
@@ -38,6 +39,14 @@ const (
 	ExternalServices
 	AddressPools
 	ZoneShifts
+	TrafficPermissions
+	BackendPolicies
+	WorkloadPolicies
+	ProxyPatches
+	HTTPRoutes
+	GRPCRoutes
+	TCPRoutes
+	ReferenceGrants
 	Kinds
 )
 
@@ -67,6 +76,16 @@ type Snapshot struct {
 	ExternalServices Table[*meshv1alpha1.ExternalService]
 	AddressPools     Table[*meshv1alpha1.IPAddressPool]
 	ZoneShifts       Table[*meshv1alpha1.ZoneShift]
+
+	// Policies of traffic, and routes of the Gateway API.
+	TrafficPermissions Table[*meshv1alpha1.TrafficPermission]
+	BackendPolicies    Table[*meshv1alpha1.BackendPolicy]
+	WorkloadPolicies   Table[*meshv1alpha1.WorkloadPolicy]
+	ProxyPatches       Table[*meshv1alpha1.ProxyPatch]
+	HTTPRoutes         Table[*gateway.HTTPRoute]
+	GRPCRoutes         Table[*gateway.GRPCRoute]
+	TCPRoutes          Table[*gateway.TCPRoute]
+	ReferenceGrants    Table[*gateway.ReferenceGrant]
 }
 
 func newSnapshot(at Position) *Snapshot {
@@ -206,6 +225,46 @@ var tables = [Kinds]tableOps{
 		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ZoneShift"},
 		at:    func(s *Snapshot) *Table[*meshv1alpha1.ZoneShift] { return &s.ZoneShifts },
 		delta: func(d *Delta) *[]Change[*meshv1alpha1.ZoneShift] { return &d.ZoneShifts },
+	},
+	TrafficPermissions: &tableKind[*meshv1alpha1.TrafficPermission]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "TrafficPermission"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.TrafficPermission] { return &s.TrafficPermissions },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.TrafficPermission] { return &d.TrafficPermissions },
+	},
+	BackendPolicies: &tableKind[*meshv1alpha1.BackendPolicy]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "BackendPolicy"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.BackendPolicy] { return &s.BackendPolicies },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.BackendPolicy] { return &d.BackendPolicies },
+	},
+	WorkloadPolicies: &tableKind[*meshv1alpha1.WorkloadPolicy]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "WorkloadPolicy"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.WorkloadPolicy] { return &s.WorkloadPolicies },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.WorkloadPolicy] { return &d.WorkloadPolicies },
+	},
+	ProxyPatches: &tableKind[*meshv1alpha1.ProxyPatch]{
+		gk:    schema.GroupKind{Group: meshv1alpha1.GroupName, Kind: "ProxyPatch"},
+		at:    func(s *Snapshot) *Table[*meshv1alpha1.ProxyPatch] { return &s.ProxyPatches },
+		delta: func(d *Delta) *[]Change[*meshv1alpha1.ProxyPatch] { return &d.ProxyPatches },
+	},
+	HTTPRoutes: &tableKind[*gateway.HTTPRoute]{
+		gk:    schema.GroupKind{Group: gateway.GroupName, Kind: "HTTPRoute"},
+		at:    func(s *Snapshot) *Table[*gateway.HTTPRoute] { return &s.HTTPRoutes },
+		delta: func(d *Delta) *[]Change[*gateway.HTTPRoute] { return &d.HTTPRoutes },
+	},
+	GRPCRoutes: &tableKind[*gateway.GRPCRoute]{
+		gk:    schema.GroupKind{Group: gateway.GroupName, Kind: "GRPCRoute"},
+		at:    func(s *Snapshot) *Table[*gateway.GRPCRoute] { return &s.GRPCRoutes },
+		delta: func(d *Delta) *[]Change[*gateway.GRPCRoute] { return &d.GRPCRoutes },
+	},
+	TCPRoutes: &tableKind[*gateway.TCPRoute]{
+		gk:    schema.GroupKind{Group: gateway.GroupName, Kind: "TCPRoute"},
+		at:    func(s *Snapshot) *Table[*gateway.TCPRoute] { return &s.TCPRoutes },
+		delta: func(d *Delta) *[]Change[*gateway.TCPRoute] { return &d.TCPRoutes },
+	},
+	ReferenceGrants: &tableKind[*gateway.ReferenceGrant]{
+		gk:    schema.GroupKind{Group: gateway.GroupName, Kind: "ReferenceGrant"},
+		at:    func(s *Snapshot) *Table[*gateway.ReferenceGrant] { return &s.ReferenceGrants },
+		delta: func(d *Delta) *[]Change[*gateway.ReferenceGrant] { return &d.ReferenceGrants },
 	},
 }
 

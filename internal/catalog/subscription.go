@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	gateway "sigs.k8s.io/gateway-api/apis/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
@@ -52,6 +53,15 @@ type Delta struct {
 	ExternalServices []Change[*meshv1alpha1.ExternalService]
 	AddressPools     []Change[*meshv1alpha1.IPAddressPool]
 	ZoneShifts       []Change[*meshv1alpha1.ZoneShift]
+
+	TrafficPermissions []Change[*meshv1alpha1.TrafficPermission]
+	BackendPolicies    []Change[*meshv1alpha1.BackendPolicy]
+	WorkloadPolicies   []Change[*meshv1alpha1.WorkloadPolicy]
+	ProxyPatches       []Change[*meshv1alpha1.ProxyPatch]
+	HTTPRoutes         []Change[*gateway.HTTPRoute]
+	GRPCRoutes         []Change[*gateway.GRPCRoute]
+	TCPRoutes          []Change[*gateway.TCPRoute]
+	ReferenceGrants    []Change[*gateway.ReferenceGrant]
 }
 
 // Subscription follows the catalog for one reader, who may be as slow as it

@@ -242,10 +242,14 @@ func (x *Index) setPolicy(kind string, obj resource.Object, target mesh.PolicyTa
 }
 
 func (a Affected) and(b Affected) Affected {
-	return Affected{
-		All: a.All || b.All, Namespaces: append(slices.Clone(a.Namespaces), b.Namespaces...),
-		Objects: append(slices.Clone(a.Objects), b.Objects...),
-	}
+	out := Affected{All: a.All, Namespaces: slices.Clone(a.Namespaces), Objects: slices.Clone(a.Objects)}
+	out.add(b)
+	return out
+}
+
+func (a *Affected) add(b Affected) {
+	a.All = a.All || b.All
+	a.Namespaces, a.Objects = append(a.Namespaces, b.Namespaces...), append(a.Objects, b.Objects...)
 }
 
 func (p *policies) add(e *entry) {

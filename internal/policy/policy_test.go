@@ -350,15 +350,22 @@ spec: {parentRefs: [{group: "", kind: Service, name: pay, namespace: shop}], rul
 }
 
 func TestUnsupported(t *testing.T) {
-	got := policy.Unsupported(objects(t, `
+	refused := objects(t, `
 kind: HTTPRoute
 metadata: {name: a, namespace: shop}
 spec:
+  parentRefs: [{group: "", kind: Service, name: pay}]
   rules:
   - sessionPersistence: {sessionName: a}
     filters: [{type: ExtensionRef, extensionRef: {group: a, kind: B, name: c}}]
     backendRefs: [{name: a, port: 1, filters: [{type: URLRewrite, urlRewrite: {hostname: a.example}}]}]
-`)[0])
+`)[0]
+	x := index(t, shop)
+	x.Set(refused)
+	if x.HasRoutes("shop", service("pay"), http) {
+		t.Error("a route with fields that are not supported has an effect")
+	}
+	got := policy.Unsupported(refused)
 	for i, want := range []string{"spec.rules[0].sessionPersistence: ", "spec.rules[0].filters[0].extensionRef: ", "spec.rules[0].backendRefs[0].filters: "} {
 		if i >= len(got) || !strings.HasPrefix(got[i], want) {
 			t.Errorf("%d: got %v, want %s", i, got, want)

@@ -53,10 +53,12 @@ type routes struct {
 	byParent map[Ref]map[Ref]struct{}
 	// byBackend are the routes that name an object as a backend.
 	byBackend map[Ref]map[Ref]struct{}
+	// refused have fields that are not supported; they have no effect.
+	refused map[Ref]struct{}
 }
 
 func newRoutes() *routes {
-	return &routes{all: map[Ref]resource.Object{}, byParent: map[Ref]map[Ref]struct{}{}, byBackend: map[Ref]map[Ref]struct{}{}}
+	return &routes{all: map[Ref]resource.Object{}, byParent: map[Ref]map[Ref]struct{}{}, byBackend: map[Ref]map[Ref]struct{}{}, refused: map[Ref]struct{}{}}
 }
 
 func routeRef(obj resource.Object) Ref {
@@ -102,6 +104,9 @@ func (r *routes) set(obj resource.Object) Affected {
 	ref := routeRef(obj)
 	was := r.remove(ref)
 	r.all[ref] = obj
+	if len(Unsupported(obj)) > 0 {
+		r.refused[ref] = struct{}{}
+	}
 	for _, p := range r.parents(ref) {
 		file(r.byParent, p, ref)
 	}
@@ -123,6 +128,7 @@ func (r *routes) remove(ref Ref) Affected {
 		unfile(r.byBackend, b, ref)
 	}
 	delete(r.all, ref)
+	delete(r.refused, ref)
 	return Affected{Objects: parents}
 }
 
@@ -210,7 +216,7 @@ func (r *routes) parents(ref Ref) []Ref {
 func (x *Index) attached(client string, to Ref, port Port, kinds ...string) []Ref {
 	var own, theirs []Ref
 	for ref := range x.routes.byParent[to] {
-		if !slices.Contains(kinds, ref.Kind) || !x.attaches(ref, to, port) {
+		if _, refused := x.routes.refused[ref]; refused || !slices.Contains(kinds, ref.Kind) || !x.attaches(ref, to, port) {
 			continue
 		}
 		switch ref.Key.Namespace {
@@ -495,8 +501,8 @@ func compareRoutes(a, b *Route) int {
 	return a.Match - b.Match
 }
 
-// Unsupported names the fields of a route that have no effect, and why. They are refused in its
-// status.
+// Unsupported names the fields of a route that are not supported, and why. A route with such a field
+// is refused in its status, and has no effect.
 func Unsupported(obj resource.Object) []string {
 	var out []string
 	say := func(rule int, field, why string) {
@@ -546,6 +552,32 @@ func Unsupported(obj resource.Object) []string {
 				filters(i, fmt.Sprintf("backendRefs[%d].filters", j), grpcFilters(rule.BackendRefs[j].Filters))
 			}
 		}
+	}
+	return out
+}
+
+// Attached reports whether a route is attached to a parent that it names: why not, or "".
+func (x *Index) Attached(namespace string, p *gateway.ParentReference) string {
+	ref, ok := Parent(namespace, p)
+	b := x.backends[ref]
+	switch {
+	case !ok:
+		return "it is no Service"
+	case b == nil:
+		return fmt.Sprintf("there is no %s %s", ref.Kind, ref.Key)
+	case p.Port != nil && !slices.ContainsFunc(b.ports, func(q Port) bool { return q.Number == *p.Port }):
+		return fmt.Sprintf("%s %s has no port %d", ref.Kind, ref.Key, *p.Port)
+	case p.SectionName != nil && !slices.ContainsFunc(b.ports, func(q Port) bool { return q.is(string(*p.SectionName)) }):
+		return fmt.Sprintf("%s %s has no port %s", ref.Kind, ref.Key, *p.SectionName)
+	}
+	return ""
+}
+
+// RouteObjects are the routes of the index, in order of kind and name.
+func (x *Index) RouteObjects() []resource.Object {
+	var out []resource.Object
+	for _, ref := range unique(slices.Collect(maps.Keys(x.routes.all))) {
+		out = append(out, x.routes.all[ref])
 	}
 	return out
 }

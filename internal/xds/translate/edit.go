@@ -21,13 +21,18 @@ func parse[T proto.Message](of T, value string) (T, error) {
 	out := of.ProtoReflect().New().Interface().(T)
 	text, err := yaml.YAMLToJSONStrict([]byte(value))
 	if err != nil {
-		return out, fmt.Errorf("value: %w", err)
+		return out, malformed{err}
 	}
 	if err := protojson.Unmarshal(text, out); err != nil {
-		return out, fmt.Errorf("value: %w", readable(err))
+		return out, malformed{readable(err)}
 	}
 	return out, valid(out)
 }
+
+// malformed is a value that is no message of its type, valid or not.
+type malformed struct{ error }
+
+func (m malformed) Error() string { return "value: " + m.error.Error() }
 
 // valid checks what the generated code knows of a message.
 func valid(m proto.Message) error {

@@ -59,6 +59,25 @@ func ApplyPatches(in Resources, patches []policy.Patch) (Resources, Patched, []R
 	return e.out, e.patched, e.refused
 }
 
+// Check what can be known of a change without the resources that it is for.
+func Check(p *mesh.ProxyPatchItem) error {
+	of := map[string]proto.Message{
+		mesh.PatchCluster: &clusterv3.Cluster{}, mesh.PatchListener: &listenerv3.Listener{}, mesh.PatchVirtualHost: &routev3.VirtualHost{},
+		mesh.PatchRoute: &routev3.Route{}, mesh.PatchNetworkFilter: &listenerv3.Filter{}, mesh.PatchHTTPFilter: &hcmv3.HttpFilter{},
+	}[p.Type]
+	switch {
+	case of == nil:
+		return fmt.Errorf("type %q is not known", p.Type)
+	case p.Op == mesh.PatchRemove, p.Op == mesh.PatchJSON:
+		return nil
+	}
+	_, err := parse(of, p.Value)
+	if err != nil && p.Op == mesh.PatchMerge && !errors.As(err, new(malformed)) {
+		return nil // a part of a message need not be a valid one
+	}
+	return err
+}
+
 // editor applies one patch after the other.
 type editor struct {
 	out     Resources

@@ -104,3 +104,21 @@ func FuzzPatch(f *testing.F) {
 		}
 	})
 }
+
+func TestCheck(t *testing.T) {
+	for _, test := range []struct {
+		typ, op, value string
+		good           bool
+	}{
+		{"Cluster", "Add", "{name: a, connectTimeout: 1s}", true},
+		{"Cluster", "Add", "{name: a, connectTimeout: -1s}", false},
+		{"Cluster", "Merge", "lbPolicy: RANDOM", true},
+		{"Cluster", "Merge", "nonsense: 1", false},
+		{"HTTPFilter", "First", "{name: a, typed_config: {'@type': type.googleapis.com/nobody.Knows}}", false},
+		{"Listener", "Remove", "", true},
+	} {
+		if err := translate.Check(&mesh.ProxyPatchItem{Type: test.typ, Op: test.op, Value: test.value}); (err == nil) != test.good {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
