@@ -105,7 +105,7 @@ func (c *Controller) awaitFirst(ctx context.Context) bool {
 func (c *Controller) sweep(ctx context.Context, s *catalog.Snapshot) bool {
 	ok := true
 	for _, obj := range c.index.RouteObjects() {
-		parents, changed := Route(c.index, obj, c.Clock.Now())
+		parents, changed := Route(c.index, obj, c.Proxies, c.Clock.Now())
 		if !changed {
 			continue
 		}

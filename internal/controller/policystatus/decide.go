@@ -155,13 +155,14 @@ func StatusOf(obj resource.Object) *mesh.TrafficPolicyStatus {
 
 // Route decides on what the status of a route says of the parents that are Services. What other
 // controllers say stays.
-func Route(x *policy.Index, obj resource.Object, now time.Time) ([]gateway.RouteParentStatus, bool) {
+func Route(x *policy.Index, obj resource.Object, proxies Proxies, now time.Time) ([]gateway.RouteParentStatus, bool) {
 	was := *ParentsOf(obj)
 	out := slices.DeleteFunc(slices.Clone(was), func(p gateway.RouteParentStatus) bool { return p.ControllerName == ControllerName })
 	unsupported := policy.Unsupported(obj)
+	source := policy.Source{Kind: kindOf(obj), Key: resource.KeyOf(obj)}
 	var invalid []string
 	reason := string(gateway.RouteReasonResolvedRefs)
-	for _, b := range x.RouteBackends(policy.Ref{Kind: kindOf(obj), Key: resource.KeyOf(obj)}) {
+	for _, b := range x.RouteBackends(policy.Ref(source)) {
 		if b.Invalid != "" {
 			word, text, _ := strings.Cut(b.Invalid, ": ")
 			if len(invalid) == 0 {
@@ -172,7 +173,8 @@ func Route(x *policy.Index, obj resource.Object, now time.Time) ([]gateway.Route
 	}
 	refs := policy.ParentRefs(obj)
 	for i := range refs {
-		if _, ok := policy.Parent(obj.GetNamespace(), &refs[i]); !ok {
+		parent, ok := policy.Parent(obj.GetNamespace(), &refs[i])
+		if !ok {
 			continue
 		}
 		status := gateway.RouteParentStatus{ParentRef: refs[i], ControllerName: ControllerName}
@@ -199,6 +201,11 @@ func Route(x *policy.Index, obj resource.Object, now time.Time) ([]gateway.Route
 			set(gateway.RouteConditionAccepted, true, string(gateway.RouteReasonAccepted), "")
 		}
 		set(gateway.RouteConditionResolvedRefs, len(invalid) == 0, reason, named(invalid))
+		if e := proxies.Enforced(source, []policy.Ref{parent}); len(e.Missing) > 0 {
+			set(mesh.PolicyPartiallyEnforced, true, ReasonNotEnforced, named(e.Missing))
+		} else {
+			meta.RemoveStatusCondition(&status.Conditions, mesh.PolicyPartiallyEnforced)
+		}
 		out = append(out, status)
 	}
 	return out, !equality.Semantic.DeepEqual(out, was)

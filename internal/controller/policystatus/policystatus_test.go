@@ -167,6 +167,7 @@ func TestRoutes(t *testing.T) {
 		const ours = "mesh.proxima.dev/controller/"
 		r.want(kind.HTTPRoute, "good", ours+"web/Accepted", "True Accepted")
 		r.want(kind.HTTPRoute, "good", ours+"web/ResolvedRefs", "True ResolvedRefs")
+		r.want(kind.HTTPRoute, "good", ours+"web/PartiallyEnforced", "True NotEnforced")
 		r.want(kind.HTTPRoute, "good", ours+"gone/Accepted", "False NoMatchingParent there is no Service shop/gone")
 		r.want(kind.HTTPRoute, "good", "example.com/gateway/front/Accepted", "True Accepted")
 		r.want(kind.HTTPRoute, "good", ours+"front/Accepted", "")
