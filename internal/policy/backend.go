@@ -65,7 +65,8 @@ func backendDefaults() mesh.BackendPolicySpec {
 			MaxPercent: at[int32](100), Panic: at[int32](1),
 		},
 		HealthCheck: &mesh.BackendHealthCheck{
-			Type: mesh.CheckOff, Interval: at[mesh.Duration]("10s"), Timeout: at[mesh.Duration]("1s"), Healthy: at[int32](1), Unhealthy: at[int32](3),
+			Type: mesh.CheckOff, Interval: at[mesh.Duration]("10s"), Timeout: at[mesh.Duration]("1s"), Healthy: at[int32](1),
+			Unhealthy: at[int32](3),
 		},
 		Balancer: &mesh.BackendBalancer{},
 		Locality: &mesh.BackendLocality{Mode: mesh.LocalityPlan, Threshold: at[int32](71)},

@@ -185,10 +185,12 @@ spec: {selector: {matchLabels: {app: pay}}, ports: ["8081"], tls: {mode: Permiss
 	if !ok || len(w.Ports) != 2 {
 		t.Fatalf("found %v, ports %v: UDP never enters a proxy", ok, w.Ports)
 	}
-	if h, a := w.Ports[8080], w.Ports[8081]; *h.Limits.Connections != 7 || *a.Limits.Connections != 5 || h.TLS.Mode != "Strict" || a.TLS.Mode != "Permissive" {
+	if h, a := w.Ports[8080],
+		w.Ports[8081]; *h.Limits.Connections != 7 || *a.Limits.Connections != 5 || h.TLS.Mode != "Strict" || a.TLS.Mode != "Permissive" {
 		t.Errorf("port 8080 %+v, port 8081 %+v", h, a)
 	}
-	want := []policy.Ref{{Kind: "Service", Key: resource.Key{Namespace: "shop", Name: "db"}}, {Kind: "ExternalService", Key: resource.Key{Namespace: "other", Name: "bank"}}}
+	want := []policy.Ref{{Kind: "Service", Key: resource.Key{Namespace: "shop", Name: "db"}}, {Kind: "ExternalService",
+		Key: resource.Key{Namespace: "other", Name: "bank"}}}
 	if diff := cmp.Diff(want, w.Backends); diff != "" {
 		t.Errorf("backends (-want +got):\n%s", diff)
 	}
@@ -366,7 +368,8 @@ spec:
 		t.Error("a route with fields that are not supported has an effect")
 	}
 	got := policy.Unsupported(refused)
-	for i, want := range []string{"spec.rules[0].sessionPersistence: ", "spec.rules[0].filters[0].extensionRef: ", "spec.rules[0].backendRefs[0].filters: "} {
+	for i, want := range []string{"spec.rules[0].sessionPersistence: ", "spec.rules[0].filters[0].extensionRef: ",
+		"spec.rules[0].backendRefs[0].filters: "} {
 		if i >= len(got) || !strings.HasPrefix(got[i], want) {
 			t.Errorf("%d: got %v, want %s", i, got, want)
 		}

@@ -58,7 +58,8 @@ func target(t *rapid.T, kinds ...string) mesh.PolicyTarget {
 		out.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": rapid.SampledFrom([]string{"x", "y"}).Draw(t, "label")}}
 	case 1:
 		for range rapid.IntRange(1, 2).Draw(t, "targets") {
-			r := mesh.PolicyTargetReference{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Name: rapid.SampledFrom([]string{"x", "y", "default"}).Draw(t, "name")}
+			r := mesh.PolicyTargetReference{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Name: rapid.SampledFrom([]string{"x", "y",
+				"default"}).Draw(t, "name")}
 			if r.Kind == "Service" {
 				r.Namespace = rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "namespace")
 				r.SectionName = rapid.SampledFrom([]string{"", "http", "80"}).Draw(t, "section")
@@ -101,16 +102,19 @@ func draw(t *rapid.T) resource.Object {
 		p.Spec.Shadow = rapid.Bool().Draw(t, "shadow")
 		return p
 	case 3:
-		return &mesh.ProxyPatch{ObjectMeta: meta, Spec: mesh.ProxyPatchSpec{PolicyTarget: target(t, "Dataplane", "Mesh"), Patches: []mesh.ProxyPatchItem{{Op: "Remove"}}}}
+		return &mesh.ProxyPatch{ObjectMeta: meta, Spec: mesh.ProxyPatchSpec{PolicyTarget: target(t, "Dataplane", "Mesh"),
+			Patches: []mesh.ProxyPatchItem{{Op: "Remove"}}}}
 	case 4:
 		return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}
 	case 5:
 		return &mesh.Dataplane{ObjectMeta: meta, Spec: mesh.DataplaneSpec{
-			Addresses: []string{"10.0.0.1"}, ServiceAccount: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "account"), Ports: []mesh.DataplanePort{{Name: "http", Port: 80}},
+			Addresses: []string{"10.0.0.1"}, ServiceAccount: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "account"),
+			Ports: []mesh.DataplanePort{{Name: "http", Port: 80}},
 		}}
 	case 6:
 		return &gateway.ReferenceGrant{ObjectMeta: meta, Spec: gateway.ReferenceGrantSpec{
-			From: []gateway.ReferenceGrantFrom{{Group: gateway.GroupName, Kind: "HTTPRoute", Namespace: "a"}}, To: []gateway.ReferenceGrantTo{{Kind: "Service"}},
+			From: []gateway.ReferenceGrantFrom{{Group: gateway.GroupName, Kind: "HTTPRoute", Namespace: "a"}},
+			To:   []gateway.ReferenceGrantTo{{Kind: "Service"}},
 		}}
 	}
 	parent := gateway.ParentReference{Group: new(gateway.Group("")), Kind: new(gateway.Kind("Service")), Name: "x"}

@@ -58,7 +58,8 @@ type routes struct {
 }
 
 func newRoutes() *routes {
-	return &routes{all: map[Ref]resource.Object{}, byParent: map[Ref]map[Ref]struct{}{}, byBackend: map[Ref]map[Ref]struct{}{}, refused: map[Ref]struct{}{}}
+	return &routes{all: map[Ref]resource.Object{}, byParent: map[Ref]map[Ref]struct{}{}, byBackend: map[Ref]map[Ref]struct{}{},
+		refused: map[Ref]struct{}{}}
 }
 
 func routeRef(obj resource.Object) Ref {

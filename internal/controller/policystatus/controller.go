@@ -153,7 +153,8 @@ func (c *Controller) write(ctx context.Context, d *resource.Descriptor, obj reso
 	case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return true
 	case ctx.Err() == nil:
-		c.Logger.Warn("the status of a policy was not written; it is tried again", "kind", d.GVK.Kind, "policy", resource.KeyOf(obj).String(), "error", err)
+		c.Logger.Warn("the status of a policy was not written; it is tried again", "kind", d.GVK.Kind, "policy",
+			resource.KeyOf(obj).String(), "error", err)
 	}
 	return false
 }

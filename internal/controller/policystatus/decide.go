@@ -83,7 +83,8 @@ func Policy(x *policy.Index, source policy.Source, obj resource.Object, proxies 
 			status = metav1.ConditionTrue
 		}
 		meta.SetStatusCondition(&out.Conditions, metav1.Condition{
-			Type: typ, Status: status, Reason: reason, Message: message, ObservedGeneration: obj.GetGeneration(), LastTransitionTime: metav1.NewTime(now),
+			Type: typ, Status: status, Reason: reason, Message: message, ObservedGeneration: obj.GetGeneration(),
+			LastTransitionTime: metav1.NewTime(now),
 		})
 	}
 	switch bad := mistakes(obj); {
@@ -116,7 +117,8 @@ func Policy(x *policy.Index, source policy.Source, obj resource.Object, proxies 
 	}
 	if e.Selected > 0 {
 		all := e.Acknowledged == e.Selected
-		set(mesh.PolicyProgrammed, all, map[bool]string{true: "Programmed", false: "Pending"}[all], fmt.Sprintf("%d/%d proxies", e.Acknowledged, e.Selected))
+		set(mesh.PolicyProgrammed, all, map[bool]string{true: "Programmed", false: "Pending"}[all], fmt.Sprintf("%d/%d proxies",
+			e.Acknowledged, e.Selected))
 	} else {
 		meta.RemoveStatusCondition(&out.Conditions, mesh.PolicyProgrammed)
 	}
@@ -189,7 +191,8 @@ func Route(x *policy.Index, obj resource.Object, proxies Proxies, now time.Time)
 				state = metav1.ConditionTrue
 			}
 			meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-				Type: string(typ), Status: state, Reason: reason, Message: message, ObservedGeneration: obj.GetGeneration(), LastTransitionTime: metav1.NewTime(now),
+				Type: string(typ), Status: state, Reason: reason, Message: message, ObservedGeneration: obj.GetGeneration(),
+				LastTransitionTime: metav1.NewTime(now),
 			})
 		}
 		switch why := x.Attached(obj.GetNamespace(), &refs[i]); {

@@ -119,7 +119,8 @@ func TestPolicies(t *testing.T) {
 		r.settle()
 		r.want(kind.BackendPolicy, "gone", mesh.PolicyAccepted, "True Accepted")
 		r.want(kind.BackendPolicy, "gone", mesh.PolicyResolvedRefs, "True ResolvedRefs")
-		if err := r.client.Delete(t.Context(), kind.BackendPolicy, resource.Key{Namespace: "shop", Name: "web"}, resource.Preconditions{}); err != nil {
+		if err := r.client.Delete(t.Context(), kind.BackendPolicy, resource.Key{Namespace: "shop", Name: "web"},
+			resource.Preconditions{}); err != nil {
 			t.Fatal(err)
 		}
 		r.settle()

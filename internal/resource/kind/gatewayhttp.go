@@ -52,7 +52,8 @@ func checkHTTPRule(path *field.Path, r *gateway.HTTPRouteRule) field.ErrorList {
 		if t.Request != nil && t.BackendRequest != nil && len(errs) == 0 {
 			whole, each := mesh.Duration(*t.Request).Value(), mesh.Duration(*t.BackendRequest).Value()
 			if whole > 0 && each > whole {
-				errs = append(errs, field.Invalid(path.Child("timeouts", "backendRequest"), string(*t.BackendRequest), "must not be more than `request`"))
+				errs = append(errs, field.Invalid(path.Child("timeouts", "backendRequest"), string(*t.BackendRequest),
+					"must not be more than `request`"))
 			}
 		}
 	}
@@ -281,7 +282,8 @@ func checkPrefixRewrite(path *field.Path, f *gateway.HTTPRouteFilter, matches []
 	prefix := len(matches) == 1 && matches[0].Path != nil &&
 		orElse(opt(matches[0].Path.Type), string(gateway.PathMatchPathPrefix)) == string(gateway.PathMatchPathPrefix)
 	if !prefix {
-		return field.ErrorList{field.Invalid(path.Child("replacePrefixMatch"), *p.ReplacePrefixMatch, "needs exactly one match, of type PathPrefix")}
+		return field.ErrorList{field.Invalid(path.Child("replacePrefixMatch"), *p.ReplacePrefixMatch,
+			"needs exactly one match, of type PathPrefix")}
 	}
 	return nil
 }
@@ -359,7 +361,8 @@ func checkGRPCRule(path *field.Path, r *gateway.GRPCRouteRule) field.ErrorList {
 }
 
 func checkGRPCMethod(path *field.Path, m *gateway.GRPCMethodMatch) field.ErrorList {
-	errs := checkChoice(path.Child("type"), opt(m.Type), string(gateway.GRPCMethodMatchExact), string(gateway.GRPCMethodMatchRegularExpression))
+	errs := checkChoice(path.Child("type"), opt(m.Type), string(gateway.GRPCMethodMatchExact),
+		string(gateway.GRPCMethodMatchRegularExpression))
 	if opt(m.Service) == "" && opt(m.Method) == "" {
 		return append(errs, field.Required(path, "must specify `service`, `method` or both"))
 	}

@@ -130,7 +130,8 @@ func Tracing(t *mesh.WorkloadTracing) *hcmv3.HttpConnectionManager_Tracing {
 			CollectorCluster: collectorName(t.Zipkin.Address), CollectorEndpoint: path, CollectorEndpointVersion: tracev3.ZipkinConfig_HTTP_JSON,
 		})
 	case t.Datadog != nil:
-		out.Provider = provider("envoy.tracers.datadog", &tracev3.DatadogConfig{CollectorCluster: collectorName(t.Datadog.Address), ServiceName: "proxima"})
+		out.Provider = provider("envoy.tracers.datadog", &tracev3.DatadogConfig{CollectorCluster: collectorName(t.Datadog.Address),
+			ServiceName: "proxima"})
 	}
 	for _, tag := range t.Tags {
 		custom := &tagv3.CustomTag{Tag: tag.Name}

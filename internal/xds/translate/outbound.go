@@ -206,7 +206,8 @@ func protocolOptions(c *clusterv3.Cluster, t *mesh.PolicyTimeout) error {
 // budget, as Envoy has one of the two.
 func breakers(l *mesh.PolicyLimits, budget *mesh.RetryBudget) *clusterv3.CircuitBreakers {
 	t := &clusterv3.CircuitBreakers_Thresholds{
-		MaxConnections: orMost(l.Connections), MaxPendingRequests: orMost(l.Pending), MaxRequests: orMost(l.Requests), MaxRetries: orMost(l.Retries),
+		MaxConnections: orMost(l.Connections), MaxPendingRequests: orMost(l.Pending), MaxRequests: orMost(l.Requests),
+		MaxRetries:     orMost(l.Retries),
 		TrackRemaining: true,
 	}
 	if budget != nil && (l.Retries == nil || *l.Retries == 0) {
@@ -236,7 +237,8 @@ func outlier(o *mesh.BackendOutlier) *clusterv3.OutlierDetection {
 		return wrapperspb.UInt32(0)
 	}
 	out := &clusterv3.OutlierDetection{
-		Interval: span(o.Interval), BaseEjectionTime: span(o.Ejection), MaxEjectionPercent: number(o.MaxPercent), SplitExternalLocalOriginErrors: true,
+		Interval: span(o.Interval), BaseEjectionTime: span(o.Ejection), MaxEjectionPercent: number(o.MaxPercent),
+		SplitExternalLocalOriginErrors:         true,
 		EnforcingConsecutiveLocalOriginFailure: enforce(on(o.Local)), EnforcingConsecutiveGatewayFailure: enforce(on(o.Gateway)),
 		EnforcingConsecutive_5Xx: enforce(on(o.Total)), EnforcingSuccessRate: enforce(o.SuccessRate != nil),
 		EnforcingLocalOriginSuccessRate: enforce(o.SuccessRate != nil), EnforcingFailurePercentage: enforce(o.FailurePercent != nil),
@@ -255,7 +257,8 @@ func outlier(o *mesh.BackendOutlier) *clusterv3.OutlierDetection {
 		out.Consecutive_5Xx = number(o.Total)
 	}
 	if s := o.SuccessRate; s != nil {
-		out.SuccessRateStdevFactor, out.SuccessRateMinimumHosts, out.SuccessRateRequestVolume = number(s.Factor), number(s.MinHosts), number(s.MinRequests)
+		out.SuccessRateStdevFactor, out.SuccessRateMinimumHosts, out.SuccessRateRequestVolume = number(s.Factor), number(s.MinHosts),
+			number(s.MinRequests)
 	}
 	if f := o.FailurePercent; f != nil {
 		out.FailurePercentageThreshold, out.FailurePercentageMinimumHosts = number(f.Threshold), number(f.MinHosts)

@@ -59,7 +59,8 @@ func RouteConfiguration(name, cluster string, routes []policy.Route, b *policy.B
 
 func route(r *policy.Route) *routev3.Route {
 	out := &routev3.Route{
-		Name: fmt.Sprintf("%s/%s/%d/%d", r.Source.Kind, r.Source.Key, r.Rule, r.Match), Match: match(r), TypedPerFilterConfig: clientFilters(&r.Policy),
+		Name: fmt.Sprintf("%s/%s/%d/%d", r.Source.Kind, r.Source.Key, r.Rule, r.Match), Match: match(r),
+		TypedPerFilterConfig: clientFilters(&r.Policy),
 	}
 	action := &routev3.RouteAction{ClusterNotFoundResponseCode: routev3.RouteAction_INTERNAL_SERVER_ERROR}
 	answered := false

@@ -178,7 +178,8 @@ func TestTraffic(t *testing.T) {
 				"  deny: [{to: [{paths: [{type: Prefix, value: /admin}]}]}]\n"+
 				"  allow: [{from: [{addresses: [127.0.0.0/8]}], to: [{methods: [GET], paths: [{type: Prefix, value: /}]}]}]\n"),
 			inbound(t, "names", "kind: TrafficPermission\nmetadata: {name: pay}\nspec: {allow: [{from: [{serviceAccounts: [shop/web]}]}]}\n"),
-			inbound(t, "shadow", "kind: TrafficPermission\nmetadata: {name: pay}\nspec: {shadow: true, allow: [{from: [{serviceAccounts: [shop/web]}]}]}\n"),
+			inbound(t, "shadow",
+				"kind: TrafficPermission\nmetadata: {name: pay}\nspec: {shadow: true, allow: [{from: [{serviceAccounts: [shop/web]}]}]}\n"),
 			inbound(t, "ours", fmt.Sprintf(limited, "127.0.0.0/8")),
 			inbound(t, "others", fmt.Sprintf(limited, "192.0.2.0/24")),
 		},

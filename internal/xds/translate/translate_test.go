@@ -138,7 +138,8 @@ func build(t *testing.T, x *policy.Index) made {
 		filters = append(filters, filter("envoy.filters.network.rbac", r))
 	}
 	inbound.FilterChains = []*listenerv3.FilterChain{{
-		Filters: append(filters, filter("envoy.filters.network.http_connection_manager", in)), TransportSocket: tls(translate.TLSParameters(&p.TLS)),
+		Filters:         append(filters, filter("envoy.filters.network.http_connection_manager", in)),
+		TransportSocket: tls(translate.TLSParameters(&p.TLS)),
 	}}
 
 	http := listener("out|10.96.0.1:80", 1080)
@@ -160,9 +161,10 @@ func cluster(name string) *clusterv3.Cluster {
 }
 
 func listener(name string, port uint32) *listenerv3.Listener {
-	return &listenerv3.Listener{Name: name, Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-		Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
-	}}}}
+	return &listenerv3.Listener{Name: name,
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+		}}}}
 }
 
 func packed(t proto.Message) *anypb.Any {
