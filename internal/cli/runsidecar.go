@@ -72,7 +72,7 @@ func (s *settings) sidecar(
 	if socket == "" {
 		return nil, &problem.Error{
 			Code: problem.SidecarUnavailable, Op: "start", Object: "the sidecar",
-			Err:  fmt.Errorf("no agent of node %s serves the SPIFFE Workload API on this machine, from which the sidecar gets the workload's certificate", dp.Spec.NodeName),
+			Err:  noWorkloadAPI(dp.Spec.NodeName),
 			Hint: "run an agent as root (proxima node, or proxima up), and name its node with --node-name",
 		}
 	}
@@ -200,6 +200,14 @@ func meshOf(ctx context.Context, client resource.Client, dp *v1alpha1.Dataplane)
 		return kind.MeshOf(namespace)
 	}
 	return v1alpha1.DefaultMesh
+}
+
+// noWorkloadAPI: there is nobody of whom the sidecar gets a certificate.
+func noWorkloadAPI(node string) error {
+	if node == "" {
+		return errors.New("the sidecar gets the workload's certificate from the agent of its node, and no node is named")
+	}
+	return fmt.Errorf("no agent of node %s serves the SPIFFE Workload API on this machine, from which the sidecar gets the workload's certificate", node)
 }
 
 // findSidecar beside this program, else in $PATH.

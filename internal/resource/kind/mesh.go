@@ -404,7 +404,7 @@ func warnMesh(m, old *mesh.Mesh) []string {
 	case t == nil || old != nil && equality.Semantic.DeepEqual(t, old.Spec.MTLS):
 	case t.EnabledBackend != "":
 		out = append(out, "spec.mtls.enabledBackend: workloads get certificates; traffic inside a site is encrypted only "+
-			"between workloads that use them themselves (SPIFFE Workload API), and plain connections are not refused: see status")
+			"between workloads that have a sidecar, or use them themselves (SPIFFE Workload API), and sidecars alone refuse plain connections: see status")
 	case len(t.Backends) > 0:
 		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
 	}

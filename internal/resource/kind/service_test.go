@@ -241,7 +241,7 @@ func TestWarnings(t *testing.T) {
 		{"Service", `{spec: {externalIPs: [nonsense], type: ExternalName}}`,
 			[]string{`spec.externalIPs is ignored when spec.type is "ExternalName"`}},
 		{"Mesh", `{spec: {networking: null}}`, []string{"spec.mtls.enabledBackend: workloads get certificates; traffic inside a site is encrypted only " +
-			"between workloads that use them themselves (SPIFFE Workload API), and plain connections are not refused: see status"}},
+			"between workloads that have a sidecar, or use them themselves (SPIFFE Workload API), and sidecars alone refuse plain connections: see status"}},
 		{"Mesh", `{spec: {mtls: null}}`, []string{
 			"spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; the status names those for whom it is not"}},
 		{"EndpointSlice", `{addressType: FQDN, endpoints: [{addresses: [a.b]}]}`, []string{"addressType: FQDN endpoints are deprecated"}},
