@@ -9,6 +9,7 @@ import (
 
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
@@ -282,8 +284,8 @@ func TestInboundModes(t *testing.T) {
 		"plain":                           {Plain, false, []string{"plain"}},
 		"permissive":                      {Permissive, false, []string{"mtls", "tls", "plain"}},
 		"permissive, server speaks first": {Permissive, true, []string{"plain"}},
-		"strict":                          {Strict, false, []string{"mtls"}},
-		"strict, server speaks first":     {Strict, true, []string{"mtls"}},
+		"strict":                          {Strict, false, []string{"mtls", "strict"}},
+		"strict, server speaks first":     {Strict, true, []string{"mtls", "strict"}},
 	} {
 		l := inListener(&inbound{port: 80, at: netip.MustParseAddrPort("10.0.0.1:80"), mode: c.mode, serverFirst: c.first, domain: "d.mesh"})
 		if err := l.ValidateAll(); err != nil {
@@ -292,12 +294,50 @@ func TestInboundModes(t *testing.T) {
 		var chains []string
 		for _, f := range l.FilterChains {
 			chains = append(chains, f.Name)
-			if (f.TransportSocket != nil) != (f.Name == "mtls") {
+			if (f.TransportSocket != nil) != (f.Name == "mtls" || f.Name == "strict") {
 				t.Errorf("%s: chain %s, TLS %v", name, f.Name, f.TransportSocket)
 			}
 		}
 		if !slices.Equal(chains, c.want) {
 			t.Errorf("%s: chains %v, want %v", name, chains, c.want)
+		}
+	}
+}
+
+// TestInboundClients: clients of the own mesh get in, and those of meshes that it is exported to,
+// but not those of a mesh whose servers it calls, though its roots are known.
+func TestInboundClients(t *testing.T) {
+	domainOf := func(name string) identity.Domain {
+		d, err := identity.ParseDomain(name + ".mesh")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	trust, err := identity.NewTrust(
+		identity.Bundle{Mesh: "own", Domain: domainOf("own"), ExportedTo: []string{"client"}},
+		identity.Bundle{Mesh: "client", Domain: domainOf("client")},
+		identity.Bundle{Mesh: "server", Domain: domainOf("server"), ExportedTo: []string{"own"}},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := NewBuilder(Config{})
+	b.trust = trust
+	l := inListener(&inbound{
+		port: 80, at: netip.MustParseAddrPort("10.0.0.1:80"), mode: Strict, domain: "own.mesh", clients: b.foreignClients("own"),
+	})
+	for _, chain := range l.FilterChains {
+		var tls tlsv3.DownstreamTlsContext
+		if err := chain.TransportSocket.GetTypedConfig().UnmarshalTo(&tls); err != nil {
+			t.Fatal(err)
+		}
+		var prefixes []string
+		for _, m := range tls.CommonTlsContext.GetCombinedValidationContext().DefaultValidationContext.MatchTypedSubjectAltNames {
+			prefixes = append(prefixes, m.Matcher.GetPrefix())
+		}
+		if want := []string{"spiffe://own.mesh/", "spiffe://client.mesh/"}; !slices.Equal(prefixes, want) {
+			t.Errorf("chain %s admits %q, want %q", chain.Name, prefixes, want)
 		}
 	}
 }

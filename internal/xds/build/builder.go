@@ -438,6 +438,9 @@ func (b *Builder) SetTrust() error {
 	for u := range b.others {
 		b.remake(u)
 	}
+	for _, p := range b.proxies { // whose clients get in
+		b.writeOwn(p)
+	}
 	return nil
 }
 

@@ -174,8 +174,10 @@ type inbound struct {
 	protocol Protocol
 	mode     Mode
 	// serverFirst: the server speaks first, so nobody can wait for the client's first bytes.
-	serverFirst  bool
-	domain       string
+	serverFirst bool
+	domain      string
+	// clients are other trust domains whose clients get in.
+	clients      []string
 	fileIdentity bool
 }
 
@@ -189,23 +191,31 @@ func inListener(in *inbound) *listener.Listener {
 		l.FilterChains = []*listener.FilterChain{plain}
 		return l
 	}
-	mutual := &listener.FilterChain{Name: "mtls", Filters: in.filters(), TransportSocket: serverTLS(in.domain, in.fileIdentity)}
-	if in.mode == Strict {
-		l.FilterChains = []*listener.FilterChain{mutual}
-		return l
+	mutual := func(name string, match *listener.FilterChainMatch) *listener.FilterChain {
+		return &listener.FilterChain{
+			Name: name, FilterChainMatch: match, Filters: in.filters(), TransportSocket: serverTLS(in.domain, in.clients, in.fileIdentity),
+		}
 	}
 	l.ListenerFilters = []*listener.ListenerFilter{{
 		Name:       "envoy.filters.listener.tls_inspector",
 		ConfigType: &listener.ListenerFilter_TypedConfig{TypedConfig: packed(&inspector.TlsInspector{})},
 	}}
 	l.ListenerFiltersTimeout, l.ContinueOnListenerFiltersTimeout = durationpb.New(inspectorTimeout), true
-	mutual.FilterChainMatch = &listener.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: []string{alpn}}
+	// Envoy keeps the connections of a chain that is the same in both modes. One that was cut would
+	// take a request of the client's pool along.
+	l.FilterChains = []*listener.FilterChain{
+		mutual("mtls", &listener.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: []string{alpn}}),
+	}
+	if in.mode == Strict {
+		l.FilterChains = append(l.FilterChains, mutual("strict", nil)) // clients of the mesh without a proxy
+		return l
+	}
 	// The application's own TLS is not a request that can be read.
 	own := &listener.FilterChain{
 		Name: "tls", FilterChainMatch: &listener.FilterChainMatch{TransportProtocol: "tls"},
 		Filters: []*listener.Filter{tcpTo(localName(in.port), statIn, false)},
 	}
-	l.FilterChains = []*listener.FilterChain{mutual, own, plain}
+	l.FilterChains = append(l.FilterChains, own, plain)
 	return l
 }
 

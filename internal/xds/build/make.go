@@ -435,6 +435,20 @@ func (b *Builder) passthrough(meshName string) string {
 
 type adder func(typ, name string, m message)
 
+// foreignClients are the trust domains that a mesh is exported to.
+func (b *Builder) foreignClients(name string) []string {
+	if b.trust == nil {
+		return nil
+	}
+	var out []string
+	for i, domain := range b.trust.ClientDomains(name) {
+		if i > 0 { // the first is its own
+			out = append(out, domain.Name())
+		}
+	}
+	return out
+}
+
 // ownInbound adds a listener and a cluster for each TCP port of the workload.
 func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
 	addresses := dataplaneAddresses(d)
@@ -445,6 +459,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
 	if trust, m, ok := b.meshTLS(p.Mesh); ok {
 		mode, domain = modeOf(m), trust.Name()
 	}
+	clients := b.foreignClients(p.Mesh)
 	for i := range d.Spec.Ports {
 		port := &d.Spec.Ports[i]
 		if port.Protocol != "" && port.Protocol != "TCP" {
@@ -456,7 +471,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
 		}
 		in := &inbound{
 			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
-			serverFirst: serverFirst(app), domain: domain, fileIdentity: p.class.Variant == Direct,
+			serverFirst: serverFirst(app), domain: domain, clients: clients, fileIdentity: p.class.Variant == Direct,
 		}
 		to := in.at
 		if target := targetPort(port); target != 0 {
