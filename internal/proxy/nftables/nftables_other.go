@@ -53,7 +53,7 @@ func (*Mode) SetRanges([]netip.Prefix) error { return errLinux }
 func (*Mode) Dump(context.Context) (*Dump, error) { return nil, errLinux }
 
 // Path knows nothing on this system.
-func (*Mode) Path(netip.Addr, proxy.Protocol, uint16, netip.Addr) *Path {
+func (*Mode) Path(netip.Addr, proxy.Protocol, uint16, netip.Addr, string) *Path {
 	return &Path{Outcome: "pass"}
 }
 
