@@ -88,7 +88,7 @@ func policyMistakes() []Mistake {
 		{"BackendPolicy", `{spec: {faults: [{percent: 1}]}}`, "spec.faults[0]: Required value: must specify `abort`, `delay` or `bandwidth`"},
 
 		// WorkloadPolicy
-		{"WorkloadPolicy", `{spec: {tls: {mode: Off}}}`, `spec.tls.mode: Unsupported value: supported values: "Strict", "Permissive"`},
+		{"WorkloadPolicy", `{spec: {tls: {mode: Lenient}}}`, `spec.tls.mode: Unsupported value: supported values: "Strict", "Permissive"`},
 		{"WorkloadPolicy", `{spec: {tls: {min: "1.3"}}}`, "spec.tls.ciphers: Forbidden: TLS 1.3 has no choice of ciphers: set `min` to 1.2"},
 		{"WorkloadPolicy", `{spec: {tls: {ciphers: [RC4]}}}`, "spec.tls.ciphers[0]: Unsupported value: supported values: …"},
 		{"WorkloadPolicy", `{spec: {timeout: {perTry: 1s}}}`,
