@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -77,6 +79,46 @@ func backendDefaults() mesh.BackendPolicySpec {
 // ExternalService. It need not be in the index: then policies that name it count.
 func (x *Index) Backend(client string, ref Ref, port Port) Backend {
 	return backendOf(merge(fieldsOf(backendDefaults()), x.backendLayers(client, ref, port)))
+}
+
+// HasBackend reports whether a policy says something of a backend, so that Backend is not all
+// defaults. It is cheaper than Backend.
+func (x *Index) HasBackend(client string, ref Ref, port Port) bool {
+	return len(x.backendLayers(client, ref, port)) > 0
+}
+
+// Eager are the backends that clients of a namespace must know as HTTP from their first
+// connection on, or whose connections go elsewhere: those with a route, and those for which a
+// BackendPolicy of their namespace, or of the client's, sets what only proxies that understand HTTP
+// do. A policy of a whole Mesh names none.
+func (x *Index) Eager(client string) []Ref {
+	seen := map[Ref]struct{}{}
+	for ref := range x.routes.byParent {
+		if len(x.attached(client, ref, anyPort, "HTTPRoute", "GRPCRoute", "TCPRoute")) > 0 {
+			seen[ref] = struct{}{}
+		}
+	}
+	for _, e := range x.policies["BackendPolicy"].all {
+		b := Backend{Settings: Settings{From: merge(nil, []layer{{source: e.source, fields: e.fields}}).from}}
+		b.RateLimit = e.object.(*mesh.BackendPolicy).Spec.RateLimit
+		if !b.UsesHTTP() {
+			continue
+		}
+		if len(e.targets) == 0 {
+			for ref, known := range x.backends {
+				if ref.Key.Namespace == e.source.Key.Namespace && (e.selector == nil || e.selector.Matches(labels.Set(known.labels))) {
+					seen[ref] = struct{}{}
+				}
+			}
+		}
+		for _, t := range e.targets {
+			ref := e.target(t)
+			if x.backends[ref] != nil && (ref.Key.Namespace == e.source.Key.Namespace || client == e.source.Key.Namespace) {
+				seen[ref] = struct{}{}
+			}
+		}
+	}
+	return unique(slices.Collect(maps.Keys(seen)))
 }
 
 func backendOf(m merged) Backend {

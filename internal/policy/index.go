@@ -173,7 +173,7 @@ func (x *Index) Delete(ref Ref) Affected {
 		if len(x.workloads[ref.Key.Namespace]) == 0 {
 			delete(x.workloads, ref.Key.Namespace)
 		}
-		return Affected{All: true} // permissions by labels are of others
+		return Affected{All: x.labelled(), Objects: []Ref{ref}}
 	case "Namespace":
 		delete(x.namespaces, ref.Key.Name)
 		return Affected{Namespaces: []string{ref.Key.Name}}
@@ -217,6 +217,11 @@ func sameCaller(a, b *mesh.Dataplane) bool {
 func (x *Index) labelled() bool {
 	for _, e := range x.policies["TrafficPermission"].all {
 		if usesLabels(e.object.(*mesh.TrafficPermission)) {
+			return true
+		}
+	}
+	for _, e := range x.policies["WorkloadPolicy"].all {
+		if limitsByLabels(&e.object.(*mesh.WorkloadPolicy).Spec) {
 			return true
 		}
 	}

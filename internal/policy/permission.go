@@ -237,13 +237,19 @@ func labelledBy(base Caller, prefix string, accounts map[string]*account) []Call
 
 func usesLabels(p *mesh.TrafficPermission) bool {
 	for _, rules := range [][]mesh.PermissionRule{p.Spec.Deny, p.Spec.Allow} {
-		for _, r := range rules {
-			for _, s := range r.From {
-				if s.Labels != nil {
-					return true
-				}
-			}
+		if slices.ContainsFunc(rules, func(r mesh.PermissionRule) bool { return byLabels(r.From) }) {
+			return true
 		}
 	}
 	return false
+}
+
+// limitsByLabels reports whether limits or faults are for callers with labels.
+func limitsByLabels(s *mesh.WorkloadPolicySpec) bool {
+	return slices.ContainsFunc(s.RateLimit, func(r mesh.RateLimit) bool { return byLabels(r.From) }) ||
+		slices.ContainsFunc(s.Faults, func(f mesh.Fault) bool { return byLabels(f.From) })
+}
+
+func byLabels(from []mesh.PolicySource) bool {
+	return slices.ContainsFunc(from, func(s mesh.PolicySource) bool { return s.Labels != nil })
 }

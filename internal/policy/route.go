@@ -240,6 +240,9 @@ func (x *Index) attached(client string, to Ref, port Port, kinds ...string) []Re
 	return theirs
 }
 
+// anyPort stands for all ports of a backend.
+var anyPort = Port{Number: -1}
+
 // attaches reports whether a route names the backend as a whole, or the port.
 func (x *Index) attaches(route, to Ref, port Port) bool {
 	all := ParentRefs(x.routes.all[route])
@@ -247,6 +250,9 @@ func (x *Index) attaches(route, to Ref, port Port) bool {
 		p, ok := Parent(route.Key.Namespace, &all[i])
 		if !ok || p != to {
 			continue
+		}
+		if port == anyPort {
+			return true
 		}
 		if all[i].Port != nil && *all[i].Port != port.Number {
 			continue

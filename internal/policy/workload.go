@@ -92,6 +92,9 @@ func (x *Index) Workload(ref Ref) (Workload, bool) {
 	return out, true
 }
 
+// HasPolicies reports whether there is a policy of a kind.
+func (x *Index) HasPolicies(kind string) bool { return len(x.policies[kind].all) > 0 }
+
 // workloadLayers are the policies of a kind for a workload as a whole (port nil), or for a port.
 func (x *Index) workloadLayers(kind string, w *workload, port *mesh.DataplanePort) []layer {
 	var out []layer

@@ -32,6 +32,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -85,9 +86,9 @@ func newPlane(t testing.TB, objects ...resource.Object) *plane {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plane{t: t, client: resourcetest.New(), ca: ca, seen: &observer{}}
+	p := &plane{t: t, client: resourcetest.New(kind.All()...), ca: ca, seen: &observer{}}
 	p.client.Seed(objects...)
-	tables := catalog.New(catalog.Config{Client: p.client, Descriptors: resourcetest.Descriptors()})
+	tables := catalog.New(catalog.Config{Client: p.client, Descriptors: kind.All()})
 	p.builder = build.NewBuilder(build.Config{
 		Site: "local", Plans: &trafficplan.Table{},
 		Ranges: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")} },

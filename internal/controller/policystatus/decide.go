@@ -50,12 +50,12 @@ type Proxies interface {
 	Enforced(policy.Source, []policy.Ref) Enforcement
 }
 
-// NoProxies is where no proxies are configured.
+// NoProxies is where nothing is known of what proxies have acknowledged.
 type NoProxies struct{}
 
 // Enforced implements Proxies.
 func (NoProxies) Enforced(policy.Source, []policy.Ref) Enforcement {
-	return Enforcement{Missing: []string{"no workload enforces any field of it: this version configures no proxies by policies"}}
+	return Enforcement{Missing: []string{"proxies alone enforce it, not workloads without one, and this version does not report which proxies have it"}}
 }
 
 // maxNamed bounds how much a message names.

@@ -105,7 +105,7 @@ func TestPolicies(t *testing.T) {
 			}}})
 		r.want(kind.BackendPolicy, "all", mesh.PolicyAccepted, "True Accepted")
 		r.want(kind.BackendPolicy, "all", mesh.PolicyOverridden, "True Overridden spec.timeout.connect by BackendPolicy shop/web")
-		r.want(kind.BackendPolicy, "all", mesh.PolicyPartiallyEnforced, "True NotEnforced no workload enforces any field of it")
+		r.want(kind.BackendPolicy, "all", mesh.PolicyPartiallyEnforced, "True NotEnforced proxies alone enforce it")
 		r.want(kind.BackendPolicy, "web", mesh.PolicyOverridden, "")
 		r.want(kind.BackendPolicy, "gone", mesh.PolicyAccepted, "False TargetNotFound spec.targetRefs[0]: there is no Service shop/later")
 		r.want(kind.BackendPolicy, "gone", mesh.PolicyResolvedRefs, "False TargetNotFound")

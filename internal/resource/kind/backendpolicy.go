@@ -31,9 +31,6 @@ var BackendPolicy = &resource.Descriptor{
 	PrepareStatus:  backendPolicyParts.prepareStatus,
 	Validate:       compare(validateBackendPolicy),
 	ValidateStatus: compare(validateBackendPolicyStatus),
-	Warnings: compare(func(p, old *mesh.BackendPolicy) []string {
-		return idle(p, old, p.Spec, "timeout", "retry", "limits", "outlier", "healthCheck", "balancer", "locality", "rateLimit", "faults")
-	}),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.BackendPolicy) []any {

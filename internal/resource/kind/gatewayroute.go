@@ -116,12 +116,6 @@ func route(kind, plural, singular string, p prepared, validate func(obj, old res
 		PrepareStatus:  p.prepareStatus,
 		Validate:       validate,
 		ValidateStatus: validateRouteStatus,
-		Warnings: func(obj, old resource.Object) []string {
-			if old != nil && obj.GetGeneration() == old.GetGeneration() {
-				return nil
-			}
-			return noEffect([]string{"spec.rules"})
-		},
 
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn(),

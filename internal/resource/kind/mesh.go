@@ -408,29 +408,9 @@ func warnMesh(m, old *mesh.Mesh) []string {
 	case len(t.Backends) > 0:
 		out = append(out, "spec.mtls.enabledBackend: none is enabled, so there is no mutual TLS in this mesh")
 	}
-	out = append(out, noEffect(idleMesh(m, old))...)
 	if !passthrough(m) && (old == nil || passthrough(old)) {
 		out = append(out, "spec.networking.outbound.passthrough: false is enforced by kernel modes, for workloads with an address of their own; "+
 			"the status names those for whom it is not")
-	}
-	return out
-}
-
-// idleMesh are fields that have no effect, and that the former version (nil: none) has not.
-func idleMesh(m, old *mesh.Mesh) []string {
-	if old == nil {
-		old = &mesh.Mesh{}
-	}
-	var out []string
-	for _, f := range []struct {
-		path string
-		of   func(*mesh.Mesh) string
-	}{
-		{"spec.defaultAccess", func(m *mesh.Mesh) string { return m.Spec.DefaultAccess }},
-	} {
-		if now := f.of(m); now != "" && now != f.of(old) {
-			out = append(out, f.path)
-		}
 	}
 	return out
 }

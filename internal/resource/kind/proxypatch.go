@@ -30,7 +30,6 @@ var ProxyPatch = &resource.Descriptor{
 	PrepareStatus:  proxyPatchParts.prepareStatus,
 	Validate:       compare(validateProxyPatch),
 	ValidateStatus: compare(validateProxyPatchStatus),
-	Warnings:       compare(func(p, old *mesh.ProxyPatch) []string { return idle(p, old, p.Spec, "patches") }),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.ProxyPatch) []any {

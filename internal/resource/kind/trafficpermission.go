@@ -27,9 +27,6 @@ var TrafficPermission = &resource.Descriptor{
 	PrepareStatus:  trafficPermissionParts.prepareStatus,
 	Validate:       compare(validateTrafficPermission),
 	ValidateStatus: compare(validateTrafficPermissionStatus),
-	Warnings: compare(func(p, old *mesh.TrafficPermission) []string {
-		return idle(p, old, p.Spec, "deny", "allow", "shadow")
-	}),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.TrafficPermission) []any {

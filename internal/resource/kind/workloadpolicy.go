@@ -34,7 +34,11 @@ var WorkloadPolicy = &resource.Descriptor{
 	Validate:       compare(validateWorkloadPolicy),
 	ValidateStatus: compare(validateWorkloadPolicyStatus),
 	Warnings: compare(func(p, old *mesh.WorkloadPolicy) []string {
-		return idle(p, old, p.Spec, "tls", "timeout", "limits", "backends", "rateLimit", "faults", "passthrough", "accessLog", "tracing", "metrics")
+		out := idle(p, old, p.Spec, "metrics")
+		if t := p.Spec.Passthrough; t != nil && len(t.Match) > 0 && (old == nil || p.Generation != old.Generation) {
+			out = append(out, noEffect([]string{"spec.passthrough.match"})...)
+		}
+		return out
 	}),
 
 	Columns: trafficPolicyColumns(),

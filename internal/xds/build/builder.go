@@ -13,11 +13,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	mcsv1beta1 "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/backend"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
@@ -46,7 +48,10 @@ type Builder struct {
 	snapshot *catalog.Snapshot // nil: nothing was read yet
 	trust    *mesh.Trust
 	// vips are the Services by virtual address; the ports of a name below "mesh" are others.
-	vips     map[netip.Addr]frontend
+	vips map[netip.Addr]frontend
+	// policies of traffic and routes, and the Services with the addresses of imports.
+	policies *policy.Index
+	imports  map[catalog.Key]catalog.Key
 	suspects map[string]bool
 	// live are the addresses of ports that have a proxy, with the Dataplanes.
 	live map[netip.AddrPort]catalog.Key
@@ -124,7 +129,7 @@ func NewBuilder(c Config) *Builder {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Builder{
-		config: c, vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
+		config: c, policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{}, vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{},
@@ -133,10 +138,16 @@ func NewBuilder(c Config) *Builder {
 
 // Tables that resources are made from.
 func Tables() []catalog.Kind {
-	return []catalog.Kind{
+	out := []catalog.Kind{
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans, catalog.Meshes, catalog.Namespaces,
 		catalog.VirtualIPs, catalog.ExternalServices, catalog.ServiceExports, catalog.Pods,
 	}
+	for _, k := range policy.Tables() {
+		if !slices.Contains(out, k) {
+			out = append(out, k)
+		}
+	}
+	return out
 }
 
 // Source delivers what changed. A *catalog.Subscription of Tables is one.
@@ -172,12 +183,15 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	defer b.mu.Unlock()
 	first := b.snapshot == nil
 	b.snapshot = d.After
+	b.storeImports(d)
+	hit := b.affect(b.policies.Apply(d), d)
 	changed := maps.Clone(replanned)
 	if changed == nil {
 		changed = map[catalog.Key]struct{}{}
 	}
+	maps.Copy(changed, hit.services)
 	addresses := map[netip.Addr]struct{}{}
-	b.storeAddresses(d, addresses)
+	b.storeAddresses(d, addresses, hit.services)
 	for _, c := range d.Services {
 		changed[c.Key] = struct{}{}
 	}
@@ -196,19 +210,19 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			b.storeLive(c, changed)
 		}
 	}
-	b.refresh(changed, addresses, !first && len(d.Meshes)+len(d.Namespaces) > 0)
+	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	b.reconnect(d)
 	for _, c := range d.Dataplanes {
 		if p := b.proxies[c.Key]; p != nil && different(c.Old, c.New) {
 			b.writeOwn(p)
 		}
 	}
-	if len(d.Meshes) > 0 {
-		for _, p := range b.proxies {
+	for key, p := range b.proxies {
+		if has(hit.proxies, key) || len(d.Meshes) > 0 {
 			b.writeOwn(p)
 		}
 	}
-	b.reselect(d, changed)
+	b.reselect(d, changed, !hit.none())
 }
 
 // different reports whether two versions of a Dataplane may have other resources: renewals of
@@ -327,8 +341,8 @@ func put[K comparable](in map[K]map[*unit]struct{}, key K, u *unit, add bool) {
 
 // storeAddresses keeps which Service answers at a virtual address. Addresses whose clusters
 // may be others are in changed.
-func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct{}) {
-	touched := map[catalog.Key]struct{}{}
+func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct{}, policed map[catalog.Key]struct{}) {
+	touched := maps.Clone(policed)
 	for _, c := range d.Services {
 		touched[c.Key] = struct{}{}
 		for _, s := range []*corev1.Service{c.Old, c.New} {
@@ -380,6 +394,23 @@ func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct
 		for _, dp := range []*meshv1alpha1.Dataplane{c.Old, c.New} {
 			for _, a := range dataplaneAddresses(dp) {
 				changed[a] = struct{}{}
+			}
+		}
+	}
+}
+
+// storeImports keeps which Service has the address of an import.
+func (b *Builder) storeImports(d *catalog.Delta) {
+	for _, c := range d.Services {
+		for _, s := range []*corev1.Service{c.Old, c.New} {
+			if s == nil || s.Labels[mcsv1beta1.LabelServiceName] == "" {
+				continue
+			}
+			name := catalog.Key{Namespace: c.Key.Namespace, Name: s.Labels[mcsv1beta1.LabelServiceName]}
+			if s == c.New {
+				b.imports[name] = c.Key
+			} else if b.imports[name] == c.Key {
+				delete(b.imports, name)
 			}
 		}
 	}

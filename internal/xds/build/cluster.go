@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/proxima-mesh/proxima/internal/policy"
 )
 
 // Defaults of backends, which break nothing: no limit of requests, and a connection that fails
@@ -68,10 +70,16 @@ type upstream struct {
 	// static is the only endpoint; invalid: endpoints have a resource of their own.
 	static netip.AddrPort
 	tls    *clientTLS
+	// What policies and routes say; settings are nil where nothing is said, and policed reports
+	// whether a BackendPolicy does.
+	settings *policy.Backend
+	policed  bool
+	routes   []policy.Route
+	tcp      []policy.RouteBackend
+	said     *said
 }
 
-// upstreamCluster makes the cluster of a service port, under a name. Policies change what it
-// returns, see policed.
+// upstreamCluster makes the cluster of a service port, under a name, with what policies say.
 func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 	c := &cluster.Cluster{
 		Name: name, ConnectTimeout: durationpb.New(connectTimeout),
@@ -114,6 +122,7 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 		MaxEjectionPercent: wrapperspb.UInt32(100),
 	}
 	c.TypedExtensionProtocolOptions = httpOptions(b.protocol)
+	policedCluster(c, b)
 	b.tls.on(c)
 	return c
 }

@@ -33,13 +33,15 @@ type assignment struct {
 	live func(netip.AddrPort) bool
 	// healthy: draining endpoints are as good as others, for clients that know no degraded ones.
 	healthy bool
+	// overProvisioning factor, in percent; 0: the default.
+	overProvisioning uint32
 }
 
 // loadAssignment puts the chosen endpoints first, and those that others are to use next.
 func loadAssignment(a *assignment) *endpoint.ClusterLoadAssignment {
 	out := &endpoint.ClusterLoadAssignment{
 		ClusterName: a.name,
-		Policy:      &endpoint.ClusterLoadAssignment_Policy{OverprovisioningFactor: wrapperspb.UInt32(overProvisioning)},
+		Policy:      &endpoint.ClusterLoadAssignment_Policy{OverprovisioningFactor: wrapperspb.UInt32(cmp.Or(a.overProvisioning, overProvisioning))},
 	}
 	first, next := a.choice.Cluster, a.choice.Fallback
 	if a.local {

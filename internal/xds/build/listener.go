@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
 const (
@@ -34,6 +36,10 @@ func networkFilter(name string, m proto.Message) *listener.Filter {
 
 // tcpTo sends connections to a cluster.
 func tcpTo(cluster, stat string, affinity bool) *listener.Filter {
+	return networkFilter("envoy.filters.network.tcp_proxy", tcpProxy(cluster, stat, affinity))
+}
+
+func tcpProxy(cluster, stat string, affinity bool) *tcpproxy.TcpProxy {
 	p := &tcpproxy.TcpProxy{
 		StatPrefix: stat, ClusterSpecifier: &tcpproxy.TcpProxy_Cluster{Cluster: cluster},
 		MaxConnectAttempts: wrapperspb.UInt32(connectAttempts), IdleTimeout: durationpb.New(idleTimeout),
@@ -41,19 +47,15 @@ func tcpTo(cluster, stat string, affinity bool) *listener.Filter {
 	if affinity {
 		p.HashPolicy = []*typev3.HashPolicy{{PolicySpecifier: &typev3.HashPolicy_SourceIp_{SourceIp: &typev3.HashPolicy_SourceIp{}}}}
 	}
-	return networkFilter("envoy.filters.network.tcp_proxy", p)
+	return p
 }
 
-// httpBy routes requests by a route configuration, and changes nothing of them.
-func httpBy(routes, stat string, before ...*hcm.HttpFilter) *listener.Filter {
-	return networkFilter("envoy.filters.network.http_connection_manager", connectionManager(routes, stat, before...))
-}
-
-func connectionManager(routes, stat string, before ...*hcm.HttpFilter) *hcm.HttpConnectionManager {
+// connectionManager routes requests by a route configuration, and changes nothing of them.
+func connectionManager(routes, stat string) *hcm.HttpConnectionManager {
 	return &hcm.HttpConnectionManager{
 		StatPrefix:                 stat,
 		RouteSpecifier:             &hcm.HttpConnectionManager_Rds{Rds: &hcm.Rds{RouteConfigName: routes, ConfigSource: adsSource()}},
-		HttpFilters:                append(before, router()),
+		HttpFilters:                []*hcm.HttpFilter{router()},
 		CommonHttpProtocolOptions:  &core.HttpProtocolOptions{IdleTimeout: durationpb.New(idleTimeout)},
 		StreamIdleTimeout:          durationpb.New(streamIdleTimeout),
 		ServerHeaderTransformation: hcm.HttpConnectionManager_PASS_THROUGH,
@@ -91,13 +93,9 @@ func routesTo(name, cluster string, retries, affinity bool) *route.RouteConfigur
 
 // outListener takes connections to an address of a Service.
 func outListener(at netip.AddrPort, b *upstream, bound bool) *listener.Listener {
-	filter := tcpTo(b.port.String(), statOut, b.affinity)
-	if b.protocol != TCP {
-		filter = httpBy(b.port.RouteName(), statOut)
-	}
 	return &listener.Listener{
 		Name: outName(at), Address: socketAddress(at), BindToPort: wrapperspb.Bool(bound), TrafficDirection: core.TrafficDirection_OUTBOUND,
-		FilterChains: []*listener.FilterChain{{Filters: []*listener.Filter{filter}}},
+		FilterChains: []*listener.FilterChain{{Filters: outFilters(b)}},
 	}
 }
 
@@ -179,6 +177,7 @@ type inbound struct {
 	// clients are other trust domains whose clients get in.
 	clients      []string
 	fileIdentity bool
+	policies     inPolicies
 }
 
 // inListener takes connections to a port of the workload.
@@ -192,9 +191,7 @@ func inListener(in *inbound) *listener.Listener {
 		return l
 	}
 	mutual := func(name string, match *listener.FilterChainMatch) *listener.FilterChain {
-		return &listener.FilterChain{
-			Name: name, FilterChainMatch: match, Filters: in.filters(), TransportSocket: serverTLS(in.domain, in.clients, in.fileIdentity),
-		}
+		return &listener.FilterChain{Name: name, FilterChainMatch: match, Filters: in.filters(), TransportSocket: in.serverTLS()}
 	}
 	l.ListenerFilters = []*listener.ListenerFilter{{
 		Name:       "envoy.filters.listener.tls_inspector",
@@ -213,7 +210,7 @@ func inListener(in *inbound) *listener.Listener {
 	// The application's own TLS is not a request that can be read.
 	own := &listener.FilterChain{
 		Name: "tls", FilterChainMatch: &listener.FilterChainMatch{TransportProtocol: "tls"},
-		Filters: []*listener.Filter{tcpTo(localName(in.port), statIn, false)},
+		Filters: in.policies.tcp(localName(in.port)),
 	}
 	l.FilterChains = append(l.FilterChains, own, plain)
 	return l
@@ -221,7 +218,14 @@ func inListener(in *inbound) *listener.Listener {
 
 func (in *inbound) filters() []*listener.Filter {
 	if in.protocol == TCP {
-		return []*listener.Filter{tcpTo(localName(in.port), statIn, false)}
+		return in.policies.tcp(localName(in.port))
 	}
-	return []*listener.Filter{httpBy(inName(in.port), statIn)}
+	return in.policies.http(inName(in.port))
+}
+
+func (in *inbound) serverTLS() *core.TransportSocket {
+	if in.policies.set {
+		return serverTLS(in.domain, in.clients, in.fileIdentity, translate.TLSParameters(&in.policies.port.TLS))
+	}
+	return serverTLS(in.domain, in.clients, in.fileIdentity, nil)
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -14,11 +15,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/sites"
+	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
 // message is a resource of xDS.
@@ -30,14 +33,19 @@ type message interface {
 // marshalled is a resource as it is sent: the same bytes wherever it is made. One that clients
 // would refuse is never published.
 func marshalled(m message) []byte {
-	if err := m.ValidateAll(); err != nil {
-		panic(errInvalid{err})
-	}
-	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	body, err := encoded(m)
 	if err != nil {
 		panic(errInvalid{err})
 	}
 	return body
+}
+
+// encoded is marshalled, and an error for what clients would refuse.
+func encoded(m message) ([]byte, error) {
+	if err := m.ValidateAll(); err != nil {
+		return nil, err
+	}
+	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
 }
 
 func unlisted(m message) *made {
@@ -128,6 +136,7 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 	out := &upstream{
 		port: of, protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
 	}
+	b.police(c, out, port.Name, port.AppProtocol)
 	if b.elsewhere(of.Service) {
 		// The node's own data path knows other sites and what is outside: it takes over at the
 		// virtual address.
@@ -238,8 +247,8 @@ func (b *Builder) makeCluster(c *class, name string, of ServicePort) *made {
 	if back == nil {
 		return nil
 	}
-	m := unlisted(upstreamCluster(name, back))
-	if !back.static.IsValid() {
+	m := b.patchedCluster(c, upstreamCluster(name, back))
+	if m != nil && !back.static.IsValid() {
 		m.options.Follower = delta.Ref{Type: EndpointType, Name: of.String()}
 	}
 	return m
@@ -254,7 +263,18 @@ func (b *Builder) makeVIP(c *class, name string, at netip.AddrPort) *made {
 	if _, virtual := b.vips[at.Addr()]; virtual || !b.isWorkload(at.Addr()) {
 		return nil
 	}
-	return unlisted(upstreamCluster(name, &upstream{static: at}))
+	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at}))
+}
+
+// overProvisioning of a service port, as policies of its own namespace say: endpoints are for
+// clients of all namespaces.
+func (b *Builder) overProvisioning(of ServicePort, name string) uint32 {
+	ref, port := b.backendRef(of.Service), policy.Port{Name: name, Number: int32(of.Port)}
+	if !b.policies.HasBackend(of.Service.Namespace, ref, port) {
+		return overProvisioning
+	}
+	settings := b.policies.Backend(of.Service.Namespace, ref, port)
+	return translate.Overprovisioning(&settings)
 }
 
 // isWorkload reports whether an address is an endpoint's.
@@ -287,7 +307,8 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	}
 	return unlisted(loadAssignment(&assignment{
 		name: of.String(), site: b.config.Site, choice: choice, local: s.InternalLocal, healthy: k.grpc,
-		live: func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
+		overProvisioning: b.overProvisioning(of, port.Name),
+		live:             func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
 	}))
 }
 
@@ -323,7 +344,7 @@ func (b *Builder) makeRoutes(c *class, of ServicePort) *made {
 	if back == nil || back.protocol == TCP && !back.grpc {
 		return nil
 	}
-	return unlisted(routesTo(of.RouteName(), of.String(), true, back.affinity))
+	return b.patchedRoutes(c, policedRoutes(back))
 }
 
 // makeOut makes the listener of an address of a Service.
@@ -336,7 +357,7 @@ func (b *Builder) makeOut(c *class, at netip.AddrPort) *made {
 	if back == nil {
 		return nil
 	}
-	return unlisted(outListener(at, back, false))
+	return b.patchedListener(c, outListener(at, back, false))
 }
 
 func (b *Builder) makeRoots(name string) *made {
@@ -360,13 +381,16 @@ func (b *Builder) makeRoots(name string) *made {
 
 // writeClass writes what every proxy of a class has.
 func (b *Builder) writeClass(c *class) {
-	clusters := []message{originalCluster(Passthrough, netip.Addr{}), originalCluster(InPassthrough, inPassthroughSource), emptyCluster(Blackhole)}
+	clusters := []*cluster.Cluster{originalCluster(Passthrough, netip.Addr{}), originalCluster(InPassthrough, inPassthroughSource), emptyCluster(Blackhole)}
 	if c.IPv6 { // the address that connections come from would fix the family
 		clusters[1] = originalCluster(InPassthrough, netip.Addr{})
 	}
 	var changes []delta.Change
 	for i, name := range []string{Passthrough, InPassthrough, Blackhole} {
-		changes = append(changes, delta.Change{Resource: delta.Resource{Type: ClusterType, Name: name, Body: marshalled(clusters[i])}})
+		if m := b.patchedCluster(c, clusters[i]); m != nil {
+			m.options.Unlisted = false
+			changes = append(changes, delta.Change{Resource: delta.Resource{Type: ClusterType, Name: name, Body: m.body, Options: m.options}})
+		}
 	}
 	c.layer.put(changes...)
 }
@@ -377,30 +401,57 @@ func (b *Builder) writeOwn(p *Proxy) {
 	if !ok || p.class.Variant == GRPC {
 		return
 	}
-	next := map[delta.Ref][]byte{}
-	add := func(typ, name string, m message) {
-		defer func() {
-			if r := recover(); r != nil {
-				invalid, ok := r.(errInvalid)
-				if !ok {
-					panic(r)
-				}
-				b.config.Logger.Error("resource is not published", "dataplane", p.Key, "type", typ, "name", name, "error", invalid.err)
-			}
-		}()
-		next[delta.Ref{Type: typ, Name: name}] = marshalled(m)
-	}
-	b.ownInbound(p, d, add)
-	b.ownOutbound(p, d, add)
+	var all translate.Resources
+	b.ownInbound(p, d, &all)
+	b.ownOutbound(p, d, &all)
 	if b.redirected(p) {
-		add(ListenerType, OutVirtual, outVirtual(b.ranges(), b.passthrough(p.Mesh), p.class.IPv6))
 		rest := InPassthrough
-		if _, m, ok := b.meshTLS(p.Mesh); ok && modeOf(m) == Strict {
+		if b.closed(p.Mesh) {
 			rest = Blackhole
 		}
-		add(ListenerType, InVirtual, inVirtual(rest, p.class.IPv6))
+		all.Listeners = append(all.Listeners, outVirtual(b.ranges(), b.restOf(p), p.class.IPv6), inVirtual(rest, p.class.IPv6))
+	}
+	if w, ok := b.workload(p.Key); ok {
+		all.Clusters = append(all.Clusters, translate.Collectors(&w)...)
+	}
+	next := map[delta.Ref][]byte{}
+	b.encodeOwn(p, next, all)
+	if len(p.class.said.Patches) > 0 { // what a patch makes invalid stays unpatched
+		plain := next
+		next = map[delta.Ref][]byte{}
+		after := b.patchOwn(p, all)
+		for _, ref := range b.encodeOwn(p, next, after) {
+			if body := plain[ref]; body != nil {
+				next[ref] = body
+			}
+		}
 	}
 	b.replaceOwn(p, next)
+}
+
+// encodeOwn encodes resources of a proxy, and returns those that are not valid.
+func (b *Builder) encodeOwn(p *Proxy, into map[delta.Ref][]byte, all translate.Resources) []delta.Ref {
+	var invalid []delta.Ref
+	add := func(typ, name string, m message) {
+		ref := delta.Ref{Type: typ, Name: name}
+		body, err := encoded(m)
+		if err != nil {
+			b.config.Logger.Error("resource is not published", "dataplane", p.Key, "type", typ, "name", name, "error", err)
+			invalid = append(invalid, ref)
+			return
+		}
+		into[ref] = body
+	}
+	for _, c := range all.Clusters {
+		add(ClusterType, c.Name, c)
+	}
+	for _, l := range all.Listeners {
+		add(ListenerType, l.Name, l)
+	}
+	for _, r := range all.Routes {
+		add(RouteType, r.Name, r)
+	}
+	return invalid
 }
 
 // replaceOwn makes resources the whole of a proxy's own layer.
@@ -433,8 +484,6 @@ func (b *Builder) passthrough(meshName string) string {
 	return Passthrough
 }
 
-type adder func(typ, name string, m message)
-
 // foreignClients are the trust domains that a mesh is exported to.
 func (b *Builder) foreignClients(name string) []string {
 	if b.trust == nil {
@@ -450,7 +499,7 @@ func (b *Builder) foreignClients(name string) []string {
 }
 
 // ownInbound adds a listener and a cluster for each TCP port of the workload.
-func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
+func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate.Resources) {
 	addresses := dataplaneAddresses(d)
 	if len(addresses) == 0 {
 		return
@@ -472,6 +521,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
 		in := &inbound{
 			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
 			serverFirst: serverFirst(app), domain: domain, clients: clients, fileIdentity: p.class.Variant == Direct,
+			policies: b.inPoliciesOf(p.Key, port.Port),
 		}
 		to := in.at
 		if target := targetPort(port); target != 0 {
@@ -479,14 +529,20 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
 		} else if !b.redirected(p) {
 			continue // the application itself listens there
 		}
-		add(ClusterType, localName(port.Port), localCluster(localName(port.Port), to, in.protocol))
-		l := inListener(in)
+		local, l := localCluster(localName(port.Port), to, in.protocol), inListener(in)
+		if in.policies.set {
+			translate.InboundCluster(local, &in.policies.port)
+		}
 		for _, a := range addresses[1:] {
 			l.AdditionalAddresses = append(l.AdditionalAddresses, &listener.AdditionalAddress{Address: socketAddress(netip.AddrPortFrom(a, uint16(port.Port)))})
 		}
-		add(ListenerType, inName(port.Port), l)
+		all.Clusters, all.Listeners = append(all.Clusters, local), append(all.Listeners, l)
 		if in.protocol != TCP {
-			add(RouteType, inName(port.Port), routesTo(inName(port.Port), localName(port.Port), false, false))
+			routes := routesTo(inName(port.Port), localName(port.Port), false, false)
+			if in.policies.set {
+				translate.InboundRoute(routes.VirtualHosts[0].Routes[0].GetRoute(), &in.policies.port)
+			}
+			all.Routes = append(all.Routes, routes)
 		}
 	}
 }
@@ -499,12 +555,14 @@ func loopbackOf(a netip.Addr) netip.Addr {
 }
 
 // ownOutbound adds a listener for each outbound port that the workload declares.
-func (b *Builder) ownOutbound(p *Proxy, d *meshv1alpha1.Dataplane, add adder) {
+func (b *Builder) ownOutbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate.Resources) {
+	p.outbound = map[catalog.Key]struct{}{}
 	for _, o := range outboundsOf(p.Key, d) {
+		p.outbound[o.to.Service] = struct{}{}
 		back := b.upstreamOf(p.class, o.to)
 		if back == nil {
 			back = &upstream{port: o.to}
 		}
-		add(ListenerType, outName(o.at), outListener(o.at, back, true))
+		all.Listeners = append(all.Listeners, outListener(o.at, back, true))
 	}
 }

@@ -37,10 +37,13 @@ type Class struct {
 	Variant         Variant
 	// IPv6: listeners of redirected connections are of both families.
 	IPv6 bool
+	// Said is a digest of what policies of workloads say of shared resources; empty: nothing.
+	Said string
 }
 
 type class struct {
 	Class
+	said       said
 	layer      *layer
 	quarantine *delta.Quarantine
 	proxies    int
@@ -74,9 +77,11 @@ type Proxy struct {
 	own       *layer
 	selection *delta.Selection
 	selected  map[ServicePort]struct{}
-	account   account
-	streams   int
-	end       chan struct{}
+	// outbound are the Services that its own listeners lead to.
+	outbound map[catalog.Key]struct{}
+	account  account
+	streams  int
+	end      chan struct{}
 	// again are followers that the last stream left open.
 	again []delta.Ref
 }
@@ -146,6 +151,9 @@ func (b *Builder) classOf(key catalog.Key, d *meshv1alpha1.Dataplane, v Variant)
 		c.Mesh = b.meshOf(key.Namespace)
 	}
 	c.IPv6 = slices.ContainsFunc(dataplaneAddresses(d), netip.Addr.Is6)
+	if v != GRPC {
+		_, c.Said = b.saidOf(key)
+	}
 	return c
 }
 
@@ -163,6 +171,9 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 	c := b.classes[of]
 	if c == nil {
 		c = &class{Class: of, layer: newLayer(), quarantine: delta.NewQuarantine()}
+		if of.Said != "" {
+			c.said, _ = b.saidOf(key)
+		}
 		b.classes[of] = c
 		if of.Variant != GRPC {
 			b.writeClass(c)
@@ -218,7 +229,7 @@ func (b *Builder) zone(k zoneKey) *layer {
 
 // reconnect drops the proxies of Dataplanes that are gone, or are of another class.
 func (b *Builder) reconnect(d *catalog.Delta) {
-	if len(d.Dataplanes)+len(d.Nodes)+len(d.Namespaces) == 0 {
+	if len(d.Dataplanes)+len(d.Nodes)+len(d.Namespaces)+len(d.ProxyPatches)+len(d.WorkloadPolicies) == 0 {
 		return
 	}
 	for _, key := range slices.Collect(maps.Keys(b.proxies)) {
@@ -314,7 +325,19 @@ func (b *Builder) selectFor(p *Proxy) {
 		return
 	}
 	limit := maxEager
-	wanted := b.declared(p.Key, d)
+	wanted, first := b.declared(p.Key, d), map[ServicePort]struct{}{}
+	if w, ok := b.workload(p.Key); ok {
+		for _, ref := range w.Backends {
+			for _, port := range b.portsOf(b.serviceOf(ref)) {
+				wanted[port] = struct{}{}
+			}
+		}
+	}
+	if b.scopeOf(p.Mesh) != scopeDeclared {
+		for _, port := range b.eager(p.Key.Namespace, p.Mesh) {
+			wanted[port], first[port] = struct{}{}, struct{}{}
+		}
+	}
 	switch b.scopeOf(p.Mesh) {
 	case scopeAll:
 		limit = maxAll
@@ -331,12 +354,32 @@ func (b *Builder) selectFor(p *Proxy) {
 		}
 	}
 	next := map[ServicePort]struct{}{}
-	for _, port := range slices.SortedFunc(maps.Keys(wanted), comparePorts) {
+	for _, port := range inOrder(wanted, first) {
 		if b.allowed(port.Service, p.Mesh) && (len(next) < limit || has(p.selected, port)) {
 			next[port] = struct{}{}
 		}
 	}
+	for port := range maps.Clone(next) { // a route needs its backends
+		if u := b.upstreamOf(p.class, port); u != nil {
+			for _, to := range backendsOf(u) {
+				next[to] = struct{}{}
+			}
+		}
+	}
 	b.setSelected(p, next)
+}
+
+// inOrder are the service ports that a proxy may have, those of policies and routes first.
+func inOrder(wanted, first map[ServicePort]struct{}) []ServicePort {
+	return slices.SortedFunc(maps.Keys(wanted), func(x, y ServicePort) int {
+		if has(first, x) != has(first, y) {
+			if has(first, x) {
+				return -1
+			}
+			return 1
+		}
+		return comparePorts(x, y)
+	})
 }
 
 func comparePorts(x, y ServicePort) int { return strings.Compare(x.String(), y.String()) }
@@ -395,13 +438,13 @@ func (b *Builder) setListeners(c *class, names map[delta.Ref]struct{}) {
 }
 
 // reselect brings eager sets up to date after changes.
-func (b *Builder) reselect(d *catalog.Delta, changed map[catalog.Key]struct{}) {
-	if len(changed)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) == 0 && !slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool {
+func (b *Builder) reselect(d *catalog.Delta, changed map[catalog.Key]struct{}, policed bool) {
+	if !policed && len(changed)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) == 0 && !slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool {
 		return different(c.Old, c.New)
 	}) {
 		return
 	}
-	services := len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) > 0
+	services := policed || len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) > 0
 	for _, p := range b.proxies {
 		own := slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool { return c.Key == p.Key && different(c.Old, c.New) })
 		if services || own {

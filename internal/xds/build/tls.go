@@ -125,7 +125,8 @@ func providerTLS(sans []*tlsv3.SubjectAltNameMatcher) *tlsv3.CommonTlsContext {
 // serverTLS asks clients for certificates of the mesh's own trust domain, or of one that it is
 // exported to. The secret with the roots may have those of more domains: of meshes that export to
 // this one, whose servers its workloads call, and whose clients it does not admit.
-func serverTLS(domain string, clients []string, fileIdentity bool) *core.TransportSocket {
+// params are those of policies; nil: TLS 1.3.
+func serverTLS(domain string, clients []string, fileIdentity bool, params *tlsv3.TlsParameters) *core.TransportSocket {
 	admitted := make([]*tlsv3.SubjectAltNameMatcher, 0, len(clients)+1)
 	for _, name := range append([]string{domain}, clients...) {
 		admitted = append(admitted, &tlsv3.SubjectAltNameMatcher{
@@ -133,8 +134,12 @@ func serverTLS(domain string, clients []string, fileIdentity bool) *core.Transpo
 			Matcher: &matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Prefix{Prefix: "spiffe://" + name + "/"}},
 		})
 	}
+	common := commonTLS(domain, fileIdentity, admitted)
+	if params != nil {
+		common.TlsParams = params
+	}
 	return &core.TransportSocket{Name: tlsSocket, ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&tlsv3.DownstreamTlsContext{
-		CommonTlsContext: commonTLS(domain, fileIdentity, admitted), RequireClientCertificate: wrapperspb.Bool(true),
+		CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool(true),
 	})}}
 }
 
