@@ -108,7 +108,7 @@ func (a *api) newServer(cfg ControlPlaneConfig, s *storage, l net.Listener, log 
 		},
 		NodeDeletion: nodeDeletion,
 		ServiceCIDRs: cfg.ServiceCIDRs, OneAddressPool: cfg.OneAddressPool, OneNodePortPool: cfg.OneNodePortPool,
-		Namespaces:   cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
+		Namespaces: cfg.systemNamespaces(), MeshElsewhere: cfg.role() == RoleZone,
 		Several:     s.shared(),
 		Limits:      cfg.Limits,
 		LongRunning: admin.LongPaths(),

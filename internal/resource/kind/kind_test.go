@@ -265,7 +265,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 	for name, want := range map[string][]string{
 		"TrafficPermission": nil,
 		"BackendPolicy":     nil,
-		"WorkloadPolicy": {"spec.metrics", "spec.passthrough.match"},
+		"WorkloadPolicy":    {"spec.metrics", "spec.passthrough.match"},
 		"ProxyPatch":        nil,
 		"Dataplane":         {"spec.proxy.metrics", "spec.proxy.probes"},
 	} {
