@@ -70,7 +70,7 @@ func policyLimits() map[string]Schema {
 			"must be compared by Exact or Prefix, and begin with spiffe://",
 		})),
 		"PolicySource.addresses": items(atMost(maxPolicyItems), text("[0-9a-f:.]+(/[0-9]{1,3})?", maxIP+4)),
-		"PolicySource.mesh": optional(dnsLabel, maxLabel),
+		"PolicySource.mesh":      optional(dnsLabel, maxLabel),
 
 		"RateLimit": rules(
 			Rule{"has(self.http) || has(self.tcp)", "must specify `http`, `tcp` or both"},
