@@ -2,6 +2,7 @@ package topology
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	plannerv1alpha1 "github.com/proxima-mesh/proxima/api/planner/v1alpha1"
@@ -101,10 +102,10 @@ func TestUtilisationOfAnnotation(t *testing.T) {
 // was made with.
 func TestUtilisationIsHeld(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		warm := true
-		r := newRig(t, func(c *Config) { c.Warm = func() bool { return warm } }, all(equalNodes("abc"), workloads("aaabbbccc"), one(adaptive()))...)
+		var cold atomic.Bool
+		r := newRig(t, func(c *Config) { c.Warm = func() bool { return !cold.Load() } }, all(equalNodes("abc"), workloads("aaabbbccc"), one(adaptive()))...)
 		r.state(demand.Units{}, 0.2)
-		warm = false
+		cold.Store(true)
 		r.state(demand.Units{}, 0)
 		if u := r.plannedUtilisation(); u != 0.2 {
 			t.Errorf("while it is cold, planned with %g", u)
