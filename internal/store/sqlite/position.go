@@ -59,6 +59,7 @@ func (s *Store) resume() error {
 		s.logger.Warn("how far the state was is not known; whether it lost transactions cannot be told", "error", err)
 		return nil
 	}
+	s.recorded.Store(&was)
 	if was.Revision <= s.writer.revision {
 		return nil
 	}
@@ -96,7 +97,7 @@ func (s *Store) recordPosition(ctx context.Context) {
 			return
 		case <-s.dirty:
 		}
-		err := position{s.epoch, s.hub.Revision()}.write(s.path)
+		err := s.writePosition()
 		if err != nil && !failing {
 			s.logger.Warn("how far the state is could not be recorded beside it; it is tried again", "error", err)
 		}
@@ -109,6 +110,19 @@ func (s *Store) recordPosition(ctx context.Context) {
 		case <-s.clock.After(positionPeriod):
 		}
 	}
+}
+
+// writePosition records how far the state is, if that has changed.
+func (s *Store) writePosition() error {
+	now := position{s.epoch, s.hub.Revision()}
+	if was := s.recorded.Load(); was != nil && *was == now {
+		return nil
+	}
+	if err := now.write(s.path); err != nil {
+		return err
+	}
+	s.recorded.Store(&now)
+	return nil
 }
 
 // moved says that there are new transactions.

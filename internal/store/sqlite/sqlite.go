@@ -71,8 +71,9 @@ type Store struct {
 	size      atomic.Int64
 	fault     atomic.Pointer[fault] // of the last write; nil: it went well
 
-	queue      *group.Queue  // of the one goroutine that writes
-	dirty      chan struct{} // holds a token while the position is to be recorded
+	queue      *group.Queue             // of the one goroutine that writes
+	dirty      chan struct{}            // holds a token while the position is to be recorded
+	recorded   atomic.Pointer[position] // in the file beside the state; nil: not known
 	background sync.WaitGroup
 	stop       context.CancelFunc
 	close      sync.Once
@@ -149,10 +150,9 @@ func (s *Store) Close() error {
 		<-s.queue.Finished()
 		s.background.Wait()
 		s.hub.Close()
-		last := position{s.epoch, s.hub.Revision()}
 		err := s.release()
-		if err == nil && last.Revision > 0 {
-			if err := last.write(s.path); err != nil { // the state itself is complete
+		if err == nil && s.hub.Revision() > 0 {
+			if err := s.writePosition(); err != nil { // the state itself is complete
 				s.logger.Warn("how far the state is could not be recorded beside it", "error", err)
 			}
 		}
