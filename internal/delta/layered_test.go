@@ -56,9 +56,7 @@ func (e *envoy) connect(c LayeredConfig) {
 		if typ == "C" || typ == "L" {
 			r.Subscribe = []string{"*"}
 		}
-		for _, name := range slices.Sorted(maps.Keys(e.named[typ])) {
-			r.Subscribe = append(r.Subscribe, name)
-		}
+		r.Subscribe = append(r.Subscribe, slices.Sorted(maps.Keys(e.named[typ]))...)
 		if len(r.Subscribe) > 0 {
 			must(e.session.Step(r))
 		}
@@ -528,7 +526,7 @@ func TestWhole(t *testing.T) {
 		t.Fatalf("got %v", got)
 	}
 	p.set(ref("C/xa"), "3")
-	r, got = next()
+	_, got = next()
 	if diff := cmp.Diff(map[string]bool{"3": true, "2": true}, got); diff != "" {
 		t.Fatal(diff)
 	}

@@ -84,7 +84,7 @@ func (x *Index) missing(e *entry) []string {
 	var out []string
 	for i, t := range e.targets {
 		ref := e.target(t)
-		there := true
+		var there bool
 		switch ref.Kind {
 		case "Mesh":
 			there = x.meshes[ref.Key.Name] != nil

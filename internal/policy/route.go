@@ -276,7 +276,7 @@ func (x *Index) HasRoutes(client string, to Ref, port Port) bool {
 func (x *Index) Routes(client string, to Ref, port Port) []Route {
 	var out []Route
 	for _, ref := range x.attached(client, to, port, "HTTPRoute", "GRPCRoute") {
-		base := Route{Source: Source{ref.Kind, ref.Key}, created: x.routes.all[ref].GetCreationTimestamp().Time}
+		base := Route{Source: Source(ref), created: x.routes.all[ref].GetCreationTimestamp().Time}
 		layers := x.backendLayers(client, to, port)
 		for _, e := range sorted(x.policies["BackendPolicy"].byTarget[ref]) {
 			if e.source.Key.Namespace == ref.Key.Namespace {
@@ -382,17 +382,19 @@ func (x *Index) mirrors(source Source, filters []gateway.HTTPRouteFilter) []Rout
 // TCPBackends are where connections of clients of a namespace to a port go; none: there is no
 // TCPRoute, and they go to the Service. The oldest route counts.
 func (x *Index) TCPBackends(client string, to Ref, port Port) []RouteBackend {
-	for _, ref := range x.attached(client, to, port, "TCPRoute") {
-		r := x.routes.all[ref].(*gateway.TCPRoute)
-		var out []RouteBackend
-		for i := range r.Spec.Rules {
-			for j := range r.Spec.Rules[i].BackendRefs {
-				out = append(out, x.routeBackend(Source{ref.Kind, ref.Key}, &r.Spec.Rules[i].BackendRefs[j]))
-			}
-		}
-		return out
+	attached := x.attached(client, to, port, "TCPRoute")
+	if len(attached) == 0 {
+		return nil
 	}
-	return nil
+	ref := attached[0]
+	r := x.routes.all[ref].(*gateway.TCPRoute)
+	var out []RouteBackend
+	for i := range r.Spec.Rules {
+		for j := range r.Spec.Rules[i].BackendRefs {
+			out = append(out, x.routeBackend(Source(ref), &r.Spec.Rules[i].BackendRefs[j]))
+		}
+	}
+	return out
 }
 
 // routeBackend resolves a backend that a route names.
@@ -591,7 +593,7 @@ func (x *Index) RouteObjects() []resource.Object {
 
 // RouteBackends of a route, each once, with why it cannot be used.
 func (x *Index) RouteBackends(ref Ref) []RouteBackend {
-	base := Route{Source: Source{ref.Kind, ref.Key}}
+	base := Route{Source: Source(ref)}
 	var all []RouteBackend
 	switch r := x.routes.all[ref].(type) {
 	case *gateway.HTTPRoute:

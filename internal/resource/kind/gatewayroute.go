@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	gateway "sigs.k8s.io/gateway-api/apis/v1"
@@ -26,6 +27,9 @@ const (
 	maxRouteBackends = 16
 	maxRouteWeight   = 1000000
 )
+
+// gatewayVersion of the kinds of the Gateway API.
+var gatewayVersion = schema.GroupVersion{Group: gateway.GroupVersion.Group, Version: gateway.GroupVersion.Version}
 
 // HTTPRoute describes gateway.networking.k8s.io/v1 HTTPRoute. Nothing is defaulted: who reads a
 // route knows what a missing field means.
@@ -45,7 +49,7 @@ var TCPRoute = route("TCPRoute", "tcproutes", "tcproute", tcpRouteParts, compare
 
 // ReferenceGrant describes gateway.networking.k8s.io/v1 ReferenceGrant.
 var ReferenceGrant = &resource.Descriptor{
-	GVK:        gateway.SchemeGroupVersion.WithKind("ReferenceGrant"),
+	GVK:        gatewayVersion.WithKind("ReferenceGrant"),
 	Resource:   "referencegrants",
 	Singular:   "referencegrant",
 	ShortNames: []string{"refgrant"},
@@ -102,7 +106,7 @@ var (
 func route(kind, plural, singular string, p prepared, validate func(obj, old resource.Object) field.ErrorList,
 	one func() resource.Object, list func() runtime.Object, cells func(resource.Object) []any) *resource.Descriptor {
 	return &resource.Descriptor{
-		GVK:        gateway.SchemeGroupVersion.WithKind(kind),
+		GVK:        gatewayVersion.WithKind(kind),
 		Resource:   plural,
 		Singular:   singular,
 		Categories: []string{"gateway-api"},
