@@ -59,7 +59,7 @@ func (x *Index) Workload(ref Ref) (Workload, bool) {
 	whole := merge(defaults, x.workloadLayers("WorkloadPolicy", w, nil))
 	if p := w.object.Spec.Proxy; p != nil && p.Metrics != nil {
 		own := fieldsOf(mesh.WorkloadPolicySpec{Metrics: p.Metrics})
-		whole.apply(whole.fields, own, "", Source{ref.Kind, ref.Key})
+		whole.apply(whole.fields, own, "", Source(ref))
 	}
 	spec := decode[mesh.WorkloadPolicySpec](whole.fields)
 	out := Workload{
