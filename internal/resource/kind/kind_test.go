@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/randfill"
 
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -259,12 +260,24 @@ func FuzzEvent(f *testing.F)         { fuzz(f, "Event") }
 func FuzzSecret(f *testing.F)        { fuzz(f, "Secret") }
 func FuzzDataplane(f *testing.F)     { fuzz(f, "Dataplane") }
 
+// TestValuesWithoutEffect: of a field that has one, some values are warned of, too.
+func TestValuesWithoutEffect(t *testing.T) {
+	strict := &mesh.BackendPolicy{Spec: mesh.BackendPolicySpec{Locality: &mesh.BackendLocality{Mode: mesh.LocalityStrict}}}
+	if got := kind.BackendPolicy.Warnings(strict, nil); len(got) != 1 || !strings.HasPrefix(got[0], "spec.locality.mode: Strict: has no effect yet") {
+		t.Errorf("locality: %q", got)
+	}
+	logs := &mesh.WorkloadPolicy{Spec: mesh.WorkloadPolicySpec{AccessLog: []mesh.AccessLog{{Stdout: &mesh.StdoutLog{}}, {TCP: &mesh.TCPLog{}}}}}
+	if got := kind.WorkloadPolicy.Warnings(logs, nil); len(got) != 1 || !strings.HasPrefix(got[0], "spec.accessLog[1].tcp: has no effect") {
+		t.Errorf("access logs: %q", got)
+	}
+}
+
 // TestFieldsWithoutEffect are warned of by name, once: an update that changes nothing is silent.
 func TestFieldsWithoutEffect(t *testing.T) {
 	all := descriptors()
 	for name, want := range map[string][]string{
 		"TrafficPermission": nil,
-		"BackendPolicy":     nil,
+		"BackendPolicy":     {"spec.locality.affinity", "spec.locality.failover"},
 		"WorkloadPolicy":    {"spec.metrics", "spec.passthrough.match"},
 		"ProxyPatch":        nil,
 		"Dataplane":         {"spec.proxy.metrics", "spec.proxy.probes"},

@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -33,13 +34,7 @@ var WorkloadPolicy = &resource.Descriptor{
 	PrepareStatus:  workloadPolicyParts.prepareStatus,
 	Validate:       compare(validateWorkloadPolicy),
 	ValidateStatus: compare(validateWorkloadPolicyStatus),
-	Warnings: compare(func(p, old *mesh.WorkloadPolicy) []string {
-		out := idle(p, old, p.Spec, "metrics")
-		if t := p.Spec.Passthrough; t != nil && len(t.Match) > 0 && (old == nil || p.Generation != old.Generation) {
-			out = append(out, noEffect([]string{"spec.passthrough.match"})...)
-		}
-		return out
-	}),
+	Warnings:       compare(warnWorkloadPolicy),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.WorkloadPolicy) []any {
@@ -51,6 +46,23 @@ var workloadPolicyParts = parts[*mesh.WorkloadPolicy, mesh.WorkloadPolicySpec, m
 	func(p *mesh.WorkloadPolicy) (*mesh.WorkloadPolicySpec, *mesh.TrafficPolicyStatus) {
 		return &p.Spec, &p.Status
 	})
+
+// warnWorkloadPolicy names what proxies do not do by a policy.
+func warnWorkloadPolicy(p, old *mesh.WorkloadPolicy) []string {
+	if old != nil && p.Generation == old.Generation {
+		return nil
+	}
+	out := idle(p, old, p.Spec, "metrics")
+	if t := p.Spec.Passthrough; t != nil && len(t.Match) > 0 {
+		out = append(out, noEffect([]string{"spec.passthrough.match"})...)
+	}
+	for i := range p.Spec.AccessLog {
+		if p.Spec.AccessLog[i].TCP != nil {
+			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: has no effect: Envoy has no access log over plain TCP: use otlp, or file", i))
+		}
+	}
+	return out
+}
 
 func validateWorkloadPolicyStatus(p, old *mesh.WorkloadPolicy) field.ErrorList {
 	return append(policyMeta(p, old), checkTrafficPolicyStatus(&p.Status)...)

@@ -90,14 +90,6 @@ func (i *Identity) TLS() tls.Certificate {
 	return tls.Certificate{Certificate: i.Chain, PrivateKey: i.signer, Leaf: i.leaf}
 }
 
-// renewAt is when a certificate is to be renewed: after two thirds of its life, and up to a tenth
-// of it earlier or later, so that workloads that started together do not renew together. random is
-// between 0 and 1.
-func (i *Identity) renewAt(random float64) time.Time {
-	life := i.leaf.NotAfter.Sub(i.leaf.NotBefore)
-	return i.leaf.NotBefore.Add(time.Duration(float64(life) * (2.0/3 + (random-0.5)*0.2)))
-}
-
 // certificatePEM is the chain, keyPEM the key.
 func (i *Identity) certificatePEM() []byte { return encodePEM("CERTIFICATE", i.Chain...) }
 func (i *Identity) keyPEM() []byte         { return encodePEM("PRIVATE KEY", i.Key) }

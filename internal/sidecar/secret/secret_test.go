@@ -149,16 +149,6 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// TestRenewAt: two thirds of the life, a tenth earlier or later.
-func TestRenewAt(t *testing.T) {
-	i := &Identity{leaf: &x509.Certificate{NotBefore: time.Unix(0, 0), NotAfter: time.Unix(30_000, 0)}}
-	for random, want := range map[float64]int64{0: 17_000, 0.5: 20_000, 1: 23_000} {
-		if got := i.renewAt(random).Unix(); got != want {
-			t.Errorf("%v: %d, want %d", random, got, want)
-		}
-	}
-}
-
 // agentAPI is a Workload API that sends what it is given.
 type agentAPI struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer

@@ -1,7 +1,6 @@
 package translate
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
@@ -32,18 +31,8 @@ import (
 const lineFormat = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" %RESPONSE_CODE% %RESPONSE_FLAGS% " +
 	"%BYTES_RECEIVED% %BYTES_SENT% %DURATION% \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER% %DOWNSTREAM_REMOTE_ADDRESS%\n"
 
-// Unserved names the access logs of a policy that Envoy has no logger for.
-func Unserved(all []mesh.AccessLog) []string {
-	var out []string
-	for i := range all {
-		if all[i].TCP != nil {
-			out = append(out, fmt.Sprintf("accessLog[%d].tcp: Envoy has no access log over plain TCP: use otlp, or a file", i))
-		}
-	}
-	return out
-}
-
-// AccessLogs of a policy, without those that Unserved names.
+// AccessLogs of a policy, without those over plain TCP, which Envoy does not have; who writes such a
+// policy is warned.
 func AccessLogs(all []mesh.AccessLog) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
 	for i := range all {
