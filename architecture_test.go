@@ -271,7 +271,7 @@ var siblings = map[string][]string{
 	"internal/store/secret":        {"internal/store/memory"},
 	"internal/node/fromview":       {"internal/delta/stream"},
 	"internal/view":                {"internal/delta/stream"},
-	"internal/xds":                 {"internal/delta/stream"},
+	"internal/xds":                 {"internal/delta/stream", "internal/xds/insight"},
 	"internal/kernel/conntrack":    {"internal/kernel/nfnl"},
 	"internal/dns/capture":         {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},

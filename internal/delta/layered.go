@@ -28,9 +28,8 @@ type LayeredConfig struct {
 	Source Source
 	// Quarantine of clients like this; nil: one of its own.
 	Quarantine *Quarantine
-	// Refused is told which version of a resource was found to be refused, and whether that
-	// concerns this client alone. It must not block. Nil: nobody is.
-	Refused func(one Quarantined, alone bool)
+	// Report is told what the client takes; nil: nobody is.
+	Report Reporter
 	// Again are followers that are sent whatever the client has: what Unfollowed of the
 	// session before returned, if the client comes back.
 	Again []Ref
@@ -90,6 +89,9 @@ func NewLayered(c LayeredConfig) *Layered {
 	if c.Quarantine == nil {
 		c.Quarantine = NewQuarantine()
 	}
+	if c.Report == nil {
+		c.Report = silent{}
+	}
 	l := &Layered{c: c, awaited: map[Ref]uint64{}, late: map[Ref]uint64{}}
 	l.selected, l.generation = c.Selection.load()
 	for _, ref := range c.Again {
@@ -119,7 +121,9 @@ type lane struct {
 	// halves are groups of a refused response, to be sent apart.
 	halves [][]string
 	// bad are versions that only this client refused.
-	bad map[string]string
+	bad map[string]Quarantined
+	// refusals are names of which a version was refused, as was reported, and that version.
+	refusals map[string]string
 
 	answered   bool
 	unanswered map[string]*response
@@ -131,8 +135,9 @@ type lane struct {
 
 // response is what one response set, until the client has answered it.
 type response struct {
-	number uint64
-	items  []item
+	number  uint64
+	items   []item
+	removed []string
 }
 
 type item struct {
@@ -189,7 +194,7 @@ func (l *Layered) begin(r Request) {
 	n := &lane{
 		typ: r.Type, rank: slices.Index(l.c.Order, r.Type), everything: true,
 		names: map[string]struct{}{}, sent: map[string]string{}, dirty: map[string]struct{}{}, forced: map[string]struct{}{},
-		due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
+		refusals: map[string]string{}, due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
 	}
 	if n.rank < 0 {
 		n.rank = len(l.c.Order)
@@ -254,12 +259,14 @@ func (l *Layered) change(n *lane, r Request) {
 			for name := range n.sent {
 				if _, named := n.names[name]; !named {
 					n.forget(name)
+					n.release(l, name)
 				}
 			}
 			continue
 		}
 		l.release(n, name)
 		n.forget(name)
+		n.release(l, name)
 		if n.wildcard {
 			n.dirty[name] = struct{}{}
 		}
@@ -303,6 +310,7 @@ func (l *Layered) answer(n *lane, r Request) {
 		l.isolate(n, got.items, r.Rejected)
 		return
 	}
+	l.accept(n, got)
 	for _, i := range got.items {
 		ref := Ref{n.typ, i.name}
 		l.c.Quarantine.accepted(ref, i.held)
@@ -344,12 +352,17 @@ func (l *Layered) isolate(n *lane, items []item, reason string) {
 	}
 	if l.c.Whole {
 		// It has everything in each response. Such clients judge resources one by one.
-		items = slices.DeleteFunc(slices.Clone(items), func(i item) bool { return len(items) > 1 && !strings.Contains(reason, i.name) })
-		for _, i := range items {
+		named := slices.DeleteFunc(slices.Clone(items), func(i item) bool { return len(items) > 1 && !strings.Contains(reason, i.name) })
+		if len(named) > 0 {
+			items = named
+		}
+		l.doubt(n, items, reason)
+		for _, i := range named {
 			l.refuse(n, i, reason)
 		}
 		return
 	}
+	l.doubt(n, items, reason)
 	switch half := len(items) / 2; len(items) {
 	case 0:
 	case 1:
@@ -357,6 +370,14 @@ func (l *Layered) isolate(n *lane, items []item, reason string) {
 	default:
 		n.halves = append(n.halves, namesOf(items[:half]), namesOf(items[half:]))
 	}
+}
+
+// doubt notes that the cause of a refusal is among these.
+func (l *Layered) doubt(n *lane, items []item, reason string) {
+	for _, i := range items {
+		n.refusals[i.name] = i.version
+	}
+	l.c.Report.Nacked(n.typ, namesOf(items), reason)
 }
 
 func namesOf(items []item) []string {
@@ -379,15 +400,13 @@ func (l *Layered) refuse(n *lane, i item, reason string) {
 	alone := ofMachine(reason)
 	if alone {
 		if n.bad == nil {
-			n.bad = map[string]string{}
+			n.bad = map[string]Quarantined{}
 		}
-		n.bad[i.name] = i.version
+		n.bad[i.name] = one
 	} else {
 		l.c.Quarantine.Add(one)
 	}
-	if l.c.Refused != nil {
-		l.c.Refused(one, alone)
-	}
+	l.c.Report.Refused(one, alone)
 }
 
 // ofMachine reports whether a reason is of the client's machine: an address that is taken, or
@@ -422,8 +441,10 @@ type LaneStatus struct {
 	// Responses, Acked and Rejections count; Unanswered are those without an answer yet.
 	Responses, Acked, Rejections uint64
 	Unanswered                   int
-	// Rejected is the last refusal.
+	// Rejected is the last refusal, and Refused are the names of which a version is refused or
+	// withheld now, in order.
 	Rejected Rejection
+	Refused  []string
 }
 
 // Status describes every type, in order.
@@ -439,6 +460,7 @@ func (l *Layered) Status() []LaneStatus {
 		out = append(out, LaneStatus{
 			Type: n.typ, Named: len(n.names), Resources: has, Wildcard: n.wildcard, Responses: n.responses,
 			Acked: n.acked, Rejections: n.rejections, Unanswered: len(n.unanswered), Rejected: n.reject,
+			Refused: slices.Sorted(maps.Keys(n.refusals)),
 		})
 	}
 	return out

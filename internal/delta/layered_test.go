@@ -404,12 +404,12 @@ func TestIsolation(t *testing.T) {
 	e := newEnvoy()
 	var found []Quarantined
 	c := p.config()
-	c.Refused = func(q Quarantined, alone bool) {
+	c.Report = &reports{refused: func(q Quarantined, alone bool) {
 		if alone {
 			t.Error("it concerns everybody")
 		}
 		found = append(found, q)
-	}
+	}}
 	e.connect(c)
 	e.settle(t)
 	for i := range 16 {
@@ -429,7 +429,7 @@ func TestIsolation(t *testing.T) {
 		t.Errorf("%d responses until it was found", rounds)
 	}
 	other := newEnvoy()
-	c.Refused = func(q Quarantined, _ bool) { t.Errorf("the second proxy was sent %v", q) }
+	c.Report = &reports{refused: func(q Quarantined, _ bool) { t.Errorf("the second proxy was sent %v", q) }}
 	other.connect(c)
 	other.settle(t)
 	for name, body := range map[string]string{"c00": "2", "c11": "good"} {

@@ -95,6 +95,9 @@ func (l *Layered) absorb() {
 		for name := range n.sent {
 			n.dirty[name] = struct{}{}
 		}
+		for name := range n.refusals {
+			n.dirty[name] = struct{}{}
+		}
 		for ref := range l.selected {
 			if n.wildcard && ref.Type == n.typ {
 				n.dirty[ref.Name] = struct{}{}
@@ -125,7 +128,7 @@ func (l *Layered) absorbTable(n *lane, layer int, t *table) {
 	t.walk(max(from, base), func(e *entry) bool {
 		_, sent := n.sent[e.name]
 		listed := n.wildcard && e.live() && (e.options == nil || !e.options.unlisted || has(l.selected, Ref{n.typ, e.name}))
-		if sent || listed || has(n.names, e.name) {
+		if sent || listed || has(n.names, e.name) || has(n.refusals, e.name) {
 			n.dirty[e.name] = struct{}{}
 		}
 		return true
@@ -159,7 +162,7 @@ func (l *Layered) wanted(n *lane, name string) (held, verdict) {
 			fallback = h.options.fallback
 		}
 		h = l.c.Quarantine.choose(ref, h, fallback)
-		if h.version == "" || n.bad[name] == h.version {
+		if h.version == "" || n.bad[name].Version == h.version {
 			return held{}, kept
 		}
 		return h, current
@@ -237,6 +240,7 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 	for _, name := range slices.Sorted(maps.Keys(n.dirty)) {
 		h, v := l.wanted(n, name)
 		version, known := n.sent[name]
+		l.judge(n, name, v == current && (!known || version != h.version || has(n.forced, name)))
 		switch {
 		case v == kept:
 		case v == gone && version != "":
@@ -416,7 +420,7 @@ func (b *builder) frame() *Frame {
 	l.nonce++
 	nonce := strconv.FormatUint(l.nonce, 10)
 	n.answered = true
-	b.got.number = l.nonce
+	b.got.number, b.got.removed = l.nonce, b.removed
 	n.unanswered[nonce] = &b.got
 	n.responses++
 	f := &Frame{Type: n.typ, Complete: true, Resources: len(b.fields), Removed: len(b.removed)}

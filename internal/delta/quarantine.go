@@ -55,6 +55,24 @@ func (q *Quarantine) List() []Quarantined {
 	return out
 }
 
+// find a version that is not sent any more; ok is false if this one is.
+func (q *Quarantine) find(ref Ref, version string) (one Quarantined, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i := slices.IndexFunc(q.bad[ref], func(b Quarantined) bool { return b.Version == version })
+	if i < 0 {
+		return one, false
+	}
+	return q.bad[ref][i], true
+}
+
+// holds reports whether any version of a resource is in quarantine.
+func (q *Quarantine) holds(ref Ref) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.bad[ref]) > 0
+}
+
 func (q *Quarantine) has(ref Ref, version string) bool {
 	return slices.ContainsFunc(q.bad[ref], func(b Quarantined) bool { return b.Version == version })
 }

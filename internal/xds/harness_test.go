@@ -27,7 +27,6 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/certpem"
-	"github.com/proxima-mesh/proxima/internal/delta"
 	deltastream "github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity/catest"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -38,6 +37,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // plane is a control plane: objects, tables, resources and the server.
@@ -55,26 +55,30 @@ type plane struct {
 type observer struct {
 	mu      sync.Mutex
 	refused []string
-	nacks   int
 }
 
-func (o *observer) Connected(xds.StreamInfo)      {}
-func (o *observer) Disconnected(uint64)           {}
-func (o *observer) Sent(uint64, string, int, int) {}
-func (o *observer) Acked(uint64, string)          {}
-func (o *observer) Nacked(_ uint64, typ, reason string) {
+func (o *observer) Connected(catalog.Key, insight.Connection)    {}
+func (o *observer) Disconnected(catalog.Key, string)             {}
+func (o *observer) Sent(_ catalog.Key, _, _ string)              {}
+func (o *observer) Acked(_ catalog.Key, _, _ string, _ []string) {}
+func (o *observer) Released(_ catalog.Key, _, _, _ string)       {}
+func (o *observer) Nacked(_ catalog.Key, _, typ string, names []string, why insight.Rejection) {
+	o.refuse(fmt.Sprint(typ, " ", names, ": ", why.Error))
+}
+func (o *observer) Withheld(_ catalog.Key, _, typ, name string, why insight.Rejection) {
+	o.refuse(typ + " " + name + ": " + why.Error)
+}
+func (o *observer) refuse(text string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.nacks++
-	o.refused = append(o.refused, typ+": "+reason)
+	o.refused = append(o.refused, text)
 }
-func (o *observer) Refused(uint64, delta.Quarantined, bool) {}
 
 func (o *observer) none(t testing.TB) {
 	t.Helper()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.nacks > 0 {
+	if len(o.refused) > 0 {
 		t.Errorf("refused: %v", o.refused)
 	}
 }

@@ -3,9 +3,11 @@ package xds
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,9 +21,11 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // ClientID is who a client says it is: MESH/NAMESPACE/DATAPLANE, the ID of its Node.
@@ -46,24 +50,31 @@ func ParseClientID(id string) (ClientID, error) {
 	return ClientID{parts[0], catalog.Key{Namespace: parts[1], Name: parts[2]}}, nil
 }
 
-// Observer is told what happens on streams. Its methods must not block.
+// Observer is told what happens on streams: of the Dataplane key, on the stream with an ID that
+// no other stream has, of resources of the type URL typ. Its methods must not block. An
+// insight.Recorder is one.
 type Observer interface {
-	// Connected: a stream was admitted. Its ID is unique in the server.
-	Connected(stream StreamInfo)
-	Disconnected(stream uint64)
-	// Sent: a response was sent, with so many resources and removals.
-	Sent(stream uint64, typ string, resources, removed int)
-	Acked(stream uint64, typ string)
-	// Nacked: a response was refused, for this reason.
-	Nacked(stream uint64, typ, reason string)
-	// Refused: this resource was found to be what a proxy refuses. alone: it is a matter of the
-	// machine of the proxy.
-	Refused(stream uint64, one delta.Quarantined, alone bool)
+	// Connected: a stream was admitted.
+	Connected(key catalog.Key, c insight.Connection)
+	Disconnected(key catalog.Key, id string)
+	// Sent: a response was sent.
+	Sent(key catalog.Key, id, typ string)
+	// Acked: the proxy took a response with these resources, set or removed. Those of which it has
+	// a version other than the one that was refused are not named.
+	Acked(key catalog.Key, id, typ string, names []string)
+	// Nacked: the proxy refused a response. The cause is among these resources; those that are not
+	// are acknowledged or released later.
+	Nacked(key catalog.Key, id, typ string, names []string, why insight.Rejection)
+	// Withheld: the present version of a resource is not sent to the proxy, as others refused it.
+	Withheld(key catalog.Key, id, typ, name string, why insight.Rejection)
+	// Released: a resource that was refused or withheld is so no more.
+	Released(key catalog.Key, id, typ, name string)
 }
 
 // StreamInfo describes a stream that was admitted.
 type StreamInfo struct {
-	ID      uint64
+	// ID is unique among the streams of all servers.
+	ID      string
 	Client  ClientID
 	Variant build.Variant
 	// Version of the client's program, as it says, and Peer its address.
@@ -92,6 +103,9 @@ type Server struct {
 	config  Config
 	metrics *metrics
 
+	// run is the first part of the IDs of streams.
+	run string
+
 	mu      sync.Mutex
 	streams map[uint64]*stream
 	last    uint64
@@ -105,7 +119,7 @@ func New(c Config) *Server {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Server{config: c, streams: map[uint64]*stream{}}
+	s := &Server{config: c, run: rand.Text(), streams: map[uint64]*stream{}}
 	s.metrics = newMetrics(c.Registerer, s)
 	return s
 }
@@ -214,22 +228,24 @@ func versionOf(n *core.Node) string {
 
 func (s *Server) add(st *stream) {
 	c := st.connection.Config
-	c.Refused = st.refused
+	c.Report = reporter{st}
 	st.session, st.layers, st.selection = delta.NewLayered(c), c.Layers, c.Selection
 	s.mu.Lock()
 	s.last++
-	st.info.ID = s.last
-	s.streams[st.info.ID] = st
+	st.number, st.info.ID = s.last, s.run+"-"+strconv.FormatUint(s.last, 10)
+	s.streams[st.number] = st
 	s.mu.Unlock()
 	s.config.Log.Info("proxy connected", "client", st.info.Client, "kind", st.info.Variant, "version", st.info.Version, "peer", st.info.Peer)
 	if o := s.config.Observer; o != nil {
-		o.Connected(st.info)
+		o.Connected(st.info.Client.Dataplane, insight.Connection{ID: st.info.ID, Versions: meshv1alpha1.ProxyVersions{
+			Proxy: st.info.Program, Version: st.info.Version,
+		}})
 	}
 }
 
 func (s *Server) remove(st *stream, err error) {
 	s.mu.Lock()
-	delete(s.streams, st.info.ID)
+	delete(s.streams, st.number)
 	s.mu.Unlock()
 	st.mu.Lock()
 	unfollowed := st.session.Unfollowed()
@@ -242,7 +258,7 @@ func (s *Server) remove(st *stream, err error) {
 	}
 	s.config.Log.Info("proxy disconnected", "client", st.info.Client, "reason", reason)
 	if o := s.config.Observer; o != nil {
-		o.Disconnected(st.info.ID)
+		o.Disconnected(st.info.Client.Dataplane, st.info.ID)
 	}
 }
 
@@ -260,12 +276,12 @@ func (s *Server) Status() []StreamStatus {
 		streams = append(streams, st)
 	}
 	s.mu.Unlock()
+	slices.SortFunc(streams, func(a, b *stream) int { return cmp.Compare(a.number, b.number) })
 	out := make([]StreamStatus, 0, len(streams))
 	for _, st := range streams {
 		st.mu.Lock()
 		out = append(out, StreamStatus{st.info, st.session.Status()})
 		st.mu.Unlock()
 	}
-	slices.SortFunc(out, func(a, b StreamStatus) int { return cmp.Compare(a.ID, b.ID) })
 	return out
 }

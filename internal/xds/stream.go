@@ -22,6 +22,7 @@ type statusProto = spb.Status
 type stream struct {
 	server     *Server
 	grpc       grpc.ServerStream
+	number     uint64
 	info       StreamInfo
 	connection *build.Connection
 	layers     []*delta.Scope
@@ -100,7 +101,7 @@ func (st *stream) send(f *delta.Frame) error {
 	}
 	st.server.metrics.sent(f)
 	if o := st.server.config.Observer; o != nil {
-		o.Sent(st.info.ID, f.Type, f.Resources, f.Removed)
+		o.Sent(st.info.Client.Dataplane, st.info.ID, f.Type)
 	}
 	return nil
 }
@@ -129,33 +130,9 @@ func (st *stream) take(r delta.Request) error {
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	st.observe(r)
 	select { // an acknowledgement may open the gate for others
 	case st.asked <- struct{}{}:
 	default:
 	}
 	return nil
-}
-
-func (st *stream) observe(r delta.Request) {
-	o := st.server.config.Observer
-	switch {
-	case r.Rejected != "":
-		st.server.metrics.rejected(r.Type)
-		st.server.config.Log.Warn("configuration refused by proxy", "client", st.info.Client, "type", r.Type, "reason", r.Rejected)
-		if o != nil {
-			o.Nacked(st.info.ID, r.Type, r.Rejected)
-		}
-	case r.Nonce != "" && o != nil:
-		o.Acked(st.info.ID, r.Type)
-	}
-}
-
-// refused is called by the session, within take.
-func (st *stream) refused(one delta.Quarantined, alone bool) {
-	st.server.config.Log.Error("resource is refused by proxies, and not sent any more; the last good version stays",
-		"client", st.info.Client, "type", one.Type, "name", one.Name, "this_proxy_alone", alone, "reason", one.Reason)
-	if o := st.server.config.Observer; o != nil {
-		o.Refused(st.info.ID, one, alone)
-	}
 }

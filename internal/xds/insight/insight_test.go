@@ -246,6 +246,26 @@ func TestRejected(t *testing.T) {
 	})
 }
 
+// TestWithheld: what is not sent as others rejected it counts as rejected, and not as a response.
+func TestWithheld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		accept(r, "a")
+		r.Withheld(web, "a", clusterType, "y", Rejection{Error: "no"})
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y: no")
+		r.Released(web, "a", clusterType, "y")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+		if s, _ := r.Live(web); s.Resources[0] != (meshv1alpha1.ResourceSync{Type: "Cluster", Sent: 1, Acknowledged: 1}) {
+			t.Errorf("counts: %+v", s.Resources)
+		}
+	})
+}
+
 // TestWindow: whatever happens, a proxy is written at most once in 10 s, and the last state in
 // the end.
 func TestWindow(t *testing.T) {

@@ -105,13 +105,7 @@ func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
 		if s := c.sync(typ); s != nil {
 			s.Acknowledged++
 		}
-		for _, name := range names {
-			at := rejectedKey{typeName(typ), limited(name)}
-			if _, was := c.rejected[at]; was {
-				delete(c.rejected, at)
-				write = true
-			}
-		}
+		write = c.release(typ, names)
 		if !c.ready && c.accepted("Cluster") && c.accepted("Listener") {
 			c.ready, write = true, true
 		}
@@ -119,25 +113,50 @@ func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
 	})
 }
 
-// Nacked: the proxy has rejected these resources, or the server does not send them, as others
-// have rejected the same. A response of which the culprit is not known yet names all that it
-// contained; those that are accepted then are acknowledged.
+// Nacked: the proxy has rejected a response. One of which the culprit is not known yet names all
+// that it contained; those that are accepted then are acknowledged.
 func (r *Recorder) Nacked(key resource.Key, id, typ string, names []string, why Rejection) {
 	r.on(key, id, settle, func(c *connection) bool {
 		if s := c.sync(typ); s != nil {
 			s.Rejected++
 		}
-		write := false
-		why.Policy, why.Error = limited(why.Policy), limited(why.Error)
-		for _, name := range names {
-			at := rejectedKey{typeName(typ), limited(name)}
-			if was, known := c.rejected[at]; known && was == why || !known && len(c.rejected) >= maxRejected {
-				continue
-			}
-			c.rejected[at], write = why, true
-		}
-		return write
+		return c.reject(typ, names, why)
 	})
+}
+
+// Withheld: the server does not send a resource to the proxy, as others have rejected the same.
+func (r *Recorder) Withheld(key resource.Key, id, typ, name string, why Rejection) {
+	r.on(key, id, settle, func(c *connection) bool { return c.reject(typ, []string{name}, why) })
+}
+
+// Released: a resource that was rejected or withheld is so no more, without an acknowledgement.
+func (r *Recorder) Released(key resource.Key, id, typ, name string) {
+	r.on(key, id, settle, func(c *connection) bool { return c.release(typ, []string{name}) })
+}
+
+// reject notes resources. It reports whether that is news.
+func (c *connection) reject(typ string, names []string, why Rejection) (news bool) {
+	why.Policy, why.Error = limited(why.Policy), limited(why.Error)
+	for _, name := range names {
+		at := rejectedKey{typeName(typ), limited(name)}
+		if was, known := c.rejected[at]; known && was == why || !known && len(c.rejected) >= maxRejected {
+			continue
+		}
+		c.rejected[at], news = why, true
+	}
+	return news
+}
+
+// release resources that were rejected. It reports whether any was.
+func (c *connection) release(typ string, names []string) (news bool) {
+	for _, name := range names {
+		at := rejectedKey{typeName(typ), limited(name)}
+		if _, was := c.rejected[at]; was {
+			delete(c.rejected, at)
+			news = true
+		}
+	}
+	return news
 }
 
 // Certified: the workload of the proxy has got a certificate.
