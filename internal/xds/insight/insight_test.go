@@ -266,6 +266,23 @@ func TestWithheld(t *testing.T) {
 	})
 }
 
+// TestReleasedAtTheEnd: what a connection rejected and then accepted is not rejected when it ends.
+func TestReleasedAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		r, stop := g.start("cp-0")
+		defer stop()
+		r.Connected(web, Connection{ID: "a", Versions: envoy})
+		r.Nacked(web, "a", clusterType, []string{"y"}, Rejection{Error: "no"})
+		pass(time.Second)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "False Rejected Cluster y: no")
+		r.Acked(web, "a", clusterType, []string{"y"})
+		r.Disconnected(web, "a")
+		pass(time.Minute)
+		g.wantCondition(meshv1alpha1.DataplaneConfigAccepted, "True Accepted")
+	})
+}
+
 // TestWindow: whatever happens, a proxy is written at most once in 10 s, and the last state in
 // the end.
 func TestWindow(t *testing.T) {

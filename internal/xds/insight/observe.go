@@ -31,6 +31,7 @@ type Rejection struct{ Policy, Error string }
 const (
 	maxSubscriptions = 2
 	maxRejected      = 16
+	maxReleased      = 256
 	maxTypes         = 16
 	maxLearned       = 256
 	// maxText of errors and names.
@@ -62,6 +63,8 @@ type connection struct {
 	ended     time.Time // zero: it is open
 	resources map[string]*meshv1alpha1.ResourceSync
 	rejected  map[rejectedKey]Rejection
+	// released are resources that were rejected on this connection, and are no more.
+	released map[rejectedKey]struct{}
 	// ready: it has accepted clusters and listeners.
 	ready bool
 }
@@ -76,6 +79,7 @@ func (r *Recorder) Connected(key resource.Key, c Connection) {
 		p.connection = &connection{
 			id: c.ID, versions: c.Versions, began: r.clock.Now(),
 			resources: map[string]*meshv1alpha1.ResourceSync{}, rejected: map[rejectedKey]Rejection{},
+			released: map[rejectedKey]struct{}{},
 		}
 		return true
 	})
@@ -143,6 +147,7 @@ func (c *connection) reject(typ string, names []string, why Rejection) (news boo
 			continue
 		}
 		c.rejected[at], news = why, true
+		delete(c.released, at)
 	}
 	return news
 }
@@ -154,6 +159,9 @@ func (c *connection) release(typ string, names []string) (news bool) {
 		if _, was := c.rejected[at]; was {
 			delete(c.rejected, at)
 			news = true
+			if len(c.released) < maxReleased {
+				c.released[at] = struct{}{}
+			}
 		}
 	}
 	return news

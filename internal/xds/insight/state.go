@@ -3,6 +3,7 @@ package insight
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +20,8 @@ type state struct {
 	ended        bool
 	versions     meshv1alpha1.ProxyVersions
 	rejected     []meshv1alpha1.RejectedResource
+	// released are resources that this connection rejected, and does no more.
+	released map[rejectedKey]struct{}
 	// proving: the connection is so young that what was rejected before counts still.
 	proving     bool
 	certificate *Certificate
@@ -34,6 +37,7 @@ func (p *proxy) state(instance string, now time.Time) state {
 	if c := p.connection; c != nil {
 		subscription := c.subscription(instance)
 		s.subscription, s.ended, s.versions, s.rejected = &subscription, !c.ended.IsZero(), c.versions, c.rejections()
+		s.released = maps.Clone(c.released)
 		s.proving = now.Sub(c.began) < window && !s.ended
 	}
 	return s
@@ -88,7 +92,10 @@ func (s *state) connect(i *meshv1alpha1.ClientInsightStatus) {
 	i.Versions = &versions
 	rejected := s.rejected
 	if s.proving || s.ended {
-		rejected = merged(rejected, i.Rejected)
+		rejected = merged(rejected, slices.DeleteFunc(i.Rejected, func(r meshv1alpha1.RejectedResource) bool {
+			_, released := s.released[rejectedKey{r.Type, r.Name}]
+			return released
+		}))
 	}
 	i.Rejected = rejected
 }
