@@ -33,7 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// Config of the handlers of a control plane. All fields are required, but for Federation and Instances,
+// Config of the handlers of a control plane. All fields are required, but for Federation, Instances and Following,
 // and for what GlobalHandlers do without. Nothing that is named here may block, except
 // where a context is passed.
 type Config struct {
@@ -72,6 +72,9 @@ type Config struct {
 	Proxies Proxies
 	// Drains of nodes.
 	Drains Drains
+	// Following sums up the proxies that follow from this instance; nil, or if it returns nil:
+	// they are not served.
+	Following func() *ProxiesStatus
 	// Checks asks zones; at global.
 	Checks ZoneChecks
 	Logger *slog.Logger

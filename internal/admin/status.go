@@ -77,6 +77,9 @@ type Status struct {
 	Agents []AgentStatus `json:"agents"`
 	// SilentInstances of this control plane did not say which agents follow there.
 	SilentInstances []string `json:"silentInstances,omitempty"`
+	// Proxies and gRPC programs that follow right now, from whichever instance; absent: they are
+	// not served.
+	Proxies *ProxiesStatus `json:"proxies,omitempty"`
 	// Refused are agents whose versions are too far from that of this control plane.
 	Refused []version.Refusal `json:"refusedAgents,omitempty"`
 	// Federation with other control planes; absent: this one stands alone.
@@ -237,6 +240,7 @@ func (h statusHandler) addOthers(ctx context.Context, s *Status) {
 			s.Agents = append(s.Agents, a)
 		}
 		s.Refused = append(s.Refused, there.Refused...)
+		s.Proxies = s.Proxies.plus(there.Proxies)
 	}
 	slices.Sort(s.SilentInstances)
 	slices.SortStableFunc(s.Agents, func(a, b AgentStatus) int { return strings.Compare(a.Node, b.Node) })
@@ -257,6 +261,9 @@ func (h statusHandler) addNodes(s *Status, snapshot *catalog.Snapshot) {
 	s.Demand = h.Demand.Coverage()
 	s.TopologyModes = h.Planner.Modes()
 	s.Refused = h.Refused.List(time.Now())
+	if h.Following != nil {
+		s.Proxies = h.Following()
+	}
 	for _, a := range h.Streams.Status() {
 		s.Agents = append(s.Agents, agentStatus(a))
 	}

@@ -57,11 +57,12 @@ type ledger interface {
 
 // newIdentities wires the authorities of meshes and the server of certificates, which it
 // adds to the instance's gRPC server.
-func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, log *slog.Logger) (*identities, error) {
+func newIdentities(cfg ControlPlaneConfig, s *storage, a *api, i *instance, x *insights, log *slog.Logger) (*identities, error) {
 	return newIdentitiesOf(cfg, s, a, i, identityTables{
 		records: sealed.NewRecords(s.store, s.keys), ledger: issue.NewLedger(s.store, nil),
 		workloads:  workloadTable{i.catalog, string(cfg.site())},
 		unenforced: func(mesh *meshv1alpha1.Mesh) authorities.Unenforced { return unenforced(i.catalog.Snapshot(), mesh) },
+		insights:   x,
 	}, log)
 }
 
@@ -74,6 +75,8 @@ type identityTables struct {
 	unenforced func(*meshv1alpha1.Mesh) authorities.Unenforced
 	// members serves agents whose workloads are Pods; nil: they are objects of the API.
 	members *podMembers
+	// insights of workloads; nil: there are none.
+	insights *insights
 }
 
 func newIdentitiesOf(
@@ -113,6 +116,9 @@ func newIdentitiesOf(
 	serving := issue.Config{
 		Zone: site, Caller: access.CallerNode, Workloads: tables.workloads, Mesh: d.mesh,
 		External: d.external.server.External, Record: d.ledger.Record, Board: d.board, Registerer: s.metrics, Logger: log,
+	}
+	if tables.insights != nil {
+		serving.Record = tables.insights.recorded(d.ledger.Record)
 	}
 	if d.podMembers != nil {
 		serving.Members = d.podMembers.serve

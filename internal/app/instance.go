@@ -33,6 +33,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/view"
 	viewwire "github.com/proxima-mesh/proxima/internal/view/wire"
 	"github.com/proxima-mesh/proxima/internal/witness"
+	"github.com/proxima-mesh/proxima/internal/xds/build"
 )
 
 // instance is what every instance of a control plane runs next to its API: the tables,
@@ -59,6 +60,8 @@ type instance struct {
 	// listener and server of gRPC; nil: off.
 	listener net.Listener
 	server   *grpc.Server
+	// proxies are the resources of proxies, set before components run. Nil: proxies are not served.
+	proxies *build.Builder
 }
 
 func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (*instance, error) {
@@ -121,6 +124,9 @@ func (i *instance) newMonitor(registerer prometheus.Registerer) {
 		Publish: func(nodes []string) {
 			if err := i.builder.SetSuspects(nodes); err != nil {
 				log.Error("suspect nodes are not in the views", "error", err)
+			}
+			if i.proxies != nil {
+				i.proxies.SetSuspects(nodes)
 			}
 		},
 		Logger:     log,

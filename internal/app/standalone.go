@@ -75,6 +75,8 @@ type standalone struct {
 	identities *identities
 	// proxies of workloads; nil: they are not served.
 	proxies *proxies
+	// insights of proxies and certificates.
+	insights *insights
 	// zone is the connection to global; nil: this is not the control plane of a zone.
 	zone *zoneLink
 	// calls of agents.
@@ -115,10 +117,11 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
 		return nil, err
 	}
-	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.log); err != nil {
+	cp.insights = newInsights(cp.storage, cp.api, cp.log)
+	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.insights, cp.log); err != nil {
 		return nil, err
 	}
-	if cp.proxies, err = newProxies(cfg, cp.storage, cp.api, cp.instance, cp.identities, cp.log); err != nil {
+	if cp.proxies, err = newProxies(cfg, cp.storage, cp.api, cp.instance, cp.identities, cp.insights, cp.log); err != nil {
 		return nil, err
 	}
 	if cp.names, err = listenDirect(cfg.DNSAddress, cp.instance.catalog, cp.storage.metrics, cp.log); err != nil {
@@ -136,6 +139,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
+	cp.insights.others, cp.insights.client = cp.others, cp.leader.client
 	cp.leader.secrets = cp.identities.external.source
 	cp.leader.count = cp.calls.openAt
 	if cfg.role() == RoleZone {
@@ -157,6 +161,7 @@ func (cp *standalone) components() []component {
 		cp.api.components(), // ends the first stage
 		cp.instance.components(),
 		cp.identities.components(),
+		cp.insights.components(),
 		cp.proxies.components(),
 		cp.others.components(),
 		cp.names.components(),
@@ -182,7 +187,7 @@ func (cp *standalone) handle() {
 		Role: string(cp.cfg.role()), Site: string(cp.cfg.site()), StoreName: storeName(cp.cfg.Store), Started: cp.started, DataDir: cp.cfg.DataDir,
 		Store: s.store, Tables: i.catalog, Planner: cp.leader, Demand: i.demand, Streams: i.views, Refused: &i.refused,
 		Suspicion: i.monitor, Leases: cp.leader, Tokens: s.tokens, Audit: s.audit.States,
-		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Logger: cp.log,
+		InServiceRange: a.server.InServiceRange, Ranges: a.server.RangeUsage, Federation: cp.zone.admin(), Instances: cp.calls.others, Proxies: cp.calls, Drains: drains, Following: cp.proxies.status, Logger: cp.log,
 	}) {
 		a.server.Handle(path, handler)
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/issue"
@@ -62,7 +64,7 @@ func checkXDS(cfg *ControlPlaneConfig) error {
 
 // newProxies opens the port for proxies. A port that nobody chose and that is in use is left
 // to whoever has it.
-func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *identities, log *slog.Logger) (*proxies, error) {
+func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *identities, o xds.Observer, log *slog.Logger) (*proxies, error) {
 	log = log.With("component", "xDS")
 	if cfg.XDSPort == 0 {
 		return nil, nil
@@ -85,7 +87,8 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Logger: log,
 		Ranges: func() []netip.Prefix { return ranges },
 	})
-	serving := xds.Config{Builder: p.builder, Admit: p.admit, Registerer: s.metrics, Log: log}
+	i.proxies = p.builder
+	serving := xds.Config{Builder: p.builder, Admit: p.admit, Observer: o, Registerer: s.metrics, Log: log}
 	if i.reports != nil {
 		serving.LoadReports = load.New(load.Config{
 			Identify: p.identify, Taker: i.reports, Ports: load.FromCatalog(i.catalog), Logger: log, Registerer: s.metrics,
@@ -266,6 +269,34 @@ func (p *proxies) serve(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// status sums up the proxies that follow from here; nil: they are not served.
+func (p *proxies) status() *admin.ProxiesStatus {
+	if p == nil {
+		return nil
+	}
+	out := &admin.ProxiesStatus{}
+	for _, s := range p.server.Status() {
+		out.Connected++
+		unanswered, before := 0, len(out.Rejected)
+		for i := range s.Types {
+			unanswered += s.Types[i].Unanswered
+			for _, r := range s.Types[i].Refused {
+				out.Rejected = append(out.Rejected, admin.ProxyRejection{
+					Dataplane: s.Client.Dataplane.String(), Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name, Reason: r.Reason,
+				})
+			}
+		}
+		if unanswered > 0 {
+			out.Behind++
+		}
+		if len(out.Rejected) > before {
+			out.Rejecting++
+		}
+		out.Trim()
+	}
+	return out
 }
 
 func (p *proxies) address() string {

@@ -19,19 +19,29 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
 )
 
-// TestProxies: a client gets what is its Dataplane's, with the certificate of the workload's
-// service account or of an administrator, and with no other.
-func TestProxies(t *testing.T) {
+// proxyPlane is a control plane that serves proxies.
+type proxyPlane struct {
+	t       *testing.T
+	cp      *standalone
+	rest    *rest.Config
+	client  resource.Client
+	address string
+}
+
+func startProxyPlane(t *testing.T) *proxyPlane {
+	t.Helper()
 	dir, port := t.TempDir(), freePort(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cp, err := newStandalone(ctx, ControlPlaneConfig{
@@ -65,22 +75,32 @@ func TestProxies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return &proxyPlane{t: t, cp: cp, rest: cfg, client: client, address: "127.0.0.1:" + strconv.Itoa(port)}
+}
+
+func (p *proxyPlane) tls(certificates ...tls.Certificate) *tls.Config {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(p.rest.CAData)
+	return &tls.Config{RootCAs: roots, Certificates: certificates, MinVersion: tls.VersionTLS12}
+}
+
+// TestProxies: a client gets what is its Dataplane's, with the certificate of the workload's
+// service account or of an administrator, and with no other.
+func TestProxies(t *testing.T) {
+	p := startProxyPlane(t)
+	ctx, cfg, cp := t.Context(), p.rest, p.cp
 	d := &meshv1alpha1.Dataplane{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"},
 		Spec:       meshv1alpha1.DataplaneSpec{ServiceAccount: "web", Addresses: []string{"10.0.0.1"}},
 	}
-	if _, err := client.Create(ctx, kind.Dataplane, d); err != nil {
+	if _, err := p.client.Create(ctx, kind.Dataplane, d); err != nil {
 		t.Fatal(err)
 	}
 	admin, err := tls.X509KeyPair(cfg.CertData, cfg.KeyData)
 	if err != nil {
 		t.Fatal(err)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(cfg.CAData)
-	of := func(certificates ...tls.Certificate) *tls.Config {
-		return &tls.Config{RootCAs: roots, Certificates: certificates, MinVersion: tls.VersionTLS12}
-	}
+	of := p.tls
 	workload := func(name string) *tls.Config {
 		t.Helper()
 		token, _, err := cp.storage.tokens.Create(ctx, identity.Workload, name, time.Hour, "test")
@@ -109,7 +129,7 @@ func TestProxies(t *testing.T) {
 		"a wrong ID":              {of(admin), "web-1", codes.InvalidArgument, "MESH/NAMESPACE/DATAPLANE"},
 		"no certificate":          {of(), "default/default/web-1", codes.Unavailable, ""},
 	} {
-		code, text := askProxy(t, "127.0.0.1:"+strconv.Itoa(port), c.config, c.id)
+		code, text := askProxy(t, p.address, c.config, c.id)
 		if code != c.code || !strings.Contains(text, c.want) {
 			t.Errorf("%s: %s %q, want %s %q", name, code, text, c.code, c.want)
 		}

@@ -211,6 +211,7 @@ func (o *overview) findProblems() {
 				o.problem("node %s refused a part of its view: %s: is its agent older than the control plane?", a.Node, a.Rejected)
 			}
 		}
+		o.addProxies(cp.Proxies)
 		if d := cp.Demand; d.Silent > 0 {
 			o.problem("demand: %d agents have stopped reporting, node %s first, %s ago; what is known of them is held: are they running? see their logs",
 				d.Silent, d.SilentNodes[0].Node, duration.HumanDuration(d.SilentNodes[0].Age))
@@ -271,6 +272,17 @@ func (o *overview) findProblems() {
 	}
 }
 
+// addProxies says which proxies do not have a resource as it is now.
+func (o *overview) addProxies(p *admin.ProxiesStatus) {
+	if p == nil {
+		return
+	}
+	for _, r := range p.Rejected {
+		o.problem("the proxy of dataplane %s goes on without the present version of %s %s, which was rejected: %s: change the object or policy that it is made from",
+			r.Dataplane, r.Type, r.Name, r.Reason)
+	}
+}
+
 // rangeText is the usage of a range in words.
 func rangeText(u ipam.Usage) string {
 	text := fmt.Sprintf("%s, %d of %d taken", u.Range, u.Taken, u.Size)
@@ -306,6 +318,9 @@ func (o *overview) print(out io.Writer) error {
 				what = "node ports"
 			}
 			fmt.Fprintf(w, "%s\t%s\n", what, rangeText(u))
+		}
+		if p := cp.Proxies; p != nil && p.Connected > 0 {
+			fmt.Fprintf(w, "proxies\t%d follow, %d behind, %d reject a resource\n", p.Connected, p.Behind, p.Rejecting)
 		}
 		if len(cp.TopologyModes) > 0 {
 			fmt.Fprintf(w, "topology modes\t%s\n", modesText(cp.TopologyModes))

@@ -122,8 +122,8 @@ type lane struct {
 	halves [][]string
 	// bad are versions that only this client refused.
 	bad map[string]Quarantined
-	// refusals are names of which a version was refused, as was reported, and that version.
-	refusals map[string]string
+	// refusals are the versions that were reported as refused or withheld, by name.
+	refusals map[string]Quarantined
 
 	answered   bool
 	unanswered map[string]*response
@@ -194,7 +194,7 @@ func (l *Layered) begin(r Request) {
 	n := &lane{
 		typ: r.Type, rank: slices.Index(l.c.Order, r.Type), everything: true,
 		names: map[string]struct{}{}, sent: map[string]string{}, dirty: map[string]struct{}{}, forced: map[string]struct{}{},
-		refusals: map[string]string{}, due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
+		refusals: map[string]Quarantined{}, due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
 	}
 	if n.rank < 0 {
 		n.rank = len(l.c.Order)
@@ -375,7 +375,7 @@ func (l *Layered) isolate(n *lane, items []item, reason string) {
 // doubt notes that the cause of a refusal is among these.
 func (l *Layered) doubt(n *lane, items []item, reason string) {
 	for _, i := range items {
-		n.refusals[i.name] = i.version
+		n.refusals[i.name] = Quarantined{Ref{n.typ, i.name}, i.version, reason}
 	}
 	l.c.Report.Nacked(n.typ, namesOf(items), reason)
 }
@@ -441,10 +441,11 @@ type LaneStatus struct {
 	// Responses, Acked and Rejections count; Unanswered are those without an answer yet.
 	Responses, Acked, Rejections uint64
 	Unanswered                   int
-	// Rejected is the last refusal, and Refused are the names of which a version is refused or
-	// withheld now, in order.
+	// Rejected is the last refusal.
 	Rejected Rejection
-	Refused  []string
+	// Refused are the versions that the client does not have as it, or one like it, refused them,
+	// by name.
+	Refused []Quarantined
 }
 
 // Status describes every type, in order.
@@ -460,7 +461,7 @@ func (l *Layered) Status() []LaneStatus {
 		out = append(out, LaneStatus{
 			Type: n.typ, Named: len(n.names), Resources: has, Wildcard: n.wildcard, Responses: n.responses,
 			Acked: n.acked, Rejections: n.rejections, Unanswered: len(n.unanswered), Rejected: n.reject,
-			Refused: slices.Sorted(maps.Keys(n.refusals)),
+			Refused: slices.SortedFunc(maps.Values(n.refusals), func(a, b Quarantined) int { return compareRefs(a.Ref, b.Ref) }),
 		})
 	}
 	return out

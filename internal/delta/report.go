@@ -51,8 +51,8 @@ func (l *Layered) judge(n *lane, name string, sends bool) {
 	}
 	one, bad := l.present(n, name)
 	switch {
-	case bad && refused != one.Version:
-		n.refusals[name] = one.Version
+	case bad && refused.Version != one.Version:
+		n.refusals[name] = one
 		l.c.Report.Withheld(one)
 	case !bad && known && !sends:
 		n.release(l, name)

@@ -1,0 +1,43 @@
+package admin
+
+// ProxiesStatus sums up the proxies, and gRPC programs, that follow their configuration.
+type ProxiesStatus struct {
+	Connected int `json:"connected"`
+	// Behind are those that have not answered something that they were sent.
+	Behind int `json:"behind"`
+	// Rejecting are those that do not have a resource as it is now, as they, or proxies like them,
+	// rejected it.
+	Rejecting int `json:"rejecting"`
+	// Rejected are the first of these resources, at most MaxProxyRejections.
+	Rejected []ProxyRejection `json:"rejected,omitempty"`
+}
+
+// ProxyRejection is a resource that a proxy does not have as it is now.
+type ProxyRejection struct {
+	// Dataplane, NAMESPACE/NAME.
+	Dataplane string `json:"dataplane"`
+	// Type of the resource, as Cluster.
+	Type   string `json:"type"`
+	Name   string `json:"name"`
+	Reason string `json:"reason"`
+}
+
+// MaxProxyRejections are listed in ProxiesStatus.Rejected.
+const MaxProxyRejections = 20
+
+// Trim leaves out rejections that are too many.
+func (p *ProxiesStatus) Trim() { p.Rejected = p.Rejected[:min(len(p.Rejected), MaxProxyRejections)] }
+
+// plus adds those of another instance. Either may be nil.
+func (p *ProxiesStatus) plus(other *ProxiesStatus) *ProxiesStatus {
+	if p == nil || other == nil {
+		if p == nil {
+			return other
+		}
+		return p
+	}
+	p.Connected, p.Behind, p.Rejecting = p.Connected+other.Connected, p.Behind+other.Behind, p.Rejecting+other.Rejecting
+	p.Rejected = append(p.Rejected, other.Rejected...)
+	p.Trim()
+	return p
+}

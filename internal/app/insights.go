@@ -1,0 +1,56 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/proxima-mesh/proxima/internal/cluster"
+	"github.com/proxima-mesh/proxima/internal/identity/issue"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
+)
+
+// insights record what this instance observes of proxies, and of certificates.
+type insights struct {
+	*insight.Recorder
+	others *instances
+	// leader's client, which writes in its term alone.
+	client resource.Client
+}
+
+func newInsights(s *storage, a *api, log *slog.Logger) *insights {
+	return &insights{Recorder: insight.New(insight.Config{
+		Client: a.client, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
+	})}
+}
+
+func (x *insights) components() []component {
+	return []component{
+		{Name: "insights of proxies", Run: x.Run},
+		{Name: "insights of instances that are gone", Scope: leader, Run: x.lead},
+	}
+}
+
+func (x *insights) lead(ctx context.Context) error { return x.Lead(ctx, x.client, x.alive) }
+
+// alive reports whether an instance is in the list.
+func (x *insights) alive(instance string) bool {
+	return x.others.members != nil && slices.ContainsFunc(x.others.members.List(), func(m cluster.Member) bool { return m.Name == instance })
+}
+
+// recorded keeps the record of a certificate, and notes it in the insight of its workload.
+func (x *insights) recorded(record func(context.Context, issue.Issued) error) func(context.Context, issue.Issued) error {
+	return func(ctx context.Context, i issue.Issued) error {
+		if err := record(ctx, i); err != nil {
+			return err
+		}
+		if i.Workload != "" {
+			x.Certified(resource.Key{Namespace: i.Namespace, Name: i.Workload}, insight.Certificate{
+				Identity: i.ID.String(), Issued: time.Now(), Expiry: i.NotAfter,
+			})
+		}
+		return nil
+	}
+}
