@@ -178,6 +178,9 @@ func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := s.ready(g.Context()); err != nil {
+		return err
+	}
 	if err := s.config.Admit(g.Context(), client); err != nil {
 		return err
 	}
@@ -202,6 +205,25 @@ func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core
 	err = st.run(first, receive)
 	s.remove(st, err)
 	return err
+}
+
+// readyTimeout is how long a stream waits for a server that has just started. Then the client does
+// better to try another one.
+const readyTimeout = 5 * time.Second
+
+// ready waits until the builder has read the tables: a client whose stream fails waits for a
+// second or more before the next one.
+func (s *Server) ready(ctx context.Context) error {
+	timer := time.NewTimer(readyTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.config.Builder.Ready():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return status.Error(codes.Unavailable, "the control plane is still reading its store")
+	}
 }
 
 // variantOf a client. A supervisor leaves out the list of extensions, which every Envoy sends.

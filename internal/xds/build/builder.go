@@ -43,6 +43,7 @@ type Config struct {
 // long.
 type Builder struct {
 	config Config
+	ready  chan struct{} // closed by the first Apply
 
 	mu       sync.Mutex
 	snapshot *catalog.Snapshot // nil: nothing was read yet
@@ -129,12 +130,15 @@ func NewBuilder(c Config) *Builder {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Builder{
-		config: c, policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{}, vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
+		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{}, vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{},
 	}
 }
+
+// Ready is closed when the tables were read for the first time: proxies can connect from then on.
+func (b *Builder) Ready() <-chan struct{} { return b.ready }
 
 // Tables that resources are made from.
 func Tables() []catalog.Kind {
@@ -182,6 +186,9 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	first := b.snapshot == nil
+	if first {
+		defer close(b.ready)
+	}
 	b.snapshot = d.After
 	b.storeImports(d)
 	hit := b.affect(b.policies.Apply(d), d)
