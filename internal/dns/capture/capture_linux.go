@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -99,17 +98,25 @@ func (r Rules) batch() *nfnl.Batch {
 	}
 	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 		for _, from := range orAny(r.Workloads) {
-			b.AddRule(t, chainForwarded, r.redirect(prefixed(forwarded(question(protocol)), sourceAt, from)))
+			rule := forwarded(question(protocol))
+			if from.IsValid() {
+				rule = rule.SourceIn(from)
+			}
+			b.AddRule(t, chainForwarded, r.redirect(rule))
 		}
 		for _, to := range orAny(exact(r.Only)) {
-			b.AddRule(t, chainLocal, r.redirect(prefixed(unmarked(question(protocol)), destinationAt, to)))
+			rule := unmarked(question(protocol))
+			if to.IsValid() {
+				rule = rule.DestinationIn(to)
+			}
+			b.AddRule(t, chainLocal, r.redirect(rule))
 		}
 		b.AddRule(t, chainGuard, r.guard(protocol))
 	}
 	return b
 }
 
-// orAny is a prefix that holds everything if there are none.
+// orAny is the zero prefix, for everything, if there are none.
 func orAny(prefixes []netip.Prefix) []netip.Prefix {
 	if len(prefixes) == 0 {
 		return []netip.Prefix{{}}
@@ -125,14 +132,11 @@ func exact(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// be16 is a port as packets and registers hold it.
-func be16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) }
-
 // to matches packets of a protocol to a port.
 func to(protocol byte, port uint16, comment string) *nfnl.Rule {
 	return (&nfnl.Rule{Comment: comment}).
 		Meta(unix.NFT_META_L4PROTO, 0).Equal(0, string([]byte{protocol})).
-		Transport(2, 2, 0).Equal(0, be16(port))
+		Transport(2, 2, 0).Equal(0, nfnl.Port(port))
 }
 
 // question matches questions of programs. Resolvers that follow referrals by themselves ask
@@ -156,31 +160,9 @@ func unmarked(r *nfnl.Rule) *nfnl.Rule {
 	return r.Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).NotEqual(0, nfnl.Host(Mark))
 }
 
-// Offsets of addresses in headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
-type offsets struct{ v4, v6 uint32 }
-
-func sourceAt() offsets      { return offsets{12, 8} }
-func destinationAt() offsets { return offsets{16, 24} }
-
-// prefixed matches an address in a prefix; the zero prefix holds all.
-func prefixed(r *nfnl.Rule, at func() offsets, p netip.Prefix) *nfnl.Rule {
-	if !p.IsValid() {
-		return r
-	}
-	family, offset, length := byte(unix.NFPROTO_IPV4), at().v4, uint32(4)
-	if p.Addr().Is6() {
-		family, offset, length = unix.NFPROTO_IPV6, at().v6, 16
-	}
-	mask := make([]byte, length)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return r.Meta(unix.NFT_META_NFPROTO, 0).Equal(0, string([]byte{family})).
-		Network(offset, length, 0).Mask(0, string(mask), string(make([]byte, length))).
-		Equal(0, string(p.Masked().Addr().AsSlice()))
+func (r Rules) redirect(rule *nfnl.Rule) *nfnl.Rule {
+	return rule.Load(0, nfnl.Port(r.Port)).Redirect(0)
 }
-
-func (r Rules) redirect(rule *nfnl.Rule) *nfnl.Rule { return rule.Load(0, be16(r.Port)).Redirect(0) }
 
 // guard drops what comes to the port without having been captured.
 func (r Rules) guard(protocol byte) *nfnl.Rule {

@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"encoding/binary"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,6 +73,28 @@ func (r *Rule) Network(offset, length uint32, to Reg) *Rule {
 // Transport loads bytes of the transport header.
 func (r *Rule) Transport(offset, length uint32, to Reg) *Rule {
 	return r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, length, to)
+}
+
+// SourceIn matches packets whose source address is in a prefix, of its family alone. It uses
+// register 0.
+func (r *Rule) SourceIn(p netip.Prefix) *Rule { return r.addressIn(p, 12, 8) }
+
+// DestinationIn is SourceIn of the destination address.
+func (r *Rule) DestinationIn(p netip.Prefix) *Rule { return r.addressIn(p, 16, 24) }
+
+// addressIn takes the offsets of an address in headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
+func (r *Rule) addressIn(p netip.Prefix, offset4, offset6 uint32) *Rule {
+	family, offset, length := byte(unix.NFPROTO_IPV4), offset4, uint32(4)
+	if p.Addr().Is6() {
+		family, offset, length = unix.NFPROTO_IPV6, offset6, 16
+	}
+	mask := make([]byte, length)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return r.Meta(unix.NFT_META_NFPROTO, 0).Equal(0, string([]byte{family})).
+		Network(offset, length, 0).Mask(0, string(mask), string(make([]byte, length))).
+		Equal(0, string(p.Masked().Addr().AsSlice()))
 }
 
 func (r *Rule) payload(base, offset, length uint32, to Reg) *Rule {
@@ -333,3 +356,6 @@ func ParseVerdict(value string) Verdict {
 	}
 	return Verdict{Code: int32(binary.BigEndian.Uint32([]byte(value[:4]))), Chain: value[4:]}
 }
+
+// Port as packets and registers hold it.
+func Port(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) }

@@ -2,7 +2,6 @@ package redirect
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -133,10 +132,7 @@ func tcp() *nfnl.Rule {
 
 func leave(r *nfnl.Rule) *nfnl.Rule { return r.Do(nfnl.Return()) }
 
-func to(r *nfnl.Rule, port uint16) *nfnl.Rule { return r.Load(0, be16(port)).Redirect(0) }
-
-// be16 is a port as packets and registers hold it.
-func be16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) }
+func to(r *nfnl.Rule, port uint16) *nfnl.Rule { return r.Load(0, nfnl.Port(port)).Redirect(0) }
 
 func (r Rules) outbound() []*nfnl.Rule {
 	rules := []*nfnl.Rule{
@@ -148,10 +144,10 @@ func (r Rules) outbound() []*nfnl.Rule {
 		rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_SKUID, 0).Equal(0, nfnl.Host(ProxyUser))))
 	}
 	for _, p := range r.ExcludeOutbound.Prefixes {
-		rules = append(rules, leave(prefixed(&nfnl.Rule{}, destination, p)))
+		rules = append(rules, leave((&nfnl.Rule{}).DestinationIn(p)))
 	}
 	for _, port := range r.ExcludeOutbound.Ports {
-		rules = append(rules, leave(tcp().Transport(2, 2, 0).Equal(0, be16(port))))
+		rules = append(rules, leave(tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(port))))
 	}
 	last := tcp()
 	if r.Cgroup != 0 {
@@ -163,42 +159,21 @@ func (r Rules) outbound() []*nfnl.Rule {
 func (r Rules) inbound() []*nfnl.Rule {
 	var rules []*nfnl.Rule
 	for _, p := range r.ExcludeInbound.Prefixes {
-		rules = append(rules, leave(prefixed(&nfnl.Rule{}, source, p)))
+		rules = append(rules, leave((&nfnl.Rule{}).SourceIn(p)))
 	}
 	for _, port := range r.Inbound {
 		if slices.Contains(r.ExcludeInbound.Ports, port) {
 			continue
 		}
 		match := func() *nfnl.Rule {
-			return tcp().Transport(2, 2, 0).Equal(0, be16(port)).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))
+			return tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(port)).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))
 		}
 		if len(r.Addresses) == 0 {
 			rules = append(rules, to(match(), InboundPort))
 		}
 		for _, a := range r.Addresses {
-			rules = append(rules, to(prefixed(match(), destination, netip.PrefixFrom(a, a.BitLen())), InboundPort))
+			rules = append(rules, to(match().DestinationIn(netip.PrefixFrom(a, a.BitLen())), InboundPort))
 		}
 	}
 	return rules
-}
-
-// offsets of addresses in headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
-type offsets struct{ v4, v6 uint32 }
-
-func source() offsets      { return offsets{12, 8} }
-func destination() offsets { return offsets{16, 24} }
-
-// prefixed matches an address in a prefix.
-func prefixed(r *nfnl.Rule, at func() offsets, p netip.Prefix) *nfnl.Rule {
-	family, offset, length := byte(unix.NFPROTO_IPV4), at().v4, uint32(4)
-	if p.Addr().Is6() {
-		family, offset, length = unix.NFPROTO_IPV6, at().v6, 16
-	}
-	mask := make([]byte, length)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return r.Meta(unix.NFT_META_NFPROTO, 0).Equal(0, string([]byte{family})).
-		Network(offset, length, 0).Mask(0, string(mask), string(make([]byte, length))).
-		Equal(0, string(p.Masked().Addr().AsSlice()))
 }

@@ -87,7 +87,7 @@ func (c *Core) Decode(data []byte, node string, now time.Time) error {
 		return fmt.Errorf("%w: its checksum is another", errFile)
 	}
 	types := map[string]*resources{}
-	err := eachField(data[len(magic):body], func(num protowire.Number, value []byte, _ uint64) error {
+	err := wire.EachField(data[len(magic):body], func(num protowire.Number, value []byte, _ uint64) error {
 		switch num {
 		case 1:
 			if string(value) != node {
@@ -116,7 +116,7 @@ func (c *Core) Decode(data []byte, node string, now time.Time) error {
 
 func decodeType(data []byte, now time.Time) (*resources, error) {
 	t := &resources{accepted: map[string]*entry{}, names: map[string]time.Time{}}
-	err := eachField(data, func(num protowire.Number, value []byte, number uint64) error {
+	err := wire.EachField(data, func(num protowire.Number, value []byte, number uint64) error {
 		switch num {
 		case 1:
 			t.typeURL = string(value)
@@ -148,32 +148,6 @@ func (t *resources) decodeEntry(raw []byte, onDemand bool) error {
 		}
 	}
 	t.accepted[r.Name] = e
-	return nil
-}
-
-func eachField(data []byte, f func(num protowire.Number, value []byte, number uint64) error) error {
-	for len(data) > 0 {
-		num, typ, n := protowire.ConsumeTag(data)
-		if n < 0 {
-			return fmt.Errorf("%w: %w", errFile, protowire.ParseError(n))
-		}
-		m := protowire.ConsumeFieldValue(num, typ, data[n:])
-		if m < 0 {
-			return fmt.Errorf("%w: %w", errFile, protowire.ParseError(m))
-		}
-		var value []byte
-		var number uint64
-		switch typ {
-		case protowire.BytesType:
-			value, _ = protowire.ConsumeBytes(data[n:])
-		case protowire.VarintType:
-			number, _ = protowire.ConsumeVarint(data[n:])
-		}
-		if err := f(num, value, number); err != nil {
-			return err
-		}
-		data = data[n+m:]
-	}
 	return nil
 }
 

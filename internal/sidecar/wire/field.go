@@ -67,6 +67,12 @@ func appendBytes(b []byte, num protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, num, protowire.BytesType), value)
 }
 
+// EachField calls f for each field of a message, in order, with what is in a field of type bytes,
+// or the number of a varint.
+func EachField(message []byte, f func(num protowire.Number, value []byte, number uint64) error) error {
+	return fields(message, func(num protowire.Number, value []byte, number uint64, _ []byte) error { return f(num, value, number) })
+}
+
 // Fields calls f for each field of type bytes of a message, in order.
 func Fields(message []byte, f func(num protowire.Number, value []byte) error) error {
 	return fields(message, func(num protowire.Number, value []byte, _ uint64, _ []byte) error {
