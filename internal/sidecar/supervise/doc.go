@@ -1,4 +1,4 @@
-// Package supervise runs an Envoy as a child: it starts it, starts it again after a crash,
+// Package supervise runs an Envoy: it starts it, starts it again after a crash,
 // replaces it by another binary without losing a connection, adopts the one that an earlier
 // supervisor left, and drains it. It answers probes and collects metrics for what is around it.
 //
