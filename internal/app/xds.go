@@ -240,7 +240,13 @@ func (p *proxies) components() []component {
 	}
 }
 
+// follow the tables once there is a proxy: most control planes have none.
 func (p *proxies) follow(ctx context.Context) error {
+	select {
+	case <-p.server.Wanted():
+	case <-ctx.Done():
+		return nil
+	}
 	sub := p.instance.catalog.Subscribe(build.Tables()...)
 	defer sub.Close()
 	return build.Follow(ctx, sub, p.builder)

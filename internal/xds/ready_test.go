@@ -17,9 +17,15 @@ func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := build.NewBuilder(build.Config{})
 		s := New(Config{Builder: b})
+		select {
+		case <-s.Wanted():
+			t.Error("wanted by nobody")
+		default:
+		}
 		if err := s.ready(t.Context()); status.Code(err) != codes.Unavailable {
 			t.Errorf("without tables: %v", err)
 		}
+		<-s.Wanted()
 		begin := time.Now()
 		go func() {
 			time.Sleep(time.Second)

@@ -106,6 +106,9 @@ type Server struct {
 	// run is the first part of the IDs of streams.
 	run string
 
+	wanted chan struct{} // closed by the first client
+	once   sync.Once
+
 	mu      sync.Mutex
 	streams map[uint64]*stream
 	last    uint64
@@ -119,7 +122,7 @@ func New(c Config) *Server {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Server{config: c, run: rand.Text(), streams: map[uint64]*stream{}}
+	s := &Server{config: c, run: rand.Text(), wanted: make(chan struct{}), streams: map[uint64]*stream{}}
 	s.metrics = newMetrics(c.Registerer, s)
 	return s
 }
@@ -214,6 +217,7 @@ const readyTimeout = 5 * time.Second
 // ready waits until the builder has read the tables: a client whose stream fails waits for a
 // second or more before the next one.
 func (s *Server) ready(ctx context.Context) error {
+	s.once.Do(func() { close(s.wanted) })
 	timer := time.NewTimer(readyTimeout)
 	defer timer.Stop()
 	select {
@@ -225,6 +229,10 @@ func (s *Server) ready(ctx context.Context) error {
 		return status.Error(codes.Unavailable, "the control plane is still reading its store")
 	}
 }
+
+// Wanted is closed when the first client comes: until then nobody needs the resources, and so
+// the builder can do without the tables.
+func (s *Server) Wanted() <-chan struct{} { return s.wanted }
 
 // variantOf a client. A supervisor leaves out the list of extensions, which every Envoy sends.
 func variantOf(node *core.Node, whole bool) build.Variant {
