@@ -165,7 +165,7 @@ func TestInsights(t *testing.T) {
 		all, c := p.dataplane("web-1")
 		return all == "ProxyConnected=True ConfigAccepted=False ProxyReady=True" && strings.HasPrefix(c.Message, "Cluster "+apiCluster+": ")
 	})
-	p.follow("default/default/web-2")
+	second := p.follow("default/default/web-2")
 	eventually(t, "that web-2 is not sent it", func() bool { _, c := p.dataplane("web-2"); return c.Status == metav1.ConditionFalse })
 	s := p.status()
 	if s.Connected != 2 || s.Rejecting != 2 || len(s.Rejected) != 2 || s.Rejected[0].Dataplane != "default/web-1" ||
@@ -173,7 +173,9 @@ func TestInsights(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 
+	// Both: what one refuses is not sent to the other.
 	first.refuse.Store(false)
+	second.refuse.Store(false)
 	next := made.DeepCopyObject().(*corev1.Service)
 	next.Spec.Ports[0].AppProtocol = new("http")
 	if _, err := p.client.Update(t.Context(), kind.Service, next); err != nil {
