@@ -17,6 +17,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
+// systemNamespace has the policies of whole meshes.
+const systemNamespace = "proxima-system"
+
 // Ref names an object that a policy can be for.
 type Ref struct {
 	// Kind: Service, ServiceImport, ExternalService, HTTPRoute, Dataplane, Pod or Mesh. A Mesh has
@@ -297,11 +300,17 @@ func drop[K comparable](m map[K]map[resource.Key]*entry, at K, key resource.Key)
 	}
 }
 
-// target of a reference. An object without a namespace is in that of the policy.
+// target of a reference. An object without a namespace is in that of the policy. What a policy of
+// its namespace may not name is no object (the zero Ref): validation refuses such policies, but
+// Kubernetes stores them while its webhook cannot be reached.
 func (e *entry) target(t mesh.PolicyTargetReference) Ref {
 	switch {
+	case t.Kind == "Mesh" && e.source.Key.Namespace != systemNamespace:
+		return Ref{}
 	case t.Kind == "Mesh":
 		return Ref{"Mesh", resource.Key{Name: t.Name}}
+	case (t.Kind == "Dataplane" || t.Kind == "Pod") && t.Namespace != "" && t.Namespace != e.source.Key.Namespace:
+		return Ref{}
 	case t.Namespace == "":
 		return Ref{t.Kind, resource.Key{Namespace: e.source.Key.Namespace, Name: t.Name}}
 	}

@@ -154,7 +154,7 @@ func decode[T any](fields map[string]any) T {
 		err = json.Unmarshal(data, &out)
 	}
 	if err != nil {
-		panic("policy: fields of a " + "spec do not fit it: " + err.Error())
+		panic("policy: fields of a spec do not fit it: " + err.Error())
 	}
 	return out
 }

@@ -184,7 +184,7 @@ func (x *Index) labelledCallers(base Caller, prefix, of string, f found, s *mesh
 	namespaces := s.Namespaces
 	switch {
 	case len(namespaces) > 0:
-	case len(f.targets) > 0 && f.targets[0].Kind == "Mesh":
+	case len(f.targets) > 0 && f.target(f.targets[0]).Kind == "Mesh":
 		namespaces = slices.Collect(maps.Keys(x.workloads))
 	default:
 		namespaces = []string{f.source.Key.Namespace}

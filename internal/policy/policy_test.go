@@ -208,6 +208,41 @@ spec: {selector: {matchLabels: {app: pay}}, ports: ["8081"], tls: {mode: Permiss
 	}
 }
 
+// TestForeignTargets: a policy that validation would have refused, as it is not for what it names,
+// changes nothing, and its report says so.
+func TestForeignTargets(t *testing.T) {
+	const foreign = `
+kind: %s
+metadata: {name: foreign, namespace: attacker}
+spec: {targetRefs: [%s]%s}
+`
+	for _, target := range []string{
+		"{group: mesh.proxima.dev, kind: Dataplane, namespace: shop, name: pay-1}", "{group: mesh.proxima.dev, kind: Mesh, name: default}",
+	} {
+		for kind, rest := range map[string]string{
+			"TrafficPermission": ", allow: [{}]", "ProxyPatch": ", patches: [{type: Listener, op: Remove}]", "WorkloadPolicy": ", tls: {mode: Strict}",
+		} {
+			x := index(t, shop+fmt.Sprintf(foreign, kind, target, rest))
+			ref := policy.Ref{Kind: "Dataplane", Key: resource.Key{Namespace: "shop", Name: "pay-1"}}
+			if p, _ := x.Permission(ref, 8080); !p.Empty() || p.Refuse {
+				t.Errorf("%s for %s: permission %+v", kind, target, p)
+			}
+			w, _ := x.Workload(ref)
+			if len(x.Patches(ref)) > 0 || len(w.From) > 0 || len(w.Ports[8080].From) > 0 {
+				t.Errorf("%s for %s: patches %v, workload %+v", kind, target, x.Patches(ref), w)
+			}
+			r, _ := x.Report(policy.Source{Kind: kind, Key: resource.Key{Namespace: "attacker", Name: "foreign"}})
+			if len(r.Targets) > 0 || len(r.Missing) != 1 || !strings.Contains(r.Missing[0], "a policy of namespace attacker is not for ") {
+				t.Errorf("%s for %s: report %+v", kind, target, r)
+			}
+		}
+		x := index(t, shop+fmt.Sprintf(foreign, "BackendPolicy", target, ", timeout: {request: 1s}"))
+		if b := x.Backend("web", service("pay"), http); *b.Timeout.Request != "0s" {
+			t.Errorf("BackendPolicy for %s: %+v", target, b.Timeout)
+		}
+	}
+}
+
 func TestPermission(t *testing.T) {
 	ref := policy.Ref{Kind: "Dataplane", Key: resource.Key{Namespace: "shop", Name: "pay-1"}}
 	base := shop + `

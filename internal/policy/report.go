@@ -86,6 +86,9 @@ func (x *Index) missing(e *entry) []string {
 		ref := e.target(t)
 		var there bool
 		switch ref.Kind {
+		case "":
+			out = append(out, fmt.Sprintf("spec.targetRefs[%d]: a policy of namespace %s is not for %s %s", i, e.source.Key.Namespace, t.Kind, t.Name))
+			continue
 		case "Mesh":
 			there = x.meshes[ref.Key.Name] != nil
 		case "HTTPRoute":
@@ -135,7 +138,7 @@ func (x *Index) workloadTargets(e *entry) []Ref {
 	var out []Ref
 	namespaces := []string{e.source.Key.Namespace}
 	for _, t := range e.targets {
-		if t.Kind == "Mesh" {
+		if e.target(t).Kind == "Mesh" {
 			namespaces = slices.Collect(maps.Keys(x.workloads))
 		}
 	}
