@@ -1,11 +1,13 @@
 package xds_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -95,6 +97,22 @@ func (r *policyRig) ask(port int32, path string, headers ...string) (status int,
 		return 0, err.Error(), nil
 	}
 	return response.StatusCode, string(text), response.Header
+}
+
+// spelled is the status of a request for a path, which is sent as it is.
+func (r *policyRig) spelled(path string) int {
+	c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.in))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: secured\r\nConnection: close\r\n\r\n", path)
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return 0
+	}
+	response.Body.Close()
+	return response.StatusCode
 }
 
 // becomes waits until an object has its effect; then it deletes the object and waits until there is
@@ -236,6 +254,24 @@ func TestPolicies(t *testing.T) {
 		r.becomes(t, kind.TrafficPermission, &meshv1alpha1.TrafficPermission{ObjectMeta: meta("allow"), Spec: meshv1alpha1.TrafficPermissionSpec{
 			Allow: []meshv1alpha1.PermissionRule{{From: []meshv1alpha1.PolicySource{{Namespaces: []string{"shop"}}}}},
 		}}, func() bool { return status(r.mtls, "/", http.StatusOK)() && status(r.in, "/", http.StatusForbidden)() }, status(r.in, "/", http.StatusOK))
+	})
+	t.Run("permission of paths", func(t *testing.T) {
+		of := func(paths []string, want ...int) func() bool {
+			return func() bool {
+				return !slices.ContainsFunc(paths, func(path string) bool { return !slices.Contains(want, r.spelled(path)) })
+			}
+		}
+		denied := []string{
+			"/admin/x", "//admin/x", "/./admin/x", "/open/../admin/x", "/open/%2e%2e/admin/x", "/%61dmin/x", "/open%2f..%2fadmin/x", "/open/..%5cadmin/x",
+			"\\admin/x", "/open/..;/../../admin/x", "/admin/x?y", "/admin/../admin/x",
+		}
+		open := []string{"/open", "/open/admin/x", "/x?/admin/x"}
+		permission := &meshv1alpha1.TrafficPermission{ObjectMeta: meta("paths"), Spec: meshv1alpha1.TrafficPermissionSpec{
+			Deny: []meshv1alpha1.PermissionRule{{To: []meshv1alpha1.PermissionRequest{{Paths: []meshv1alpha1.ValueMatch{{Type: "Prefix", Value: "/admin"}}}}}},
+		}}
+		r.becomes(t, kind.TrafficPermission, permission, func() bool {
+			return of(denied, http.StatusForbidden, http.StatusBadRequest)() && of(open, http.StatusOK)()
+		}, of(denied[:7], http.StatusOK))
 	})
 	t.Run("WorkloadPolicy", func(t *testing.T) {
 		r.becomes(t, kind.WorkloadPolicy, &meshv1alpha1.WorkloadPolicy{ObjectMeta: meta("w"), Spec: meshv1alpha1.WorkloadPolicySpec{

@@ -272,6 +272,7 @@ func (p *inPolicies) http(routes string) []*listener.Filter {
 	before := translate.InboundFilters(&policy.WorkloadPort{RateLimit: p.port.RateLimit}, &p.permission, p.limited)
 	before = append(before, translate.InboundFilters(&policy.WorkloadPort{Faults: p.port.Faults}, &policy.Permission{}, p.faulted)...)
 	m.HttpFilters = append(before, m.HttpFilters...)
+	translate.NormalizePaths(m, &p.permission)
 	if p.set {
 		translate.InboundConnections(m, &p.port)
 		m.AccessLog, m.Tracing = translate.AccessLogs(p.port.AccessLog), translate.Tracing(p.tracing)
