@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -118,6 +119,7 @@ type network struct {
 	remote, outside *netns.NS
 	backends        map[string]*backendPod
 	podAddr         map[string]netip.Addr // of pod, by family
+	flows           atomic.Uint32         // of UDP that were opened
 }
 
 func newNetwork(t *testing.T) *network {
@@ -210,7 +212,9 @@ func (n *network) addRemotePods(t *testing.T) {
 // takes slowness for silence, and a network that is laid wrong shows at once.
 func (n *network) warm(t *testing.T) {
 	t.Helper()
-	for _, c := range []client{{name: "node", ns: n.node}, {name: "pod", ns: n.pod.NS}, {name: "outside", ns: n.outside.NS}} {
+	for _, c := range []client{
+		{name: "node", ns: n.node, flows: &n.flows}, {name: "pod", ns: n.pod.NS, flows: &n.flows}, {name: "outside", ns: n.outside.NS, flows: &n.flows},
+	} {
 		for _, b := range n.backends {
 			for _, addr := range b.addrs {
 				if a, err := c.ask(proxy.TCP, netip.AddrPortFrom(addr, backendPort), prompt); err != nil || a.who != b.name {
@@ -310,17 +314,21 @@ type client struct {
 	ns   *core.NS
 	// addr it asks from; invalid: as the kernel chooses.
 	addr netip.Addr
+	// flows of the network.
+	flows *atomic.Uint32
 }
 
 // clients: a pod of the node, the node itself, and the i-th outside.
-func (k *kernel) pod() client  { return client{name: "pod", ns: k.net.pod.NS} }
-func (k *kernel) node() client { return client{name: "node", ns: k.net.node} }
+func (k *kernel) pod() client  { return client{name: "pod", ns: k.net.pod.NS, flows: &k.net.flows} }
+func (k *kernel) node() client { return client{name: "node", ns: k.net.node, flows: &k.net.flows} }
 func (k *kernel) outside(i int) client {
-	return client{name: fmt.Sprint("outside-", i), ns: k.net.outside.NS, addr: netip.MustParseAddr(k.family.outside(i))}
+	return client{name: fmt.Sprint("outside-", i), ns: k.net.outside.NS, addr: netip.MustParseAddr(k.family.outside(i)), flows: &k.net.flows}
 }
 
 // of a pod that serves.
-func (k *kernel) inside(pod string) client { return client{name: pod, ns: k.net.backends[pod].ns} }
+func (k *kernel) inside(pod string) client {
+	return client{name: pod, ns: k.net.backends[pod].ns, flows: &k.net.flows}
+}
 
 // answer of a backend, or refused or silent.
 type answer struct {
@@ -335,20 +343,23 @@ const (
 	whoSilent  = "(silence)"
 )
 
-// open a connection or flow; it must not hang.
-func (c client) open(proto proxy.Protocol, to netip.AddrPort, wait time.Duration) (net.Conn, error) {
-	d := net.Dialer{Timeout: wait}
-	network := strings.ToLower(string(proto))
-	if c.addr.IsValid() {
-		from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.addr, 0))
-		if d.LocalAddr = from; proto == proxy.UDP {
-			d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.addr, 0))
+// open a connection or flow; it must not hang. Each flow of UDP has a port of its own: flows go on
+// after what opened them, so a question from the port of an earlier one would follow that.
+func (c client) open(proto proxy.Protocol, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
+	const first, ports = 40000, 20000
+	err = c.ns.Do(func() error {
+		for {
+			d := net.Dialer{Timeout: wait}
+			switch {
+			case proto == proxy.UDP:
+				d.LocalAddr = &net.UDPAddr{IP: c.addr.AsSlice(), Port: int(first + c.flows.Add(1)%ports)}
+			case c.addr.IsValid():
+				d.LocalAddr = &net.TCPAddr{IP: c.addr.AsSlice()}
+			}
+			if conn, err = d.Dial(strings.ToLower(string(proto)), to.String()); proto != proxy.UDP || !errors.Is(err, syscall.EADDRINUSE) {
+				return err
+			}
 		}
-	}
-	var conn net.Conn
-	err := c.ns.Do(func() (err error) {
-		conn, err = d.Dial(network, to.String())
-		return err
 	})
 	return conn, err
 }

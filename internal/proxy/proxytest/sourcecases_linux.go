@@ -44,7 +44,7 @@ func sourceRanges(k *kernel) {
 	s.SourceRanges = []netip.Prefix{k.rangeOf(out, 0)}
 	k.apply(s)
 	k.reaches(out, proxy.TCP, k.at(k.balancer(0)), local1, remote1)
-	k.excluded(k.outside(17)) // not one whose flows of UDP, which go on, could have the same port
+	k.excluded(k.outside(17))
 
 	s.SourceRanges = nil
 	k.apply(s)
@@ -71,7 +71,6 @@ func sourceRangesPerFamily(k *kernel) {
 	if other.family = ipv4; k.family == ipv4 {
 		other.family = ipv6
 	}
-	// Each step has clients of its own: flows of UDP, which go on, could have the same port.
 	for i, step := range []struct {
 		name                       string
 		ranges                     func(in, otherIn netip.Prefix) []string

@@ -148,5 +148,5 @@ func (k *kernel) crowd() {
 // oneOfMany clients of the crowd, of an address of its own.
 func (k *kernel) oneOfMany(i int) client {
 	a := nth(crowds[k.family.name], 1+i)
-	return client{name: fmt.Sprint("client ", a), ns: k.net.outside.NS, addr: a}
+	return client{name: fmt.Sprint("client ", a), ns: k.net.outside.NS, addr: a, flows: &k.net.flows}
 }
