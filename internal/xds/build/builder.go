@@ -224,8 +224,9 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			b.writeOwn(p)
 		}
 	}
+	respoken := b.respoken(d)
 	for key, p := range b.proxies {
-		if has(hit.proxies, key) || len(d.Meshes) > 0 {
+		if has(hit.proxies, key) || has(respoken, p) || len(d.Meshes) > 0 {
 			b.writeOwn(p)
 		}
 	}

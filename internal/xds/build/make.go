@@ -514,10 +514,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 		if port.Protocol != "" && port.Protocol != "TCP" {
 			continue
 		}
-		app := ""
-		if port.AppProtocol != nil {
-			app = *port.AppProtocol
-		}
+		app := b.appProtocolOf(p.Key, d, port)
 		in := &inbound{
 			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
 			serverFirst: serverFirst(app), domain: domain, clients: clients, fileIdentity: p.class.Variant == Direct,

@@ -1,0 +1,54 @@
+package build
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/proxima-mesh/proxima/internal/delta"
+)
+
+// TestProtocolOfService: a port whose Dataplane says nothing of its protocol has that of the
+// Services that lead to it, as they come, change and go; where they disagree it has none.
+func TestProtocolOfService(t *testing.T) {
+	d := testDataplane("a", "10.0.0.1", nil)
+	d.Labels, d.Spec.Ports[0].Name = map[string]string{"app": "a"}, "web"
+	w := newWorld(t, d)
+	a := w.connect("a", Sidecar)
+	check := func(when string, isHTTP bool) {
+		t.Helper()
+		s := delta.NewLayered(a.Config)
+		defer s.Close()
+		if err := s.Step(delta.Request{Type: RouteType, Subscribe: []string{inName(8080)}}); err != nil {
+			t.Fatal(err)
+		}
+		frame, _ := s.Next(time.Time{})
+		if got := frame != nil && frame.Resources == 1; got != isHTTP {
+			t.Errorf("%s: the port is HTTP: %v, want %v", when, got, isHTTP)
+		}
+	}
+	service := func(name, app string, target intstr.IntOrString) *corev1.Service {
+		s := testService(name, "10.96.0.1", corev1.ServicePort{Port: 80, TargetPort: target, AppProtocol: &app})
+		s.Spec.Selector = map[string]string{"app": "a"}
+		return s
+	}
+	check("no Service", false)
+	w.seed(service("one", "http", intstr.FromString("other")))
+	check("one to another port", false)
+	w.seed(service("one", "http", intstr.FromString("web")))
+	check("one by the port's name", true)
+	w.seed(service("two", "mysql", intstr.FromInt32(8080)))
+	check("another one by number that disagrees", false)
+	w.seed(service("two", "HTTP", intstr.FromInt32(8080)))
+	check("they agree", true)
+	other := service("two", "mysql", intstr.FromInt32(8080))
+	other.Spec.Selector = map[string]string{"app": "b"}
+	w.seed(other)
+	check("the one that disagrees selects others", true)
+	last := d.DeepCopy()
+	last.Generation, last.Spec.Ports[0].AppProtocol = 2, new("mysql")
+	w.seed(last)
+	check("the Dataplane itself disagrees", false)
+}
