@@ -278,6 +278,22 @@ func TestPolicies(t *testing.T) {
 			RateLimit: []meshv1alpha1.RateLimit{{HTTP: &meshv1alpha1.HTTPRateLimit{Requests: 1, Per: "1h"}}},
 		}}, status(r.in, "/", http.StatusTooManyRequests), status(r.in, "/", http.StatusOK))
 	})
+	t.Run("WorkloadPolicy, mode of TLS", func(t *testing.T) {
+		plain := func(admitted bool) func() bool {
+			return func() bool {
+				got, _, _ := r.ask(r.in, "/")
+				return (got == http.StatusOK) == admitted && status(r.mtls, "/", http.StatusOK)()
+			}
+		}
+		mode := func(name string) *meshv1alpha1.WorkloadPolicy {
+			return &meshv1alpha1.WorkloadPolicy{ObjectMeta: meta("mode"), Spec: meshv1alpha1.WorkloadPolicySpec{TLS: &meshv1alpha1.WorkloadTLS{Mode: name}}}
+		}
+		r.becomes(t, kind.WorkloadPolicy, mode(meshv1alpha1.MTLSStrict), plain(false), plain(true))
+		r.seed(strict(meshv1alpha1.MTLSStrict))
+		r.becomes(t, kind.WorkloadPolicy, mode(meshv1alpha1.MTLSPermissive), plain(true), plain(false))
+		r.seed(strict(meshv1alpha1.MTLSPermissive))
+		r.await(t, "the mesh is permissive again", plain(true))
+	})
 	t.Run("ProxyPatch", func(t *testing.T) {
 		const value = `{response_headers_to_add: [{header: {key: x-patched, value: "yes"}}]}`
 		patch := func(want string) func() bool {

@@ -520,6 +520,9 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 			serverFirst: serverFirst(app), domain: domain, clients: clients, fileIdentity: p.class.Variant == Direct,
 			policies: b.inPoliciesOf(p.Key, port.Port),
 		}
+		if mode != Plain && in.policies.port.TLS.Mode != "" { // a mesh without mTLS has no certificates
+			in.mode = modeNamed(in.policies.port.TLS.Mode)
+		}
 		to := in.at
 		if target := targetPort(port); target != 0 {
 			in.bound, to = true, netip.AddrPortFrom(loopbackOf(addresses[0]), uint16(target))

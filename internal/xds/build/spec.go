@@ -95,9 +95,16 @@ func outboundAlways(m *meshv1alpha1.Mesh) bool {
 func modeOf(m *meshv1alpha1.Mesh) Mode {
 	for i := range m.Spec.MTLS.Backends {
 		b := &m.Spec.MTLS.Backends[i]
-		if b.Name == m.Spec.MTLS.EnabledBackend && strings.EqualFold(b.Mode, "Permissive") {
-			return Permissive
+		if b.Name == m.Spec.MTLS.EnabledBackend {
+			return modeNamed(b.Mode)
 		}
+	}
+	return Strict
+}
+
+func modeNamed(name string) Mode {
+	if strings.EqualFold(name, meshv1alpha1.MTLSPermissive) {
+		return Permissive
 	}
 	return Strict
 }
