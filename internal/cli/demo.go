@@ -42,7 +42,7 @@ backends. It leaves nothing behind.`,
 	cmd.Flags().StringVar(&cfg.Mode, "mode", "auto", "how traffic is carried: auto, nftables, iptables (both need root) or userspace")
 	cmd.Flags().BoolVar(&cfg.Once, "once", false, "end after the shift")
 	cmd.Flags().BoolVar(&cfg.Verbose, "verbose", false, "show what the processes log")
-	cmd.AddCommand(newDemoBackend())
+	cmd.AddCommand(newDemoBackend(), newDemoClient())
 	return cmd
 }
 
@@ -63,5 +63,21 @@ func newDemoBackend() *cobra.Command {
 	f.StringSliceVar(&listen, "listen", []string{"127.0.0.1:8080"}, "address to listen on; may be repeated")
 	f.StringVar(&name, "name", "", "name to answer with")
 	f.StringVar(&zone, "zone", "", "zone to answer with")
+	return cmd
+}
+
+// newDemoClient is the sample client, started by a lab with sidecars.
+func newDemoClient() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:    "client",
+		Short:  "The sample client: passes on HTTP requests that come by a Unix socket",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return demo.Client(cmd.Context(), socket)
+		},
+	}
+	cmd.Flags().StringVar(&socket, "socket", "client.sock", "path of the socket")
 	return cmd
 }

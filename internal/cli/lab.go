@@ -15,6 +15,9 @@ import (
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
+// defaultLab is the lab that commands are about which name none.
+const defaultLab = "lab"
+
 func newLab(s *settings) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
@@ -27,10 +30,10 @@ own. With "lab up --global" each zone has a control plane and an ingress, and th
 plane. Cables can be cut, processes killed and machines switched off, to see what happens. It is of IPv4
 and IPv6. Nothing of it reaches the network outside. It needs root and Linux.`,
 	}
-	cmd.PersistentFlags().StringVar(&name, "lab", "lab", "name of the lab: several can be up at once")
+	cmd.PersistentFlags().StringVar(&name, "lab", defaultLab, "name of the lab: several can be up at once")
 	cmd.AddCommand(newLabUp(s, &name), newLabStatus(s, &name), newLabDown(s, &name),
 		newLabCut(s, &name), newLabHeal(s, &name), newLabKill(s, &name), newLabStop(s, &name),
-		newLabLink(s, &name), newLabRelay(s))
+		newLabLink(s, &name), newLabExec(&name), newLabRelay(s))
 	return cmd
 }
 
@@ -39,7 +42,7 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "up",
 		Short:   "Start a lab, which stays until it is taken down",
-		Example: "  sudo proxima lab up --zones 3 --nodes 2\n  sudo proxima lab up --global --zones 2 --nodes 1",
+		Example: "  sudo proxima lab up --zones 3 --nodes 2\n  sudo proxima lab up --global --zones 2 --nodes 1\n  sudo proxima lab up --sidecars --envoy /usr/local/bin/envoy",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exe, err := os.Executable()
@@ -59,7 +62,10 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 				return err
 			}
 			defer l.Close()
-			return printLab(s.io.Out, l.Status(cmd.Context()), false)
+			if err := printLab(s.io.Out, l.Status(cmd.Context()), false); err != nil {
+				return err
+			}
+			return printTries(s.io.Out, l)
 		},
 	}
 	f := cmd.Flags()
@@ -74,8 +80,34 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	_ = f.SetAnnotation("dns-capture", commandLineOnly, nil)
 	f.BoolVar(&spec.IPv6Only, "ipv6-only", false, "no IPv4 anywhere, but for 127.0.0.1; on the command line only")
 	_ = f.SetAnnotation("ipv6-only", commandLineOnly, nil)
+	f.BoolVar(&spec.Sidecars, "sidecars", false, "an Envoy before each workload, and a client with one on the first node of each zone; on the command line only")
+	_ = f.SetAnnotation("sidecars", commandLineOnly, nil)
+	f.StringVar(&spec.Envoy, "envoy", "envoy", "with --sidecars: Envoy of the sidecars, 1.37 or newer: a path, or a name in $PATH")
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
+}
+
+// printTries prints what there is to try in a lab with sidecars.
+func printTries(out io.Writer, l *lab.Lab) error {
+	all := l.Try()
+	if len(all) == 0 {
+		return nil
+	}
+	name := ""
+	if l.Name() != defaultLab {
+		name = " --lab " + l.Name()
+	}
+	fmt.Fprintf(out, "\ntry:        proxima lab%s exec control -- proxima apply -f FILE\nsee:        proxima lab%s status\nundo:       proxima lab%s exec control -- proxima delete -f FILE\n\n", name, name, name)
+	w := tabwriter.NewWriter(out, 6, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "FILE\tEFFECT")
+	for _, t := range all {
+		fmt.Fprintf(w, "%s\t%s\n", t.File, t.Effect)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\nask as shop-a, by its sidecar:   curl -i --unix-socket %s http://%s/\n", l.ShopSocket("zone-a"), l.VIP())
+	return err
 }
 
 // withLab runs f on a lab that is up.
@@ -289,6 +321,9 @@ func printLab(out io.Writer, s *lab.Status, wide bool) error {
 		if z.IPv6 != nil {
 			printServed(w, z.Name, "IPv6", z.IPv6)
 		}
+		if z.Shop != nil {
+			printServed(w, z.Name, "sidecar", z.Shop)
+		}
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -319,6 +354,10 @@ func both(vip, vip6 string) string {
 
 func printLabNodes(w io.Writer, s *lab.Status, wide bool) {
 	columns := []string{"ZONE", "CABLE", "NODE", "ADDRESS", "CABLE", "READY", "AGENT", "MODE", "WORKLOAD"}
+	sidecars := s.Zones[0].Shop != nil
+	if sidecars {
+		columns = append(columns, "SIDECAR")
+	}
 	if wide {
 		columns = append(columns, "IPV6 ADDRESS", "WEB RESOLVES TO")
 	}
@@ -326,6 +365,9 @@ func printLabNodes(w io.Writer, s *lab.Status, wide bool) {
 	for _, z := range s.Zones {
 		for _, n := range z.Nodes {
 			cells := []string{z.Name, z.Link, n.Name, n.Address, n.Link, n.Ready, n.Agent, orNone(n.Mode), n.Workload + " " + n.WorkloadProcess}
+			if sidecars {
+				cells = append(cells, n.Sidecar)
+			}
 			if wide {
 				cells = append(cells, orNone(n.Address6), orNone(strings.Join(n.Names, ", ")))
 			}
@@ -340,9 +382,9 @@ func printServed(w io.Writer, zone, family string, s *lab.Served) {
 	for _, who := range slices.Sorted(maps.Keys(s.Answered)) {
 		by = append(by, fmt.Sprintf("%s %d×", who, s.Answered[who]))
 	}
-	line := strings.Join(by, ", ")
-	if line == "" {
-		line = s.Error
+	if s.Error != "" {
+		by = append(by, s.Error)
 	}
+	line := strings.Join(by, ", ")
 	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", zone, family, s.Asked, s.Failed, line)
 }

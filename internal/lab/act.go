@@ -261,7 +261,7 @@ func (l *Lab) restartWorkload(ctx context.Context, n node) error {
 	if err != nil {
 		return err
 	}
-	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: n.workload()}
+	key := resource.Key{Namespace: metav1.NamespaceDefault, Name: l.spec.workloadOf(n)}
 	obj, err := client.Get(ctx, kind.Dataplane, key)
 	if err == nil {
 		dp := obj.(*meshv1alpha1.Dataplane)

@@ -11,9 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/kernel/netns"
 	"github.com/proxima-mesh/proxima/internal/lab"
 	"github.com/proxima-mesh/proxima/internal/testkit"
+	"github.com/proxima-mesh/proxima/internal/testkit/envoytest"
 )
 
 var commands = regexp.MustCompile("(?s)<!-- test: \\w+ -->\n```\n(.*?)```")
@@ -80,6 +82,73 @@ func clearKilledRuns(t *testing.T) {
 		}
 		if _, err := lab.Down(t.Context(), name); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+var sidecarCommands = regexp.MustCompile("(?s)<!-- sidecars: (\\w+) -->\n```\n(.*?)```")
+
+// TestSidecarGuide follows the part of docs/how-to/lab.md about sidecars, in a lab of another
+// name and one zone less.
+func TestSidecarGuide(t *testing.T) {
+	if err := netns.Available(); err != nil {
+		t.Skip(err)
+	}
+	if _, err := cgroup.Find(); err != nil {
+		t.Skip(err)
+	}
+	clearKilledRuns(t)
+	doc, err := os.ReadFile(filepath.Join(testkit.Root(t), "docs", "how-to", "lab.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Binary(t)
+	testkit.Sidecar(t)
+	t.Cleanup(func() {
+		if _, err := lab.Down(context.Background(), labName()); err != nil {
+			t.Error(err)
+		}
+		nothingLeft(t)
+	})
+	adapt := strings.NewReplacer("/lab/lab/", "/lab/"+labName()+"/", "make build\n", "", "lab up --sidecars", "lab up --zones 2 --sidecars",
+		"$(tools/envoy)", envoytest.Binary(t))
+	// What status shows of a step comes after a moment.
+	awaited := map[string]string{
+		"IPv4 and IPv6 fail, sidecars do not": `zone-a +IPv4 +12 +12 .*\n(.*IPv6.*\n)?zone-a +sidecar +12 +0 `,
+		"shop-a is answered":                  `zone-a +sidecar +12 +12 .*403 Forbidden`,
+		"half of all requests fail":           `zone-a +sidecar +12 +[1-9].*503`,
+		"still without a sidecar":             `(?s)zone-a +IPv4 +12 +[1-9].*zone-a +sidecar +12 +0 `,
+		"web-c-2 gets one in ten":             `zone-a +sidecar +12 +0 .*web-b-2 [1-6]×`,
+	}
+	for _, block := range sidecarCommands.FindAllStringSubmatch(string(doc), -1) {
+		for line := range strings.Lines(adapt.Replace(block[2])) {
+			run := func() string {
+				cmd := exec.CommandContext(t.Context(), "sh", "-ec", line)
+				cmd.Dir = testkit.Root(t)
+				cmd.Env = append(testkit.CleanEnv(), "PATH="+filepath.Join(testkit.Root(t), "bin")+":"+os.Getenv("PATH"), "PROXIMA_LAB="+labName())
+				out, err := cmd.CombinedOutput()
+				if err != nil {
+					t.Fatalf("%s: %s%v\n%s", block[1], line, err, out)
+				}
+				return string(out)
+			}
+			_, comment, _ := strings.Cut(line, "# ")
+			found := strings.TrimSpace(comment) == ""
+			for text, want := range awaited {
+				if !strings.Contains(comment, text) {
+					continue
+				}
+				found = true
+				testkit.Eventually(t, block[1]+": "+comment, func() bool { return regexp.MustCompile(want).MatchString(run()) })
+			}
+			if !found {
+				t.Errorf("%s: nothing is known of %q", block[1], comment)
+			}
+			if comment == "" {
+				if out := run(); block[1] == "look" && !strings.Contains(out, `"ready":"true"`) && !strings.Contains(out, "in|8080") {
+					t.Errorf("%s\n%s", line, out)
+				}
+			}
 		}
 	}
 }

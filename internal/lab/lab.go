@@ -52,6 +52,12 @@ type Spec struct {
 	// (--dns-capture). Names of others are asked of the router, where nothing answers unless
 	// somebody puts a resolver there.
 	DNSCapture bool
+	// Sidecars puts an Envoy before each workload. On the first node of each zone, of which there
+	// are at least two then, the workload is a client, "shop-LETTER". The mesh has mTLS of mode
+	// Permissive, so that clients without a sidecar go on. Not with Global.
+	Sidecars bool
+	// Envoy of the sidecars: a path, or a name in $PATH. Default: "envoy".
+	Envoy string
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
 	Lease time.Duration
 	// Executable is Proxima's.
@@ -100,6 +106,9 @@ func (s Spec) withDefaults() (Spec, error) {
 	if s.Progress == nil {
 		s.Progress = func(string) {}
 	}
+	if s.Envoy == "" {
+		s.Envoy = "envoy"
+	}
 	switch {
 	case !namePattern.MatchString(s.Name):
 		return s, fmt.Errorf("lab name %q: want 1 to 8 lower-case letters and digits", s.Name)
@@ -109,6 +118,10 @@ func (s Spec) withDefaults() (Spec, error) {
 		return s, fmt.Errorf("%d nodes a zone: want 1 to 9", s.Nodes)
 	case s.Egress && !s.Global:
 		return s, errors.New("an egress is between zones with control planes of their own: it needs a global one")
+	case s.Sidecars && s.Global:
+		return s, errors.New("sidecars are in a lab with one control plane: leave out the global one")
+	case s.Sidecars && s.Nodes < 2:
+		return s, errors.New("sidecars need two nodes in each zone: the workload of the first one is a client")
 	case s.Lease < 0 || s.Lease%time.Second != 0:
 		return s, fmt.Errorf("a lease of %s: want whole seconds", s.Lease)
 	case s.Executable == "":
@@ -290,6 +303,9 @@ func (l *Lab) Places(zones bool) []string {
 	return append(out, l.spec.nameOf(target{zone: -1, machine: control}))
 }
 
+// Name of the lab.
+func (l *Lab) Name() string { return l.spec.Name }
+
 // Nodes of the lab.
 func (l *Lab) Nodes() []string {
 	var out []string
@@ -368,6 +384,20 @@ func (e *unavailableError) Code() problem.Code { return problem.LabUnavailable }
 // Hint names the remedy.
 func (e *unavailableError) Hint() string {
 	return "run it as root on Linux; without root, \"proxima demo\" shows three backends"
+}
+
+// envoyError: there is no Envoy for sidecars.
+type envoyError struct{ err error }
+
+func (e *envoyError) Error() string { return "lab: sidecars need an Envoy: " + e.err.Error() }
+func (e *envoyError) Unwrap() error { return e.err }
+
+// Code implements problem.Coded.
+func (e *envoyError) Code() problem.Code { return problem.SidecarUnavailable }
+
+// Hint names the remedy.
+func (e *envoyError) Hint() string {
+	return "name one of version 1.37 or newer with --envoy PATH; in a source tree, tools/envoy downloads one and prints its path"
 }
 
 // UpError: a lab of that name exists.

@@ -247,7 +247,7 @@ func (l *Lab) export(ctx context.Context, p plane) error {
 }
 
 // prepareMesh lets the default mesh issue certificates, as zones are reached by mutual TLS
-// alone, and routes it through the egresses where there are any.
+// alone, and sidecars show them; it routes it through the egresses where there are any.
 func (l *Lab) prepareMesh(ctx context.Context) error {
 	client, err := l.clientOf(l.spec.central())
 	if err != nil {
@@ -259,6 +259,9 @@ func (l *Lab) prepareMesh(ctx context.Context) error {
 	}
 	mesh := object.(*meshv1alpha1.Mesh)
 	mesh.Spec.MTLS = &meshv1alpha1.MeshMTLS{EnabledBackend: "lab", Backends: []meshv1alpha1.MeshCertificateBackend{{Name: "lab"}}}
+	if l.spec.Sidecars {
+		mesh.Spec.MTLS.Backends[0].Mode = meshv1alpha1.MTLSPermissive
+	}
 	if l.spec.Egress {
 		if mesh.Spec.Routing == nil {
 			mesh.Spec.Routing = &meshv1alpha1.MeshRouting{}

@@ -43,6 +43,9 @@ func Start(ctx context.Context, spec Spec) (_ *Lab, err error) {
 	if err := netns.Available(); err != nil {
 		return nil, &unavailableError{err}
 	}
+	if err := spec.findEnvoy(); err != nil {
+		return nil, err
+	}
 	if err := sweep(ctx); err != nil {
 		return nil, err
 	}
@@ -83,7 +86,7 @@ func claim(spec Spec) (*Lab, error) {
 	return l, l.kept.change(func(s *state) {
 		*s = state{
 			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only, IPv6Only: spec.IPv6Only, DNSCapture: spec.DNSCapture,
-			Executable: spec.Executable, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
+			Executable: spec.Executable, Sidecars: spec.Sidecars, Envoy: spec.Envoy, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
 			s.Owner, s.OwnerSince = os.Getpid(), since(os.Getpid())
@@ -127,7 +130,10 @@ func (l *Lab) build(ctx context.Context) error {
 			return err
 		}
 	}
-	return l.kept.change(func(s *state) { s.VIPs = vips })
+	if err := l.kept.change(func(s *state) { s.VIPs = vips }); err != nil || !l.spec.Sidecars {
+		return err
+	}
+	return l.awaitShops(ctx)
 }
 
 // exportAll makes the sample services of all zones one, and waits until each zone's client
@@ -168,7 +174,10 @@ func (l *Lab) startControlPlanes(ctx context.Context) error {
 	central := l.spec.central()
 	if !l.spec.Global {
 		l.spec.Progress("control plane: " + central.api())
-		return l.startPlane(ctx, central)
+		if err := l.startPlane(ctx, central); err != nil || !l.spec.Sidecars {
+			return err
+		}
+		return l.prepareMesh(ctx)
 	}
 	l.spec.Progress("global control plane: " + central.api())
 	if err := l.startPlane(ctx, central); err != nil {
@@ -266,6 +275,9 @@ func (l *Lab) createService(ctx context.Context, p plane) (vips []string, err er
 			Ports: []corev1.ServicePort{{Name: "http", Port: servicePort, TargetPort: intstr.FromString("http")}},
 		},
 	}
+	if l.spec.Sidecars {
+		svc.Spec.Ports[0].AppProtocol = new("http") // otherwise sidecars see connections, not requests
+	}
 	created, err := client.Create(ctx, kind.Service, svc)
 	if err != nil {
 		return nil, fmt.Errorf("create service %s: %w", serviceName, err)
@@ -284,7 +296,7 @@ func (l *Lab) startWorkloads(ctx context.Context) error {
 		}
 	}
 	planes := l.spec.planes()
-	want := len(l.spec.nodes())
+	want := l.spec.endpoints()
 	for _, p := range planes {
 		client, err := l.clientOf(p)
 		if err != nil {
@@ -304,14 +316,25 @@ func (l *Lab) startWorkload(n node) error {
 	for _, a := range l.spec.addrs(n.addr()) {
 		addresses, listen = append(addresses, a.Addr().String()), append(listen, net.JoinHostPort(a.Addr().String(), port))
 	}
+	labels := "app=" + serviceName
+	serving := []string{"--port", "http:" + port, "--ready-http", "/"}
+	command := []string{l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(), "--listen", strings.Join(listen, ",")}
+	switch {
+	case l.spec.shopping(n):
+		var err error
+		if labels, command, err = l.prepareShop(n.zone); err != nil {
+			return err
+		}
+		serving = nil
+	case l.spec.Sidecars:
+		labels += ",version=" + l.spec.versionOf(n)
+	}
 	args := append([]string{
-		"run", "--name", n.workload(), "--labels", "app=" + serviceName,
-		"--port", "http:" + port, "--address", strings.Join(addresses, ","), "--node-name", n.name(), "--ready-http", "/",
+		"run", "--name", l.spec.workloadOf(n), "--labels", labels, "--address", strings.Join(addresses, ","), "--node-name", n.name(),
 		"--kubeconfig", l.kubeconfig(l.spec.planeOf(n.zone)), "--data-dir", l.DataDir(n.name()),
-	}, l.spec.leaseFlag()...)
-	args = append(args, "--", l.spec.Executable, "demo", "backend", "--name", n.workload(), "--zone", n.zone.name(),
-		"--listen", strings.Join(listen, ","))
-	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], args...)
+	}, serving...)
+	args = append(append(args, l.spec.leaseFlag()...), l.spec.sidecarFlags()...)
+	p, err := l.start(n.name()+"-workload", l.ns.open[n.name()], append(append(args, "--"), command...)...)
 	if err == nil {
 		l.started = append(l.started, p)
 	}

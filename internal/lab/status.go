@@ -54,6 +54,9 @@ type ZoneStatus struct {
 	// Served by the first family, and by IPv6; nil: the lab is of one family.
 	Served
 	IPv6 *Served `json:"ipv6,omitempty"`
+	// Shop is how the zone's client with a sidecar is served, by the first family; nil: the lab
+	// has no sidecars.
+	Shop *Served `json:"shop,omitempty"`
 }
 
 // SiteStatus is what a zone with a control plane of its own has.
@@ -95,6 +98,8 @@ type NodeStatus struct {
 	Mode            string `json:"mode"`
 	Workload        string `json:"workload"`
 	WorkloadProcess string `json:"workloadProcess"`
+	// Sidecar of the workload: "ready", or why it is not. Empty: the lab has no sidecars.
+	Sidecar string `json:"sidecar,omitempty"`
 	// Ready is the Node's condition as the control plane has it: True, False,
 	// Unknown, or "?" if it can't be read.
 	Ready string `json:"ready"`
@@ -120,7 +125,7 @@ func (l *Lab) Status(ctx context.Context) *Status {
 			ns := l.ns.open[n.name()]
 			node := NodeStatus{
 				Name: n.name(), Address: l.spec.primary(n.addr()).String(), Link: l.link(z, n.name()),
-				Agent: l.running(n.name()+"-agent", ns), Workload: n.workload(), WorkloadProcess: l.running(n.name()+"-workload", ns),
+				Agent: l.running(n.name()+"-agent", ns), Workload: l.spec.workloadOf(n), WorkloadProcess: l.running(n.name()+"-workload", ns),
 				Mode: l.modeOf(n), Ready: "?", Names: []string{},
 			}
 			if all := l.spec.addrs(n.addr()); len(all) > 1 {
@@ -136,12 +141,21 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	var asking sync.WaitGroup
 	for i := range s.Zones {
 		z := &s.Zones[i]
-		asking.Go(func() { l.askFrom(ctx, zone(i), &z.Served, l.vip(zone(i), 0)) })
+		asking.Go(func() { collect(&z.Served, func() (Answer, error) { return l.ask(ctx, zone(i), l.vip(zone(i), 0)) }) })
 		if vip6 := l.vip(zone(i), 1); vip6 != "" {
 			z.IPv6 = &Served{}
-			asking.Go(func() { l.askFrom(ctx, zone(i), z.IPv6, vip6) })
+			asking.Go(func() { collect(z.IPv6, func() (Answer, error) { return l.ask(ctx, zone(i), vip6) }) })
+		}
+		if l.spec.Sidecars {
+			z.Shop = &Served{}
+			asking.Go(func() {
+				collect(z.Shop, func() (Answer, error) { return l.askAsShop(ctx, zone(i), l.vip(zone(i), 0)) })
+			})
 		}
 		for j := range z.Nodes {
+			if n := &z.Nodes[j]; l.spec.Sidecars {
+				asking.Go(func() { n.Sidecar = l.sidecarOf(ctx, n.Name, n.Workload) })
+			}
 			if n := &z.Nodes[j]; n.Agent == "running" {
 				asking.Go(func() { n.Names = l.lookup(ctx, n.Name) })
 			}
@@ -243,12 +257,20 @@ func (l *Lab) lookup(ctx context.Context, node string) []string {
 	return out
 }
 
-func (l *Lab) askFrom(ctx context.Context, z zone, s *Served, vip string) {
+// unanswered: the request took so long that another one would be no news.
+const unanswered = time.Second
+
+// collect the answers to some requests. A second one that failed that late is enough.
+func collect(s *Served, ask func() (Answer, error)) {
 	s.Answered = map[string]int{}
-	for s.Asked < questions && s.Failed < 2 { // a second failure is enough
-		who, err := l.ask(ctx, z, vip)
+	for long := 0; s.Asked < questions && long < 2; {
+		begin := time.Now()
+		who, err := ask()
 		s.Asked++
 		if err != nil {
+			if time.Since(begin) > unanswered {
+				long++
+			}
 			s.Failed++
 			s.Error = err.Error()
 			continue
@@ -324,24 +346,32 @@ func (l *Lab) site(z zone) *SiteStatus {
 	}
 }
 
-func (l *Lab) ask(ctx context.Context, z zone, vip string) (Answer, error) {
-	var answer Answer
+func (l *Lab) ask(ctx context.Context, z zone, vip string) (answer Answer, err error) {
 	client := l.ns.open[z.client()]
 	if client == nil {
 		return answer, fmt.Errorf("the client of %s is gone", z.name())
 	}
+	return get(ctx, vip, client.DialContext)
+}
+
+// get the answer of the sample service at an address, by a connection of its own.
+func get(ctx context.Context, vip string, dial func(context.Context, string, string) (net.Conn, error)) (answer Answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+vip+"/", nil)
 	if err != nil {
 		return answer, err
 	}
-	transport := &http.Transport{DialContext: client.DialContext, DisableKeepAlives: true}
+	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return answer, err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // the status is the news
+		return answer, fmt.Errorf("%s answered %s: %s", vip, resp.Status, strings.TrimSpace(string(text)))
+	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 4096)).Decode(&answer); err != nil {
 		return answer, fmt.Errorf("answer of %s: %w", vip, err)
 	}
