@@ -72,6 +72,10 @@ type Site struct {
 	// Demand that starts there, in connections per second, by the number of the port; nil: it
 	// is not known. It is for plans, and not in views.
 	Demand map[uint16]float64
+	// Proxied: each instance there has a proxy, of one of these ServiceAccounts, so that the
+	// site's ingresses let mutual TLS pass. It is for proxies, and not in views.
+	Proxied         bool
+	ServiceAccounts []string
 }
 
 // Offers reports whether a site offers all of some ports.
@@ -105,6 +109,10 @@ type Offer struct {
 	ToSites []string
 	// External: the service is outside every mesh, and this site's ingresses connect to it.
 	External *External
+	// Proxied: each endpoint has a proxy, of one of these ServiceAccounts of the Service's
+	// namespace, so that TLS of proxies passes, and TLS is begun for others.
+	Proxied         bool
+	ServiceAccounts []string
 }
 
 // OfferedPort is a TCP port of an offered Service.

@@ -181,7 +181,10 @@ func (t *Table) Offer(of proxy.ServiceName) (*Offer, error) {
 		return nil, nil
 	}
 	o := &Offer{Service: of, Mesh: a.Mesh, ToSites: slices.Sorted(slices.Values(a.ToZones))}
-	proxied := service.Annotations[meshv1alpha1.AnnotationProxyProtocol] != ""
+	header := service.Annotations[meshv1alpha1.AnnotationProxyProtocol] != ""
+	if a.Proxied && !header {
+		o.Proxied, o.ServiceAccounts = true, a.ServiceAccounts
+	}
 	for _, p := range service.Spec.Ports {
 		if !isTCP(p.Protocol) || !offersPort(a, p.Port) {
 			continue
@@ -190,7 +193,7 @@ func (t *Table) Offer(of proxy.ServiceName) (*Offer, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.Ports = append(o.Ports, OfferedPort{Name: p.Name, SNI: sni, ProxyProtocol: proxied})
+		o.Ports = append(o.Ports, OfferedPort{Name: p.Name, SNI: sni, ProxyProtocol: header})
 	}
 	if len(o.Ports) == 0 {
 		return nil, nil
@@ -283,6 +286,9 @@ func (t *Table) sitesOf(imported name, meshName string) []Site {
 			continue
 		}
 		s := Site{Name: site, Instances: uint32(a.Instances), Ingresses: t.ingressesOf(site)}
+		if len(a.ToZones) == 0 { // its ingresses have to see from which site a client is
+			s.Proxied, s.ServiceAccounts = a.Proxied, a.ServiceAccounts
+		}
 		for _, p := range a.Ports {
 			if isTCP(p.Protocol) {
 				s.Ports = append(s.Ports, uint16(p.Port))

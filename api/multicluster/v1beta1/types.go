@@ -113,6 +113,16 @@ type AvailableService struct {
 	// TrafficDistribution of the Service.
 	// +optional
 	TrafficDistribution *string `json:"trafficDistribution,omitempty"`
+	// Proxied: each instance has a proxy of the mesh in front of it, so that mutual TLS may go
+	// through gateways as it is, up to the instance. It is not set for Services whose endpoints
+	// get a header of the PROXY protocol.
+	// +optional
+	Proxied bool `json:"proxied,omitempty"`
+	// ServiceAccounts of the instances, in the namespace of the Service: whom clients of a
+	// proxied Service accept. Empty where it is not proxied.
+	// +optional
+	// +listType=set
+	ServiceAccounts []string `json:"serviceAccounts,omitempty"`
 	// ToZones limits the zones that may use it. Empty: all may.
 	// +optional
 	// +listType=set

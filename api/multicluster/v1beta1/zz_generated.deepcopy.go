@@ -91,6 +91,11 @@ func (in *AvailableService) DeepCopyInto(out *AvailableService) {
 		*out = new(string)
 		**out = **in
 	}
+	if in.ServiceAccounts != nil {
+		in, out := &in.ServiceAccounts, &out.ServiceAccounts
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.ToZones != nil {
 		in, out := &in.ToZones, &out.ToZones
 		*out = make([]string, len(*in))

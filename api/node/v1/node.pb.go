@@ -1932,9 +1932,13 @@ type Offer struct {
 	// The sites that may use it; empty: all may.
 	ToSites []string `protobuf:"bytes,5,rep,name=to_sites,json=toSites,proto3" json:"to_sites,omitempty"`
 	// The service is outside every mesh, and the ingresses connect to it.
-	External      *External `protobuf:"bytes,6,opt,name=external,proto3" json:"external,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	External *External `protobuf:"bytes,6,opt,name=external,proto3" json:"external,omitempty"`
+	// Each endpoint has a proxy of the mesh, which takes mutual TLS.
+	Proxied bool `protobuf:"varint,7,opt,name=proxied,proto3" json:"proxied,omitempty"`
+	// The service accounts of the endpoints, in the namespace of the Service.
+	ServiceAccounts []string `protobuf:"bytes,8,rep,name=service_accounts,json=serviceAccounts,proto3" json:"service_accounts,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Offer) Reset() {
@@ -2005,6 +2009,20 @@ func (x *Offer) GetToSites() []string {
 func (x *Offer) GetExternal() *External {
 	if x != nil {
 		return x.External
+	}
+	return nil
+}
+
+func (x *Offer) GetProxied() bool {
+	if x != nil {
+		return x.Proxied
+	}
+	return false
+}
+
+func (x *Offer) GetServiceAccounts() []string {
+	if x != nil {
+		return x.ServiceAccounts
 	}
 	return nil
 }
@@ -2512,14 +2530,16 @@ const file_node_proto_rawDesc = "" +
 	"\aGateway\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\xd3\x01\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\x98\x02\n" +
 	"\x05Offer\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04mesh\x18\x03 \x01(\tR\x04mesh\x122\n" +
 	"\x05ports\x18\x04 \x03(\v2\x1c.proxima.node.v1.OfferedPortR\x05ports\x12\x19\n" +
 	"\bto_sites\x18\x05 \x03(\tR\atoSites\x125\n" +
-	"\bexternal\x18\x06 \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\"r\n" +
+	"\bexternal\x18\x06 \x01(\v2\x19.proxima.node.v1.ExternalR\bexternal\x12\x18\n" +
+	"\aproxied\x18\a \x01(\bR\aproxied\x12)\n" +
+	"\x10service_accounts\x18\b \x03(\tR\x0fserviceAccounts\"r\n" +
 	"\vOfferedPort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03sni\x18\x02 \x01(\tR\x03sni\x12%\n" +

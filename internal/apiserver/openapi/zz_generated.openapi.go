@@ -8231,6 +8231,32 @@ func schema_proxima_api_multicluster_v1beta1_AvailableService(ref common.Referen
 							Format:      "",
 						},
 					},
+					"proxied": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Proxied: each instance has a proxy of the mesh in front of it, so that mutual TLS may go through gateways as it is, up to the instance. It is not set for Services whose endpoints get a header of the PROXY protocol.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"serviceAccounts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "ServiceAccounts of the instances, in the namespace of the Service: whom clients of a proxied Service accept. Empty where it is not proxied.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"toZones": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

@@ -15,6 +15,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/servicetag"
@@ -41,6 +42,8 @@ type ExportInput struct {
 	Mesh      *meshv1alpha1.Mesh
 	// Slices of the Service.
 	Slices []*discoveryv1.EndpointSlice
+	// Dataplanes that are endpoints of them, by name.
+	Dataplanes map[string]*meshv1alpha1.Dataplane
 	// Others are the exports of the same name of other zones.
 	Others []*mcs.ServiceExport
 	// Demand of this zone by port, in connections per second, where plans of other zones need
@@ -120,7 +123,41 @@ func available(in ExportInput) *mcs.AvailableService {
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		a.Type, a.Endpoints = mcs.Headless, endpointsOf(in.Slices)
 	}
+	if s.Annotations[meshv1alpha1.AnnotationProxyProtocol] == "" {
+		a.ServiceAccounts = in.proxied()
+		a.Proxied = len(a.ServiceAccounts) > 0
+	}
 	return a
+}
+
+// proxied are the service accounts of the endpoints that serve, if each of them has a proxy;
+// nil: one has none.
+func (in ExportInput) proxied() []string {
+	var out []string
+	for _, s := range in.Slices {
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			if e.Conditions.Ready != nil && !*e.Conditions.Ready && (e.Conditions.Serving == nil || !*e.Conditions.Serving) {
+				continue
+			}
+			if e.TargetRef == nil {
+				return nil
+			}
+			d := in.Dataplanes[e.TargetRef.Name]
+			if d == nil || !HasProxy(d) {
+				return nil
+			}
+			out = append(out, cmp.Or(d.Spec.ServiceAccount, mesh.DefaultServiceAccount))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// HasProxy reports whether a Dataplane has, or had, a proxy that follows a control plane: one
+// that has lost its stream serves on.
+func HasProxy(d *meshv1alpha1.Dataplane) bool {
+	return d != nil && meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneProxyConnected) != nil
 }
 
 // demand of ports as it is exported. Estimates are never the same twice, and each change

@@ -146,6 +146,15 @@ func (e *Exports) dispatch(d catalog.Delta) {
 			e.loop.Add(service)
 		}
 	})
+	for _, change := range d.Dataplanes {
+		if change.New != nil && HasProxy(change.Old) != HasProxy(change.New) {
+			backend.Behind(d.After, change.New, func(service resource.Key) {
+				if isExported(d.After, service) {
+					e.loop.Add(service)
+				}
+			})
+		}
+	}
 	namespaces := map[string]bool{}
 	for _, change := range d.Namespaces {
 		namespaces[change.Key.Name] = true
@@ -197,8 +206,24 @@ func (e *Exports) input(s *catalog.Snapshot, key resource.Key) ExportInput {
 	}
 	if in.Export != nil { // nothing else follows from them
 		in.Slices = slicesOf(s, key, in.Service)
+		in.Dataplanes = dataplanesOf(s, key.Namespace, in.Slices)
 	}
 	return in
+}
+
+// dataplanesOf endpoints: those of Pods have the names of the Pods.
+func dataplanesOf(s *catalog.Snapshot, namespace string, all []*discoveryv1.EndpointSlice) map[string]*meshv1alpha1.Dataplane {
+	out := map[string]*meshv1alpha1.Dataplane{}
+	for _, slice := range all {
+		for i := range slice.Endpoints {
+			if ref := slice.Endpoints[i].TargetRef; ref != nil {
+				if d, ok := s.Dataplanes.Get(catalog.Key{Namespace: namespace, Name: ref.Name}); ok {
+					out[ref.Name] = d
+				}
+			}
+		}
+	}
+	return out
 }
 
 // slicesOf a Service, as they will be: the export does not wait until they are written, which

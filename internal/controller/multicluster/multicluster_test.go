@@ -532,3 +532,40 @@ func TestDerivedName(t *testing.T) {
 		}
 	})
 }
+
+// TestProxied: an export says that all of its endpoints that serve have proxies, and of whom.
+func TestProxied(t *testing.T) {
+	dataplane := func(account string, proxy bool) *meshv1alpha1.Dataplane {
+		d := &meshv1alpha1.Dataplane{Spec: meshv1alpha1.DataplaneSpec{ServiceAccount: account}}
+		if proxy { // also one that has lost its stream
+			d.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneProxyConnected, Status: metav1.ConditionFalse}}
+		}
+		return d
+	}
+	for name, tc := range map[string]struct {
+		dataplanes map[string]*meshv1alpha1.Dataplane
+		header     bool
+		want       string
+	}{
+		"all":                 {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("web", true)}, false, "true [default web]"},
+		"not all":             {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("web", false)}, false, "false []"},
+		"not a Dataplane":     {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true)}, false, "false []"},
+		"with PROXY's header": {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("", true)}, true, "false []"},
+	} {
+		s := slice("10.0.0.1", "10.0.0.2", "10.0.0.3!")
+		for i, to := range []string{"a", "b", "c"} { // the last one does not serve
+			s.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Dataplane", Name: to}
+		}
+		in := multicluster.ExportInput{
+			Key: web, Site: "east", Export: export("", 1), Service: service(), Namespace: namespace("default"), Now: at(9),
+			Slices: []*discoveryv1.EndpointSlice{s}, Dataplanes: tc.dataplanes,
+		}
+		if tc.header {
+			in.Service.Annotations = map[string]string{meshv1alpha1.AnnotationProxyProtocol: "v2"}
+		}
+		a := multicluster.ReconcileExport(in).Status.Status.Available
+		if got := fmt.Sprint(a.Proxied, a.ServiceAccounts); got != tc.want {
+			t.Errorf("%s: %s, want %s", name, got, tc.want)
+		}
+	}
+}

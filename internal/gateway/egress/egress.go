@@ -99,7 +99,8 @@ func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, 
 
 // Passthrough implements server.Handler. TLS of a sidecar ends at the workload of the
 // other site; an egress on its way carries it to an ingress as it is.
-func (h *Handler) Passthrough(ctx context.Context, sni string, _ netip.AddrPort) (server.Upstream, error) {
+func (h *Handler) Passthrough(ctx context.Context, hello server.Hello) (server.Upstream, error) {
+	sni := hello.SNI
 	target, ok := h.cfg.Targets.Target(sni)
 	if !ok || target.External != nil {
 		return nil, noTarget(sni)

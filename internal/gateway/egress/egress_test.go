@@ -57,8 +57,8 @@ func (t *targets) Target(sni string) (egress.Target, bool) {
 
 type routes map[string]ingress.Route
 
-func (r routes) Route(sni string) (ingress.Route, bool)            { route, ok := r[sni]; return route, ok }
-func (r routes) PassthroughRoute(sni string) (ingress.Route, bool) { return r.Route(sni) }
+func (r routes) Route(sni string) (ingress.Route, bool)                        { route, ok := r[sni]; return route, ok }
+func (r routes) PassthroughRoute(sni string, _ []string) (ingress.Route, bool) { return r.Route(sni) }
 
 type resolver map[string]netip.Addr
 

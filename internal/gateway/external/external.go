@@ -190,26 +190,15 @@ func (d *Dialer) begin(ctx context.Context, config *tls.Config, host string, to 
 	if config == nil {
 		return &Plain{stream.NewTCP(conn, d.cfg.Buffers, frame.EndpointReset)}, nil
 	}
-	config = config.Clone()
 	if config.ServerName == "" {
+		config = config.Clone()
 		config.ServerName = host
 	}
-	config.DynamicRecordSizingDisabled = true // package stream chooses the size
-	rec := record.NewConn(conn, d.cfg.Buffers, nil)
-	secure := tls.Client(rec, config)
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.ConnectTimeout)
-	defer cancel()
-	err = secure.HandshakeContext(ctx)
-	rec.EndHandshake()
-	if err == nil {
-		err = rec.Flush()
-	}
+	secure, err := stream.Client(ctx, conn, config, d.cfg.ConnectTimeout, d.cfg.Buffers)
 	if err != nil {
-		stream.Reset(conn)
-		rec.Free()
-		return nil, fmt.Errorf("handshake: %w", err)
+		return nil, err
 	}
-	return &secured{stream.NewTLS(secure, rec, d.cfg.Buffers, frame.EndpointReset, false)}, nil
+	return &secured{secure}, nil
 }
 
 // Plain is a connection whose bytes pass as they are.

@@ -22,6 +22,8 @@ const (
 	// ProtocolTunnel is TLS with the bytes of one stream in it, for peers without
 	// frames, as Envoy.
 	ProtocolTunnel = "proxima-tunnel"
+	// ProtocolProxy is mutual TLS between proxies of workloads, which ends at neither gateway.
+	ProtocolProxy = "proxima"
 )
 
 // Type of a frame.

@@ -8,6 +8,7 @@ package ingress
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -29,6 +30,8 @@ type Route struct {
 	Endpoints []netip.AddrPort
 	// ProxyProtocol: the port asks for a header of the PROXY protocol, version 2.
 	ProxyProtocol bool
+	// TLS that is begun with endpoints, which have proxies; nil: they get the bytes as they are.
+	TLS *tls.Config
 	// Connect to a service outside every mesh, for sites that it is not reached from; nil:
 	// the service has endpoints. An error is a *server.Refusal.
 	Connect func(context.Context) (server.Upstream, error)
@@ -39,8 +42,9 @@ type Route struct {
 type Routes interface {
 	// Route returns the route of a service, whose TLS ends here; false: not served.
 	Route(sni string) (Route, bool)
-	// PassthroughRoute returns the route of a service whose endpoints terminate TLS.
-	PassthroughRoute(sni string) (Route, bool)
+	// PassthroughRoute returns the route of a service whose endpoints terminate TLS of one of
+	// these protocols (ALPN).
+	PassthroughRoute(sni string, protocols []string) (Route, bool)
 }
 
 // Config of a handler. Routes is required.
@@ -101,19 +105,19 @@ func (h *Handler) Connect(ctx context.Context, c server.Call) (server.Upstream, 
 
 // Passthrough implements server.Handler. The client is the other gateway or proxy:
 // what its TLS carries is not seen here.
-func (h *Handler) Passthrough(ctx context.Context, sni string, client netip.AddrPort) (server.Upstream, error) {
-	route, ok := h.cfg.Routes.PassthroughRoute(sni)
+func (h *Handler) Passthrough(ctx context.Context, hello server.Hello) (server.Upstream, error) {
+	route, ok := h.cfg.Routes.PassthroughRoute(hello.SNI, hello.Protocols)
 	if !ok {
-		return nil, notServed(sni)
+		return nil, notServed(hello.SNI)
 	}
 	var header []byte
 	if route.ProxyProtocol {
 		var err error
-		if header, err = proxyproto.Append(nil, proxyproto.Header{Source: client}); err != nil {
+		if header, err = proxyproto.Append(nil, proxyproto.Header{Source: hello.Client}); err != nil {
 			return nil, &server.Refusal{Reason: frame.Unspecified, Err: err}
 		}
 	}
-	return h.connect(ctx, sni, route, header)
+	return h.connect(ctx, hello.SNI, route, header)
 }
 
 func notServed(sni string) error {
@@ -131,7 +135,12 @@ func (h *Handler) connect(ctx context.Context, sni string, route Route, header [
 		}
 		d := net.Dialer{Timeout: h.cfg.EndpointTimeout, KeepAliveConfig: keepAlive}
 		conn, err := d.DialContext(ctx, "tcp", to.String())
-		if err == nil {
+		if err == nil && route.TLS != nil {
+			var up *stream.TLS
+			if up, err = stream.Client(ctx, conn, route.TLS, h.cfg.EndpointTimeout, h.cfg.Buffers); err == nil {
+				return &secured{up}, nil
+			}
+		} else if err == nil {
 			return &upstream{TCP: stream.NewTCP(conn, h.cfg.Buffers, frame.EndpointReset), header: header}, nil
 		}
 		errs = append(errs, err)
@@ -167,6 +176,21 @@ func (u *upstream) Finish(clean bool) {
 		return
 	}
 	_ = u.Close() // both directions have ended
+}
+
+// secured is a connection to the proxy of an endpoint.
+type secured struct{ *stream.TLS }
+
+// Begin implements server.Upstream.
+func (*secured) Begin() error { return nil }
+
+// Finish implements server.Upstream.
+func (s *secured) Finish(clean bool) {
+	if !clean {
+		s.Reset(frame.Unspecified, "")
+	}
+	s.Close()
+	s.Free()
 }
 
 var _ server.Handler = (*Handler)(nil)

@@ -3,6 +3,7 @@ package ingress_test
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -240,4 +241,50 @@ func TestListenerBoundsConnections(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestTLSToEndpoints: TLS that ends at the ingress is begun anew with the proxy of an endpoint. An
+// endpoint that is not whom it should be gets nothing.
+func TestTLSToEndpoints(t *testing.T) {
+	ca := must(gatewaytest.NewCA())
+	cert := must(ca.Issue(ingressID, time.Hour))
+	seen := make(chan string, 1)
+	to := endpoint(t, func(c *net.TCPConn) {
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{*cert}, NextProtos: []string{frame.ProtocolProxy}, ClientAuth: tls.RequireAnyClientCert})
+		if s.Handshake() != nil {
+			return
+		}
+		seen <- s.ConnectionState().NegotiatedProtocol + " " + s.ConnectionState().ServerName + " " + s.ConnectionState().PeerCertificates[0].URIs[0].String()
+		_, _ = io.Copy(struct{ io.Writer }{s}, s)
+		_ = s.CloseWrite()
+		_ = c.CloseWrite()
+	})
+	var refuse error
+	g := startIngress(t, ca, ingress.Route{Endpoints: []netip.AddrPort{to}, TLS: &tls.Config{
+		ServerName: sni, NextProtos: []string{frame.ProtocolProxy}, Certificates: []tls.Certificate{*cert}, InsecureSkipVerify: true,
+		VerifyConnection: func(tls.ConnectionState) error { return refuse },
+	}}, nil)
+	for _, protocol := range []string{frame.ProtocolTunnel, frame.ProtocolFrames} {
+		var c interface {
+			io.ReadWriteCloser
+			CloseWrite() error
+		}
+		if protocol == frame.ProtocolTunnel {
+			c = must(dialTLS(t, g, must(ca.Issue(workload1, time.Hour)), sni, protocol))
+		} else {
+			c = startNode(t, must(ca.Credentials(workload1)), nil, g.peer("west-1")).dial(t)
+		}
+		text := strings.Repeat("x", 100_000)
+		go func() { _, _ = io.WriteString(c, text); _ = c.CloseWrite() }()
+		if got, err := io.ReadAll(c); err != nil || string(got) != text {
+			t.Errorf("%s: %d bytes, %v", protocol, len(got), err)
+		}
+		if got, want := <-seen, frame.ProtocolProxy+" "+sni+" "+ingressID; got != want {
+			t.Errorf("%s: the endpoint sees %q, want %q", protocol, got, want)
+		}
+	}
+	refuse = errors.New("somebody else")
+	n := startNode(t, must(ca.Credentials(workload1)), nil, g.peer("west-1"))
+	expectReset(t, n.dial(t))
+	eventually(t, "no buffer is held", func() bool { return g.buffers.InUse() == 0 })
 }

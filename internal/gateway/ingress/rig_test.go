@@ -64,7 +64,7 @@ func (r *routes) Route(sni string) (ingress.Route, bool) {
 	return route, ok
 }
 
-func (r *routes) PassthroughRoute(sni string) (ingress.Route, bool) {
+func (r *routes) PassthroughRoute(sni string, _ []string) (ingress.Route, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	route, ok := r.pass[sni]

@@ -73,7 +73,15 @@ type Handler interface {
 	Connect(ctx context.Context, c Call) (Upstream, error)
 	// Passthrough returns the other side of a TLS connection that is not terminated
 	// here, as it offers none of our protocols.
-	Passthrough(ctx context.Context, sni string, client netip.AddrPort) (Upstream, error)
+	Passthrough(ctx context.Context, hello Hello) (Upstream, error)
+}
+
+// Hello is what a client that nobody has authenticated asks for.
+type Hello struct {
+	SNI string
+	// Protocols that it offers (ALPN).
+	Protocols []string
+	Client    netip.AddrPort
 }
 
 // Refusal is a stream that is not accepted.

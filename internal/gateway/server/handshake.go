@@ -85,7 +85,7 @@ func (s *Server) tlsConfig() (first, own *tls.Config) {
 	first = own.Clone()
 	first.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if !slices.Contains(hello.SupportedProtos, frame.ProtocolFrames) && !slices.Contains(hello.SupportedProtos, frame.ProtocolTunnel) {
-			return nil, &passthroughError{sni: hello.ServerName}
+			return nil, &passthroughError{sni: hello.ServerName, protocols: hello.SupportedProtos}
 		}
 		if rec, ok := hello.Conn.(*record.Conn); ok {
 			rec.EndTap()
@@ -95,7 +95,10 @@ func (s *Server) tlsConfig() (first, own *tls.Config) {
 	return first, own
 }
 
-type passthroughError struct{ sni string }
+type passthroughError struct {
+	sni       string
+	protocols []string
+}
 
 func (e *passthroughError) Error() string { return errPassthrough.Error() }
 func (e *passthroughError) Unwrap() error { return errPassthrough }

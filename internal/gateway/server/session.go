@@ -76,7 +76,7 @@ func (c *session) serve() {
 	var pass *passthroughError
 	switch {
 	case errors.As(err, &pass):
-		c.passThrough(pass.sni, rec)
+		c.passThrough(pass, rec)
 		return
 	case err != nil:
 		c.handshakeFailed(rec, err)
@@ -294,15 +294,15 @@ func (c *session) servePlain(peer Peer, down *stream.TLS) {
 }
 
 // passThrough carries a TLS connection that ends elsewhere.
-func (c *session) passThrough(sni string, rec *record.Conn) {
+func (c *session) passThrough(hello *passthroughError, rec *record.Conn) {
 	s := c.server
 	received := rec.Detach()
 	_ = c.conn.SetDeadline(time.Time{})
-	peer := Peer{Address: c.address, SNI: sni}
+	peer := Peer{Address: c.address, SNI: hello.sni}
 	down := stream.NewTCP(c.conn, s.cfg.Buffers, frame.ClientReset)
 	ctx, cancel := context.WithTimeout(s.life, s.cfg.ConnectTimeout)
 	defer cancel()
-	upstream, err := s.cfg.Handler.Passthrough(ctx, sni, c.address)
+	upstream, err := s.cfg.Handler.Passthrough(ctx, Hello{SNI: hello.sni, Protocols: hello.protocols, Client: c.address})
 	if err != nil {
 		s.metrics.handshakes.WithLabelValues("passthrough-refused").Inc()
 		c.refused(peer, err)

@@ -2,14 +2,17 @@ package site
 
 import (
 	"context"
+	"crypto/tls"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/gateway/ingress"
 	"github.com/proxima-mesh/proxima/internal/gateway/server"
+	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/node"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/sites"
@@ -129,12 +132,59 @@ func (i *Ingress) Route(sni string) (ingress.Route, bool) {
 	if state != nil {
 		route.Endpoints = attempts(state)
 	}
+	if o.offer.Proxied {
+		route.TLS = i.toProxy(sni, o.offer)
+	}
 	return route, true
 }
 
-// PassthroughRoute implements ingress.Routes: endpoints of this version terminate no TLS
-// of the mesh.
-func (*Ingress) PassthroughRoute(string) (ingress.Route, bool) { return ingress.Route{}, false }
+// toProxy is how TLS with the proxy of an endpoint is begun: as proxies do, with the certificate
+// of the ingress in the place of the client's.
+func (i *Ingress) toProxy(sni string, o *sites.Offer) *tls.Config {
+	want := func() mesh.Matcher {
+		bundle, _ := i.identities.Trust().Bundle(o.Mesh)
+		var ids []mesh.ID
+		for _, account := range o.ServiceAccounts {
+			if id, err := mesh.Workload(bundle.Domain, o.Service.Namespace, account); err == nil {
+				ids = append(ids, id)
+			}
+		}
+		return mesh.Accounts(ids...)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, ServerName: sni, NextProtos: []string{frame.ProtocolProxy},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			svid, err := i.identities.Own(o.Mesh)
+			if err != nil {
+				return nil, err
+			}
+			pair := svid.TLS()
+			return &pair, nil
+		},
+		InsecureSkipVerify: true, // host names are not in these certificates: the following verifies
+		VerifyConnection: func(s tls.ConnectionState) error {
+			return mesh.VerifyServer(i.identities.Trust, want(), nil)(s)
+		},
+	}
+}
+
+// PassthroughRoute implements ingress.Routes: of services whose endpoints all have proxies, for
+// what only proxies offer, and not of those that some sites may not use. Nobody has authenticated the client, and the application behind a
+// permissive proxy gets the TLS of every other protocol.
+func (i *Ingress) PassthroughRoute(sni string, protocols []string) (ingress.Route, bool) {
+	if !slices.Equal(protocols, []string{frame.ProtocolProxy}) {
+		return ingress.Route{}, false
+	}
+	i.mu.RLock()
+	o, ok := i.ports[sni]
+	i.mu.RUnlock()
+	if !ok || !o.offer.Proxied || len(o.offer.ToSites) > 0 || o.external != nil {
+		return ingress.Route{}, false
+	}
+	route, ok := i.Route(sni)
+	route.TLS = nil
+	return route, ok
+}
 
 // attempts are the endpoints in an order at random by weight, and then those that are to be
 // used last.

@@ -179,3 +179,34 @@ func TestEndpoints(t *testing.T) {
 		t.Error("another service is served")
 	}
 }
+
+// TestPassthrough: only what proxies offer, only to endpoints that all have proxies, and only where
+// any site may.
+func TestPassthrough(t *testing.T) {
+	for name, tc := range map[string]struct {
+		proxied   bool
+		toSites   []string
+		sni       string
+		protocols []string
+		ok        bool
+	}{
+		"a proxy":                   {proxied: true, sni: sni, protocols: []string{"proxima"}, ok: true},
+		"an endpoint without proxy": {sni: sni, protocols: []string{"proxima"}},
+		"another protocol":          {proxied: true, sni: sni, protocols: []string{"h2"}},
+		"a proxy's beside another":  {proxied: true, sni: sni, protocols: []string{"h2", "proxima"}},
+		"no protocol":               {proxied: true, sni: sni},
+		"another service":           {proxied: true, sni: "x", protocols: []string{"proxima"}},
+		"for some sites":            {proxied: true, toSites: []string{"b"}, sni: sni, protocols: []string{"proxima"}},
+	} {
+		i := NewIngress(newRig(t), nil)
+		u := offering(tc.toSites...)
+		u.Offers[web].Proxied, u.Offers[web].ServiceAccounts = tc.proxied, []string{"web"}
+		i.SetOffers(u)
+		if route, ok := i.PassthroughRoute(tc.sni, tc.protocols); ok != tc.ok || route.TLS != nil {
+			t.Errorf("%s: %v, TLS %v", name, ok, route.TLS != nil)
+		}
+		if route, ok := i.Route(sni); !ok || (route.TLS != nil) != tc.proxied {
+			t.Errorf("%s: TLS to endpoints: %v %v", name, ok, route.TLS != nil)
+		}
+	}
+}

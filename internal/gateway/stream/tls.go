@@ -1,10 +1,12 @@
 package stream
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -118,6 +120,9 @@ type TLS struct {
 	secure
 	fault  frame.Reason
 	strict bool
+	// ended is the error that came with the last bytes: crypto/tls may have read the close_notify
+	// behind them, and nothing else need arrive after it.
+	ended error
 }
 
 // NewTLS returns a connection after its handshake as a Stream, and owns it. rec is the
@@ -128,8 +133,33 @@ func NewTLS(conn *tls.Conn, rec *record.Conn, pool *record.Pool, fault frame.Rea
 	return &TLS{secure: secure{conn: conn, rec: rec, pool: pool}, fault: fault, strict: strict}
 }
 
+// Client begins TLS on a connection to an endpoint, which it owns: it is reset if the handshake
+// fails or takes longer than the timeout. It blocks until then.
+func Client(ctx context.Context, conn net.Conn, config *tls.Config, timeout time.Duration, pool *record.Pool) (*TLS, error) {
+	config = config.Clone()
+	config.DynamicRecordSizingDisabled = true // this package chooses the size
+	rec := record.NewConn(conn, pool, nil)
+	secure := tls.Client(rec, config)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := secure.HandshakeContext(ctx)
+	rec.EndHandshake()
+	if err == nil {
+		err = rec.Flush()
+	}
+	if err != nil {
+		Reset(conn)
+		rec.Free()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return NewTLS(secure, rec, pool, frame.EndpointReset, false), nil
+}
+
 // Receive implements Stream.
 func (t *TLS) Receive() (Chunk, error) {
+	if t.ended != nil {
+		return Chunk{}, t.failed(t.ended)
+	}
 	if err := t.wait(); err != nil && !errors.Is(err, io.EOF) {
 		return Chunk{}, err
 	}
@@ -140,13 +170,19 @@ func (t *TLS) Receive() (Chunk, error) {
 	}
 	if end > Headroom {
 		note(&t.sizer, b, end, more)
-		return Chunk{Buffer: b, Begin: Headroom, End: end}, nil // an error comes again
+		t.ended = err
+		return Chunk{Buffer: b, Begin: Headroom, End: end}, nil
 	}
 	t.pool.Put(b)
+	return Chunk{}, t.failed(err)
+}
+
+// failed is the error of a receiver, for one of crypto/tls.
+func (t *TLS) failed(err error) error {
 	if errors.Is(err, io.EOF) && t.rec.Ended() && t.strict {
-		return Chunk{}, fmt.Errorf("%w: no close_notify was received", ErrBroken)
+		return fmt.Errorf("%w: no close_notify was received", ErrBroken)
 	}
-	return Chunk{}, err
+	return err
 }
 
 func note(s *record.Sizer, b *record.Buffer, end int, more bool) {

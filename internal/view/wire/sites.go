@@ -83,6 +83,7 @@ func encodeGateways(in []sites.Gateway) []*nodev1.Gateway {
 func EncodeOffer(o *sites.Offer) ([]byte, error) {
 	m := &nodev1.Offer{
 		Namespace: o.Service.Namespace, Name: o.Service.Name, Mesh: o.Mesh, ToSites: o.ToSites, External: encodeExternal(o.External),
+		Proxied: o.Proxied, ServiceAccounts: o.ServiceAccounts,
 	}
 	for _, p := range o.Ports {
 		m.Ports = append(m.Ports, &nodev1.OfferedPort{
@@ -191,6 +192,7 @@ func DecodeOffer(name string, body []byte) (*sites.Offer, error) {
 	}
 	o := &sites.Offer{
 		Service: proxy.ServiceName{Namespace: m.GetNamespace(), Name: m.GetName()}, Mesh: m.GetMesh(), ToSites: m.GetToSites(),
+		Proxied: m.GetProxied(), ServiceAccounts: m.GetServiceAccounts(),
 	}
 	if o.Mesh == "" {
 		return nil, errNoMesh

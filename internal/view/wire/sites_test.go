@@ -29,6 +29,7 @@ var (
 		},
 	}
 	offer = &sites.Offer{
+		Proxied: true, ServiceAccounts: []string{"a", "b"},
 		Service: proxy.ServiceName{Namespace: "ns", Name: "web"}, Mesh: "default", ToSites: []string{"b"},
 		Ports: []sites.OfferedPort{{Name: "http", SNI: serverName, ProxyProtocol: true, Target: 443}}, External: outside,
 	}

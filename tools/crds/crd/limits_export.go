@@ -31,6 +31,7 @@ func exportLimits() map[string]Schema {
 		"AvailableService.ports":           importPorts(),
 		"AvailableService.instances":       atLeast(0),
 		"AvailableService.toZones":         items(Schema{}, text(dnsLabel, maxLabel)),
+		"AvailableService.serviceAccounts": items(Schema{}, text(dnsSubdomain, maxSubdomain)),
 		"AvailableEndpoints.addressType":   choice("IPv4", "IPv6"),
 		"AvailableEndpoints.hosts":         atMost(maxAvailableHosts),
 		"AvailableHost.hostname":           optional(dnsLabel, maxLabel),
