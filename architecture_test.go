@@ -172,6 +172,7 @@ var layers = map[string]layer{
 	"internal/gateway/egress":           adapter,
 	"internal/gateway/external":         adapter,
 	"internal/gateway/gatewaytest":      adapter,
+	"internal/gateway/hosts":            adapter,
 	"internal/gateway/ingress":          adapter,
 	"internal/gateway/outbound":         adapter,
 	"internal/gateway/server":           adapter,
@@ -258,7 +259,7 @@ var siblings = map[string][]string{
 	// another site from there.
 	"internal/gateway/egress":   {"internal/gateway/external", "internal/gateway/server", "internal/gateway/tunnel"},
 	"internal/gateway/ingress":  {"internal/gateway/server"},
-	"internal/gateway/outbound": {"internal/gateway/external", "internal/gateway/tunnel"},
+	"internal/gateway/outbound": {"internal/gateway/external", "internal/gateway/hosts", "internal/gateway/tunnel"},
 	"internal/gateway/site": {
 		"internal/gateway/egress", "internal/gateway/external", "internal/gateway/ingress", "internal/gateway/outbound",
 		"internal/gateway/server", "internal/gateway/tunnel",

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -23,6 +24,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
+	"github.com/proxima-mesh/proxima/internal/gateway/hosts"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/issue"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -42,6 +44,7 @@ type proxies struct {
 	ca       *x509.CertPool
 	builder  *build.Builder
 	server   *xds.Server
+	hosts    *hosts.Table // of gateways of other sites
 	listener net.Listener
 	grpc     *grpc.Server
 }
@@ -82,9 +85,10 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		log.Warn("proxies are not served: the port is not free; choose another with --xds-port", "address", address, "error", err)
 		return nil, nil
 	}
+	p.hosts = hosts.New(nil, log)
 	ranges := append(append([]netip.Prefix(nil), cfg.ServiceCIDRs...), cfg.MeshCIDRs...)
 	p.builder = build.NewBuilder(build.Config{
-		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Logger: log,
+		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Hosts: p.hosts, Logger: log,
 		Ranges: func() []netip.Prefix { return ranges },
 	})
 	i.proxies = p.builder
@@ -236,6 +240,7 @@ func (p *proxies) components() []component {
 	return []component{
 		{Name: "resources of proxies", Run: p.follow},
 		{Name: "roots of proxies", Run: p.followRoots},
+		{Name: "names of gateways for proxies", Run: p.followHosts},
 		{Name: "xDS", Run: p.serve},
 	}
 }
@@ -261,6 +266,26 @@ func (p *proxies) followRoots(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// followHosts resolves the names of gateways of other sites, once there is a proxy.
+func (p *proxies) followHosts(ctx context.Context) error {
+	select {
+	case <-p.server.Wanted():
+	case <-ctx.Done():
+		return nil
+	}
+	var resolving sync.WaitGroup
+	defer resolving.Wait()
+	resolving.Go(func() { p.hosts.Run(ctx) })
+	for {
+		select {
+		case <-p.hosts.Changed():
+			p.builder.SetHosts()
 		case <-ctx.Done():
 			return nil
 		}

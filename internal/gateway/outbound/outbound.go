@@ -19,6 +19,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/gateway/external"
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/hosts"
 	"github.com/proxima-mesh/proxima/internal/gateway/tunnel"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/node"
@@ -65,7 +66,7 @@ type Config struct {
 // Router routes the connections of a node's tunnel. Safe for concurrent use.
 type Router struct {
 	cfg     Config
-	hosts   *hosts
+	hosts   *hosts.Table
 	arrival *arrivals
 
 	mu       sync.Mutex
@@ -103,14 +104,11 @@ func New(cfg Config) *Router {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Lookup == nil {
-		cfg.Lookup = lookupSystem
-	}
 	if cfg.External == nil {
 		cfg.External = external.New(external.Config{})
 	}
 	return &Router{
-		cfg: cfg, hosts: newHosts(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
+		cfg: cfg, hosts: hosts.New(cfg.Lookup, cfg.Logger), arrival: newArrivals(),
 		services: map[proxy.ServiceName]*proxy.Service{}, remotes: map[proxy.ServiceName]*sites.Remote{},
 		virtual: map[proxy.ServiceName]*proxy.VirtualIP{},
 		at:      map[netip.AddrPort]target{}, byName: map[string]target{}, used: map[certificate]struct{}{},
@@ -138,9 +136,9 @@ func (r *Router) Apply(u node.Update) {
 	var names []string
 	for name, remote := range r.remotes {
 		for _, site := range remote.Sites {
-			names = append(names, hostsOf(site.Ingresses)...)
+			names = append(names, hosts.Of(site.Ingresses)...)
 		}
-		names = append(names, hostsOf(remote.Egresses)...)
+		names = append(names, hosts.Of(remote.Egresses)...)
 		for _, p := range remote.Ports {
 			t := targetOf(remote, p)
 			r.byName[p.SNI] = t
@@ -154,7 +152,7 @@ func (r *Router) Apply(u node.Update) {
 	for _, v := range r.virtual {
 		r.setVirtualLocked(v)
 	}
-	r.hosts.want(names)
+	r.hosts.Want(names)
 }
 
 // setVirtualLocked notes where the addresses of a name below "mesh" lead, if other sites
@@ -292,7 +290,7 @@ func (r *Router) site() string {
 func (r *Router) gateways(all []sites.Gateway, role tunnel.Role, site string, weight uint32) []tunnel.Peer {
 	var out []tunnel.Peer
 	for _, g := range all {
-		for _, addr := range r.hosts.addresses(g.Host) {
+		for _, addr := range r.hosts.Addresses(g.Host) {
 			at := netip.AddrPortFrom(addr.Unmap(), g.Port)
 			if !slices.ContainsFunc(out, func(p tunnel.Peer) bool { return p.Address == at }) {
 				out = append(out, tunnel.Peer{Name: g.Name, Address: at, Role: role, Site: site})
@@ -358,7 +356,7 @@ const sweepEvery = 10 * time.Second
 func (r *Router) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var resolving sync.WaitGroup
-	resolving.Go(func() { r.hosts.run(ctx) })
+	resolving.Go(func() { r.hosts.Run(ctx) })
 	defer resolving.Wait()
 	defer cancel()
 	tick := time.NewTicker(sweepEvery)

@@ -102,7 +102,7 @@ func TestRoute(t *testing.T) {
 	i := &identities{svid: issued(t), held: true}
 	r := newRouter(t, i)
 	r.Apply(update(remote()))
-	r.hosts.resolve(t.Context(), "c.example")
+	r.hosts.Resolve(t.Context(), "c.example")
 	route, err := r.Route(t.Context(), client, virtual)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestGatewaysByNameAndAddressCountOnce(t *testing.T) {
 		{Name: "c1", Host: "10.3.0.1", Port: 443}, {Name: "c2", Host: "c.example", Port: 443}, {Name: "c3", Host: "::ffff:10.3.0.1", Port: 443},
 	}
 	r.Apply(update(twice))
-	r.hosts.resolve(t.Context(), "c.example")
+	r.hosts.Resolve(t.Context(), "c.example")
 	route, err := r.Route(t.Context(), client, virtual)
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 )
 
@@ -34,6 +35,8 @@ type Config struct {
 	Ranges func() []netip.Prefix
 	// Plans of Services, which Follow keeps up to date; nil: there are none.
 	Plans *trafficplan.Table
+	// Hosts of gateways in other sites that are DNS names; nil: gateways have to be addresses.
+	Hosts Hosts
 	// Trust is what the meshes trust; nil: no mesh has certificates.
 	Trust  func() (*mesh.Trust, error)
 	Logger *slog.Logger // nil: discard
@@ -53,6 +56,8 @@ type Builder struct {
 	// policies of traffic and routes, and the Services with the addresses of imports.
 	policies *policy.Index
 	imports  map[catalog.Key]catalog.Key
+	// sites is what other sites offer, and where services outside are.
+	sites    *sites.Table
 	suspects map[string]bool
 	// live are the addresses of ports that have a proxy, with the Dataplanes.
 	live map[netip.AddrPort]catalog.Key
@@ -130,7 +135,8 @@ func NewBuilder(c Config) *Builder {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Builder{
-		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{}, vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
+		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{},
+		sites: sites.NewTable(string(c.Site)), vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{},
@@ -144,7 +150,7 @@ func (b *Builder) Ready() <-chan struct{} { return b.ready }
 func Tables() []catalog.Kind {
 	out := []catalog.Kind{
 		catalog.Services, catalog.Slices, catalog.Nodes, catalog.Dataplanes, catalog.Plans, catalog.Meshes, catalog.Namespaces,
-		catalog.VirtualIPs, catalog.ExternalServices, catalog.ServiceExports, catalog.Pods,
+		catalog.VirtualIPs, catalog.ExternalServices, catalog.ServiceExports, catalog.ZoneIngresses, catalog.ZoneEgresses, catalog.Pods,
 	}
 	for _, k := range policy.Tables() {
 		if !slices.Contains(out, k) {
@@ -197,8 +203,11 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 		changed = map[catalog.Key]struct{}{}
 	}
 	maps.Copy(changed, hit.services)
+	offered := b.storeSites(d)
+	maps.Copy(changed, offered)
 	addresses := map[netip.Addr]struct{}{}
-	b.storeAddresses(d, addresses, hit.services)
+	maps.Copy(offered, hit.services)
+	b.storeAddresses(d, addresses, offered)
 	for _, c := range d.Services {
 		changed[c.Key] = struct{}{}
 	}

@@ -3,6 +3,7 @@ package build
 import (
 	"cmp"
 	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 
@@ -27,6 +28,8 @@ type assignment struct {
 	site locality.Site
 	// choice of the family that proxies use.
 	choice *proxy.Choice
+	// beyond is what is offered from outside this site; nil: nothing.
+	beyond *beyond
 	// local: only the endpoints of the node count.
 	local bool
 	// live reports whether an endpoint has a proxy.
@@ -43,68 +46,145 @@ func loadAssignment(a *assignment) *endpoint.ClusterLoadAssignment {
 		ClusterName: a.name,
 		Policy:      &endpoint.ClusterLoadAssignment_Policy{OverprovisioningFactor: wrapperspb.UInt32(cmp.Or(a.overProvisioning, overProvisioning))},
 	}
-	first, next := a.choice.Cluster, a.choice.Fallback
-	if a.local {
-		first, next = a.choice.Local, nil
-	}
-	draining := a.choice.Why == proxy.TerminatingFallback && !a.healthy
 	priority := uint32(0)
-	for _, targets := range [][]proxy.Target{first, next} {
-		localities := a.localities(targets, priority, draining)
-		out.Endpoints = append(out.Endpoints, localities...)
-		if len(localities) > 0 {
+	for _, groups := range a.levels() {
+		if len(groups) > 0 {
+			out.Endpoints = append(out.Endpoints, localities(groups, priority)...)
 			priority++
 		}
 	}
 	return out
 }
 
-// localities of targets, by zone.
-func (a *assignment) localities(targets []proxy.Target, priority uint32, draining bool) []*endpoint.LocalityLbEndpoints {
-	zones := map[locality.Zone][]proxy.Target{}
-	sums := map[locality.Zone]uint64{}
-	total := uint64(0)
-	for _, t := range targets {
-		weight := uint64(max(t.Weight, 1))
-		zones[t.Zone] = append(zones[t.Zone], t)
-		sums[t.Zone] += weight
-		total += weight
+// group is endpoints of one locality, with their weight among those of one priority.
+type group struct {
+	locality  *core.Locality
+	weight    uint64
+	endpoints []*endpoint.LbEndpoint
+}
+
+// levels are the endpoints by priority. Empty ones are left out of the result.
+func (a *assignment) levels() [][]group {
+	first, next := a.choice.Cluster, a.choice.Fallback
+	if a.local {
+		first, next = a.choice.Local, nil
 	}
-	names := slices.Sorted(maps.Keys(zones))
-	shares := apportion(names, sums, total)
-	var out []*endpoint.LocalityLbEndpoints
-	for _, zone := range names {
-		l := &endpoint.LocalityLbEndpoints{
-			Locality: &core.Locality{Zone: string(zone), SubZone: string(a.site)}, Priority: priority,
-			LoadBalancingWeight: wrapperspb.UInt32(shares[zone]),
+	draining := a.choice.Why == proxy.TerminatingFallback && !a.healthy
+	here, rest := a.own(first, draining), a.own(next, draining)
+	if a.beyond == nil || len(a.beyond.ways) == 0 {
+		return [][]group{here, rest}
+	}
+	total := uint64(0)
+	for i := range here {
+		total += here[i].weight
+	}
+	split := a.beyond.split
+	used, last := a.away(func(w *way) uint64 { return uint64(w.weight) })
+	switch {
+	case len(here) == 0 || a.choice.Why == proxy.TerminatingFallback, split.Away > 0 && split.Here == 0:
+		return [][]group{used, here, rest, last}
+	case a.beyond.remote.Spread: // an instance elsewhere counts as much as one here on average
+		all, _ := a.away(func(w *way) uint64 { return uint64(w.instances) * total })
+		return [][]group{append(scaled(here, uint64(len(first))), all...), rest}
+	case split.Away > 0:
+		used, last = a.away(func(w *way) uint64 { return uint64(w.weight) * total })
+		return [][]group{append(scaled(here, uint64(split.Here)), used...), rest, last}
+	}
+	return [][]group{here, rest, used, last}
+}
+
+func scaled(groups []group, by uint64) []group {
+	for i := range groups {
+		groups[i].weight *= by
+	}
+	return groups
+}
+
+// own are targets of this site, by zone.
+func (a *assignment) own(targets []proxy.Target, draining bool) []group {
+	zones := map[locality.Zone]*group{}
+	for _, t := range targets {
+		g := zones[t.Zone]
+		if g == nil {
+			g = &group{locality: &core.Locality{Zone: string(t.Zone), SubZone: string(a.site)}}
+			zones[t.Zone] = g
 		}
-		for _, t := range zones[zone] {
-			l.LbEndpoints = append(l.LbEndpoints, a.endpoint(t, draining))
-		}
-		out = append(out, l)
+		g.weight += uint64(max(t.Weight, 1))
+		g.endpoints = append(g.endpoints, a.endpoint(t, draining))
+	}
+	var out []group
+	for _, zone := range slices.Sorted(maps.Keys(zones)) {
+		out = append(out, *zones[zone])
 	}
 	return out
 }
 
-// apportion divides totalWeight in proportion, at least 1 for each (Hamilton's method).
-func apportion(zones []locality.Zone, sums map[locality.Zone]uint64, total uint64) map[locality.Zone]uint32 {
-	out := make(map[locality.Zone]uint32, len(zones))
-	if len(zones) == 0 || len(zones) > totalWeight {
+// away are the gateways that lead out of this site, by site. last are those without weight.
+func (a *assignment) away(weight func(*way) uint64) (used, last []group) {
+	for i := range a.beyond.ways {
+		w := &a.beyond.ways[i]
+		g := group{locality: &core.Locality{Zone: string(proxy.OtherSitesZone), SubZone: string(w.site)}, weight: weight(w)}
+		match := map[string]*structpb.Value{matchTunnel: structpb.NewStringValue(w.gateway())}
+		if w.proxied {
+			match = map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)}
+		}
+		for _, at := range w.gateways {
+			e := lbEndpoint(at)
+			e.LoadBalancingWeight = wrapperspb.UInt32(max(w.instances, 1))
+			e.Metadata = socketMatch(match)
+			g.endpoints = append(g.endpoints, e)
+		}
+		if g.weight > 0 {
+			used = append(used, g)
+		} else {
+			g.weight = uint64(max(w.instances, 1))
+			last = append(last, g)
+		}
+	}
+	return used, last
+}
+
+// localities of one priority.
+func localities(groups []group, priority uint32) []*endpoint.LocalityLbEndpoints {
+	weights := make([]uint64, len(groups))
+	for i := range groups {
+		weights[i] = groups[i].weight
+	}
+	var out []*endpoint.LocalityLbEndpoints
+	for i, share := range apportion(weights) {
+		out = append(out, &endpoint.LocalityLbEndpoints{
+			Locality: groups[i].locality, Priority: priority, LoadBalancingWeight: wrapperspb.UInt32(share), LbEndpoints: groups[i].endpoints,
+		})
+	}
+	return out
+}
+
+// apportion divides totalWeight in proportion, at least 1 for each (Hamilton's method). Of more
+// parts than that each gets 1.
+func apportion(parts []uint64) []uint32 {
+	out := make([]uint32, len(parts))
+	total := uint64(0)
+	for i, p := range parts {
+		total += p
+		out[i] = 1
+	}
+	if len(parts) > totalWeight || total == 0 {
 		return out
 	}
-	left := uint64(totalWeight - len(zones))
+	left := uint64(totalWeight - len(parts))
 	given := uint64(0)
-	rest := make(map[locality.Zone]uint64, len(zones))
-	for _, z := range zones {
-		share := left * sums[z] / total
-		rest[z] = left * sums[z] % total
-		out[z] = uint32(share) + 1
+	rest := make([]uint64, len(parts))
+	order := make([]int, len(parts))
+	for i, p := range parts {
+		high, low := bits.Mul64(left, p)
+		share, r := bits.Div64(high, low, total)
+		rest[i], order[i] = r, i
+		out[i] += uint32(share)
 		given += share
 	}
-	byRest := slices.Clone(zones)
-	slices.SortStableFunc(byRest, func(x, y locality.Zone) int { return cmp.Compare(rest[y], rest[x]) })
-	for _, z := range byRest[:left-given] {
-		out[z]++
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(rest[y], rest[x]) })
+	for _, i := range order[:left-given] {
+		out[i]++
 	}
 	return out
 }
@@ -116,9 +196,12 @@ func (a *assignment) endpoint(t proxy.Target, draining bool) *endpoint.LbEndpoin
 		e.HealthStatus = core.HealthStatus_DEGRADED
 	}
 	if a.live(t.Addr) {
-		e.Metadata = &core.Metadata{FilterMetadata: map[string]*structpb.Struct{
-			"envoy.transport_socket_match": {Fields: map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)}},
-		}}
+		e.Metadata = socketMatch(map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)})
 	}
 	return e
+}
+
+// socketMatch chooses a transport socket of the cluster (transport_socket_matches).
+func socketMatch(fields map[string]*structpb.Value) *core.Metadata {
+	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{"envoy.transport_socket_match": {Fields: fields}}}
 }

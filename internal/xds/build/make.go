@@ -20,7 +20,6 @@ import (
 	"github.com/proxima-mesh/proxima/internal/proxy/choose"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
-	"github.com/proxima-mesh/proxima/internal/sites"
 	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
@@ -137,38 +136,36 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 		port: of, protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
 	}
 	b.police(c, out, port.Name, port.AppProtocol)
-	if b.elsewhere(of.Service) {
-		// The node's own data path knows other sites and what is outside: it takes over at the
-		// virtual address.
-		out.static = netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
+	to := b.beyondOf(c.Zone, of)
+	if c.Variant != GRPC && !b.external(of.Service) {
+		if out.tls = b.clientTLS(c, of, to); out.tls != nil || to == nil {
+			return out
+		}
+	} else if c.Variant == GRPC && !b.viaNode(of) {
+		out.tls = b.clientTLS(c, of, nil)
 		return out
 	}
-	out.tls = b.clientTLS(c, of)
+	// Gateways admit nobody without a certificate. The node's own data path has one, and knows
+	// what is outside: it takes over at the virtual address.
+	if c.Variant != GRPC {
+		out.static = netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
+	}
 	return out
 }
 
-// elsewhere reports whether a Service has endpoints that are not of this site.
-func (b *Builder) elsewhere(key catalog.Key) bool {
+// viaNode reports whether programs without a proxy reach a service port by the data path of their
+// node, at the virtual address, as it has endpoints outside this site.
+func (b *Builder) viaNode(of ServicePort) bool {
+	return b.external(of.Service) || b.beyondOf("", of) != nil
+}
+
+// external reports whether a Service is that of a service outside every mesh.
+func (b *Builder) external(key catalog.Key) bool {
 	if _, external := b.snapshot.ExternalServices.Get(key); external {
 		return true
 	}
 	object, _ := b.snapshot.Services.Get(key)
-	if object == nil {
-		return false
-	}
-	if object.Labels[meshv1alpha1.LabelExternalService] != "" {
-		return true
-	}
-	imported, ok := sites.ImportOf(object)
-	if !ok {
-		return false
-	}
-	for _, e := range b.snapshot.ExportsOf(catalog.Key{Namespace: imported.Namespace, Name: imported.Name}) {
-		if z := e.Labels[meshv1alpha1.LabelZone]; z != "" && z != string(b.config.Site) {
-			return true
-		}
-	}
-	return false
+	return object != nil && object.Labels[meshv1alpha1.LabelExternalService] != ""
 }
 
 // meshTLS is the mesh's trust domain, if its workloads have certificates.
@@ -181,8 +178,13 @@ func (b *Builder) meshTLS(name string) (domain mesh.Domain, m *meshv1alpha1.Mesh
 	return domain, m, err == nil
 }
 
-func (b *Builder) clientTLS(c *class, of ServicePort) *clientTLS {
+// clientTLS is how clients of a class begin TLS to a service port, also beyond this site (to, which
+// may be nil); nil: they do not.
+func (b *Builder) clientTLS(c *class, of ServicePort, to *beyond) *clientTLS {
 	name := b.meshOf(of.Service.Namespace)
+	if to != nil {
+		name = to.remote.Mesh
+	}
 	domain, m, ok := b.meshTLS(name)
 	if _, _, own := b.meshTLS(c.Mesh); !ok || !own {
 		return nil
@@ -194,10 +196,14 @@ func (b *Builder) clientTLS(c *class, of ServicePort) *clientTLS {
 		return nil
 	}
 	ids, all := b.accountsOf(of.Service, domain)
-	return &clientTLS{
+	out := &clientTLS{
 		sni: sni, domain: domain.Name(), accept: mesh.Accounts(ids...), fileIdentity: c.Variant == Direct,
 		always: c.Variant == GRPC && all || c.Variant != GRPC && outboundAlways(m),
 	}
+	if to != nil {
+		b.tlsBeyond(out, to, domain, ids)
+	}
+	return out
 }
 
 // accountsOf the endpoints of a Service. all: each of them has a proxy.
@@ -299,14 +305,25 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	if !ok || (k.node != "") != s.InternalLocal {
 		return nil
 	}
+	if k.grpc && b.viaNode(of) {
+		at := netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
+		return unlisted(loadAssignment(&assignment{
+			name: of.String(), site: b.config.Site, choice: &proxy.Choice{Cluster: []proxy.Target{{Addr: at}}},
+			live: func(netip.AddrPort) bool { return false },
+		}))
+	}
 	node := choose.Node{Name: k.node, Zone: k.zone, Suspects: b.suspects}
 	state := choose.Slices(s, port, b.slicesOf(k.zone, of.Service), node)
 	choice := state.For(s.ClusterIPs[0])
 	if other := state.For(otherFamily(s.ClusterIPs[0])); len(choice.Cluster)+len(choice.Local) == 0 {
 		choice = other // a proxy may connect by the other family
 	}
+	var to *beyond
+	if !k.grpc && !s.InternalLocal {
+		to = b.beyondOf(k.zone, of)
+	}
 	return unlisted(loadAssignment(&assignment{
-		name: of.String(), site: b.config.Site, choice: choice, local: s.InternalLocal, healthy: k.grpc,
+		name: of.String(), site: b.config.Site, choice: choice, beyond: to, local: s.InternalLocal, healthy: k.grpc,
 		overProvisioning: b.overProvisioning(of, port.Name),
 		live:             func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
 	}))

@@ -13,13 +13,14 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 )
 
 const (
 	tlsSocket = "envoy.transport_sockets.tls"
 	// alpn tells a connection between proxies from the application's own TLS.
-	alpn = "proxima"
+	alpn = frame.ProtocolProxy
 	// providerName of certificates in the bootstrap of gRPC.
 	providerName = "default"
 )
@@ -33,6 +34,16 @@ type clientTLS struct {
 	fileIdentity bool
 	// always: also to endpoints that are not known to have a proxy.
 	always bool
+	// gateways at which TLS ends.
+	gateways []gatewayTLS
+}
+
+// gatewayTLS is how a cluster connects to gateways of a site that end TLS: to the endpoints whose
+// metadata say so (matchTunnel).
+type gatewayTLS struct {
+	match string
+	// id is the only identity that the gateways may have.
+	id string
 }
 
 // sans that a server may have: exact names, else prefixes of namespaces.
@@ -65,15 +76,29 @@ func (t *clientTLS) on(c *cluster.Cluster) {
 		return
 	}
 	secured := transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: commonTLS(t.domain, t.fileIdentity, t.sans())})
+	for _, g := range t.gateways {
+		common := commonTLS(t.domain, t.fileIdentity, []*tlsv3.SubjectAltNameMatcher{exactURI(g.id)})
+		common.AlpnProtocols = []string{frame.ProtocolTunnel}
+		c.TransportSocketMatches = append(c.TransportSocketMatches, &cluster.Cluster_TransportSocketMatch{
+			Name: g.match, Match: &structpb.Struct{Fields: map[string]*structpb.Value{matchTunnel: structpb.NewStringValue(g.match)}},
+			TransportSocket: transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: common}),
+		})
+	}
 	if t.always {
-		c.TransportSocket = secured
+		c.TransportSocket = secured // for what none of the gateways' matches is
 		return
 	}
-	c.TransportSocketMatches = []*cluster.Cluster_TransportSocketMatch{
+	c.TransportSocketMatches = append(c.TransportSocketMatches, []*cluster.Cluster_TransportSocketMatch{
 		{Name: matchMTLS, Match: &structpb.Struct{Fields: map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)}}, TransportSocket: secured},
 		{Name: "plain", Match: &structpb.Struct{}, TransportSocket: &core.TransportSocket{
 			Name: "envoy.transport_sockets.raw_buffer", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&rawbuffer.RawBuffer{})},
 		}},
+	}...)
+}
+
+func exactURI(uri string) *tlsv3.SubjectAltNameMatcher {
+	return &tlsv3.SubjectAltNameMatcher{
+		SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: &matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Exact{Exact: uri}},
 	}
 }
 

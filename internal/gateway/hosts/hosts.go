@@ -1,4 +1,9 @@
-package outbound
+// Package hosts keeps the addresses of gateways that are known by DNS names. Names are resolved
+// in the background: no connection waits for DNS, and the last addresses stay while it does not
+// answer.
+//
+// Enter at [New]; [Table.Run] does the work.
+package hosts
 
 import (
 	"context"
@@ -21,12 +26,13 @@ const (
 	resolveTimeout = 5 * time.Second
 )
 
-// hosts are the addresses of gateways. Names are resolved in the background: no
-// connection waits for DNS, and the last addresses stay while it does not answer.
-type hosts struct {
+// Table of names. Safe for concurrent use.
+type Table struct {
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	log    *slog.Logger
 	wake   chan struct{}
+	// changed has room for one: names have other addresses.
+	changed chan struct{}
 
 	mu    sync.Mutex
 	known map[string]*host
@@ -38,16 +44,23 @@ type host struct {
 	failed    bool
 }
 
-func newHosts(lookup func(context.Context, string) ([]netip.Addr, error), log *slog.Logger) *hosts {
-	return &hosts{lookup: lookup, log: log, wake: make(chan struct{}, 1), known: map[string]*host{}}
+// New makes a table without names. lookup resolves one; nil: the system's resolver.
+func New(lookup func(context.Context, string) ([]netip.Addr, error), log *slog.Logger) *Table {
+	if lookup == nil {
+		lookup = lookupSystem
+	}
+	return &Table{lookup: lookup, log: log, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), known: map[string]*host{}}
 }
+
+// Changed receives when names have other addresses than before. It is for one reader.
+func (h *Table) Changed() <-chan struct{} { return h.changed }
 
 func lookupSystem(ctx context.Context, name string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
 }
 
-// hostsOf gateways that are names.
-func hostsOf(all []sites.Gateway) []string {
+// Of gateways, those that are names.
+func Of(all []sites.Gateway) []string {
 	var out []string
 	for _, g := range all {
 		if _, err := netip.ParseAddr(g.Host); err != nil {
@@ -57,8 +70,8 @@ func hostsOf(all []sites.Gateway) []string {
 	return out
 }
 
-// want names, and no others.
-func (h *hosts) want(names []string) {
+// Want names, and no others.
+func (h *Table) Want(names []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name := range h.known {
@@ -77,8 +90,8 @@ func (h *hosts) want(names []string) {
 	}
 }
 
-// addresses of a gateway; none: its name is not resolved.
-func (h *hosts) addresses(name string) []netip.Addr {
+// Addresses of a gateway; none: its name is not resolved.
+func (h *Table) Addresses(name string) []netip.Addr {
 	if addr, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{addr.Unmap()}
 	}
@@ -90,12 +103,12 @@ func (h *hosts) addresses(name string) []netip.Addr {
 	return nil
 }
 
-// run resolves names until ctx ends.
-func (h *hosts) run(ctx context.Context) {
+// Run resolves names until ctx ends.
+func (h *Table) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := resolveEvery
 		for _, name := range h.due(time.Now()) {
-			h.resolve(ctx, name)
+			h.Resolve(ctx, name)
 			next = resolveRetry
 		}
 		timer := time.NewTimer(next)
@@ -108,7 +121,7 @@ func (h *hosts) run(ctx context.Context) {
 	}
 }
 
-func (h *hosts) due(now time.Time) []string {
+func (h *Table) due(now time.Time) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var out []string
@@ -121,7 +134,8 @@ func (h *hosts) due(now time.Time) []string {
 	return out
 }
 
-func (h *hosts) resolve(ctx context.Context, name string) {
+// Resolve a name now.
+func (h *Table) Resolve(ctx context.Context, name string) {
 	within, cancel := context.WithTimeout(ctx, resolveTimeout)
 	found, err := h.lookup(within, name)
 	cancel()
@@ -140,6 +154,13 @@ func (h *hosts) resolve(ctx context.Context, name string) {
 		}
 		known.failed, known.due = true, time.Now().Add(resolveRetry)
 	default:
+		slices.SortFunc(found, netip.Addr.Compare)
+		if !slices.Equal(found, known.addresses) {
+			select {
+			case h.changed <- struct{}{}:
+			default:
+			}
+		}
 		known.addresses, known.failed, known.due = found, false, time.Now().Add(resolveEvery)
 	}
 }
