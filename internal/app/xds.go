@@ -88,7 +88,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	p.hosts = hosts.New(nil, log)
 	ranges := append(append([]netip.Prefix(nil), cfg.ServiceCIDRs...), cfg.MeshCIDRs...)
 	p.builder = build.NewBuilder(build.Config{
-		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Hosts: p.hosts, Logger: log,
+		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Hosts: p.hosts, SystemRoots: systemRoots, Logger: log,
 		Ranges: func() []netip.Prefix { return ranges },
 	})
 	i.proxies = p.builder

@@ -49,6 +49,8 @@ type plane struct {
 	seen    *observer
 	address string
 	ca      *catest.CA
+	// roots of the system.
+	roots []byte
 }
 
 // observer keeps what was refused.
@@ -94,7 +96,7 @@ func newPlane(t testing.TB, objects ...resource.Object) *plane {
 	p.client.Seed(objects...)
 	tables := catalog.New(catalog.Config{Client: p.client, Descriptors: kind.All()})
 	p.builder = build.NewBuilder(build.Config{
-		Site: "local", Plans: &trafficplan.Table{},
+		Site: "local", Plans: &trafficplan.Table{}, SystemRoots: func() []byte { return p.roots },
 		Ranges: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")} },
 		Trust: func() (*mesh.Trust, error) {
 			return mesh.NewTrust(mesh.Bundle{Mesh: "default", Domain: domain, Roots: []*x509.Certificate{ca.Cert}})

@@ -20,6 +20,7 @@ import (
 	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
 )
 
@@ -33,11 +34,11 @@ type world struct {
 
 func newWorld(t *testing.T, objects ...resource.Object) *world {
 	t.Helper()
-	w := &world{t: t, client: resourcetest.New(), builder: NewBuilder(Config{
+	w := &world{t: t, client: resourcetest.New(kind.All()...), builder: NewBuilder(Config{
 		Site: "local", Ranges: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")} },
 	})}
 	w.client.Seed(objects...)
-	c := catalog.New(catalog.Config{Client: w.client, Descriptors: resourcetest.Descriptors()})
+	c := catalog.New(catalog.Config{Client: w.client, Descriptors: kind.All()})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -37,6 +37,9 @@ type Config struct {
 	Plans *trafficplan.Table
 	// Hosts of gateways in other sites that are DNS names; nil: gateways have to be addresses.
 	Hosts Hosts
+	// SystemRoots are authorities in PEM, for TLS to services outside every mesh that name none; nil:
+	// nodes begin such TLS. It is called once for each class of proxies that needs them.
+	SystemRoots func() []byte
 	// Trust is what the meshes trust; nil: no mesh has certificates.
 	Trust  func() (*mesh.Trust, error)
 	Logger *slog.Logger // nil: discard
@@ -235,7 +238,8 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	}
 	respoken := b.respoken(d)
 	for key, p := range b.proxies {
-		if has(hit.proxies, key) || has(respoken, p) || len(d.Meshes) > 0 {
+		outside := slices.ContainsFunc(d.ExternalServices, func(c catalog.Change[*meshv1alpha1.ExternalService]) bool { return has(p.outbound, c.Key) })
+		if outside || has(hit.proxies, key) || has(respoken, p) || len(d.Meshes) > 0 {
 			b.writeOwn(p)
 		}
 	}

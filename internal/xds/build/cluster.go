@@ -69,7 +69,12 @@ type upstream struct {
 	grpc     bool
 	// static is the only endpoint; invalid: endpoints have a resource of their own.
 	static netip.AddrPort
-	tls    *clientTLS
+	// outside is where a service outside every mesh is; nil: it is none, or proxies do not connect
+	// to it by themselves.
+	outside *outside
+	tls     *clientTLS
+	// cluster is the name of the cluster.
+	cluster string
 	// What policies and routes say; settings are nil where nothing is said, and policed reports
 	// whether a BackendPolicy does.
 	settings *policy.Backend
@@ -90,6 +95,8 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 		}}},
 	}
 	switch {
+	case b.outside != nil:
+		b.outside.on(c)
 	case b.static.IsValid():
 		c.ClusterDiscoveryType = &cluster.Cluster_Type{Type: cluster.Cluster_STATIC}
 		c.LoadAssignment = oneEndpoint(name, b.static)

@@ -133,23 +133,29 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 		return nil
 	}
 	out := &upstream{
-		port: of, protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
+		port: of, cluster: b.clusterName(of), protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
 	}
 	b.police(c, out, port.Name, port.AppProtocol)
 	to := b.beyondOf(c.Zone, of)
-	if c.Variant != GRPC && !b.external(of.Service) {
+	external := b.external(of.Service)
+	switch {
+	case c.Variant == GRPC && !b.viaNode(of):
+		out.tls = b.clientTLS(c, of, nil)
+		return out
+	case c.Variant == GRPC:
+		return out // its endpoint is the virtual address
+	case external && to != nil && to.remote.External != nil && !to.remote.EgressOnly:
+		if out.outside = b.outsideOf(to, out.protocol); out.outside != nil {
+			return out
+		}
+	case !external || to != nil:
 		if out.tls = b.clientTLS(c, of, to); out.tls != nil || to == nil {
 			return out
 		}
-	} else if c.Variant == GRPC && !b.viaNode(of) {
-		out.tls = b.clientTLS(c, of, nil)
-		return out
 	}
 	// Gateways admit nobody without a certificate. The node's own data path has one, and knows
 	// what is outside: it takes over at the virtual address.
-	if c.Variant != GRPC {
-		out.static = netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
-	}
+	out.static = netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
 	return out
 }
 
@@ -250,11 +256,11 @@ func (b *Builder) accountsOf(service catalog.Key, domain mesh.Domain) (ids []mes
 // makeCluster of a service port.
 func (b *Builder) makeCluster(c *class, name string, of ServicePort) *made {
 	back := b.upstreamOf(c, of)
-	if back == nil {
+	if back == nil || name != back.cluster && !strings.HasPrefix(name, vipPrefix) {
 		return nil
 	}
 	m := b.patchedCluster(c, upstreamCluster(name, back))
-	if m != nil && !back.static.IsValid() {
+	if m != nil && !back.static.IsValid() && back.outside == nil {
 		m.options.Follower = delta.Ref{Type: EndpointType, Name: of.String()}
 	}
 	return m
@@ -317,6 +323,9 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	choice := state.For(s.ClusterIPs[0])
 	if other := state.For(otherFamily(s.ClusterIPs[0])); len(choice.Cluster)+len(choice.Local) == 0 {
 		choice = other // a proxy may connect by the other family
+	}
+	if b.external(of.Service) { // endpoints are the gateways that lead to it
+		choice = &proxy.Choice{}
 	}
 	var to *beyond
 	if !k.grpc && !s.InternalLocal {
@@ -578,7 +587,7 @@ func (b *Builder) ownOutbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translat
 		p.outbound[o.to.Service] = struct{}{}
 		back := b.upstreamOf(p.class, o.to)
 		if back == nil {
-			back = &upstream{port: o.to}
+			back = &upstream{port: o.to, cluster: b.clusterName(o.to)}
 		}
 		all.Listeners = append(all.Listeners, outListener(o.at, back, true))
 	}

@@ -118,6 +118,9 @@ func (b *Builder) resolve(all []policy.RouteBackend, c *class) {
 			to.Invalid = fmt.Sprintf("BackendNotFound: there is no %s %s", to.Ref.Kind, to.Ref.Key)
 		}
 		to.Ref = policy.Ref{Kind: "Service", Key: key}
+		if b.external(key) {
+			to.Ref.Kind = "ExternalService"
+		}
 	}
 }
 
@@ -167,7 +170,7 @@ func policedCluster(c *cluster.Cluster, u *upstream) {
 
 // policedRoutes are the routes of an upstream.
 func policedRoutes(u *upstream) *route.RouteConfiguration {
-	name, to := u.port.RouteName(), u.port.String()
+	name, to := u.port.RouteName(), u.cluster
 	plain := routesTo(name, to, true, u.affinity)
 	if u.settings == nil {
 		return plain
@@ -192,7 +195,7 @@ func outFilters(u *upstream) []*listener.Filter {
 		}
 	}
 	if u.protocol == TCP {
-		p := tcpProxy(u.port.String(), statOut, u.affinity)
+		p := tcpProxy(u.cluster, statOut, u.affinity)
 		if u.settings != nil {
 			translate.TCPProxy(p, u.settings, u.tcp)
 		}
@@ -371,7 +374,7 @@ func (b *Builder) takesName(p *Proxy, name string, own []*cluster.Cluster) bool 
 	if slices.ContainsFunc(own, func(c *cluster.Cluster) bool { return c.Name == name }) {
 		return false
 	}
-	_, err := ParseServicePort(name)
+	_, err := parseCluster(name)
 	if err != nil && !strings.HasPrefix(name, vipPrefix) && name != Passthrough && name != InPassthrough && name != Blackhole {
 		return false
 	}

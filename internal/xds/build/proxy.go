@@ -77,6 +77,8 @@ type Proxy struct {
 	own       *layer
 	selection *delta.Selection
 	selected  map[ServicePort]struct{}
+	// clusters are the names of the clusters of what is selected.
+	clusters map[ServicePort]string
 	// outbound are the Services that its own listeners lead to.
 	outbound map[catalog.Key]struct{}
 	account  account
@@ -388,29 +390,27 @@ func has[K comparable](set map[K]struct{}, key K) bool { _, ok := set[key]; retu
 
 // setSelected replaces the eager set of a proxy.
 func (b *Builder) setSelected(p *Proxy, next map[ServicePort]struct{}) {
-	if maps.Equal(p.selected, next) && len(next) == len(p.selected) && p.selected != nil {
-		b.namesOf(p, next)
-		return
-	}
+	clusters := make(map[ServicePort]string, len(next))
 	for port := range next {
-		if !has(p.selected, port) {
-			b.useCluster(p.class, port.String(), port)
+		clusters[port] = b.clusterName(port)
+		if p.clusters[port] != clusters[port] {
+			b.useCluster(p.class, clusters[port], port)
 		}
 	}
-	for port := range p.selected {
-		if !has(next, port) {
-			b.unuse(p.class.layer, delta.Ref{Type: ClusterType, Name: port.String()})
+	for port, name := range p.clusters {
+		if clusters[port] != name {
+			b.unuse(p.class.layer, delta.Ref{Type: ClusterType, Name: name})
 		}
 	}
-	p.selected = next
-	b.namesOf(p, next)
+	p.selected, p.clusters = next, clusters
+	b.namesOf(p)
 }
 
-// namesOf an eager set: clusters, and a listener for each virtual address.
-func (b *Builder) namesOf(p *Proxy, set map[ServicePort]struct{}) {
+// namesOf the eager set: clusters, and a listener for each virtual address.
+func (b *Builder) namesOf(p *Proxy) {
 	names := map[delta.Ref]struct{}{}
-	for port := range set {
-		names[delta.Ref{Type: ClusterType, Name: port.String()}] = struct{}{}
+	for port, name := range p.clusters {
+		names[delta.Ref{Type: ClusterType, Name: name}] = struct{}{}
 		if !b.redirected(p) {
 			continue
 		}
@@ -444,7 +444,7 @@ func (b *Builder) reselect(d *catalog.Delta, changed map[catalog.Key]struct{}, p
 	}) {
 		return
 	}
-	services := policed || len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) > 0
+	services := policed || len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs)+len(d.ExternalServices) > 0
 	for _, p := range b.proxies {
 		own := slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool { return c.Key == p.Key && different(c.Old, c.New) })
 		if services || own {
@@ -497,7 +497,7 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 			if port, ok := b.portAt(at); ok && b.allowed(port.Service, p.Mesh) {
 				b.learn(p, port)
 			}
-		} else if port, err := ParseServicePort(ref.Name); err == nil {
+		} else if port, err := parseCluster(ref.Name); err == nil {
 			b.useCluster(c, ref.Name, port)
 		}
 	case EndpointType:
@@ -515,6 +515,8 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 	case SecretType:
 		if strings.HasPrefix(ref.Name, rootsPrefix) {
 			b.use(c.layer, ref, unit{make: func() *made { return b.makeRoots(ref.Name) }})
+		} else if ref.Name == SystemRoots {
+			b.use(c.layer, ref, unit{make: b.makeSystemRoots})
 		}
 	case ListenerType:
 		if target, ok := b.parseTarget(ref.Name, p.Key.Namespace); ok && c.Variant == GRPC {

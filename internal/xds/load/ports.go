@@ -16,6 +16,9 @@ import (
 // that a client connected to.
 const vipPrefix = "vip|"
 
+// externalPrefix is what the names of clusters begin with that are outside every mesh.
+const externalPrefix = "ext|"
+
 // Port is a port of a Service.
 type Port struct {
 	Name proxy.PortName
@@ -48,7 +51,7 @@ func portOf(ports Ports, cluster, edsName string) (p Port, ok bool) {
 		}
 		p, ok = ports.At(netip.AddrPortFrom(address.Addr().Unmap(), address.Port()))
 	default:
-		p, ok = byName(ports, cluster)
+		p, ok = byName(ports, strings.TrimPrefix(cluster, externalPrefix))
 	}
 	// By address a proxy connects, whatever the protocol is.
 	p.HTTP = p.HTTP && !byAddress
