@@ -78,7 +78,8 @@ type Layered struct {
 	// before they were due; late are those that gated types do not wait for any more.
 	awaited, late map[Ref]uint64
 	// held is since when a gated type waits; zero: none does.
-	held time.Time
+	held  time.Time
+	waker *waker
 }
 
 // NewLayered starts a session. Close it when the stream is over.
@@ -92,12 +93,38 @@ func NewLayered(c LayeredConfig) *Layered {
 	if c.Report == nil {
 		c.Report = silent{}
 	}
-	l := &Layered{c: c, awaited: map[Ref]uint64{}, late: map[Ref]uint64{}}
+	l := &Layered{c: c, awaited: map[Ref]uint64{}, late: map[Ref]uint64{}, waker: newWaker()}
+	for _, s := range c.Layers {
+		s.attach(l.waker)
+	}
 	l.selected, l.generation = c.Selection.load()
+	for ref := range l.selected {
+		l.watch(ref.Type, ref.Name)
+	}
 	for _, ref := range c.Again {
 		l.late[ref] = 0
 	}
 	return l
+}
+
+// Wake has a token after each change of a layer that may concern the client: of a name that it asks
+// for, that its Selection has, or that its wildcard has.
+func (l *Layered) Wake() <-chan struct{} { return l.waker.c }
+
+func (l *Layered) watch(typ, name string) {
+	for _, s := range l.c.Layers {
+		s.follow(l.waker, typ, name)
+	}
+}
+
+// unwatch a name, if nothing else holds it.
+func (l *Layered) unwatch(typ, name string) {
+	if n := l.lane(typ); n != nil && has(n.names, name) || has(l.selected, Ref{typ, name}) {
+		return
+	}
+	for _, s := range l.c.Layers {
+		s.unfollow(l.waker, typ, name)
+	}
 }
 
 // lane is what a layered session knows of one type.
@@ -111,7 +138,8 @@ type lane struct {
 	// sent is the version of each name that the client has; empty: it was told that there is
 	// none.
 	sent map[string]string
-	// dirty are names to be looked at, forced those that are sent whatever the client has.
+	// dirty are names to be looked at, forced those that are sent whatever the client has. Both
+	// are nil while there are none, which is mostly so: maps keep the room that they once had.
 	dirty, forced map[string]struct{}
 	// everything is to be looked at.
 	everything bool
@@ -193,8 +221,7 @@ func (l *Layered) lane(typ string) *lane {
 func (l *Layered) begin(r Request) {
 	n := &lane{
 		typ: r.Type, rank: slices.Index(l.c.Order, r.Type), everything: true,
-		names: map[string]struct{}{}, sent: map[string]string{}, dirty: map[string]struct{}{}, forced: map[string]struct{}{},
-		refusals: map[string]Quarantined{}, due: map[string]time.Time{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
+		names: map[string]struct{}{}, sent: map[string]string{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
 	}
 	if n.rank < 0 {
 		n.rank = len(l.c.Order)
@@ -214,8 +241,11 @@ func (l *Layered) begin(r Request) {
 	}
 	for _, ref := range l.c.Again {
 		if ref.Type == n.typ && has(n.names, ref.Name) {
-			n.forced[ref.Name] = struct{}{}
+			n.force(ref.Name)
 		}
+	}
+	if n.wildcard {
+		l.watch(n.typ, wildcard)
 	}
 	l.lanes = append(l.lanes, n)
 	slices.SortStableFunc(l.lanes, func(a, b *lane) int { return a.rank - b.rank })
@@ -232,11 +262,12 @@ func (l *Layered) want(n *lane, name string) bool {
 			return false
 		}
 		n.names[name] = struct{}{}
+		l.watch(n.typ, name)
 		if l.c.Source != nil {
 			l.c.Source.Want(Ref{n.typ, name})
 		}
 	}
-	n.dirty[name] = struct{}{}
+	n.mark(name)
 	return true
 }
 
@@ -245,6 +276,7 @@ func (l *Layered) release(n *lane, name string) {
 		return
 	}
 	delete(n.names, name)
+	l.unwatch(n.typ, name)
 	if l.c.Source != nil {
 		l.c.Source.Release(Ref{n.typ, name})
 	}
@@ -256,6 +288,7 @@ func (l *Layered) change(n *lane, r Request) {
 	for _, name := range r.Unsubscribe {
 		if name == wildcard {
 			n.wildcard = false
+			l.unwatch(n.typ, wildcard)
 			for name := range n.sent {
 				if _, named := n.names[name]; !named {
 					n.forget(name)
@@ -268,21 +301,56 @@ func (l *Layered) change(n *lane, r Request) {
 		n.forget(name)
 		n.release(l, name)
 		if n.wildcard {
-			n.dirty[name] = struct{}{}
+			n.mark(name)
 		}
 	}
 	for _, name := range r.Subscribe {
 		switch {
 		case name != wildcard:
 			if l.want(n, name) {
-				n.forced[name] = struct{}{}
+				n.force(name)
 				if n.sent[name] == "" {
 					delete(n.sent, name) // it is told again that there is none
 				}
 			}
 		case !n.wildcard:
 			n.wildcard, n.everything, n.answered = true, true, false
+			l.watch(n.typ, wildcard)
 		}
+	}
+}
+
+// mark a name to be looked at.
+func (n *lane) mark(name string) {
+	if n.dirty == nil {
+		n.dirty = map[string]struct{}{}
+	}
+	n.dirty[name] = struct{}{}
+}
+
+// force a name to be sent whatever the client has.
+func (n *lane) force(name string) {
+	if n.forced == nil {
+		n.forced = map[string]struct{}{}
+	}
+	n.forced[name] = struct{}{}
+}
+
+// note a version as refused or withheld.
+func (n *lane) note(one Quarantined) {
+	if n.refusals == nil {
+		n.refusals = map[string]Quarantined{}
+	}
+	n.refusals[one.Name] = one
+}
+
+// rest gives the room of names back that were looked at.
+func (n *lane) rest() {
+	if len(n.dirty) == 0 {
+		n.dirty = nil
+	}
+	if len(n.forced) == 0 {
+		n.forced = nil
 	}
 }
 
@@ -375,7 +443,7 @@ func (l *Layered) isolate(n *lane, items []item, reason string) {
 // doubt notes that the cause of a refusal is among these.
 func (l *Layered) doubt(n *lane, items []item, reason string) {
 	for _, i := range items {
-		n.refusals[i.name] = Quarantined{Ref{n.typ, i.name}, i.version, reason}
+		n.note(Quarantined{Ref{n.typ, i.name}, i.version, reason})
 	}
 	l.c.Report.Nacked(n.typ, namesOf(items), reason)
 }
@@ -392,7 +460,7 @@ func namesOf(items []item) []string {
 // others.
 func (l *Layered) refuse(n *lane, i item, reason string) {
 	one := Quarantined{Ref: Ref{n.typ, i.name}, Version: i.version, Reason: reason}
-	n.dirty[i.name] = struct{}{}
+	n.mark(i.name)
 	if before, ok := l.awaited[one.Ref]; ok {
 		l.late[one.Ref] = before
 		delete(l.awaited, one.Ref)
@@ -424,12 +492,23 @@ func ofMachine(reason string) bool {
 
 // Close releases what the client asked for. The session is at its end.
 func (l *Layered) Close() {
+	selected := l.selected
+	l.selected = nil
 	for _, n := range l.lanes {
 		for _, name := range slices.Collect(maps.Keys(n.names)) {
 			l.release(n, name)
 		}
+		if n.wildcard {
+			l.unwatch(n.typ, wildcard)
+		}
 	}
 	l.lanes = nil
+	for ref := range selected {
+		l.unwatch(ref.Type, ref.Name)
+	}
+	for _, s := range l.c.Layers {
+		s.detach(l.waker)
+	}
 }
 
 // LaneStatus describes where a layered session is with one type.

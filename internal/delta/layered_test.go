@@ -157,6 +157,16 @@ func (e *envoy) settle(t interface{ Fatal(...any) }) {
 	t.Fatal("never comes to an end")
 }
 
+// woken takes the session's token, if it has one.
+func woken(s *Layered) bool {
+	select {
+	case <-s.Wake():
+		return true
+	default:
+		return false
+	}
+}
+
 // lazy is a Source whose entries are made when they are asked for.
 type lazy struct {
 	world *plane
@@ -269,6 +279,17 @@ func TestLayeredConverges(t *testing.T) {
 						body += ">" + rapid.SampledFrom(names["E"]).Draw(t, "endpoints")
 					}
 					p.set(r, body)
+				}
+			},
+			"change while idle": func(*rapid.T) {
+				e.settle(t)
+				for woken(e.session) {
+				}
+				r := draw()
+				p.set(r, rapid.SampledFrom([]string{"", "1", "2", "3"}).Draw(t, "body"))
+				wakes := woken(e.session)
+				if got, _ := e.one(); got != nil && !wakes {
+					t.Fatalf("%v changes what is to be sent (%v), and does not wake the session", r, got)
 				}
 			},
 			"ask":   func(*rapid.T) { r := draw(); e.ask(r.Type, r.Name) },

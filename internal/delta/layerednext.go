@@ -70,12 +70,23 @@ func (l *Layered) absorb() {
 			for _, set := range []map[Ref]struct{}{l.selected, names} {
 				for ref := range set {
 					if _, both := names[ref]; ref.Type == n.typ && n.wildcard && (!both || !has(l.selected, ref)) {
-						n.dirty[ref.Name] = struct{}{}
+						n.mark(ref.Name)
 					}
 				}
 			}
 		}
+		was := l.selected
 		l.selected, l.generation = names, generation
+		for ref := range names {
+			if !has(was, ref) {
+				l.watch(ref.Type, ref.Name)
+			}
+		}
+		for ref := range was {
+			if !has(names, ref) {
+				l.unwatch(ref.Type, ref.Name)
+			}
+		}
 	}
 	for i, s := range l.c.Layers {
 		s.mu.Lock()
@@ -90,17 +101,17 @@ func (l *Layered) absorb() {
 		}
 		n.everything = false
 		for name := range n.names {
-			n.dirty[name] = struct{}{}
+			n.mark(name)
 		}
 		for name := range n.sent {
-			n.dirty[name] = struct{}{}
+			n.mark(name)
 		}
 		for name := range n.refusals {
-			n.dirty[name] = struct{}{}
+			n.mark(name)
 		}
 		for ref := range l.selected {
 			if n.wildcard && ref.Type == n.typ {
-				n.dirty[ref.Name] = struct{}{}
+				n.mark(ref.Name)
 			}
 		}
 	}
@@ -116,7 +127,7 @@ func (l *Layered) absorbTable(n *lane, layer int, t *table) {
 		if n.wildcard {
 			for e := t.live.first; e != nil; e = e.next {
 				if e.options == nil || !e.options.unlisted {
-					n.dirty[e.name] = struct{}{}
+					n.mark(e.name)
 				}
 			}
 		}
@@ -129,7 +140,7 @@ func (l *Layered) absorbTable(n *lane, layer int, t *table) {
 		_, sent := n.sent[e.name]
 		listed := n.wildcard && e.live() && (e.options == nil || !e.options.unlisted || has(l.selected, Ref{n.typ, e.name}))
 		if sent || listed || has(n.names, e.name) || has(n.refusals, e.name) {
-			n.dirty[e.name] = struct{}{}
+			n.mark(e.name)
 		}
 		return true
 	})
@@ -218,7 +229,7 @@ func (l *Layered) apart(n *lane) *Frame {
 			if h, v := l.wanted(n, name); v == current {
 				b.set(name, h)
 			} else {
-				n.dirty[name] = struct{}{}
+				n.mark(name)
 			}
 		}
 		n.halves = n.halves[1:]
@@ -235,6 +246,7 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 	if len(n.dirty) == 0 && len(n.refused) == 0 && n.answered {
 		return nil
 	}
+	defer n.rest()
 	b := l.build(n)
 	different := !n.answered
 	for _, name := range slices.Sorted(maps.Keys(n.dirty)) {
@@ -245,6 +257,9 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 		case v == kept:
 		case v == gone && version != "":
 			if _, waiting := n.due[name]; !waiting {
+				if n.due == nil {
+					n.due = map[string]time.Time{}
+				}
 				n.due[name] = now.Add(l.c.Drain)
 			}
 		case v == gone && !known && has(n.names, name):
@@ -329,6 +344,9 @@ func (l *Layered) listed(n *lane, to map[string]struct{}) {
 // removals sends what is gone: first what refers to others, at once; then the others, in the
 // reverse order, once nothing can refer to them any more.
 func (l *Layered) removals(now, wake time.Time) (*Frame, time.Time) {
+	if !slices.ContainsFunc(l.lanes, func(n *lane) bool { return len(n.due) > 0 }) {
+		return nil, wake
+	}
 	order := slices.Clone(l.lanes)
 	slices.SortStableFunc(order, func(a, b *lane) int {
 		first := func(n *lane) int {
@@ -406,8 +424,8 @@ func (l *Layered) follow(options *entryOptions) {
 	}
 	l.awaited[options.follower] = l.nonce + 1
 	if n := l.lane(options.follower.Type); n != nil && has(n.names, options.follower.Name) {
-		n.dirty[options.follower.Name] = struct{}{}
-		n.forced[options.follower.Name] = struct{}{}
+		n.mark(options.follower.Name)
+		n.force(options.follower.Name)
 	}
 }
 

@@ -52,7 +52,7 @@ func (l *Layered) judge(n *lane, name string, sends bool) {
 	one, bad := l.present(n, name)
 	switch {
 	case bad && refused.Version != one.Version:
-		n.refusals[name] = one
+		n.note(one)
 		l.c.Report.Withheld(one)
 	case !bad && known && !sends:
 		n.release(l, name)

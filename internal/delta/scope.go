@@ -12,6 +12,9 @@ type Options struct {
 	// 0: 16384, so that 10,000 Services can vanish at once and no stream of those
 	// that keep up has to.
 	Tombstones int
+	// Few: few layered sessions read the scope. Each change wakes all of them, and nothing is kept
+	// of what each of them has.
+	Few bool
 	// FrameSize is the size beyond which a response is split, in bytes. 0: 1 MiB,
 	// well below gRPC's default limit of 4 MiB for a message.
 	FrameSize int
@@ -38,6 +41,8 @@ type Scope struct {
 	tables  map[string]*table
 	none    *table // stands for every type that has no table
 	changed chan struct{}
+	// audience are the layered sessions that read the scope; the others wait for changed.
+	audience audience
 }
 
 // NewScope makes a scope without content. Its streams wait until the first
@@ -87,20 +92,22 @@ func (s *Scope) Replace(at Position, resources []Resource) (changed int, err err
 	s.evict()
 	kept := make(map[*entry]bool, len(resources))
 	for _, r := range resources {
-		t := s.table(r.Type)
-		if t.set(r.Name, r.Body, r.Options, at.Sequence) {
+		if s.set(r, at.Sequence) {
 			changed++
 		}
-		kept[t.byName[r.Name]] = true
+		kept[s.tables[r.Type].byName[r.Name]] = true
 	}
 	for _, t := range s.tables {
 		for e := t.live.first; e != nil; {
 			next := e.next
-			if !kept[e] && t.remove(e.name, at.Sequence) {
+			if !kept[e] && s.remove(t, e.name, at.Sequence) {
 				changed++
 			}
 			e = next
 		}
+	}
+	if !s.filled {
+		s.audience.wake()
 	}
 	s.advance(at, changed > 0 || !s.filled)
 	return changed, nil
@@ -122,10 +129,10 @@ func (s *Scope) Apply(at Position, changes []Change) (changed int, err error) {
 	for _, c := range changes {
 		switch {
 		case c.Removed:
-			if t := s.tables[c.Type]; t != nil && t.remove(c.Name, at.Sequence) {
+			if t := s.tables[c.Type]; t != nil && s.remove(t, c.Name, at.Sequence) {
 				changed++
 			}
-		case s.table(c.Type).set(c.Name, c.Body, c.Options, at.Sequence):
+		case s.set(c.Resource, at.Sequence):
 			changed++
 		}
 	}

@@ -259,7 +259,7 @@ func versionOf(n *core.Node) string {
 func (s *Server) add(st *stream) {
 	c := st.connection.Config
 	c.Report = reporter{st}
-	st.session, st.layers, st.selection = delta.NewLayered(c), c.Layers, c.Selection
+	st.session, st.selection = delta.NewLayered(c), c.Selection
 	s.mu.Lock()
 	s.last++
 	st.number, st.info.ID = s.last, s.run+"-"+strconv.FormatUint(s.last, 10)

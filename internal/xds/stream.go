@@ -25,24 +25,12 @@ type stream struct {
 	number     uint64
 	info       StreamInfo
 	connection *build.Connection
-	layers     []*delta.Scope
 	selection  *delta.Selection
 	// asked has a token after a request that may have an answer.
 	asked chan struct{}
 
 	mu      sync.Mutex
 	session *delta.Layered
-}
-
-// changes are closed when there may be something new.
-type changes [5]<-chan struct{}
-
-func (st *stream) changes() (c changes) {
-	for i, s := range st.layers {
-		c[i] = s.Changed()
-	}
-	c[4] = st.selection.Changed()
-	return c
 }
 
 // run sends until the client, its connection or its admission ends.
@@ -55,7 +43,7 @@ func (st *stream) run(first delta.Request, receive func() (delta.Request, *core.
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		changed := st.changes()
+		selected := st.selection.Changed()
 		f, wake := st.next()
 		if f != nil {
 			if err := st.send(f); err != nil {
@@ -74,11 +62,8 @@ func (st *stream) run(first delta.Request, receive func() (delta.Request, *core.
 			due = timer.C
 		}
 		select {
-		case <-changed[0]:
-		case <-changed[1]:
-		case <-changed[2]:
-		case <-changed[3]:
-		case <-changed[4]:
+		case <-st.session.Wake():
+		case <-selected:
 		case <-st.asked:
 		case <-due:
 		case err := <-failed:

@@ -1,0 +1,115 @@
+package delta
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestWakesHoldersAlone: a change wakes the sessions that hold the entry, however many others there
+// are, and leaves nothing behind when sessions end.
+func TestWakesHoldersAlone(t *testing.T) {
+	for _, n := range []int{100, 10_000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) { wakesHolders(t, n) })
+	}
+}
+
+func wakesHolders(t *testing.T, n int) {
+	zone, class := NewScope(Options{}), NewScope(Options{})
+	at := uint64(1)
+	for _, s := range []*Scope{zone, class} {
+		_, err := s.Replace(Position{1, 1}, nil)
+		must(err)
+	}
+	put := func(s *Scope, typ, name, body string, listed bool) {
+		at++
+		_, err := s.Apply(Position{1, at}, []Change{{Removed: body == "", Resource: Resource{
+			Type: typ, Name: name, Body: []byte(body), Options: &ResourceOptions{Unlisted: !listed},
+		}}})
+		must(err)
+	}
+	own := make([]*Scope, n)
+	selections := make([]*Selection, n)
+	sessions := make([]*Layered, n)
+	for i := range sessions {
+		own[i], selections[i] = NewScope(Options{Few: true}), NewSelection()
+		_, err := own[i].Replace(Position{1, 1}, nil)
+		must(err)
+		selections[i].Set(map[Ref]struct{}{{"C", fmt.Sprint("c", i)}: {}})
+		sessions[i] = NewLayered(rules(LayeredConfig{Layers: []*Scope{own[i], class, zone}, Selection: selections[i]}))
+		must(sessions[i].Step(Request{Type: "C", Subscribe: []string{"*"}}))
+		must(sessions[i].Step(Request{Type: "E", Subscribe: []string{fmt.Sprint("e", i)}}))
+	}
+	woken := func(what string, want ...int) {
+		t.Helper()
+		var got []int
+		for i, s := range sessions {
+			select {
+			case <-s.Wake():
+				got = append(got, i)
+			default:
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s wakes %d sessions %.100v, want %.100v", what, len(got), got, want)
+		}
+	}
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	put(zone, "E", "e7", "1", false)
+	woken("endpoints that one session asked for", 7)
+	put(zone, "E", "e7", "1", false)
+	woken("what does not differ")
+	put(zone, "E", "nobody", "1", false)
+	woken("endpoints of nobody")
+	put(class, "C", "c8", "1", false)
+	woken("a cluster of one selection", 8)
+	put(class, "C", "nobody", "1", false)
+	woken("a cluster of no selection")
+	put(class, "C", "shared", "1", true)
+	woken("a cluster of all", all...)
+	put(class, "C", "shared", "", true)
+	woken("its end", all...)
+	put(own[9], "L", "l", "1", true)
+	woken("what is one session's own", 9)
+	must(sessions[7].Step(Request{Type: "E", Unsubscribe: []string{"e7"}}))
+	put(zone, "E", "e7", "2", false)
+	woken("endpoints that nobody asks for any more")
+	selections[8].Set(nil)
+	sessions[8].Next(time.Unix(0, 0))
+	put(class, "C", "c8", "2", false)
+	woken("a cluster that was selected")
+	for _, s := range sessions {
+		s.Close()
+	}
+	for _, s := range []*Scope{zone, class, own[0]} {
+		for typ, a := range s.audience.types {
+			if len(a.listed)+len(a.named) > 0 {
+				t.Errorf("type %s: %d and %d sessions are left", typ, len(a.listed), len(a.named))
+			}
+		}
+		if len(s.audience.all) > 0 {
+			t.Errorf("%d sessions are left", len(s.audience.all))
+		}
+	}
+}
+
+// TestFirstContentWakes: sessions that wait for a scope's first content are told of it.
+func TestFirstContentWakes(t *testing.T) {
+	s := NewScope(Options{})
+	session := NewLayered(rules(LayeredConfig{Layers: []*Scope{s}}))
+	defer session.Close()
+	must(session.Step(Request{Type: "C", Subscribe: []string{"*"}}))
+	if f, _ := session.Next(time.Unix(0, 0)); f != nil {
+		t.Fatal("it is sent something before the scope has content")
+	}
+	_, err := s.Replace(Position{1, 1}, nil)
+	must(err)
+	select {
+	case <-session.Wake():
+	default:
+		t.Error("it is not woken")
+	}
+}
