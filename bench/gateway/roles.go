@@ -113,8 +113,8 @@ func serveNode(ctx context.Context, l net.Listener, to netip.AddrPort, cert *tls
 // staticRoutes serve one service by one endpoint.
 type staticRoutes struct{ route ingress.Route }
 
-func (r staticRoutes) Route(string) (ingress.Route, bool)            { return r.route, true }
-func (r staticRoutes) PassthroughRoute(string) (ingress.Route, bool) { return r.route, true }
+func (r staticRoutes) Route(string) (ingress.Route, bool)                      { return r.route, true }
+func (r staticRoutes) PassthroughRoute(string, []string) (ingress.Route, bool) { return r.route, true }
 
 func serveIngress(ctx context.Context, l net.Listener, to netip.AddrPort, cert *tls.Certificate, roots *x509.CertPool) error {
 	buffers := record.NewPool(0)
