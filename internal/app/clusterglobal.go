@@ -59,9 +59,8 @@ func runClusterGlobal(ctx context.Context, cfg ControlPlaneConfig, ready func(Se
 // globalFederated are the kinds that a global control plane in a cluster exchanges. Of Secrets those
 // that are GlobalSecrets are among them, as in clusterFederated. Not are the Services of zones: here they would be Services
 // of the cluster, with names in its DNS and selectors that its controllers follow.
-func globalFederated() []local.Kind {
-	none := []*resource.Descriptor{kind.Secret, kind.Service}
-	return slices.DeleteFunc(federated(), func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
+func globalFederated(unserved []*resource.Descriptor) []local.Kind {
+	return without(federated(), append([]*resource.Descriptor{kind.Secret, kind.Service}, unserved...))
 }
 
 // newClusterGlobal wires everything and serves nothing yet. It blocks for some requests to the
@@ -73,7 +72,7 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 		}
 	}
 	g := &clusterGlobal{global: &global{
-		cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), kinds: globalFederated(), run: rand.Text(),
+		cfg: cfg, log: orDiscard(cfg.Logger), started: time.Now(), complete: make(chan struct{}), run: rand.Text(),
 	}}
 	defer func() {
 		if err != nil {
@@ -86,6 +85,11 @@ func newClusterGlobal(ctx context.Context, cfg ControlPlaneConfig) (cg *clusterG
 	if g.storage, err = openNothing(ctx, cfg, g.log); err != nil {
 		return nil, err
 	}
+	unserved, err := unservedKinds(ctx, cfg.Cluster, g.log)
+	if err != nil {
+		return nil, err
+	}
+	g.kinds = globalFederated(unserved)
 	if g.records, err = openClusterRecords(ctx, cfg, g.storage); err != nil {
 		return nil, err
 	}

@@ -112,6 +112,11 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 		if err := p.zone.records.use(ctx, cfg, p.storage); err != nil {
 			return nil, err
 		}
+		unserved, err := unservedKinds(ctx, cfg.Cluster, p.log)
+		if err != nil {
+			return nil, err
+		}
+		p.zone.kinds = clusterFederated(unserved)
 	}
 	if err := p.newClient(); err != nil {
 		return nil, err
@@ -144,6 +149,11 @@ func (p *clusterPlane) newClient() error {
 	kinds := append(p.kinds(), kind.Event, kind.ServiceCIDR)
 	if p.zone != nil {
 		kinds = append(kinds, kind.ConfigMap)
+		for _, k := range p.zone.kinds { // those that are not in the tables
+			if k.Descriptor != kind.GlobalSecret && !slices.Contains(kinds, k.Descriptor) {
+				kinds = append(kinds, k.Descriptor)
+			}
+		}
 	}
 	client, err := kubeclient.New(cfg, kinds)
 	if err != nil {

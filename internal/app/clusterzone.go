@@ -2,7 +2,10 @@ package app
 
 import (
 	"context"
+	"log/slog"
 	"slices"
+
+	"k8s.io/client-go/rest"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
@@ -11,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/identity/authorities"
 	"github.com/proxima-mesh/proxima/internal/identity/sealed"
+	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -25,6 +29,8 @@ type clusterZone struct {
 	identities *identities
 	link       *zoneLink
 	calls      *agentCalls
+	// kinds that are exchanged with global.
+	kinds []local.Kind
 }
 
 // zoneKinds are what such a control plane follows in addition to planeKinds.
@@ -36,10 +42,40 @@ func zoneKinds() []*resource.Descriptor {
 
 // clusterFederated are the kinds that a cluster exchanges. Secrets but GlobalSecrets are not among
 // them: a control plane would have to be allowed to read all those of the cluster. Workloads are its
-// Pods, and what is observed of gateways and workloads is their status.
-func clusterFederated() []local.Kind {
+// Pods, and what is observed of gateways and workloads is their status. Nor are what the cluster does not serve.
+func clusterFederated(unserved []*resource.Descriptor) []local.Kind {
 	none := []*resource.Descriptor{kind.Secret, kind.DataplaneInsight, kind.ZoneIngressInsight, kind.ZoneEgressInsight}
-	return slices.DeleteFunc(federated(), func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
+	return without(federated(), append(none, unserved...))
+}
+
+// without some kinds.
+func without(kinds []local.Kind, none []*resource.Descriptor) []local.Kind {
+	return slices.DeleteFunc(kinds, func(k local.Kind) bool { return slices.Contains(none, k.Descriptor) })
+}
+
+// unservedKinds are those of the Gateway API that the cluster does not serve when the control plane
+// starts: its definitions are the cluster's own, and may be missing. It blocks for a request.
+func unservedKinds(ctx context.Context, cfg *rest.Config, log *slog.Logger) ([]*resource.Descriptor, error) {
+	var all []*resource.Descriptor
+	for _, k := range federated() {
+		if ofGatewayAPI(k.Descriptor.GVK.GroupKind()) {
+			all = append(all, k.Descriptor)
+		}
+	}
+	client, err := kubeclient.New(clusterREST(cfg), all)
+	if err != nil {
+		return nil, err
+	}
+	served, err := client.Served(ctx, all)
+	if err != nil {
+		return nil, explainCluster(cfg, err)
+	}
+	out := slices.DeleteFunc(all, func(d *resource.Descriptor) bool { return slices.Contains(served, d) })
+	for _, d := range out {
+		log.Info("the cluster does not serve this kind, so its objects are not exchanged with other control planes",
+			"kind", d.GVK.Kind, "version", d.GVK.GroupVersion(), "remedy", "install the definitions of the Gateway API, and restart the control plane")
+	}
+	return out, nil
 }
 
 // newZone wires the parts of a zone. The instance listens already.
@@ -61,7 +97,7 @@ func (p *clusterPlane) newZone(ctx context.Context) error {
 	}
 	p.leader.secrets = z.identities.external.source
 	z.link = &zoneLink{
-		cfg: p.cfg, log: p.log.With("component", "federation"), storage: p.storage, client: p.client, sends: p.client, kinds: clusterFederated(),
+		cfg: p.cfg, log: p.log.With("component", "federation"), storage: p.storage, client: p.client, sends: p.client, kinds: z.kinds,
 		epoch: p.epoch, run: p.run, instance: instanceName(p.api.address), calls: z.calls,
 	}
 	pods := resource.Override{Kind: kind.Dataplane, Client: derivedDataplanes{p.client, i.catalog}}

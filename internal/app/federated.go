@@ -9,12 +9,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	gatewayapi "sigs.k8s.io/gateway-api/apis/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	mcs "github.com/proxima-mesh/proxima/api/multicluster/v1beta1"
 	"github.com/proxima-mesh/proxima/internal/federation"
 	"github.com/proxima-mesh/proxima/internal/federation/local"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	trafficpolicy "github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
@@ -30,6 +32,14 @@ func federated() []local.Kind {
 		policy(kind.ZoneCosts),
 		policy(kind.TopologyHeuristic),
 		policy(kind.ExternalService),
+		ranked(policy(kind.TrafficPermission)),
+		ranked(policy(kind.BackendPolicy)),
+		ranked(policy(kind.WorkloadPolicy)),
+		ranked(policy(kind.ProxyPatch)),
+		ranked(route(kind.HTTPRoute)),
+		ranked(route(kind.GRPCRoute)),
+		ranked(route(kind.TCPRoute)),
+		route(kind.ReferenceGrant),
 		transient(local.Kind{Descriptor: kind.ZoneIngress, Stamp: on(stampIngress)}),
 		transient(local.Kind{Descriptor: kind.ZoneEgress, Stamp: on(stampEgress)}),
 		labelled(local.Kind{Descriptor: kind.Service, Prune: pruned(pruneService), Local: of(localService), OwnStatus: true}),
@@ -66,6 +76,42 @@ func meshes() local.Kind {
 	k.Untouched = of(kind.UntouchedMesh)
 	return k
 }
+
+// route is a kind of the Gateway API. Who owns a Service writes its routes where it is, at global for
+// all zones, or in its zone; so a zone's own one needs no label, and does not give way.
+func route(d *resource.Descriptor) local.Kind {
+	k := policy(d)
+	k.Policy, k.Local = false, routeElsewhere
+	return k
+}
+
+// routeElsewhere selects what is no route of a mesh: those of Gateways are what the cluster's own
+// implementation of the Gateway API serves, and a grant is for these if it is for no route.
+func routeElsewhere(obj resource.Object) bool {
+	if g, ok := obj.(*gatewayapi.ReferenceGrant); ok {
+		return !slices.ContainsFunc(g.Spec.From, func(f gatewayapi.ReferenceGrantFrom) bool {
+			return f.Group == gatewayapi.GroupName && strings.HasSuffix(string(f.Kind), "Route")
+		})
+	}
+	return !slices.ContainsFunc(trafficpolicy.ParentRefs(obj), func(p gatewayapi.ParentReference) bool {
+		_, ok := trafficpolicy.Parent(obj.GetNamespace(), &p)
+		return ok
+	})
+}
+
+// ranked kinds are those of which the older object wins.
+func ranked(k local.Kind) local.Kind {
+	k.Ranked = true
+	return k
+}
+
+// withoutLabel reports a kind of which zones write objects of their own without a label.
+func withoutLabel(gk schema.GroupKind) bool {
+	return isSecret(gk) || ofGatewayAPI(gk)
+}
+
+// ofGatewayAPI reports a kind of which the definitions are not ours.
+func ofGatewayAPI(gk schema.GroupKind) bool { return gk.Group == gatewayapi.GroupName }
 
 // transient kinds come and go with workloads.
 func transient(k local.Kind) local.Kind {
@@ -175,7 +221,7 @@ func directionOf(gk schema.GroupKind) resource.Direction {
 
 // accessSite is what the policy of writes knows of this control plane.
 func (c *ControlPlaneConfig) accessSite() access.Site {
-	return access.Site{Zone: c.Zone, AtGlobal: c.role() == RoleGlobal, Global: c.Global, Direction: directionOf, Shared: isSecret}
+	return access.Site{Zone: c.Zone, AtGlobal: c.role() == RoleGlobal, Global: c.Global, Direction: directionOf, Shared: withoutLabel}
 }
 
 // systemNamespaces of a control plane that is one of several.

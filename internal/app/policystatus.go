@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,11 +18,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
-// observedKinds are the policies of global that have a status, by the name of their type.
+// observedKinds are the policies of global of which zones say what they observe, by the name of their type.
 func observedKinds(kinds []local.Kind) map[string]*resource.Descriptor {
 	out := map[string]*resource.Descriptor{}
+	observable := observed.Kinds()
 	for _, k := range kinds {
-		if k.Type.Direction == federation.GlobalToZone && k.Descriptor.Status {
+		if k.Type.Direction == federation.GlobalToZone && slices.Contains(observable, k.Descriptor) {
 			out[k.Type.Name] = k.Descriptor
 		}
 	}

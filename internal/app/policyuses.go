@@ -9,6 +9,7 @@ import (
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/external"
+	"github.com/proxima-mesh/proxima/internal/controller/policystatus"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology"
@@ -44,6 +45,10 @@ func (u policyUses) of(obj resource.Object) []string {
 			users.add(key, modes.Heuristic(service) == o.Name)
 		}
 		return users.say("Services that have chosen it", "their hints and weights would stay as they are")
+	case *meshv1alpha1.TrafficPermission, *meshv1alpha1.BackendPolicy, *meshv1alpha1.WorkloadPolicy, *meshv1alpha1.ProxyPatch:
+		if n := policystatus.StatusOf(o).Targets; n > 0 {
+			return []string{fmt.Sprintf("what it concerns: %d: other policies, or the defaults, would hold for them", n)}
+		}
 	case *meshv1alpha1.ExternalService:
 		if len(o.Status.VirtualIPs) == 0 {
 			return nil

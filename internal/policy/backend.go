@@ -160,7 +160,7 @@ func (x *Index) backendLayers(client string, ref Ref, port Port) []layer {
 			}
 			r = consumer
 		}
-		out = append(out, layer{e.source, l, r, e.created, e.fields})
+		out = append(out, layer{e.source, l, r, e.age, e.fields})
 	}
 	of := x.meshOf(ref.Key.Namespace)
 	if known != nil && known.mesh != "" {

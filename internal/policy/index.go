@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,7 +72,7 @@ type policies struct {
 // entry is one policy.
 type entry struct {
 	source   Source
-	created  time.Time
+	age      age
 	targets  []mesh.PolicyTargetReference
 	selector labels.Selector // nil: none
 	ports    []string
@@ -234,7 +233,7 @@ func (x *Index) labelled() bool {
 func (x *Index) setPolicy(kind string, obj resource.Object, target mesh.PolicyTarget, ports []string, fields map[string]any) Affected {
 	set := x.policies[kind]
 	e := &entry{
-		source: Source{kind, resource.KeyOf(obj)}, created: obj.GetCreationTimestamp().Time,
+		source: Source{kind, resource.KeyOf(obj)}, age: ageOf(obj),
 		targets: target.TargetRefs, ports: ports, fields: fields, object: obj,
 	}
 	if target.Selector != nil {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 
+	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
 
@@ -43,23 +44,48 @@ func (s Source) String() string { return s.Kind + " " + s.Key.String() }
 
 // layer is what one policy says, and where it is in the order.
 type layer struct {
-	source  Source
-	level   level
-	role    role
-	created time.Time
-	fields  map[string]any
+	source Source
+	level  level
+	role   role
+	age    age
+	fields map[string]any
+}
+
+// age decides between objects that say different things of the same.
+type age struct {
+	// ofGlobal: it is a copy of an object of the global control plane, to which zones' own ones give way.
+	ofGlobal bool
+	created  time.Time
+}
+
+// ageOf an object: that of its original, if it is a copy.
+func ageOf(obj resource.Object) age {
+	a := age{created: obj.GetCreationTimestamp().Time}
+	if obj.GetLabels()[mesh.LabelOrigin] == mesh.OriginGlobal {
+		a.ofGlobal = true
+		if t, err := time.Parse(time.RFC3339, obj.GetAnnotations()[mesh.AnnotationCreated]); err == nil {
+			a.created = t
+		}
+	}
+	return a
 }
 
 // compareLayers orders layers; of two that set the same field the last one wins: Mesh, namespace,
-// selector, object, port, route; producer, consumer; newer, older; by name, descending.
+// selector, object, port, route; producer, consumer; a zone's own, global's; newer, older;
+// by name, descending.
 func compareLayers(a, b layer) int {
 	switch {
 	case a.level != b.level:
 		return int(a.level) - int(b.level)
 	case a.role != b.role:
 		return int(a.role) - int(b.role)
-	case !a.created.Equal(b.created):
-		return b.created.Compare(a.created)
+	case a.age.ofGlobal != b.age.ofGlobal:
+		if a.age.ofGlobal {
+			return 1
+		}
+		return -1
+	case !a.age.created.Equal(b.age.created):
+		return b.age.created.Compare(a.age.created)
 	}
 	if c := strings.Compare(b.source.Key.Name, a.source.Key.Name); c != 0 {
 		return c

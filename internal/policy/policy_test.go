@@ -130,6 +130,23 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// TestOrderOfCopies: global's policies win over a zone's own, and those among each other by the age of
+// their originals, whenever the copies were made.
+func TestOrderOfCopies(t *testing.T) {
+	const object = "targetRefs: [{kind: Service, name: pay, namespace: shop}], "
+	copyOf := func(text, original string) string {
+		return strings.Replace(text, "metadata: {", "metadata: {labels: {mesh.proxima.dev/origin: global}, annotations: {mesh.proxima.dev/created: \""+original+"\"}, ", 1)
+	}
+	own := connectOf("own", "shop", object, "1s", 100)
+	younger := copyOf(connectOf("a-younger", "shop", object, "2s", 9), "2025-12-02T00:00:00Z")
+	older := copyOf(connectOf("b-older", "shop", object, "3s", 0), "2025-12-01T00:00:00Z")
+	for all, want := range map[string]string{own: "1s", own + younger: "2s", older + own + younger: "3s"} {
+		if got := *index(t, shop+all).Backend("web", service("pay"), http).Timeout.Connect; string(got) != want {
+			t.Errorf("%s, want %s of:\n%s", got, want, all)
+		}
+	}
+}
+
 // TestMerge is per field; lists are replaced, and who lost is known.
 func TestMerge(t *testing.T) {
 	x := index(t, shop+`

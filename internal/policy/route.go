@@ -231,9 +231,8 @@ func (x *Index) attached(client string, to Ref, port Port, kinds ...string) []Re
 		theirs = own
 	}
 	slices.SortFunc(theirs, func(a, b Ref) int {
-		ca, cb := x.routes.all[a].GetCreationTimestamp(), x.routes.all[b].GetCreationTimestamp()
-		if !ca.Time.Equal(cb.Time) {
-			return ca.Compare(cb.Time)
+		if c := ageOf(x.routes.all[a]).created.Compare(ageOf(x.routes.all[b]).created); c != 0 {
+			return c
 		}
 		return strings.Compare(a.Key.String()+a.Kind, b.Key.String()+b.Kind)
 	})
@@ -276,11 +275,11 @@ func (x *Index) HasRoutes(client string, to Ref, port Port) bool {
 func (x *Index) Routes(client string, to Ref, port Port) []Route {
 	var out []Route
 	for _, ref := range x.attached(client, to, port, "HTTPRoute", "GRPCRoute") {
-		base := Route{Source: Source(ref), created: x.routes.all[ref].GetCreationTimestamp().Time}
+		base := Route{Source: Source(ref), created: ageOf(x.routes.all[ref]).created}
 		layers := x.backendLayers(client, to, port)
 		for _, e := range sorted(x.policies["BackendPolicy"].byTarget[ref]) {
 			if e.source.Key.Namespace == ref.Key.Namespace {
-				layers = append(layers, layer{e.source, levelRoute, producer, e.created, e.fields})
+				layers = append(layers, layer{e.source, levelRoute, producer, e.age, e.fields})
 			}
 		}
 		base.Policy = backendOf(merge(fieldsOf(backendDefaults()), layers))

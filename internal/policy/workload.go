@@ -99,7 +99,7 @@ func (x *Index) HasPolicies(kind string) bool { return len(x.policies[kind].all)
 func (x *Index) workloadLayers(kind string, w *workload, port *mesh.DataplanePort) []layer {
 	var out []layer
 	for _, f := range x.forWorkload(kind, w, port) {
-		out = append(out, layer{f.source, f.level, producer, f.created, f.fields})
+		out = append(out, layer{f.source, f.level, producer, f.age, f.fields})
 	}
 	return out
 }
@@ -141,7 +141,7 @@ func (x *Index) forWorkload(kind string, w *workload, port *mesh.DataplanePort) 
 		add(e, levelObject)
 	}
 	slices.SortStableFunc(out, func(a, b found) int {
-		return compareLayers(layer{a.source, a.level, producer, a.created, nil}, layer{b.source, b.level, producer, b.created, nil})
+		return compareLayers(layer{a.source, a.level, producer, a.age, nil}, layer{b.source, b.level, producer, b.age, nil})
 	})
 	return out
 }

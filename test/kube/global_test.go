@@ -34,6 +34,7 @@ func newGlobalCluster(t *testing.T) *globalCluster {
 	}
 	c := cluster.Start(t, cluster.Config{Host: globalHosts[0]})
 	g := &globalCluster{bench: &bench{Cluster: c, t: t, kubeconfig: c.Kubeconfig(t, "admin"), home: t.TempDir()}}
+	g.gatewayAPI()
 	g.kubectl(g.manifests("global", "--set", "webhook.enabled=true"), "apply", "--server-side", "-f", "-")
 	for range globalHosts[1:] {
 		g.dirs, g.replicas = append(g.dirs, t.TempDir()), append(g.replicas, nil)
@@ -44,7 +45,7 @@ func newGlobalCluster(t *testing.T) *globalCluster {
 	g.virtualIP(strings.Split(g.addresses(), ",")...)
 	g.until("the API server is given the authority of the webhook", func() bool {
 		bundles := g.kubectl("", "get", "validatingwebhookconfiguration", "proxima", "-o", "jsonpath={.webhooks[*].clientConfig.caBundle}")
-		return len(strings.Fields(bundles)) == 3
+		return len(strings.Fields(bundles)) == 4
 	})
 	return g
 }
@@ -119,17 +120,28 @@ func TestGlobalInCluster(t *testing.T) {
 	}
 	g.kubectl("", "create", "namespace", "shop")
 	g.refusals(t)
+	g.routeRefusals()
 	written := func(what string) {
 		t.Helper()
 		note := strings.ReplaceAll(what, " ", "-")
-		g.kubectl(policies(note), "apply", "-f", "-")
+		g.kubectl(policies(note)+trafficObjects(note), "apply", "-f", "-")
 		for _, way := range []func(string, ...string) string{s.kubectl, func(in string, args ...string) string { return s.at(s.west, in, args...) }} {
 			s.until("the policy of "+what, func() bool {
 				return strings.Contains(way("", "get", "zonecosts", "-o", "jsonpath={.items[*].metadata.annotations.note}"), note)
 			})
+			for _, policy := range trafficPolicies() {
+				s.until("the "+policy[0]+" of "+what, func() bool {
+					return strings.Contains(way("", "--namespace", "shop", "get", policy[0], "-o", "jsonpath={.items[*].metadata.annotations.note}"), note)
+				})
+			}
 		}
 	}
 	written("all is well")
+	for _, policy := range trafficPolicies()[:4] {
+		g.until("what west observes of the "+policy[0], func() bool {
+			return strings.Contains(g.kubectl("", "--namespace", "shop", "get", policy[0], "-o", "jsonpath={.items[*].status.zones[*].zone}"), "west")
+		})
+	}
 	s.globalSecret()
 
 	const away = 5 * time.Second
@@ -143,7 +155,10 @@ func TestGlobalInCluster(t *testing.T) {
 	g.startReplica(0)
 	g.startReplica(1)
 	written("all were away")
-	g.kubectl(policies("gone"), "delete", "-f", "-")
+	if got := s.kubectl("", "--namespace", "shop", "get", "httproutes", "-o", "name"); strings.Contains(got, "door") {
+		t.Errorf("the zone has a route of a Gateway of global's cluster: %s", got)
+	}
+	g.kubectl(policies("gone")+trafficObjects("gone"), "delete", "-f", "-")
 	s.until("the policy is gone", func() bool { return !strings.Contains(s.kubectl("", "get", "zonecosts"), "dear") })
 
 	// Nothing of a zone stays behind but what is in the zone.
@@ -227,17 +242,21 @@ func globalUnused() []permission {
 	for _, name := range []string{
 		"meshes", "zonecosts", "topologyheuristics", "externalservices", "zones", "zoneinsights", "zoneingresses", "zoneegresses",
 		"zoneingressinsights", "zoneegressinsights", "dataplanes", "dataplaneinsights",
+		"trafficpermissions", "backendpolicies", "workloadpolicies", "proxypatches",
 	} {
 		out = append(out, permission{"mesh.proxima.dev", name, "list"})
 	}
+	out = append(out, lists("httproutes.gateway.networking.k8s.io", "grpcroutes.gateway.networking.k8s.io", "tcproutes.gateway.networking.k8s.io",
+		"referencegrants.gateway.networking.k8s.io")...)
 	out = append(out, permission{"multicluster.x-k8s.io", "serviceexports", "list"},
 		permission{"mesh.proxima.dev", "topologyheuristics", "get"}, // as ZoneCosts
 		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
 		permission{"admissionregistration.k8s.io", "validatingwebhookconfigurations", "list"},
 		permission{"mesh.proxima.dev", "zones", "get"}, // of a zone that connects before its object is known
 	)
-	// There is no egress, and no workload or gateway here has an insight.
-	for _, name := range []string{"zoneegresses", "zoneegressinsights", "zoneingressinsights", "dataplaneinsights"} {
+	// There is no egress, no gateway here has an insight, and that of a workload never changes.
+	out = append(out, permission{"mesh.proxima.dev", "dataplaneinsights", "update"})
+	for _, name := range []string{"zoneegresses", "zoneegressinsights", "zoneingressinsights"} {
 		for _, verb := range []string{"get", "create", "update", "delete"} {
 			out = append(out, permission{"mesh.proxima.dev", name, verb})
 		}

@@ -170,6 +170,7 @@ func (s *sites) atGlobal(in string, args ...string) string {
 // a gateway, a Service with a Pod, and one that asks.
 func (s *sites) startEast(token string) {
 	s.t.Helper()
+	s.gatewayAPI()
 	s.kubectl(s.manifests("zone", "--set", "zone.global="+s.globals(),
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	s.until("the account of pods is there", func() bool {
@@ -436,8 +437,12 @@ func zoneUnused() []permission {
 	)
 	for _, name := range []string{
 		"meshes", "zonecosts", "topologyheuristics", "externalservices", "zoneingresses", "zoneegresses", "virtualips", "ipaddresspools",
+		"trafficpermissions", "backendpolicies", "workloadpolicies", "proxypatches",
 	} {
 		out = append(out, permission{"mesh.proxima.dev", name, "list"})
+	}
+	for _, name := range []string{"httproutes", "grpcroutes", "tcproutes", "referencegrants"} {
+		out = append(out, permission{"gateway.networking.k8s.io", name, "list"})
 	}
 	for _, name := range []string{"serviceexports", "serviceimports"} {
 		out = append(out, permission{"multicluster.x-k8s.io", name, "list"})
@@ -484,8 +489,8 @@ func (s *sites) useAll() {
 		if note == "" {
 			verb = []string{"delete", "-f", "-"}
 		}
-		s.atGlobal(policies(note), verb...)
-		for _, of := range [][2]string{{"mesh", "red"}, {"externalservice", "bank"}, {"zonecosts", "dear"}} {
+		s.atGlobal(policies(note)+trafficObjects(note), verb...)
+		for _, of := range append(trafficPolicies(), [][2]string{{"mesh", "red"}, {"externalservice", "bank"}, {"zonecosts", "dear"}}...) {
 			noted(of[0], of[1], note)
 		}
 	}

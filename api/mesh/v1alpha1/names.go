@@ -78,6 +78,9 @@ const (
 	// LabelSourceNamespace is the namespace of the original, where the copy is in
 	// another one.
 	LabelSourceNamespace = GroupName + "/source-namespace"
+	// AnnotationCreated on the copy of a policy or a route is when the original was created, in the
+	// form of RFC 3339: the older one of two wins, wherever their copies are.
+	AnnotationCreated = GroupName + "/created"
 )
 
 // Annotations on a ServiceExport, and on a Service.

@@ -77,6 +77,11 @@ type TrafficPolicyStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Zones is what each zone observes, at global.
+	// +optional
+	// +listType=map
+	// +listMapKey=zone
+	Zones []PolicyZoneStatus `json:"zones,omitempty"`
 }
 
 // ValueMatch compares a text.

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -38,6 +39,9 @@ type Kind struct {
 	Untouched func(resource.Object) bool
 	// Policy: what a zone labels as its own gives way to an object of global of the same name.
 	Policy bool
+	// Ranked: of two objects that say different things the older one wins, so the time at which the
+	// original was created travels, as AnnotationCreated of the copy.
+	Ranked bool
 	// OwnStatus: the status is what each control plane observes itself. It does not
 	// travel, and that of a copy is not touched.
 	OwnStatus bool
@@ -162,6 +166,9 @@ func (k Kind) encode(obj resource.Object) (*federation.Object, error) {
 		Key:    federation.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()},
 		Labels: obj.GetLabels(), Annotations: annotations(obj), Payload: body,
 	}
+	if created := obj.GetCreationTimestamp(); k.Ranked && !created.IsZero() {
+		o.Annotations[meshv1alpha1.AnnotationCreated] = created.UTC().Format(time.RFC3339)
+	}
 	if k.Mesh != nil {
 		o.Mesh = k.Mesh(obj)
 	}
@@ -174,7 +181,8 @@ func annotations(obj resource.Object) map[string]string {
 	out := map[string]string{}
 	for name, value := range obj.GetAnnotations() {
 		switch name {
-		case federation.AnnotationSyncName, federation.AnnotationSyncVersion, AnnotationUnknown, "kubectl.kubernetes.io/last-applied-configuration":
+		case federation.AnnotationSyncName, federation.AnnotationSyncVersion, AnnotationUnknown, meshv1alpha1.AnnotationCreated,
+			"kubectl.kubernetes.io/last-applied-configuration":
 		default:
 			out[name] = value
 		}

@@ -22,9 +22,13 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// Kinds of policies that have a status.
+// Kinds of policies whose status has a place for what zones observe. Routes are of the Gateway API, whose
+// status has none.
 func Kinds() []*resource.Descriptor {
-	return []*resource.Descriptor{kind.Mesh, kind.ExternalService, kind.ZoneCosts, kind.TopologyHeuristic}
+	return []*resource.Descriptor{
+		kind.Mesh, kind.ExternalService, kind.ZoneCosts, kind.TopologyHeuristic,
+		kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch,
+	}
 }
 
 // Status is what a zone observes of one policy.
@@ -48,6 +52,14 @@ func statusOf(obj resource.Object) (own []metav1.Condition, zones *[]v1alpha1.Po
 	case *v1alpha1.ZoneCosts:
 		return o.Status.Conditions, &o.Status.Zones
 	case *v1alpha1.TopologyHeuristic:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.TrafficPermission:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.BackendPolicy:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.WorkloadPolicy:
+		return o.Status.Conditions, &o.Status.Zones
+	case *v1alpha1.ProxyPatch:
 		return o.Status.Conditions, &o.Status.Zones
 	}
 	return nil, nil

@@ -115,8 +115,11 @@ func TestExtension(t *testing.T) {
 		}
 	}
 	hooks = object[admissionregistrationv1.ValidatingWebhookConfiguration](t, render(t, "zone"), "ValidatingWebhookConfiguration", "proxima").Webhooks
-	if len(hooks) != 3 || *hooks[2].FailurePolicy != admissionregistrationv1.Ignore {
+	if len(hooks) != 4 || *hooks[2].FailurePolicy != admissionregistrationv1.Ignore || *hooks[3].FailurePolicy != admissionregistrationv1.Ignore {
 		t.Fatalf("webhooks of a zone: %+v", hooks)
+	}
+	if r := hooks[3].Rules; len(r) != 1 || !slices.Equal(r[0].APIGroups, []string{"gateway.networking.k8s.io"}) || len(hooks[3].MatchConditions) != 3 {
+		t.Errorf("of the kinds of others copies alone are checked: %+v", hooks[3])
 	}
 	for _, rule := range hooks[2].Rules {
 		if !slices.Equal(rule.Operations, []admissionregistrationv1.OperationType{admissionregistrationv1.Delete}) || slices.Contains(rule.Resources, "*") {

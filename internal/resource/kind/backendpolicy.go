@@ -23,6 +23,7 @@ var BackendPolicy = &resource.Descriptor{
 	Categories: []string{"proxima"},
 	Namespaced: true,
 	Status:     true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &mesh.BackendPolicy{} },
 	NewList: func() runtime.Object { return &mesh.BackendPolicyList{} },

@@ -55,6 +55,7 @@ var ReferenceGrant = &resource.Descriptor{
 	ShortNames: []string{"refgrant"},
 	Categories: []string{"gateway-api"},
 	Namespaced: true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &gateway.ReferenceGrant{} },
 	NewList: func() runtime.Object { return &gateway.ReferenceGrantList{} },
@@ -111,6 +112,7 @@ func route(kind, plural, singular string, p prepared, validate func(obj, old res
 		Singular:   singular,
 		Categories: []string{"gateway-api"},
 		Namespaced: true,
+		Direction:  resource.GlobalToZone,
 		Status:     true,
 
 		New:     one,

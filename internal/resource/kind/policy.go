@@ -182,23 +182,27 @@ func checkTrafficPolicyStatus(s *mesh.TrafficPolicyStatus) field.ErrorList {
 	if s.Targets < 0 {
 		errs = append(errs, field.Invalid(path.Child("targets"), s.Targets, "must not be negative"))
 	}
-	return errs
+	return append(errs, checkZoneStatuses(s.Zones)...)
 }
 
-// trafficPolicyCell is the state of a policy in a word.
+// trafficPolicyCell is the state of a policy in a word: here, or in the zones where it is not in effect.
 func trafficPolicyCell(s *mesh.TrafficPolicyStatus) string {
-	c := meta.FindStatusCondition(s.Conditions, mesh.PolicyAccepted)
+	return stateOrZones(s.Conditions, s.Zones, trafficPolicyState)
+}
+
+func trafficPolicyState(conditions []metav1.Condition) string {
+	c := meta.FindStatusCondition(conditions, mesh.PolicyAccepted)
 	switch {
 	case c == nil:
 		return unknownState
 	case c.Status != metav1.ConditionTrue:
 		return c.Reason
 	}
-	if c := meta.FindStatusCondition(s.Conditions, mesh.PolicyResolvedRefs); c != nil && c.Status == metav1.ConditionFalse {
+	if c := meta.FindStatusCondition(conditions, mesh.PolicyResolvedRefs); c != nil && c.Status == metav1.ConditionFalse {
 		return c.Reason
 	}
 	for _, typ := range []string{mesh.PolicyPartiallyEnforced, mesh.PolicyOverridden} {
-		if meta.IsStatusConditionTrue(s.Conditions, typ) {
+		if meta.IsStatusConditionTrue(conditions, typ) {
 			return typ
 		}
 	}

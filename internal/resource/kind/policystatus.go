@@ -30,12 +30,17 @@ func servicesColumn() metav1.TableColumnDefinition {
 
 // policyCell says in one word whether a policy is in effect: here, or in the zones.
 func policyCell(s *mesh.PolicyStatus) string {
-	if len(s.Zones) == 0 {
-		return policyState(s.Conditions)
+	return stateOrZones(s.Conditions, s.Zones, policyState)
+}
+
+// stateOrZones is the state here, or where zones have reported: in which of them the policy is not in effect.
+func stateOrZones(own []metav1.Condition, zones []mesh.PolicyZoneStatus, state func([]metav1.Condition) string) string {
+	if len(zones) == 0 {
+		return state(own)
 	}
 	var not []string
-	for _, z := range s.Zones {
-		if state := policyState(z.Conditions); state != policyGood && state != unknownState {
+	for _, z := range zones {
+		if state := state(z.Conditions); state != policyGood && state != unknownState {
 			not = append(not, z.Zone+": "+state)
 		}
 	}

@@ -22,6 +22,7 @@ var ProxyPatch = &resource.Descriptor{
 	Categories: []string{"proxima"},
 	Namespaced: true,
 	Status:     true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &mesh.ProxyPatch{} },
 	NewList: func() runtime.Object { return &mesh.ProxyPatchList{} },

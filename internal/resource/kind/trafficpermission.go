@@ -19,6 +19,7 @@ var TrafficPermission = &resource.Descriptor{
 	Categories: []string{"proxima"},
 	Namespaced: true,
 	Status:     true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &mesh.TrafficPermission{} },
 	NewList: func() runtime.Object { return &mesh.TrafficPermissionList{} },

@@ -26,6 +26,7 @@ var WorkloadPolicy = &resource.Descriptor{
 	Categories: []string{"proxima"},
 	Namespaced: true,
 	Status:     true,
+	Direction:  resource.GlobalToZone,
 
 	New:     func() resource.Object { return &mesh.WorkloadPolicy{} },
 	NewList: func() runtime.Object { return &mesh.WorkloadPolicyList{} },
