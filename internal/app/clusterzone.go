@@ -100,8 +100,9 @@ func (p *clusterPlane) newZone(ctx context.Context) error {
 		cfg: p.cfg, log: p.log.With("component", "federation"), storage: p.storage, client: p.client, sends: p.client, kinds: z.kinds,
 		epoch: p.epoch, run: p.run, instance: instanceName(p.api.address), calls: z.calls,
 	}
-	pods := resource.Override{Kind: kind.Dataplane, Client: derivedDataplanes{p.client, i.catalog}}
-	if z.link.sends, err = resource.NewRouter(p.client, pods); err != nil {
+	pods := derivedDataplanes{p.client, i.catalog}
+	z.link.derived = pods.follow
+	if z.link.sends, err = resource.NewRouter(p.client, resource.Override{Kind: kind.Dataplane, Client: pods}); err != nil {
 		return err
 	}
 	z.link.checker = &local.Checker{

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -80,6 +81,24 @@ func (c derivedDataplanes) derive(p *corev1.Pod) *meshv1alpha1.Dataplane {
 		d.Status.Conditions = []metav1.Condition{ready}
 	}
 	return d
+}
+
+// follow calls again when the mesh of a namespace has changed, which no event of its Pods tells, until
+// ctx ends. What was derived before of an older table is derived anew then.
+func (c derivedDataplanes) follow(ctx context.Context, again func()) {
+	sub := c.tables.Subscribe(catalog.Namespaces)
+	defer sub.Close()
+	for first := true; ; first = false {
+		delta, err := sub.Next(ctx)
+		if err != nil {
+			return
+		}
+		if first || slices.ContainsFunc(delta.Namespaces, func(n catalog.Change[*corev1.Namespace]) bool {
+			return namespaceMesh(n.Old) != namespaceMesh(n.New)
+		}) {
+			again()
+		}
+	}
 }
 
 // Get implements resource.Client.

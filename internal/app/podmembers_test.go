@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -215,6 +216,45 @@ func TestDerivedDataplanes(t *testing.T) {
 		event := <-w.ResultChan()
 		if _, ok := event.Object.(*meshv1alpha1.Dataplane); !ok || event.Type != watch.Deleted {
 			t.Errorf("a Pod that has ended is %s %T", event.Type, event.Object)
+		}
+	})
+}
+
+// TestDerivedAnew: a namespace that gets another mesh has its Pods derived anew, after its label is known.
+func TestDerivedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		client, tables := podTables(t, ctx, &running)
+		createPod(t, client, clusterPod(nil))
+		derived := derivedDataplanes{client, tables}
+		var meshes []string
+		running.Go(func() {
+			derived.follow(ctx, func() {
+				all, _, err := derived.List(ctx, kind.Dataplane, resource.ListOptions{})
+				if err != nil || len(all) != 1 {
+					t.Errorf("%d Dataplanes, %v", len(all), err)
+					return
+				}
+				meshes = append(meshes, all[0].(*meshv1alpha1.Dataplane).Spec.Mesh)
+			})
+		})
+		for _, labels := range []map[string]string{{"team": "a"}, {meshv1alpha1.LabelMesh: "red"}, nil} {
+			synctest.Wait()
+			obj, err := client.Get(ctx, kind.Namespace, resource.Key{Name: "shop"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			obj.SetLabels(labels)
+			if _, err := client.Update(ctx, kind.Namespace, obj); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if want := []string{"default", "red", "default"}; !slices.Equal(meshes, want) {
+			t.Errorf("derived for the meshes %q, want %q", meshes, want)
 		}
 	})
 }

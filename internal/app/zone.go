@@ -43,6 +43,8 @@ type zoneLink struct {
 	// that are derived.
 	kinds []local.Kind
 	sends resource.Client
+	// derived calls again when all Dataplanes are to be derived anew, until ctx ends; nil: they are objects.
+	derived func(ctx context.Context, again func())
 	// epoch of the objects, and run, if their revisions do not tell their content; see
 	// local.OutletConfig.
 	epoch, run string
@@ -184,6 +186,9 @@ func (l *zoneLink) lead(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { _ = outlet.Run(ctx) })
+	if l.derived != nil {
+		running.Go(func() { l.derived(ctx, func() { outlet.Again(kind.Dataplane) }) })
+	}
 	running.Go(func() { _ = inlet.Run(ctx, kind.Namespace) })
 	running.Go(func() { _ = reporter.Run(ctx) })
 	running.Go(func() { l.suspect(ctx, zone) })

@@ -109,13 +109,20 @@ func (o *Outlet) Sender(zone string) federation.SenderConfig {
 	// it. A zone that comes from an instance that began later has seen a higher one.
 	c.Behind = func(typ string) {
 		if t := find(typ); t != nil {
-			select {
-			case t.relist <- struct{}{}:
-			default:
-			}
+			t.again()
 		}
 	}
 	return c
+}
+
+// Again reads all objects of a kind anew, as what they are derived of has changed without an event of
+// theirs. It does not block; what is the same is not sent again.
+func (o *Outlet) Again(d *resource.Descriptor) {
+	for _, t := range o.tables {
+		if t.kind.Descriptor == d {
+			t.again()
+		}
+	}
 }
 
 // Run follows the kinds until ctx ends, and returns nil then. Call it once.
@@ -144,7 +151,7 @@ type table struct {
 
 	// pending are changes that are not in the scopes yet; of the goroutine of run.
 	pending map[string]*entry // nil entry: removed
-	// relist has an entry when a peer has seen more than this table has.
+	// relist has an entry when a peer has seen more than this table has, or all is to be derived anew.
 	relist chan struct{}
 }
 
@@ -165,6 +172,14 @@ func newTable(o *Outlet, k Kind) *table {
 			(k.Type.Direction == federation.ZoneToZones || k.Type.FanOut == federation.SelectedZones),
 	}
 	return t
+}
+
+// again lists all objects anew.
+func (t *table) again() {
+	select {
+	case t.relist <- struct{}{}:
+	default:
+	}
 }
 
 // scope of the stream to a zone.
