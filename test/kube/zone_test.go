@@ -340,7 +340,14 @@ func (c caller) call(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	conn, err := c.ns.DialContext(ctx, "tcp", netip.AddrPortFrom(addrs[0].Unmap(), 80).String())
+	return c.connect(addrs[0].Unmap())
+}
+
+// connect to port 80 of an address, and return what answers.
+func (c caller) connect(addr netip.Addr) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	conn, err := c.ns.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, 80).String())
 	if err != nil {
 		return "", err
 	}
@@ -415,6 +422,7 @@ func TestZoneInCluster(t *testing.T) {
 	if got := s.proxima("status", "--kubeconfig", filepath.Join(s.east, "kubeconfig")); !strings.Contains(got, "no problems found") {
 		t.Errorf("the status of the cluster:\n%s", got)
 	}
+	s.namesInPods()
 	s.useAll()
 	s.wantAllUsed("zone", "proxima", zoneUnused())
 }
