@@ -106,8 +106,13 @@ func (b *bench) startAgain() {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	return newBenchOf(t, cluster.Config{Host: address})
+}
+
+func newBenchOf(t *testing.T, cfg cluster.Config) *bench {
+	t.Helper()
 	need(t)
-	c := cluster.Start(t, cluster.Config{Host: address})
+	c := cluster.Start(t, cfg)
 	return &bench{Cluster: c, t: t, kubeconfig: c.Kubeconfig(t, "admin"), home: t.TempDir()}
 }
 

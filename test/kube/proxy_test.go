@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -100,6 +101,8 @@ type rig struct {
 	// detect is how kube-proxy and our agent are told what is local: a part of
 	// KubeProxyConfiguration; empty: by addresses, in arguments.
 	detect string
+	// six: addresses of probes are those of IPv6.
+	six bool
 	// kubeProxy of node theirs.
 	kubeProxy *cluster.Program
 }
@@ -114,18 +117,19 @@ func newRig(t *testing.T, mode string) *rig {
 // newNodes is a rig before it has our agent.
 func newNodes(t *testing.T, mode string) *rig {
 	t.Helper()
-	return newNodesBy(t, mode, "")
+	return newNodesBy(t, mode, "", false)
 }
 
-// newNodesBy detects what is local by a part of KubeProxyConfiguration; empty: by addresses.
-func newNodesBy(t *testing.T, mode, detect string) *rig {
+// newNodesBy detects what is local by a part of KubeProxyConfiguration; empty: by addresses. six:
+// the Services are of IPv6, in a cluster of two families.
+func newNodesBy(t *testing.T, mode, detect string, six bool) *rig {
 	t.Helper()
-	b := newBench(t)
+	b := newBenchOf(t, cluster.Config{Host: address, DualStack: six})
 	client, err := kubernetes.NewForConfig(b.Admin(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{bench: b, client: client, mode: mode, detect: detect, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
+	r := &rig{bench: b, client: client, mode: mode, detect: detect, six: six, nodes: map[string]*cluster.Node{}, pods: map[string]*corev1.Pod{}}
 	b.kubectl(b.manifests("kube-proxy-replacement", "--set", "controlPlane.topologyMode=Disabled",
 		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
 	b.until("the account of pods is there", func() bool {
@@ -142,9 +146,9 @@ func newNodesBy(t *testing.T, mode, detect string) *rig {
 	for name := range r.pods {
 		b.until("pod "+name+" is ready", func() bool { return r.ready(name) })
 	}
-	b.kubectl(probedServices, "apply", "-f", "-")
+	b.kubectl(r.services(), "apply", "-f", "-")
 	b.kubectl("", "patch", "service", "balanced", "--subresource=status", "--type=merge",
-		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.10"}]}}}`)
+		"-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"`+r.address("203.0.113.10")+`"}]}}}`)
 	if detect == "" {
 		r.kubeProxy = r.nodes["theirs"].KubeProxy(t, mode, false)
 		r.nodes["third"].KubeProxy(t, mode, false)
@@ -161,7 +165,7 @@ func newNodesBy(t *testing.T, mode, detect string) *rig {
 func (r *rig) agent(node string) *cluster.Program {
 	r.t.Helper()
 	return r.nodes[node].Run(r.t, "agent", testkit.Binary(r.t), "node", "--kubeconfig", r.kubeconfigOf("proxima-agent"), "--node-name", node,
-		"--mode", r.mode, "--workload-cidr", cluster.PodCIDR, "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
+		"--mode", r.mode, "--workload-cidr", r.PodCIDRs(), "--data-dir", r.t.TempDir(), "--spiffe-socket", "none")
 }
 
 // configuration is the file of a node's kube-proxy, or of our agent in its place.
@@ -187,7 +191,7 @@ func TestLocalByInterface(t *testing.T) {
 		{"bridge iptables", "iptables", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: CLIENT}\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newNodesBy(t, c.mode, strings.ReplaceAll(c.detect, "CLIENT", "pod2"))
+			r := newNodesBy(t, c.mode, strings.ReplaceAll(c.detect, "CLIENT", "pod2"), false)
 			r.nodes["ours"].Run(t, "agent", testkit.Binary(t), "node", "--kube-proxy-config", r.configuration("ours", r.kubeconfigOf("proxima-agent")),
 				"--node-name", "ours", "--data-dir", t.TempDir(), "--spiffe-socket", "none", "--dns-port", "0")
 			r.compare(t)
@@ -238,11 +242,59 @@ func (r *rig) namespace(v vantage) (ns *kernelnetns.NS, own string) {
 	switch v.from {
 	case "pod":
 		p := r.pods["client-"+v.node]
-		return r.nodes[v.node].PodNamespace(p.UID), p.Status.PodIP
+		return r.nodes[v.node].PodNamespace(p.UID), r.podIP(p)
 	case "host":
-		return r.nodes[v.node].NS.NS, r.nodes[v.node].Addr
+		return r.nodes[v.node].NS.NS, r.nodeIP(v.node)
 	}
-	return r.nodes["third"].NS.NS, r.nodes["third"].Addr
+	return r.nodes["third"].NS.NS, r.nodeIP("third")
+}
+
+func (r *rig) podIP(p *corev1.Pod) string {
+	if r.six {
+		return p.Status.PodIPs[1].IP
+	}
+	return p.Status.PodIP
+}
+
+func (r *rig) nodeIP(node string) string {
+	if r.six {
+		return r.nodes[node].Addr6
+	}
+	return r.nodes[node].Addr
+}
+
+var (
+	clusterIPs  = regexp.MustCompile(`\b10\.96\.(\d+)\.(\d+)`)
+	externalIPs = regexp.MustCompile(`\b203\.0\.113\.(\d+)`)
+)
+
+// address of a probe or a Service, which those of IPv6 follow from.
+func (r *rig) address(text string) string {
+	if !r.six {
+		return text
+	}
+	text = clusterIPs.ReplaceAllString(text, "fd00:10:96::$1:$2")
+	return externalIPs.ReplaceAllString(text, "2001:db8:203::$1")
+}
+
+// endpoint is HOST:PORT of a probe.
+func (r *rig) endpoint(text string) string {
+	host, port, _ := strings.Cut(text, ":")
+	for _, n := range r.nodes {
+		if n.Addr == host && r.six {
+			host = n.Addr6
+		}
+	}
+	return net.JoinHostPort(r.address(host), port)
+}
+
+// services are those that are probed.
+func (r *rig) services() string {
+	if !r.six {
+		return probedServices
+	}
+	text := strings.NewReplacer("clusterIP: ", "ipFamilyPolicy: SingleStack, ipFamilies: [IPv6], clusterIP: ", cluster.PodCIDR, cluster.PodCIDR6).Replace(probedServices)
+	return r.address(text)
 }
 
 // Connections of a probe: three endpoints, one of which is missed by chance once in 10⁷.
@@ -251,15 +303,28 @@ const connections = 40
 // dropAfter is how long nobody answers where packets are dropped.
 const dropAfter = 500 * time.Millisecond
 
+// The same of IPv6. kube-proxy refuses by ICMPv6, which comes back over a veth link while connect still holds the
+// socket: Linux takes it for an error that may pass (tcp_v6_err, sk_err_soft), and the connection is refused when
+// the SYN is sent again, a second later. So few refusals have to do.
+const (
+	dropAfter6 = 2500 * time.Millisecond
+	refusals6  = 3
+)
+
 // outcome of a probe: who answers and what address they see, or how it fails. Names are those
 // of the node's view, so that two nodes can be compared.
 func (r *rig) outcome(v vantage, address string) string {
 	ns, own := r.namespace(v)
+	address = r.endpoint(address)
 	seen := map[string]bool{}
+	refused := 0
 	for range connections {
 		result := r.connect(ns, v, own, address)
 		seen[result] = true
-		if result == "dropped" {
+		if result == "refused" {
+			refused++
+		}
+		if result == "dropped" || r.six && refused == refusals6 {
 			break
 		}
 	}
@@ -267,7 +332,11 @@ func (r *rig) outcome(v vantage, address string) string {
 }
 
 func (r *rig) connect(ns *kernelnetns.NS, v vantage, own, address string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), dropAfter)
+	patience := dropAfter
+	if r.six {
+		patience = dropAfter6
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := ns.DialContext(ctx, cmp.Or(v.protocol, "tcp"), address)
 	var timeout net.Error
@@ -330,11 +399,14 @@ func (r *rig) who(node, address, own string) string {
 	prefix := ""
 	if p := r.pods["client-"+node]; p != nil {
 		prefix = p.Status.PodIP[:strings.LastIndex(p.Status.PodIP, ".")+1]
+		if r.six { // fd00:10:244:NODE:POD::2
+			prefix = strings.Join(strings.Split(p.Status.PodIPs[1].IP, ":")[:4], ":") + ":"
+		}
 	}
 	switch {
 	case address == own:
 		return "the client"
-	case address == r.nodes[node].Addr, strings.HasPrefix(address, prefix):
+	case address == r.nodeIP(node), strings.HasPrefix(address, prefix):
 		return "the node"
 	}
 	return address
@@ -373,15 +445,36 @@ func TestBesideKubeProxy(t *testing.T) {
 	}
 }
 
+// TestBesideKubeProxyIPv6: the same over IPv6, in a cluster of two families.
+func TestBesideKubeProxyIPv6(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			r := newNodesBy(t, mode, "", true)
+			r.agent("ours")
+			r.compare(t)
+		})
+	}
+}
+
 // compare the node with our agent with that of kube-proxy.
 func (r *rig) compare(t *testing.T) {
 	t.Helper()
 	for _, node := range []string{"ours", "theirs"} {
+		seen := ""
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s at last: %s", node, seen)
+			}
+		})
 		r.until(node+" serves all Services", func() bool {
-			return strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.1.1:80"), "web-third") &&
-				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.2.2:80"), "sees") &&
-				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "203.0.113.10:80"), "sees") &&
-				strings.Contains(r.outcome(vantage{node: node, from: "pod"}, "10.96.1.3:80"), "refused")
+			seen = ""
+			for _, want := range [][2]string{{"10.96.1.1:80", "web-third"}, {"10.96.2.2:80", "sees"}, {"203.0.113.10:80", "sees"}, {"10.96.1.3:80", "refused"}} {
+				got := r.outcome(vantage{node: node, from: "pod"}, want[0])
+				if seen += want[0] + ": " + got + "; "; !strings.Contains(got, want[1]) {
+					return false
+				}
+			}
+			return true
 		})
 	}
 	compared := 0

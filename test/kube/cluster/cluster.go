@@ -29,6 +29,9 @@ type Config struct {
 	// Host is the address that the API server and the controller manager listen on; empty:
 	// 127.0.0.1.
 	Host string
+	// DualStack: nodes and pods have an address of IPv6, too, and Services can have one of
+	// ServiceCIDR6.
+	DualStack bool
 	// ServiceCIDR is the range of virtual IPs; empty: 10.96.0.0/16.
 	ServiceCIDR string
 }
@@ -48,6 +51,7 @@ type Cluster struct {
 	outer   *kernelnetns.NS
 	nodes   int
 	images  map[string]*image
+	dual    bool
 }
 
 // auditPolicy logs who asked for what, without bodies: tests compare it with what roles allow.
@@ -69,6 +73,7 @@ func Start(t testing.TB, cfg Config) *Cluster {
 	if c.cidr == "" {
 		c.cidr = "10.96.0.0/16"
 	}
+	c.dual = cfg.DualStack
 	c.port = testkit.FreePort(t)
 	if err := c.certificates(); err != nil {
 		t.Fatal(err)
@@ -130,6 +135,24 @@ func (c *Cluster) certificates() error {
 	return ca.keyPair("service-accounts")
 }
 
+// ServiceCIDR6 is the range of virtual IPs of IPv6 in a cluster of two families.
+const ServiceCIDR6 = "fd00:10:96::/108"
+
+func (c *Cluster) serviceRanges() string {
+	if c.dual {
+		return c.cidr + "," + ServiceCIDR6
+	}
+	return c.cidr
+}
+
+// PodCIDRs are the ranges of the pods' addresses, separated by commas.
+func (c *Cluster) PodCIDRs() string {
+	if c.dual {
+		return PodCIDR + "," + PodCIDR6
+	}
+	return PodCIDR
+}
+
 // firstServiceIP is that of the Service default/kubernetes.
 func firstServiceIP(cidr string) (net.IP, error) {
 	_, network, err := net.ParseCIDR(cidr)
@@ -154,7 +177,7 @@ func (c *Cluster) apiArgs(etcd string) []string {
 		"--etcd-servers=" + etcd, "--bind-address=" + c.host, "--advertise-address=" + c.host, "--secure-port=" + strconv.Itoa(c.port),
 		"--tls-cert-file=" + c.file("apiserver.crt"), "--tls-private-key-file=" + c.file("apiserver.key"), "--client-ca-file=" + c.file("ca.crt"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
-		"--service-cluster-ip-range=" + c.cidr, "--service-account-issuer=" + Issuer,
+		"--service-cluster-ip-range=" + c.serviceRanges(), "--service-account-issuer=" + Issuer,
 		"--service-account-key-file=" + c.file("service-accounts.pub"), "--service-account-signing-key-file=" + c.file("service-accounts.key"),
 		"--requestheader-client-ca-file=" + c.file("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
@@ -171,7 +194,7 @@ func (c *Cluster) managerArgs(t testing.TB) []string {
 		"--use-service-account-credentials=true", "--service-account-private-key-file=" + c.file("service-accounts.key"),
 		"--root-ca-file=" + c.file("ca.crt"), "--cluster-signing-cert-file=" + c.file("ca.crt"), "--cluster-signing-key-file=" + c.file("ca.key"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(testkit.FreePort(t)), "--profiling=false",
-		"--service-cluster-ip-range=" + c.cidr,
+		"--service-cluster-ip-range=" + c.serviceRanges(),
 		// Nodes are objects without a kubelet, and ready for as long as a test takes.
 		"--node-monitor-grace-period=" + lifetime.String(),
 	}

@@ -41,6 +41,7 @@ type Node struct {
 	NS     *netns.NS
 	Name   string
 	Addr   string
+	Addr6  string // of a cluster of two families
 	c      *Cluster
 	t      testing.TB
 	number int
@@ -58,6 +59,7 @@ type pod struct {
 	ns    *kernelnetns.NS // nil: that of the node
 	where *kernelnetns.NS // ns, or that of the node
 	addr  string
+	addr6 string // of a cluster of two families
 	// cmd is the last process; nil until started is closed. mu guards it.
 	mu      sync.Mutex
 	cmd     *exec.Cmd
@@ -75,6 +77,9 @@ func (c *Cluster) AddNode(t testing.TB, name, zone string) *Node {
 		t.Fatalf("more than %d nodes", maxNodes)
 	}
 	n := &Node{Name: name, Addr: nodeAddr(c.nodes).String(), c: c, t: t, number: c.nodes, pods: map[types.UID]*pod{}}
+	if c.dual {
+		n.Addr6 = nodeAddr6(n.number).String()
+	}
 	n.NS = c.nodeNetwork(t, name, n.number)
 	c.User(t, name, "system:node:"+name, "system:nodes")
 	client, err := kubernetes.NewForConfig(c.REST(t, name))
@@ -109,8 +114,12 @@ func (n *Node) register(ctx context.Context, zone string) error {
 		return err
 	}
 	made.ResourceVersion = "" // controllers taint a new node meanwhile
+	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.Addr}}
+	if n.Addr6 != "" {
+		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: n.Addr6})
+	}
 	made.Status = corev1.NodeStatus{
-		Capacity: cpu, Allocatable: cpu, Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.Addr}},
+		Capacity: cpu, Allocatable: cpu, Addresses: addresses,
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "StandIn"}},
 	}
 	_, err = n.client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{})
@@ -156,7 +165,7 @@ func (n *Node) observe(ctx context.Context, p *corev1.Pod) {
 
 // start a pod: its process, or what comes before that of a container.
 func (n *Node) start(ctx context.Context, p *corev1.Pod) (*pod, error) {
-	run := &pod{addr: n.Addr, where: n.NS.NS, done: make(chan struct{}), started: make(chan struct{})}
+	run := &pod{addr: n.Addr, addr6: n.Addr6, where: n.NS.NS, done: make(chan struct{}), started: make(chan struct{})}
 	if !p.Spec.HostNetwork {
 		if n.next++; n.next > maxPods {
 			return nil, fmt.Errorf("more than %d pods", maxPods)
@@ -166,6 +175,10 @@ func (n *Node) start(ctx context.Context, p *corev1.Pod) (*pod, error) {
 			return nil, err
 		}
 		run.ns, run.addr, run.where = ns, addr.String(), ns
+		if n.c.dual {
+			_, own := podLink6(n.number, n.next)
+			run.addr6 = own.String()
+		}
 	}
 	if n.c.images[p.Spec.Containers[0].Image] != nil {
 		ctx, cancel := context.WithCancel(ctx)
@@ -354,6 +367,10 @@ func (n *Node) status(ctx context.Context, p *corev1.Pod, run *pod, phase corev1
 			{Type: corev1.ContainersReady, Status: is}, {Type: corev1.PodReady, Status: is},
 		},
 	}
+	if run.addr6 != "" {
+		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: run.addr6})
+		p.Status.HostIPs = append(p.Status.HostIPs, corev1.HostIP{IP: n.Addr6})
+	}
 	p.ResourceVersion = "" // kubelet is the only writer of what it writes
 	_, err := n.client.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
@@ -447,7 +464,7 @@ func (p *Program) PID() int { return p.part.cmd.Process.Pid }
 func (n *Node) KubeProxy(t testing.TB, mode string, cleanup bool) *Program {
 	t.Helper()
 	cmd := exec.Command(Binary(t, "kube-proxy"), "--kubeconfig="+n.c.Kubeconfig(t, "kube-proxy"),
-		"--hostname-override="+n.Name, "--proxy-mode="+mode, "--cluster-cidr="+PodCIDR, "--conntrack-max-per-core=0",
+		"--hostname-override="+n.Name, "--proxy-mode="+mode, "--cluster-cidr="+n.c.PodCIDRs(), "--conntrack-max-per-core=0",
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		fmt.Sprintf("--cleanup=%t", cleanup))
 	return &Program{startIn(t, n.NS, n.c.dir, "kube-proxy-"+n.Name, cmd)}
