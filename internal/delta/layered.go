@@ -244,6 +244,11 @@ func (l *Layered) begin(r Request) {
 			n.force(ref.Name)
 		}
 	}
+	for ref := range l.awaited { // of resources that were sent before the client named its types
+		if ref.Type == n.typ && has(n.names, ref.Name) {
+			n.force(ref.Name)
+		}
+	}
 	if n.wildcard {
 		l.watch(n.typ, wildcard)
 	}

@@ -414,6 +414,30 @@ func TestFollower(t *testing.T) {
 	}
 }
 
+// TestFollowerOfLaterType: a client that comes back, and is sent another version of a cluster before
+// it has said which endpoints it has, is sent those whatever it has.
+func TestFollowerOfLaterType(t *testing.T) {
+	p := newPlane()
+	e := newEnvoy()
+	p.set(ref("C/a"), "1>e")
+	p.set(ref("E/e"), "1")
+	e.connect(p.config())
+	e.settle(t)
+	e.session.Close()
+	p.set(ref("C/a"), "2>e")
+	e.log = nil
+	e.session = NewLayered(rules(p.config()))
+	must(e.session.Step(Request{Type: "C", Subscribe: []string{"*"}, Versions: maps.Clone(e.version["C"])}))
+	if r, _ := e.one(); r == nil || r.TypeUrl != "C" {
+		t.Fatalf("first comes %v", r)
+	}
+	must(e.session.Step(Request{Type: "E", Subscribe: []string{"e"}, Versions: maps.Clone(e.version["E"])}))
+	e.settle(t)
+	if diff := cmp.Diff([]string{"C/a", "E/e"}, e.log); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestIsolation: of many resources the one that is refused is found within log2 n + 1 rounds
 // after the first, others have theirs, and the next proxy of the class is never sent it.
 func TestIsolation(t *testing.T) {
