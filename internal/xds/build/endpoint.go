@@ -36,6 +36,8 @@ type assignment struct {
 	live func(netip.AddrPort) bool
 	// healthy: draining endpoints are as good as others, for clients that know no degraded ones.
 	healthy bool
+	// anywhere: zones are not looked at.
+	anywhere bool
 	// overProvisioning factor, in percent; 0: the default.
 	overProvisioning uint32
 }
@@ -69,6 +71,9 @@ func (a *assignment) levels() [][]group {
 	if a.local {
 		first, next = a.choice.Local, nil
 	}
+	if a.anywhere {
+		first, next = alike(first, next), nil
+	}
 	draining := a.choice.Why == proxy.TerminatingFallback && !a.healthy
 	here, rest := a.own(first, draining), a.own(next, draining)
 	if a.beyond == nil || len(a.beyond.ways) == 0 {
@@ -91,6 +96,15 @@ func (a *assignment) levels() [][]group {
 		return [][]group{append(scaled(here, uint64(split.Here)), used...), rest, last}
 	}
 	return [][]group{here, rest, used, last}
+}
+
+// alike are targets of which none is preferred.
+func alike(all ...[]proxy.Target) []proxy.Target {
+	out := slices.Concat(all...)
+	for i := range out {
+		out[i].Weight = 1
+	}
+	return out
 }
 
 func scaled(groups []group, by uint64) []group {

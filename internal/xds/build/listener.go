@@ -185,13 +185,13 @@ func inListener(in *inbound) *listener.Listener {
 	l := &listener.Listener{
 		Name: inName(in.port), Address: socketAddress(in.at), BindToPort: wrapperspb.Bool(in.bound), TrafficDirection: core.TrafficDirection_INBOUND,
 	}
-	plain := &listener.FilterChain{Name: "plain", Filters: in.filters()}
+	plain := &listener.FilterChain{Name: "plain", Filters: in.filters(false)}
 	if in.mode == Plain || in.mode == Permissive && in.serverFirst {
 		l.FilterChains = []*listener.FilterChain{plain}
 		return l
 	}
 	mutual := func(name string, match *listener.FilterChainMatch) *listener.FilterChain {
-		return &listener.FilterChain{Name: name, FilterChainMatch: match, Filters: in.filters(), TransportSocket: in.serverTLS()}
+		return &listener.FilterChain{Name: name, FilterChainMatch: match, Filters: in.filters(true), TransportSocket: in.serverTLS()}
 	}
 	l.ListenerFilters = []*listener.ListenerFilter{{
 		Name:       "envoy.filters.listener.tls_inspector",
@@ -216,11 +216,11 @@ func inListener(in *inbound) *listener.Listener {
 	return l
 }
 
-func (in *inbound) filters() []*listener.Filter {
+func (in *inbound) filters(named bool) []*listener.Filter {
 	if in.protocol == TCP {
 		return in.policies.tcp(localName(in.port))
 	}
-	return in.policies.http(inName(in.port))
+	return in.policies.http(inName(in.port), named)
 }
 
 func (in *inbound) serverTLS() *core.TransportSocket {

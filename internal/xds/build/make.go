@@ -278,15 +278,15 @@ func (b *Builder) makeVIP(c *class, name string, at netip.AddrPort) *made {
 	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at}))
 }
 
-// overProvisioning of a service port, as policies of its own namespace say: endpoints are for
-// clients of all namespaces.
-func (b *Builder) overProvisioning(of ServicePort, name string) uint32 {
+// localityOf a service port, as policies of its own namespace say: endpoints are for clients of all
+// namespaces.
+func (b *Builder) localityOf(of ServicePort, name string) (overProvision uint32, anywhere bool) {
 	ref, port := b.backendRef(of.Service), policy.Port{Name: name, Number: int32(of.Port)}
 	if !b.policies.HasBackend(of.Service.Namespace, ref, port) {
-		return overProvisioning
+		return overProvisioning, false
 	}
 	settings := b.policies.Backend(of.Service.Namespace, ref, port)
-	return translate.Overprovisioning(&settings)
+	return translate.Overprovisioning(&settings), settings.Locality.Mode == meshv1alpha1.LocalityOff
 }
 
 // isWorkload reports whether an address is an endpoint's.
@@ -331,10 +331,11 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	if !k.grpc && !s.InternalLocal {
 		to = b.beyondOf(k.zone, of)
 	}
+	overProvision, anywhere := b.localityOf(of, port.Name)
 	return unlisted(loadAssignment(&assignment{
 		name: of.String(), site: b.config.Site, choice: choice, beyond: to, local: s.InternalLocal, healthy: k.grpc,
-		overProvisioning: b.overProvisioning(of, port.Name),
-		live:             func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
+		overProvisioning: overProvision, anywhere: anywhere,
+		live: func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
 	}))
 }
 

@@ -269,11 +269,16 @@ func (p *inPolicies) tcp(to string) []*listener.Filter {
 	return append(p.connections(false), networkFilter("envoy.filters.network.tcp_proxy", proxy))
 }
 
-// http takes requests to a port.
-func (p *inPolicies) http(routes string) []*listener.Filter {
+// http takes requests to a port. named: callers have certificates; without one, nobody is what
+// limits and faults describe by a name, and Envoy cannot compare what is not there.
+func (p *inPolicies) http(routes string, named bool) []*listener.Filter {
+	limited, faulted := p.limited, p.faulted
+	if !named {
+		limited, faulted = withoutNames(limited), withoutNames(faulted)
+	}
 	m := connectionManager(routes, statIn)
-	before := translate.InboundFilters(&policy.WorkloadPort{RateLimit: p.port.RateLimit}, &p.permission, p.limited)
-	before = append(before, translate.InboundFilters(&policy.WorkloadPort{Faults: p.port.Faults}, &policy.Permission{}, p.faulted)...)
+	before := translate.InboundFilters(&policy.WorkloadPort{RateLimit: p.port.RateLimit}, &p.permission, limited)
+	before = append(before, translate.InboundFilters(&policy.WorkloadPort{Faults: p.port.Faults}, &policy.Permission{}, faulted)...)
 	m.HttpFilters = append(before, m.HttpFilters...)
 	translate.NormalizePaths(m, &p.permission)
 	if p.set {
@@ -281,6 +286,13 @@ func (p *inPolicies) http(routes string) []*listener.Filter {
 		m.AccessLog, m.Tracing = translate.AccessLogs(p.port.AccessLog), translate.Tracing(p.tracing)
 	}
 	return append(p.connections(true), networkFilter("envoy.filters.network.http_connection_manager", m))
+}
+
+// withoutNames are the callers that are described by addresses alone.
+func withoutNames(of translate.Callers) translate.Callers {
+	return func(from []meshv1alpha1.PolicySource) []policy.Caller {
+		return slices.DeleteFunc(of(from), func(c policy.Caller) bool { return len(c.Names) > 0 })
+	}
 }
 
 // closed reports whether ports that a workload does not declare refuse all connections.

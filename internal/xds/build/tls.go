@@ -122,9 +122,10 @@ func commonTLS(domain string, fileIdentity bool, sans []*tlsv3.SubjectAltNameMat
 	}
 	return &tlsv3.CommonTlsContext{
 		AlpnProtocols: []string{alpn},
-		// The newest version of Envoy's clients is 1.2 unless it is set.
+		// The newest version of Envoy's clients is 1.2 unless it is set. Servers decide whether it is
+		// used: they have 1.3 alone unless a policy of theirs says otherwise.
 		TlsParams: &tlsv3.TlsParameters{
-			TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_3, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
+			TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
 		},
 		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{own},
 		ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{
@@ -160,6 +161,7 @@ func serverTLS(domain string, clients []string, fileIdentity bool, params *tlsv3
 		})
 	}
 	common := commonTLS(domain, fileIdentity, admitted)
+	common.TlsParams.TlsMinimumProtocolVersion = tlsv3.TlsParameters_TLSv1_3
 	if params != nil {
 		common.TlsParams = params
 	}

@@ -116,11 +116,11 @@ func Tracing(t *mesh.WorkloadTracing) *hcmv3.HttpConnectionManager_Tracing {
 			path = "/api/v2/spans"
 		}
 		out.Provider = provider("envoy.tracers.zipkin", &tracev3.ZipkinConfig{
-			CollectorCluster: collectorName(t.Zipkin.Address), CollectorEndpoint: path, CollectorEndpointVersion: tracev3.ZipkinConfig_HTTP_JSON,
+			CollectorCluster: collectorName(t.Zipkin.Address), CollectorHostname: t.Zipkin.Address, CollectorEndpoint: path, CollectorEndpointVersion: tracev3.ZipkinConfig_HTTP_JSON,
 		})
 	case t.Datadog != nil:
 		out.Provider = provider("envoy.tracers.datadog", &tracev3.DatadogConfig{CollectorCluster: collectorName(t.Datadog.Address),
-			ServiceName: "proxima"})
+			CollectorHostname: t.Datadog.Address, ServiceName: "proxima"})
 	}
 	for _, tag := range t.Tags {
 		custom := &tagv3.CustomTag{Tag: tag.Name}

@@ -154,7 +154,7 @@ func Cluster(c *clusterv3.Cluster, b *policy.Backend, http bool) error {
 	c.ConnectTimeout = span(b.Timeout.Connect)
 	c.CircuitBreakers = breakers(&b.Limits, b.Retry.Budget)
 	c.OutlierDetection = outlier(&b.Outlier)
-	c.HealthChecks = healthChecks(&b.HealthCheck)
+	c.HealthChecks = healthChecks(&b.HealthCheck, hostOf(c.Name))
 	if c.CommonLbConfig == nil {
 		c.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{}
 	}
@@ -267,13 +267,33 @@ func outlier(o *mesh.BackendOutlier) *clusterv3.OutlierDetection {
 	return out
 }
 
-func healthChecks(h *mesh.BackendHealthCheck) []*corev3.HealthCheck {
+// hostOf a cluster: NAME.NAMESPACE of the Service that it is named after. Its name itself is no host
+// that a server has to accept (RFC 9110, section 7.2).
+func hostOf(cluster string) string {
+	if i := strings.LastIndexByte(cluster, '|'); i >= 0 {
+		cluster = cluster[i+1:]
+	}
+	namespace, name, ok := strings.Cut(cluster, "/")
+	if !ok {
+		return cluster
+	}
+	name, _, _ = strings.Cut(name, ":")
+	return name + "." + namespace
+}
+
+// healthChecks of a policy; host is what requests are for unless it says so.
+func healthChecks(h *mesh.BackendHealthCheck, host string) []*corev3.HealthCheck {
+	if h.Host != "" {
+		host = h.Host
+	}
 	out := &corev3.HealthCheck{
-		Interval: span(h.Interval), Timeout: span(h.Timeout), HealthyThreshold: number(h.Healthy), UnhealthyThreshold: number(h.Unhealthy),
+		// Envoy asks endpoints of which it has no traffic yet once a minute, and has none until then.
+		NoTrafficInterval: span(h.Interval),
+		Interval:          span(h.Interval), Timeout: span(h.Timeout), HealthyThreshold: number(h.Healthy), UnhealthyThreshold: number(h.Unhealthy),
 	}
 	switch h.Type {
 	case mesh.CheckHTTP:
-		check := &corev3.HealthCheck_HttpHealthCheck{Path: h.Path, Host: h.Host}
+		check := &corev3.HealthCheck_HttpHealthCheck{Path: h.Path, Host: host}
 		if check.Path == "" {
 			check.Path = "/"
 		}
@@ -285,7 +305,7 @@ func healthChecks(h *mesh.BackendHealthCheck) []*corev3.HealthCheck {
 		out.HealthChecker = &corev3.HealthCheck_TcpHealthCheck_{TcpHealthCheck: &corev3.HealthCheck_TcpHealthCheck{}}
 	case mesh.CheckGRPC:
 		out.HealthChecker = &corev3.HealthCheck_GrpcHealthCheck_{
-			GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{ServiceName: h.Service, Authority: h.Host},
+			GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{ServiceName: h.Service, Authority: host},
 		}
 	default:
 		return nil

@@ -62,7 +62,11 @@ func route(r *policy.Route) *routev3.Route {
 		Name: fmt.Sprintf("%s/%s/%d/%d", r.Source.Kind, r.Source.Key, r.Rule, r.Match), Match: match(r),
 		TypedPerFilterConfig: clientFilters(&r.Policy),
 	}
-	action := &routev3.RouteAction{ClusterNotFoundResponseCode: routev3.RouteAction_INTERNAL_SERVER_ERROR}
+	// A call without a backend is UNAVAILABLE (GRPCRouteRule.backendRefs), which Envoy makes of 503.
+	missing, action := http.StatusInternalServerError, &routev3.RouteAction{ClusterNotFoundResponseCode: routev3.RouteAction_INTERNAL_SERVER_ERROR}
+	if r.GRPC != nil {
+		missing, action.ClusterNotFoundResponseCode = http.StatusServiceUnavailable, routev3.RouteAction_SERVICE_UNAVAILABLE
+	}
 	answered := false
 	mirrors := r.Mirrors
 	for i := range r.Filters {
@@ -86,7 +90,7 @@ func route(r *policy.Route) *routev3.Route {
 		return out
 	}
 	if !backends(action, r.Backends) {
-		out.Action = &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: http.StatusInternalServerError}}
+		out.Action = &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: uint32(missing)}}
 		return out
 	}
 	settings(action, &r.Policy, r)
