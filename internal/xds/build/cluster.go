@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/proxima-mesh/proxima/internal/policy"
+	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
 // Defaults of backends, which break nothing: no limit of requests, and a connection that fails
@@ -109,6 +110,9 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 	}
 	if b.grpc {
 		c.CircuitBreakers.Thresholds[0] = &cluster.CircuitBreakers_Thresholds{MaxRequests: unlimited()}
+		if b.policed {
+			translate.GRPCCluster(c, b.settings)
+		}
 		b.tls.onGRPC(c)
 		return c
 	}

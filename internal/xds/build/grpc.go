@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
 // parseTarget reads what a gRPC program dials behind "xds:///": NAME:PORT, where NAME is a
@@ -35,11 +36,15 @@ func (b *Builder) parseTarget(target, namespace string) (ServicePort, bool) {
 
 // makeAPIListener makes what a gRPC program asks for first.
 func (b *Builder) makeAPIListener(c *class, name string, to ServicePort) *made {
-	if b.upstreamOf(c, to) == nil {
+	u := b.upstreamOf(c, to)
+	if u == nil {
 		return nil
 	}
 	manager := connectionManager(to.RouteName(), statOut)
 	manager.UpgradeConfigs = nil
+	if u.settings != nil {
+		manager.HttpFilters = append(translate.GRPCClientFilters(u.routes, u.settings), manager.HttpFilters...)
+	}
 	return unlisted(&listener.Listener{Name: name, ApiListener: &listener.ApiListener{ApiListener: packed(manager)}})
 }
 

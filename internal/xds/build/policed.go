@@ -83,17 +83,16 @@ func (b *Builder) serviceOf(ref policy.Ref) catalog.Key {
 
 // police adds to an upstream what policies and routes say of it to clients of a class.
 func (b *Builder) police(c *class, u *upstream, name, appProtocol string) {
-	if c.Variant == GRPC {
-		return
-	}
 	ref, port := b.backendRef(u.port.Service), policy.Port{Name: name, Number: int32(u.port.Port)}
 	u.routes = b.policies.Routes(c.Namespace, ref, port)
 	for i := range u.routes {
 		b.resolve(u.routes[i].Backends, c)
 		b.resolve(u.routes[i].Mirrors, c)
 	}
-	u.tcp = b.policies.TCPBackends(c.Namespace, ref, port)
-	b.resolve(u.tcp, c)
+	if c.Variant != GRPC { // whose connections are its own
+		u.tcp = b.policies.TCPBackends(c.Namespace, ref, port)
+		b.resolve(u.tcp, c)
+	}
 	if appProtocol == "" && len(u.routes) > 0 { // a route makes a port HTTP that says nothing
 		u.protocol = HTTP1
 		if !slices.ContainsFunc(u.routes, func(r policy.Route) bool { return r.GRPC == nil }) {
@@ -105,7 +104,9 @@ func (b *Builder) police(c *class, u *upstream, name, appProtocol string) {
 		settings := b.policies.Backend(c.Namespace, ref, port)
 		u.settings = &settings
 	}
-	u.said = &c.said
+	if c.Variant != GRPC {
+		u.said = &c.said
+	}
 }
 
 // resolve backends into the Services with their addresses. What the mesh may not use does not
@@ -174,6 +175,9 @@ func policedRoutes(u *upstream) *route.RouteConfiguration {
 	plain := routesTo(name, to, true, u.affinity)
 	if u.settings == nil {
 		return plain
+	}
+	if u.grpc {
+		return translate.GRPCRoutes(name, to, u.routes, u.settings)
 	}
 	out := translate.RouteConfiguration(name, to, u.routes, u.settings)
 	for _, host := range out.VirtualHosts {
