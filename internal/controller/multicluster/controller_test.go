@@ -286,3 +286,30 @@ func (r *rig) slices(service string) (out []*discoveryv1.EndpointSlice) {
 	}
 	return out
 }
+
+// TestProxyIsNoticed: an export says so once the workload's proxy has come, with nothing else that
+// changes.
+func TestProxyIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		selecting := service()
+		selecting.Spec.Selector = map[string]string{"app": "web"}
+		d := &meshv1alpha1.Dataplane{
+			ObjectMeta: metav1.ObjectMeta{Namespace: web.Namespace, Name: "web-1", UID: "web-1", Labels: map[string]string{"app": "web"}},
+			Spec:       meshv1alpha1.DataplaneSpec{Addresses: []string{"10.0.0.1"}, Ports: []meshv1alpha1.DataplanePort{{Port: 8080}}, ServiceAccount: "web"},
+			Status:     meshv1alpha1.DataplaneStatus{Conditions: []metav1.Condition{{Type: meshv1alpha1.DataplaneReady, Status: metav1.ConditionTrue}}},
+		}
+		r := newRig(t, namespace("default"), selecting, export("", 1), d)
+		check := func(want bool) {
+			t.Helper()
+			if a := get[*mcs.ServiceExport](r, kind.ServiceExport, web).Status.Available; a == nil || a.Proxied != want || (len(a.ServiceAccounts) == 1) != want {
+				t.Errorf("the export has %+v, want proxied %v", a, want)
+			}
+		}
+		check(false)
+		proxied := d.DeepCopy()
+		proxied.Status.Conditions = append(proxied.Status.Conditions, metav1.Condition{Type: meshv1alpha1.DataplaneProxyConnected, Status: metav1.ConditionTrue})
+		r.client.Seed(proxied)
+		r.settle()
+		check(true)
+	})
+}
