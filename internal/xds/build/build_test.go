@@ -241,7 +241,7 @@ func TestLoadAssignment(t *testing.T) {
 				if e.HealthStatus == core.HealthStatus_DEGRADED {
 					out += "~"
 				}
-				if e.Metadata != nil {
+				if e.Metadata.GetFilterMetadata()["envoy.transport_socket_match"].GetFields()[matchMTLS].GetBoolValue() {
 					out += "*"
 				}
 			}

@@ -160,13 +160,22 @@ func (b *Builder) SetHosts() {
 	if b.snapshot == nil {
 		return
 	}
-	services := map[catalog.Key]struct{}{}
+	beyond := func(key catalog.Key) bool {
+		remote, _ := b.sites.Remote(proxy.ServiceName(key))
+		return remote != nil
+	}
+	services, addresses := map[catalog.Key]struct{}{}, map[netip.Addr]struct{}{}
 	for key := range b.byService {
-		if remote, _ := b.sites.Remote(proxy.ServiceName(key)); remote != nil {
+		if beyond(key) {
 			services[key] = struct{}{}
 		}
 	}
-	b.refresh(services, nil, false)
+	for a := range b.byAddress {
+		if beyond(b.vips[a].service) {
+			addresses[a] = struct{}{}
+		}
+	}
+	b.refresh(services, addresses, false)
 }
 
 // tlsBeyond adds to the TLS of a cluster what leads out of this site: whom the proxies of other
@@ -175,10 +184,7 @@ func (b *Builder) tlsBeyond(t *clientTLS, to *beyond, domain mesh.Domain, local 
 	ids := slices.Clone(local)
 	t.sni = to.port.SNI
 	for i := range to.ways {
-		w := &to.ways[i]
-		if w.proxied {
-			continue
-		}
+		w := &to.ways[i] // also where TLS passes: so it is there before an endpoint asks for it
 		id, err := w.identity(domain)
 		if err != nil {
 			b.config.Logger.Error("a gateway is left out", "site", w.site, "error", err)

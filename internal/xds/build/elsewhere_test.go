@@ -31,7 +31,7 @@ func shown(c *endpoint.ClusterLoadAssignment) string {
 			at := e.GetEndpoint().GetAddress().GetSocketAddress()
 			text := fmt.Sprintf("%s*%d", at.GetAddress(), e.GetLoadBalancingWeight().GetValue())
 			for _, name := range []string{matchMTLS, matchTunnel} {
-				if v := e.GetMetadata().GetFilterMetadata()["envoy.transport_socket_match"].GetFields()[name]; v != nil {
+				if v := e.GetMetadata().GetFilterMetadata()["envoy.transport_socket_match"].GetFields()[name]; v != nil && (v.GetBoolValue() || v.GetStringValue() != "") {
 					text += ":" + name + strings.TrimPrefix(v.GetStringValue(), "ingress|")
 				}
 			}
@@ -150,6 +150,9 @@ func TestOtherSites(t *testing.T) {
 	}
 	if got := sockets(); !slices.Equal(got, []string{"ingress|b", "mtls", "plain"}) {
 		t.Errorf("sockets %v", got)
+	}
+	if w.builder.classCluster(c, name).GetTransportSocket() == nil {
+		t.Error("an endpoint that no match is for gets plain bytes")
 	}
 	of := ServicePort{catalog.Key{Namespace: "shop", Name: "derived-web"}, 80}
 	endpoints := func(want string) {

@@ -209,9 +209,7 @@ func (a *assignment) endpoint(t proxy.Target, draining bool) *endpoint.LbEndpoin
 	if draining {
 		e.HealthStatus = core.HealthStatus_DEGRADED
 	}
-	if a.live(t.Addr) {
-		e.Metadata = socketMatch(map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)})
-	}
+	e.Metadata = socketMatch(map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(a.live(t.Addr))})
 	return e
 }
 

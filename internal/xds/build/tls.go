@@ -84,16 +84,21 @@ func (t *clientTLS) on(c *cluster.Cluster) {
 			TransportSocket: transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: common}),
 		})
 	}
+	// What no match is for is never plain: endpoints and clusters do not change in one step.
+	c.TransportSocket = secured
 	if t.always {
-		c.TransportSocket = secured // for what none of the gateways' matches is
 		return
 	}
-	c.TransportSocketMatches = append(c.TransportSocketMatches, []*cluster.Cluster_TransportSocketMatch{
-		{Name: matchMTLS, Match: &structpb.Struct{Fields: map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(true)}}, TransportSocket: secured},
-		{Name: "plain", Match: &structpb.Struct{}, TransportSocket: &core.TransportSocket{
-			Name: "envoy.transport_sockets.raw_buffer", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&rawbuffer.RawBuffer{})},
-		}},
-	}...)
+	raw := &core.TransportSocket{
+		Name: "envoy.transport_sockets.raw_buffer", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed(&rawbuffer.RawBuffer{})},
+	}
+	c.TransportSocketMatches = append(c.TransportSocketMatches, socketFor(matchMTLS, true, secured), socketFor("plain", false, raw))
+}
+
+// socketFor endpoints that have a proxy, or have none.
+func socketFor(name string, proxied bool, socket *core.TransportSocket) *cluster.Cluster_TransportSocketMatch {
+	match := &structpb.Struct{Fields: map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(proxied)}}
+	return &cluster.Cluster_TransportSocketMatch{Name: name, Match: match, TransportSocket: socket}
 }
 
 func exactURI(uri string) *tlsv3.SubjectAltNameMatcher {
