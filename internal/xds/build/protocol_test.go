@@ -52,3 +52,17 @@ func TestProtocolOfService(t *testing.T) {
 	w.seed(last)
 	check("the Dataplane itself disagrees", false)
 }
+
+// TestNoTLSToGRPCPrograms: a gRPC program that follows gets nothing for its own server, so that
+// clients do not use TLS with it, as they do with a workload that has a proxy.
+func TestNoTLSToGRPCPrograms(t *testing.T) {
+	w := newWorld(t, testDataplane("a", "10.0.0.1", nil), testDataplane("b", "10.0.0.2", nil))
+	w.connect("a", GRPC)
+	if len(w.builder.live) > 0 {
+		t.Errorf("ports with a proxy: %v, want none", w.builder.live)
+	}
+	w.connect("b", Sidecar)
+	if len(w.builder.live) != 1 {
+		t.Errorf("ports with a proxy: %v, want that of b", w.builder.live)
+	}
+}

@@ -130,7 +130,9 @@ func (b *Builder) Connect(key catalog.Key, variant Variant) (*Connection, error)
 		Order:  order[:], Gated: gated[:], Prompt: ListenerType, Drain: drainTime,
 		Selection: p.selection, Source: &demanded{b, p}, Quarantine: p.class.quarantine, Again: again, Whole: variant == GRPC,
 	}
-	b.noteLive(key, d)
+	if variant != GRPC { // a gRPC program gets nothing for its server here
+		b.noteLive(key, d)
+	}
 	return c, nil
 }
 
