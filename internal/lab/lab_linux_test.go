@@ -22,7 +22,12 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if shopChild() {
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // labName is of at most 8 letters and digits, and not that of another test run.
 func labName() string { return fmt.Sprintf("t%d", os.Getpid()%10_000_000) }
