@@ -28,6 +28,9 @@ type Options struct {
 	Authorities string
 	// SpiffeSocket is the Workload API of the machine's agent, a path.
 	SpiffeSocket string
+	// TokenFile has a token by which the control plane issues the certificate; it goes before
+	// SpiffeSocket.
+	TokenFile string
 	// Dir keeps what Envoy starts from without a control plane, and the certificate.
 	Dir string
 	// Envoy is the binary, a path or a name in $PATH.
@@ -42,9 +45,10 @@ type Options struct {
 	ProbeAddress string
 	Probes       []supervise.Probe
 	Apps         []supervise.App
-	// Redirect leads the workload's connections to the proxy, by Rules.
-	Redirect bool
-	Rules    redirect.Rules
+	// Redirect leads the workload's connections to the proxy, by Rules. RedirectByAgent: the agent of
+	// the node does, and the proxy is not ready before.
+	Redirect, RedirectByAgent bool
+	Rules                     redirect.Rules
 	// Drain is how long inbound connections have to end before Envoy does.
 	Drain time.Duration
 	// CertificateFiles keeps certificate and key for gRPC, too.
@@ -52,11 +56,13 @@ type Options struct {
 	Verbose          bool
 
 	version bool
+	// install the program at a path, or drainRunning the supervisor of a folder, in place of all else.
+	install, drainRunning string
 }
 
 const usage = `proxima-sidecar supervises the proxy (Envoy) of one workload: it gets the workload's
-certificate from this machine's agent, the configuration from a control plane, and
-starts Envoy also while no control plane answers.
+certificate from this machine's agent, or from the control plane by a token; the
+configuration from a control plane; and starts Envoy also while no control plane answers.
 
 stdout carries one line when Envoy serves: ready node=ID metrics=ADDRESS health=ADDRESS.
 SIGTERM drains and ends Envoy. SIGUSR2 ends the supervisor alone: the next one adopts
@@ -91,6 +97,8 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.StringVar(&o.Authorities, "server-ca-file", "", "file of the authorities of the control plane's certificate, PEM (needed)")
 	f.StringVar(&o.SpiffeSocket, "spiffe-socket", os.Getenv("SPIFFE_ENDPOINT_SOCKET"),
 		"socket of the SPIFFE Workload API of this machine's agent (default: $SPIFFE_ENDPOINT_SOCKET)")
+	f.StringVar(&o.TokenFile, "token-file", "",
+		"file with a token by which the control plane issues the certificate, at the addresses of --server, in place of the agent; in Kubernetes a projected token of the Pod's service account")
 	f.StringVar(&o.Dir, "dir", "", "folder for configuration, certificate and sockets (needed)")
 	f.StringVar(&o.Envoy, "envoy", "envoy", "Envoy, 1.37 or newer")
 	f.IntVar(&uid, "envoy-uid", -1, "user ID that Envoy runs as; -1: that of the supervisor")
@@ -101,7 +109,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.StringVar(&o.ProbeAddress, "probe-address", "127.0.0.1", "address of the workload for its probes")
 	f.StringVar(&probes, "probes", "", "probes that may be asked at the health address, as in http:8080/healthz,grpc:9000,tcp:5432")
 	f.StringVar(&apps, "applications", "", "metrics of applications, as in web=http://127.0.0.1:9100/metrics, joined by commas")
-	f.StringVar(&by.how, "redirect", "none", "which connections are led to the proxy: netns (all of the network namespace), cgroup, or none; needs CAP_NET_ADMIN")
+	f.StringVar(&by.how, "redirect", "none", "which connections are led to the proxy: netns (all of the network namespace), cgroup, or none; needs CAP_NET_ADMIN. agent: the agent of the node leads those of the Pod, and the proxy is not ready before")
 	f.StringVar(&by.cgroup, "redirect-cgroup", "", "cgroup of the workload, a path as in /proc/PID/cgroup")
 	f.StringVar(&by.addresses, "workload-addresses", "", "addresses of the workload, where the machine has others")
 	f.StringVar(&by.inbound, "inbound-ports", "", "ports that the workload has declared, as in 8080,9090")
@@ -111,6 +119,8 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	f.BoolVar(&o.CertificateFiles, "certificate-files", false, "keep certificate, key and roots as files, for gRPC without a proxy")
 	f.BoolVar(&o.Verbose, "verbose", false, "log more")
 	f.BoolVar(&o.version, "version", false, "print the version")
+	f.StringVar(&o.install, "install", "", "copy this program to a path and end, so that it runs in the container of another image")
+	f.StringVar(&o.drainRunning, "drain-running", "", "have the supervisor with this --dir send clients elsewhere, and end")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -120,7 +130,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("%q: no arguments are expected", f.Arg(0))
 	}
-	if o.version {
+	if o.version || o.install != "" || o.drainRunning != "" {
 		return o, nil
 	}
 	o.Servers = list(servers)
@@ -161,6 +171,9 @@ func (r redirection) apply(o *Options) error {
 	switch r.how {
 	case "none":
 		return nil
+	case "agent":
+		o.RedirectByAgent = true
+		return nil
 	case "netns":
 	case "cgroup":
 		h, err := cgroup.Find()
@@ -173,7 +186,7 @@ func (r redirection) apply(o *Options) error {
 		}
 		o.Rules.Cgroup, o.Rules.CgroupLevel = id.Number, id.Level
 	default:
-		return fmt.Errorf("--redirect %q: want netns, cgroup or none", r.how)
+		return fmt.Errorf("--redirect %q: want netns, cgroup, agent or none", r.how)
 	}
 	o.Redirect = true
 	var err error
@@ -224,8 +237,15 @@ func (o *Options) check() error {
 			return fmt.Errorf("--%s is needed", needed.flag)
 		}
 	}
-	if o.SpiffeSocket == "" {
-		return errors.New("--spiffe-socket is needed: the workload's certificate comes from this machine's agent")
+	if o.RedirectByAgent && o.HealthAddress == "" {
+		return errors.New("--redirect agent needs --health-address: by it the supervisor knows that connections are led to the proxy")
+	}
+	if o.TokenFile != "" {
+		if parts := strings.Split(o.Node.ID, "/"); len(parts) != 3 {
+			return fmt.Errorf("--node-id %q: want MESH/NAMESPACE/DATAPLANE", o.Node.ID)
+		}
+	} else if o.SpiffeSocket == "" {
+		return errors.New("--spiffe-socket is needed: the workload's certificate comes from this machine's agent; or --token-file, for one from the control plane")
 	}
 	if len(o.Servers) == 0 {
 		return errors.New("--server is needed")

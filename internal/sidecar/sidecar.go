@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -61,6 +63,19 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintln(stdout, "proxima-sidecar", version.Get().Version) // there is nobody to tell
 		return 0
 	}
+	for _, do := range []struct {
+		with string
+		do   func(string) error
+	}{{o.install, install}, {o.drainRunning, drainRunning}} {
+		if do.with == "" {
+			continue
+		}
+		if err := do.do(do.with); err != nil {
+			report(stderr, err)
+			return 1
+		}
+		return 0
+	}
 	level := slog.LevelInfo
 	if o.Verbose {
 		level = slog.LevelDebug
@@ -94,6 +109,8 @@ type Supervisor struct {
 	relay  *relay.Relay
 	envoy  *supervise.Envoy
 	admin  *supervise.Admin
+
+	beacon *beacon // nil: the agent of the node does not lead connections here
 
 	draining atomic.Bool
 	leave    atomic.Bool
@@ -143,6 +160,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		if err := redirect.Check(s.options.Rules); err != nil {
 			return redirectProblem(err)
 		}
+	}
+	if s.options.RedirectByAgent {
+		s.beacon = newBeacon()
 	}
 	if err := s.prepare(path); err != nil {
 		return err
@@ -216,7 +236,7 @@ func (s *Supervisor) prepare(path string) error {
 	})
 	var current *relay.Relay // the identity of the last run is there before the relay
 	s.keeper, err = secret.NewKeeper(secret.Config{
-		Dir: filepath.Join(o.Dir, "identity"), Source: secret.Agent{Socket: o.SpiffeSocket}, Authorities: o.Authorities,
+		Dir: filepath.Join(o.Dir, "identity"), Source: s.source(), Authorities: o.Authorities,
 		Files: o.CertificateFiles, Logger: s.logger, OnChange: func(i *secret.Identity) {
 			if current != nil {
 				current.SetSecrets(i.Resources())
@@ -238,6 +258,23 @@ func (s *Supervisor) prepare(path string) error {
 	}
 	s.relay = current
 	return nil
+}
+
+// source of the certificate.
+func (s *Supervisor) source() secret.Source {
+	o := s.options
+	if o.TokenFile == "" {
+		return secret.Agent{Socket: o.SpiffeSocket}
+	}
+	of := strings.Split(o.Node.ID, "/") // as Options were checked
+	_, account, _ := strings.Cut(o.Node.Cluster, "/")
+	t := secret.Token{
+		File: o.TokenFile, Servers: o.Servers, Authorities: o.Authorities, Mesh: of[0], Namespace: of[1], Name: of[2], Account: cmp.Or(account, "default"),
+	}
+	if o.Redirect {
+		t.Control = redirect.Control
+	}
+	return t
 }
 
 func (s *Supervisor) socket() string { return filepath.Join(s.options.Dir, "xds.sock") }
@@ -266,13 +303,14 @@ func (s *Supervisor) listen() (listeners, error) {
 		return out, errors.Join(err, xds.Close())
 	}
 	out.http = append(out.http, handled{control, s.control()})
+	var health http.Handler = &supervise.Health{Address: s.options.ProbeAddress, Probes: s.options.Probes, Ready: s.ready}
+	if s.beacon != nil {
+		health = s.beacon.wrap(health)
+	}
 	for _, l := range []struct {
 		address string
 		handler http.Handler
-	}{
-		{s.options.MetricsAddress, s.metrics()},
-		{s.options.HealthAddress, &supervise.Health{Address: s.options.ProbeAddress, Probes: s.options.Probes, Ready: s.ready}},
-	} {
+	}{{s.options.MetricsAddress, s.metrics()}, {s.options.HealthAddress, health}} {
 		if l.address == "" {
 			continue
 		}
@@ -321,7 +359,7 @@ func (s *Supervisor) await(ctx context.Context) error {
 	ticker := time.NewTicker(readyCheck)
 	defer ticker.Stop()
 	said := time.Now()
-	for !s.admin.Ready(ctx) {
+	for !s.admin.Ready(ctx) || s.beacon != nil && s.beacon.stands(ctx) != nil {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -367,6 +405,9 @@ func (s *Supervisor) missing() string {
 	if up := s.relay.Status().Upstream; !s.relay.Holds() {
 		return "a configuration of the control plane: " + up.Error
 	}
+	if s.beacon != nil {
+		return "Envoy, or the agent of the node, which leads connections to it"
+	}
 	return "Envoy"
 }
 
@@ -377,6 +418,8 @@ func (s *Supervisor) ready(ctx context.Context) error {
 		return errors.New("the proxy is draining")
 	case !s.admin.Ready(ctx):
 		return errors.New("the proxy does not serve yet: it waits for " + s.missing())
+	case s.beacon != nil:
+		return s.beacon.stands(ctx)
 	}
 	return nil
 }

@@ -59,6 +59,19 @@ func create(name string) (*NS, error) {
 	return n, nil
 }
 
+// OpenPath opens a namespace that is mounted on a file, as those of container runtimes are.
+func OpenPath(path string) (*NS, error) {
+	var what unix.Statfs_t
+	if err := unix.Statfs(path, &what); err == nil && what.Type != unix.NSFS_MAGIC {
+		return nil, fmt.Errorf("open network namespace: %s is an ordinary file: %w", path, fs.ErrNotExist)
+	}
+	n, err := open(filepath.Base(path), path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	return n, nil
+}
+
 // Open a namespace that has a name.
 func Open(name string) (*NS, error) {
 	path, err := pathOf(name)

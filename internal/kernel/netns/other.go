@@ -32,6 +32,9 @@ func Create(string) (*NS, error) { return nil, errSystem }
 // Open fails.
 func Open(string) (*NS, error) { return nil, errSystem }
 
+// OpenPath is not possible here.
+func OpenPath(string) (*NS, error) { return nil, errSystem }
+
 // Remove fails.
 func Remove(string) error { return errSystem }
 

@@ -22,6 +22,13 @@ const (
 	InboundPort  = 15006
 )
 
+// Connections to BeaconPort of 127.0.0.1, where nobody listens, are led to HealthPort by the rules of
+// a network namespace: by that a supervisor without privileges knows that they stand.
+const (
+	BeaconPort = 15022
+	HealthPort = 15021
+)
+
 // ProxyUser is the user ID of the proxy in a network namespace, by which its own connections are
 // told from those of the workload.
 const ProxyUser = 5678

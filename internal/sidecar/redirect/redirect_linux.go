@@ -19,6 +19,7 @@ const (
 	chainOut   = "output"
 	chainIn    = "prerouting"
 	ownerChain = "owner-"
+	rulesChain = "rules-"
 	// priority comes before that of kernel modes (-100): the proxy sees the virtual IP, not an
 	// endpoint that was chosen for it.
 	priority = -105
@@ -65,6 +66,36 @@ func Remove(owner string) error {
 	var b nfnl.Batch
 	b.DeleteTable(table())
 	return explain(conn.Commit(&b))
+}
+
+// Stands reports whether the rules are in effect in the network namespace of the calling thread,
+// exactly as Install puts them there. Errors are those of Install.
+func Stands(r Rules) (bool, error) {
+	conn, err := nfnl.Open(0)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	there, _, err := conn.HasTable(table())
+	if err != nil || !there {
+		return false, explain(err)
+	}
+	chains, err := conn.Chains(table())
+	if err != nil {
+		return false, explain(err)
+	}
+	for _, want := range []string{ownerName(r.Owner), r.name(), chainOut, chainIn} {
+		if !slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == want }) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// name of a chain that says which rules are in the table.
+func (r Rules) name() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", r))
+	return rulesChain + hex.EncodeToString(sum[:8])
 }
 
 // ownerOf the table: a chain has its name.
@@ -114,6 +145,7 @@ func (r Rules) batch() *nfnl.Batch {
 	b.DeleteTable(t)
 	b.AddTable(t)
 	b.AddChain(t, nfnl.Chain{Name: ownerName(r.Owner)})
+	b.AddChain(t, nfnl.Chain{Name: r.name()})
 	b.AddChain(t, nfnl.Chain{Name: chainOut, Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: priority})
 	b.AddChain(t, nfnl.Chain{Name: chainIn, Type: "nat", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority})
 	for _, rule := range r.outbound() {
@@ -135,11 +167,15 @@ func leave(r *nfnl.Rule) *nfnl.Rule { return r.Do(nfnl.Return()) }
 func to(r *nfnl.Rule, port uint16) *nfnl.Rule { return r.Load(0, nfnl.Port(port)).Redirect(0) }
 
 func (r Rules) outbound() []*nfnl.Rule {
-	rules := []*nfnl.Rule{
+	var rules []*nfnl.Rule
+	if r.Cgroup == 0 {
+		local := netip.PrefixFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 32)
+		rules = append(rules, to(tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(BeaconPort)).DestinationIn(local), HealthPort))
+	}
+	rules = append(rules,
 		leave((&nfnl.Rule{}).Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).Equal(0, nfnl.Host(Mark))),
 		// Loopback, and addresses of the machine itself.
-		leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))),
-	}
+		leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))))
 	if r.Cgroup == 0 {
 		rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_SKUID, 0).Equal(0, nfnl.Host(ProxyUser))))
 	}

@@ -75,6 +75,7 @@ func newRig(t *testing.T) *rig {
 	r.serve(r.pod, ":9090", "application")
 	r.serve(r.pod, fmt.Sprint(":", OutboundPort), "outbound")
 	r.serve(r.pod, fmt.Sprint(":", InboundPort), "inbound")
+	r.serve(r.pod, fmt.Sprint(":", HealthPort), "health")
 	return r
 }
 
@@ -170,6 +171,23 @@ func TestNamespace(t *testing.T) {
 		r.expect("a peer to a declared port", r.ask(r.peer, at(family.pod, "8080"), nil), "inbound")
 		r.expect("a peer to another port", r.ask(r.peer, at(family.pod, "9090"), nil), "application")
 	}
+	// A supervisor without privileges knows that the rules stand by a port that nobody listens on.
+	beacon := fmt.Sprint("127.0.0.1:", BeaconPort)
+	r.expect("the proxy to the beacon", r.ask(r.pod, beacon, asProxy), "health")
+	stand := func(rules Rules) bool {
+		t.Helper()
+		is := false
+		err := r.pod.Do(func() (err error) { is, err = Stands(rules); return err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	different := rules
+	different.Inbound = []uint16{8080, 9090}
+	if !stand(rules) || stand(different) {
+		t.Errorf("these rules stand: %t, others: %t", stand(rules), stand(different))
+	}
 	// The supervisor's own connections are marked.
 	var answer []byte
 	err := r.pod.Do(func() error {
@@ -210,6 +228,9 @@ func TestNamespace(t *testing.T) {
 	r.expect("after another one has gone", r.ask(r.pod, net.JoinHostPort(peer6, "8080"), nil), "outbound")
 	remove(rules.Owner)
 	remove(rules.Owner)
+	if stand(rules) || !strings.HasPrefix(r.ask(r.pod, beacon, asProxy), "error: ") {
+		t.Error("rules stand that are gone")
+	}
 	r.expect("without rules", r.ask(r.pod, net.JoinHostPort(peer6, "8080"), nil), "peer")
 }
 

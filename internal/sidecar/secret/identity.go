@@ -32,6 +32,8 @@ type Identity struct {
 	Key   []byte   `json:"key"`
 	// Roots, DER, by trust domain: the own one, and those that it has to do with.
 	Roots map[string][][]byte `json:"roots"`
+	// Issued is the ID of the authority that issued it, where that is known.
+	Issued string `json:"issuer,omitempty"`
 
 	leaf   *x509.Certificate
 	signer crypto.Signer

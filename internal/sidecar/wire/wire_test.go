@@ -156,3 +156,22 @@ func FuzzMessages(f *testing.F) {
 		_, _ = NodeID(data)
 	})
 }
+
+// FuzzTrust: what a control plane trusts, and issues, is read as it was written, and nothing makes it
+// panic.
+func FuzzTrust(f *testing.F) {
+	bundle := appendBytes(appendString(appendString(nil, 1, "default"), 2, "default.mesh"), 3, []byte("root"))
+	f.Add(appendBytes(nil, 1, bundle))
+	f.Add([]byte("x"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, err := ParseTrust(data)
+		for _, b := range all {
+			if err == nil && (b.Mesh == "" || b.Domain == "" || len(b.Roots) > maxRoots) {
+				t.Errorf("%+v", b)
+			}
+		}
+		if chain, err := ParseIssued(data); err == nil && len(chain) == 0 {
+			t.Error("a chain without a certificate")
+		}
+	})
+}
