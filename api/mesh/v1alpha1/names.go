@@ -33,6 +33,24 @@ const (
 	// Service gets one of them.
 	LabelVirtualIPs = GroupName + "/virtual-ips"
 
+	// LabelSidecarInjection on a Namespace or a Pod says whether Pods get a sidecar: "enabled" or
+	// "disabled". That of the Pod, a label or an annotation, goes before that of its namespace.
+	LabelSidecarInjection = GroupName + "/sidecar-injection"
+	// LabelKumaSidecarInjection is read as LabelSidecarInjection where that is not there, and
+	// never written.
+	LabelKumaSidecarInjection = "kuma.io/sidecar-injection"
+	// AnnotationSidecar on a Pod is what its sidecar was made of (package inject).
+	AnnotationSidecar = GroupName + "/sidecar"
+	// AnnotationServerCA on a Pod with a sidecar has the authorities of the control plane (PEM).
+	AnnotationServerCA = GroupName + "/server-ca"
+	// AnnotationInboundPorts on a Pod are ports that its containers listen on and do not declare,
+	// joined by commas: they are led to the sidecar, too.
+	AnnotationInboundPorts = GroupName + "/inbound-ports"
+	// AnnotationExcludeInbound and AnnotationExcludeOutbound on a Pod are ports, addresses and
+	// prefixes, joined by commas, whose connections do not pass the sidecar.
+	AnnotationExcludeInbound  = GroupName + "/exclude-inbound"
+	AnnotationExcludeOutbound = GroupName + "/exclude-outbound"
+
 	// AnnotationMachineID on a Dataplane with a loopback address is the machine
 	// whose loopback interface has it (package machine). The server sets it.
 	AnnotationMachineID = GroupName + "/machine-id"
