@@ -95,26 +95,42 @@ func (r *Release) imageConfig() image.Config {
 	return image.Config{Name: r.ImageName, Version: r.Source.Version, Commit: commit, Time: r.Source.Time}
 }
 
-// Images writes a layout with the images of all platforms to a folder, in place of what is
-// there, and a tar file of it to another.
+// Images writes layouts with the images of all platforms, of the product and of proxima-sidecar, to a
+// folder and one beside it, in place of what is there, and a tar file of each to another.
 func (r *Release) Images(ctx context.Context, layout, out string) error {
-	images := map[build.Platform]v1.Image{}
-	for _, p := range build.Servers() {
-		binary, err := r.binary(ctx, p)
+	sidecar := r.imageConfig()
+	sidecar.Name += "-sidecar"
+	for _, of := range []struct {
+		config       image.Config
+		name, layout string
+		binary       func(context.Context, build.Platform) (string, error)
+		make         func(image.Config, build.Platform, string) (v1.Image, error)
+	}{
+		{r.imageConfig(), "proxima", layout, r.binary, image.New},
+		{sidecar, "proxima-sidecar", layout + "-sidecar", r.sidecar, image.NewSidecar},
+	} {
+		images := map[build.Platform]v1.Image{}
+		for _, p := range build.Servers() {
+			binary, err := of.binary(ctx, p)
+			if err != nil {
+				return err
+			}
+			if images[p], err = of.make(of.config, p, binary); err != nil {
+				return err
+			}
+		}
+		r.say("image %s:%s", of.config.Name, r.Source.Version)
+		if err := image.Write(of.layout, of.config, image.Index(of.config, images)); err != nil {
+			return err
+		}
+		err := create(filepath.Join(out, of.name+"_"+r.Source.Version+"_image.tar"), func(w io.Writer) error {
+			return image.WriteArchive(w, of.layout, r.Source.Time)
+		})
 		if err != nil {
 			return err
 		}
-		if images[p], err = image.New(r.imageConfig(), p, binary); err != nil {
-			return err
-		}
 	}
-	r.say("image %s:%s", r.ImageName, r.Source.Version)
-	if err := image.Write(layout, r.imageConfig(), image.Index(r.imageConfig(), images)); err != nil {
-		return err
-	}
-	return create(filepath.Join(out, "proxima_"+r.Source.Version+"_image.tar"), func(w io.Writer) error {
-		return image.WriteArchive(w, layout, r.Source.Time)
-	})
+	return nil
 }
 
 // Packages writes deb and rpm packages to a folder.

@@ -127,7 +127,7 @@ func TestAll(t *testing.T) {
 	got := files(t, dir)
 	want := []string{release.SumsName}
 	for _, name := range []string{
-		"proxima-1.2.3-1.aarch64.rpm", "proxima-1.2.3-1.x86_64.rpm", "proxima_1.2.3-1_amd64.deb", "proxima_1.2.3-1_arm64.deb", "proxima_v1.2.3_image.tar",
+		"proxima-1.2.3-1.aarch64.rpm", "proxima-1.2.3-1.x86_64.rpm", "proxima_1.2.3-1_amd64.deb", "proxima_1.2.3-1_arm64.deb", "proxima_v1.2.3_image.tar", "proxima-sidecar_v1.2.3_image.tar",
 		"proxima_v1.2.3_darwin_amd64.tar.gz", "proxima_v1.2.3_darwin_arm64.tar.gz", "proxima_v1.2.3_linux_amd64.tar.gz",
 		"proxima_v1.2.3_linux_arm64.tar.gz", "proxima_v1.2.3_windows_amd64.zip", "proxima_v1.2.3_darwin_amd64.cdx.json",
 		"proxima_v1.2.3_darwin_arm64.cdx.json", "proxima_v1.2.3_linux_amd64.cdx.json", "proxima_v1.2.3_linux_arm64.cdx.json", "proxima_v1.2.3_windows_amd64.cdx.json",

@@ -31,6 +31,9 @@ const User = 65532
 // DataDir is the directory of the state, a volume.
 const DataDir = "/var/lib/proxima"
 
+// SidecarUser is the user of the image of sidecars: that of sidecars in Pods.
+const SidecarUser = 5678
+
 // Config of images.
 type Config struct {
 	// Name by which the image is known, without a tag.
@@ -78,9 +81,37 @@ func entries(binary string) []archive.Entry {
 
 // New makes the image of a platform out of a binary for it.
 func New(c Config, p build.Platform, binary string) (v1.Image, error) {
+	return layered(c, p, entries(binary), v1.Config{
+		User:       fmt.Sprintf("%d:%d", User, User),
+		Entrypoint: []string{"/usr/bin/proxima"},
+		// The machine's ID is below HOME where /etc/machine-id is not mounted.
+		Env:          []string{"PATH=/usr/bin", "HOME=" + DataDir, "PROXIMA_DATA_DIR=" + DataDir},
+		WorkingDir:   "/",
+		Volumes:      map[string]struct{}{DataDir: {}},
+		ExposedPorts: map[string]struct{}{"6443/tcp": {}, "6444/tcp": {}},
+		Labels:       c.labels(),
+	})
+}
+
+// NewSidecar makes the image of proxima-sidecar, which has nothing but the program: it is copied
+// into the container of an image of Envoy.
+func NewSidecar(c Config, p build.Platform, binary string) (v1.Image, error) {
+	labels := c.labels()
+	labels["org.opencontainers.image.title"] = "proxima-sidecar"
+	labels["org.opencontainers.image.description"] = "supervisor of a workload's Envoy"
+	return layered(c, p, []archive.Entry{
+		{Name: "usr/", Mode: 0o755}, {Name: "usr/bin/", Mode: 0o755}, {Name: "usr/bin/proxima-sidecar", Mode: 0o755, Path: binary},
+	}, v1.Config{
+		User: fmt.Sprintf("%d:%d", SidecarUser, SidecarUser), Entrypoint: []string{"/usr/bin/proxima-sidecar"},
+		Env: []string{"PATH=/usr/bin"}, WorkingDir: "/", Labels: labels,
+	})
+}
+
+// layered is an image of one layer.
+func layered(c Config, p build.Platform, files []archive.Entry, config v1.Config) (v1.Image, error) {
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		r, w := io.Pipe()
-		go func() { w.CloseWithError(archive.Tar(w, entries(binary), c.Time)) }()
+		go func() { w.CloseWithError(archive.Tar(w, files, c.Time)) }()
 		return r, nil
 	}, tarball.WithMediaType(types.OCILayer))
 	if err != nil {
@@ -99,16 +130,7 @@ func New(c Config, p build.Platform, binary string) (v1.Image, error) {
 	}
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Created = p.OS, p.Arch, created
-	file.Config = v1.Config{
-		User:       fmt.Sprintf("%d:%d", User, User),
-		Entrypoint: []string{"/usr/bin/proxima"},
-		// The machine's ID is below HOME where /etc/machine-id is not mounted.
-		Env:          []string{"PATH=/usr/bin", "HOME=" + DataDir, "PROXIMA_DATA_DIR=" + DataDir},
-		WorkingDir:   "/",
-		Volumes:      map[string]struct{}{DataDir: {}},
-		ExposedPorts: map[string]struct{}{"6443/tcp": {}, "6444/tcp": {}},
-		Labels:       c.labels(),
-	}
+	file.Config = config
 	return mutate.ConfigFile(image, file)
 }
 

@@ -201,3 +201,30 @@ func checkCertificates(t *testing.T, data []byte) {
 		t.Errorf("%d authorities are too few", n)
 	}
 }
+
+// TestSidecar: the image has the program alone, and runs it as the user of sidecars.
+func TestSidecar(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "binary")
+	if err := os.WriteFile(file, []byte("binary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	img, err := image.NewSidecar(config, build.Servers()[0], file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if of.Config.User != "5678:5678" || !slices.Equal(of.Config.Entrypoint, []string{"/usr/bin/proxima-sidecar"}) {
+		t.Errorf("user %q, entrypoint %q", of.Config.User, of.Config.Entrypoint)
+	}
+	r := tar.NewReader(mutate.Extract(img))
+	var names []string
+	for h, err := r.Next(); err == nil; h, err = r.Next() {
+		names = append(names, h.Name)
+	}
+	if !slices.Contains(names, "usr/bin/proxima-sidecar") || len(names) != 3 {
+		t.Errorf("files %q", names)
+	}
+}
