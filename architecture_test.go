@@ -196,6 +196,7 @@ var layers = map[string]layer{
 	"internal/kubeclient/remote":        adapter,
 	"internal/kubernetes/extension":     adapter,
 	"internal/node/cgroups":             adapter,
+	"internal/node/podproxy":            adapter,
 	"internal/node/fallback":            adapter,
 	"internal/node/fromkube":            adapter,
 	"internal/node/fromview":            adapter,
@@ -235,6 +236,7 @@ var layers = map[string]layer{
 	"internal/sidecar":     app,
 
 	// what is installed
+	"internal/kubernetes/inject":    core,
 	"internal/kubernetes/manifests": core,
 
 	// commands
@@ -278,6 +280,7 @@ var siblings = map[string][]string{
 	"internal/proxy/nftables":      {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	"internal/proxy/account":       {"internal/kernel/conntrack"},
 	"internal/sidecar/redirect":    {"internal/kernel/nfnl"},
+	"internal/node/podproxy":       {"internal/sidecar/redirect"},
 	// iptables-nft keeps its rules in nf_tables, which nfnl reads.
 	"internal/proxy/iptables": {"internal/kernel/conntrack", "internal/kernel/nfnl"},
 	// The kernel suite makes its network with the test kit, and counts bytes as the agent does.

@@ -10,6 +10,10 @@ type ProxiesStatus struct {
 	Rejecting int `json:"rejecting"`
 	// Rejected are the first of these resources, at most MaxProxyRejections.
 	Rejected []ProxyRejection `json:"rejected,omitempty"`
+	// Missing are Pods that should have a sidecar and have none, and Without the first of them
+	// (NAMESPACE/NAME), at most MaxProxyRejections.
+	Missing int      `json:"missing,omitempty"`
+	Without []string `json:"without,omitempty"`
 }
 
 // ProxyRejection is a resource that a proxy does not have as it is now.

@@ -155,6 +155,9 @@ func (p *clusterPlane) newClient() error {
 			}
 		}
 	}
+	if p.servesProxies() {
+		kinds = append(kinds, kind.DataplaneInsight)
+	}
 	client, err := kubeclient.New(cfg, kinds)
 	if err != nil {
 		return err
@@ -178,8 +181,19 @@ func (p *clusterPlane) kinds() []*resource.Descriptor {
 	if p.zone == nil {
 		return planeKinds()
 	}
-	return append(planeKinds(), zoneKinds()...)
+	all := append(planeKinds(), zoneKinds()...)
+	if p.servesProxies() {
+		for _, d := range proxyKinds() {
+			if !slices.Contains(all, d) {
+				all = append(all, d)
+			}
+		}
+	}
+	return all
 }
+
+// servesProxies reports whether Pods have sidecars here.
+func (p *clusterPlane) servesProxies() bool { return p.zone != nil && p.cfg.XDSPort != 0 }
 
 // stripUnwritten takes from an object what nobody reads. Of kinds that are written here, it takes
 // managed fields alone: what is read is written back, and an update without them keeps them.
@@ -284,7 +298,7 @@ func (p *clusterPlane) handle() {
 		Role: string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
 		Store: clusterStore{Store: p.storage.store, epoch: p.epoch, reads: &p.reads}, Tables: i.catalog, Planner: p.leader, Demand: i.demand,
 		Streams: i.views, Refused: &i.refused, Suspicion: i.monitor, Leases: nobody{}, Tokens: nobody{}, Audit: noAudit,
-		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Logger: p.log,
+		InServiceRange: nowhere, Federation: p.zone.federation(), Proxies: calls, Following: p.following, Logger: p.log,
 	}) {
 		p.paths.mux.Handle(path, handler)
 	}
@@ -337,7 +351,18 @@ func (p *clusterPlane) serving() Serving {
 	if p.instance.listener != nil {
 		s.GRPC = reachable(p.instance.listener.Addr())
 	}
+	if p.zone != nil {
+		s.XDS = p.zone.proxies.address()
+	}
 	return s
+}
+
+// following sums up the proxies; nil: they are not served.
+func (p *clusterPlane) following() *admin.ProxiesStatus {
+	if p.zone == nil {
+		return nil
+	}
+	return p.zone.sidecars(p.instance.catalog.Snapshot())
 }
 
 func (p *clusterPlane) close() {

@@ -94,7 +94,7 @@ func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		var of *resource.Descriptor
 		path := strings.Split(r.URL.Path, "/") // /apis/GROUP/VERSION/RESOURCE…
-		for _, d := range []*resource.Descriptor{kind.TrafficPlan, kind.Zone, kind.ZoneInsight} {
+		for _, d := range []*resource.Descriptor{kind.TrafficPlan, kind.Zone, kind.ZoneInsight, kind.DataplaneInsight} {
 			if len(path) > 4 && path[2] == d.GVK.Group && slices.Contains(path[4:], d.Resource) {
 				of = d
 			}
@@ -134,10 +134,19 @@ func (c *fakeCluster) writePlans(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// reviews is the TokenReview of a cluster whose tokens are "NODE.of.agents".
+// reviews is the TokenReview of a cluster whose tokens are "NODE.of.agents", and of Pods
+// "NAMESPACE/NAME/UID.of.pods".
 type reviews struct{}
 
 func (reviews) ReviewToken(_ context.Context, token string, _ []string) (s authenticationv1.TokenReviewStatus, err error) {
+	if of := strings.Split(strings.TrimSuffix(token, ".of.pods"), "/"); len(of) == 3 && strings.HasSuffix(token, ".of.pods") {
+		s.Authenticated, s.Audiences = true, []string{access.AgentAudience}
+		s.User.Username = "system:serviceaccount:" + of[0] + ":seller"
+		s.User.Extra = map[string]authenticationv1.ExtraValue{
+			"authentication.kubernetes.io/pod-name": {of[1]}, "authentication.kubernetes.io/pod-uid": {of[2]},
+		}
+		return s, nil
+	}
 	name, _, _ := strings.Cut(token, ".of.agents")
 	switch name {
 	case token:

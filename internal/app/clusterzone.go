@@ -31,6 +31,9 @@ type clusterZone struct {
 	calls      *agentCalls
 	// kinds that are exchanged with global.
 	kinds []local.Kind
+	// proxies of Pods and what is observed of them; nil: they are not served.
+	proxies  *proxies
+	insights *insights
 }
 
 // zoneKinds are what such a control plane follows in addition to planeKinds.
@@ -82,14 +85,24 @@ func unservedKinds(ctx context.Context, cfg *rest.Config, log *slog.Logger) ([]*
 func (p *clusterPlane) newZone(ctx context.Context) error {
 	z, i := p.zone, p.instance
 	members := newPodMembers(i.catalog)
+	workloads := podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}
+	if p.servesProxies() {
+		z.insights = newInsights(podInsights{p.client, i.catalog}, p.storage, p.api, p.log)
+		z.insights.runs = p.runsHere
+	}
 	var err error
 	z.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{
 		records: sealed.NewRecords(z.records.records, unsealed{}), ledger: newHolders(z.records.certificates),
-		workloads: podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}, members: members,
+		workloads: workloads, members: members, insights: z.insights,
 		unenforced: func(m *meshv1alpha1.Mesh) authorities.Unenforced { return clusterUnenforced(i.catalog.Snapshot(), m) },
 	}, p.log)
 	if err != nil {
 		return err
+	}
+	if p.servesProxies() {
+		if err := p.newProxies(ctx, workloads); err != nil {
+			return err
+		}
 	}
 	z.calls = &agentCalls{
 		zone: string(p.cfg.site()), instance: instanceName(p.api.address), heartbeat: i.heartbeat, catalog: i.catalog,
@@ -124,6 +137,9 @@ func (p *clusterPlane) zoneComponents() []component {
 	return slices.Concat(
 		z.records.components(p.storage),
 		z.identities.components(),
+		z.insights.components(),
+		z.proxies.components(),
+		p.sidecarComponents(),
 		[]component{
 			{Name: "export controller", Scope: leader, Run: p.leader.runExports},
 			{Name: "import controller", Scope: leader, Run: p.leader.runImports},
@@ -154,6 +170,7 @@ func (z *clusterZone) close() {
 	if z == nil {
 		return
 	}
+	z.proxies.close()
 	if z.identities != nil {
 		z.identities.link.close()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/proxima-mesh/proxima/heuristic"
 	"github.com/proxima-mesh/proxima/internal/apiserver"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/inject"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/resource"
 )
@@ -34,6 +35,9 @@ type ControlPlaneConfig struct {
 	// Empty: it does not.
 	ExtensionService string
 	AggregatedAPI    bool
+	// Injection of sidecars into Pods, by the same Service: their images and resources; nil: there is
+	// none. It goes with ExtensionService, XDSPort and PresetZone.
+	Injection *inject.Config
 	// reviewer and ballot of tests; nil: the cluster's.
 	reviewer access.TokenReviewer
 	ballot   election

@@ -33,13 +33,19 @@ type clusterExtension struct {
 	mux          *http.ServeMux
 	certificates *extension.Certificates
 	keeper       func() *extension.Keeper
+	targets      []extension.Target    // of the keeper; not changed once components run
 	aggregated   *extension.Aggregated // nil: off
 }
 
 // newExtension adds the extension to the paths; nil: there is none.
 func (p *clusterPlane) newExtension() (*clusterExtension, error) {
 	rules := &clusterWrites{site: p.cfg.accessSite(), meshes: p.api.meshes}
-	return newClusterExtension(p.cfg, p.paths, rules, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
+	x, err := newClusterExtension(p.cfg, p.paths, rules, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
+	if x != nil && p.zone != nil && p.zone.proxies != nil && p.cfg.Injection != nil {
+		x.targets = append(x.targets, extension.MutatingTarget(webhookConfiguration))
+		x.mux.Handle(extension.InjectionPath, extension.NewInjection(p.inject, p.log.With("component", "injection")))
+	}
+	return x, err
 }
 
 // newClusterExtension adds the extension to the paths of a control plane; nil: there is none. rules
@@ -58,9 +64,9 @@ func newClusterExtension(
 	log = log.With("component", "extension")
 	x := &clusterExtension{name: fmt.Sprintf("%s.%s.svc", cfg.ExtensionService, cfg.Namespace), mux: http.NewServeMux()}
 	x.certificates = extension.NewCertificates(client, cfg.Namespace, x.name, nil, log)
-	targets := []extension.Target{extension.WebhookTarget(webhookConfiguration)}
+	x.targets = []extension.Target{extension.WebhookTarget(webhookConfiguration)}
 	if cfg.AggregatedAPI {
-		targets = append(targets, extension.APIServiceTarget())
+		x.targets = append(x.targets, extension.APIServiceTarget())
 		x.aggregated = extension.NewAggregated(extension.AggregatedConfig{
 			Client: client, Reviewer: accessReviews{cfg.Cluster}, Next: next, Paths: aggregated, Logger: log,
 		})
@@ -68,7 +74,7 @@ func newClusterExtension(
 		x.mux.Handle("/apis", x.aggregated)
 	}
 	x.keeper = func() *extension.Keeper {
-		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: cfg.Namespace, Targets: targets, Logger: log})
+		return extension.NewKeeper(extension.KeeperConfig{Client: client, Namespace: cfg.Namespace, Targets: x.targets, Logger: log})
 	}
 	x.mux.Handle(extension.AdmissionPath, extension.NewAdmission(kind.All(), rules.allow, log))
 	x.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {

@@ -42,6 +42,8 @@ type identities struct {
 	external    *externalTLS
 	unenforced  func(*meshv1alpha1.Mesh) authorities.Unenforced
 	podMembers  *podMembers // nil: workloads are Dataplanes
+	// record of a certificate, before it is given to its holder.
+	record func(context.Context, issue.Issued) error
 	// link to global, in a zone; nil: this control plane makes the roots itself.
 	link *rootLink
 	// acked has a value when the leader should look at rotations.
@@ -120,6 +122,7 @@ func newIdentitiesOf(
 	if tables.insights != nil {
 		serving.Record = tables.insights.recorded(d.ledger.Record)
 	}
+	d.record = serving.Record
 	if d.podMembers != nil {
 		serving.Members = d.podMembers.serve
 	}

@@ -15,29 +15,33 @@ import (
 // insights record what this instance observes of proxies, and of certificates.
 type insights struct {
 	*insight.Recorder
-	others *instances
+	// runs reports whether an instance does; set before components run.
+	runs func(instance string) bool
 	// leader's client, which writes in its term alone.
 	client resource.Client
 }
 
-func newInsights(s *storage, a *api, log *slog.Logger) *insights {
-	return &insights{Recorder: insight.New(insight.Config{
-		Client: a.client, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
+func newInsights(client resource.Client, s *storage, a *api, log *slog.Logger) *insights {
+	return &insights{client: client, Recorder: insight.New(insight.Config{
+		Client: client, Instance: instanceName(a.address), Logger: log.With("component", "insights"), Registerer: s.metrics,
 	})}
 }
 
 func (x *insights) components() []component {
+	if x == nil {
+		return nil
+	}
 	return []component{
 		{Name: "insights of proxies", Run: x.Run},
 		{Name: "insights of instances that are gone", Scope: leader, Run: x.lead},
 	}
 }
 
-func (x *insights) lead(ctx context.Context) error { return x.Lead(ctx, x.client, x.alive) }
+func (x *insights) lead(ctx context.Context) error { return x.Lead(ctx, x.client, x.runs) }
 
-// alive reports whether an instance is in the list.
-func (x *insights) alive(instance string) bool {
-	return x.others.members != nil && slices.ContainsFunc(x.others.members.List(), func(m cluster.Member) bool { return m.Name == instance })
+// runs reports whether an instance is in the list.
+func (x *instances) runs(instance string) bool {
+	return x.members != nil && slices.ContainsFunc(x.members.List(), func(m cluster.Member) bool { return m.Name == instance })
 }
 
 // recorded keeps the record of a certificate, and notes it in the insight of its workload.

@@ -95,6 +95,9 @@ type NodeConfig struct {
 	// SpiffeSocket is the path of the SPIFFE Workload API's socket, SpiffeSocketAuto, or
 	// empty: off.
 	SpiffeSocket string
+	// PodNamespaces is the folder of the network namespaces of the node's Pods, a file each: connections
+	// of those that have a sidecar are led to it. Empty: they are not. It needs CAP_SYS_ADMIN.
+	PodNamespaces string
 	// version that is announced; empty: that of the program.
 	version string
 	// certificateSpread, and now, by which certificates are judged, as in workload.Config.

@@ -25,6 +25,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/node/cgroups"
 	"github.com/proxima-mesh/proxima/internal/node/local"
+	"github.com/proxima-mesh/proxima/internal/node/podproxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/reflector"
@@ -45,6 +46,8 @@ type nodeIdentity struct {
 	// cgroups of workloads, and the one of a socket by its two ends; nil: none.
 	cgroups    *cgroups.Table
 	socketsOwn func(local, remote netip.AddrPort) (uint64, error)
+	// redirection of Pods to their sidecars; nil: off.
+	redirection *podproxy.Keeper
 	// socket of the SPIFFE Workload API; nil: it is off.
 	socket net.Listener
 
@@ -71,6 +74,9 @@ func (a *agent) openIdentity() (err error) {
 		Registerer: a.registry, Logger: n.log, Now: a.cfg.now,
 	})
 	a.identity = n
+	if dir := a.cfg.PodNamespaces; dir != "" && a.cfg.inCluster() {
+		n.redirection = podproxy.New(podproxy.Config{Dir: dir, Registerer: a.registry, Logger: a.log.With("component", "redirection of pods")})
+	}
 	path := a.cfg.SpiffeSocket
 	if path == "" {
 		return nil
@@ -127,6 +133,9 @@ func (a *agent) identityComponents() ([]component, error) {
 		return nil, err
 	}
 	out = append(out, members...)
+	if n.redirection != nil {
+		out = append(out, component{Name: "redirection of pods", Run: n.redirection.Run})
+	}
 	if n.socket != nil {
 		server := spiffe.NewServer(spiffe.Config{Identities: workloadIdentities{n.manager}, Attestor: n.table, Logger: n.log})
 		out = append(out, component{Name: "SPIFFE Workload API", Run: func(ctx context.Context) error { return server.Serve(ctx, n.socket) }})

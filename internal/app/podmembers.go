@@ -196,9 +196,11 @@ func (m *podMembers) serve(_ *identityv1.MembersRequest, stream grpc.ServerStrea
 		changed := m.wait(node)
 		if m.tables.Synced() {
 			next := &identityv1.MembersResponse{}
-			for _, d := range podDataplanes(m.tables.Snapshot(), node) {
+			tables := m.tables.Snapshot()
+			for _, d := range podDataplanes(tables, node) {
 				next.Members = append(next.Members, &identityv1.Member{
 					Namespace: d.Namespace, Name: d.Name, ServiceAccount: d.Spec.ServiceAccount, Mesh: d.Spec.Mesh, Addresses: d.Spec.Addresses,
+					Sidecar: memberSidecar(tables, resource.KeyOf(d)),
 				})
 			}
 			if sent == nil || !proto.Equal(sent, next) {
@@ -246,6 +248,7 @@ func (n *nodeIdentity) followPodsOnce(ctx context.Context, client identityv1.Ide
 			return got, err
 		}
 		got = true
+		n.redirectPods(answer.GetMembers())
 		all := make([]resource.Object, 0, len(answer.GetMembers()))
 		for _, m := range answer.GetMembers() {
 			all = append(all, &meshv1alpha1.Dataplane{

@@ -117,7 +117,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.instance, err = newInstance(cfg, cp.storage, cp.api, cp.log); err != nil {
 		return nil, err
 	}
-	cp.insights = newInsights(cp.storage, cp.api, cp.log)
+	cp.insights = newInsights(cp.api.client, cp.storage, cp.api, cp.log)
 	if cp.identities, err = newIdentities(cfg, cp.storage, cp.api, cp.instance, cp.insights, cp.log); err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
-	cp.insights.others, cp.insights.client = cp.others, cp.leader.client
+	cp.insights.runs, cp.insights.client = cp.others.runs, cp.leader.client
 	cp.leader.secrets = cp.identities.external.source
 	cp.leader.count = cp.calls.openAt
 	if cfg.role() == RoleZone {

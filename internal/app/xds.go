@@ -30,6 +30,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
@@ -47,6 +48,9 @@ type proxies struct {
 	hosts    *hosts.Table // of gateways of other sites
 	listener net.Listener
 	grpc     *grpc.Server
+	// dataplane of a key, and source of the tables that resources are made of.
+	dataplane func(resource.Key) (*meshv1alpha1.Dataplane, bool)
+	source    func(build.Source) build.Source
 }
 
 // checkXDS refuses a port for proxies where there is nothing to serve them from.
@@ -57,8 +61,8 @@ func checkXDS(cfg *ControlPlaneConfig) error {
 		return nil
 	case cfg.role() == RoleGlobal:
 		why, hint = "global has no endpoints and no workloads: the control planes of zones serve proxies", "set it at the control planes of the zones"
-	case cfg.Store == StoreKubernetes:
-		why, hint = "a control plane in a Kubernetes cluster does not serve proxies in this version", "leave it out"
+	case cfg.Store == StoreKubernetes && cfg.role() != RoleZone:
+		why, hint = "in a Kubernetes cluster the control plane of a zone alone has meshes with certificates, which proxies need", "use --preset zone, or leave it out"
 	default:
 		return nil
 	}
@@ -77,6 +81,16 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		return nil, err
 	}
 	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool()}
+	p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) {
+		return i.catalog.Snapshot().Dataplanes.Get(key)
+	}
+	p.source = func(of build.Source) build.Source { return of }
+	certificates := tls.RequireAndVerifyClientCert
+	if cfg.Store == StoreKubernetes {
+		p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) { return sidecarOf(i.catalog.Snapshot(), key) }
+		p.source = func(of build.Source) build.Source { return &podSource{of: of} }
+		certificates = tls.VerifyClientCertIfGiven // a Pod gets its first one here, by a token
+	}
 	limit := listener.DescriptorShare(maxViewConnections, proxyShare)
 	if p.listener, err = listen("xDS", "--xds-port", address, limit, log); err != nil {
 		if cfg.XDSPortChosen {
@@ -113,11 +127,12 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 				return &tls.Config{
 					MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"},
-					ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.clientRoots(s.ca.PEM()),
+					ClientAuth: certificates, ClientCAs: p.clientRoots(s.ca.PEM()),
 				}, nil
 			},
 		}))),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		// One connection for each proxy: buffers count.
@@ -159,7 +174,7 @@ func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
 	if !p.instance.catalog.Synced() {
 		return status.Error(codes.Unavailable, errNotSynced.Error())
 	}
-	d, ok := p.instance.catalog.Snapshot().Dataplanes.Get(client.Dataplane)
+	d, ok := p.dataplane(client.Dataplane)
 	chain := info.State.PeerCertificates
 	if subject, own := p.subject(chain); own {
 		if !mayProxy(subject, client, d) {
@@ -254,7 +269,7 @@ func (p *proxies) follow(ctx context.Context) error {
 	}
 	sub := p.instance.catalog.Subscribe(build.Tables()...)
 	defer sub.Close()
-	return build.Follow(ctx, sub, p.builder)
+	return build.Follow(ctx, p.source(sub), p.builder)
 }
 
 // followRoots keeps what proxies trust up to date.

@@ -1,15 +1,18 @@
 package cli
 
 import (
+	"encoding/json"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 	"github.com/proxima-mesh/proxima/internal/kubernetes/extension"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/inject"
 )
 
 // kubernetesFlags are those of a control plane with --store kubernetes.
@@ -20,6 +23,37 @@ type kubernetesFlags struct {
 	gateways  string
 	extension string
 	aggregate bool
+	sidecar   sidecarFlags
+}
+
+// sidecarFlags are those of the injection of sidecars.
+type sidecarFlags struct{ image, envoy, server, pull, resources string }
+
+func (x *sidecarFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&x.image, "sidecar-image", "", "with --preset zone: image of proxima-sidecar, whose program is added to Pods that are to have a sidecar; empty: Pods stay as they are. It goes with --extension-service and --sidecar-envoy-image")
+	f.StringVar(&x.envoy, "sidecar-envoy-image", "", "image of Envoy in sidecars, 1.37 or newer, unmodified")
+	f.StringVar(&x.server, "sidecar-server", "", "address (HOST:PORT) of xDS for sidecars in Pods (default: Service proxima of the control plane's namespace, and --xds-port)")
+	f.StringVar(&x.pull, "sidecar-pull-policy", "", "when the images of sidecars are pulled: Always, IfNotPresent or Never (default: as Kubernetes decides)")
+	f.StringVar(&x.resources, "sidecar-resources", "", "resources of the containers of sidecars, as JSON of a container's resources")
+}
+
+// config of the injection; nil: there is none.
+func (x *sidecarFlags) config(k *kubernetesFlags) (*inject.Config, error) {
+	if x.image == "" {
+		return nil, nil //nolint:nilnil // as the comment says
+	}
+	if k.preset != string(app.PresetZone) || k.extension == "" || x.envoy == "" {
+		return nil, usagef("--sidecar-image goes with --preset zone, --extension-service and --sidecar-envoy-image")
+	}
+	c := &inject.Config{Image: x.image, Envoy: x.envoy, Server: x.server, PullPolicy: corev1.PullPolicy(x.pull)}
+	if x.resources != "" {
+		d := json.NewDecoder(strings.NewReader(x.resources))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&c.Resources); err != nil {
+			return nil, usagef("--sidecar-resources: %w", err)
+		}
+	}
+	return c, nil
 }
 
 func (k *kubernetesFlags) add(f *pflag.FlagSet) {
@@ -29,6 +63,7 @@ func (k *kubernetesFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&k.gateways, "gateway-service-account", "proxima-gateway", "with --preset zone: service account of the gateways in the cluster, as --agent-service-account")
 	f.StringVar(&k.extension, "extension-service", "", "Service in that namespace by which the API server of the cluster calls this control plane, on the port of --api-address, to validate objects; empty: it does not call")
 	f.BoolVar(&k.aggregate, "aggregated-api", false, "answer status, explain and simulate at the API server of the cluster, too (group "+extension.GroupVersion.Group+"), to whom the roles of the cluster allow; it goes with --extension-service")
+	k.sidecar.add(f)
 }
 
 // apply completes the configuration.
@@ -61,6 +96,12 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 		cfg.Namespace = podNamespace()
 	}
 	var err error
+	if cfg.Injection, err = k.sidecar.config(k); err != nil {
+		return err
+	}
+	if cfg.Injection != nil && cfg.XDSPort == 0 {
+		return usagef("--sidecar-image: sidecars get their configuration at --xds-port, which is off")
+	}
 	cfg.Cluster, err = app.ClusterREST(s.kubeconfig)
 	return err
 }

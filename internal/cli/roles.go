@@ -179,6 +179,7 @@ type agentFlags struct {
 	nodePortAddresses       []string
 	spiffeSocket            string
 	accounting              string
+	podNamespaces           string
 }
 
 func (a *agentFlags) add(cmd *cobra.Command) {
@@ -195,6 +196,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 	f.IntVar(&a.tunnelPort, "tunnel-port", defaultTunnelPort, "port of the way to other zones, opened when another zone offers a service; if it is taken, any free one; 0: off")
 	f.StringVar(&a.spiffeSocket, "spiffe-socket", app.SpiffeSocketAuto, "path of the SPIFFE Workload API's socket; auto: spiffe.sock beside the agent's own socket, of root in /run/proxima; none: off")
 	f.StringVar(&a.accounting, "accounting", accountingOn, "on: kernel modes turn on the kernel's counting of bytes per connection (net.netfilter.nf_conntrack_acct), and report bytes and open connections; off: they leave it as it is")
+	f.StringVar(&a.podNamespaces, "pod-namespaces", "", "in a Kubernetes cluster: folder in which the container runtime keeps the network namespaces of Pods; connections of Pods that have a sidecar are led to it there. It needs CAP_SYS_ADMIN. Empty: they are not")
 	addLeaseFlag(f, &a.lease)
 	f.StringSliceVar(&a.workloadCIDRs, "workload-cidr", nil, "addresses of workloads: kernel modes masquerade what comes to virtual IPs from elsewhere (default: nothing)")
 	f.StringSliceVar(&a.workloadInterfaces, "workload-interface", nil, "interfaces by which workloads of this machine send, as cni0 or cali*: what arrives by them counts as from --workload-cidr")
@@ -252,6 +254,7 @@ func (a *agentFlags) config(s *settings, host string) (app.NodeConfig, error) {
 		return cfg, usagef("--accounting %q: on or off", a.accounting)
 	}
 	cfg.AccountingOff = a.accounting == accountingOff
+	cfg.PodNamespaces = a.podNamespaces
 	switch {
 	case a.spiffeSocket == "none":
 		cfg.SpiffeSocket = ""

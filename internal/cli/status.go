@@ -212,6 +212,7 @@ func (o *overview) findProblems() {
 			}
 		}
 		o.addProxies(cp.Proxies)
+		o.addMissing(cp.Proxies)
 		if d := cp.Demand; d.Silent > 0 {
 			o.problem("demand: %d agents have stopped reporting, node %s first, %s ago; what is known of them is held: are they running? see their logs",
 				d.Silent, d.SilentNodes[0].Node, duration.HumanDuration(d.SilentNodes[0].Age))
@@ -281,6 +282,15 @@ func (o *overview) addProxies(p *admin.ProxiesStatus) {
 		o.problem("the proxy of dataplane %s goes on without the present version of %s %s, which was rejected: %s: change the object or policy that it is made from",
 			r.Dataplane, r.Type, r.Name, r.Reason)
 	}
+}
+
+// addMissing says which Pods have no sidecar, although they should.
+func (o *overview) addMissing(p *admin.ProxiesStatus) {
+	if p == nil || p.Missing == 0 {
+		return
+	}
+	o.problem("%d Pods should have a sidecar and have none, first %s: they were created before their namespace was labelled, while no control plane answered, "+
+		"or with something that the answer to their creation named; create them again, as by kubectl rollout restart", p.Missing, p.Without[0])
 }
 
 // rangeText is the usage of a range in words.

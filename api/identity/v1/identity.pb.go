@@ -75,7 +75,7 @@ func (x Gateway_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Gateway_Role.Descriptor instead.
 func (Gateway_Role) EnumDescriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{15, 0}
+	return file_identity_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type MembersRequest struct {
@@ -166,7 +166,9 @@ type Member struct {
 	ServiceAccount string                 `protobuf:"bytes,3,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
 	Mesh           string                 `protobuf:"bytes,4,opt,name=mesh,proto3" json:"mesh,omitempty"`
 	// IP addresses from which it connects.
-	Addresses     []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Missing: it has no sidecar.
+	Sidecar       *Sidecar `protobuf:"bytes,6,opt,name=sidecar,proto3" json:"sidecar,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +238,85 @@ func (x *Member) GetAddresses() []string {
 	return nil
 }
 
+func (x *Member) GetSidecar() *Sidecar {
+	if x != nil {
+		return x.Sidecar
+	}
+	return nil
+}
+
+// Sidecar is whose connections of a workload are led to its sidecar.
+type Sidecar struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the proxy, MESH/NAMESPACE/NAME.
+	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Ports of TCP that lead to it.
+	InboundPorts []uint32 `protobuf:"varint,2,rep,packed,name=inbound_ports,json=inboundPorts,proto3" json:"inbound_ports,omitempty"`
+	// Ports, addresses and prefixes, joined by commas, whose connections do not.
+	ExcludeInbound  string `protobuf:"bytes,3,opt,name=exclude_inbound,json=excludeInbound,proto3" json:"exclude_inbound,omitempty"`
+	ExcludeOutbound string `protobuf:"bytes,4,opt,name=exclude_outbound,json=excludeOutbound,proto3" json:"exclude_outbound,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Sidecar) Reset() {
+	*x = Sidecar{}
+	mi := &file_identity_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sidecar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sidecar) ProtoMessage() {}
+
+func (x *Sidecar) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sidecar.ProtoReflect.Descriptor instead.
+func (*Sidecar) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Sidecar) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Sidecar) GetInboundPorts() []uint32 {
+	if x != nil {
+		return x.InboundPorts
+	}
+	return nil
+}
+
+func (x *Sidecar) GetExcludeInbound() string {
+	if x != nil {
+		return x.ExcludeInbound
+	}
+	return ""
+}
+
+func (x *Sidecar) GetExcludeOutbound() string {
+	if x != nil {
+		return x.ExcludeOutbound
+	}
+	return ""
+}
+
 type ExternalRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -244,7 +325,7 @@ type ExternalRequest struct {
 
 func (x *ExternalRequest) Reset() {
 	*x = ExternalRequest{}
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -256,7 +337,7 @@ func (x *ExternalRequest) String() string {
 func (*ExternalRequest) ProtoMessage() {}
 
 func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -269,7 +350,7 @@ func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalRequest.ProtoReflect.Descriptor instead.
 func (*ExternalRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{3}
+	return file_identity_proto_rawDescGZIP(), []int{4}
 }
 
 type ExternalResponse struct {
@@ -282,7 +363,7 @@ type ExternalResponse struct {
 
 func (x *ExternalResponse) Reset() {
 	*x = ExternalResponse{}
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +375,7 @@ func (x *ExternalResponse) String() string {
 func (*ExternalResponse) ProtoMessage() {}
 
 func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +388,7 @@ func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalResponse.ProtoReflect.Descriptor instead.
 func (*ExternalResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{4}
+	return file_identity_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ExternalResponse) GetService() *ExternalCredentials {
@@ -336,7 +417,7 @@ type ExternalCredentials struct {
 
 func (x *ExternalCredentials) Reset() {
 	*x = ExternalCredentials{}
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -348,7 +429,7 @@ func (x *ExternalCredentials) String() string {
 func (*ExternalCredentials) ProtoMessage() {}
 
 func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -361,7 +442,7 @@ func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalCredentials.ProtoReflect.Descriptor instead.
 func (*ExternalCredentials) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{5}
+	return file_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExternalCredentials) GetNamespace() string {
@@ -426,7 +507,7 @@ type IntermediateRequest struct {
 
 func (x *IntermediateRequest) Reset() {
 	*x = IntermediateRequest{}
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +519,7 @@ func (x *IntermediateRequest) String() string {
 func (*IntermediateRequest) ProtoMessage() {}
 
 func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +532,7 @@ func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
 func (*IntermediateRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{6}
+	return file_identity_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *IntermediateRequest) GetMesh() string {
@@ -487,7 +568,7 @@ type IntermediateResponse struct {
 
 func (x *IntermediateResponse) Reset() {
 	*x = IntermediateResponse{}
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -499,7 +580,7 @@ func (x *IntermediateResponse) String() string {
 func (*IntermediateResponse) ProtoMessage() {}
 
 func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -512,7 +593,7 @@ func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
 func (*IntermediateResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{7}
+	return file_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *IntermediateResponse) GetChain() [][]byte {
@@ -540,7 +621,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +633,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +646,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{8}
+	return file_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FollowRequest) GetAcknowledgements() []*Acknowledgement {
@@ -585,7 +666,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +678,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +691,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{9}
+	return file_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FollowResponse) GetMeshes() []*MeshAuthorities {
@@ -638,7 +719,7 @@ type MeshAuthorities struct {
 
 func (x *MeshAuthorities) Reset() {
 	*x = MeshAuthorities{}
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +731,7 @@ func (x *MeshAuthorities) String() string {
 func (*MeshAuthorities) ProtoMessage() {}
 
 func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +744,7 @@ func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeshAuthorities.ProtoReflect.Descriptor instead.
 func (*MeshAuthorities) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{10}
+	return file_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MeshAuthorities) GetMesh() string {
@@ -721,7 +802,7 @@ type TrustedAuthority struct {
 
 func (x *TrustedAuthority) Reset() {
 	*x = TrustedAuthority{}
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +814,7 @@ func (x *TrustedAuthority) String() string {
 func (*TrustedAuthority) ProtoMessage() {}
 
 func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +827,7 @@ func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustedAuthority.ProtoReflect.Descriptor instead.
 func (*TrustedAuthority) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{11}
+	return file_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TrustedAuthority) GetId() string {
@@ -795,7 +876,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +888,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +901,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{12}
+	return file_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IssueRequest) GetSubject() isIssueRequest_Subject {
@@ -897,7 +978,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +990,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1003,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{13}
+	return file_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -949,7 +1030,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1042,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1055,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{14}
+	return file_identity_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Node) GetMesh() string {
@@ -995,7 +1076,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1088,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1101,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{15}
+	return file_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Gateway) GetMesh() string {
@@ -1051,7 +1132,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1144,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1157,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{16}
+	return file_identity_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *IssueResponse) GetChain() [][]byte {
@@ -1110,7 +1191,7 @@ type TrustRequest struct {
 
 func (x *TrustRequest) Reset() {
 	*x = TrustRequest{}
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1203,7 @@ func (x *TrustRequest) String() string {
 func (*TrustRequest) ProtoMessage() {}
 
 func (x *TrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1216,7 @@ func (x *TrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustRequest.ProtoReflect.Descriptor instead.
 func (*TrustRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{17}
+	return file_identity_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TrustRequest) GetAcknowledgements() []*Acknowledgement {
@@ -1160,7 +1241,7 @@ type Acknowledgement struct {
 
 func (x *Acknowledgement) Reset() {
 	*x = Acknowledgement{}
-	mi := &file_identity_proto_msgTypes[18]
+	mi := &file_identity_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1253,7 @@ func (x *Acknowledgement) String() string {
 func (*Acknowledgement) ProtoMessage() {}
 
 func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[18]
+	mi := &file_identity_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1266,7 @@ func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledgement.ProtoReflect.Descriptor instead.
 func (*Acknowledgement) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{18}
+	return file_identity_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Acknowledgement) GetMesh() string {
@@ -1222,7 +1303,7 @@ type TrustResponse struct {
 
 func (x *TrustResponse) Reset() {
 	*x = TrustResponse{}
-	mi := &file_identity_proto_msgTypes[19]
+	mi := &file_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1315,7 @@ func (x *TrustResponse) String() string {
 func (*TrustResponse) ProtoMessage() {}
 
 func (x *TrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[19]
+	mi := &file_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1328,7 @@ func (x *TrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustResponse.ProtoReflect.Descriptor instead.
 func (*TrustResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{19}
+	return file_identity_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TrustResponse) GetBundles() []*Bundle {
@@ -1285,7 +1366,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_identity_proto_msgTypes[20]
+	mi := &file_identity_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1378,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[20]
+	mi := &file_identity_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1391,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{20}
+	return file_identity_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Bundle) GetMesh() string {
@@ -1369,13 +1450,19 @@ const file_identity_proto_rawDesc = "" +
 	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\x10\n" +
 	"\x0eMembersRequest\"H\n" +
 	"\x0fMembersResponse\x125\n" +
-	"\amembers\x18\x01 \x03(\v2\x1b.proxima.identity.v1.MemberR\amembers\"\x95\x01\n" +
+	"\amembers\x18\x01 \x03(\v2\x1b.proxima.identity.v1.MemberR\amembers\"\xcd\x01\n" +
 	"\x06Member\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
 	"\x0fservice_account\x18\x03 \x01(\tR\x0eserviceAccount\x12\x12\n" +
 	"\x04mesh\x18\x04 \x01(\tR\x04mesh\x12\x1c\n" +
-	"\taddresses\x18\x05 \x03(\tR\taddresses\"\x11\n" +
+	"\taddresses\x18\x05 \x03(\tR\taddresses\x126\n" +
+	"\asidecar\x18\x06 \x01(\v2\x1c.proxima.identity.v1.SidecarR\asidecar\"\x9b\x01\n" +
+	"\aSidecar\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12#\n" +
+	"\rinbound_ports\x18\x02 \x03(\rR\finboundPorts\x12'\n" +
+	"\x0fexclude_inbound\x18\x03 \x01(\tR\x0eexcludeInbound\x12)\n" +
+	"\x10exclude_outbound\x18\x04 \x01(\tR\x0fexcludeOutbound\"\x11\n" +
 	"\x0fExternalRequest\"V\n" +
 	"\x10ExternalResponse\x12B\n" +
 	"\aservice\x18\x01 \x01(\v2(.proxima.identity.v1.ExternalCredentialsR\aservice\"\xcb\x01\n" +
@@ -1482,60 +1569,62 @@ func file_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_identity_proto_goTypes = []any{
 	(Gateway_Role)(0),            // 0: proxima.identity.v1.Gateway.Role
 	(*MembersRequest)(nil),       // 1: proxima.identity.v1.MembersRequest
 	(*MembersResponse)(nil),      // 2: proxima.identity.v1.MembersResponse
 	(*Member)(nil),               // 3: proxima.identity.v1.Member
-	(*ExternalRequest)(nil),      // 4: proxima.identity.v1.ExternalRequest
-	(*ExternalResponse)(nil),     // 5: proxima.identity.v1.ExternalResponse
-	(*ExternalCredentials)(nil),  // 6: proxima.identity.v1.ExternalCredentials
-	(*IntermediateRequest)(nil),  // 7: proxima.identity.v1.IntermediateRequest
-	(*IntermediateResponse)(nil), // 8: proxima.identity.v1.IntermediateResponse
-	(*FollowRequest)(nil),        // 9: proxima.identity.v1.FollowRequest
-	(*FollowResponse)(nil),       // 10: proxima.identity.v1.FollowResponse
-	(*MeshAuthorities)(nil),      // 11: proxima.identity.v1.MeshAuthorities
-	(*TrustedAuthority)(nil),     // 12: proxima.identity.v1.TrustedAuthority
-	(*IssueRequest)(nil),         // 13: proxima.identity.v1.IssueRequest
-	(*Workload)(nil),             // 14: proxima.identity.v1.Workload
-	(*Node)(nil),                 // 15: proxima.identity.v1.Node
-	(*Gateway)(nil),              // 16: proxima.identity.v1.Gateway
-	(*IssueResponse)(nil),        // 17: proxima.identity.v1.IssueResponse
-	(*TrustRequest)(nil),         // 18: proxima.identity.v1.TrustRequest
-	(*Acknowledgement)(nil),      // 19: proxima.identity.v1.Acknowledgement
-	(*TrustResponse)(nil),        // 20: proxima.identity.v1.TrustResponse
-	(*Bundle)(nil),               // 21: proxima.identity.v1.Bundle
+	(*Sidecar)(nil),              // 4: proxima.identity.v1.Sidecar
+	(*ExternalRequest)(nil),      // 5: proxima.identity.v1.ExternalRequest
+	(*ExternalResponse)(nil),     // 6: proxima.identity.v1.ExternalResponse
+	(*ExternalCredentials)(nil),  // 7: proxima.identity.v1.ExternalCredentials
+	(*IntermediateRequest)(nil),  // 8: proxima.identity.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 9: proxima.identity.v1.IntermediateResponse
+	(*FollowRequest)(nil),        // 10: proxima.identity.v1.FollowRequest
+	(*FollowResponse)(nil),       // 11: proxima.identity.v1.FollowResponse
+	(*MeshAuthorities)(nil),      // 12: proxima.identity.v1.MeshAuthorities
+	(*TrustedAuthority)(nil),     // 13: proxima.identity.v1.TrustedAuthority
+	(*IssueRequest)(nil),         // 14: proxima.identity.v1.IssueRequest
+	(*Workload)(nil),             // 15: proxima.identity.v1.Workload
+	(*Node)(nil),                 // 16: proxima.identity.v1.Node
+	(*Gateway)(nil),              // 17: proxima.identity.v1.Gateway
+	(*IssueResponse)(nil),        // 18: proxima.identity.v1.IssueResponse
+	(*TrustRequest)(nil),         // 19: proxima.identity.v1.TrustRequest
+	(*Acknowledgement)(nil),      // 20: proxima.identity.v1.Acknowledgement
+	(*TrustResponse)(nil),        // 21: proxima.identity.v1.TrustResponse
+	(*Bundle)(nil),               // 22: proxima.identity.v1.Bundle
 }
 var file_identity_proto_depIdxs = []int32{
 	3,  // 0: proxima.identity.v1.MembersResponse.members:type_name -> proxima.identity.v1.Member
-	6,  // 1: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
-	19, // 2: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	11, // 3: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
-	12, // 4: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
-	14, // 5: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
-	15, // 6: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
-	16, // 7: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
-	0,  // 8: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
-	19, // 9: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	21, // 10: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
-	13, // 11: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
-	18, // 12: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
-	4,  // 13: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
-	1,  // 14: proxima.identity.v1.Identity.Members:input_type -> proxima.identity.v1.MembersRequest
-	7,  // 15: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
-	9,  // 16: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
-	17, // 17: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
-	20, // 18: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
-	5,  // 19: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
-	2,  // 20: proxima.identity.v1.Identity.Members:output_type -> proxima.identity.v1.MembersResponse
-	8,  // 21: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
-	10, // 22: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
-	17, // [17:23] is the sub-list for method output_type
-	11, // [11:17] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	4,  // 1: proxima.identity.v1.Member.sidecar:type_name -> proxima.identity.v1.Sidecar
+	7,  // 2: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
+	20, // 3: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	12, // 4: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
+	13, // 5: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
+	15, // 6: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
+	16, // 7: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
+	17, // 8: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
+	0,  // 9: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
+	20, // 10: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	22, // 11: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
+	14, // 12: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
+	19, // 13: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
+	5,  // 14: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
+	1,  // 15: proxima.identity.v1.Identity.Members:input_type -> proxima.identity.v1.MembersRequest
+	8,  // 16: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
+	10, // 17: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
+	18, // 18: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
+	21, // 19: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
+	6,  // 20: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
+	2,  // 21: proxima.identity.v1.Identity.Members:output_type -> proxima.identity.v1.MembersResponse
+	9,  // 22: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
+	11, // 23: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
+	18, // [18:24] is the sub-list for method output_type
+	12, // [12:18] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_identity_proto_init() }
@@ -1543,7 +1632,7 @@ func file_identity_proto_init() {
 	if File_identity_proto != nil {
 		return
 	}
-	file_identity_proto_msgTypes[12].OneofWrappers = []any{
+	file_identity_proto_msgTypes[13].OneofWrappers = []any{
 		(*IssueRequest_Workload)(nil),
 		(*IssueRequest_Node)(nil),
 		(*IssueRequest_Gateway)(nil),
@@ -1554,7 +1643,7 @@ func file_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_proto_rawDesc), len(file_identity_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

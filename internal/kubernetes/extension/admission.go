@@ -62,7 +62,10 @@ func NewAdmission(kinds []*resource.Descriptor, allow func(context.Context, Writ
 }
 
 // ServeHTTP implements http.Handler.
-func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) { serveReview(w, r, a.Review) }
+
+// serveReview answers a review by a function, whose error means that it is none.
+func serveReview(w http.ResponseWriter, r *http.Request, review func(context.Context, []byte) (*admissionv1.AdmissionReview, error)) {
 	if r.Method != http.MethodPost {
 		http.Error(w, "only POST is answered here", http.StatusMethodNotAllowed)
 		return
@@ -72,7 +75,7 @@ func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "read the review: "+err.Error(), http.StatusRequestEntityTooLarge)
 		return
 	}
-	answer, err := a.Review(r.Context(), body)
+	answer, err := review(r.Context(), body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -84,19 +87,28 @@ func (a *Admission) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Review answers an AdmissionReview in JSON. An error means that it is none. It blocks as long as
 // allow does.
 func (a *Admission) Review(ctx context.Context, body []byte) (*admissionv1.AdmissionReview, error) {
+	review, err := parseReview(body)
+	if err != nil {
+		return nil, err
+	}
+	answer := &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: a.decide(ctx, review.Request)}
+	answer.Response.UID = review.Request.UID
+	return answer, nil
+}
+
+// parseReview reads a request, within the limits.
+func parseReview(body []byte) (*admissionv1.AdmissionReview, error) {
 	if _, err := payload.JSON(body, reviewLimits); err != nil {
 		return nil, fmt.Errorf("the review is too large: %w", err)
 	}
-	var review admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &review); err != nil {
+	review := &admissionv1.AdmissionReview{}
+	if err := json.Unmarshal(body, review); err != nil {
 		return nil, fmt.Errorf("the body is no AdmissionReview: %w", err)
 	}
 	if review.Request == nil || review.GroupVersionKind() != admissionv1.SchemeGroupVersion.WithKind("AdmissionReview") {
 		return nil, errors.New("the body is no request of an AdmissionReview of admission.k8s.io/v1")
 	}
-	answer := &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: a.decide(ctx, review.Request)}
-	answer.Response.UID = review.Request.UID
-	return answer, nil
+	return review, nil
 }
 
 func (a *Admission) decide(ctx context.Context, req *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {

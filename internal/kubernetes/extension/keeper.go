@@ -47,6 +47,14 @@ func WebhookTarget(name string) Target {
 	}
 }
 
+// MutatingTarget is the configuration of the webhook that adds sidecars.
+func MutatingTarget(name string) Target {
+	return Target{
+		schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"},
+		"MutatingWebhookConfiguration", name,
+	}
+}
+
 // APIServiceTarget is the registration of the aggregated API.
 func APIServiceTarget() Target {
 	return Target{

@@ -321,3 +321,40 @@ func TestReasons(t *testing.T) {
 		}
 	}
 }
+
+// TestSidecars: with them the API server asks about Pods alone, of namespaces or Pods that ask for it, and
+// lets them through while nobody answers; agents get one capability more; without them nothing of it is there.
+func TestSidecars(t *testing.T) {
+	all := render(t, "zone", "sidecar.enabled=true")
+	hooks := object[admissionregistrationv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration", "proxima").Webhooks
+	if len(hooks) != 4 {
+		t.Fatalf("%d webhooks", len(hooks))
+	}
+	for _, h := range hooks {
+		rule, namespaces := h.Rules[0], h.NamespaceSelector.MatchExpressions
+		asked := h.ObjectSelector != nil && len(h.ObjectSelector.MatchExpressions) == 1 || len(namespaces) == 2
+		if *h.FailurePolicy != admissionregistrationv1.Ignore || len(h.Rules) != 1 || !slices.Equal(rule.Resources, []string{"pods"}) ||
+			!slices.Equal(rule.Operations, []admissionregistrationv1.OperationType{admissionregistrationv1.Create}) || !asked ||
+			!slices.Equal(namespaces[0].Values, []string{"kube-system", manifests.Namespace}) {
+			t.Errorf("%s: %+v", h.Name, h)
+		}
+	}
+	agent := object[appsv1.DaemonSet](t, all, "DaemonSet", "proxima-agent").Spec.Template.Spec.Containers[0]
+	if !slices.Equal(agent.SecurityContext.Capabilities.Add, []corev1.Capability{"NET_ADMIN", "SYS_ADMIN"}) || !slices.Contains(agent.Args, "--pod-namespaces=/run/netns") {
+		t.Errorf("agent: %+v, %q", agent.SecurityContext, agent.Args)
+	}
+	plane := object[appsv1.Deployment](t, all, "Deployment", "proxima").Spec.Template.Spec.Containers[0]
+	if !slices.ContainsFunc(plane.Args, func(a string) bool { return strings.HasPrefix(a, `--sidecar-resources={"limits":{"memory":"512Mi"}`) }) {
+		t.Errorf("control plane: %q", plane.Args)
+	}
+	without := summary(render(t, "zone"))
+	if slices.ContainsFunc(without, func(s string) bool { return strings.HasPrefix(s, "Mutating") || strings.Contains(s, "sidecar") }) {
+		t.Errorf("off: %q", without)
+	}
+	for _, wrong := range [][2]string{{"kube-proxy-replacement", "webhook.enabled=true"}, {"zone", "webhook.enabled=false"}} {
+		_, err := manifests.Render(manifests.Options{Preset: wrong[0], Set: append(slices.Clone(needed[wrong[0]]), "sidecar.enabled=true", wrong[1])})
+		if err == nil || !strings.Contains(err.Error(), "sidecar.enabled: ") {
+			t.Errorf("%v: %v", wrong, err)
+		}
+	}
+}

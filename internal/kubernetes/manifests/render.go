@@ -128,7 +128,8 @@ func functions(all *template.Template) template.FuncMap {
 			pad := strings.Repeat(" ", spaces)
 			return "\n" + pad + strings.ReplaceAll(text, "\n", "\n"+pad)
 		},
-		"quote": func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
+		"replace": func(old, with, text string) string { return strings.ReplaceAll(text, old, with) },
+		"quote":   func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
 		"default": func(missing, v any) any {
 			if empty(v) {
 				return missing

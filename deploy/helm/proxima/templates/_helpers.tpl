@@ -22,6 +22,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- define "proxima.sidecarImage" -}}
+{{- if .Values.sidecar.image.digest -}}
+{{ .Values.sidecar.image.repository }}@{{ .Values.sidecar.image.digest }}
+{{- else -}}
+{{ .Values.sidecar.image.repository }}:{{ default .Chart.AppVersion .Values.sidecar.image.tag }}
+{{- end -}}
+{{- end -}}
+
 {{- /* Mistakes that the schema cannot say. */ -}}
 {{- define "proxima.check" -}}
 {{- $preset := include "proxima.preset" . | fromYaml -}}
@@ -33,6 +41,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- if and .Values.aggregatedAPI.enabled (not .Values.webhook.enabled) -}}
 {{- fail "aggregatedAPI.enabled: it has the certificate of the webhook: --set webhook.enabled=true" -}}
+{{- end -}}
+{{- if .Values.sidecar.enabled -}}
+{{- if ne $preset.role "zone" -}}
+{{- fail (printf "sidecar.enabled: preset %s has no meshes with certificates, which sidecars need: --set preset=zone" .Values.preset) -}}
+{{- end -}}
+{{- if not .Values.webhook.enabled -}}
+{{- fail "sidecar.enabled: they are added by a webhook: --set webhook.enabled=true" -}}
+{{- end -}}
 {{- end -}}
 {{- if eq $preset.role "zone" -}}
 {{- if not .Values.zone.name -}}

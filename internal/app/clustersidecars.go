@@ -1,0 +1,100 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/proxima-mesh/proxima/internal/admin"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/kubernetes/inject"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+)
+
+// proxyKinds are what a control plane in a cluster follows in addition, where Pods have sidecars.
+// Routes of the Gateway API are not among them: its definitions are not those of every cluster.
+func proxyKinds() []*resource.Descriptor {
+	return []*resource.Descriptor{kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch}
+}
+
+// newProxies serves the sidecars of Pods, and their certificates. It blocks for a request to the
+// cluster: where its virtual addresses are.
+func (p *clusterPlane) newProxies(ctx context.Context, workloads podWorkloads) error {
+	z, cfg := p.zone, p.cfg
+	virtual := clusterVirtualIPs{catalog: p.instance.catalog}
+	if err := virtual.read(ctx, p.cluster); err != nil {
+		return explainCluster(cfg.Cluster, err)
+	}
+	if virtual.ranges != nil {
+		cfg.ServiceCIDRs = virtual.ranges
+	}
+	var err error
+	z.proxies, err = newProxies(cfg, p.storage, p.api, p.instance, z.identities, z.insights, p.log)
+	if err == nil && z.proxies != nil {
+		z.identities.servePods(z.proxies, workloads, p.reviewer(), string(cfg.site()))
+	}
+	return err
+}
+
+// sidecarComponents run where Pods have sidecars.
+func (p *clusterPlane) sidecarComponents() []component {
+	if p.zone.proxies == nil {
+		return nil
+	}
+	return []component{
+		{Name: "certificates of pods that are gone", Run: p.zone.identities.forgetPods},
+		{Name: "status of policies", Scope: leader, Run: p.leader.runPolicyStatus},
+	}
+}
+
+// inject answers what is added to a Pod that is created.
+func (p *clusterPlane) inject(_ context.Context, pod *corev1.Pod) (inject.Result, error) {
+	if !p.instance.catalog.Synced() {
+		return inject.Result{}, errors.New("the control plane is still reading the cluster: create the Pod again")
+	}
+	namespace, _ := p.instance.catalog.Snapshot().Namespaces.Get(resource.Key{Name: pod.Namespace})
+	mesh := kind.PodMesh(pod, namespace)
+	c := *p.cfg.Injection
+	c.Site, c.Authorities = string(p.cfg.site()), p.storage.ca.PEM()
+	if c.Server == "" {
+		c.Server = net.JoinHostPort("proxima."+p.cfg.Namespace+".svc", portOf(p.zone.proxies.listener.Addr()))
+	}
+	result, err := c.Patch(pod, namespace, mesh)
+	if err != nil || len(result.Patch) == 0 {
+		return result, err
+	}
+	if _, ok := p.zone.identities.mesh(mesh); !ok {
+		return inject.Result{}, fmt.Errorf("mesh %s has no certificates (spec.mtls), without which a sidecar does not start", mesh)
+	}
+	return result, nil
+}
+
+// runsHere reports whether a replica of this control plane runs: it is a Pod of that name.
+func (p *clusterPlane) runsHere(instance string) bool {
+	pod, ok := p.instance.catalog.Snapshot().Pods.Get(resource.Key{Namespace: p.cfg.Namespace, Name: instance})
+	return ok && pod.Status.Phase != corev1.PodFailed && pod.Status.Phase != corev1.PodSucceeded
+}
+
+// sidecars sums up the proxies of Pods, and those that are missing; nil: they are not served.
+func (z *clusterZone) sidecars(tables *catalog.Snapshot) *admin.ProxiesStatus {
+	out := z.proxies.status()
+	if out == nil {
+		return nil
+	}
+	for key, pod := range tables.Pods.All() {
+		namespace, _ := tables.Namespaces.Get(resource.Key{Name: key.Namespace})
+		if inject.Missing(pod, namespace) {
+			out.Missing++
+			if len(out.Without) < admin.MaxProxyRejections {
+				out.Without = append(out.Without, key.String())
+			}
+		}
+	}
+	slices.Sort(out.Without)
+	return out
+}
