@@ -26,6 +26,16 @@ const (
 	// ProxyStatsPath answers its metrics, in the text format of Prometheus.
 	ProxyStatsPath = proxyPrefix + string(ProxyStats)
 
+	// ProxyStatusPath answers for the proxy of a Dataplane: its stream and its supervisor, as a
+	// ProxyState.
+	ProxyStatusPath = proxyPrefix + string(ProxyStatus)
+	// ProxyDiffPath answers what the proxy of a Dataplane was sent, beside what it holds, as a
+	// ProxyDifference.
+	ProxyDiffPath = proxyPrefix + string(ProxyDiff)
+	// ProxyLoggingPath answers the log levels of the proxy of a Dataplane, as Envoy's text. POST
+	// changes them first, query: level, LEVEL or LOGGER=LEVEL.
+	ProxyLoggingPath = proxyPrefix + string(ProxyLogging)
+
 	// ProxyConnectionsPath answers how many connections are open at the endpoints of a node's
 	// workloads, as a NodeConnections. Not at global.
 	ProxyConnectionsPath = proxyPrefix + string(ProxyConnections)
@@ -35,7 +45,9 @@ const (
 
 // ProxyPaths are the paths above.
 func ProxyPaths() []string {
-	return []string{ProxyConfigPath, ProxyClustersPath, ProxyStatsPath, ProxyConnectionsPath}
+	return []string{
+		ProxyConfigPath, ProxyClustersPath, ProxyStatsPath, ProxyStatusPath, ProxyDiffPath, ProxyLoggingPath, ProxyConnectionsPath,
+	}
 }
 
 // proxyTimeout bounds a call with all its hops.
@@ -49,6 +61,9 @@ const (
 	ProxyConfig   ProxyQuestion = "config"
 	ProxyClusters ProxyQuestion = "clusters"
 	ProxyStats    ProxyQuestion = "stats"
+	ProxyStatus   ProxyQuestion = "status"
+	ProxyDiff     ProxyQuestion = "diff"
+	ProxyLogging  ProxyQuestion = "logging"
 
 	ProxyConnections ProxyQuestion = "connections"
 )
@@ -59,8 +74,10 @@ type ProxyCall struct {
 	// Zone; empty: that of the control plane that is asked.
 	Zone string
 	// Name of a node, ingress or egress or, with a Namespace, of a Dataplane, for which the
-	// agent of its node answers.
+	// supervisor of its proxy answers or, where it has none, the agent of its node.
 	Namespace, Name string
+	// Level of ProxyLogging is what is changed; empty: nothing is.
+	Level string
 }
 
 // Proxies asks agents and gateways.
@@ -73,7 +90,7 @@ type Proxies interface {
 // path and query by which another instance is asked.
 func (c ProxyCall) uri() string {
 	q := url.Values{"name": {c.Name}}
-	for key, value := range map[string]string{"zone": c.Zone, "namespace": c.Namespace} {
+	for key, value := range map[string]string{"zone": c.Zone, "namespace": c.Namespace, "level": c.Level} {
 		if value != "" {
 			q.Set(key, value)
 		}
@@ -81,10 +98,19 @@ func (c ProxyCall) uri() string {
 	return proxyPrefix + string(c.Question) + "?" + q.Encode()
 }
 
+// method by which another instance is asked: a change is no GET.
+func (c ProxyCall) method() string {
+	if c.Level != "" {
+		return http.MethodPost
+	}
+	return http.MethodGet
+}
+
 func withProxies(c Config, handlers map[string]http.Handler, more ...ProxyQuestion) map[string]http.Handler {
-	for _, q := range append([]ProxyQuestion{ProxyConfig, ProxyClusters, ProxyStats}, more...) {
+	for _, q := range append([]ProxyQuestion{ProxyConfig, ProxyClusters, ProxyStats, ProxyStatus, ProxyDiff}, more...) {
 		handlers[proxyPrefix+string(q)] = get(proxyHandler{c, q})
 	}
+	handlers[ProxyLoggingPath] = proxyHandler{c, ProxyLogging}
 	return handlers
 }
 
@@ -97,9 +123,11 @@ type proxyHandler struct {
 func (h proxyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	call := ProxyCall{Question: h.question, Zone: q.Get("zone"), Namespace: q.Get("namespace"), Name: q.Get("name")}
-	if call.Name == "" {
-		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest,
-			errors.New("name: give that of a node, ingress or egress, or of a Dataplane"))
+	if h.question == ProxyLogging {
+		call.Level = q.Get("level")
+	}
+	if wrong := call.check(r.Method); wrong != nil {
+		refuse(w, wrong.http, wrong.reason, wrong.err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), proxyTimeout)
@@ -112,11 +140,37 @@ func (h proxyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuseStatus(w, err)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		if h.question == ProxyStats {
+		switch h.question {
+		case ProxyStats:
 			w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		case ProxyLogging:
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		}
 		_, _ = w.Write(body) // the client has gone, if it fails
 	}
+}
+
+// wrongCall is why a request is not passed on.
+type wrongCall struct {
+	http   int
+	reason metav1.StatusReason
+	err    error
+}
+
+// check a call that came by a method of HTTP; nil: it is fine.
+func (c ProxyCall) check(method string) *wrongCall {
+	ofProxy := c.Question == ProxyStatus || c.Question == ProxyDiff || c.Question == ProxyLogging
+	switch {
+	case c.Name == "":
+		return &wrongCall{http.StatusBadRequest, metav1.StatusReasonBadRequest,
+			errors.New("name: give that of a node, ingress or egress, or of a Dataplane")}
+	case ofProxy && c.Namespace == "":
+		return &wrongCall{http.StatusBadRequest, metav1.StatusReasonBadRequest, errors.New("namespace: give that of a Dataplane with a proxy")}
+	case c.Question == ProxyLogging && method != c.method():
+		return &wrongCall{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
+			errors.New("log levels are read by GET without a level, and changed by POST with one")}
+	}
+	return nil
 }
 
 // ofCode are the answers for codes of gRPC; others are internal errors.
@@ -148,7 +202,7 @@ func refuseStatus(w http.ResponseWriter, err error) {
 // cannot, with err, as it does not have the stream. instances may be nil. Its errors are gRPC
 // statuses.
 func CallElsewhere(ctx context.Context, instances Instances, log *slog.Logger, call ProxyCall, err error) ([]byte, error) {
-	passed, notHere := others{instances, log}.ask(ctx, http.MethodGet, call.uri(), nil)
+	passed, notHere := others{instances, log}.ask(ctx, call.method(), call.uri(), nil)
 	if passed == nil {
 		return nil, status.Error(codes.Unavailable, notHere.explain(err).Error())
 	}

@@ -29,6 +29,8 @@ import (
 //
 //	any instance ─► the one with the zone's stream ─► zone's leader ─► the one with the agent's stream ─► agent
 //	            (API)                           (stream.Global)   (API)                      (witness.Server)
+//
+// For a Dataplane with a proxy its supervisor answers: see proxycalls.go.
 
 // agentCalls asks the agents that have a stream to this instance. It implements
 // admin.Proxies for a control plane with agents.
@@ -36,6 +38,7 @@ type agentCalls struct {
 	// zone of this control plane, and the name of this instance.
 	zone, instance string
 	heartbeat      *witness.Server
+	proxies        *proxies // nil: they are not served
 	catalog        *catalog.Catalog
 	others         admin.Instances // nil: there are none
 	log            *slog.Logger
@@ -50,6 +53,9 @@ var questions = []struct {
 	{admin.ProxyConfig, witnessv1.CallKind_CALL_KIND_CONFIG, federationv1.CallKind_CALL_KIND_CONFIG_DUMP},
 	{admin.ProxyClusters, witnessv1.CallKind_CALL_KIND_CLUSTERS, federationv1.CallKind_CALL_KIND_CLUSTERS},
 	{admin.ProxyStats, witnessv1.CallKind_CALL_KIND_STATS, federationv1.CallKind_CALL_KIND_STATS},
+	{admin.ProxyStatus, witnessv1.CallKind_CALL_KIND_UNSPECIFIED, federationv1.CallKind_CALL_KIND_PROXY_STATUS},
+	{admin.ProxyDiff, witnessv1.CallKind_CALL_KIND_UNSPECIFIED, federationv1.CallKind_CALL_KIND_PROXY_DIFF},
+	{admin.ProxyLogging, witnessv1.CallKind_CALL_KIND_UNSPECIFIED, federationv1.CallKind_CALL_KIND_PROXY_LOGGING},
 	{admin.ProxyConnections, witnessv1.CallKind_CALL_KIND_CONNECTIONS, federationv1.CallKind_CALL_KIND_UNSPECIFIED},
 }
 
@@ -59,15 +65,23 @@ func (c *agentCalls) Call(ctx context.Context, call admin.ProxyCall) ([]byte, er
 		return nil, status.Errorf(codes.InvalidArgument, "this is the control plane of zone %s: ask that of zone %s, or global",
 			c.zone, call.Zone)
 	}
-	node, err := c.nodeOf(call)
-	if err != nil {
-		return nil, err
+	if call.Namespace != "" {
+		if body, err := c.proxy(ctx, call); !errors.Is(err, errNoProxy) {
+			return body, err
+		}
 	}
+	node, err := c.nodeOf(call)
 	kind := witnessv1.CallKind_CALL_KIND_UNSPECIFIED
 	for _, q := range questions {
 		if q.question == call.Question {
 			kind = q.agent
 		}
+	}
+	switch {
+	case kind == witnessv1.CallKind_CALL_KIND_UNSPECIFIED && status.Code(err) != codes.NotFound && status.Code(err) != codes.Unavailable:
+		return nil, status.Errorf(codes.FailedPrecondition, "Dataplane %s/%s: %v", call.Namespace, call.Name, errNoProxy)
+	case err != nil:
+		return nil, err
 	}
 	var about []byte
 	if kind == witnessv1.CallKind_CALL_KIND_CONNECTIONS {
@@ -116,7 +130,7 @@ func (c *agentCalls) endpointsOf(node string) ([]byte, error) {
 
 // answer a call of global. It is a stream.CallHandler.
 func (c *agentCalls) answer(ctx context.Context, call *federationv1.Call) ([]byte, error) {
-	in := admin.ProxyCall{Namespace: call.GetNamespace(), Name: call.GetName()}
+	in := admin.ProxyCall{Namespace: call.GetNamespace(), Name: call.GetName(), Level: string(call.GetBody())}
 	for _, q := range questions {
 		if q.zone == call.GetKind() && q.zone != federationv1.CallKind_CALL_KIND_UNSPECIFIED {
 			in.Question = q.question
@@ -138,7 +152,7 @@ func (g *global) Call(ctx context.Context, call admin.ProxyCall) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	out := &federationv1.Call{Target: federationv1.TargetKind_TARGET_KIND_NODE, Namespace: call.Namespace, Name: call.Name}
+	out := &federationv1.Call{Target: federationv1.TargetKind_TARGET_KIND_NODE, Namespace: call.Namespace, Name: call.Name, Body: []byte(call.Level)}
 	if call.Namespace != "" {
 		out.Target = federationv1.TargetKind_TARGET_KIND_DATAPLANE
 	}

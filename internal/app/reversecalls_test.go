@@ -28,6 +28,12 @@ import (
 // of the refusal. token is that of the user; empty: the admin of the kubeconfig.
 func (p *plane) proxy(path, token string, query ...string) (int, string) {
 	p.t.Helper()
+	return p.proxyBy(http.MethodGet, path, token, query...)
+}
+
+// proxyBy is proxy by another method.
+func (p *plane) proxyBy(method, path, token string, query ...string) (int, string) {
+	p.t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.cfg.DataDir, "kubeconfig"))
 	if err != nil {
 		p.t.Fatal(err)
@@ -44,7 +50,11 @@ func (p *plane) proxy(path, token string, query ...string) (int, string) {
 	for i := 0; i < len(query); i += 2 {
 		q.Set(query[i], query[i+1])
 	}
-	resp, err := client.Get(cfg.Host + path + "?" + q.Encode())
+	r, err := http.NewRequestWithContext(p.t.Context(), method, cfg.Host+path+"?"+q.Encode(), http.NoBody)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp, err := client.Do(r)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -85,6 +95,7 @@ func TestReverseCalls(t *testing.T) {
 	t.Cleanup(func() { ofGlobal.Close(); ofZone.Close() })
 	globalKey, zoneKey := clusterKey(t), clusterKey(t)
 	var globals, zone []*plane
+	var proxyPort int
 	for range 2 {
 		globals = append(globals, startPlane(t, several(planeConfig(t, RoleGlobal), globalKey), ofGlobal))
 	}
@@ -97,6 +108,8 @@ func TestReverseCalls(t *testing.T) {
 	for range 2 {
 		cfg := several(s.zoneConfig("a", "a"), zoneKey)
 		cfg.Global = globals[0].global.api.address.String()
+		proxyPort = freePort(t)
+		cfg.XDSPort, cfg.XDSPortChosen = proxyPort, true
 		zone = append(zone, startPlane(t, cfg, ofZone))
 		until(t, "zone a is online", func() bool { return s.online("a") })
 	}
@@ -161,6 +174,7 @@ func TestReverseCalls(t *testing.T) {
 			t.Errorf("a dry run at instance %d of global: %q", i, got)
 		}
 	}
+	testProxiedCalls(t, planes, zone[1], fmt.Sprintf("127.0.0.1:%d", proxyPort))
 	testProxyAccess(t, globals[0], zone[0])
 	testMissingHops(s, globals, zone, stop)
 }

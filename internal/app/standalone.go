@@ -136,7 +136,8 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	}
 	cp.calls = &agentCalls{
 		zone: string(cfg.site()), instance: instanceName(cp.api.address), heartbeat: cp.instance.heartbeat, catalog: cp.instance.catalog,
-		others: cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
+		proxies: cp.proxies,
+		others:  cp.others.peers(cp.storage.ca), log: cp.log.With("component", "calls"),
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.insights.runs, cp.insights.client = cp.others.runs, cp.leader.client

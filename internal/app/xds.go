@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -325,21 +324,18 @@ func (p *proxies) status() *admin.ProxiesStatus {
 	out := &admin.ProxiesStatus{}
 	for _, s := range p.server.Status() {
 		out.Connected++
-		unanswered, before := 0, len(out.Rejected)
+		unanswered := 0
 		for i := range s.Types {
 			unanswered += s.Types[i].Unanswered
-			for _, r := range s.Types[i].Refused {
-				out.Rejected = append(out.Rejected, admin.ProxyRejection{
-					Dataplane: s.Client.Dataplane.String(), Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name, Reason: r.Reason,
-				})
-			}
 		}
 		if unanswered > 0 {
 			out.Behind++
 		}
-		if len(out.Rejected) > before {
+		rejected := rejectionsOf(s)
+		if len(rejected) > 0 {
 			out.Rejecting++
 		}
+		out.Rejected = append(out.Rejected, rejected...)
 		out.Trim()
 	}
 	return out

@@ -19,23 +19,25 @@ func newProxy(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "proxy",
 		GroupID: "operate",
-		Short:   "Show what an agent, an ingress or an egress has, wherever it runs",
-		Long: `These commands ask the agent of a node, an ingress or an egress by way of its
-control plane, so that they need no access to its machine. At a global control
-plane --zone names the zone that it is in; where there is only one, it may be left
-out. The call takes 5 s at most, and an error names the hop that is missing.
+		Short:   "Show the proxies of workloads, and what agents and gateways have, wherever they run",
+		Long: `These commands ask the proxy of a workload, the agent of a node, an ingress or an
+egress by way of its control plane, so that they need no access to its machine. At a
+global control plane --zone names the zone that it is in; where there is only one, it
+may be left out. The call takes 5 s at most, and an error names the hop that is missing.
 
-NAME is that of the node, ingress or egress. NAMESPACE/NAME is a Dataplane: the
-agent of its node answers. An admin's credentials are needed.`,
+NAMESPACE/NAME is a Dataplane: the supervisor of its proxy answers or, where it has
+none, the agent of its node. NAME is that of a node, ingress or egress. An admin's
+credentials are needed, but for list. Secrets are left out of what is shown.`,
 	}
 	cmd.AddCommand(
-		newProxyQuestion(s, "config NAME|NAMESPACE/NAME", "Print all that it carries, as \"node dump\" does on its machine",
-			"  proxima proxy config node-1\n  proxima proxy config node-1 --zone east -o json", admin.ProxyConfigPath,
-			printDump),
-		newProxyQuestion(s, "clusters NAME|NAMESPACE/NAME", "List its service ports and their endpoints",
-			"  proxima proxy clusters ingress-1 --zone east", admin.ProxyClustersPath, printClusters),
+		newProxyList(s),
+		newProxyStatus(s),
+		newProxyConfig(s),
+		newProxyClusters(s),
 		newProxyStats(s),
+		newProxyLogging(s),
 		newProxyBootstrap(s),
+		newProxyCheck(s),
 	)
 	return cmd
 }
@@ -59,30 +61,69 @@ func addZoneFlag(cmd *cobra.Command, zone *string) {
 	cmd.Flags().StringVar(zone, "zone", "", "zone that it is in, at a global control plane (default: the only one)")
 }
 
-func newProxyQuestion[T any](s *settings, use, short, example, path string, table func(io.Writer, *T) error) *cobra.Command {
+func newProxyConfig(s *settings) *cobra.Command {
 	var zone, output string
+	var diff bool
 	cmd := &cobra.Command{
-		Use: use, Short: short, Example: example, Args: cobra.ExactArgs(1),
+		Use:   "config NAME|NAMESPACE/NAME",
+		Short: "Print all that it carries; --diff: what a proxy was sent, beside what it holds",
+		Long: `Config lists the resources of a proxy, as its Envoy has them; -o json or yaml prints
+Envoy's whole dump, without secrets. Of a node, ingress or egress it prints all that it
+carries, as "node dump" does on its machine.
+
+With --diff it lists the resources of a proxy that differ between what the control plane
+has sent and what the proxy has accepted: pending (not accepted yet), rejected (with the
+reason), removed (to be given up, or held without need). -o wide lists the others, too.`,
+		Example: "  proxima proxy config shop/web-1\n  proxima proxy config shop/web-1 --diff\n  proxima proxy config node-1 --zone east -o json",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkFormat(output); err != nil {
-				return err
+			if diff {
+				path, err := dataplanePath(admin.ProxyDiffPath, zone, args[0])
+				if err != nil {
+					return err
+				}
+				return s.answered(cmd.Context(), path, output, func(raw json.RawMessage) error {
+					return decoded(raw, func(d *admin.ProxyDifference) error { return printDifference(s.io.Out, d, output == "wide") })
+				})
 			}
-			path, err := proxyPath(path, zone, args[0])
+			path, err := proxyPath(admin.ProxyConfigPath, zone, args[0])
 			if err != nil {
 				return err
 			}
-			var raw json.RawMessage
-			if err := s.call(cmd.Context(), http.MethodGet, path, nil, &raw); err != nil {
+			return s.answered(cmd.Context(), path, output, func(raw json.RawMessage) error {
+				return decoded(raw, func(dump *envoyDump) error {
+					if dump.Configs != nil {
+						return printEnvoyDump(s.io.Out, dump)
+					}
+					return decoded(raw, func(d *admin.NodeDump) error { return printDump(s.io.Out, d) })
+				})
+			})
+		},
+	}
+	addZoneFlag(cmd, &zone)
+	addOutputFlag(cmd.Flags(), &output)
+	cmd.Flags().BoolVar(&diff, "diff", false, "list what differs between what the proxy was sent and what it holds")
+	return cmd
+}
+
+func newProxyClusters(s *settings) *cobra.Command {
+	var zone, output string
+	cmd := &cobra.Command{
+		Use: "clusters NAME|NAMESPACE/NAME", Short: "List its clusters or service ports, and their endpoints",
+		Example: "  proxima proxy clusters shop/web-1\n  proxima proxy clusters ingress-1 --zone east", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, err := proxyPath(admin.ProxyClustersPath, zone, args[0])
+			if err != nil {
 				return err
 			}
-			var value T
-			if err := json.Unmarshal(raw, &value); err != nil {
-				return fmt.Errorf("read the answer: %w", err)
-			}
-			if output == "json" || output == "yaml" {
-				return printValue(s.io.Out, raw, output)
-			}
-			return table(s.io.Out, &value)
+			return s.answered(cmd.Context(), path, output, func(raw json.RawMessage) error {
+				return decoded(raw, func(c *envoyClusters) error {
+					if c.Clusters != nil {
+						return printEnvoyClusters(s.io.Out, c)
+					}
+					return decoded(raw, func(c *admin.NodeClusters) error { return printClusters(s.io.Out, c) })
+				})
+			})
 		},
 	}
 	addZoneFlag(cmd, &zone)
@@ -100,20 +141,20 @@ func newProxyStats(s *settings) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.copyAnswer(cmd.Context(), path)
+			return s.copyAnswer(cmd.Context(), http.MethodGet, path)
 		},
 	}
 	addZoneFlag(cmd, &zone)
 	return cmd
 }
 
-// copyAnswer prints the answer to a GET as it is.
-func (s *settings) copyAnswer(ctx context.Context, path string) error {
+// copyAnswer prints the answer to a request as it is.
+func (s *settings) copyAnswer(ctx context.Context, method, path string) error {
 	cfg, _, err := s.restConfig()
 	if err != nil {
 		return err
 	}
-	resp, err := send(ctx, cfg, http.MethodGet, path, nil)
+	resp, err := send(ctx, cfg, method, path, nil)
 	if err != nil {
 		return explainAPI(cfg, err)
 	}

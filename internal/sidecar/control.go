@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,11 +13,14 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
 	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
+	"github.com/proxima-mesh/proxima/internal/version"
 )
 
 // Status is what the control socket answers at /status.
 type Status struct {
-	Node     string           `json:"node"`
+	Node string `json:"node"`
+	// Version of the supervisor.
+	Version  string           `json:"version"`
 	Ready    string           `json:"ready"` // "true", or why not
 	Draining bool             `json:"draining"`
 	Envoy    supervise.Status `json:"envoy"`
@@ -40,7 +44,7 @@ func (s *Supervisor) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.status(r)) // a client that has gone does not matter
+		_ = json.NewEncoder(w).Encode(s.status(r.Context())) // a client that has gone does not matter
 	})
 	mux.Handle("GET /ready", &supervise.Health{Ready: s.ready})
 	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
@@ -50,9 +54,9 @@ func (s *Supervisor) control() http.Handler {
 	return mux
 }
 
-func (s *Supervisor) status(r *http.Request) Status {
-	out := Status{Node: s.options.Node.ID, Ready: "true", Draining: s.draining.Load(), Envoy: s.envoy.Status(), Relay: s.relay.Status()}
-	if err := s.ready(r.Context()); err != nil {
+func (s *Supervisor) status(ctx context.Context) Status {
+	out := Status{Node: s.options.Node.ID, Version: version.Get().Version, Ready: "true", Draining: s.draining.Load(), Envoy: s.envoy.Status(), Relay: s.relay.Status()}
+	if err := s.ready(ctx); err != nil {
 		out.Ready = err.Error()
 	}
 	if i := s.keeper.Current(); i != nil {

@@ -248,6 +248,7 @@ func (s *Supervisor) prepare(path string) error {
 	}
 	config := relay.Config{
 		Node: o.Node.ID, Servers: o.Servers, TLS: s.keeper.TLS, Start: s.keeper.There(), File: filepath.Join(o.Dir, "state"), Logger: s.logger,
+		Answer: s.answer, Version: version.Get().Version,
 	}
 	if o.Redirect {
 		config.Control = redirect.Control

@@ -18,12 +18,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	sidecarv1 "github.com/proxima-mesh/proxima/api/sidecar/v1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
 	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
@@ -79,7 +82,9 @@ type StreamInfo struct {
 	Variant build.Variant
 	// Version of the client's program, as it says, and Peer its address.
 	Program, Version, Peer string
-	Since                  time.Time
+	// Supervisor is the version of the supervisor, as it says; empty: there is none.
+	Supervisor string
+	Since      time.Time
 }
 
 // Config configures a Server. Builder and Admit are needed.
@@ -109,6 +114,8 @@ type Server struct {
 	wanted chan struct{} // closed by the first client
 	once   sync.Once
 
+	supervisors supervisors
+
 	mu      sync.Mutex
 	streams map[uint64]*stream
 	last    uint64
@@ -123,6 +130,7 @@ func New(c Config) *Server {
 		c.Now = time.Now
 	}
 	s := &Server{config: c, run: rand.Text(), wanted: make(chan struct{}), streams: map[uint64]*stream{}}
+	s.supervisors.server, s.supervisors.of = s, map[catalog.Key]*supervisor{}
 	s.metrics = newMetrics(c.Registerer, s)
 	return s
 }
@@ -131,6 +139,7 @@ func New(c Config) *Server {
 // package delta/stream.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	discovery.RegisterAggregatedDiscoveryServiceServer(r, s)
+	sidecarv1.RegisterCallsServer(r, &s.supervisors)
 	if s.config.LoadReports != nil {
 		loadstats.RegisterLoadReportingServiceServer(r, s.config.LoadReports)
 	}
@@ -199,6 +208,7 @@ func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core
 		server: s, grpc: g, connection: connection, asked: make(chan struct{}, 1),
 		info: StreamInfo{
 			Client: client, Variant: connection.Class.Variant, Program: node.GetUserAgentName(), Version: versionOf(node), Since: s.config.Now(),
+			Supervisor: supervisorOf(g.Context()),
 		},
 	}
 	if p, ok := peer.FromContext(g.Context()); ok && p.Addr != nil {
@@ -256,6 +266,17 @@ func versionOf(n *core.Node) string {
 	return fmt.Sprintf("%d.%d.%d", v.GetMajorNumber(), v.GetMinorNumber(), v.GetPatch())
 }
 
+// supervisorOf a call: its version, by its user agent.
+func supervisorOf(ctx context.Context) string {
+	for _, agent := range metadata.ValueFromIncomingContext(ctx, "user-agent") {
+		if rest, ok := strings.CutPrefix(agent, wire.UserAgent); ok {
+			version, _, _ := strings.Cut(rest, " ")
+			return version
+		}
+	}
+	return ""
+}
+
 func (s *Server) add(st *stream) {
 	c := st.connection.Config
 	c.Report = reporter{st}
@@ -268,7 +289,7 @@ func (s *Server) add(st *stream) {
 	s.config.Log.Info("proxy connected", "client", st.info.Client, "kind", st.info.Variant, "version", st.info.Version, "peer", st.info.Peer)
 	if o := s.config.Observer; o != nil {
 		o.Connected(st.info.Client.Dataplane, insight.Connection{ID: st.info.ID, Versions: meshv1alpha1.ProxyVersions{
-			Proxy: st.info.Program, Version: st.info.Version,
+			Proxy: st.info.Program, Version: st.info.Version, Supervisor: st.info.Supervisor,
 		}})
 	}
 }

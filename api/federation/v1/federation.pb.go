@@ -41,6 +41,11 @@ const (
 	// What the end of an object of global would mean in the zone. The body of the answer is a
 	// CheckAnswer.
 	CallKind_CALL_KIND_CHECK_DELETION CallKind = 5
+	// Of a Dataplane with a proxy: its streams and its supervisor; what it was sent beside what
+	// it holds; its log levels, which the body of the call changes (a level, or LOGGER=LEVEL).
+	CallKind_CALL_KIND_PROXY_STATUS  CallKind = 6
+	CallKind_CALL_KIND_PROXY_DIFF    CallKind = 7
+	CallKind_CALL_KIND_PROXY_LOGGING CallKind = 8
 )
 
 // Enum value maps for CallKind.
@@ -52,6 +57,9 @@ var (
 		3: "CALL_KIND_CLUSTERS",
 		4: "CALL_KIND_CHECK",
 		5: "CALL_KIND_CHECK_DELETION",
+		6: "CALL_KIND_PROXY_STATUS",
+		7: "CALL_KIND_PROXY_DIFF",
+		8: "CALL_KIND_PROXY_LOGGING",
 	}
 	CallKind_value = map[string]int32{
 		"CALL_KIND_UNSPECIFIED":    0,
@@ -60,6 +68,9 @@ var (
 		"CALL_KIND_CLUSTERS":       3,
 		"CALL_KIND_CHECK":          4,
 		"CALL_KIND_CHECK_DELETION": 5,
+		"CALL_KIND_PROXY_STATUS":   6,
+		"CALL_KIND_PROXY_DIFF":     7,
+		"CALL_KIND_PROXY_LOGGING":  8,
 	}
 )
 
@@ -1155,6 +1166,7 @@ type Call struct {
 	// The caller does not wait any longer; all else but the ID is empty.
 	Cancelled bool `protobuf:"varint,7,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	// Of CALL_KIND_CHECK and CALL_KIND_CHECK_DELETION: the type of a resource, and its body, an Object.
+	// Of CALL_KIND_PROXY_LOGGING the body is the change.
 	Type          string `protobuf:"bytes,8,opt,name=type,proto3" json:"type,omitempty"`
 	Body          []byte `protobuf:"bytes,9,opt,name=body,proto3" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1654,14 +1666,17 @@ const file_federation_proto_rawDesc = "" +
 	"\tinstances\x18\x02 \x03(\v2%.proxima.federation.v1.GlobalInstanceR\tinstances\"6\n" +
 	"\x0eGlobalInstance\x12\x10\n" +
 	"\x03api\x18\x01 \x01(\tR\x03api\x12\x12\n" +
-	"\x04grpc\x18\x02 \x01(\tR\x04grpc*\xa0\x01\n" +
+	"\x04grpc\x18\x02 \x01(\tR\x04grpc*\xf3\x01\n" +
 	"\bCallKind\x12\x19\n" +
 	"\x15CALL_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CALL_KIND_CONFIG_DUMP\x10\x01\x12\x13\n" +
 	"\x0fCALL_KIND_STATS\x10\x02\x12\x16\n" +
 	"\x12CALL_KIND_CLUSTERS\x10\x03\x12\x13\n" +
 	"\x0fCALL_KIND_CHECK\x10\x04\x12\x1c\n" +
-	"\x18CALL_KIND_CHECK_DELETION\x10\x05*\x95\x01\n" +
+	"\x18CALL_KIND_CHECK_DELETION\x10\x05\x12\x1a\n" +
+	"\x16CALL_KIND_PROXY_STATUS\x10\x06\x12\x18\n" +
+	"\x14CALL_KIND_PROXY_DIFF\x10\a\x12\x1b\n" +
+	"\x17CALL_KIND_PROXY_LOGGING\x10\b*\x95\x01\n" +
 	"\n" +
 	"TargetKind\x12\x1b\n" +
 	"\x17TARGET_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +

@@ -52,6 +52,11 @@ type Config struct {
 	Expiry time.Duration
 	// Refused is called for each resource of the file that Envoy refuses. It must not block.
 	Refused func(typeURL, name, version, message string)
+	// Answer answers a question of the control plane (wire.AskConfig and so on). Its errors should be
+	// gRPC statuses. nil: none is answered.
+	Answer func(ctx context.Context, question, argument string) ([]byte, error)
+	// Version of the supervisor, which the control plane is told.
+	Version string
 	Logger  *slog.Logger // nil: silence
 }
 
@@ -192,6 +197,7 @@ func (r *Relay) Run(ctx context.Context, l net.Listener) error {
 	tasks.Go(func() { r.follow(ctx) })
 	tasks.Go(func() { r.keep(ctx) })
 	tasks.Go(func() { r.expire(ctx) })
+	tasks.Go(func() { r.attend(ctx) })
 	err := server.Serve(l)
 	ended := ctx.Err() != nil || errors.Is(err, grpc.ErrServerStopped)
 	cancel()

@@ -157,6 +157,7 @@ func streamDesc(name string) *grpc.StreamDesc {
 func (r *Relay) dial(server string, config *tls.Config) (*grpc.ClientConn, error) {
 	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: keepAlive, Control: r.config.Control}
 	return grpc.NewClient("passthrough:///"+server,
+		grpc.WithUserAgent(wire.UserAgent+r.config.Version),
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
