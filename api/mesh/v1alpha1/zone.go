@@ -120,7 +120,8 @@ type Subscription struct {
 type ResourceSync struct {
 	// Type: the last part of its type URL, as in Cluster or ClusterLoadAssignment.
 	Type string `json:"type"`
-	// Sent responses, and those of them that the proxy acknowledged and rejected.
+	// Sent responses, without those of the last 10 s that wait for an answer: more than acknowledged
+	// and rejected together, and the proxy is behind.
 	// +optional
 	Sent int64 `json:"sent,omitempty"`
 	// Acknowledged responses.

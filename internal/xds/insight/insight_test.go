@@ -491,3 +491,39 @@ proxima_xds_insight_rejecting_proxies 1
 		}
 	})
 }
+
+// TestBehind: the insight tells of a proxy that does not answer for a window, and of its answer. What
+// is answered sooner is no news.
+func TestBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		recorder, stop := r.start("cp-1")
+		defer stop()
+		sync := func() meshv1alpha1.ResourceSync {
+			synctest.Wait()
+			s := r.insight().Status.Subscriptions
+			return s[len(s)-1].Resources[0]
+		}
+		recorder.Connected(web, Connection{ID: "1"})
+		recorder.Sent(web, "1", "Cluster")
+		time.Sleep(time.Second)
+		if got := sync(); got.Sent != 0 {
+			t.Errorf("what has been sent just now counts: %+v", got)
+		}
+		time.Sleep(2*window + time.Second)
+		if got := sync(); got.Sent != 1 || got.Acknowledged != 0 {
+			t.Errorf("it does not answer: %+v", got)
+		}
+		before := r.insights.Load()
+		time.Sleep(10 * window)
+		synctest.Wait()
+		if n := r.insights.Load() - before; n > 0 {
+			t.Errorf("%d writes while nothing changes", n)
+		}
+		recorder.Acked(web, "1", "Cluster", nil)
+		time.Sleep(2*window + time.Second)
+		if got := sync(); got.Sent != 1 || got.Acknowledged != 1 {
+			t.Errorf("it has answered: %+v", got)
+		}
+	})
+}

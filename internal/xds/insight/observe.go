@@ -67,6 +67,11 @@ type connection struct {
 	released map[rejectedKey]struct{}
 	// ready: it has accepted clusters and listeners.
 	ready bool
+	// unanswered responses, and when the first of them was sent, or one was answered last.
+	unanswered int64
+	waits      time.Time
+	// behind: as it was written, it does not answer.
+	behind bool
 }
 
 type rejectedKey struct{ typ, name string }
@@ -99,6 +104,9 @@ func (r *Recorder) Sent(key resource.Key, id, typ string) {
 		if s := c.sync(typ); s != nil {
 			s.Sent++
 		}
+		if c.unanswered++; c.unanswered == 1 {
+			c.waits = r.clock.Now()
+		}
 		return false
 	})
 }
@@ -109,6 +117,7 @@ func (r *Recorder) Acked(key resource.Key, id, typ string, names []string) {
 		if s := c.sync(typ); s != nil {
 			s.Acknowledged++
 		}
+		c.answered(r.clock.Now())
 		write = c.release(typ, names)
 		if !c.ready && c.accepted("Cluster") && c.accepted("Listener") {
 			c.ready, write = true, true
@@ -124,6 +133,7 @@ func (r *Recorder) Nacked(key resource.Key, id, typ string, names []string, why 
 		if s := c.sync(typ); s != nil {
 			s.Rejected++
 		}
+		c.answered(r.clock.Now())
 		return c.reject(typ, names, why)
 	})
 }
@@ -136,6 +146,19 @@ func (r *Recorder) Withheld(key resource.Key, id, typ, name string, why Rejectio
 // Released: a resource that was rejected or withheld is so no more, without an acknowledgement.
 func (r *Recorder) Released(key resource.Key, id, typ, name string) {
 	r.on(key, id, settle, func(c *connection) bool { return c.release(typ, []string{name}) })
+}
+
+// answered: one response less is unanswered.
+func (c *connection) answered(now time.Time) {
+	if c.unanswered > 0 {
+		c.unanswered--
+	}
+	c.waits = now
+}
+
+// stalls: it has not answered for a window.
+func (c *connection) stalls(now time.Time) bool {
+	return c.ended.IsZero() && c.unanswered > 0 && now.Sub(c.waits) >= window
 }
 
 // reject notes resources. It reports whether that is news.
@@ -223,7 +246,20 @@ func limited(text string) string {
 	return text
 }
 
-// subscription is a connection as it is written.
+// settled is a connection as it is written: what it has still time to answer was not sent yet.
+func (c *connection) settled(instance string, now time.Time) meshv1alpha1.Subscription {
+	s := c.subscription(instance)
+	if c.stalls(now) {
+		return s
+	}
+	for i := range s.Resources {
+		r := &s.Resources[i]
+		r.Sent = r.Acknowledged + r.Rejected
+	}
+	return s
+}
+
+// subscription is a connection with its counts as they are.
 func (c *connection) subscription(instance string) meshv1alpha1.Subscription {
 	s := meshv1alpha1.Subscription{ID: c.id, Instance: instance, ConnectTime: metav1.NewMicroTime(c.began)}
 	if !c.ended.IsZero() {

@@ -117,10 +117,31 @@ func (r *Recorder) Run(ctx context.Context) error {
 	for range workers {
 		running.Go(func() { r.work(ctx) })
 	}
+	running.Go(func() { r.watch(ctx) })
 	<-ctx.Done()
 	r.queue.ShutDown()
 	running.Wait()
 	return nil
+}
+
+// watch for proxies that do not answer, or do so again.
+func (r *Recorder) watch(ctx context.Context) {
+	ticker := r.clock.NewTicker(window)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-ticker.C():
+			r.mu.Lock()
+			for key, p := range r.proxies {
+				if c := p.connection; c != nil && c.ended.IsZero() && c.stalls(now) != c.behind {
+					r.queue.Add(key)
+				}
+			}
+			r.mu.Unlock()
+		}
+	}
 }
 
 func (r *Recorder) work(ctx context.Context) {

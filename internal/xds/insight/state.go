@@ -35,7 +35,8 @@ func (p *proxy) state(instance string, now time.Time) state {
 		s.learned[port] = last
 	}
 	if c := p.connection; c != nil {
-		subscription := c.subscription(instance)
+		subscription := c.settled(instance, now)
+		c.behind = c.stalls(now)
 		s.subscription, s.ended, s.versions, s.rejected = &subscription, !c.ended.IsZero(), c.versions, c.rejections()
 		s.released = maps.Clone(c.released)
 		s.proving = now.Sub(c.began) < window && !s.ended
