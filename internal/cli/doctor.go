@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 
+	"github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/app"
 	"github.com/proxima-mesh/proxima/internal/diag/doctor"
@@ -151,6 +152,20 @@ func (c controlPlane) Status(ctx context.Context) (*admin.Status, error) {
 		return nil, explainAPI(c.cfg, err)
 	}
 	return &status, nil
+}
+
+// Proxies implements doctor.ControlPlane.
+func (c controlPlane) Proxies(ctx context.Context) ([]*v1alpha1.DataplaneInsight, error) {
+	client, err := kubeclient.New(c.cfg, []*resource.Descriptor{kind.DataplaneInsight})
+	if err != nil {
+		return nil, err
+	}
+	list, _, err := client.List(ctx, kind.DataplaneInsight, resource.ListOptions{})
+	var out []*v1alpha1.DataplaneInsight
+	for _, obj := range list {
+		out = append(out, obj.(*v1alpha1.DataplaneInsight))
+	}
+	return out, explainAPI(c.cfg, err)
 }
 
 // ServiceRanges implements doctor.ControlPlane.

@@ -15,6 +15,13 @@ const (
 	SidecarUnavailable Code = "sidecar-unavailable"
 )
 
+// Codes of the proxies of workloads.
+const (
+	ProxyCertificateEnds Code = "proxy-certificate-ends"
+	ProxyRejects         Code = "proxy-rejects"
+	ProxyOutdated        Code = "proxy-outdated"
+)
+
 // Codes of the way to an API server, and of its answers.
 const (
 	KubeconfigMissing     Code = "kubeconfig-missing"

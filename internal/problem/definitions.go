@@ -25,6 +25,10 @@ func Definitions() []Definition {
 		{EnvoyUnusable, "There is no Envoy that a sidecar can run, or it is too old.", "Install Envoy 1.37 or newer, and name it with `--envoy`."},
 		{SidecarUnavailable, "What a sidecar needs is missing on this machine.", "Do what the error names: an agent, the program `proxima-sidecar`, or a cgroup."},
 
+		{ProxyCertificateEnds, "Less than a quarter of the life of a proxy's certificate is left: its renewal fails.", "`proxima proxy status NAMESPACE/NAME` says why."},
+		{ProxyRejects, "A proxy rejects a part of its configuration, and keeps what it had.", "Change the policy or object that is named; `proxima proxy config NAMESPACE/NAME --diff` has the reasons."},
+		{ProxyOutdated, "The supervisor of a proxy is older than the control plane.", "Install the new release on its machine, and start the workload again."},
+
 		{KubeconfigMissing, "No kubeconfig was named, and none is in the data directory.", "Start a control plane with `proxima up`, or name a kubeconfig with `--kubeconfig`."},
 		{KubeconfigInvalid, "The kubeconfig names no cluster or cannot be parsed.", "Use the kubeconfig that `proxima up` leaves in its data directory."},
 		{KubeconfigUnreadable, "This user may not read the kubeconfig.", "Run the command as the user that owns the file."},

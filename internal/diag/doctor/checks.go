@@ -26,6 +26,10 @@ const (
 	checkKernelTables   = "kernel-tables"
 	checkOtherProxies   = "other-proxies"
 	checkKernelFeatures = "kernel"
+
+	checkProxyCertificates = "proxy-certificates"
+	checkProxyConfig       = "proxy-configuration"
+	checkProxyVersions     = "proxy-versions"
 )
 
 // Check documents a check.
@@ -50,6 +54,9 @@ func Checks() []Check {
 		{checkMachines, "Leases are renewed, no node is suspect, and probes reach all nodes.", "Start the machine or its agent; open the UDP port of probes."},
 		{checkZones, "Control planes of zones and global are connected; no deletions are held, and no objects refused.",
 			"Start what does not run; `proxima zone confirm` for what is held."},
+		{checkProxyCertificates, "More than a quarter of the life of each proxy's certificate is left.", "As the finding says; `proxima proxy status` has the reason."},
+		{checkProxyConfig, "Proxies of workloads accept their configuration.", "Change the policy or object that is named; `proxima proxy config --diff`."},
+		{checkProxyVersions, "Supervisors of proxies are not older than the control plane.", "Install the release on their machines, and start the workloads again."},
 		{checkAgent, "This machine's agent runs, answers and is connected.", "Start or restart it; its log says why."},
 		{checkAgentState, "The agent can write the files that its next start needs.", "Free space on the disk."},
 		{checkTunnel, "Connections from this node to services of other zones succeeded in the last 5 minutes.", "As the finding says."},

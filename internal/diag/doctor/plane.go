@@ -68,7 +68,7 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 	if status.Federation != nil {
 		out = append(out, zones(status.Federation))
 	}
-	return out
+	return append(out, x.proxies(ctx, status.Version.Version)...)
 }
 
 // clusterState is whether a control plane that only reads a cluster can.

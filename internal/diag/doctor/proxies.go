@@ -1,0 +1,85 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/problem"
+	"github.com/proxima-mesh/proxima/internal/version"
+)
+
+// certificateLeft is the part of a certificate's life at whose end a proxy is in trouble: it is
+// renewed after two thirds, and tried again until it succeeds.
+const certificateLeft = 4
+
+// maxNamedProxies of a finding.
+const maxNamedProxies = 5
+
+// proxies are the findings about the proxies of workloads; none where there are none.
+func (x examiner) proxies(ctx context.Context, plane string) []Finding {
+	insights, err := x.ControlPlane.Proxies(ctx)
+	if err != nil || len(insights) == 0 {
+		return nil // an API without the kind, or that does not let this user read it
+	}
+	return proxyFindings(insights, plane, time.Now())
+}
+
+// proxyFindings of insights, at a control plane of this version.
+func proxyFindings(insights []*meshv1alpha1.DataplaneInsight, plane string, now time.Time) []Finding {
+	var ending, rejecting, outdated []string
+	for _, i := range insights {
+		who := i.Namespace + "/" + i.Name
+		if c := i.Status.Certificate; c != nil {
+			left, life := c.Expiry.Sub(now), c.Expiry.Sub(c.LastIssue.Time)
+			switch {
+			case left <= 0:
+				ending = append(ending, who+" (expired)")
+			case left < life/certificateLeft:
+				ending = append(ending, fmt.Sprintf("%s (%s left)", who, duration.HumanDuration(left)))
+			}
+		}
+		for _, r := range i.Status.Rejected {
+			from := ""
+			if r.Policy != "" {
+				from = " of " + r.Policy
+			}
+			rejecting = append(rejecting, fmt.Sprintf("%s: %s %s%s", who, r.Type, r.Name, from))
+		}
+		// Those of zones are the business of their control planes, which may be older.
+		copied := i.Labels[meshv1alpha1.LabelOrigin] == meshv1alpha1.OriginZone
+		if v := i.Status.Versions; v != nil && i.Status.Online && !copied && version.Older(v.Supervisor, plane) {
+			outdated = append(outdated, fmt.Sprintf("%s (%s)", who, v.Supervisor))
+		}
+	}
+	certificates := Finding{ID: checkProxyCertificates, Check: "certificates of proxies", Note: "are renewed"}
+	if len(ending) > 0 {
+		certificates.fail(problem.ProxyCertificateEnds, "less than a quarter of their life is left: "+someOf(ending),
+			"\"proxima proxy status NAMESPACE/NAME\" says why the renewal fails; without a certificate connections of the mesh are refused")
+	}
+	config := Finding{ID: checkProxyConfig, Check: "configuration of proxies", Note: "is accepted by all"}
+	if len(rejecting) > 0 {
+		config.fail(problem.ProxyRejects, "rejected: "+someOf(rejecting),
+			"change the policy or object that it is made from; \"proxima proxy config NAMESPACE/NAME --diff\" has the reasons")
+	}
+	versions := Finding{ID: checkProxyVersions, Check: "versions of proxies", Note: "are those of the control plane, or newer"}
+	if len(outdated) > 0 {
+		versions.fail(problem.ProxyOutdated, fmt.Sprintf("supervisors are older than the control plane (%s): %s", plane, someOf(outdated)),
+			"install the new release on their machines, and start the workloads again")
+	}
+	return []Finding{certificates, config, versions}
+}
+
+// someOf a list, in order.
+func someOf(all []string) string {
+	slices.Sort(all)
+	if n := len(all) - maxNamedProxies; n > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNamedProxies], "; "), n)
+	}
+	return strings.Join(all, "; ")
+}

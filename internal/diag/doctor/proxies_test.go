@@ -1,0 +1,73 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/problem"
+)
+
+func TestProxies(t *testing.T) {
+	now := time.Now()
+	proxy := func(name string, edit func(*meshv1alpha1.DataplaneInsight)) *meshv1alpha1.DataplaneInsight {
+		i := &meshv1alpha1.DataplaneInsight{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+		i.Status.Online = true
+		i.Status.Versions = &meshv1alpha1.ProxyVersions{Supervisor: "v1.2.0"}
+		i.Status.Certificate = &meshv1alpha1.CertificateInsight{LastIssue: metav1.NewTime(now), Expiry: metav1.NewTime(now.Add(24 * time.Hour))}
+		edit(i)
+		return i
+	}
+	issued := func(ago time.Duration) func(*meshv1alpha1.DataplaneInsight) {
+		return func(i *meshv1alpha1.DataplaneInsight) {
+			i.Status.Certificate.LastIssue = metav1.NewTime(now.Add(-ago))
+			i.Status.Certificate.Expiry = metav1.NewTime(now.Add(24*time.Hour - ago))
+		}
+	}
+	version := func(v string) func(*meshv1alpha1.DataplaneInsight) {
+		return func(i *meshv1alpha1.DataplaneInsight) { i.Status.Versions.Supervisor = v }
+	}
+	rejects := func(i *meshv1alpha1.DataplaneInsight) {
+		i.Status.Rejected = []meshv1alpha1.RejectedResource{{Type: "Cluster", Name: "shop/api:80", Policy: "ProxyPatch shop/p", Error: "no"}}
+	}
+	foreign := func(i *meshv1alpha1.DataplaneInsight) {
+		version("v1.1.0")(i)
+		i.Labels = map[string]string{meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone}
+	}
+	for name, test := range map[string]struct {
+		of   *meshv1alpha1.DataplaneInsight
+		code problem.Code // "": all is well
+		want string
+	}{
+		"new":              {proxy("web", issued(0)), "", ""},
+		"in time":          {proxy("web", issued(17*time.Hour)), "", ""},
+		"near its end":     {proxy("web", issued(19*time.Hour)), problem.ProxyCertificateEnds, "shop/web (5h left)"},
+		"expired":          {proxy("web", issued(25*time.Hour)), problem.ProxyCertificateEnds, "shop/web (expired)"},
+		"rejects":          {proxy("web", rejects), problem.ProxyRejects, "shop/web: Cluster shop/api:80 of ProxyPatch shop/p"},
+		"older":            {proxy("web", version("v1.1.9")), problem.ProxyOutdated, "shop/web (v1.1.9)"},
+		"newer":            {proxy("web", version("v1.3.0")), "", ""},
+		"no supervisor":    {proxy("web", version("")), "", ""},
+		"of another plane": {proxy("web", foreign), "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := problem.Code("")
+			for _, f := range proxyFindings([]*meshv1alpha1.DataplaneInsight{test.of}, "v1.2.0", now) {
+				if f.Problem == "" {
+					continue
+				}
+				if found = f.Code; !strings.Contains(f.Problem, test.want) || f.Fix == "" {
+					t.Errorf("%+v, want %q", f, test.want)
+				}
+			}
+			if found != test.code {
+				t.Errorf("code %q, want %q", found, test.code)
+			}
+		})
+	}
+	if got := someOf([]string{"f", "e", "d", "c", "b", "a"}); got != "a; b; c; d; e and 1 more" {
+		t.Error(got)
+	}
+}
