@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -50,6 +51,18 @@ type proxies struct {
 	// dataplane of a key, and source of the tables that resources are made of.
 	dataplane func(resource.Key) (*meshv1alpha1.Dataplane, bool)
 	source    func(build.Source) build.Source
+
+	authority   *identity.Authority
+	certificate tls.Certificate
+	clientAuth  tls.ClientAuthType
+
+	// trust and config of connections, what they were made of, and what is closed when they are
+	// not up to date.
+	mu       sync.Mutex
+	trust    *mesh.Trust
+	config   *tls.Config
+	configCA []byte
+	changed  <-chan struct{}
 }
 
 // checkXDS refuses a port for proxies where there is nothing to serve them from.
@@ -79,16 +92,15 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if err != nil {
 		return nil, err
 	}
-	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool()}
+	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.RequireAndVerifyClientCert}
 	p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) {
 		return i.catalog.Snapshot().Dataplanes.Get(key)
 	}
 	p.source = func(of build.Source) build.Source { return of }
-	certificates := tls.RequireAndVerifyClientCert
 	if cfg.Store == StoreKubernetes {
 		p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) { return sidecarOf(i.catalog.Snapshot(), key) }
 		p.source = func(of build.Source) build.Source { return &podSource{of: of} }
-		certificates = tls.VerifyClientCertIfGiven // a Pod gets its first one here, by a token
+		p.clientAuth = tls.VerifyClientCertIfGiven // a Pod gets its first one here, by a token
 	}
 	limit := listener.DescriptorShare(maxViewConnections, proxyShare)
 	if p.listener, err = listen("xDS", "--xds-port", address, limit, log); err != nil {
@@ -116,18 +128,15 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if err != nil {
 		return nil, err
 	}
-	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
-	if err != nil {
+	if p.certificate, err = tls.X509KeyPair(pair.Cert, pair.Key); err != nil {
 		return nil, err
 	}
 	p.grpc = grpc.NewServer(append(stream.ServerOptions(),
 		grpc.Creds(a.sessions.Credentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS12, // of unmodified clients
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-				return &tls.Config{
-					MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"},
-					ClientAuth: certificates, ClientCAs: p.clientRoots(s.ca.PEM()),
-				}, nil
+				_, config := p.trusted()
+				return config, nil
 			},
 		}))),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -135,19 +144,43 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		// One connection for each proxy: buffers count.
-		grpc.WriteBufferSize(4<<10),
+		grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
 	)...)
 	p.server.Register(p.grpc)
 	return p, nil
 }
 
-// clientRoots verify certificates of clients: of this control plane, or of a mesh.
-func (p *proxies) clientRoots(own []byte) *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(own)
+// trusted is what the meshes trust, and what connections are made with. Connections keep it: all of
+// them have the same until other certificates are admitted.
+func (p *proxies) trusted() (*mesh.Trust, *tls.Config) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.authority.PEM()
+	if p.config != nil && bytes.Equal(p.configCA, own) {
+		select {
+		case <-p.changed:
+		default:
+			return p.trust, p.config
+		}
+	}
+	p.changed, p.configCA = p.board.Changed(), own
 	trust, err := p.board.Trust()
 	if err != nil {
 		p.log.Error("certificates of meshes are not admitted", "error", err)
+	}
+	p.trust = trust
+	p.config = &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{p.certificate}, NextProtos: []string{"h2"},
+		ClientAuth: p.clientAuth, ClientCAs: clientRoots(own, trust),
+	}
+	return p.trust, p.config
+}
+
+// clientRoots verify certificates of clients: of this control plane, or of a mesh.
+func clientRoots(own []byte, trust *mesh.Trust) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(own)
+	if trust == nil {
 		return pool
 	}
 	for _, name := range trust.Meshes() {
@@ -225,9 +258,9 @@ func mayProxy(s identity.Subject, client xds.ClientID, d *meshv1alpha1.Dataplane
 
 // isWorkload refuses certificates of meshes but that of the Dataplane's own identity.
 func (p *proxies) isWorkload(chain []*x509.Certificate, client xds.ClientID, d *meshv1alpha1.Dataplane) error {
-	trust, err := p.board.Trust()
-	if err != nil {
-		return status.Error(codes.Unavailable, err.Error())
+	trust, _ := p.trusted()
+	if trust == nil {
+		return status.Error(codes.Unavailable, "what the meshes trust is not known: see the log of the control plane")
 	}
 	who, err := trust.Verify(chain, time.Now())
 	if err != nil {

@@ -266,14 +266,28 @@ func (l *Layered) want(n *lane, name string) bool {
 			n.refused = append(n.refused, name)
 			return false
 		}
-		n.names[name] = struct{}{}
-		l.watch(n.typ, name)
 		if l.c.Source != nil {
 			l.c.Source.Want(Ref{n.typ, name})
 		}
+		name = l.shared(Ref{n.typ, name})
+		n.names[name] = struct{}{}
+		l.watch(n.typ, name)
 	}
 	n.mark(name)
 	return true
+}
+
+// shared is a name as a layer has it, so that sessions do not keep copies of their own.
+func (l *Layered) shared(ref Ref) string {
+	for _, s := range l.c.Layers {
+		s.mu.Lock()
+		e := s.lookup(ref.Type).byName[ref.Name]
+		s.mu.Unlock()
+		if e != nil {
+			return e.name
+		}
+	}
+	return ref.Name
 }
 
 func (l *Layered) release(n *lane, name string) {

@@ -54,8 +54,9 @@ type Builder struct {
 	mu       sync.Mutex
 	snapshot *catalog.Snapshot // nil: nothing was read yet
 	trust    *mesh.Trust
-	// vips are the Services by virtual address; the ports of a name below "mesh" are others.
-	vips map[netip.Addr]frontend
+	indexes
+	// remade counts resources that were made, for tests of what a change costs.
+	remade uint64
 	// policies of traffic and routes, and the Services with the addresses of imports.
 	policies *policy.Index
 	imports  map[catalog.Key]catalog.Key
@@ -99,12 +100,22 @@ type layer struct {
 	units    map[delta.Ref]*unit
 }
 
-func newLayer() *layer {
-	l := &layer{scope: delta.NewScope(delta.Options{}), sequence: 1, units: map[delta.Ref]*unit{}}
+// newLayer makes an empty layer. few: few proxies read it.
+func newLayer(few bool) *layer {
+	l := &layer{scope: delta.NewScope(delta.Options{Few: few}), sequence: 1, units: map[delta.Ref]*unit{}}
 	if _, err := l.scope.Replace(delta.Position{Epoch: 1, Sequence: 1}, nil); err != nil {
 		panic(err) // a new scope takes any position
 	}
 	return l
+}
+
+// shared is a reference whose strings are those of the layer's own, where it has the resource: proxies
+// keep it for as long as they are there.
+func (l *layer) shared(ref delta.Ref) delta.Ref {
+	if u := l.units[ref]; u != nil {
+		return u.ref
+	}
+	return ref
 }
 
 // put resources into the scope. A nil body removes.
@@ -139,7 +150,7 @@ func NewBuilder(c Config) *Builder {
 	}
 	return &Builder{
 		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{},
-		sites: sites.NewTable(string(c.Site)), vips: map[netip.Addr]frontend{}, live: map[netip.AddrPort]catalog.Key{},
+		sites: sites.NewTable(string(c.Site)), indexes: newIndexes(), live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{},
@@ -211,6 +222,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	addresses := map[netip.Addr]struct{}{}
 	maps.Copy(offered, hit.services)
 	b.storeAddresses(d, addresses, offered)
+	b.storeWorkloads(d, addresses)
 	for _, c := range d.Services {
 		changed[c.Key] = struct{}{}
 	}
@@ -231,19 +243,33 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	}
 	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	b.reconnect(d)
+	again := hit.proxies
 	for _, c := range d.Dataplanes {
-		if p := b.proxies[c.Key]; p != nil && different(c.Old, c.New) {
+		if different(c.Old, c.New) {
+			again[c.Key] = struct{}{}
+		}
+	}
+	for p := range b.respoken(d) {
+		again[p.Key] = struct{}{}
+	}
+	for _, c := range d.ExternalServices {
+		for p := range b.named[c.Key] {
+			if has(p.outbound, c.Key) {
+				again[p.Key] = struct{}{}
+			}
+		}
+	}
+	if len(d.Meshes) > 0 {
+		for key := range b.proxies {
+			again[key] = struct{}{}
+		}
+	}
+	for key := range again {
+		if p := b.proxies[key]; p != nil {
 			b.writeOwn(p)
 		}
 	}
-	respoken := b.respoken(d)
-	for key, p := range b.proxies {
-		outside := slices.ContainsFunc(d.ExternalServices, func(c catalog.Change[*meshv1alpha1.ExternalService]) bool { return has(p.outbound, c.Key) })
-		if outside || has(hit.proxies, key) || has(respoken, p) || len(d.Meshes) > 0 {
-			b.writeOwn(p)
-		}
-	}
-	b.reselect(d, changed, !hit.none())
+	b.reselect(d, again, hit)
 }
 
 // different reports whether two versions of a Dataplane may have other resources: renewals of
@@ -278,6 +304,7 @@ func (b *Builder) refresh(services map[catalog.Key]struct{}, addresses map[netip
 
 // remake a unit. A name whose resource would be invalid keeps the one that it has.
 func (b *Builder) remake(u *unit) {
+	b.remade++
 	m, err := u.safe()
 	switch {
 	case err != nil:
@@ -347,15 +374,15 @@ func (b *Builder) index(u *unit, add bool) {
 	}
 }
 
-func put[K comparable](in map[K]map[*unit]struct{}, key K, u *unit, add bool) {
+func put[K, V comparable](in map[K]map[V]struct{}, key K, value V, add bool) {
 	if add {
 		if in[key] == nil {
-			in[key] = map[*unit]struct{}{}
+			in[key] = map[V]struct{}{}
 		}
-		in[key][u] = struct{}{}
+		in[key][value] = struct{}{}
 		return
 	}
-	if delete(in[key], u); len(in[key]) == 0 {
+	if delete(in[key], value); len(in[key]) == 0 {
 		delete(in, key)
 	}
 }
@@ -370,9 +397,9 @@ func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct
 			for _, a := range addressesOf(s) {
 				changed[a] = struct{}{}
 				if s == c.Old && b.vips[a].service == c.Key {
-					delete(b.vips, a)
+					b.setVIP(a, frontend{})
 				} else if s == c.New {
-					b.vips[a] = frontend{service: c.Key}
+					b.setVIP(a, frontend{service: c.Key})
 				}
 			}
 		}
@@ -389,9 +416,9 @@ func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct
 				}
 				changed[a.Unmap()] = struct{}{}
 				if v == c.Old || v.Spec.UnusedSince != nil {
-					delete(b.vips, a.Unmap())
+					b.setVIP(a.Unmap(), frontend{})
 				} else {
-					b.vips[a.Unmap()] = frontend{catalog.Key{Namespace: v.Spec.Namespace, Name: v.Spec.Service}, uint16(v.Spec.Port)}
+					b.setVIP(a.Unmap(), frontend{catalog.Key{Namespace: v.Spec.Namespace, Name: v.Spec.Service}, uint16(v.Spec.Port)})
 				}
 			}
 		}
@@ -403,19 +430,9 @@ func (b *Builder) storeAddresses(d *catalog.Delta, changed map[netip.Addr]struct
 			}
 		}
 	}
-	for a := range b.byAddress { // those that proxies have asked for
-		if _, ok := touched[b.vips[a].service]; ok {
+	for key := range touched {
+		for a := range b.addresses[key] {
 			changed[a] = struct{}{}
-		}
-	}
-	for _, c := range d.Dataplanes {
-		if !different(c.Old, c.New) {
-			continue
-		}
-		for _, dp := range []*meshv1alpha1.Dataplane{c.Old, c.New} {
-			for _, a := range dataplaneAddresses(dp) {
-				changed[a] = struct{}{}
-			}
 		}
 	}
 }

@@ -290,19 +290,7 @@ func (b *Builder) localityOf(of ServicePort, name string) (overProvision uint32,
 }
 
 // isWorkload reports whether an address is an endpoint's.
-func (b *Builder) isWorkload(a netip.Addr) bool {
-	for _, d := range b.snapshot.Dataplanes.All() {
-		if slices.Contains(dataplaneAddresses(d), a) {
-			return true
-		}
-	}
-	for _, p := range b.snapshot.Pods.All() {
-		if slices.Contains(podIPs(p), a) {
-			return true
-		}
-	}
-	return false
-}
+func (b *Builder) isWorkload(a netip.Addr) bool { return b.workloads[a] > 0 }
 
 // makeEndpoints of a service port, for a zone or a node. Those of a node are there where the
 // Service stays on it.

@@ -125,11 +125,13 @@ func (b *Builder) resolve(all []policy.RouteBackend, c *class) {
 	}
 }
 
-// backendsOf an upstream are the service ports that its routes lead to.
-func backendsOf(u *upstream) []ServicePort {
+// backendsOf an upstream are the service ports that its routes lead to. The Services are added to
+// named, those that cannot be used, too.
+func backendsOf(u *upstream, named map[catalog.Key]struct{}) []ServicePort {
 	var out []ServicePort
 	add := func(all []policy.RouteBackend) {
 		for i := range all {
+			named[all[i].Ref.Key] = struct{}{}
 			if all[i].Invalid == "" {
 				out = append(out, ServicePort{all[i].Ref.Key, uint16(all[i].Port)})
 			}
@@ -144,11 +146,12 @@ func backendsOf(u *upstream) []ServicePort {
 }
 
 // eager are the service ports that policies and routes make proxies of a namespace know from the
-// beginning.
-func (b *Builder) eager(namespace, meshName string) []ServicePort {
+// beginning. The Services that they are of are added to named, those that do not exist, too.
+func (b *Builder) eager(namespace, meshName string, named map[catalog.Key]struct{}) []ServicePort {
 	var out []ServicePort
 	for _, ref := range b.policies.Eager(namespace) {
 		key := b.serviceOf(ref)
+		named[ref.Key], named[key] = struct{}{}, struct{}{}
 		if b.allowed(key, meshName) {
 			out = append(out, b.portsOf(key)...)
 		}
@@ -430,16 +433,18 @@ func (b *Builder) affect(a policy.Affected, d *catalog.Delta) affected {
 			}
 		}
 	}
-	for key, p := range b.proxies {
-		_, mine := out.proxies[key]
-		switch {
-		case mine || a.All || has(namespaces, key.Namespace):
-			out.proxies[key] = struct{}{}
-		default:
-			for service := range p.outbound {
-				if has(out.services, service) || has(namespaces, service.Namespace) {
-					out.proxies[key] = struct{}{}
-				}
+	if a.All || len(namespaces) > 0 {
+		out.wide = true
+		for key, p := range b.proxies {
+			if a.All || has(namespaces, key.Namespace) || anyKey(p.outbound, func(s catalog.Key) bool { return has(namespaces, s.Namespace) }) {
+				out.proxies[key] = struct{}{}
+			}
+		}
+	}
+	for service := range out.services {
+		for p := range b.named[service] {
+			if has(p.outbound, service) {
+				out.proxies[p.Key] = struct{}{}
 			}
 		}
 	}
@@ -451,6 +456,15 @@ type affected struct {
 	all      bool
 	services map[catalog.Key]struct{}
 	proxies  map[catalog.Key]struct{}
+	// wide: eager sets of any proxy may be others.
+	wide bool
 }
 
-func (a *affected) none() bool { return !a.all && len(a.services)+len(a.proxies) == 0 }
+func anyKey[K comparable](set map[K]struct{}, is func(K) bool) bool {
+	for key := range set {
+		if is(key) {
+			return true
+		}
+	}
+	return false
+}

@@ -8,11 +8,12 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/locality"
-
-	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 )
 
 // Variant of a client.
@@ -82,8 +83,11 @@ type Proxy struct {
 	// outbound are the Services that its own listeners lead to.
 	outbound map[catalog.Key]struct{}
 	account  account
-	streams  int
-	end      chan struct{}
+	// named are the Services that the eager set depends on, names what it is made of.
+	named   []catalog.Key
+	names   map[delta.Ref]struct{} // immutable
+	streams int
+	end     chan struct{}
 	// again are followers that the last stream left open.
 	again []delta.Ref
 }
@@ -174,7 +178,7 @@ func (b *Builder) zoneOf(d *meshv1alpha1.Dataplane) locality.Zone {
 func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class) *Proxy {
 	c := b.classes[of]
 	if c == nil {
-		c = &class{Class: of, layer: newLayer(), quarantine: delta.NewQuarantine()}
+		c = &class{Class: of, layer: newLayer(false), quarantine: delta.NewQuarantine()}
 		if of.Said != "" {
 			c.said, _ = b.saidOf(key)
 		}
@@ -185,11 +189,12 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 	}
 	c.proxies++
 	p := &Proxy{
-		Key: key, Mesh: of.Mesh, class: c, own: newLayer(), selection: delta.NewSelection(), end: make(chan struct{}),
+		Key: key, Mesh: of.Mesh, class: c, own: newLayer(true), selection: delta.NewSelection(), end: make(chan struct{}),
 		zone:    zoneKey{zone: of.Zone, node: d.Spec.NodeName, grpc: of.Variant == GRPC},
 		account: account{of.Mesh, key.Namespace, d.Spec.ServiceAccount},
 	}
 	b.proxies[key] = p
+	b.add(p)
 	b.writeOwn(p)
 	b.selectFor(p)
 	return p
@@ -198,6 +203,7 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 // drop a proxy; its streams have to be opened again.
 func (b *Builder) drop(p *Proxy) {
 	delete(b.proxies, p.Key)
+	b.remove(p)
 	close(p.end)
 	if p.streams == 0 {
 		b.release(p)
@@ -225,7 +231,7 @@ func (b *Builder) dropClass(c *class) {
 func (b *Builder) zone(k zoneKey) *layer {
 	l := b.zones[k]
 	if l == nil {
-		l = newLayer()
+		l = newLayer(k.node != "")
 		b.zones[k] = l
 	}
 	return l
@@ -233,15 +239,27 @@ func (b *Builder) zone(k zoneKey) *layer {
 
 // reconnect drops the proxies of Dataplanes that are gone, or are of another class.
 func (b *Builder) reconnect(d *catalog.Delta) {
-	if len(d.Dataplanes)+len(d.Nodes)+len(d.Namespaces)+len(d.ProxyPatches)+len(d.WorkloadPolicies) == 0 {
-		return
-	}
-	for _, key := range slices.Collect(maps.Keys(b.proxies)) {
+	check := func(key catalog.Key) {
 		p := b.proxies[key]
+		if p == nil {
+			return
+		}
 		is, ok := b.snapshot.Dataplanes.Get(key)
 		if !ok || b.classOf(key, is, p.class.Variant) != p.class.Class || is.Spec.NodeName != p.zone.node || is.Spec.ServiceAccount != p.account.name {
 			b.drop(p)
 		}
+	}
+	moved := slices.ContainsFunc(d.Nodes, func(c catalog.Change[*corev1.Node]) bool {
+		return c.Old == nil || c.New == nil || locality.ZoneOf(c.Old.Labels) != locality.ZoneOf(c.New.Labels)
+	})
+	if moved || len(d.Namespaces)+len(d.ProxyPatches)+len(d.WorkloadPolicies) > 0 {
+		for _, key := range slices.Collect(maps.Keys(b.proxies)) {
+			check(key)
+		}
+		return
+	}
+	for _, c := range d.Dataplanes {
+		check(c.Key)
 	}
 }
 
@@ -296,11 +314,15 @@ func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed m
 	}
 }
 
-// declared are the service ports that a Dataplane names.
-func (b *Builder) declared(key catalog.Key, d *meshv1alpha1.Dataplane) map[ServicePort]struct{} {
+// declared are the service ports that a Dataplane names. The Services are added to named, those that
+// do not exist, too.
+func (b *Builder) declared(key catalog.Key, d *meshv1alpha1.Dataplane, named map[catalog.Key]struct{}) map[ServicePort]struct{} {
 	out := map[ServicePort]struct{}{}
 	for _, o := range outboundsOf(key, d) {
-		out[o.to] = struct{}{}
+		out[o.to], named[o.to.Service] = struct{}{}, struct{}{}
+	}
+	if d.Annotations[AnnotationBackends]+d.Annotations[annotationKumaBackends] == "" {
+		return out
 	}
 	text := d.Annotations[AnnotationBackends]
 	if text == "" {
@@ -312,7 +334,9 @@ func (b *Builder) declared(key catalog.Key, d *meshv1alpha1.Dataplane) map[Servi
 		if !qualified {
 			namespace, service = key.Namespace, name
 		}
-		for _, p := range b.portsOf(catalog.Key{Namespace: namespace, Name: service}) {
+		of := catalog.Key{Namespace: namespace, Name: service}
+		named[of] = struct{}{}
+		for _, p := range b.portsOf(of) {
 			if !one || p.String() == namespace+"/"+service+":"+port {
 				out[p] = struct{}{}
 			}
@@ -329,22 +353,27 @@ func (b *Builder) selectFor(p *Proxy) {
 		return
 	}
 	limit := maxEager
-	wanted, first := b.declared(p.Key, d), map[ServicePort]struct{}{}
+	named := map[catalog.Key]struct{}{}
+	wanted, first := b.declared(p.Key, d, named), map[ServicePort]struct{}{}
 	if w, ok := b.workload(p.Key); ok {
 		for _, ref := range w.Backends {
-			for _, port := range b.portsOf(b.serviceOf(ref)) {
+			key := b.serviceOf(ref)
+			named[ref.Key], named[key] = struct{}{}, struct{}{}
+			for _, port := range b.portsOf(key) {
 				wanted[port] = struct{}{}
 			}
 		}
 	}
 	if b.scopeOf(p.Mesh) != scopeDeclared {
-		for _, port := range b.eager(p.Key.Namespace, p.Mesh) {
+		for _, port := range b.eager(p.Key.Namespace, p.Mesh, named) {
 			wanted[port], first[port] = struct{}{}, struct{}{}
 		}
 	}
+	delete(b.wide, p)
 	switch b.scopeOf(p.Mesh) {
 	case scopeAll:
 		limit = maxAll
+		b.wide[p] = struct{}{}
 		for key := range b.snapshot.Services.All() {
 			for _, port := range b.portsOf(key) {
 				wanted[port] = struct{}{}
@@ -352,6 +381,7 @@ func (b *Builder) selectFor(p *Proxy) {
 		}
 	case scopeOnDemand:
 		for port := range b.learned[p.account] {
+			named[port.Service] = struct{}{}
 			if len(wanted) < limit {
 				wanted[port] = struct{}{}
 			}
@@ -365,11 +395,12 @@ func (b *Builder) selectFor(p *Proxy) {
 	}
 	for port := range maps.Clone(next) { // a route needs its backends
 		if u := b.upstreamOf(p.class, port); u != nil {
-			for _, to := range backendsOf(u) {
+			for _, to := range backendsOf(u, named) {
 				next[to] = struct{}{}
 			}
 		}
 	}
+	b.name(p, named)
 	b.setSelected(p, next)
 }
 
@@ -410,48 +441,50 @@ func (b *Builder) setSelected(p *Proxy, next map[ServicePort]struct{}) {
 
 // namesOf the eager set: clusters, and a listener for each virtual address.
 func (b *Builder) namesOf(p *Proxy) {
-	names := map[delta.Ref]struct{}{}
+	names := make(map[delta.Ref]struct{}, 2*len(p.clusters))
 	for port, name := range p.clusters {
-		names[delta.Ref{Type: ClusterType, Name: name}] = struct{}{}
+		names[p.class.layer.shared(delta.Ref{Type: ClusterType, Name: name})] = struct{}{}
 		if !b.redirected(p) {
 			continue
 		}
 		for _, at := range b.frontendsOf(port) {
-			names[delta.Ref{Type: ListenerType, Name: outName(at)}] = struct{}{}
+			names[b.outListener(p.class, at)] = struct{}{}
 		}
 	}
-	b.setListeners(p.class, names)
+	if p.names != nil && maps.Equal(p.names, names) {
+		return
+	}
+	p.names = names
 	p.selection.Set(names)
 }
 
-// setListeners sees to it that a class has listeners. They stay as long as the class: they
-// are small, and other proxies of it are likely to use them.
-func (b *Builder) setListeners(c *class, names map[delta.Ref]struct{}) {
-	for ref := range names {
-		if ref.Type != ListenerType || c.layer.units[ref] != nil {
-			continue
-		}
-		at, err := netip.ParseAddrPort(strings.TrimPrefix(ref.Name, outPrefix))
-		if err != nil {
-			continue
-		}
+// outListener sees to it that a class has the listener of an address. It stays as long as the class:
+// it is small, and other proxies of it are likely to use it.
+func (b *Builder) outListener(c *class, at netip.AddrPort) delta.Ref {
+	ref := delta.Ref{Type: ListenerType, Name: outName(at)}
+	if c.layer.units[ref] == nil {
 		b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }})
 	}
+	return c.layer.shared(ref)
 }
 
-// reselect brings eager sets up to date after changes.
-func (b *Builder) reselect(d *catalog.Delta, changed map[catalog.Key]struct{}, policed bool) {
-	if !policed && len(changed)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs) == 0 && !slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool {
-		return different(c.Old, c.New)
-	}) {
-		return
-	}
-	services := policed || len(d.Services)+len(d.Meshes)+len(d.Namespaces)+len(d.VirtualIPs)+len(d.ExternalServices) > 0
-	for _, p := range b.proxies {
-		own := slices.ContainsFunc(d.Dataplanes, func(c catalog.Change[*meshv1alpha1.Dataplane]) bool { return c.Key == p.Key && different(c.Old, c.New) })
-		if services || own {
+// reselect brings eager sets up to date after changes: those of proxies whose Dataplane changed, and
+// those that depend on what changed.
+func (b *Builder) reselect(d *catalog.Delta, own map[catalog.Key]struct{}, hit affected) {
+	if hit.all || hit.wide || policed(d) || len(d.Meshes)+len(d.Namespaces) > 0 {
+		for _, p := range b.proxies {
 			b.selectFor(p)
 		}
+		return
+	}
+	again := b.concerned(servicesIn(d))
+	for key := range own {
+		if p := b.proxies[key]; p != nil {
+			again[p] = struct{}{}
+		}
+	}
+	for p := range again {
+		b.selectFor(p)
 	}
 }
 
@@ -470,10 +503,8 @@ func (b *Builder) learn(p *Proxy, port ServicePort) {
 		return
 	}
 	known[port] = struct{}{}
-	for _, other := range b.proxies {
-		if other.account == p.account {
-			b.selectFor(other)
-		}
+	for other := range b.accounts[p.account] {
+		b.selectFor(other)
 	}
 }
 
