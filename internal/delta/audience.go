@@ -83,8 +83,8 @@ func (s *Scope) detach(w *waker) {
 
 // follow wakes a session for a name, or for what is listed (wildcard), until unfollow.
 func (s *Scope) follow(w *waker, typ, name string) {
-	if s.options.Few {
-		return // it is woken anyway
+	if s.options.Few || !s.options.may(typ) {
+		return // it is woken anyway, or never
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +100,7 @@ func (s *Scope) follow(w *waker, typ, name string) {
 }
 
 func (s *Scope) unfollow(w *waker, typ, name string) {
-	if s.options.Few {
+	if s.options.Few || !s.options.may(typ) {
 		return
 	}
 	s.mu.Lock()

@@ -15,7 +15,7 @@ func TestWakesHoldersAlone(t *testing.T) {
 }
 
 func wakesHolders(t *testing.T, n int) {
-	zone, class := NewScope(Options{}), NewScope(Options{})
+	zone, class := NewScope(Options{Types: []string{"E"}}), NewScope(Options{})
 	at := uint64(1)
 	for _, s := range []*Scope{zone, class} {
 		_, err := s.Replace(Position{1, 1}, nil)
@@ -93,6 +93,20 @@ func wakesHolders(t *testing.T, n int) {
 		if len(s.audience.all) > 0 {
 			t.Errorf("%d sessions are left", len(s.audience.all))
 		}
+	}
+}
+
+// TestTypes: a scope has resources of its types alone.
+func TestTypes(t *testing.T) {
+	s := NewScope(Options{Types: []string{"E"}})
+	other := Resource{Type: "C", Name: "a", Body: []byte("1")}
+	if _, err := s.Replace(Position{1, 1}, []Resource{other}); err == nil {
+		t.Error("it takes another type as its content")
+	}
+	_, err := s.Replace(Position{1, 1}, []Resource{{Type: "E", Name: "a", Body: []byte("1")}})
+	must(err)
+	if _, err := s.Apply(Position{1, 2}, []Change{{Resource: other}}); err == nil {
+		t.Error("it takes a change of another type")
 	}
 }
 

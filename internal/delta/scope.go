@@ -2,6 +2,7 @@ package delta
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -15,10 +16,14 @@ type Options struct {
 	// Few: few layered sessions read the scope. Each change wakes all of them, and nothing is kept
 	// of what each of them has.
 	Few bool
+	// Types that the scope may have; none: any. Layered sessions look for others elsewhere.
+	Types []string
 	// FrameSize is the size beyond which a response is split, in bytes. 0: 1 MiB,
 	// well below gRPC's default limit of 4 MiB for a message.
 	FrameSize int
 }
+
+func (o *Options) may(typ string) bool { return len(o.Types) == 0 || slices.Contains(o.Types, typ) }
 
 const (
 	defaultTombstones = 16384
@@ -82,6 +87,11 @@ func (s *Scope) Replace(at Position, resources []Resource) (changed int, err err
 	if s.filled && at.Epoch == s.position.Epoch && at.Sequence <= s.position.Sequence {
 		return 0, fmt.Errorf("replace scope: position %s does not follow %s", at, s.position)
 	}
+	for i := range resources {
+		if !s.options.may(resources[i].Type) {
+			return 0, fmt.Errorf("replace scope: it has no resources of type %s", resources[i].Type)
+		}
+	}
 	restart := !s.filled || at.Epoch != s.position.Epoch
 	if restart {
 		s.floor = at.Sequence
@@ -124,6 +134,11 @@ func (s *Scope) Apply(at Position, changes []Change) (changed int, err error) {
 		return 0, fmt.Errorf("apply to scope at %s: it has no content yet", at)
 	case at.Epoch != s.position.Epoch || at.Sequence <= s.position.Sequence:
 		return 0, fmt.Errorf("apply to scope: position %s does not follow %s", at, s.position)
+	}
+	for i := range changes {
+		if !s.options.may(changes[i].Type) {
+			return 0, fmt.Errorf("apply to scope: it has no resources of type %s", changes[i].Type)
+		}
 	}
 	s.evict()
 	for _, c := range changes {

@@ -100,9 +100,9 @@ type layer struct {
 	units    map[delta.Ref]*unit
 }
 
-// newLayer makes an empty layer. few: few proxies read it.
-func newLayer(few bool) *layer {
-	l := &layer{scope: delta.NewScope(delta.Options{Few: few}), sequence: 1, units: map[delta.Ref]*unit{}}
+// newLayer makes an empty layer.
+func newLayer(o delta.Options) *layer {
+	l := &layer{scope: delta.NewScope(o), sequence: 1, units: map[delta.Ref]*unit{}}
 	if _, err := l.scope.Replace(delta.Position{Epoch: 1, Sequence: 1}, nil); err != nil {
 		panic(err) // a new scope takes any position
 	}

@@ -178,7 +178,7 @@ func (b *Builder) zoneOf(d *meshv1alpha1.Dataplane) locality.Zone {
 func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class) *Proxy {
 	c := b.classes[of]
 	if c == nil {
-		c = &class{Class: of, layer: newLayer(false), quarantine: delta.NewQuarantine()}
+		c = &class{Class: of, layer: newLayer(delta.Options{Types: []string{ClusterType, ListenerType, RouteType, SecretType}}), quarantine: delta.NewQuarantine()}
 		if of.Said != "" {
 			c.said, _ = b.saidOf(key)
 		}
@@ -189,7 +189,7 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 	}
 	c.proxies++
 	p := &Proxy{
-		Key: key, Mesh: of.Mesh, class: c, own: newLayer(true), selection: delta.NewSelection(), end: make(chan struct{}),
+		Key: key, Mesh: of.Mesh, class: c, own: newLayer(delta.Options{Few: true}), selection: delta.NewSelection(), end: make(chan struct{}),
 		zone:    zoneKey{zone: of.Zone, node: d.Spec.NodeName, grpc: of.Variant == GRPC},
 		account: account{of.Mesh, key.Namespace, d.Spec.ServiceAccount},
 	}
@@ -231,7 +231,7 @@ func (b *Builder) dropClass(c *class) {
 func (b *Builder) zone(k zoneKey) *layer {
 	l := b.zones[k]
 	if l == nil {
-		l = newLayer(k.node != "")
+		l = newLayer(delta.Options{Few: k.node != "", Types: []string{EndpointType}})
 		b.zones[k] = l
 	}
 	return l
