@@ -85,7 +85,10 @@ func (b *Builder) beyondOf(zone locality.Zone, of ServicePort) *beyond {
 func (b *Builder) addWays(to *beyond) {
 	leaving := to.remote.Leaving(to.port)
 	if to.remote.EgressOnly {
-		w := way{site: b.config.Site, egress: true, gateways: b.gateways(to.remote.Egresses), proxied: to.remote.External == nil && len(leaving) > 0}
+		w := way{
+			site: b.config.Site, egress: true, gateways: b.gateways(to.remote.Egresses),
+			proxied: to.remote.External == nil && len(leaving) > 0,
+		}
 		for _, s := range leaving {
 			w.weight, w.instances, w.proxied = w.weight+s.Weight, w.instances+s.Instances, w.proxied && s.Proxied
 		}

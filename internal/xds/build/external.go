@@ -1,6 +1,7 @@
 package build
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"slices"
 	"strings"
@@ -96,7 +97,8 @@ func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.Upstr
 		return nil
 	}
 	common := &tlsv3.CommonTlsContext{TlsParams: &tlsv3.TlsParameters{
-		TlsMinimumProtocolVersion: tlsVersion(t.MinVersion, tlsv3.TlsParameters_TLSv1_2), TlsMaximumProtocolVersion: tlsVersion(t.MaxVersion, tlsv3.TlsParameters_TLSv1_3),
+		TlsMinimumProtocolVersion: tlsVersion(t.MinVersion, tlsv3.TlsParameters_TLSv1_2),
+		TlsMaximumProtocolVersion: tlsVersion(t.MaxVersion, tlsv3.TlsParameters_TLSv1_3),
 	}}
 	if protocol == HTTP2 {
 		common.AlpnProtocols = []string{"h2"}
@@ -132,7 +134,8 @@ func (b *Builder) externalTLS(e *sites.External, protocol Protocol) *tlsv3.Upstr
 // serverNames that a certificate may have: those that are listed, else the server's.
 func serverNames(name string, listed []sites.NameMatch) []*tlsv3.SubjectAltNameMatcher {
 	types := []tlsv3.SubjectAltNameMatcher_SanType{
-		tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_EMAIL, tlsv3.SubjectAltNameMatcher_URI, tlsv3.SubjectAltNameMatcher_IP_ADDRESS,
+		tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_EMAIL, tlsv3.SubjectAltNameMatcher_URI,
+		tlsv3.SubjectAltNameMatcher_IP_ADDRESS,
 	}
 	if len(listed) == 0 {
 		listed, types = []sites.NameMatch{{Value: name}}, types[:1]
@@ -155,9 +158,9 @@ func serverNames(name string, listed []sites.NameMatch) []*tlsv3.SubjectAltNameM
 
 func tlsVersion(v uint16, otherwise tlsv3.TlsParameters_TlsProtocol) tlsv3.TlsParameters_TlsProtocol {
 	switch v {
-	case 0x0303: // crypto/tls.VersionTLS12
+	case tls.VersionTLS12:
 		return tlsv3.TlsParameters_TLSv1_2
-	case 0x0304:
+	case tls.VersionTLS13:
 		return tlsv3.TlsParameters_TLSv1_3
 	}
 	return otherwise
