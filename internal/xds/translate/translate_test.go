@@ -309,3 +309,19 @@ func envoyTakes(t *testing.T, m made) {
 		t.Error(err)
 	}
 }
+
+// TestOverprovisioning: a level gives traffic to the next one once less than the threshold of it is
+// healthy. Envoy multiplies the healthy share by the factor: below 100 % it is too little.
+func TestOverprovisioning(t *testing.T) {
+	for threshold, want := range map[int32]uint32{1: 10000, 50: 200, 71: 141, 100: 100} {
+		b := policy.NewIndex().Backend("shop", pay, port)
+		b.Locality.Threshold = &threshold
+		got := translate.Overprovisioning(&b)
+		if got != want {
+			t.Errorf("threshold %d: %d, want %d", threshold, got, want)
+		}
+		if uint32(threshold)*got < 10000 {
+			t.Errorf("threshold %d: %d %% healthy would not do", threshold, threshold)
+		}
+	}
+}
