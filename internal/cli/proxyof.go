@@ -392,6 +392,7 @@ func newProxyLogging(s *settings) *cobra.Command {
 	}
 	addZoneFlag(cmd, &zone)
 	cmd.Flags().StringVar(&level, "level", "", "set the level of all loggers (trace, debug, info, warning, error, critical, off), or of one, as in upstream=debug")
+	_ = cmd.Flags().SetAnnotation("level", commandLineOnly, nil) // the flag is there
 	return cmd
 }
 

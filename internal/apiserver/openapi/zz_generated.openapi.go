@@ -5178,7 +5178,7 @@ func schema_proxima_api_mesh_v1alpha1_ResourceSync(ref common.ReferenceCallback)
 					},
 					"sent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Sent responses, and those of them that the proxy acknowledged and rejected.",
+							Description: "Sent responses, without those of the last 10 s that wait for an answer: more than acknowledged and rejected together, and the proxy is behind.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
