@@ -39,19 +39,21 @@ type Config struct {
 // Cluster is a running control plane. Its methods are safe for concurrent use, but for
 // those that stop and start parts.
 type Cluster struct {
-	t       testing.TB
-	dir     string
-	host    string
-	port    int
-	cidr    string
-	ca      *pki
-	etcd    *part
-	api     *part
-	manager *part
-	outer   *kernelnetns.NS
-	nodes   int
-	images  map[string]*image
-	dual    bool
+	// Programs of sidecars; set before there are pods with one.
+	Programs Programs
+	t        testing.TB
+	dir      string
+	host     string
+	port     int
+	cidr     string
+	ca       *pki
+	etcd     *part
+	api      *part
+	manager  *part
+	outer    *kernelnetns.NS
+	nodes    int
+	images   map[string]*image
+	dual     bool
 }
 
 // auditPolicy logs who asked for what, without bodies: tests compare it with what roles allow.

@@ -186,6 +186,12 @@ func (n *Node) start(ctx context.Context, p *corev1.Pod) (*pod, error) {
 		go n.keepContainer(ctx, p, run) // until stop
 		return run, nil
 	}
+	if of := nativeSidecar(&p.Spec); of != nil && run.ns != nil {
+		ctx, cancel := context.WithCancel(ctx)
+		run.cancel = cancel
+		go n.runWithSidecar(ctx, p, of, run) // until stop
+		return run, nil
+	}
 	args, env, err := n.process(p, run.addr)
 	if err != nil {
 		return nil, err
@@ -435,6 +441,9 @@ func (n *Node) stopAll() {
 // tellLogs writes the ends of the logs of containers to that of the test.
 func (n *Node) tellLogs() {
 	for _, p := range n.order {
+		if nativeSidecar(&p.Spec) != nil {
+			n.t.Logf("--- node %s, sidecar of pod %s:\n%s", n.Name, p.Name, (&part{log: n.PodLog(p) + ".sidecar"}).tail())
+		}
 		if n.c.images[p.Spec.Containers[0].Image] != nil {
 			n.t.Logf("--- node %s, pod %s:\n%s", n.Name, p.Name, (&part{log: n.PodLog(p)}).tail())
 		}

@@ -85,10 +85,18 @@ func (n *Node) project(ctx context.Context, p *corev1.Pod, of *corev1.ProjectedV
 			}
 		case s.DownwardAPI != nil:
 			for _, item := range s.DownwardAPI.Items {
-				if item.FieldRef == nil || item.FieldRef.FieldPath != "metadata.namespace" {
+				name, annotation := "", false
+				if item.FieldRef != nil {
+					name, annotation = strings.CutPrefix(item.FieldRef.FieldPath, "metadata.annotations['")
+				}
+				switch {
+				case annotation:
+					files[item.Path] = p.Annotations[strings.TrimSuffix(name, "']")]
+				case name == "metadata.namespace":
+					files[item.Path] = p.Namespace
+				default:
 					return fmt.Errorf("item %s is not supported", item.Path)
 				}
-				files[item.Path] = p.Namespace
 			}
 		default:
 			return errors.New("a source of its kind is not supported")
