@@ -192,7 +192,7 @@ func (b *Builder) clientTLS(c *class, of ServicePort, to *beyond) *clientTLS {
 		name = to.remote.Mesh
 	}
 	domain, m, ok := b.meshTLS(name)
-	if _, _, own := b.meshTLS(c.Mesh); !ok || !own {
+	if own, _, has := b.meshTLS(c.Mesh); !ok || !has || name != c.Mesh && !b.trusts(name, own) {
 		return nil
 	}
 	sni, err := mesh.SNI(mesh.Service{
@@ -497,6 +497,12 @@ func (b *Builder) passthrough(meshName string) string {
 		return Blackhole
 	}
 	return Passthrough
+}
+
+// trusts reports whether servers of a mesh admit certificates of a trust domain. Where they do
+// not, its workloads do not have the roots of the servers either.
+func (b *Builder) trusts(meshName string, clients mesh.Domain) bool {
+	return b.trust != nil && slices.Contains(b.trust.ClientDomains(meshName), clients)
 }
 
 // foreignClients are the trust domains that a mesh is exported to.
