@@ -183,11 +183,7 @@ func (p *clusterPlane) kinds() []*resource.Descriptor {
 	}
 	all := append(planeKinds(), zoneKinds()...)
 	if p.servesProxies() {
-		for _, d := range proxyKinds() {
-			if !slices.Contains(all, d) {
-				all = append(all, d)
-			}
-		}
+		all = append(all, p.zone.proxyKinds()...)
 	}
 	return all
 }

@@ -16,10 +16,16 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// proxyKinds are what a control plane in a cluster follows in addition, where Pods have sidecars.
-// Routes of the Gateway API are not among them: its definitions are not those of every cluster.
-func proxyKinds() []*resource.Descriptor {
-	return []*resource.Descriptor{kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch}
+// proxyKinds are what a control plane in a cluster follows in addition, where Pods have sidecars:
+// policies of traffic, and of the routes of the Gateway API those that the cluster serves.
+func (z *clusterZone) proxyKinds() []*resource.Descriptor {
+	out := []*resource.Descriptor{kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch}
+	for _, k := range z.kinds {
+		if ofGatewayAPI(k.Descriptor.GVK.GroupKind()) {
+			out = append(out, k.Descriptor)
+		}
+	}
+	return out
 }
 
 // newProxies serves the sidecars of Pods, and their certificates. It blocks for a request to the
