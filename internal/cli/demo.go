@@ -78,6 +78,6 @@ func newDemoClient() *cobra.Command {
 			return demo.Client(cmd.Context(), socket)
 		},
 	}
-	cmd.Flags().StringVar(&socket, "socket", "client.sock", "path of the socket")
+	cmd.Flags().StringVar(&socket, "client-socket", "client.sock", "path of the socket")
 	return cmd
 }

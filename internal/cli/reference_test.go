@@ -57,7 +57,7 @@ func TestDefaultsFileIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hidden := []string{"config", "dir", "listen"} // of the file itself, and of hidden commands
+	hidden := []string{"config", "dir", "listen", "client-socket"} // of the file itself, and of hidden commands
 	for name := range allFlags(newRoot(&settings{})) {
 		written := regexp.MustCompile(`(?m)^# Environment: ` + envName(name) + "\n" + name + ": ").Match(data)
 		if isHidden := strings.Contains(" "+strings.Join(hidden, " ")+" ", " "+name+" "); written == isHidden {

@@ -152,7 +152,7 @@ func (l *Lab) prepareShop(z zone) (labels string, command []string, err error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", nil, err
 	}
-	return "app=shop,shop=" + z.shop(), []string{l.spec.Executable, "demo", "client", "--socket", socket}, nil
+	return "app=shop,shop=" + z.shop(), []string{l.spec.Executable, "demo", "client", "--client-socket", socket}, nil
 }
 
 // shopSocket passes HTTP requests on, as the shop of a zone.

@@ -22,6 +22,7 @@ require (
 require (
 	github.com/klauspost/compress v1.20.1 // indirect
 	golang.org/x/crypto/x509roots/fallback v0.0.0-20261030153154-30a33513ff6d // indirect
+	golang.org/x/mod v0.42.0 // indirect
 )
 
 require (

@@ -97,11 +97,16 @@ func TestAdd(t *testing.T) {
 			seen{services: 2, connections: 3},
 		},
 		{
+			"of a service outside", []*endpoint.ClusterStats{cluster("ext|shop/web:80", ten, 4, 0, 0)}, 0,
+			&demand.Report{Elapsed: ten, Traffic: []demand.Traffic{{Port: name("web"), Connections: 4, Requests: 4}}},
+			seen{services: 1, requests: 4},
+		},
+		{
 			"of no Service",
 			[]*endpoint.ClusterStats{
 				cluster("local|8080", ten, 9, 9, 0), cluster("xds", ten, 1, 1, 0), cluster("passthrough", ten, 1, 0, 0),
 				cluster("vip|10.9.9.9:80", ten, 1, 0, 0), cluster("vip|", ten, 1, 0, 0), cluster("shop/web:81", ten, 1, 0, 0),
-				cluster("ext|shop/web:80", ten, 1, 0, 0), cluster("/:80", ten, 1, 0, 0), cluster("shop/web:99999", ten, 1, 0, 0),
+				cluster("ext|shop/web", ten, 1, 0, 0), cluster("/:80", ten, 1, 0, 0), cluster("shop/web:99999", ten, 1, 0, 0),
 			},
 			0, &demand.Report{Elapsed: ten}, seen{others: 9},
 		},
