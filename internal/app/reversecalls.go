@@ -95,7 +95,7 @@ func (c *agentCalls) Call(ctx context.Context, call admin.ProxyCall) ([]byte, er
 		return body, err
 	}
 	if _, ok := c.catalog.Snapshot().Nodes.Get(resource.Key{Name: node}); !ok && c.catalog.Synced() {
-		return nil, status.Errorf(codes.NotFound, "zone %s has no node, ingress or egress %s", c.zone, node)
+		return nil, status.Errorf(codes.NotFound, "zone %s has no node, ingress or egress %s (a Dataplane is NAMESPACE/NAME)", c.zone, node)
 	}
 	return nil, &elsewhereError{fmt.Errorf("%w (%s) of the control plane of zone %s", err, c.instance, c.zone)}
 }

@@ -26,8 +26,10 @@ global control plane --zone names the zone that it is in; where there is only on
 may be left out. The call takes 5 s at most, and an error names the hop that is missing.
 
 NAMESPACE/NAME is a Dataplane: the supervisor of its proxy answers or, where it has
-none, the agent of its node. NAME is that of a node, ingress or egress. An admin's
-credentials are needed, but for list. Secrets are left out of what is shown.`,
+none, the agent of its node. NAME is that of a node, ingress or egress; for status,
+logging and config --diff, which Dataplanes alone have, that of one in the kubeconfig's
+namespace. An admin's credentials are needed, but for list. Secrets are left out of
+what is shown.`,
 	}
 	cmd.AddCommand(
 		newProxyList(s),
@@ -78,7 +80,7 @@ reason), removed (to be given up, or held without need). -o wide lists the other
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if diff {
-				path, err := dataplanePath(admin.ProxyDiffPath, zone, args[0])
+				path, err := s.dataplanePath(admin.ProxyDiffPath, zone, args[0])
 				if err != nil {
 					return err
 				}

@@ -152,7 +152,9 @@ Renewal: fails: no agent
 
 TYPE RESOURCES SENT ACCEPTED REJECTED UNANSWERED
 Cluster 2 3 2 1 0`)
-	if _, err := dataplanePath(admin.ProxyStatusPath, "", "node-1"); err == nil {
-		t.Error("a node has the status of a proxy")
+	for who, want := range map[string]string{"a/b": admin.ProxyStatusPath + "?name=b&namespace=a", "/b": "", "a/": "", "a/b/c": ""} {
+		if got, err := new(settings).dataplanePath(admin.ProxyStatusPath, "", who); got != want || (want == "") != (err != nil) {
+			t.Errorf("%q: %q, %v; want %q", who, got, err, want)
+		}
 	}
 }

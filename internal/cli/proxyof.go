@@ -28,10 +28,15 @@ import (
 	"github.com/proxima-mesh/proxima/internal/version"
 )
 
-// dataplanePath of a question that is for the proxies of Dataplanes alone.
-func dataplanePath(path, zone, who string) (string, error) {
-	if namespace, name, ok := strings.Cut(who, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return "", usagef("%q: want NAMESPACE/NAME of a Dataplane", who)
+// dataplanePath of a question that is for the proxies of Dataplanes alone: NAMESPACE/NAME, or the
+// name of one in the kubeconfig's namespace.
+func (s *settings) dataplanePath(path, zone, who string) (string, error) {
+	if !strings.Contains(who, "/") {
+		c, err := s.connect("")
+		if err != nil {
+			return "", err
+		}
+		who = c.namespace + "/" + who
 	}
 	return proxyPath(path, zone, who)
 }
@@ -108,11 +113,11 @@ func printProxyState(out io.Writer, p *admin.ProxyState) error {
 func newProxyStatus(s *settings) *cobra.Command {
 	var zone, output string
 	cmd := &cobra.Command{
-		Use:     "status NAMESPACE/NAME",
+		Use:     "status [NAMESPACE/]NAME",
 		Short:   "Show the proxy of a Dataplane: its connection, its certificate, and what it has accepted",
 		Example: "  proxima proxy status shop/web-1\n  proxima proxy status shop/web-1 --zone east -o json", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := dataplanePath(admin.ProxyStatusPath, zone, args[0])
+			path, err := s.dataplanePath(admin.ProxyStatusPath, zone, args[0])
 			if err != nil {
 				return err
 			}
@@ -373,12 +378,12 @@ func printEnvoyClusters(out io.Writer, c *envoyClusters) error {
 func newProxyLogging(s *settings) *cobra.Command {
 	var zone, level string
 	cmd := &cobra.Command{
-		Use:   "logging NAMESPACE/NAME [--level LEVEL|LOGGER=LEVEL]",
+		Use:   "logging [NAMESPACE/]NAME [--level LEVEL|LOGGER=LEVEL]",
 		Short: "Print the log levels of a Dataplane's Envoy, or change them until it starts again",
 		Example: "  proxima proxy logging shop/web-1\n  proxima proxy logging shop/web-1 --level upstream=debug\n" +
 			"  proxima proxy logging shop/web-1 --level warning", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := dataplanePath(admin.ProxyLoggingPath, zone, args[0])
+			path, err := s.dataplanePath(admin.ProxyLoggingPath, zone, args[0])
 			if err != nil {
 				return err
 			}
