@@ -231,6 +231,9 @@ const (
 	// DataplaneProxyConnected: the proxy of the workload has a stream to a control plane. While
 	// it has none, it goes on with what it was sent.
 	DataplaneProxyConnected = "ProxyConnected"
+	// ReasonProgram of ProxyConnected: a gRPC program follows for its own calls; the workload's
+	// ports have no proxy.
+	ReasonProgram = "Program"
 	// DataplaneConfigAccepted: the proxy rejects nothing of what it was sent.
 	DataplaneConfigAccepted = "ConfigAccepted"
 	// DataplaneCertificateValid: the certificate of the workload has not expired.

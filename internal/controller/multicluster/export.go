@@ -155,9 +155,13 @@ func (in ExportInput) proxied() []string {
 }
 
 // HasProxy reports whether a Dataplane has, or had, a proxy that follows a control plane: one
-// that has lost its stream serves on.
+// that has lost its stream serves on. A gRPC program that follows has none for its own ports.
 func HasProxy(d *meshv1alpha1.Dataplane) bool {
-	return d != nil && meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneProxyConnected) != nil
+	if d == nil {
+		return false
+	}
+	c := meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneProxyConnected)
+	return c != nil && c.Reason != meshv1alpha1.ReasonProgram
 }
 
 // demand of ports as it is exported. Estimates are never the same twice, and each change

@@ -542,6 +542,8 @@ func TestProxied(t *testing.T) {
 		}
 		return d
 	}
+	program := dataplane("", true)
+	program.Status.Conditions[0].Reason = meshv1alpha1.ReasonProgram
 	for name, tc := range map[string]struct {
 		dataplanes map[string]*meshv1alpha1.Dataplane
 		header     bool
@@ -549,6 +551,7 @@ func TestProxied(t *testing.T) {
 	}{
 		"all":                 {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("web", true)}, false, "true [default web]"},
 		"not all":             {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("web", false)}, false, "false []"},
+		"a gRPC program":      {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": program}, false, "false []"},
 		"not a Dataplane":     {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true)}, false, "false []"},
 		"with PROXY's header": {map[string]*meshv1alpha1.Dataplane{"a": dataplane("", true), "b": dataplane("", true)}, true, "false []"},
 	} {

@@ -527,3 +527,20 @@ func TestBehind(t *testing.T) {
 		}
 	})
 }
+
+// TestProgram: a gRPC program is no proxy of the workload's ports, and the condition says so.
+func TestProgram(t *testing.T) {
+	for agent, want := range map[string][2]string{
+		"envoy": {ReasonConnected, ReasonDisconnected}, "gRPC Go": {meshv1alpha1.ReasonProgram, meshv1alpha1.ReasonProgram},
+		"gRPC C-core": {meshv1alpha1.ReasonProgram, meshv1alpha1.ReasonProgram},
+	} {
+		for i, online := range []bool{true, false} {
+			all := Conditions(&meshv1alpha1.ClientInsightStatus{
+				Online: online, Versions: &meshv1alpha1.ProxyVersions{Proxy: agent}, Subscriptions: []meshv1alpha1.Subscription{{}},
+			}, time.Now())
+			if c := all[0]; c.Type != meshv1alpha1.DataplaneProxyConnected || c.Reason != want[i] || (c.Status == metav1.ConditionTrue) != online {
+				t.Errorf("%s, online %v: %+v", agent, online, c)
+			}
+		}
+	}
+}

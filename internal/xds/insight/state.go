@@ -168,7 +168,11 @@ func Conditions(i *meshv1alpha1.ClientInsightStatus, now time.Time) []metav1.Con
 			message = fmt.Sprintf("disconnected from instance %s at %s; it goes on with the configuration that it has", last.Instance,
 				last.DisconnectTime.UTC().Format(time.RFC3339))
 		}
-		add(meshv1alpha1.DataplaneProxyConnected, i.Online, ReasonConnected, ReasonDisconnected, message)
+		connected, disconnected := ReasonConnected, ReasonDisconnected
+		if v := i.Versions; v != nil && strings.HasPrefix(v.Proxy, "gRPC") { // as user agents of gRPC's clients begin
+			connected, disconnected = meshv1alpha1.ReasonProgram, meshv1alpha1.ReasonProgram
+		}
+		add(meshv1alpha1.DataplaneProxyConnected, i.Online, connected, disconnected, message)
 		add(meshv1alpha1.DataplaneConfigAccepted, len(i.Rejected) == 0, ReasonAccepted, ReasonRejected, rejectedText(i.Rejected))
 		ready := accepted(last)
 		text := "the proxy has accepted its first clusters and listeners"
