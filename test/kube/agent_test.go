@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -32,6 +33,12 @@ func TestAgentPermissions(t *testing.T) {
 	b := newBench(t)
 	b.kubectl(b.manifests("kube-proxy-replacement"), "apply", "--server-side", "-f", "-")
 	b.kubectl(fewObjects, "apply", "-f", "-")
+	// Rules stay when an agent ends: without this, virtual IPs of later tests would be dropped.
+	t.Cleanup(func() {
+		if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
+			t.Errorf("nft flush ruleset: %v\n%s", err, out)
+		}
+	})
 	agent := testkit.Start(t, []string{"PROXIMA_MODE=nftables"}, testkit.Binary(t), "node",
 		"--kubeconfig", b.kubeconfigOf("proxima-agent"), "--node-name", "n1", "--data-dir", t.TempDir())
 	if line := agent.FirstLine(); !strings.Contains(line, "node=n1 mode=nftables") {

@@ -211,6 +211,17 @@ func TestExtension(t *testing.T) {
 func further() []kindtest.Mistake {
 	return []kindtest.Mistake{
 		{Kind: "Dataplane", With: `{spec: {ports: [{name: http, port: 8080, tags: {"a b": c}}]}}`, Want: "spec.ports[0].tags: "},
+		{Kind: "Dataplane", Want: "spec.proxy.probes[1].path: ",
+			With: `{spec: {proxy: {probes: [{path: /ready, port: 8080, targetPath: /a}, {path: /ready, port: 8080, targetPath: /b}]}}}`},
+		{Kind: "ProxyPatch", With: `{spec: {selector: null, targetRefs: [{kind: Pod, name: a}, {kind: Pod, name: a}]}}`, Want: "spec.targetRefs[1]: "},
+		{Kind: "WorkloadPolicy", With: `{spec: {selector: null, targetRefs: [{kind: Pod, name: a}, {kind: Pod, name: a}]}}`, Want: "spec.targetRefs[1]: "},
+		{Kind: "WorkloadPolicy", With: `{spec: {metrics: {exclude: "("}}}`, Want: "spec.metrics.exclude: "},
+		{Kind: "WorkloadPolicy", Want: "spec.rateLimit[0].from[0].addresses[0]: ",
+			With: `{spec: {rateLimit: [{from: [{addresses: [10.1.2.3/16]}], http: {requests: 1, per: 1s}}]}}`},
+		{Kind: "WorkloadPolicy", With: `{spec: {faults: [{from: [{addresses: [10.1.2.3/16]}], delay: 1s}]}}`, Want: "spec.faults[0].from[0].addresses[0]: "},
+		{Kind: "TrafficPermission", With: `{spec: {deny: [{from: [{addresses: [10.1.2.3/16]}]}]}}`, Want: "spec.deny[0].from[0].addresses[0]: "},
+		{Kind: "TrafficPermission", Want: "spec.deny[0].to[0].paths[0].value: ",
+			With: `{spec: {deny: [{to: [{paths: [{type: RegularExpression, value: "("}]}]}]}}`},
 		{Kind: "ServiceExport", With: `{spec: {exportedLabels: {"a b": c}}}`, Want: "spec.exportedLabels: "},
 		{Kind: "ServiceExport", With: `{spec: {exportedAnnotations: {"a b": c}}}`, Want: "spec.exportedAnnotations: "},
 		{Kind: "ServiceExport", Want: "status.available.endpoints[0].hosts[0].address: ", With: `{status: {available: {mesh: default, type: Headless,
