@@ -144,7 +144,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10),
 		// One connection for each proxy: buffers count.
-		grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
+		grpc.WriteBufferSize(4<<10),
 	)...)
 	p.server.Register(p.grpc)
 	return p, nil

@@ -1,9 +1,11 @@
 package xds_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -42,7 +44,7 @@ func held(port func(*stage) int32, most time.Duration) func(*stage) string {
 		defer c.Close()
 		_ = c.SetReadDeadline(time.Now().Add(most))
 		if _, err := c.Read(make([]byte, 1)); err != nil {
-			if e, ok := err.(net.Error); ok && e.Timeout() {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return "the connection is open after " + most.String()
 			}
 		}
