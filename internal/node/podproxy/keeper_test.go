@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 // world is the namespaces of a node, in memory: the addresses and the rules of each.
 type world struct {
+	mu     sync.Mutex
 	spaces map[string]*space
 	puts   int
 	at     *space // that of the thread
@@ -38,22 +40,39 @@ func (s *space) Do(f func() error) error {
 	return f()
 }
 
+// set changes the world while the keeper runs.
+func (w *world) set(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
 func (w *world) kernel() kernel {
 	return kernel{
 		names: func() (out []string, err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			for name := range w.spaces {
 				out = append(out, name)
 			}
 			return out, nil
 		},
 		open: func(name string) (namespace, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if s := w.spaces[name]; s != nil {
 				return s, nil
 			}
 			return nil, errors.New("an ordinary file")
 		},
-		stands: func(r redirect.Rules) (bool, error) { return w.at.owner == r.Owner, nil },
+		stands: func(r redirect.Rules) (bool, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.at.owner == r.Owner, nil
+		},
 		put: func(r redirect.Rules) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if w.fail != nil {
 				return w.fail
 			}
@@ -103,13 +122,15 @@ func TestKeeper(t *testing.T) {
 		if n := strings.Count(log.String(), "no network namespace in /run/netns has one of its addresses"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, log.String())
 		}
-		w.fail = errors.New("no nf_tables")
-		w.spaces["cni-web"] = own
+		w.set(func() {
+			w.fail = errors.New("no nf_tables")
+			w.spaces["cni-web"] = own
+		})
 		pass(time.Minute)
 		if n := strings.Count(log.String(), "no nf_tables"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, log.String())
 		}
-		w.fail = nil
+		w.set(func() { w.fail = nil })
 		pass(5 * time.Second)
 		if own.owner != "default/shop/web" || other.owner != "" || w.puts != 1 {
 			t.Errorf("rules of %q and %q, %d puts", own.owner, other.owner, w.puts)
@@ -118,7 +139,7 @@ func TestKeeper(t *testing.T) {
 		if w.puts != 1 || testutil.ToFloat64(k.waiting) != 0 || testutil.ToFloat64(k.redirected) != 1 {
 			t.Errorf("%d puts", w.puts)
 		}
-		own.owner = ""
+		w.set(func() { own.owner = "" })
 		pass(again)
 		if own.owner == "" {
 			t.Error("rules that are gone are not put back")
@@ -127,7 +148,7 @@ func TestKeeper(t *testing.T) {
 		k.Set([]Pod{pod("web", "10.0.0.2")})
 		pass(time.Second)
 		next := &space{w: w, addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
-		w.spaces["cni-next"] = next
+		w.set(func() { w.spaces["cni-next"] = next })
 		pass(5 * time.Second)
 		if next.owner == "" {
 			t.Error("no rules for the next pod")
