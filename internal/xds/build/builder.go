@@ -241,7 +241,6 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			b.storeLive(c, changed)
 		}
 	}
-	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	b.reconnect(d)
 	again := hit.proxies
 	for _, c := range d.Dataplanes {
@@ -264,12 +263,15 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			again[key] = struct{}{}
 		}
 	}
+	// Clusters are selected before the routes and listeners that name them change: a session may
+	// look in between.
+	b.reselect(d, again, hit)
+	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	for key := range again {
 		if p := b.proxies[key]; p != nil {
 			b.writeOwn(p)
 		}
 	}
-	b.reselect(d, again, hit)
 }
 
 // different reports whether two versions of a Dataplane may have other resources: renewals of
