@@ -26,6 +26,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
+	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
 // Pods with a sidecar are Dataplanes for the server of xDS. There are no objects of them: they are
@@ -44,6 +45,9 @@ func sidecarDataplane(p *corev1.Pod, namespace *corev1.Namespace) *meshv1alpha1.
 	// A Pod without a change is another Dataplane in a namespace of another mesh.
 	d.ResourceVersion, d.UID, d.Generation = p.ResourceVersion+"."+d.Spec.Mesh, p.UID, p.Generation
 	d.Annotations = p.Annotations
+	// Its ports have a proxy as soon as it serves: it is not ready before. Instances that its stream is
+	// not to know it by this.
+	d.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneProxyConnected, Status: metav1.ConditionTrue, Reason: insight.ReasonConnected}}
 	for _, port := range s.Ports {
 		d.Spec.Ports = append(d.Spec.Ports, meshv1alpha1.DataplanePort{Name: port.Name, Port: port.Port, Protocol: string(corev1.ProtocolTCP)})
 	}

@@ -144,7 +144,7 @@ func (in ExportInput) proxied() []string {
 				return nil
 			}
 			d := in.Dataplanes[e.TargetRef.Name]
-			if d == nil || !HasProxy(d) {
+			if !kind.DataplaneHasProxy(d) {
 				return nil
 			}
 			out = append(out, cmp.Or(d.Spec.ServiceAccount, mesh.DefaultServiceAccount))
@@ -152,16 +152,6 @@ func (in ExportInput) proxied() []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// HasProxy reports whether a Dataplane has, or had, a proxy that follows a control plane: one
-// that has lost its stream serves on. A gRPC program that follows has none for its own ports.
-func HasProxy(d *meshv1alpha1.Dataplane) bool {
-	if d == nil {
-		return false
-	}
-	c := meta.FindStatusCondition(d.Status.Conditions, meshv1alpha1.DataplaneProxyConnected)
-	return c != nil && c.Reason != meshv1alpha1.ReasonProgram
 }
 
 // demand of ports as it is exported. Estimates are never the same twice, and each change

@@ -147,7 +147,7 @@ func (e *Exports) dispatch(d catalog.Delta) {
 		}
 	})
 	for _, change := range d.Dataplanes {
-		if change.New != nil && HasProxy(change.Old) != HasProxy(change.New) {
+		if change.New != nil && kind.DataplaneHasProxy(change.Old) != kind.DataplaneHasProxy(change.New) {
 			backend.Behind(d.After, change.New, func(service resource.Key) {
 				if isExported(d.After, service) {
 					e.loop.Add(service)

@@ -111,6 +111,16 @@ func DataplaneMesh(d *mesh.Dataplane, namespace *corev1.Namespace) string {
 	return mesh.DefaultMesh
 }
 
+// DataplaneHasProxy reports whether a Dataplane has, or had, a proxy that follows a control plane: one
+// that has lost its stream serves on. A gRPC program that follows has none for its own ports.
+func DataplaneHasProxy(d *mesh.Dataplane) bool {
+	if d == nil {
+		return false
+	}
+	c := meta.FindStatusCondition(d.Status.Conditions, mesh.DataplaneProxyConnected)
+	return c != nil && c.Reason != mesh.ReasonProgram
+}
+
 // DataplaneAccount is the service account of a Dataplane in its namespace: the one it
 // names, else the one that registered it, else the default.
 func DataplaneAccount(d *mesh.Dataplane) string {

@@ -237,7 +237,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 		changed[c.Key] = struct{}{}
 	}
 	for _, c := range d.Dataplanes {
-		if different(c.Old, c.New) {
+		if different(c.Old, c.New) || kind.DataplaneHasProxy(c.Old) != kind.DataplaneHasProxy(c.New) {
 			b.storeLive(c, changed)
 		}
 	}

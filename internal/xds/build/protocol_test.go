@@ -1,12 +1,15 @@
 package build
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/delta"
 )
 
@@ -65,4 +68,33 @@ func TestNoTLSToGRPCPrograms(t *testing.T) {
 	if len(w.builder.live) != 1 {
 		t.Errorf("ports with a proxy: %v, want that of b", w.builder.live)
 	}
+}
+
+// TestRecordedProxies: the ports of a Dataplane have a proxy if its status says so, whoever has recorded
+// it: another instance, or this one before it was started again.
+func TestRecordedProxies(t *testing.T) {
+	recorded := func(name, address, reason string) *meshv1alpha1.Dataplane {
+		d := testDataplane(name, address, nil)
+		d.Status.Conditions = []metav1.Condition{{Type: meshv1alpha1.DataplaneProxyConnected, Status: metav1.ConditionFalse, Reason: reason}}
+		return d
+	}
+	w := newWorld(t, recorded("a", "10.0.0.1", "Disconnected"), recorded("b", "10.0.0.2", meshv1alpha1.ReasonProgram), testDataplane("c", "10.0.0.3", nil))
+	check := func(when string, want ...string) {
+		t.Helper()
+		var got []string
+		for at := range w.builder.live {
+			got = append(got, at.String())
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: ports with a proxy %v, want %v", when, got, want)
+		}
+	}
+	check("at the start", "10.0.0.1:8080")
+	w.seed(recorded("c", "10.0.0.3", "Connected")) // the generation is the same
+	check("another instance records one", "10.0.0.1:8080", "10.0.0.3:8080")
+	moved := recorded("a", "10.0.0.9", "Disconnected")
+	moved.Generation = 2
+	w.seed(moved)
+	check("it moves", "10.0.0.3:8080", "10.0.0.9:8080")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/locality"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Variant of a client.
@@ -292,7 +293,9 @@ func livePorts(d *meshv1alpha1.Dataplane) []netip.AddrPort {
 	return out
 }
 
-// storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane.
+// storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane. What other
+// instances, or this one before it was started again, have recorded of a proxy counts as well: clients
+// that took its ports for plain ones would be refused where they are strict.
 func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed map[catalog.Key]struct{}) {
 	had := false
 	for _, at := range livePorts(c.Old) {
@@ -301,13 +304,15 @@ func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed m
 			had = true
 		}
 	}
-	if !had {
-		return
-	}
-	if b.proxies[c.Key] != nil {
+	p := b.proxies[c.Key]
+	is := kind.DataplaneHasProxy(c.New) || p != nil && p.class.Variant != GRPC
+	if is {
 		for _, at := range livePorts(c.New) {
 			b.live[at] = c.Key
 		}
+	}
+	if !had && !is {
+		return
 	}
 	for _, d := range []*meshv1alpha1.Dataplane{c.Old, c.New} {
 		b.behind(d, func(s catalog.Key) { changed[s] = struct{}{} })
