@@ -1,8 +1,8 @@
 package lab_test
 
 import (
-	"bufio"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -399,8 +399,28 @@ func reversed(decisions []int) (most int) {
 	return most
 }
 
-// metrics of the planner about the Service that is scaled, as Prometheus reads them.
+// metrics of the planner about the Service that is scaled.
 func (m *market) metrics(t *testing.T) func(name string) (value float64, ok bool) {
+	t.Helper()
+	read := controlMetrics(t)
+	return func(name string) (value float64, ok bool) {
+		for line := range strings.Lines(read()) {
+			line = strings.TrimSpace(line)
+			if !strings.HasPrefix(line, "proxima_topology_"+name+"{") || !strings.Contains(line, `service="scaled"`) {
+				continue
+			}
+			value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
+			if err != nil {
+				t.Error(err)
+			}
+			return value, err == nil
+		}
+		return 0, false
+	}
+}
+
+// controlMetrics reads the metrics of the lab's control plane, as Prometheus does.
+func controlMetrics(t *testing.T) func() string {
 	t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig())
 	if err != nil {
@@ -416,28 +436,20 @@ func (m *market) metrics(t *testing.T) func(name string) (value float64, ok bool
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.CloseIdleConnections(); _ = control.Close() })
-	return func(name string) (value float64, ok bool) {
+	return func() string {
 		resp, err := client.Get(cfg.Host + "/metrics")
 		if err != nil {
 			t.Error(err)
-			return 0, false
+			return ""
 		}
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			t.Errorf("metrics: %s", resp.Status)
 		}
-		lines := bufio.NewScanner(resp.Body)
-		lines.Buffer(nil, 1<<20)
-		for lines.Scan() {
-			line := lines.Text()
-			if !strings.HasPrefix(line, "proxima_topology_"+name+"{") || !strings.Contains(line, `service="scaled"`) {
-				continue
-			}
-			if value, err = strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64); err != nil {
-				t.Error(err)
-			}
-			return value, err == nil
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(err)
 		}
-		return 0, false
+		return string(body)
 	}
 }
