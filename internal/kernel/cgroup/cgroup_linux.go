@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,22 +73,26 @@ type Group struct {
 	command *os.File
 }
 
-// attempts bounds how often another process may take an empty cgroup for garbage before it is
-// locked.
-const attempts = 10
+// Another process that sweeps may take an empty cgroup for garbage before it is locked, and hold its lock
+// meanwhile: it is tried again for createWithin.
+const (
+	createWithin = 5 * time.Second
+	createPause  = 2 * time.Millisecond
+)
 
 // Create makes the cgroup of a workload, and holds it until Close. Cgroups beside it that were
-// left behind are removed. It does not block. An error says what is not possible here.
+// left behind are removed. It blocks while others take its cgroup for one of these, for a few
+// milliseconds as a rule. An error says what is not possible here.
 func (h *Hierarchy) Create(namespace, name string) (*Group, error) {
 	h.Sweep()
 	p := path.Join(h.own, nameOf(namespace, name, os.Getpid()))
 	var err error
-	for range attempts {
+	for end := time.Now().Add(createWithin); ; time.Sleep(createPause) {
 		var g *Group
 		if g, err = h.create(p); err == nil {
 			return g, nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrInUse) {
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrInUse) || time.Now().After(end) {
 			break
 		}
 	}

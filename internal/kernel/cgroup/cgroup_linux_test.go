@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -159,4 +161,30 @@ func TestKilled(t *testing.T) {
 	if exists(h, p) {
 		t.Error("it was not removed")
 	}
+}
+
+// TestCreateAmongSweeps: others that look for garbage do not keep a cgroup from being made.
+func TestCreateAmongSweeps(t *testing.T) {
+	h := hierarchy(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var sweeping sync.WaitGroup
+	for range 4 {
+		sweeping.Go(func() {
+			for ctx.Err() == nil {
+				h.Sweep()
+			}
+		})
+	}
+	for i := range 300 {
+		g, err := h.Create("default", fmt.Sprint("web-", i))
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	sweeping.Wait()
 }
