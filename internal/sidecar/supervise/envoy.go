@@ -219,6 +219,7 @@ func (e *Envoy) start(old *process) (*process, error) {
 		err = p.watch()
 	}
 	if err != nil {
+		_ = syscall.Kill(p.PID, syscall.SIGKILL) // nobody would end it later
 		return nil, fmt.Errorf("start Envoy: it ended at once: %w", err)
 	}
 	e.record(p)

@@ -7,13 +7,28 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// startTime of a process, in clock ticks since boot: field 22 of /proc/PID/stat, behind the name
-// in parentheses (proc_pid_stat(5)).
-func startTime(pid int) (uint64, error) {
+// errZombie: the process has ended, or another of its threads than the first is replacing its
+// program: until that is done the first one looks as if it had ended (execve(2)).
+var errZombie = errors.New("the process has ended")
+
+// startTime of a process, in clock ticks since boot. It blocks for up to zombieWait if the process looks
+// as if it had ended.
+func startTime(pid int) (started uint64, err error) {
+	const zombieWait, pause = 200 * time.Millisecond, 2 * time.Millisecond
+	for end := time.Now().Add(zombieWait); ; time.Sleep(pause) {
+		if started, err = startTimeNow(pid); !errors.Is(err, errZombie) || time.Now().After(end) {
+			return started, err
+		}
+	}
+}
+
+// startTimeNow is field 22 of /proc/PID/stat, behind the name in parentheses (proc_pid_stat(5)).
+func startTimeNow(pid int) (uint64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
@@ -25,7 +40,7 @@ func startTime(pid int) (uint64, error) {
 		return 0, errors.New("unknown form of /proc/PID/stat")
 	}
 	if fields[0] == "Z" {
-		return 0, errors.New("the process has ended")
+		return 0, errZombie
 	}
 	return strconv.ParseUint(fields[starttime-state], 10, 64)
 }
