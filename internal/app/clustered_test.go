@@ -240,7 +240,7 @@ func TestLeaderAddress(t *testing.T) {
 	key := clusterKey(t)
 	start := func() *clustered {
 		cfg := clusteredConfig(t.TempDir(), key)
-		cfg.GRPCPort = freePort(t)
+		cfg.GRPCPort = testkit.FreePort(t)
 		return startClustered(t, s, cfg)
 	}
 	first := start()

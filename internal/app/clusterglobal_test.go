@@ -96,7 +96,7 @@ func (r *globalReplica) has(zone string) bool {
 // whichever replica the zone is; and goes with the Zone.
 func TestGlobalInACluster(t *testing.T) {
 	c := startCluster(t)
-	apiPort, grpcPort := freePort(t), freePort(t)
+	apiPort, grpcPort := testkit.FreePort(t), testkit.FreePort(t)
 	a, b := c.startGlobal("127.0.0.1", apiPort, grpcPort), c.startGlobal("127.0.0.2", apiPort, grpcPort)
 	if _, err := c.client.Create(t.Context(), kind.Zone, &meshv1alpha1.Zone{ObjectMeta: metav1.ObjectMeta{Name: "west"}}); err != nil {
 		t.Fatal(err)

@@ -177,7 +177,7 @@ func (c *fakeCluster) startReplica(name string) *replica {
 // startReplicaOf a role and preset.
 func (c *fakeCluster) startReplicaOf(name string, cfg ControlPlaneConfig) *replica {
 	c.t.Helper()
-	port := freePort(c.t)
+	port := testkit.FreePort(c.t)
 	ballot, err := lease.New(lease.Config{
 		REST: c.rest, Lease: resource.Key{Namespace: access.SystemNamespace, Name: leaseName},
 		Identity:      fmt.Sprintf("%s%s127.0.0.1:%d", name, atAddress, port),

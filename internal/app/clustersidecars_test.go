@@ -19,6 +19,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	sidecarsecret "github.com/proxima-mesh/proxima/internal/sidecar/secret"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // podToken is the projected token of a Pod as reviews know it.
@@ -43,7 +44,7 @@ func TestSidecarOfAPod(t *testing.T) {
 	}
 	c := startCluster(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	start := func(name string) (*replica, string) {
-		port := freePort(t)
+		port := testkit.FreePort(t)
 		r := c.startReplicaOf(name, ControlPlaneConfig{
 			Preset: PresetZone, Role: RoleZone, Zone: "east", Global: global.global.api.address.String(), ZoneTokenFile: file,
 			XDSPort: port, XDSPortChosen: true,

@@ -81,7 +81,7 @@ func (s testSite) start(name string, edit func(*NodeConfig)) (serving Serving, s
 	}
 	cfg := NodeConfig{
 		Server: reachable(s.cp.api.address), Token: token.Reveal(), Name: name, Mode: "userspace", DataDir: s.t.TempDir(),
-		MachineID: s.t.Name(), certificateSpread: -1, TunnelPort: freePort(s.t),
+		MachineID: s.t.Name(), certificateSpread: -1, TunnelPort: testkit.FreePort(s.t),
 	}
 	edit(&cfg)
 	ctx, cancel := context.WithCancel(context.Background())

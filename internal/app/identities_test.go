@@ -49,7 +49,7 @@ func startMeshPlaneOf(t *testing.T, site, cidr string) *meshPlane {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	cp, err := newStandalone(ctx, ControlPlaneConfig{
-		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: freePort(t), MachineID: t.Name(),
+		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: testkit.FreePort(t), MachineID: t.Name(),
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}, Zone: site,
 	})
 	if err != nil {
@@ -93,16 +93,6 @@ func startMeshPlaneOf(t *testing.T, site, cidr string) *meshPlane {
 	// Root's socket would be outside of the test's folder.
 	p.node.SpiffeSocket = filepath.Join(p.node.DataDir, "spiffe.sock")
 	return p
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 func (p *meshPlane) await(done <-chan struct{}, what string) {

@@ -22,6 +22,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/store"
 	"github.com/proxima-mesh/proxima/internal/store/memory"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // proxy asks for what an agent has, and returns the HTTP status and the body, or the message
@@ -108,7 +109,7 @@ func TestReverseCalls(t *testing.T) {
 	for range 2 {
 		cfg := several(s.zoneConfig("a", "a"), zoneKey)
 		cfg.Global = globals[0].global.api.address.String()
-		proxyPort = freePort(t)
+		proxyPort = testkit.FreePort(t)
 		cfg.XDSPort, cfg.XDSPortChosen = proxyPort, true
 		zone = append(zone, startPlane(t, cfg, ofZone))
 		until(t, "zone a is online", func() bool { return s.online("a") })

@@ -42,10 +42,10 @@ type proxyPlane struct {
 
 func startProxyPlane(t *testing.T) *proxyPlane {
 	t.Helper()
-	dir, port := t.TempDir(), freePort(t)
+	dir, port := t.TempDir(), testkit.FreePort(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cp, err := newStandalone(ctx, ControlPlaneConfig{
-		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: freePort(t), XDSPort: port, XDSPortChosen: true, MachineID: t.Name(),
+		Store: "memory", DataDir: dir, APIAddress: "127.0.0.1:0", GRPCPort: testkit.FreePort(t), XDSPort: port, XDSPortChosen: true, MachineID: t.Name(),
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
 	})
 	if err != nil {

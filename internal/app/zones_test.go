@@ -47,7 +47,7 @@ type plane struct {
 
 func planeConfig(t *testing.T, role Role) ControlPlaneConfig {
 	return ControlPlaneConfig{
-		Store: "memory", DataDir: t.TempDir(), APIAddress: "127.0.0.1:0", GRPCPort: freePort(t), MachineID: t.Name(), Role: role,
+		Store: "memory", DataDir: t.TempDir(), APIAddress: "127.0.0.1:0", GRPCPort: testkit.FreePort(t), MachineID: t.Name(), Role: role,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,6 +28,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 var update = flag.Bool("update", false, "write what commands print into the scripts")
@@ -99,7 +99,7 @@ func startControlPlane(t *testing.T, role app.Role) string {
 	t.Helper()
 	grpcPort := 0
 	if role == app.RoleGlobal {
-		grpcPort = freePort(t)
+		grpcPort = testkit.FreePort(t)
 	}
 	quietKlog()
 	dir := t.TempDir()
@@ -124,16 +124,6 @@ func startControlPlane(t *testing.T, role app.Role) string {
 		t.Fatalf("the control plane ended: %v", err)
 	}
 	return filepath.Join(dir, "kubeconfig")
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 type (

@@ -8,12 +8,14 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -237,15 +239,31 @@ func CleanEnv() []string {
 	return env
 }
 
-// FreePort finds a TCP port on 127.0.0.1 that is not in use.
+// The range of FreePort. It is below the ports that kernels choose for outgoing connections
+// (ip_local_port_range), one of which could otherwise take a port between the call and its use, and
+// below the node ports of Services.
+const firstFreePort, lastFreePort = 16000, 29999
+
+// nextFreePort of this process; each begins elsewhere.
+var nextFreePort atomic.Uint32
+
+func init() { nextFreePort.Store(rand.Uint32()) }
+
+// FreePort finds a TCP port on 127.0.0.1 that is not in use, and that no earlier call in this process
+// returned.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	for range lastFreePort - firstFreePort + 1 {
+		port := firstFreePort + int(nextFreePort.Add(1)%(lastFreePort-firstFreePort+1))
+		var l net.Listener
+		if l, err = net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			_ = l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatalf("no free port: %v", err)
+	return 0
 }
 
 // Eventually polls cond until it is true. It is for outside systems

@@ -29,6 +29,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // TestMain lets this binary be the command that is run.
@@ -112,12 +113,8 @@ func awaitCondition(t *testing.T, client resource.Client, reason string) *v1alph
 
 func freeAddress(t *testing.T) (address string, port int32) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String(), int32(l.Addr().(*net.TCPAddr).Port)
+	free := testkit.FreePort(t)
+	return fmt.Sprintf("127.0.0.1:%d", free), int32(free)
 }
 
 func TestExitCodePassesAndNothingStays(t *testing.T) {

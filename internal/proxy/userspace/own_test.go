@@ -12,6 +12,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/userspace"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // An endpoint at an address where the mode listens itself leads every connection
@@ -20,7 +21,7 @@ func TestOwnSocketsAreNotDialed(t *testing.T) {
 	a, b := netip.MustParseAddrPort("127.96.251.1:8080"), netip.MustParseAddrPort("127.96.251.2:8080")
 	external := change("external", netip.MustParseAddrPort("127.96.251.4:8080"), a)
 	external.State.Service.ExternalIPs = []netip.Addr{netip.MustParseAddr("127.96.251.3")}
-	port := freePort(t)
+	port := uint16(testkit.FreePort(t))
 	nodePort := change("node-port", a, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
 	nodePort.State.Port.NodePort = port
 	for name, tc := range map[string]struct {
@@ -87,15 +88,4 @@ func ask(t *testing.T, protocol proxy.Protocol, to netip.AddrPort) {
 	if n > 0 || protocol == proxy.TCP && errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes came back, and the client was not turned away: %v", n, err)
 	}
-}
-
-// freePort is a port that nothing listens on.
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }

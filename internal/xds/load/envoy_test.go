@@ -15,6 +15,7 @@ import (
 
 	"github.com/proxima-mesh/proxima/internal/demand"
 	"github.com/proxima-mesh/proxima/internal/proxy"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 	"github.com/proxima-mesh/proxima/internal/testkit/envoytest"
 )
 
@@ -62,16 +63,6 @@ func endpoints(address net.Addr) string {
 	a := address.(*net.TCPAddr)
 	return fmt.Sprintf("{cluster_name: x, endpoints: [{locality: {zone: z}, lb_endpoints: [{endpoint: "+
 		"{address: {socket_address: {address: %s, port_value: %d}}}}]}]}", a.IP, a.Port)
-}
-
-// freePort is one that Envoy can listen on.
-func freePort(t *testing.T) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // sum adds up what a stream reported.
@@ -142,7 +133,7 @@ func TestEnvoy(t *testing.T) {
 		}
 	}()
 	dir := envoytest.Dir(t)
-	webPort, mailPort := freePort(t), freePort(t)
+	webPort, mailPort := testkit.FreePort(t), testkit.FreePort(t)
 	envoytest.Start(t, dir, fmt.Sprintf(bootstrap, envoytest.AdminSocket(dir), webPort, mailPort,
 		endpoints(web.Listener.Addr()), endpoints(mail.Addr()), endpoints(plane.Addr())))
 	until(t, "the first report", func() bool { _, n := got.of("web"); return n > 0 })
