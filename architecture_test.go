@@ -57,6 +57,7 @@ var layers = map[string]layer{
 	"internal/lab/relay":             base,
 	"internal/listener":              base,
 	"internal/locality":              base,
+	"internal/reversecall":           base,
 	"internal/machine":               base,
 	"internal/payload":               base,
 	"internal/planner/rule":          base,

@@ -12,10 +12,8 @@ import (
 	sidecarv1 "github.com/proxima-mesh/proxima/api/sidecar/v1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/reversecall"
 )
-
-// maxAnswer of a supervisor, in bytes: the dump of 10,000 services has some 40 MB.
-const maxAnswer = 64 << 20
 
 // NotHereError: the supervisor of a proxy has no stream for questions to this server.
 type NotHereError struct{ Dataplane catalog.Key }
@@ -41,16 +39,7 @@ type supervisor struct {
 	stream grpc.BidiStreamingServer[sidecarv1.Answer, sidecarv1.Call]
 
 	sending sync.Mutex
-
-	mu      sync.Mutex
-	last    uint64
-	waiting map[uint64]*waiting
-	over    bool
-}
-
-type waiting struct {
-	body []byte
-	done chan error // of capacity 1
+	pending reversecall.Pending
 }
 
 // Attend implements the service Calls.
@@ -66,7 +55,7 @@ func (s *supervisors) Attend(stream grpc.BidiStreamingServer[sidecarv1.Answer, s
 	if err := s.server.config.Admit(stream.Context(), client); err != nil {
 		return err
 	}
-	one := &supervisor{stream: stream, waiting: map[uint64]*waiting{}}
+	one := &supervisor{stream: stream}
 	s.mu.Lock()
 	s.of[client.Dataplane] = one
 	s.mu.Unlock()
@@ -76,14 +65,14 @@ func (s *supervisors) Attend(stream grpc.BidiStreamingServer[sidecarv1.Answer, s
 			delete(s.of, client.Dataplane)
 		}
 		s.mu.Unlock()
-		one.end(&NotHereError{client.Dataplane})
+		one.pending.End(&NotHereError{client.Dataplane})
 	}()
 	for {
 		a, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		one.take(a)
+		one.pending.Take(a)
 	}
 }
 
@@ -91,40 +80,6 @@ func (s *supervisor) send(c *sidecarv1.Call) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
 	return s.stream.Send(c)
-}
-
-func (s *supervisor) take(a *sidecarv1.Answer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.waiting[a.GetId()]
-	if w == nil {
-		return // its caller has gone
-	}
-	var err error
-	switch {
-	case a.GetCode() != 0:
-		err = status.Error(codes.Code(a.GetCode()), a.GetMessage())
-	case len(w.body)+len(a.GetPart()) > maxAnswer:
-		err = status.Errorf(codes.ResourceExhausted, "the answer has more than %d bytes", maxAnswer)
-	default:
-		w.body = append(w.body, a.GetPart()...)
-		if !a.GetLast() {
-			return
-		}
-	}
-	delete(s.waiting, a.GetId())
-	w.done <- err
-}
-
-// end of the stream: nobody waits any longer.
-func (s *supervisor) end(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over = true
-	for id, w := range s.waiting {
-		delete(s.waiting, id)
-		w.done <- err
-	}
 }
 
 // Ask the supervisor of a Dataplane's proxy a question (wire.AskConfig and so on), and wait for the
@@ -136,31 +91,14 @@ func (s *Server) Ask(ctx context.Context, dataplane catalog.Key, question, argum
 	if one == nil {
 		return nil, &NotHereError{dataplane}
 	}
-	w := &waiting{done: make(chan error, 1)}
-	one.mu.Lock()
-	if one.over {
-		one.mu.Unlock()
-		return nil, &NotHereError{dataplane}
-	}
-	one.last++
-	id := one.last
-	one.waiting[id] = w
-	one.mu.Unlock()
-	defer func() {
-		one.mu.Lock()
-		defer one.mu.Unlock()
-		delete(one.waiting, id)
-	}()
-	if err := one.send(&sidecarv1.Call{Id: id, Question: question, Argument: argument}); err != nil {
-		return nil, &NotHereError{dataplane}
-	}
-	select {
-	case err := <-w.done:
-		return w.body, err
-	case <-ctx.Done():
+	return one.pending.Do(ctx, "the supervisor of the proxy of Dataplane "+dataplane.String(), func(id uint64) error {
+		if one.send(&sidecarv1.Call{Id: id, Question: question, Argument: argument}) != nil {
+			return &NotHereError{dataplane}
+		}
+		return nil
+	}, func(id uint64) {
 		_ = one.send(&sidecarv1.Call{Id: id, Cancelled: true}) // if it fails there is nothing to cancel
-		return nil, status.Errorf(codes.DeadlineExceeded, "the supervisor of the proxy of Dataplane %s did not answer: %v", dataplane, ctx.Err())
-	}
+	})
 }
 
 // SentResource is one that a proxy was sent.

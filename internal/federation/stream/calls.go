@@ -10,13 +10,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
+	"github.com/proxima-mesh/proxima/internal/reversecall"
 )
 
 const (
-	// partSize of an answer; maxAnswer of all parts together: a configuration dump of
-	// a large proxy is some tens of megabytes.
-	partSize  = 256 << 10
-	maxAnswer = 64 << 20
+	// partSize of an answer.
+	partSize = 256 << 10
 	// maxCalls are worked on at the same time in a zone.
 	maxCalls = 16
 )
@@ -91,8 +90,8 @@ func (a *answerer) take(ctx context.Context, call *federationv1.Call) {
 
 // answer sends the outcome. A stream that has broken has no caller any more.
 func (a *answerer) answer(id uint64, body []byte, err error) {
-	if err == nil && len(body) > maxAnswer {
-		err = status.Errorf(codes.ResourceExhausted, "the answer has %d bytes, the limit is %d", len(body), maxAnswer)
+	if err == nil && len(body) > reversecall.MaxAnswer {
+		err = status.Errorf(codes.ResourceExhausted, "the answer has %d bytes, the limit is %d", len(body), reversecall.MaxAnswer)
 	}
 	if err != nil {
 		s, given := status.FromError(err)
@@ -122,55 +121,27 @@ func (a *answerer) stop() {
 
 // caller is global's end of a stream of calls.
 type caller struct {
-	out *sender
-
-	mu      sync.Mutex
-	last    uint64
-	waiting map[uint64]*waitingCall
-	closed  bool
+	out     *sender
+	pending reversecall.Pending
 }
 
-type waitingCall struct {
-	body []byte
-	done chan error // of capacity 1
-}
-
-func newCaller(s rpc) *caller {
-	return &caller{out: &sender{rpc: s}, waiting: map[uint64]*waitingCall{}}
-}
+func newCaller(s rpc) *caller { return &caller{out: &sender{rpc: s}} }
 
 // call sends a call and waits for the answer.
 func (c *caller) call(ctx context.Context, zone string, call *federationv1.Call) ([]byte, error) {
-	w := &waitingCall{done: make(chan error, 1)}
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil, &NoStreamError{zone}
-	}
-	c.last++
-	id := c.last
-	c.waiting[id] = w
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.waiting, id)
-	}()
 	deadline, _ := ctx.Deadline()
-	m := &federationv1.Call{
-		Id: id, Kind: call.GetKind(), Target: call.GetTarget(), Namespace: call.GetNamespace(), Name: call.GetName(),
-		TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)), Type: call.GetType(), Body: call.GetBody(),
-	}
-	if err := c.out.send(m); err != nil {
-		return nil, &NoStreamError{zone}
-	}
-	select {
-	case err := <-w.done:
-		return w.body, err
-	case <-ctx.Done():
+	return c.pending.Do(ctx, "zone "+zone, func(id uint64) error {
+		m := &federationv1.Call{
+			Id: id, Kind: call.GetKind(), Target: call.GetTarget(), Namespace: call.GetNamespace(), Name: call.GetName(),
+			TimeoutMilliseconds: uint32(max(time.Until(deadline).Milliseconds(), 1)), Type: call.GetType(), Body: call.GetBody(),
+		}
+		if c.out.send(m) != nil {
+			return &NoStreamError{zone}
+		}
+		return nil
+	}, func(id uint64) {
 		_ = c.out.send(&federationv1.Call{Id: id, Cancelled: true}) // if it fails there is nothing to cancel
-		return nil, status.Errorf(codes.DeadlineExceeded, "zone %s did not answer: %v", zone, ctx.Err())
-	}
+	})
 }
 
 // NoStreamError: the control plane of a zone has no stream to this instance of global. It
@@ -186,45 +157,12 @@ func (e *NoStreamError) GRPCStatus() *status.Status { return status.New(codes.Un
 
 // read takes answers until the stream ends.
 func (c *caller) read(zone string) error {
-	defer c.close(zone)
+	defer c.pending.End(&NoStreamError{zone})
 	for {
 		var a federationv1.CallAnswer
 		if err := c.out.rpc.RecvMsg(&a); err != nil {
 			return statusOf(err)
 		}
-		c.take(&a)
-	}
-}
-
-func (c *caller) take(a *federationv1.CallAnswer) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	w := c.waiting[a.GetId()]
-	if w == nil {
-		return // its caller has gone
-	}
-	var err error
-	switch {
-	case a.GetCode() != 0:
-		err = status.Error(codes.Code(a.GetCode()), a.GetMessage())
-	case len(w.body)+len(a.GetPart()) > maxAnswer:
-		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
-	default:
-		w.body = append(w.body, a.GetPart()...)
-		if !a.GetLast() {
-			return
-		}
-	}
-	delete(c.waiting, a.GetId())
-	w.done <- err
-}
-
-func (c *caller) close(zone string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed = true
-	for id, w := range c.waiting {
-		delete(c.waiting, id)
-		w.done <- &NoStreamError{zone}
+		c.pending.Take(&a)
 	}
 }

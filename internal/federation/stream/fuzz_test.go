@@ -11,13 +11,23 @@ import (
 	federationv1 "github.com/proxima-mesh/proxima/api/federation/v1"
 	"github.com/proxima-mesh/proxima/internal/delta"
 	"github.com/proxima-mesh/proxima/internal/federation"
+	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
 // scripted is a stream from which given messages are read.
-type scripted struct{ messages []proto.Message }
+type scripted struct {
+	messages []proto.Message
+	sent     func() // after a message was sent; nil: nothing
+}
 
 func (s *scripted) Context() context.Context { return context.Background() }
-func (s *scripted) SendMsg(any) error        { return nil }
+
+func (s *scripted) SendMsg(any) error {
+	if s.sent != nil {
+		s.sent()
+	}
+	return nil
+}
 
 func (s *scripted) RecvMsg(m any) error {
 	if len(s.messages) == 0 {
@@ -71,11 +81,11 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		c := newCaller(s)
-		w := &waitingCall{done: make(chan error, 1)}
-		c.waiting[1] = w
-		_ = c.read("east")
-		if len(w.done) != 1 || len(c.waiting) != 0 {
-			t.Errorf("%d outcomes, %d waiting", len(w.done), len(c.waiting))
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
+		defer cancel()
+		s.sent = func() { _ = c.read("east") } // the stream ends behind the answers
+		if _, err := c.call(ctx, "east", &federationv1.Call{}); ctx.Err() != nil {
+			t.Error(err)
 		}
 	})
 }
