@@ -157,6 +157,7 @@ func (d *identities) components() []component {
 	}
 	return append(append(follow, d.external.components()...), []component{
 		{Name: "authorities of meshes", Run: d.authorities.Run},
+		{Name: "exports of meshes", Run: (&meshExports{tables: d.catalog, export: d.board.Export}).follow},
 		{Name: "records of certificates", Run: func(ctx context.Context) error {
 			return d.ledger.Follow(ctx, func(e issue.Entry) { d.board.Restore([]issue.Issued{e.Issued}) })
 		}},

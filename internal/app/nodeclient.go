@@ -179,10 +179,11 @@ func hasAddress(dp *meshv1alpha1.Dataplane, addr netip.Addr) bool {
 	})
 }
 
-// Trust implements outbound.Identities.
+// Trust implements outbound.Identities. A Service is exported to other meshes in its own zone
+// alone, so no connection between sites is from a mesh to another.
 func (n *nodeIdentity) Trust() *mesh.Trust {
 	trust, _ := n.manager.Trust()
-	return trust
+	return trust.Apart()
 }
 
 // Holds implements outbound.Identities.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -38,8 +39,9 @@ type meshes struct {
 	vips map[string]string
 }
 
-// TestMeshes: a proxy serves one mesh, sees it and what is exported to it, which it calls without
-// TLS. In mode Strict workloads take certificates of their own trust domain alone.
+// TestMeshes: a proxy serves one mesh, sees it and what is exported to it, which it calls by mutual
+// TLS. Workloads take certificates of their own trust domain, and of those of the meshes that they are
+// exported to, each by its own roots.
 func TestMeshes(t *testing.T) {
 	if _, err := cgroup.Find(); err != nil {
 		t.Skip(err)
@@ -76,21 +78,72 @@ func TestMeshes(t *testing.T) {
 	})
 	t.Run("strict", func(t *testing.T) {
 		m.mode("Strict")
-		testkit.Eventually(t, "blue, whose calls are plain, is refused", func() bool { return m.ask("blue", "open") != nil })
-		for _, c := range []struct {
-			certificate, address string
-			admitted             bool
-		}{
-			{"closed", "10.200.1.12:9101", true},
-			{"blue", "10.200.1.12:9101", false},
-			{"red", "10.200.1.12:9101", false},
-			{"", "10.200.1.12:9101", false},
-		} {
-			if err := m.handshake(c.certificate, c.address); (err == nil) != c.admitted {
-				t.Errorf("a certificate of %q to %s: %v; admitted: want %v", c.certificate, c.address, err, c.admitted)
+		testkit.Eventually(t, "a client without a certificate is refused", func() bool { return m.handshake("", openAt) != nil })
+		for range 20 {
+			if err := m.ask("blue", "open"); err != nil {
+				t.Errorf("blue calls what is exported to it: %v", err)
 			}
 		}
+		m.handshakes(t, "strict", map[string][]string{openAt: {"closed", "blue"}, closedAt: {"open"}})
 	})
+	t.Run("permissions", m.permissions)
+	t.Run("no longer exported, strict", func(t *testing.T) {
+		m.export("")
+		testkit.Eventually(t, "blue is refused", func() bool { return m.handshake("blue", openAt) != nil && m.ask("blue", "open") != nil })
+		m.handshakes(t, "not exported", map[string][]string{openAt: {"closed"}})
+		m.export("*")
+		testkit.Eventually(t, "blue and red are served", func() bool { return m.ask("blue", "open") == nil && m.ask("red", "open") == nil })
+		m.handshakes(t, "exported to all", map[string][]string{openAt: {"closed", "blue", "red"}, closedAt: {"open"}})
+	})
+}
+
+// Where workloads of mesh default serve.
+const openAt, closedAt = "10.200.1.12:9101", "10.200.2.12:9101"
+
+// handshakes of each workload, and of a client without a certificate: admitted, by address, are those
+// that get in.
+func (m *meshes) handshakes(t *testing.T, when string, admitted map[string][]string) {
+	t.Helper()
+	for address, in := range admitted {
+		for _, certificate := range []string{"open", "closed", "blue", "red", ""} {
+			want := slices.Contains(in, certificate) || certificate != "" && address == map[string]string{"open": openAt, "closed": closedAt}[certificate]
+			if err := m.handshake(certificate, address); (err == nil) != want {
+				t.Errorf("%s: a certificate of %q to %s: %v; admitted: want %v", when, certificate, address, err, want)
+			}
+		}
+	}
+}
+
+// permissions select callers of another mesh by its name, and by their SPIFFE IDs.
+func (m *meshes) permissions(t *testing.T) {
+	allow := func(from meshv1alpha1.PolicySource) *meshv1alpha1.TrafficPermission {
+		p := &meshv1alpha1.TrafficPermission{ObjectMeta: named("callers")}
+		p.Spec.Allow = []meshv1alpha1.PermissionRule{{From: []meshv1alpha1.PolicySource{from}}}
+		return p
+	}
+	exact := func(id string) meshv1alpha1.PolicySource {
+		return meshv1alpha1.PolicySource{SPIFFE: []meshv1alpha1.ValueMatch{{Type: meshv1alpha1.MatchExact, Value: id}}}
+	}
+	for _, c := range []struct {
+		name              string
+		from              meshv1alpha1.PolicySource
+		blue, ownWorkload bool
+	}{
+		{"mesh blue", meshv1alpha1.PolicySource{Mesh: "blue"}, true, false},
+		{"mesh red", meshv1alpha1.PolicySource{Mesh: "red"}, false, false},
+		{"the ID of blue", exact("spiffe://blue.mesh/ns/blue/sa/default"), true, false},
+		{"the same account in the own mesh", exact("spiffe://default.mesh/ns/blue/sa/default"), false, false},
+		{"an ID of the own mesh", exact("spiffe://default.mesh/ns/default/sa/default"), false, true},
+	} {
+		m.create(kind.TrafficPermission, allow(c.from))
+		testkit.Eventually(t, "permission for "+c.name, func() bool {
+			return (m.ask("blue", "open") == nil) == c.blue && (m.handshake("closed", openAt) == nil) == c.ownWorkload
+		})
+		if err := m.api.Delete(t.Context(), kind.TrafficPermission, resource.Key{Namespace: "default", Name: "callers"}, resource.Preconditions{}); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, "without a permission", func() bool { return m.ask("blue", "open") == nil && m.handshake("closed", openAt) == nil })
+	}
 }
 
 func openMeshes(t *testing.T) *meshes {

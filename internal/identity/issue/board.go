@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	identityv1 "github.com/proxima-mesh/proxima/api/identity/v1"
 	"github.com/proxima-mesh/proxima/internal/certpem"
 	"github.com/proxima-mesh/proxima/internal/identity/authority"
@@ -17,9 +19,8 @@ import (
 
 // Published is what agents are to trust for a mesh.
 type Published struct {
-	State      rotation.State
-	Domain     mesh.Domain
-	ExportedTo []string
+	State  rotation.State
+	Domain mesh.Domain
 	// Life of the longest certificate that is issued; 0: authority.LeafLife.
 	Life time.Duration
 }
@@ -32,6 +33,7 @@ type Board struct {
 
 	mu      sync.Mutex
 	meshes  map[string]*identityv1.Bundle
+	exports map[string][]string // by mesh: which have clients of its servers
 	lives   map[string]time.Duration
 	changed chan struct{} // closed by the next change of meshes
 	nodes   map[string]*node
@@ -71,10 +73,9 @@ func (b *Board) Restore(issued []Issued) {
 // certificates.
 func (b *Board) Publish(p Published) error {
 	bundle := &identityv1.Bundle{
-		Mesh: p.State.Mesh, TrustDomain: p.Domain.Name(), ExportedTo: slices.Clone(p.ExportedTo),
+		Mesh: p.State.Mesh, TrustDomain: p.Domain.Name(),
 		Generation: p.State.Generation, Issuer: p.State.Issuer, AcceptsPlain: p.State.AcceptsPlain(),
 	}
-	slices.Sort(bundle.ExportedTo)
 	if roots := p.State.Roots(); len(roots) > 0 {
 		if _, err := certpem.ParseCertificates(roots); err != nil {
 			return err
@@ -85,10 +86,31 @@ func (b *Board) Publish(p Published) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	bundle.ExportedTo = b.exports[p.State.Mesh]
 	b.lives[p.State.Mesh] = max(p.Life, b.lives[p.State.Mesh], authority.LeafLife)
 	b.meshes[p.State.Mesh] = bundle
 	b.notifyLocked()
 	return nil
+}
+
+// Export replaces, for all meshes, which others have Services of theirs exported to them. The names
+// have to be sorted, and belong to the board afterwards.
+func (b *Board) Export(exports map[string][]string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.exports = exports
+	changed := false
+	for name, old := range b.meshes {
+		if slices.Equal(old.ExportedTo, exports[name]) {
+			continue
+		}
+		bundle := proto.CloneOf(old) // messages that were sent do not change
+		bundle.ExportedTo = exports[name]
+		b.meshes[name], changed = bundle, true
+	}
+	if changed {
+		b.notifyLocked()
+	}
 }
 
 // Remove a mesh that was deleted. That there is none is no error.

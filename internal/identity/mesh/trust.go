@@ -20,7 +20,8 @@ type Bundle struct {
 	// Roots of the domain, several during a rotation. None: no certificate of the
 	// domain is valid.
 	Roots []*x509.Certificate
-	// ExportedTo names the meshes whose clients may connect to servers of this one.
+	// ExportedTo names the meshes whose clients may connect to servers of this one: to some of them.
+	// Which, is for each server to say.
 	ExportedTo []string
 }
 
@@ -30,12 +31,14 @@ type Trust struct {
 	meshes  map[string]Bundle
 	domains map[Domain]string // the mesh of a domain
 	bundles *x509bundle.Set
+	apart   *Trust // without exports; nil: there are none
 }
 
 // NewTrust checks and indexes bundles, which must not change afterwards. Two meshes of
 // one name or trust domain are an error, as is a root that is no authority's.
 func NewTrust(bundles ...Bundle) (*Trust, error) {
 	t := &Trust{meshes: map[string]Bundle{}, domains: map[Domain]string{}, bundles: x509bundle.NewSet()}
+	exports := false
 	for _, b := range bundles {
 		switch other, taken := t.domains[b.Domain]; {
 		case b.Mesh == "" || b.Domain.IsZero():
@@ -53,8 +56,25 @@ func NewTrust(bundles ...Bundle) (*Trust, error) {
 		t.meshes[b.Mesh] = b
 		t.domains[b.Domain] = b.Mesh
 		t.bundles.Add(x509bundle.FromX509Authorities(b.Domain, b.Roots))
+		exports = exports || len(b.ExportedTo) > 0
+	}
+	if exports {
+		t.apart = &Trust{meshes: map[string]Bundle{}, domains: t.domains, bundles: t.bundles}
+		for name, b := range t.meshes {
+			b.ExportedTo = nil
+			t.apart.meshes[name] = b
+		}
 	}
 	return t, nil
+}
+
+// Apart is the same trust without exports: no mesh admits clients of another. It is for servers of
+// all services of a mesh that do not know which of them are exported, as gateways.
+func (t *Trust) Apart() *Trust {
+	if t.apart == nil {
+		return t
+	}
+	return t.apart
 }
 
 // Bundle of a mesh.

@@ -23,17 +23,25 @@ func ScopeOf(s *corev1.Service, mesh string) proxy.Scope {
 	if s.Labels[meshv1alpha1.LabelExternalService] != "" && s.Labels[meshv1alpha1.LabelMesh] != "" {
 		mesh = s.Labels[meshv1alpha1.LabelMesh]
 	}
-	scope := proxy.Scope{Mesh: mesh}
+	names, all := ExportsOf(s, mesh)
+	if all {
+		return proxy.Scope{}
+	}
+	return proxy.Scope{Mesh: mesh, Exported: names}
+}
+
+// ExportsOf a Service of a mesh are the other meshes that its annotation names, sorted; all: it is
+// exported to every mesh, and names is nil.
+func ExportsOf(s *corev1.Service, mesh string) (names []string, all bool) {
 	for name := range strings.SplitSeq(s.Annotations[meshv1alpha1.AnnotationToMeshes], ",") {
 		switch name = strings.TrimSpace(name); name {
 		case meshv1alpha1.ToAllMeshes:
-			return proxy.Scope{}
+			return nil, true
 		case "", mesh:
 		default:
-			scope.Exported = append(scope.Exported, name)
+			names = append(names, name)
 		}
 	}
-	slices.Sort(scope.Exported)
-	scope.Exported = slices.Compact(scope.Exported)
-	return scope
+	slices.Sort(names)
+	return slices.Compact(names), false
 }

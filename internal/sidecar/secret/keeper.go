@@ -151,12 +151,10 @@ func (i *Identity) equal(other *Identity) bool {
 	return true
 }
 
-// writeFiles for gRPC's file_watcher, which takes them together when certificate and key fit.
+// writeFiles for gRPC's file_watcher, which takes them together when certificate and key fit. It
+// takes a name of any trust domain by any root, so the roots are those of the own domain alone.
 func (k *Keeper) writeFiles(i *Identity) error {
-	var roots [][]byte
-	for _, of := range i.Roots {
-		roots = append(roots, of...)
-	}
+	roots := i.Roots[i.Domain()]
 	var errs []error
 	for name, data := range map[string][]byte{
 		"key.pem": i.keyPEM(), "certificate.pem": i.certificatePEM(), "roots.pem": encodePEM("CERTIFICATE", roots...),

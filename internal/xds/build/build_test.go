@@ -9,19 +9,21 @@ import (
 
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
-	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/resource/resourcetest"
+	"github.com/proxima-mesh/proxima/internal/xds/translate"
 )
 
 // world is a builder on a catalog.
@@ -305,41 +307,91 @@ func TestInboundModes(t *testing.T) {
 	}
 }
 
-// TestInboundClients: clients of the own mesh get in, and those of meshes that it is exported to,
-// but not those of a mesh whose servers it calls, though its roots are known.
+// TestInboundClients: a port admits clients of the own mesh, and those of meshes that a Service which
+// leads to it is exported to; other workloads of the mesh do not, nor does another port. Clients call
+// such a Service by mutual TLS, and no other of the mesh.
 func TestInboundClients(t *testing.T) {
-	domainOf := func(name string) identity.Domain {
-		d, err := identity.ParseDomain(name + ".mesh")
-		if err != nil {
-			t.Fatal(err)
-		}
+	secured := func(name string) *meshv1alpha1.Mesh {
+		return &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: meshv1alpha1.MeshSpec{MTLS: &meshv1alpha1.MeshMTLS{
+			EnabledBackend: "ca", Backends: []meshv1alpha1.MeshCertificateBackend{{Name: "ca", Mode: "Strict"}},
+		}}}
+	}
+	service := func(name, ip, to string) *corev1.Service {
+		s := testService(name, ip, corev1.ServicePort{Port: 80, TargetPort: intstr.FromInt32(8080)})
+		s.Spec.Selector = map[string]string{"app": name}
+		s.Annotations = map[string]string{meshv1alpha1.AnnotationToMeshes: to}
+		return s
+	}
+	workload := func(namespace, name, ip string) *meshv1alpha1.Dataplane {
+		d := testDataplane(name, ip, nil)
+		d.Namespace, d.Labels = namespace, map[string]string{"app": name}
+		d.Spec.Ports = append(d.Spec.Ports, meshv1alpha1.DataplanePort{Port: 9090})
 		return d
 	}
-	trust, err := identity.NewTrust(
-		identity.Bundle{Mesh: "own", Domain: domainOf("own"), ExportedTo: []string{"client"}},
-		identity.Bundle{Mesh: "client", Domain: domainOf("client")},
-		identity.Bundle{Mesh: "server", Domain: domainOf("server"), ExportedTo: []string{"own"}},
+	w := newWorld(t,
+		secured("default"), secured("blue"), secured("red"), &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "plain"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{meshv1alpha1.LabelMesh: "blue"}}},
+		service("open", "10.96.0.1", "blue,plain,none"), service("closed", "10.96.0.2", ""),
+		workload("shop", "open", "10.0.0.1"), workload("shop", "closed", "10.0.0.2"), workload("b", "client", "10.0.0.3"),
 	)
+	admitted := func(name string, port int32) []string {
+		c := w.connect(name, Sidecar)
+		defer c.Close(nil)
+		w.builder.mu.Lock()
+		defer w.builder.mu.Unlock()
+		var all translate.Resources
+		d, _ := w.builder.snapshot.Dataplanes.Get(c.proxy.Key)
+		w.builder.ownInbound(c.proxy, d, &all)
+		i := slices.IndexFunc(all.Listeners, func(l *listener.Listener) bool { return l.Name == inName(port) })
+		if i < 0 {
+			t.Fatalf("%s has no listener of port %d", name, port)
+		}
+		l := all.Listeners[i]
+		var prefixes []string
+		for _, chain := range l.FilterChains {
+			var tls tlsv3.DownstreamTlsContext
+			if err := chain.TransportSocket.GetTypedConfig().UnmarshalTo(&tls); err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range tls.CommonTlsContext.GetCombinedValidationContext().DefaultValidationContext.MatchTypedSubjectAltNames {
+				if !slices.Contains(prefixes, m.Matcher.GetPrefix()) {
+					prefixes = append(prefixes, m.Matcher.GetPrefix())
+				}
+			}
+		}
+		return prefixes
+	}
+	check := func(name string, port int32, want ...string) {
+		t.Helper()
+		if got := admitted(name, port); !slices.Equal(got, want) {
+			t.Errorf("port %d of %s admits %q, want %q", port, name, got, want)
+		}
+	}
+	check("open", 8080, "spiffe://default.mesh/", "spiffe://blue.mesh/")
+	check("open", 9090, "spiffe://default.mesh/")
+	check("closed", 8080, "spiffe://default.mesh/")
+	client, err := w.builder.Connect(catalog.Key{Namespace: "b", Name: "client"}, Sidecar)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := NewBuilder(Config{})
-	b.trust = trust
-	l := inListener(&inbound{
-		port: 80, at: netip.MustParseAddrPort("10.0.0.1:80"), mode: Strict, domain: "own.mesh", clients: b.foreignClients("own"),
-	})
-	for _, chain := range l.FilterChains {
-		var tls tlsv3.DownstreamTlsContext
-		if err := chain.TransportSocket.GetTypedConfig().UnmarshalTo(&tls); err != nil {
-			t.Fatal(err)
+	defer client.Close(nil)
+	tls := func() *clientTLS {
+		w.builder.mu.Lock()
+		defer w.builder.mu.Unlock()
+		if u := w.builder.upstreamOf(client.proxy.class, ServicePort{catalog.Key{Namespace: "shop", Name: "open"}, 80}); u != nil {
+			return u.tls
 		}
-		var prefixes []string
-		for _, m := range tls.CommonTlsContext.GetCombinedValidationContext().DefaultValidationContext.MatchTypedSubjectAltNames {
-			prefixes = append(prefixes, m.Matcher.GetPrefix())
-		}
-		if want := []string{"spiffe://own.mesh/", "spiffe://client.mesh/"}; !slices.Equal(prefixes, want) {
-			t.Errorf("chain %s admits %q, want %q", chain.Name, prefixes, want)
-		}
+		return nil
+	}
+	if is := tls(); is == nil || is.domain != "default.mesh" {
+		t.Errorf("a client of blue calls shop/open by %+v, want mutual TLS with default.mesh", is)
+	}
+	w.seed(service("open", "10.96.0.1", "*"))
+	check("open", 8080, "spiffe://default.mesh/", "spiffe://blue.mesh/", "spiffe://red.mesh/")
+	w.seed(service("open", "10.96.0.1", "red"))
+	check("open", 8080, "spiffe://default.mesh/", "spiffe://red.mesh/")
+	if is := tls(); is != nil {
+		t.Errorf("a client of blue calls shop/open, which is exported to red alone, by %+v", is)
 	}
 }
 

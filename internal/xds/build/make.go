@@ -1,6 +1,7 @@
 package build
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
@@ -192,7 +194,7 @@ func (b *Builder) clientTLS(c *class, of ServicePort, to *beyond) *clientTLS {
 		name = to.remote.Mesh
 	}
 	domain, m, ok := b.meshTLS(name)
-	if own, _, has := b.meshTLS(c.Mesh); !ok || !has || name != c.Mesh && !b.trusts(name, own) {
+	if _, _, has := b.meshTLS(c.Mesh); !ok || !has || name != c.Mesh && !b.secures(c, of.Service) {
 		return nil
 	}
 	sni, err := mesh.SNI(mesh.Service{
@@ -499,24 +501,45 @@ func (b *Builder) passthrough(meshName string) string {
 	return Passthrough
 }
 
-// trusts reports whether servers of a mesh admit certificates of a trust domain. Where they do
-// not, its workloads do not have the roots of the servers either.
-func (b *Builder) trusts(meshName string, clients mesh.Domain) bool {
-	return b.trust != nil && slices.Contains(b.trust.ClientDomains(meshName), clients)
+// secures reports whether proxies of a class call a Service of another mesh by mutual TLS: it is
+// exported to theirs by name or to all, so its servers admit them (clientsOf). gRPC programs verify
+// all peers by one set of roots, those of their own domain.
+func (b *Builder) secures(c *class, service catalog.Key) bool {
+	object, ok := b.snapshot.Services.Get(service)
+	if !ok || c.Variant == GRPC {
+		return false
+	}
+	names, all := kube.ExportsOf(object, b.meshOf(service.Namespace))
+	return all || slices.Contains(names, c.Mesh)
 }
 
-// foreignClients are the trust domains that a mesh is exported to.
-func (b *Builder) foreignClients(name string) []string {
-	if b.trust == nil {
-		return nil
+// clientsOf a port of a workload in other meshes: the trust domains of those that a Service which
+// leads to the port is exported to, sorted.
+func (b *Builder) clientsOf(p *Proxy, d *meshv1alpha1.Dataplane, port *meshv1alpha1.DataplanePort) []string {
+	if b.meshOf(p.Key.Namespace) != p.Mesh {
+		return nil // Services select workloads of their own mesh
 	}
-	var out []string
-	for i, domain := range b.trust.ClientDomains(name) {
-		if i > 0 { // the first is its own
-			out = append(out, domain.Name())
+	domains := map[string]struct{}{}
+	add := func(name string) {
+		if domain, _, ok := b.meshTLS(name); ok && name != p.Mesh {
+			domains[domain.Name()] = struct{}{}
 		}
 	}
-	return out
+	for _, service := range b.snapshot.ServicesSelecting(p.Key.Namespace, d.Labels) {
+		if !slices.ContainsFunc(service.Spec.Ports, func(to corev1.ServicePort) bool { return leadsTo(&to, port) }) {
+			continue
+		}
+		names, all := kube.ExportsOf(service, p.Mesh)
+		if all {
+			for key := range b.snapshot.Meshes.All() {
+				add(key.Name)
+			}
+		}
+		for _, name := range names {
+			add(name)
+		}
+	}
+	return slices.Sorted(maps.Keys(domains))
 }
 
 // ownInbound adds a listener and a cluster for each TCP port of the workload.
@@ -529,7 +552,6 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 	if trust, m, ok := b.meshTLS(p.Mesh); ok {
 		mode, domain = modeOf(m), trust.Name()
 	}
-	clients := b.foreignClients(p.Mesh)
 	for i := range d.Spec.Ports {
 		port := &d.Spec.Ports[i]
 		if port.Protocol != "" && port.Protocol != "TCP" {
@@ -538,7 +560,7 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 		app := b.appProtocolOf(p.Key, d, port)
 		in := &inbound{
 			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
-			serverFirst: serverFirst(app), domain: domain, clients: clients, fileIdentity: p.class.Variant == Direct,
+			serverFirst: serverFirst(app), domain: domain, clients: b.clientsOf(p, d, port), fileIdentity: p.class.Variant == Direct,
 			policies: b.inPoliciesOf(p.Key, port.Port),
 		}
 		if mode != Plain && in.policies.port.TLS.Mode != "" { // a mesh without mTLS has no certificates

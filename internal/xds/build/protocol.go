@@ -53,7 +53,8 @@ func leadsTo(service *corev1.ServicePort, port *meshv1alpha1.DataplanePort) bool
 	}
 }
 
-// respoken are the proxies whose ports may speak another protocol after a change of Services.
+// respoken are the proxies whose ports may speak another protocol, or have clients of other meshes,
+// after a change of Services.
 func (b *Builder) respoken(d *catalog.Delta) map[*Proxy]struct{} {
 	out := map[*Proxy]struct{}{}
 	if len(b.proxies) == 0 {
@@ -61,7 +62,8 @@ func (b *Builder) respoken(d *catalog.Delta) map[*Proxy]struct{} {
 	}
 	for _, c := range d.Services {
 		if c.Old != nil && c.New != nil && reflect.DeepEqual(c.Old.Spec.Selector, c.New.Spec.Selector) &&
-			slices.EqualFunc(c.Old.Spec.Ports, c.New.Spec.Ports, samePort) {
+			slices.EqualFunc(c.Old.Spec.Ports, c.New.Spec.Ports, samePort) &&
+			c.Old.Annotations[meshv1alpha1.AnnotationToMeshes] == c.New.Annotations[meshv1alpha1.AnnotationToMeshes] {
 			continue
 		}
 		for _, service := range []*corev1.Service{c.Old, c.New} {
