@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -46,7 +47,9 @@ type proxyStatus struct {
 	Ready    string `json:"ready"`
 	Draining bool   `json:"draining"`
 	Problem  string `json:"problem"`
-	Envoy    struct {
+	// Refused connections past the proxy, by port.
+	Refused map[string]uint64 `json:"refused"`
+	Envoy   struct {
 		PID      int `json:"pid"`
 		Restarts int `json:"restarts"`
 	} `json:"envoy"`
@@ -90,6 +93,11 @@ func printProxyState(out io.Writer, p *admin.ProxyState) error {
 		row("Envoy", "process %d, started again %d times", own.Envoy.PID, own.Envoy.Restarts)
 		if i := own.Identity; i != nil {
 			row("Certificate", "%s, valid %s", i.ID, expiryText(i.NotAfter, now))
+		}
+		for _, port := range slices.Sorted(maps.Keys(own.Refused)) {
+			if n := own.Refused[port]; n > 0 {
+				row("Refused", "%d connections to port %s, in mode Strict, that this machine translated: they cannot pass the sidecar", n, port)
+			}
 		}
 		if own.Problem != "" {
 			row("Renewal", "fails: %s", describe.OneLine(own.Problem))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 	"github.com/proxima-mesh/proxima/internal/sidecar/relay"
 	"github.com/proxima-mesh/proxima/internal/sidecar/supervise"
 	"github.com/proxima-mesh/proxima/internal/version"
@@ -26,6 +27,8 @@ type Status struct {
 	Envoy    supervise.Status `json:"envoy"`
 	Relay    relay.Status     `json:"relay"`
 	Identity *IdentityStatus  `json:"identity,omitempty"`
+	// Refused connections past the proxy, by port in mode Strict.
+	Refused map[uint16]uint64 `json:"refused,omitempty"`
 	// Problem that keeps the certificate from being renewed.
 	Problem string `json:"problem,omitempty"`
 }
@@ -62,8 +65,21 @@ func (s *Supervisor) status(ctx context.Context) Status {
 	if i := s.keeper.Current(); i != nil {
 		out.Identity = &IdentityStatus{ID: i.ID(), Serial: i.Serial(), Issuer: i.Issuer(), NotAfter: i.NotAfter()}
 	}
+	out.Refused = s.refused()
 	if err := s.keeper.Problem(); err != nil {
 		out.Problem = err.Error()
+	}
+	return out
+}
+
+// refused connections past the proxy, by strict port.
+func (s *Supervisor) refused() map[uint16]uint64 {
+	if !s.options.Redirect {
+		return nil
+	}
+	out, err := redirect.Refused(s.options.Node.ID)
+	if err != nil {
+		s.logger.Warn("refused connections are not counted", "table", redirect.TableName, "error", err)
 	}
 	return out
 }
@@ -98,6 +114,12 @@ func (s *Supervisor) own() string {
 	}
 	metric("proxima_sidecar_envoy_restarts_total", "counter", "Starts of Envoy after it had ended by itself.")
 	fmt.Fprintf(&out, "proxima_sidecar_envoy_restarts_total %d\n", envoy.Restarts)
+	if refused := s.refused(); len(refused) > 0 {
+		metric("proxima_sidecar_refused_connections_total", "counter", "Connections that came past the proxy to a port in mode Strict, by port.")
+		for _, port := range slices.Sorted(maps.Keys(refused)) {
+			fmt.Fprintf(&out, "proxima_sidecar_refused_connections_total{port=\"%d\"} %d\n", port, refused[port])
+		}
+	}
 	if i := s.keeper.Current(); i != nil {
 		metric("proxima_sidecar_certificate_expiry_timestamp_seconds", "gauge", "When the workload's certificate runs out, in Unix time.")
 		fmt.Fprintf(&out, "proxima_sidecar_certificate_expiry_timestamp_seconds %d\n", i.NotAfter().Unix())

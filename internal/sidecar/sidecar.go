@@ -377,12 +377,30 @@ func (s *Supervisor) await(ctx context.Context) error {
 		if err := redirect.Install(o.Rules); err != nil {
 			return redirectProblem(err)
 		}
+		s.refuse()
 	}
 	_, err := fmt.Fprintf(s.stdout, "ready node=%s metrics=%s health=%s\n", o.Node.ID, o.MetricsAddress, o.HealthAddress)
 	if err != nil {
 		s.logger.Debug("nobody reads stdout", "error", err)
 	}
+	for o.Redirect {
+		select {
+		case <-s.relay.Accepted():
+			s.refuse()
+		case <-ctx.Done():
+			return nil
+		}
+	}
 	return nil
+}
+
+// refuse connections past the proxy to the ports at which it takes TLS alone.
+func (s *Supervisor) refuse() {
+	ports := s.relay.Strict()
+	if err := redirect.Refuse(s.options.Node.ID, ports); err != nil {
+		s.logger.Error("connections to virtual IPs that this machine translates still pass the proxy by",
+			"table", redirect.TableName, "ports", ports, "error", err)
+	}
 }
 
 // redirectProblem names the fix.

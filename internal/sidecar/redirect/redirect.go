@@ -2,7 +2,8 @@
 // nftables, whose rules stay while proxy and supervisor are down, so that nothing passes them by.
 //
 // Enter at Install and Remove. Connections to the machine itself, and those of the proxy, are
-// never led to it. UDP is left alone.
+// never led to it. Connections whose address others have translated cannot be led to it: where a port
+// is strict they are refused (Refuse). UDP is left alone.
 package redirect
 
 import (
@@ -65,7 +66,7 @@ type Exclusion struct {
 var ErrTaken = errors.New("another workload of this network namespace has its connections led to a proxy")
 
 // ErrUnsupported: this machine's kernel, or operating system, cannot.
-var ErrUnsupported = errors.New("this kernel cannot lead connections to a proxy (nf_tables, nft_nat, nft_redir, nft_fib_inet, and nft_socket with cgroup v2)")
+var ErrUnsupported = errors.New("this kernel cannot lead connections to a proxy (nf_tables, nft_nat, nft_redir, nft_ct, nft_reject_inet, nft_fib_inet, and nft_socket with cgroup v2)")
 
 // ParseExclusion reads addresses, prefixes and ports, joined by commas: "10.0.0.0/8,192.0.2.1,25".
 func ParseExclusion(text string) (Exclusion, error) {

@@ -16,14 +16,22 @@ import (
 )
 
 const (
-	chainOut   = "output"
-	chainIn    = "prerouting"
-	ownerChain = "owner-"
-	rulesChain = "rules-"
+	chainOut    = "output"
+	chainIn     = "prerouting"
+	chainStrict = "input"
+	ownerChain  = "owner-"
+	rulesChain  = "rules-"
 	// priority comes before that of kernel modes (-100): the proxy sees the virtual IP, not an
 	// endpoint that was chosen for it.
 	priority = -105
 )
+
+// strictPorts are the ports that take connections through the proxy alone. Each counts the
+// connections that were refused.
+var strictPorts = nfnl.Set{
+	Name: "strict", KeyType: nfnl.TypePort, KeyLen: 2, Counter: true,
+	UserData: nfnl.SetUserData(nfnl.NetworkOrder, "", nfnl.NoOrder, ""),
+}
 
 func table() nfnl.Table { return nfnl.Table{Family: unix.NFPROTO_INET, Name: TableName} }
 
@@ -49,7 +57,13 @@ func (r Rules) commit(by func(*nfnl.Conn, *nfnl.Batch) error) error {
 	case there && owner != ownerName(r.Owner):
 		return ErrTaken
 	}
-	return explain(by(conn, r.batch()))
+	var strict []string
+	if there {
+		if strict, err = strictOf(conn); err != nil {
+			return explain(err)
+		}
+	}
+	return explain(by(conn, r.batch(strict)))
 }
 
 // Remove the rules of a workload. None, or those of another one, is no error.
@@ -84,7 +98,7 @@ func Stands(r Rules) (bool, error) {
 	if err != nil {
 		return false, explain(err)
 	}
-	for _, want := range []string{ownerName(r.Owner), r.name(), chainOut, chainIn} {
+	for _, want := range []string{ownerName(r.Owner), r.name(), chainOut, chainIn, chainStrict} {
 		if !slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == want }) {
 			return false, nil
 		}
@@ -138,8 +152,8 @@ func Control(_, _ string, conn syscall.RawConn) error {
 	return nil
 }
 
-// batch replaces the table.
-func (r Rules) batch() *nfnl.Batch {
+// batch replaces the table. Ports that are strict stay so.
+func (r Rules) batch(strict []string) *nfnl.Batch {
 	b, t := &nfnl.Batch{}, table()
 	b.AddTable(t) // so that there is one to delete
 	b.DeleteTable(t)
@@ -148,6 +162,14 @@ func (r Rules) batch() *nfnl.Batch {
 	b.AddChain(t, nfnl.Chain{Name: r.name()})
 	b.AddChain(t, nfnl.Chain{Name: chainOut, Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: priority})
 	b.AddChain(t, nfnl.Chain{Name: chainIn, Type: "nat", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority})
+	b.AddChain(t, nfnl.Chain{Name: chainStrict, Type: "filter", Hook: unix.NF_INET_LOCAL_IN})
+	b.AddSet(t, &strictPorts)
+	for _, port := range strict {
+		b.AddElem(t, &strictPorts, nfnl.Elem{Key: port})
+	}
+	for _, rule := range r.refused() {
+		b.AddRule(t, chainStrict, rule)
+	}
 	for _, rule := range r.outbound() {
 		b.AddRule(t, chainOut, rule)
 	}

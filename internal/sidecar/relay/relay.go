@@ -75,6 +75,7 @@ type Relay struct {
 	upstream  chan struct{} // there is something to be sent
 	announced chan struct{} // closed when the first Envoy has said who it is
 	dirty     chan struct{}
+	accepted  chan struct{} // what Envoy has accepted may be something else
 	link      link
 }
 
@@ -98,7 +99,7 @@ func New(c Config) *Relay {
 	}
 	r := &Relay{
 		config: c, core: NewCore(), wake: map[int]chan struct{}{}, reopen: func() {},
-		upstream: make(chan struct{}, 1), announced: make(chan struct{}), dirty: make(chan struct{}, 1),
+		upstream: make(chan struct{}, 1), announced: make(chan struct{}), dirty: make(chan struct{}, 1), accepted: make(chan struct{}, 1),
 		state: UpstreamState{Since: time.Now()},
 	}
 	r.link.changed = make(chan struct{})
@@ -165,6 +166,7 @@ func (r *Relay) do(f func(*Core)) {
 	}
 	if r.core.Dirty {
 		notify(r.dirty)
+		notify(r.accepted)
 	}
 	if r.core.Resync && r.core.connected {
 		r.core.Resync = false
