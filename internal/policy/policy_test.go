@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -424,6 +425,53 @@ spec:
 		"spec.rules[0].backendRefs[0].filters: "} {
 		if i >= len(got) || !strings.HasPrefix(got[i], want) {
 			t.Errorf("%d: got %v, want %s", i, got, want)
+		}
+	}
+}
+
+// TestConsumerRoute: a route of a client's namespace leads back to the Service that it is attached to without a
+// ReferenceGrant, and to no other one of that namespace.
+func TestConsumerRoute(t *testing.T) {
+	x := index(t, shop+`
+kind: Service
+metadata: {name: other, namespace: shop}
+spec: {ports: [{name: http, port: 80}]}
+---
+kind: HTTPRoute
+metadata: {name: mine, namespace: web}
+spec:
+  parentRefs: [{group: "", kind: Service, name: pay, namespace: shop}]
+  rules: [{backendRefs: [{name: pay, namespace: shop, port: 81}, {name: other, namespace: shop, port: 80}]}]
+`)
+	got := x.Routes("web", service("pay"), http)
+	if len(got) != 1 || len(got[0].Backends) != 2 {
+		t.Fatalf("%+v", got)
+	}
+	if why := got[0].Backends[0].Invalid; why != "" {
+		t.Errorf("the parent: %s", why)
+	}
+	if why := got[0].Backends[1].Invalid; !strings.HasPrefix(why, "RefNotPermitted") {
+		t.Errorf("another Service: %q", why)
+	}
+}
+
+// TestRouted: backends of routes of HTTP and gRPC are known as such, and are affected by their routes.
+func TestRouted(t *testing.T) {
+	x := index(t, shop)
+	for _, kind := range []string{"HTTPRoute", "GRPCRoute", "TCPRoute"} {
+		route := objects(t, "kind: "+kind+"\nmetadata: {name: r, namespace: shop}\nspec:\n"+
+			"  parentRefs: [{group: \"\", kind: Service, name: front}]\n  rules: [{backendRefs: [{name: pay, port: 80}]}]\n")[0]
+		if a := x.Set(route); !slices.Contains(a.Objects, service("pay")) {
+			t.Errorf("%s: set affects %v", kind, a.Objects)
+		}
+		if got := x.Routed(service("pay")); got != (kind != "TCPRoute") {
+			t.Errorf("%s: routed %v", kind, got)
+		}
+		if a := x.Delete(policy.Ref{Kind: kind, Key: resource.KeyOf(route)}); !slices.Contains(a.Objects, service("pay")) {
+			t.Errorf("%s: its end affects %v", kind, a.Objects)
+		}
+		if x.Routed(service("pay")) {
+			t.Errorf("%s: routed after its end", kind)
 		}
 	}
 }

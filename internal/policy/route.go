@@ -114,7 +114,7 @@ func (r *routes) set(obj resource.Object) Affected {
 	for _, b := range backendsOf(obj) {
 		file(r.byBackend, b, ref)
 	}
-	return was.and(Affected{Objects: r.parents(ref)})
+	return was.and(Affected{Objects: append(r.parents(ref), backendsOf(obj)...)})
 }
 
 func (r *routes) remove(ref Ref) Affected {
@@ -128,9 +128,10 @@ func (r *routes) remove(ref Ref) Affected {
 	for _, b := range backendsOf(r.all[ref]) {
 		unfile(r.byBackend, b, ref)
 	}
+	affected := Affected{Objects: append(parents, backendsOf(r.all[ref])...)}
 	delete(r.all, ref)
 	delete(r.refused, ref)
-	return Affected{Objects: parents}
+	return affected
 }
 
 func file(m map[Ref]map[Ref]struct{}, at, ref Ref) {
@@ -210,6 +211,16 @@ func (r *routes) parents(ref Ref) []Ref {
 		}
 	}
 	return out
+}
+
+// Routed reports whether an HTTPRoute or a GRPCRoute names an object as a backend.
+func (x *Index) Routed(ref Ref) bool {
+	for route := range x.routes.byBackend[ref] {
+		if _, refused := x.routes.refused[route]; !refused && route.Kind != "TCPRoute" {
+			return true
+		}
+	}
+	return false
 }
 
 // attached are the routes of some kinds for clients of a namespace: those of that namespace
@@ -396,7 +407,9 @@ func (x *Index) TCPBackends(client string, to Ref, port Port) []RouteBackend {
 	return out
 }
 
-// routeBackend resolves a backend that a route names.
+// routeBackend resolves a backend that a route names. One of another namespace needs a ReferenceGrant,
+// unless it is what the route is attached to: there its requests go without the route (a consumer's
+// route, GEP-1294).
 func (x *Index) routeBackend(source Source, b *gateway.BackendRef) RouteBackend {
 	group, kind, namespace := "", "Service", source.Key.Namespace
 	if b.Group != nil {
@@ -420,7 +433,7 @@ func (x *Index) routeBackend(source Source, b *gateway.BackendRef) RouteBackend 
 	switch want, ok := known[kind]; {
 	case !ok || want != group:
 		out.Invalid = fmt.Sprintf("InvalidKind: a backend of kind %s (group %q) is not supported", kind, group)
-	case namespace != source.Key.Namespace && !x.granted(source, group, out.Ref):
+	case namespace != source.Key.Namespace && !slices.Contains(x.routes.parents(Ref(source)), out.Ref) && !x.granted(source, group, out.Ref):
 		out.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets %s refer to %s %s",
 			namespace, source, kind, out.Ref.Key)
 	case !found:

@@ -66,8 +66,11 @@ func selfSource() *core.ConfigSource {
 type upstream struct {
 	port     ServicePort
 	protocol Protocol
-	affinity bool
-	grpc     bool
+	// undeclared: requests come by routes, and the port does not say what it speaks. It is spoken to
+	// as its clients speak, HTTP/1 or HTTP/2.
+	undeclared bool
+	affinity   bool
+	grpc       bool
 	// static is the only endpoint; invalid: endpoints have a resource of their own.
 	static netip.AddrPort
 	// outside is where a service outside every mesh is; nil: it is none, or proxies do not connect
@@ -84,6 +87,9 @@ type upstream struct {
 	tcp      []policy.RouteBackend
 	said     *said
 }
+
+// http reports whether requests of HTTP go there.
+func (u *upstream) http() bool { return u.protocol != TCP || u.undeclared }
 
 // upstreamCluster makes the cluster of a service port, under a name, with what policies say.
 func upstreamCluster(name string, b *upstream) *cluster.Cluster {
@@ -116,7 +122,7 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 		b.tls.onGRPC(c)
 		return c
 	}
-	if b.protocol != TCP && !b.affinity {
+	if b.http() && !b.affinity {
 		c.LbPolicy = cluster.Cluster_LEAST_REQUEST
 	}
 	c.CommonLbConfig = &cluster.Cluster_CommonLbConfig{
@@ -133,6 +139,9 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 		MaxEjectionPercent: wrapperspb.UInt32(100),
 	}
 	c.TypedExtensionProtocolOptions = httpOptions(b.protocol)
+	if b.undeclared {
+		c.TypedExtensionProtocolOptions = clientsOptions()
+	}
 	policedCluster(c, b)
 	b.tls.on(c)
 	return c
@@ -154,6 +163,18 @@ func httpOptions(p Protocol) map[string]*anypb.Any {
 	return map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": packed(&httpv3.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(idleTimeout)},
 		UpstreamProtocolOptions:   &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: explicit},
+	})}
+}
+
+// clientsOptions are those of an upstream that is spoken to as its clients speak.
+func clientsOptions() map[string]*anypb.Any {
+	return map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": packed(&httpv3.HttpProtocolOptions{
+		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(idleTimeout)},
+		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
+			UseDownstreamProtocolConfig: &httpv3.HttpProtocolOptions_UseDownstreamHttpConfig{
+				HttpProtocolOptions: &core.Http1ProtocolOptions{}, Http2ProtocolOptions: &core.Http2ProtocolOptions{},
+			},
+		},
 	})}
 }
 

@@ -99,6 +99,7 @@ func (b *Builder) police(c *class, u *upstream, name, appProtocol string) {
 			u.protocol = HTTP2
 		}
 	}
+	u.undeclared = appProtocol == "" && (u.protocol == HTTP1 || u.protocol == TCP && b.policies.Routed(ref))
 	u.policed = b.policies.HasBackend(c.Namespace, ref, port)
 	if u.policed || len(u.routes) > 0 || len(u.tcp) > 0 {
 		settings := b.policies.Backend(c.Namespace, ref, port)
@@ -164,7 +165,7 @@ func policedCluster(c *cluster.Cluster, u *upstream) {
 	if !u.policed {
 		return
 	}
-	if err := translate.Cluster(c, u.settings, u.protocol != TCP); err != nil {
+	if err := translate.Cluster(c, u.settings, u.http()); err != nil {
 		panic(errInvalid{err})
 	}
 	if u.affinity && u.settings.Balancer.Type == "" {

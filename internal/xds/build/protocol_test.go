@@ -5,9 +5,11 @@ import (
 	"testing"
 	"time"
 
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	gateway "sigs.k8s.io/gateway-api/apis/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/delta"
@@ -97,4 +99,58 @@ func TestRecordedProxies(t *testing.T) {
 	moved.Generation = 2
 	w.seed(moved)
 	check("it moves", "10.0.0.3:8080", "10.0.0.9:8080")
+}
+
+// TestBackendsOfRoutes: a port that does not say what it speaks is spoken to as its clients speak while a
+// route of HTTP or gRPC leads to it, and is one of TCP otherwise. One that says it is not changed.
+func TestBackendsOfRoutes(t *testing.T) {
+	declared := testService("declared", "10.96.0.3", corev1.ServicePort{Port: 7070, AppProtocol: new("kubernetes.io/h2c")})
+	w := newWorld(t, testDataplane("a", "10.0.0.1", map[string]string{AnnotationBackends: "front, back, declared"}),
+		testService("front", "10.96.0.1", corev1.ServicePort{Port: 7070, AppProtocol: new("kubernetes.io/h2c")}),
+		testService("back", "10.96.0.2", corev1.ServicePort{Name: "grpc", Port: 7070}), declared)
+	a := w.connect("a", Sidecar)
+	options := func(name string) *httpv3.HttpProtocolOptions {
+		t.Helper()
+		c := w.builder.classCluster(a, "shop/"+name+":7070")
+		if c == nil {
+			t.Fatalf("no cluster of %s", name)
+		}
+		any := c.TypedExtensionProtocolOptions["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+		if any == nil {
+			return nil
+		}
+		out := &httpv3.HttpProtocolOptions{}
+		if err := any.UnmarshalTo(out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if got := options("back"); got != nil {
+		t.Errorf("without a route: %v", got)
+	}
+	w.seed(routeTo("front", "back", "declared"))
+	if got := options("back"); got.GetUseDownstreamProtocolConfig().GetHttp2ProtocolOptions() == nil {
+		t.Errorf("with a route: %v", got)
+	}
+	if got := options("declared"); got.GetExplicitHttpConfig().GetHttp2ProtocolOptions() == nil {
+		t.Errorf("a port that says h2c: %v", got)
+	}
+	w.seed(routeTo("front", "declared"))
+	if got := options("back"); got != nil {
+		t.Errorf("without a route again: %v", got)
+	}
+}
+
+// routeTo is a GRPCRoute from port 7070 of a Service to that of others.
+func routeTo(from string, to ...string) *gateway.GRPCRoute {
+	out := &gateway.GRPCRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "r"}}
+	out.Spec.ParentRefs = []gateway.ParentReference{{Group: new(gateway.Group("")), Kind: new(gateway.Kind("Service")), Name: gateway.ObjectName(from)}}
+	var rule gateway.GRPCRouteRule
+	for _, name := range to {
+		var b gateway.GRPCBackendRef
+		b.Name, b.Port = gateway.ObjectName(name), new(gateway.PortNumber(7070))
+		rule.BackendRefs = append(rule.BackendRefs, b)
+	}
+	out.Spec.Rules = []gateway.GRPCRouteRule{rule}
+	return out
 }
