@@ -20,7 +20,11 @@ import (
 )
 
 // Programs are those of sidecars, in place of their images. Their folders are open to all users.
-type Programs struct{ Sidecar, Envoy string }
+type Programs struct {
+	Sidecar, Envoy string
+	// Entrypoints of images that were not loaded, by their names: what runs where a container has no command.
+	Entrypoints map[string][]string
+}
 
 // NetnsDir is the folder in which the node's container runtime names the network namespaces of pods
 // with a sidecar.

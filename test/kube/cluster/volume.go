@@ -286,14 +286,19 @@ func expand(args, env []string) []string {
 	return out
 }
 
-// process of a pod without an image: the command of its first container.
+// process of a pod without an image: the command of its first container. Its variable HOSTNAME is the
+// pod's name, as container runtimes set it.
 func (n *Node) process(p *corev1.Pod, addr string) ([]string, []string, error) {
 	of := p.Spec.Containers[0]
-	env := testkit.CleanEnv()
+	env := append(testkit.CleanEnv(), "HOSTNAME="+p.Name)
 	for _, e := range of.Env {
 		env = append(env, e.Name+"="+e.Value)
 	}
-	args := append(append([]string(nil), of.Command...), of.Args...)
+	command := of.Command
+	if len(command) == 0 {
+		command = n.c.Programs.Entrypoints[of.Image]
+	}
+	args := append(append([]string(nil), command...), of.Args...)
 	if len(args) == 0 {
 		return nil, nil, errors.New("its container has no command, and there is no image of its name")
 	}
