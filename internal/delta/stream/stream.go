@@ -32,10 +32,12 @@ const (
 	// maxResponse fits a frame and the largest resource an API server stores.
 	maxRequest  = 16 << 20
 	maxResponse = 16 << 20
-	// readBuffer of a connection at the server, which has one for each agent; gRPC's default is
-	// 32 kB. What clients send is acknowledgements, but for the versions of a stream that begins,
-	// and below TLS the records are buffered once more.
-	readBuffer = 4 << 10
+	// readBuffer of a connection at the server, which has one for each agent: none, as TLS buffers
+	// what it reads. gRPC's default is 32 kB.
+	readBuffer = 0
+	// headerTable bounds the table of header fields that HPACK keeps for each connection (RFC 7541,
+	// section 2.3.2): none, as a connection carries few streams, and headers come once for each.
+	headerTable = 0
 	// reconnectDelay and reconnectMax bound the backoff of connections.
 	reconnectDelay = 100 * time.Millisecond
 	reconnectMax   = 5 * time.Second
@@ -48,6 +50,7 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.ForceServerCodecV2(Codec()),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ReadBufferSize(readBuffer),
+		grpc.HeaderTableSize(headerTable),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTime / 2, PermitWithoutStream: true}),
 	}
