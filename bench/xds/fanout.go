@@ -105,32 +105,36 @@ func measureMemory(ctx context.Context, p plan, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name(), err)
 		}
-		fmt.Fprintf(out, "%-14s %.1f kB for each stream at the server\n", s.name(), each/1e3)
+		fmt.Fprintf(out, "%-14s %.1f kB for each stream at the server: %.1f of heap, %.1f of stacks\n", s.name(),
+			(each.heap+each.stacks)/1e3, each.heap/1e3, each.stacks/1e3)
 	}
 	return nil
 }
 
-// serverEnd is the memory of each of n streams in bytes.
-func serverEnd(ctx context.Context, s server, p plan, n int) (float64, error) {
+// usage of memory, in bytes.
+type usage struct{ heap, stacks float64 }
+
+// serverEnd is the memory of each of n streams.
+func serverEnd(ctx context.Context, s server, p plan, n int) (usage, error) {
 	first := newCrowd(ctx, adsMethod, "") // what the first one needs is not the others'
 	defer first.end()
 	first.add(s.address(), s.asks(n-1, usedBy(n-1, p)), plain)
 	if err := first.wait(&first.complete, 1); err != nil {
-		return 0, err
+		return usage{}, err
 	}
 	before := inUse()
 	cmd := exec.CommandContext(ctx, os.Args[0], s.name(), s.address(), strconv.Itoa(n-1), strconv.Itoa(p.services), strconv.Itoa(p.used))
 	cmd.Env, cmd.Stderr = append(os.Environ(), clientsEnv+"=1"), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return 0, err
+		return usage{}, err
 	}
 	answer, err := cmd.StdoutPipe()
 	if err != nil {
-		return 0, err
+		return usage{}, err
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, err
+		return usage{}, err
 	}
 	line, err := bufio.NewReader(answer).ReadString('\n')
 	time.Sleep(settle)
@@ -142,7 +146,7 @@ func serverEnd(ctx context.Context, s server, p plan, n int) (float64, error) {
 	if err == nil && line != connected {
 		err = fmt.Errorf("the streams' process says %q", line)
 	}
-	return (float64(after) - float64(before)) / float64(n-1), err
+	return usage{(after.heap - before.heap) / float64(n-1), (after.stacks - before.stacks) / float64(n-1)}, err
 }
 
 func writeHeap(file string) error {
@@ -186,7 +190,7 @@ func clients(args []string, out io.Writer, in io.Reader) error {
 
 // inUse is the memory that this process's heap and stacks take, after what is not used was
 // collected.
-func inUse() uint64 {
+func inUse() usage {
 	// More than one, for what finalizers and pools held on to. Stacks that are mostly unused shrink by
 	// half in each.
 	for range 5 {
@@ -194,5 +198,5 @@ func inUse() uint64 {
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return m.HeapAlloc + m.StackInuse
+	return usage{float64(m.HeapAlloc), float64(m.StackInuse)}
 }

@@ -1,5 +1,7 @@
 package delta
 
+import "slices"
+
 // waker is how a layered session learns that what it has may have changed.
 type waker struct{ c chan struct{} }
 
@@ -13,27 +15,44 @@ func (w *waker) wake() {
 	}
 }
 
-type wakers map[*waker]struct{}
+// seat is the number of a session in one scope: those of a name take four bytes each.
+type seat uint32
+
+// seats are in order.
+type seats []seat
+
+func (s *seats) add(one seat) {
+	if i, found := slices.BinarySearch(*s, one); !found {
+		*s = slices.Insert(*s, i, one)
+	}
+}
+
+func (s *seats) remove(one seat) {
+	if i, found := slices.BinarySearch(*s, one); found {
+		*s = slices.Delete(*s, i, i+1)
+	}
+}
 
 // audience is which layered sessions a scope wakes for which of its entries: a change costs those
 // that hold the entry, and the others nothing. It belongs to the scope, and is guarded by its lock.
 type audience struct {
-	// all sessions that read the scope.
-	all   wakers
-	types map[string]*typeAudience
+	// sessions that read the scope, by seat; nil: the seat is free, and in free.
+	sessions []*waker
+	free     []seat
+	types    map[string]*typeAudience
 }
 
 // typeAudience is by type: sessions with the wildcard, which have what is listed, and those
 // that follow a name.
 type typeAudience struct {
-	listed wakers
-	named  map[string]wakers
+	listed seats
+	named  map[string]seats
 }
 
 func (a *audience) of(typ string) *typeAudience {
 	t := a.types[typ]
 	if t == nil {
-		t = &typeAudience{listed: wakers{}, named: map[string]wakers{}}
+		t = &typeAudience{named: map[string]seats{}}
 		if a.types == nil {
 			a.types = map[string]*typeAudience{}
 		}
@@ -44,8 +63,10 @@ func (a *audience) of(typ string) *typeAudience {
 
 // wake all sessions.
 func (a *audience) wake() {
-	for w := range a.all {
-		w.wake()
+	for _, w := range a.sessions {
+		if w != nil {
+			w.wake()
+		}
 	}
 }
 
@@ -55,34 +76,45 @@ func (a *audience) tell(typ, name string, listed bool) {
 	if t == nil {
 		return
 	}
-	for w := range t.named[name] {
-		w.wake()
-	}
+	a.wakeAll(t.named[name])
 	if listed {
-		for w := range t.listed {
+		a.wakeAll(t.listed)
+	}
+}
+
+func (a *audience) wakeAll(all seats) {
+	for _, at := range all {
+		if w := a.sessions[at]; w != nil {
 			w.wake()
 		}
 	}
 }
 
 // attach a session; it ends with detach.
-func (s *Scope) attach(w *waker) {
+func (s *Scope) attach(w *waker) seat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.audience.all == nil {
-		s.audience.all = wakers{}
+	a := &s.audience
+	if n := len(a.free); n > 0 {
+		at := a.free[n-1]
+		a.free = a.free[:n-1]
+		a.sessions[at] = w
+		return at
 	}
-	s.audience.all[w] = struct{}{}
+	a.sessions = append(a.sessions, w)
+	return seat(len(a.sessions) - 1)
 }
 
-func (s *Scope) detach(w *waker) {
+// detach a session that follows nothing any more.
+func (s *Scope) detach(at seat) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.audience.all, w)
+	s.audience.sessions[at] = nil
+	s.audience.free = append(s.audience.free, at)
 }
 
 // follow wakes a session for a name, or for what is listed (wildcard), until unfollow.
-func (s *Scope) follow(w *waker, typ, name string) {
+func (s *Scope) follow(at seat, typ, name string) {
 	if s.options.Few || !s.options.may(typ) {
 		return // it is woken anyway, or never
 	}
@@ -90,16 +122,15 @@ func (s *Scope) follow(w *waker, typ, name string) {
 	defer s.mu.Unlock()
 	t := s.audience.of(typ)
 	if name == wildcard {
-		t.listed[w] = struct{}{}
+		t.listed.add(at)
 		return
 	}
-	if t.named[name] == nil {
-		t.named[name] = wakers{}
-	}
-	t.named[name][w] = struct{}{}
+	named := t.named[name]
+	named.add(at)
+	t.named[name] = named
 }
 
-func (s *Scope) unfollow(w *waker, typ, name string) {
+func (s *Scope) unfollow(at seat, typ, name string) {
 	if s.options.Few || !s.options.may(typ) {
 		return
 	}
@@ -109,10 +140,13 @@ func (s *Scope) unfollow(w *waker, typ, name string) {
 	switch {
 	case t == nil:
 	case name == wildcard:
-		delete(t.listed, w)
+		t.listed.remove(at)
 	default:
-		if delete(t.named[name], w); len(t.named[name]) == 0 {
+		named := t.named[name]
+		if named.remove(at); len(named) == 0 {
 			delete(t.named, name)
+		} else {
+			t.named[name] = named
 		}
 	}
 }

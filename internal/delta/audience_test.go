@@ -35,7 +35,7 @@ func wakesHolders(t *testing.T, n int) {
 		own[i], selections[i] = NewScope(Options{Few: true}), NewSelection()
 		_, err := own[i].Replace(Position{1, 1}, nil)
 		must(err)
-		selections[i].Set(map[Ref]struct{}{{"C", fmt.Sprint("c", i)}: {}})
+		selections[i].Set([]Ref{{"C", fmt.Sprint("c", i)}})
 		sessions[i] = NewLayered(rules(LayeredConfig{Layers: []*Scope{own[i], class, zone}, Selection: selections[i]}))
 		must(sessions[i].Step(Request{Type: "C", Subscribe: []string{"*"}}))
 		must(sessions[i].Step(Request{Type: "E", Subscribe: []string{fmt.Sprint("e", i)}}))
@@ -90,8 +90,8 @@ func wakesHolders(t *testing.T, n int) {
 				t.Errorf("type %s: %d and %d sessions are left", typ, len(a.listed), len(a.named))
 			}
 		}
-		if len(s.audience.all) > 0 {
-			t.Errorf("%d sessions are left", len(s.audience.all))
+		if a := &s.audience; len(a.free) != len(a.sessions) {
+			t.Errorf("%d of %d sessions have left", len(a.free), len(a.sessions))
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -72,14 +73,17 @@ type Layered struct {
 	lanes []*lane
 	nonce uint64
 	// selected is the selection as it was looked at last.
-	selected   map[Ref]struct{}
+	selected   []Ref
 	generation <-chan struct{}
 	// awaited are followers that the client is to take before gated types, with the last nonce
-	// before they were due; late are those that gated types do not wait for any more.
+	// before they were due; late are those that gated types do not wait for any more. They are nil
+	// while there are none.
 	awaited, late map[Ref]uint64
 	// held is since when a gated type waits; zero: none does.
 	held  time.Time
 	waker *waker
+	// seats are those of the waker, by layer.
+	seats []seat
 }
 
 // NewLayered starts a session. Close it when the stream is over.
@@ -93,16 +97,16 @@ func NewLayered(c LayeredConfig) *Layered {
 	if c.Report == nil {
 		c.Report = silent{}
 	}
-	l := &Layered{c: c, awaited: map[Ref]uint64{}, late: map[Ref]uint64{}, waker: newWaker()}
-	for _, s := range c.Layers {
-		s.attach(l.waker)
+	l := &Layered{c: c, waker: newWaker(), seats: make([]seat, len(c.Layers))}
+	for i, s := range c.Layers {
+		l.seats[i] = s.attach(l.waker)
 	}
 	l.selected, l.generation = c.Selection.load()
-	for ref := range l.selected {
+	for _, ref := range l.selected {
 		l.watch(ref.Type, ref.Name)
 	}
 	for _, ref := range c.Again {
-		l.late[ref] = 0
+		await(&l.late, ref, 0)
 	}
 	return l
 }
@@ -112,18 +116,18 @@ func NewLayered(c LayeredConfig) *Layered {
 func (l *Layered) Wake() <-chan struct{} { return l.waker.c }
 
 func (l *Layered) watch(typ, name string) {
-	for _, s := range l.c.Layers {
-		s.follow(l.waker, typ, name)
+	for i, s := range l.c.Layers {
+		s.follow(l.seats[i], typ, name)
 	}
 }
 
 // unwatch a name, if nothing else holds it.
 func (l *Layered) unwatch(typ, name string) {
-	if n := l.lane(typ); n != nil && has(n.names, name) || has(l.selected, Ref{typ, name}) {
+	if n := l.lane(typ); n != nil && n.known.asked(name) || selects(l.selected, Ref{typ, name}) {
 		return
 	}
-	for _, s := range l.c.Layers {
-		s.unfollow(l.waker, typ, name)
+	for i, s := range l.c.Layers {
+		s.unfollow(l.seats[i], typ, name)
 	}
 }
 
@@ -132,12 +136,10 @@ type lane struct {
 	typ      string
 	rank     int // in Order
 	wildcard bool
-	names    map[string]struct{}
+	// known is what the client asks for and what it has, by name.
+	known records
 	// refused names, as there are too many; they are told once.
 	refused []string
-	// sent is the version of each name that the client has; empty: it was told that there is
-	// none.
-	sent map[string]string
 	// dirty are names to be looked at, forced those that are sent whatever the client has. Both
 	// are nil while there are none, which is mostly so: maps keep the room that they once had.
 	dirty, forced map[string]struct{}
@@ -153,8 +155,9 @@ type lane struct {
 	// refusals are the versions that were reported as refused or withheld, by name.
 	refusals map[string]Quarantined
 
-	answered   bool
-	unanswered map[string]*response
+	answered bool
+	// unanswered responses, oldest first; nil: there are none.
+	unanswered []*response
 	acked      uint64
 	responses  uint64
 	reject     Rejection
@@ -193,17 +196,12 @@ func (l *Layered) Step(r Request) error {
 		l.answer(n, r)
 	}
 	if l.c.Whole {
-		r.Unsubscribe = nil
 		named := make(map[string]struct{}, len(r.Subscribe))
 		for _, name := range r.Subscribe {
 			named[name] = struct{}{}
 		}
-		for name := range n.names {
-			if _, still := named[name]; !still {
-				r.Unsubscribe = append(r.Unsubscribe, name)
-			}
-		}
-		r.Subscribe = slices.DeleteFunc(slices.Clone(r.Subscribe), func(name string) bool { _, ok := n.names[name]; return ok })
+		r.Unsubscribe = n.known.names(func(one record) bool { return one.named && !has(named, one.name) })
+		r.Subscribe = slices.DeleteFunc(slices.Clone(r.Subscribe), n.known.asked)
 	}
 	l.change(n, r)
 	return nil
@@ -221,14 +219,15 @@ func (l *Layered) lane(typ string) *lane {
 func (l *Layered) begin(r Request) {
 	n := &lane{
 		typ: r.Type, rank: slices.Index(l.c.Order, r.Type), everything: true,
-		names: map[string]struct{}{}, sent: map[string]string{}, unanswered: map[string]*response{}, cursors: make([]uint64, len(l.c.Layers)),
+		cursors: make([]uint64, len(l.c.Layers)),
 	}
+	n.known.grow(min(max(len(r.Subscribe), len(r.Versions)), l.c.MaxNames))
 	if n.rank < 0 {
 		n.rank = len(l.c.Order)
 	}
 	for name, version := range r.Versions {
 		if name != cursorKey && version != "" {
-			n.sent[name] = version
+			n.known.tell(name, version)
 		}
 	}
 	n.wildcard = len(r.Subscribe) == 0
@@ -240,12 +239,12 @@ func (l *Layered) begin(r Request) {
 		}
 	}
 	for _, ref := range l.c.Again {
-		if ref.Type == n.typ && has(n.names, ref.Name) {
+		if ref.Type == n.typ && n.known.asked(ref.Name) {
 			n.force(ref.Name)
 		}
 	}
 	for ref := range l.awaited { // of resources that were sent before the client named its types
-		if ref.Type == n.typ && has(n.names, ref.Name) {
+		if ref.Type == n.typ && n.known.asked(ref.Name) {
 			n.force(ref.Name)
 		}
 	}
@@ -261,8 +260,8 @@ func (l *Layered) want(n *lane, name string) bool {
 	if name == "" {
 		return false
 	}
-	if _, has := n.names[name]; !has {
-		if len(n.names) >= l.c.MaxNames {
+	if !n.known.asked(name) {
+		if n.known.named >= l.c.MaxNames {
 			n.refused = append(n.refused, name)
 			return false
 		}
@@ -270,7 +269,7 @@ func (l *Layered) want(n *lane, name string) bool {
 			l.c.Source.Want(Ref{n.typ, name})
 		}
 		name = l.shared(Ref{n.typ, name})
-		n.names[name] = struct{}{}
+		n.known.ask(name)
 		l.watch(n.typ, name)
 	}
 	n.mark(name)
@@ -291,10 +290,10 @@ func (l *Layered) shared(ref Ref) string {
 }
 
 func (l *Layered) release(n *lane, name string) {
-	if _, has := n.names[name]; !has {
+	if !n.known.asked(name) {
 		return
 	}
-	delete(n.names, name)
+	n.known.unask(name)
 	l.unwatch(n.typ, name)
 	if l.c.Source != nil {
 		l.c.Source.Release(Ref{n.typ, name})
@@ -308,11 +307,9 @@ func (l *Layered) change(n *lane, r Request) {
 		if name == wildcard {
 			n.wildcard = false
 			l.unwatch(n.typ, wildcard)
-			for name := range n.sent {
-				if _, named := n.names[name]; !named {
-					n.forget(name)
-					n.release(l, name)
-				}
+			for _, name := range n.known.names(func(one record) bool { return one.told && !one.named }) {
+				n.forget(name)
+				n.release(l, name)
 			}
 			continue
 		}
@@ -328,8 +325,8 @@ func (l *Layered) change(n *lane, r Request) {
 		case name != wildcard:
 			if l.want(n, name) {
 				n.force(name)
-				if n.sent[name] == "" {
-					delete(n.sent, name) // it is told again that there is none
+				if version, _ := n.known.sent(name); version == "" {
+					n.known.untell(name) // it is told again that there is none
 				}
 			}
 		case !n.wildcard:
@@ -371,18 +368,21 @@ func (n *lane) rest() {
 	if len(n.forced) == 0 {
 		n.forced = nil
 	}
+	if len(n.due) == 0 {
+		n.due = nil
+	}
 }
 
 // forget a name, as the client has.
 func (n *lane) forget(name string) {
-	delete(n.sent, name)
+	n.known.untell(name)
 	delete(n.forced, name)
 	delete(n.due, name)
 }
 
 // answer takes an ACK or NACK.
 func (l *Layered) answer(n *lane, r Request) {
-	got, known := n.unanswered[r.Nonce]
+	got, known := n.answeredBy(r.Nonce)
 	if r.Rejected != "" {
 		n.reject = Rejection{Nonce: r.Nonce, Reason: r.Rejected}
 		n.rejections++
@@ -392,7 +392,6 @@ func (l *Layered) answer(n *lane, r Request) {
 	if !known {
 		return
 	}
-	delete(n.unanswered, r.Nonce)
 	if r.Rejected != "" {
 		l.isolate(n, got.items, r.Rejected)
 		return
@@ -401,11 +400,42 @@ func (l *Layered) answer(n *lane, r Request) {
 	for _, i := range got.items {
 		ref := Ref{n.typ, i.name}
 		l.c.Quarantine.accepted(ref, i.held)
-		for _, due := range []map[Ref]uint64{l.awaited, l.late} {
-			if before, ok := due[ref]; ok && got.number > before {
-				delete(due, ref)
+		for _, due := range []*map[Ref]uint64{&l.awaited, &l.late} {
+			if before, ok := (*due)[ref]; ok && got.number > before {
+				taken(due, ref)
 			}
 		}
+	}
+}
+
+// answeredBy takes the response with a nonce out of those that are unanswered.
+func (n *lane) answeredBy(nonce string) (*response, bool) {
+	i := slices.IndexFunc(n.unanswered, func(r *response) bool { return nonceOf(r.number) == nonce })
+	if i < 0 {
+		return nil, false
+	}
+	got := n.unanswered[i]
+	if n.unanswered = slices.Delete(n.unanswered, i, i+1); len(n.unanswered) == 0 {
+		n.unanswered = nil
+	}
+	return got, true
+}
+
+// nonceOf the response with a number.
+func nonceOf(number uint64) string { return strconv.FormatUint(number, 10) }
+
+// await a follower.
+func await(due *map[Ref]uint64, ref Ref, before uint64) {
+	if *due == nil {
+		*due = map[Ref]uint64{}
+	}
+	(*due)[ref] = before
+}
+
+// taken: a follower is not awaited any more. Maps keep the room that they once had.
+func taken(due *map[Ref]uint64, ref Ref) {
+	if delete(*due, ref); len(*due) == 0 {
+		*due = nil
 	}
 }
 
@@ -425,16 +455,16 @@ func (l *Layered) Unfollowed() []Ref {
 // one. Clients name the culprit only in the answer to that one, if at all.
 func (l *Layered) isolate(n *lane, items []item, reason string) {
 	for _, i := range items {
-		if n.sent[i.name] != i.version {
+		if version, _ := n.known.sent(i.name); version != i.version {
 			continue // a newer one is on its way
 		}
 		switch {
 		case len(items) > 1: // it may have been applied
-			n.sent[i.name] = unknownVersion
+			n.known.tell(i.name, unknownVersion)
 		case i.before == "":
-			delete(n.sent, i.name)
+			n.known.untell(i.name)
 		default:
-			n.sent[i.name] = i.before
+			n.known.tell(i.name, i.before)
 		}
 	}
 	if l.c.Whole {
@@ -481,8 +511,8 @@ func (l *Layered) refuse(n *lane, i item, reason string) {
 	one := Quarantined{Ref: Ref{n.typ, i.name}, Version: i.version, Reason: reason}
 	n.mark(i.name)
 	if before, ok := l.awaited[one.Ref]; ok {
-		l.late[one.Ref] = before
-		delete(l.awaited, one.Ref)
+		await(&l.late, one.Ref, before)
+		taken(&l.awaited, one.Ref)
 	}
 	alone := ofMachine(reason)
 	if alone {
@@ -514,7 +544,7 @@ func (l *Layered) Close() {
 	selected := l.selected
 	l.selected = nil
 	for _, n := range l.lanes {
-		for _, name := range slices.Collect(maps.Keys(n.names)) {
+		for _, name := range n.known.names(func(one record) bool { return one.named }) {
 			l.release(n, name)
 		}
 		if n.wildcard {
@@ -522,11 +552,11 @@ func (l *Layered) Close() {
 		}
 	}
 	l.lanes = nil
-	for ref := range selected {
+	for _, ref := range selected {
 		l.unwatch(ref.Type, ref.Name)
 	}
-	for _, s := range l.c.Layers {
-		s.detach(l.waker)
+	for i, s := range l.c.Layers {
+		s.detach(l.seats[i])
 	}
 }
 
@@ -551,13 +581,13 @@ func (l *Layered) Status() []LaneStatus {
 	out := make([]LaneStatus, 0, len(l.lanes))
 	for _, n := range l.lanes {
 		has := 0
-		for _, version := range n.sent {
-			if version != "" {
+		for _, one := range n.known.all {
+			if one.version != "" {
 				has++
 			}
 		}
 		out = append(out, LaneStatus{
-			Type: n.typ, Named: len(n.names), Resources: has, Wildcard: n.wildcard, Responses: n.responses,
+			Type: n.typ, Named: n.known.named, Resources: has, Wildcard: n.wildcard, Responses: n.responses,
 			Acked: n.acked, Rejections: n.rejections, Unanswered: len(n.unanswered), Rejected: n.reject,
 			Refused: slices.SortedFunc(maps.Values(n.refusals), func(a, b Quarantined) int { return compareRefs(a.Ref, b.Ref) }),
 		})
@@ -569,10 +599,9 @@ func (l *Layered) Status() []LaneStatus {
 // it was asked for by name.
 func (l *Layered) Sent(visit func(ref Ref, version string, named bool)) {
 	for _, n := range l.lanes {
-		for name, version := range n.sent {
-			if version != "" {
-				_, named := n.names[name]
-				visit(Ref{n.typ, name}, version, named)
+		for _, one := range n.known.all {
+			if one.version != "" {
+				visit(Ref{n.typ, one.name}, one.version, one.named)
 			}
 		}
 	}

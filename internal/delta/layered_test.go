@@ -302,7 +302,7 @@ func TestLayeredConverges(t *testing.T) {
 				} else {
 					p.selected[r] = struct{}{}
 				}
-				p.selection.Set(p.selected)
+				p.selection.Set(slices.SortedFunc(maps.Keys(p.selected), CompareRefs))
 			},
 			"one":       func(*rapid.T) { e.one() },
 			"settle":    func(*rapid.T) { e.settle(t) },

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -40,8 +39,10 @@ func (l *Layered) Next(now time.Time) (f *Frame, wake time.Time) {
 				wake, settled = earliest(wake, until), false
 				continue
 			}
-			maps.Copy(l.late, l.awaited)
-			clear(l.awaited)
+			for ref, before := range l.awaited {
+				await(&l.late, ref, before)
+			}
+			l.awaited = nil
 		}
 		if f := l.sets(n, now); f != nil {
 			return f, time.Time{}
@@ -66,24 +67,17 @@ func earliest(a, b time.Time) time.Time {
 // absorb notes which names may have changed since it was called last.
 func (l *Layered) absorb() {
 	if names, generation := l.c.Selection.load(); generation != l.generation {
-		for _, n := range l.lanes {
-			for _, set := range []map[Ref]struct{}{l.selected, names} {
-				for ref := range set {
-					if _, both := names[ref]; ref.Type == n.typ && n.wildcard && (!both || !has(l.selected, ref)) {
-						n.mark(ref.Name)
-					}
-				}
-			}
-		}
 		was := l.selected
 		l.selected, l.generation = names, generation
-		for ref := range names {
-			if !has(was, ref) {
+		for _, ref := range names {
+			if !selects(was, ref) {
+				l.markListed(ref)
 				l.watch(ref.Type, ref.Name)
 			}
 		}
-		for ref := range was {
-			if !has(names, ref) {
+		for _, ref := range was {
+			if !selects(names, ref) {
+				l.markListed(ref)
 				l.unwatch(ref.Type, ref.Name)
 			}
 		}
@@ -100,20 +94,24 @@ func (l *Layered) absorb() {
 			continue
 		}
 		n.everything = false
-		for name := range n.names {
-			n.mark(name)
-		}
-		for name := range n.sent {
-			n.mark(name)
+		for _, one := range n.known.all {
+			n.mark(one.name)
 		}
 		for name := range n.refusals {
 			n.mark(name)
 		}
-		for ref := range l.selected {
+		for _, ref := range l.selected {
 			if n.wildcard && ref.Type == n.typ {
 				n.mark(ref.Name)
 			}
 		}
+	}
+}
+
+// markListed marks a name for those who have the wildcard of its type.
+func (l *Layered) markListed(ref Ref) {
+	if n := l.lane(ref.Type); n != nil && n.wildcard {
+		n.mark(ref.Name)
 	}
 }
 
@@ -137,9 +135,9 @@ func (l *Layered) absorbTable(n *lane, layer int, t *table) {
 		return
 	}
 	t.walk(max(from, base), func(e *entry) bool {
-		_, sent := n.sent[e.name]
-		listed := n.wildcard && e.live() && (e.options == nil || !e.options.unlisted || has(l.selected, Ref{n.typ, e.name}))
-		if sent || listed || has(n.names, e.name) || has(n.refusals, e.name) {
+		_, known := n.known.find(e.name)
+		listed := n.wildcard && e.live() && (e.options == nil || !e.options.unlisted || selects(l.selected, Ref{n.typ, e.name}))
+		if known || listed || has(n.refusals, e.name) {
 			n.mark(e.name)
 		}
 		return true
@@ -161,9 +159,9 @@ const (
 // wanted is what the client is to have of a name.
 func (l *Layered) wanted(n *lane, name string) (held, verdict) {
 	ref := Ref{n.typ, name}
-	named := has(n.names, name)
+	named := n.known.asked(name)
 	h := l.look(ref)
-	listed := n.wildcard && (h.version != "" && (h.options == nil || !h.options.unlisted) || has(l.selected, ref))
+	listed := n.wildcard && (h.version != "" && (h.options == nil || !h.options.unlisted) || selects(l.selected, ref))
 	switch {
 	case !named && !listed:
 		return held{}, gone
@@ -249,9 +247,10 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 	defer n.rest()
 	b := l.build(n)
 	different := !n.answered
+	n.known.grow(len(n.dirty))
 	for _, name := range slices.Sorted(maps.Keys(n.dirty)) {
 		h, v := l.wanted(n, name)
-		version, known := n.sent[name]
+		version, known := n.known.sent(name)
 		l.judge(n, name, v == current && (!known || version != h.version || has(n.forced, name)))
 		switch {
 		case v == kept:
@@ -262,10 +261,10 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 				}
 				n.due[name] = now.Add(l.c.Drain)
 			}
-		case v == gone && !known && has(n.names, name):
-			n.sent[name] = ""
+		case v == gone && !known && n.known.asked(name):
+			n.known.tell(name, "")
 			b.removed = append(b.removed, name)
-			delete(l.awaited, Ref{n.typ, name}) // once it is there, it is news
+			taken(&l.awaited, Ref{n.typ, name}) // once it is there, it is news
 		case v == current:
 			delete(n.due, name)
 			if known && version == h.version && !has(n.forced, name) {
@@ -299,7 +298,7 @@ func (l *Layered) sets(n *lane, now time.Time) *Frame {
 func (l *Layered) whole(n *lane, b *builder, different bool) *Frame {
 	for name := range n.due { // not in the response is removed, for the types that have removals
 		delete(n.due, name)
-		delete(n.sent, name)
+		n.known.untell(name)
 		different = true
 	}
 	if !different && len(b.removed) == 0 {
@@ -307,7 +306,7 @@ func (l *Layered) whole(n *lane, b *builder, different bool) *Frame {
 	}
 	b.removed = nil
 	all := map[string]struct{}{}
-	for name := range n.names {
+	for _, name := range n.known.names(func(one record) bool { return one.named }) {
 		all[name] = struct{}{}
 	}
 	if n.wildcard {
@@ -316,7 +315,7 @@ func (l *Layered) whole(n *lane, b *builder, different bool) *Frame {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if h, v := l.wanted(n, name); v == current {
 			b.set(name, h)
-		} else if good, ok := n.sent[name]; v == kept && ok && good != "" {
+		} else if good, ok := n.known.sent(name); v == kept && ok && good != "" {
 			b.keep(name, good)
 		}
 	}
@@ -334,7 +333,7 @@ func (l *Layered) listed(n *lane, to map[string]struct{}) {
 		}
 		s.mu.Unlock()
 	}
-	for ref := range l.selected {
+	for _, ref := range l.selected {
 		if ref.Type == n.typ {
 			to[ref.Name] = struct{}{}
 		}
@@ -369,11 +368,13 @@ func (l *Layered) removals(now, wake time.Time) (*Frame, time.Time) {
 				l.c.Quarantine.forget(Ref{n.typ, name})
 			}
 			b.removed = append(b.removed, name)
-			delete(n.sent, name)
-			if has(n.names, name) {
-				n.sent[name] = "" // it is told
+			if n.known.asked(name) {
+				n.known.tell(name, "")
+			} else {
+				n.known.untell(name)
 			}
 		}
+		n.rest()
 		if len(b.removed) > 0 {
 			return b.frame(), time.Time{}
 		}
@@ -400,8 +401,9 @@ func (b *builder) set(name string, h held) bool {
 	}
 	b.size += len(h.field)
 	b.fields = append(b.fields, h.field)
-	b.got.items = append(b.got.items, item{name, h, b.n.sent[name]})
-	b.n.sent[name] = h.version
+	before, _ := b.n.known.sent(name)
+	b.got.items = append(b.got.items, item{name, h, before})
+	b.n.known.tell(name, h.version)
 	b.l.follow(h.options)
 	return true
 }
@@ -422,8 +424,8 @@ func (l *Layered) follow(options *entryOptions) {
 	if options == nil || options.follower == (Ref{}) || l.c.Whole {
 		return
 	}
-	l.awaited[options.follower] = l.nonce + 1
-	if n := l.lane(options.follower.Type); n != nil && has(n.names, options.follower.Name) {
+	await(&l.awaited, options.follower, l.nonce+1)
+	if n := l.lane(options.follower.Type); n != nil && n.known.asked(options.follower.Name) {
 		n.mark(options.follower.Name)
 		n.force(options.follower.Name)
 	}
@@ -436,10 +438,10 @@ const wholeResources = 2
 func (b *builder) frame() *Frame {
 	l, n := b.l, b.n
 	l.nonce++
-	nonce := strconv.FormatUint(l.nonce, 10)
+	nonce := nonceOf(l.nonce)
 	n.answered = true
 	b.got.number, b.got.removed = l.nonce, b.removed
-	n.unanswered[nonce] = &b.got
+	n.unanswered = append(n.unanswered, &b.got)
 	n.responses++
 	f := &Frame{Type: n.typ, Complete: true, Resources: len(b.fields), Removed: len(b.removed)}
 	data := make([]byte, 0, b.size+len(n.typ)+len(nonce)+64)

@@ -59,7 +59,7 @@ func NewScope(o Options) *Scope {
 	if o.FrameSize == 0 {
 		o.FrameSize = defaultFrameSize
 	}
-	return &Scope{options: o, tables: map[string]*table{}, none: newTable("", 0), changed: make(chan struct{})}
+	return &Scope{options: o, none: &table{index: base}, changed: make(chan struct{})}
 }
 
 // Position is up to where the scope has been written; ok is false before the
@@ -176,6 +176,9 @@ func (s *Scope) table(typ string) *table {
 	t := s.tables[typ]
 	if t == nil {
 		t = newTable(typ, s.floor)
+		if s.tables == nil {
+			s.tables = map[string]*table{}
+		}
 		s.tables[typ] = t
 	}
 	return t

@@ -1,6 +1,7 @@
 package delta
 
 import (
+	"slices"
 	"sync"
 )
 
@@ -8,7 +9,7 @@ import (
 // what one client, or a few, use. Safe for concurrent use.
 type Selection struct {
 	mu      sync.Mutex
-	names   map[Ref]struct{} // immutable
+	names   []Ref // immutable, in order
 	changed chan struct{}
 }
 
@@ -17,8 +18,12 @@ func NewSelection() *Selection {
 	return &Selection{changed: make(chan struct{})}
 }
 
-// Set the names. The map belongs to the selection, and is not changed any more.
-func (s *Selection) Set(names map[Ref]struct{}) {
+// CompareRefs orders by type, then by name, as Set takes them.
+func CompareRefs(a, b Ref) int { return compareRefs(a, b) }
+
+// Set the names, which are in the order of CompareRefs, each once. They are not changed any more;
+// several selections may have the same.
+func (s *Selection) Set(names []Ref) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names = names
@@ -36,12 +41,18 @@ func (s *Selection) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// load the names. The map is not to be changed. generation tells two results apart.
-func (s *Selection) load() (names map[Ref]struct{}, generation <-chan struct{}) {
+// load the names, which are not to be changed. generation tells two results apart.
+func (s *Selection) load() (names []Ref, generation <-chan struct{}) {
 	if s == nil {
 		return nil, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.names, s.changed
+}
+
+// selects reports whether a name is among those of a selection.
+func selects(names []Ref, ref Ref) bool {
+	_, found := slices.BinarySearchFunc(names, ref, compareRefs)
+	return found
 }

@@ -36,8 +36,8 @@ type held struct {
 }
 
 func (t *table) optionsOf(name string, o *ResourceOptions) *entryOptions {
-	if o == nil {
-		return nil
+	if o == nil || !o.Unlisted && o.Follower == (Ref{}) && o.Fallback == nil {
+		return nil // the defaults
 	}
 	out := &entryOptions{unlisted: o.Unlisted, follower: o.Follower}
 	if o.Fallback != nil {

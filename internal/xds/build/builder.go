@@ -20,6 +20,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity/mesh"
 	"github.com/proxima-mesh/proxima/internal/locality"
 	"github.com/proxima-mesh/proxima/internal/policy"
+	"github.com/proxima-mesh/proxima/internal/proxy"
 	"github.com/proxima-mesh/proxima/internal/proxy/kube"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/sites"
@@ -69,6 +70,10 @@ type Builder struct {
 	zones   map[zoneKey]*layer
 	classes map[Class]*class
 	proxies map[catalog.Key]*Proxy
+	// numbered proxies, ever.
+	numbered uint64
+	// converted are Services that were looked at, as proxies see them, until they change.
+	converted map[catalog.Key]*proxy.Service
 	// units by what they are made of.
 	byService map[catalog.Key]map[*unit]struct{}
 	byAddress map[netip.Addr]map[*unit]struct{}
@@ -132,10 +137,14 @@ type unit struct {
 	layer *layer
 	uses  int
 	make  func() *made
-	// services and addresses that it was indexed by.
+	// services and addresses that it was indexed by; port of the Service, for a cluster.
 	service catalog.Key
 	address netip.Addr
+	port    uint16
 }
+
+// portOf a cluster.
+func (u *unit) portOf() ServicePort { return ServicePort{u.service, u.port} }
 
 // made is a resource; nil: there is none now.
 type made struct {
@@ -153,7 +162,7 @@ func NewBuilder(c Config) *Builder {
 		sites: sites.NewTable(string(c.Site)), indexes: newIndexes(), live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
-		learned: map[account]map[ServicePort]struct{}{},
+		learned: map[account]map[ServicePort]struct{}{}, converted: map[catalog.Key]*proxy.Service{},
 	}
 }
 
@@ -210,6 +219,9 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 		defer close(b.ready)
 	}
 	b.snapshot = d.After
+	for _, c := range d.Services {
+		delete(b.converted, c.Key)
+	}
 	b.storeImports(d)
 	hit := b.affect(b.policies.Apply(d), d)
 	changed := maps.Clone(replanned)
@@ -252,7 +264,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 		again[p.Key] = struct{}{}
 	}
 	for _, c := range d.ExternalServices {
-		for p := range b.named[c.Key] {
+		for _, p := range b.dependents(c.Key) {
 			if has(p.outbound, c.Key) {
 				again[p.Key] = struct{}{}
 			}
@@ -335,7 +347,7 @@ func (u *unit) safe() (m *made, err error) {
 }
 
 // use a resource of a layer, which is made if it is not there.
-func (b *Builder) use(l *layer, ref delta.Ref, of unit) {
+func (b *Builder) use(l *layer, ref delta.Ref, of unit) *unit {
 	u := l.units[ref]
 	if u == nil {
 		u = &of
@@ -347,6 +359,7 @@ func (b *Builder) use(l *layer, ref delta.Ref, of unit) {
 		}
 	}
 	u.uses++
+	return u
 }
 
 // unuse a resource, which goes when nobody uses it.

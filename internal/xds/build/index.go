@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -23,7 +24,7 @@ type indexes struct {
 	workloads map[netip.Addr]int
 	// named are the proxies by the Services whose ports they have or would have, and accounts
 	// by service account; wide are those that have all Services.
-	named    map[catalog.Key]map[*Proxy]struct{}
+	named    map[catalog.Key]*dependents
 	accounts map[account]map[*Proxy]struct{}
 	wide     map[*Proxy]struct{}
 }
@@ -31,7 +32,7 @@ type indexes struct {
 func newIndexes() indexes {
 	return indexes{
 		vips: map[netip.Addr]frontend{}, addresses: map[catalog.Key]map[netip.Addr]struct{}{}, workloads: map[netip.Addr]int{},
-		named: map[catalog.Key]map[*Proxy]struct{}{}, accounts: map[account]map[*Proxy]struct{}{}, wide: map[*Proxy]struct{}{},
+		named: map[catalog.Key]*dependents{}, accounts: map[account]map[*Proxy]struct{}{}, wide: map[*Proxy]struct{}{},
 	}
 }
 
@@ -88,15 +89,56 @@ func (x *indexes) storeWorkloads(d *catalog.Delta, changed map[netip.Addr]struct
 
 // name the Services on which the eager set of a proxy depends.
 func (x *indexes) name(p *Proxy, services map[catalog.Key]struct{}) {
-	for _, key := range p.named {
-		if !has(services, key) {
-			put(x.named, key, p, false)
+	for _, d := range p.named {
+		if !has(services, d.service) {
+			if d.remove(p); len(d.proxies) == 0 {
+				delete(x.named, d.service)
+			}
 		}
 	}
-	for key := range services {
-		put(x.named, key, p, true)
+	p.named = nil
+	if len(services) > 0 {
+		p.named = make([]*dependents, 0, len(services))
 	}
-	p.named = slices.AppendSeq(make([]catalog.Key, 0, len(services)), maps.Keys(services))
+	for key := range services {
+		d := x.named[key]
+		if d == nil {
+			d = &dependents{service: key}
+			x.named[key] = d
+		}
+		d.add(p)
+		p.named = append(p.named, d)
+	}
+}
+
+// dependents are the proxies whose eager sets depend on a Service, in the order of their numbers.
+type dependents struct {
+	service catalog.Key
+	proxies []*Proxy
+}
+
+func (d *dependents) find(p *Proxy) (int, bool) {
+	return slices.BinarySearchFunc(d.proxies, p.number, func(p *Proxy, number uint64) int { return cmp.Compare(p.number, number) })
+}
+
+func (d *dependents) add(p *Proxy) {
+	if i, found := d.find(p); !found {
+		d.proxies = slices.Insert(d.proxies, i, p)
+	}
+}
+
+func (d *dependents) remove(p *Proxy) {
+	if i, found := d.find(p); found {
+		d.proxies = slices.Delete(d.proxies, i, i+1)
+	}
+}
+
+// dependents of a Service, which are not to be changed.
+func (x *indexes) dependents(service catalog.Key) []*Proxy {
+	if d := x.named[service]; d != nil {
+		return d.proxies
+	}
+	return nil
 }
 
 func (x *indexes) add(p *Proxy) { put(x.accounts, p.account, p, true) }
@@ -115,7 +157,9 @@ func (x *indexes) concerned(services map[catalog.Key]struct{}) map[*Proxy]struct
 		maps.Copy(out, x.wide)
 	}
 	for key := range services {
-		maps.Copy(out, x.named[key])
+		for _, p := range x.dependents(key) {
+			out[p] = struct{}{}
+		}
 	}
 	return out
 }

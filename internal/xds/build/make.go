@@ -59,11 +59,15 @@ func (b *Builder) service(key catalog.Key) (*proxy.Service, bool) {
 	if !ok {
 		return nil, false
 	}
-	s, ok := kube.ServiceOf(object)
-	if ok {
-		s.Scope = kube.ScopeOf(object, b.meshOf(key.Namespace))
+	s, ok := b.converted[key]
+	if !ok {
+		if s, ok = kube.ServiceOf(object); !ok {
+			return nil, false
+		}
+		b.converted[key] = s
 	}
-	return s, ok
+	s.Scope = kube.ScopeOf(object, b.meshOf(key.Namespace))
+	return s, true
 }
 
 // allowed reports whether workloads of a mesh may use a Service.
@@ -476,10 +480,11 @@ func (b *Builder) replaceOwn(p *Proxy, next map[delta.Ref][]byte) {
 	p.own.sequence++
 	resources := make([]delta.Resource, 0, len(next))
 	for ref, body := range next {
-		resources = append(resources, delta.Resource{
-			Type: ref.Type, Name: ref.Name, Body: body,
-			Options: &delta.ResourceOptions{Unlisted: ref.Type == RouteType},
-		})
+		one := delta.Resource{Type: ref.Type, Name: ref.Name, Body: body}
+		if ref.Type == RouteType {
+			one.Options = &delta.ResourceOptions{Unlisted: true}
+		}
+		resources = append(resources, one)
 	}
 	if _, err := p.own.scope.Replace(delta.Position{Epoch: 1, Sequence: p.own.sequence}, resources); err != nil {
 		panic(err) // the sequence ascends
@@ -599,8 +604,11 @@ func loopbackOf(a netip.Addr) netip.Addr {
 
 // ownOutbound adds a listener for each outbound port that the workload declares.
 func (b *Builder) ownOutbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate.Resources) {
-	p.outbound = map[catalog.Key]struct{}{}
+	p.outbound = nil
 	for _, o := range outboundsOf(p.Key, d) {
+		if p.outbound == nil {
+			p.outbound = map[catalog.Key]struct{}{}
+		}
 		p.outbound[o.to.Service] = struct{}{}
 		back := b.upstreamOf(p.class, o.to)
 		if back == nil {

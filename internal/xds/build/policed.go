@@ -443,7 +443,7 @@ func (b *Builder) affect(a policy.Affected, d *catalog.Delta) affected {
 		}
 	}
 	for service := range out.services {
-		for p := range b.named[service] {
+		for _, p := range b.dependents(service) {
 			if has(p.outbound, service) {
 				out.proxies[p.Key] = struct{}{}
 			}

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -78,15 +79,17 @@ type Proxy struct {
 	zone      zoneKey
 	own       *layer
 	selection *delta.Selection
-	selected  map[ServicePort]struct{}
-	// clusters are the names of the clusters of what is selected.
-	clusters map[ServicePort]string
-	// outbound are the Services that its own listeners lead to.
+	// clusters of what is selected, which are the class's, in the order of their service ports.
+	clusters []*unit
+	// outbound are the Services that its own listeners lead to; nil: there are none.
 	outbound map[catalog.Key]struct{}
 	account  account
-	// named are the Services that the eager set depends on, names what it is made of.
-	named   []catalog.Key
-	names   map[delta.Ref]struct{} // immutable
+	// number of the proxy among all that there were.
+	number uint64
+	// named are the Services that the eager set depends on, names what it is made of. The names do
+	// not change, and proxies of one service account share them where they are the same.
+	named   []*dependents
+	names   []delta.Ref
 	streams int
 	end     chan struct{}
 	// again are followers that the last stream left open.
@@ -194,6 +197,8 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 		zone:    zoneKey{zone: of.Zone, node: d.Spec.NodeName, grpc: of.Variant == GRPC},
 		account: account{of.Mesh, key.Namespace, d.Spec.ServiceAccount},
 	}
+	b.numbered++
+	p.number = b.numbered
 	b.proxies[key] = p
 	b.add(p)
 	b.writeOwn(p)
@@ -394,7 +399,7 @@ func (b *Builder) selectFor(p *Proxy) {
 	}
 	next := map[ServicePort]struct{}{}
 	for _, port := range inOrder(wanted, first) {
-		if b.allowed(port.Service, p.Mesh) && (len(next) < limit || has(p.selected, port)) {
+		if b.allowed(port.Service, p.Mesh) && (len(next) < limit || p.clusterOf(port) != nil) {
 			next[port] = struct{}{}
 		}
 	}
@@ -422,45 +427,77 @@ func inOrder(wanted, first map[ServicePort]struct{}) []ServicePort {
 	})
 }
 
-func comparePorts(x, y ServicePort) int { return strings.Compare(x.String(), y.String()) }
+func comparePorts(x, y ServicePort) int {
+	return cmp.Or(strings.Compare(x.Service.Namespace, y.Service.Namespace), strings.Compare(x.Service.Name, y.Service.Name), cmp.Compare(x.Port, y.Port))
+}
 
 func has[K comparable](set map[K]struct{}, key K) bool { _, ok := set[key]; return ok }
 
 // setSelected replaces the eager set of a proxy.
 func (b *Builder) setSelected(p *Proxy, next map[ServicePort]struct{}) {
-	clusters := make(map[ServicePort]string, len(next))
-	for port := range next {
-		clusters[port] = b.clusterName(port)
-		if p.clusters[port] != clusters[port] {
-			b.useCluster(p.class, clusters[port], port)
+	clusters := make([]*unit, 0, len(next))
+	for _, port := range slices.SortedFunc(maps.Keys(next), comparePorts) {
+		name := b.clusterName(port)
+		if had := p.clusterOf(port); had != nil && had.ref.Name == name {
+			clusters = append(clusters, had)
+		} else {
+			clusters = append(clusters, b.useCluster(p.class, name, port))
 		}
 	}
-	for port, name := range p.clusters {
-		if clusters[port] != name {
-			b.unuse(p.class.layer, delta.Ref{Type: ClusterType, Name: name})
+	before := p.clusters
+	p.clusters = clusters
+	for _, u := range before {
+		if p.clusterOf(u.portOf()) != u {
+			b.unuse(p.class.layer, u.ref)
 		}
 	}
-	p.selected, p.clusters = next, clusters
 	b.namesOf(p)
+}
+
+// clusterOf a service port that is selected; nil: it is not.
+func (p *Proxy) clusterOf(port ServicePort) *unit {
+	i, found := slices.BinarySearchFunc(p.clusters, port, func(u *unit, port ServicePort) int { return comparePorts(u.portOf(), port) })
+	if !found {
+		return nil
+	}
+	return p.clusters[i]
 }
 
 // namesOf the eager set: clusters, and a listener for each virtual address.
 func (b *Builder) namesOf(p *Proxy) {
-	names := make(map[delta.Ref]struct{}, 2*len(p.clusters))
-	for port, name := range p.clusters {
-		names[p.class.layer.shared(delta.Ref{Type: ClusterType, Name: name})] = struct{}{}
-		if !b.redirected(p) {
+	names := make([]delta.Ref, 0, 2*len(p.clusters))
+	redirected := b.redirected(p)
+	for _, u := range p.clusters {
+		names = append(names, u.ref)
+		if !redirected {
 			continue
 		}
-		for _, at := range b.frontendsOf(port) {
-			names[b.outListener(p.class, at)] = struct{}{}
+		for _, at := range b.frontendsOf(u.portOf()) {
+			names = append(names, b.outListener(p.class, at))
 		}
 	}
-	if p.names != nil && maps.Equal(p.names, names) {
+	slices.SortFunc(names, delta.CompareRefs)
+	names = slices.Compact(names)
+	if p.names != nil && slices.Equal(p.names, names) {
 		return
 	}
-	p.names = names
-	p.selection.Set(names)
+	p.names = b.sharedNames(p, names)
+	p.selection.Set(p.names)
+}
+
+// sharedNames are the names as another proxy of the service account has them, if a look at some of
+// them finds one: replicas of a workload use the same.
+func (b *Builder) sharedNames(p *Proxy, names []delta.Ref) []delta.Ref {
+	looks := 4
+	for other := range b.accounts[p.account] {
+		if other != p && other.class == p.class && slices.Equal(other.names, names) {
+			return other.names
+		}
+		if looks--; looks == 0 {
+			break
+		}
+	}
+	return names
 }
 
 // outListener sees to it that a class has the listener of an address. It stays as long as the class:
@@ -563,8 +600,10 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 	}
 }
 
-func (b *Builder) useCluster(c *class, name string, port ServicePort) {
-	b.use(c.layer, delta.Ref{Type: ClusterType, Name: name}, unit{service: port.Service, make: func() *made { return b.makeCluster(c, name, port) }})
+func (b *Builder) useCluster(c *class, name string, port ServicePort) *unit {
+	return b.use(c.layer, delta.Ref{Type: ClusterType, Name: name}, unit{
+		service: port.Service, port: port.Port, make: func() *made { return b.makeCluster(c, name, port) },
+	})
 }
 
 // both are the layers of endpoints: of the node, and of the zone.
