@@ -95,7 +95,7 @@ func (i *instance) components() []component {
 		{Name: "demand", Run: i.demand.Run},
 		{Name: "views", Run: i.followTables},
 		{Name: "suspicion", Run: i.monitor.Run},
-		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaim) }},
+		{Name: "memory", Run: func(ctx context.Context) error { return scavenge.RunPaced(ctx, minReclaim) }},
 	}
 	if i.names != nil {
 		out = append(out, component{Name: "node names", Run: i.names.Run})
