@@ -294,6 +294,7 @@ certificate, key and authorities are named by their files.`,
 	f.StringVar(&c.Files.Certificate, "certificate-file", "", "certificate of the workload (PEM), which is read again when it changes")
 	f.StringVar(&c.Files.Key, "key-file", "", "its private key (PEM)")
 	f.StringVar(&c.AdminSocket, "admin-socket", "/run/envoy-admin.sock", "path of Envoy's admin interface")
-	f.StringVar(&c.ServerTemplate, "server-listener", "", "name of a gRPC server's listener, with %s for its address")
+	f.StringVar(&c.Files.Roots, "mesh-ca-file", "", "roots of the mesh's trust domain (PEM), for the connections of a gRPC program; default: --xds-server-ca-file")
+	f.StringVar(&c.ServerTemplate, "server-listener", "in|%s", "name of a gRPC server's listener, with %s for its address")
 	return cmd
 }

@@ -28,7 +28,12 @@ type Node struct {
 func NodeID(mesh, namespace, name string) string { return mesh + "/" + namespace + "/" + name }
 
 // Files of a credential, in PEM. The proxy reads them again when they change.
-type Files struct{ Certificate, Key, Authorities string }
+type Files struct {
+	// Authorities verify control planes.
+	Certificate, Key, Authorities string
+	// Roots of the mesh's trust domain, by which gRPC programs verify each other; "": Authorities.
+	Roots string
+}
 
 // Config of a proxy. Node, and Socket or Servers with Files, are required.
 type Config struct {
@@ -199,7 +204,7 @@ func GRPC(c Config) ([]byte, error) {
 	}
 	out := object{"node": c.Node.object(), "xds_servers": []object{server}}
 	if c.Files.Certificate != "" {
-		out["certificate_providers"] = object{"default": object{"plugin_name": "file_watcher", "config": c.Files.provider()}}
+		out["certificate_providers"] = object{"default": object{"plugin_name": "file_watcher", "config": c.Files.peers()}}
 	}
 	if c.ServerTemplate != "" {
 		out["server_listener_resource_name_template"] = c.ServerTemplate
@@ -212,6 +217,14 @@ func (f Files) provider() object {
 	return object{
 		"certificate_file": f.Certificate, "private_key_file": f.Key, "ca_certificate_file": f.Authorities, "refresh_interval": "10s",
 	}
+}
+
+// peers is the configuration of the certificate provider for connections to other workloads.
+func (f Files) peers() object {
+	if f.Roots != "" {
+		f.Authorities = f.Roots
+	}
+	return f.provider()
 }
 
 func encode(o object) ([]byte, error) {

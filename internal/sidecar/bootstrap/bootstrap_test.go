@@ -78,7 +78,7 @@ func TestEnvoyDefaults(t *testing.T) {
 }
 
 func TestGRPC(t *testing.T) {
-	text, err := GRPC(Config{Node: node, Socket: "/run/x.sock", Files: Files{"c", "k", "a"}, ServerTemplate: "in|%s"})
+	text, err := GRPC(Config{Node: node, Socket: "/run/x.sock", Files: Files{Certificate: "c", Key: "k", Authorities: "a"}, ServerTemplate: "in|%s"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestMistakes(t *testing.T) {
 		"no server":   {Config{Node: node}, "neither"},
 		"no files":    {Config{Node: node, Servers: []string{"a:1"}}, "files"},
 		"no admin":    {Config{Node: node, Socket: "/s"}, "admin socket"},
-		"server port": {Config{Node: node, Servers: []string{"a"}, Files: Files{"c", "k", "a"}, AdminSocket: "/a"}, "HOST:PORT"},
+		"server port": {Config{Node: node, Servers: []string{"a"}, Files: Files{Certificate: "c", Key: "k", Authorities: "a"}, AdminSocket: "/a"}, "HOST:PORT"},
 	} {
 		if _, err := Envoy(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q in it", name, err, c.want)

@@ -397,12 +397,15 @@ func TestInboundClients(t *testing.T) {
 
 // FuzzNames: names that clients ask for are read in one spelling only.
 func FuzzNames(f *testing.F) {
-	for _, s := range []string{"shop/web:80", "vip|10.0.0.1:80", "vip|[::ffff:10.0.0.1]:80", "a/b:00", "/:1", "vip|:1"} {
+	for _, s := range []string{"shop/web:80", "vip|10.0.0.1:80", "vip|[::ffff:10.0.0.1]:80", "a/b:00", "/:1", "vip|:1", "in|[::]:80", "in|0.0.0.0:080"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		if p, err := ParseServicePort(s); err == nil && p.String() != s {
 			t.Errorf("%q is read as %q", s, p)
+		}
+		if a, ok := parseServer(s); ok && inPrefix+a.String() != s {
+			t.Errorf("%q is read as the server %v", s, a)
 		}
 		if a, ok := parseVIP(s); ok {
 			if again, ok := parseVIP(VIPName(a)); !ok || again != a {

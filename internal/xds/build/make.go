@@ -156,6 +156,9 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 		}
 	case !external || to != nil:
 		if out.tls = b.clientTLS(c, of, to); out.tls != nil || to == nil {
+			if out.tls != nil {
+				out.tls.http2 = out.protocol == HTTP2
+			}
 			return out
 		}
 	}
@@ -419,6 +422,9 @@ func (b *Builder) writeClass(c *class) {
 // writeOwn writes what one proxy has for itself: what is inbound, and its outbound ports.
 func (b *Builder) writeOwn(p *Proxy) {
 	d, ok := b.snapshot.Dataplanes.Get(p.Key)
+	if ok && p.class.Variant == GRPC && len(p.servers) > 0 {
+		b.writeServers(p, d)
+	}
 	if !ok || p.class.Variant == GRPC {
 		return
 	}
@@ -481,7 +487,7 @@ func (b *Builder) replaceOwn(p *Proxy, next map[delta.Ref][]byte) {
 	resources := make([]delta.Resource, 0, len(next))
 	for ref, body := range next {
 		one := delta.Resource{Type: ref.Type, Name: ref.Name, Body: body}
-		if ref.Type == RouteType {
+		if ref.Type == RouteType || p.class.Variant == GRPC {
 			one.Options = &delta.ResourceOptions{Unlisted: true}
 		}
 		resources = append(resources, one)
@@ -553,23 +559,17 @@ func (b *Builder) ownInbound(p *Proxy, d *meshv1alpha1.Dataplane, all *translate
 	if len(addresses) == 0 {
 		return
 	}
-	mode, domain := Plain, ""
-	if trust, m, ok := b.meshTLS(p.Mesh); ok {
-		mode, domain = modeOf(m), trust.Name()
-	}
 	for i := range d.Spec.Ports {
 		port := &d.Spec.Ports[i]
 		if port.Protocol != "" && port.Protocol != "TCP" {
 			continue
 		}
 		app := b.appProtocolOf(p.Key, d, port)
+		mode, domain := b.inboundMode(p.Key, d, port.Port)
 		in := &inbound{
 			port: port.Port, at: netip.AddrPortFrom(addresses[0], uint16(port.Port)), protocol: protocolOf(app), mode: mode,
 			serverFirst: serverFirst(app), domain: domain, clients: b.clientsOf(p, d, port), fileIdentity: p.class.Variant == Direct,
 			policies: b.inPoliciesOf(p.Key, port.Port),
-		}
-		if mode != Plain && in.policies.port.TLS.Mode != "" { // a mesh without mTLS has no certificates
-			in.mode = modeNamed(in.policies.port.TLS.Mode)
 		}
 		to := in.at
 		if target := targetPort(port); target != 0 {

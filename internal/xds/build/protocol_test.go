@@ -72,6 +72,44 @@ func TestNoTLSToGRPCPrograms(t *testing.T) {
 	}
 }
 
+// TestTLSToGRPCServers: a port whose gRPC server has asked for its listener takes mutual TLS where the
+// mesh is strict. With the annotation clients know that before the program has asked.
+func TestTLSToGRPCServers(t *testing.T) {
+	inMode := func(mode string) *meshv1alpha1.Mesh {
+		return &meshv1alpha1.Mesh{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: meshv1alpha1.MeshSpec{MTLS: &meshv1alpha1.MeshMTLS{
+			EnabledBackend: "ca", Backends: []meshv1alpha1.MeshCertificateBackend{{Name: "ca", Mode: mode}},
+		}}}
+	}
+	w := newWorld(t, inMode("Strict"), testDataplane("a", "10.0.0.1", nil), testDataplane("b", "10.0.0.2", map[string]string{AnnotationGRPCServer: "true"}))
+	check := func(when string, want ...string) {
+		t.Helper()
+		var got []string
+		for at := range w.builder.live {
+			got = append(got, at.String())
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: ports with TLS %v, want %v", when, got, want)
+		}
+	}
+	check("at the start", "10.0.0.2:8080")
+	a := w.connect("a", GRPC)
+	source := a.Config.Source
+	ask := func(name string) { source.Want(delta.Ref{Type: ListenerType, Name: name}) }
+	ask("in|0.0.0.0:9999") // a port that it has not declared
+	ask("in|0.0.0.0:08080")
+	check("nobody has asked", "10.0.0.2:8080")
+	ask("in|[::]:8080")
+	check("it has asked", "10.0.0.1:8080", "10.0.0.2:8080")
+	source.Release(delta.Ref{Type: ListenerType, Name: "in|[::]:8080"})
+	a.Close(nil)
+	check("it is away", "10.0.0.1:8080", "10.0.0.2:8080")
+	w.seed(inMode("Permissive"))
+	check("permissive", "10.0.0.2:8080") // whose program has never asked
+	w.seed(inMode("Strict"))
+	check("strict", "10.0.0.1:8080", "10.0.0.2:8080")
+}
+
 // TestRecordedProxies: the ports of a Dataplane have a proxy if its status says so, whoever has recorded
 // it: another instance, or this one before it was started again.
 func TestRecordedProxies(t *testing.T) {

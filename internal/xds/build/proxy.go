@@ -88,8 +88,10 @@ type Proxy struct {
 	number uint64
 	// named are the Services that the eager set depends on, names what it is made of. The names do
 	// not change, and proxies of one service account share them where they are the same.
-	named   []*dependents
-	names   []delta.Ref
+	named []*dependents
+	names []delta.Ref
+	// servers of a gRPC program: where they listen, by the names of their listeners.
+	servers map[string]netip.AddrPort
 	streams int
 	end     chan struct{}
 	// again are followers that the last stream left open.
@@ -138,7 +140,7 @@ func (b *Builder) Connect(key catalog.Key, variant Variant) (*Connection, error)
 		Order:  order[:], Gated: gated[:], Prompt: ListenerType, Drain: drainTime,
 		Selection: p.selection, Source: &demanded{b, p}, Quarantine: p.class.quarantine, Again: again, Whole: variant == GRPC,
 	}
-	if variant != GRPC { // a gRPC program gets nothing for its server here
+	if variant != GRPC { // a gRPC program has a server if it asks for its listener
 		b.noteLive(key, d)
 	}
 	return c, nil
@@ -311,10 +313,12 @@ func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed m
 	}
 	p := b.proxies[c.Key]
 	is := kind.DataplaneHasProxy(c.New) || p != nil && p.class.Variant != GRPC
+	ports := b.secured(c.Key, c.New)
 	if is {
-		for _, at := range livePorts(c.New) {
-			b.live[at] = c.Key
-		}
+		ports = livePorts(c.New)
+	}
+	for _, at := range ports {
+		b.live[at], is = c.Key, true
 	}
 	if !had && !is {
 		return
@@ -594,7 +598,9 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 			b.use(c.layer, ref, unit{make: b.makeSystemRoots})
 		}
 	case ListenerType:
-		if target, ok := b.parseTarget(ref.Name, p.Key.Namespace); ok && c.Variant == GRPC {
+		if at, ok := parseServer(ref.Name); ok && c.Variant == GRPC {
+			b.serve(p, ref.Name, at)
+		} else if target, ok := b.parseTarget(ref.Name, p.Key.Namespace); ok && c.Variant == GRPC {
 			b.use(c.layer, ref, unit{service: target.Service, make: func() *made { return b.makeAPIListener(c, ref.Name, target) }})
 		}
 	}

@@ -34,6 +34,8 @@ type clientTLS struct {
 	fileIdentity bool
 	// always: also to endpoints that are not known to have a proxy.
 	always bool
+	// http2: servers may be gRPC programs, which know no protocol (ALPN) but "h2".
+	http2 bool
 	// gateways at which TLS ends.
 	gateways []gatewayTLS
 }
@@ -75,7 +77,11 @@ func (t *clientTLS) on(c *cluster.Cluster) {
 	if t == nil {
 		return
 	}
-	secured := transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: commonTLS(t.domain, t.fileIdentity, t.sans())})
+	mutual := commonTLS(t.domain, t.fileIdentity, t.sans())
+	if t.http2 {
+		mutual.AlpnProtocols = append(mutual.AlpnProtocols, "h2")
+	}
+	secured := transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: mutual})
 	for _, g := range t.gateways {
 		common := commonTLS(t.domain, t.fileIdentity, []*tlsv3.SubjectAltNameMatcher{exactURI(g.id)})
 		common.AlpnProtocols = []string{frame.ProtocolTunnel}
