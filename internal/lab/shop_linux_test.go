@@ -82,7 +82,7 @@ type outcome struct {
 
 // TestShop: a shop of ten Services in three zones over everything that a mesh is there for. Each
 // step lists the Services of which requests may fail; no other request fails. PROXIMA_SOAK=1: at
-// least 50,000 requests, otherwise 6,000.
+// least 50,000 requests, and demand moves a plan, otherwise 6,000.
 func TestShop(t *testing.T) {
 	if _, err := cgroup.Find(); err != nil {
 		t.Skip(err)
@@ -96,11 +96,14 @@ func TestShop(t *testing.T) {
 		fails string
 		may   map[string]int
 		check func(*outcome)
+		// soak: it takes minutes.
+		soak bool
 	}{
 		{name: "permissive", do: func() {}, zones: "abc", check: func(*outcome) { s.admits(true) }},
 		{name: "strict where both ends have a sidecar", do: s.strict, zones: "abc", check: func(*outcome) { s.admits(false) }},
 		{name: "canary", do: s.canary, zones: "abc", check: s.canaryShare},
 		{name: "canary ended", do: func() { s.remove(kind.HTTPRoute, "canary") }, zones: "abc"},
+		{name: "demand moves the plan", do: s.demandMoves, zones: "abc", soak: true},
 		{name: "fault", do: s.fault, zones: "abc", fails: "stock"},
 		{name: "retry hides the fault", do: s.retry, zones: "abc"},
 		{name: "fault ended", do: func() { s.remove(kind.WorkloadPolicy, "fault") }, zones: "abc"},
@@ -109,6 +112,9 @@ func TestShop(t *testing.T) {
 		// A gRPC program has no second chance for a call on a connection that is silent: one of each.
 		{name: "a zone fails", do: s.failZone, zones: "ac", may: map[string]int{"pay by xds": 1, "ship by xds": 2}},
 	} {
+		if step.soak && os.Getenv("PROXIMA_SOAK") == "" {
+			continue
+		}
 		step.do()
 		o := s.round(step.zones)
 		asked, failed := 0, 0
