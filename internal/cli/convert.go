@@ -27,8 +27,8 @@ func newConvertKuma(s *settings) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "kuma -f FILE",
-		Short: "Translate policies of Kuma",
-		Long: "Prints the policies of Proxima that say what policies of Kuma say, of both generations (Timeout, MeshTimeout), as objects of Kubernetes or as\n" +
+		Short: "Translate policies, routes, services and identities of Kuma",
+		Long: "Prints the objects of Proxima that say what those of Kuma say, of both generations (Timeout, MeshTimeout), as objects of Kubernetes or as\n" +
 			"Kuma's own resources. What cannot be translated is named on the standard error, field by field, and the exit status is 1 then. Nothing is applied.",
 		Example: "  proxima convert kuma -f policies.yaml >translated.yaml\n  proxima convert kuma -f - <policies.yaml | proxima apply -f - --dry-run=server",
 		Args:    cobra.NoArgs,

@@ -90,6 +90,11 @@ type object struct {
 	spec     *node
 	problems []Problem
 	out      []resource.Object
+	// done: it says what holds anyway.
+	done bool
+	// grants that routes to other namespaces need.
+	grants  []resource.Object
+	granted map[[3]string]bool
 	// drop what was made, as a part of it would do something else than the whole.
 	drop bool
 }
@@ -137,29 +142,21 @@ func newObject(values map[string]any, options Options) *object {
 
 // pages that say what to do about kinds without a translation.
 var untranslated = map[string]string{
-	"Mesh":                 "Proxima's Mesh has fields of the same names, but other backends: write it by docs/concepts/meshes.md",
-	"Dataplane":            "workloads register themselves: proxima run, or their pods",
-	"ZoneIngress":          "gateways register themselves: proxima ingress",
-	"ZoneEgress":           "gateways register themselves: proxima egress",
-	"Zone":                 "proxima zone create makes a zone and its token",
-	"ExternalService":      "write Proxima's ExternalService: docs/how-to/external-services.md",
-	"MeshExternalService":  "write Proxima's ExternalService: docs/how-to/external-services.md",
-	"MeshService":          "a Service has the name, the ports and the endpoints",
-	"MeshMultiZoneService": "export the Service in each zone, a ServiceImport has all their endpoints: docs/how-to/exports.md",
-	"HostnameGenerator":    "names of Services and meshes are given by DNS: docs/how-to/names.md",
-	"MeshIdentity":         "identities follow from namespace and service account: docs/concepts/identities.md",
-	"MeshTrust":            "trust domains follow from the meshes: docs/concepts/identities.md",
-	"MeshGateway":          "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayRoute":     "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayInstance":  "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"MeshGatewayConfig":    "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
-	"TrafficRoute":         "routes are not translated by this version",
-	"MeshHTTPRoute":        "routes are not translated by this version",
-	"MeshTCPRoute":         "routes are not translated by this version",
-	"TrafficLog":           "it names a backend of the Mesh: write a WorkloadPolicy with spec.accessLog",
-	"TrafficTrace":         "it names a backend of the Mesh: write a WorkloadPolicy with spec.tracing",
-	"ProxyTemplate":        "its resources are whole ones of Envoy: write a ProxyPatch with op Add",
-	"VirtualOutbound":      "names of service tags are given by DNS: docs/how-to/names.md",
+	"Mesh":                "Proxima's Mesh has fields of the same names, but other backends: write it by docs/concepts/meshes.md",
+	"Dataplane":           "workloads register themselves: proxima run, or their pods",
+	"ZoneIngress":         "gateways register themselves: proxima ingress",
+	"ZoneEgress":          "gateways register themselves: proxima egress",
+	"Zone":                "proxima zone create makes a zone and its token",
+	"ExternalService":     "write Proxima's ExternalService: docs/how-to/external-services.md",
+	"MeshExternalService": "write Proxima's ExternalService: docs/how-to/external-services.md",
+	"MeshGateway":         "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
+	"MeshGatewayRoute":    "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
+	"MeshGatewayInstance": "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
+	"MeshGatewayConfig":   "put a gateway of your choice before the mesh: docs/how-to/from-kuma.md",
+	"TrafficLog":          "it names a backend of the Mesh: write a WorkloadPolicy with spec.accessLog",
+	"TrafficTrace":        "it names a backend of the Mesh: write a WorkloadPolicy with spec.tracing",
+	"ProxyTemplate":       "its resources are whole ones of Envoy: write a ProxyPatch with op Add",
+	"VirtualOutbound":     "names of service tags are given by DNS: docs/how-to/names.md",
 }
 
 // translations by kind.
@@ -170,8 +167,11 @@ func translations() map[string]func(*object) {
 		"MeshRateLimit": (*object).meshRateLimit, "MeshFaultInjection": (*object).meshFaultInjection,
 		"MeshTrafficPermission": (*object).meshTrafficPermission, "MeshAccessLog": (*object).meshAccessLog, "MeshTrace": (*object).meshTrace,
 		"MeshMetric": (*object).meshMetric, "MeshPassthrough": (*object).meshPassthrough, "MeshTLS": (*object).meshTLS,
-		"MeshProxyPatch": (*object).meshProxyPatch,
-		"Timeout":        (*object).timeout, "Retry": (*object).retry, "CircuitBreaker": (*object).circuitBreaker, "HealthCheck": (*object).healthCheck,
+		"MeshProxyPatch": (*object).meshProxyPatch, "MeshHTTPRoute": (*object).meshHTTPRoute, "MeshTCPRoute": (*object).meshTCPRoute,
+		"MeshService": (*object).meshService, "MeshMultiZoneService": (*object).meshMultiZoneService,
+		"HostnameGenerator": (*object).hostnameGenerator, "MeshIdentity": (*object).meshIdentity, "MeshTrust": (*object).meshTrust,
+		"TrafficRoute": (*object).trafficRoute,
+		"Timeout":      (*object).timeout, "Retry": (*object).retry, "CircuitBreaker": (*object).circuitBreaker, "HealthCheck": (*object).healthCheck,
 		"RateLimit": (*object).rateLimit, "FaultInjection": (*object).faultInjection, "TrafficPermission": (*object).trafficPermission,
 	}
 }
@@ -191,7 +191,7 @@ func (o *object) translate() {
 	switch {
 	case o.drop:
 		o.out = nil
-	case len(o.out) == 0 && len(o.problems) == 0:
+	case len(o.out) == 0 && len(o.problems) == 0 && !o.done:
 		o.refuse("", "says nothing")
 	}
 }
@@ -233,7 +233,9 @@ func (r *Result) Print(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		text = bytes.ReplaceAll(text, []byte("status: {}\n"), nil)
+		for _, empty := range []string{"status: {}\n", "status:\n  parents: null\n", "status:\n  loadBalancer: {}\n"} {
+			text = bytes.TrimSuffix(text, []byte(empty))
+		}
 		if i > 0 {
 			text = append([]byte("---\n"), text...)
 		}
