@@ -223,6 +223,7 @@ func (p *clusterPlane) newParts() (err error) {
 	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
 		return err
 	}
+	i.acks = newAcknowledgements(instanceName(p.paths.listener.Addr()), i.catalog, p.log)
 	p.api = &api{
 		address: p.paths.listener.Addr(), client: p.client, cached: p.client, meshes: &meshUpdates{},
 		sessions: access.NewSessions(p.storage.revocations, p.log.With("component", "sessions")),

@@ -88,7 +88,7 @@ func (p *clusterPlane) newZone(ctx context.Context) error {
 	workloads := podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}
 	if p.servesProxies() {
 		z.insights = newInsights(podInsights{p.client, i.catalog}, p.storage, p.api, p.log)
-		z.insights.runs = p.runsHere
+		z.insights.runs, i.acks.runs = p.runsHere, p.runsHere
 	}
 	var err error
 	z.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{

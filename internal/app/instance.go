@@ -57,6 +57,8 @@ type instance struct {
 	// reports of demand; relay passes them on. nil: there are none, or this is the only instance.
 	reports *wire.Server
 	relay   *wire.Relay
+	// acks are what proxies have taken of policies, here and at other instances.
+	acks *acknowledgements
 	// listener and server of gRPC; nil: off.
 	listener net.Listener
 	server   *grpc.Server
@@ -69,6 +71,7 @@ func newInstance(cfg ControlPlaneConfig, s *storage, a *api, log *slog.Logger) (
 	i.catalog = catalog.New(catalog.Config{
 		Client: a.client, Descriptors: kind.All(), Epoch: s.store.Epoch(), Logger: log.With("component", "catalog"),
 	})
+	i.acks = newAcknowledgements(instanceName(a.address), i.catalog, log)
 	a.nodes.catalog, a.members.catalog, a.tags.catalog = i.catalog, i.catalog, i.catalog
 	a.cordons.catalog, a.shifts.catalog = i.catalog, i.catalog
 	i.demand = demand.NewAggregator(demand.Config{

@@ -9,27 +9,28 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	sidecarv1 "github.com/proxima-mesh/proxima/api/sidecar/v1"
 	"github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/demand/wire"
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
 )
 
-// passReports has reports of demand passed on to the instance that leads: agents report to the
-// instance that their connection goes to. leader returns the address of its gRPC port; empty:
+// passReports has reports of demand, and of what proxies have acknowledged, passed on to the instance
+// that leads: agents and proxies are connected to any. leader returns the address of its gRPC port; empty:
 // this instance leads, or none is known to. It must be called before gRPC is served.
 func (i *instance) passReports(ca *identity.Authority, leader func() string) {
 	if i.reports == nil {
 		return
 	}
-	i.relay = &wire.Relay{
-		Leader: leader, Passed: access.CallerInstance,
-		Dial: func(address string) (*grpc.ClientConn, error) {
-			return grpc.NewClient("passthrough:///"+address, append(stream.DialOptions(),
-				grpc.WithTransportCredentials(credentials.NewTLS(instanceTLS(ca))))...)
-		},
+	dial := func(address string) (*grpc.ClientConn, error) {
+		return grpc.NewClient("passthrough:///"+address, append(stream.DialOptions(),
+			grpc.WithTransportCredentials(credentials.NewTLS(instanceTLS(ca))))...)
 	}
+	i.relay = &wire.Relay{Leader: leader, Passed: access.CallerInstance, Dial: dial}
 	i.reports.PassOn(i.relay)
+	i.acks.leader, i.acks.dial = leader, dial
+	sidecarv1.RegisterAcknowledgementsServer(i.server, i.acks)
 }
 
 // instanceTLS is how an instance calls another one. Each connection has a certificate of its own.

@@ -176,6 +176,7 @@ func TestReverseCalls(t *testing.T) {
 		}
 	}
 	testProxiedCalls(t, planes, zone[1], fmt.Sprintf("127.0.0.1:%d", proxyPort))
+	testProgrammed(t, zone[0], fmt.Sprintf("127.0.0.1:%d", proxyPort))
 	testProxyAccess(t, globals[0], zone[0])
 	testMissingHops(s, globals, zone, stop)
 }

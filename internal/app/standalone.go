@@ -124,6 +124,9 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	if cp.proxies, err = newProxies(cfg, cp.storage, cp.api, cp.instance, cp.identities, cp.insights, cp.log); err != nil {
 		return nil, err
 	}
+	if cp.proxies != nil {
+		cp.identities.serveWorkloads(cp.proxies, workloadTable{cp.instance.catalog, string(cfg.site())}, cp.storage.tokens, string(cfg.site()))
+	}
 	if cp.names, err = listenDirect(cfg.DNSAddress, cp.instance.catalog, cp.storage.metrics, cp.log); err != nil {
 		return nil, err
 	}
@@ -141,6 +144,7 @@ func newStandaloneOn(ctx context.Context, cfg ControlPlaneConfig, open storeOpen
 	}
 	cp.leader = newControllers(cfg, cp.storage, cp.api, cp.instance, cp.log)
 	cp.insights.runs, cp.insights.client = cp.others.runs, cp.leader.client
+	cp.instance.acks.runs = cp.others.runs
 	cp.leader.secrets = cp.identities.external.source
 	cp.leader.count = cp.calls.openAt
 	if cfg.role() == RoleZone {

@@ -31,6 +31,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/listener"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/topology/trafficplan"
 	"github.com/proxima-mesh/proxima/internal/xds"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
@@ -92,7 +93,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if err != nil {
 		return nil, err
 	}
-	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.RequireAndVerifyClientCert}
+	p := &proxies{log: log, instance: i, board: d.board, ca: s.ca.Pool(), authority: s.ca, clientAuth: tls.VerifyClientCertIfGiven} // a workload gets its first one here, by a token
 	p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) {
 		return i.catalog.Snapshot().Dataplanes.Get(key)
 	}
@@ -100,7 +101,6 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	if cfg.Store == StoreKubernetes {
 		p.dataplane = func(key resource.Key) (*meshv1alpha1.Dataplane, bool) { return sidecarOf(i.catalog.Snapshot(), key) }
 		p.source = func(of build.Source) build.Source { return &podSource{of: of} }
-		p.clientAuth = tls.VerifyClientCertIfGiven // a Pod gets its first one here, by a token
 	}
 	limit := listener.DescriptorShare(maxViewConnections, proxyShare)
 	if p.listener, err = listen("xDS", "--xds-port", address, limit, log); err != nil {
@@ -274,10 +274,7 @@ func (p *proxies) isWorkload(chain []*x509.Certificate, client xds.ClientID, d *
 }
 
 func accountOf(d *meshv1alpha1.Dataplane) string {
-	if d.Spec.ServiceAccount == "" {
-		return mesh.DefaultServiceAccount
-	}
-	return d.Spec.ServiceAccount
+	return kind.DataplaneAccount(d)
 }
 
 func (p *proxies) components() []component {
@@ -289,6 +286,7 @@ func (p *proxies) components() []component {
 		{Name: "roots of proxies", Run: p.followRoots},
 		{Name: "names of gateways for proxies", Run: p.followHosts},
 		{Name: "xDS", Run: p.serve},
+		{Name: "acknowledgements of proxies", Run: func(ctx context.Context) error { return p.instance.acks.follow(ctx, p.server) }},
 	}
 }
 

@@ -606,3 +606,27 @@ func (l *Layered) Sent(visit func(ref Ref, version string, named bool)) {
 		}
 	}
 }
+
+// Settled reports whether the client has answered everything, and nothing is to be sent to it but
+// removals that wait.
+func (l *Layered) Settled() bool {
+	for _, s := range l.c.Layers {
+		if _, filled := s.Position(); !filled {
+			return false
+		}
+	}
+	l.absorb()
+	return !slices.ContainsFunc(l.lanes, func(n *lane) bool {
+		return !n.answered || n.everything || len(n.unanswered)+len(n.dirty)+len(n.halves) > 0
+	}) && len(l.lanes) > 0
+}
+
+// Refused visits the resources whose present version the client does not have, as it or one like it
+// refused them.
+func (l *Layered) Refused(visit func(Quarantined)) {
+	for _, n := range l.lanes {
+		for _, one := range n.refusals {
+			visit(one)
+		}
+	}
+}

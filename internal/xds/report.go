@@ -17,6 +17,7 @@ func (r reporter) Acked(typ string, names []string) {
 
 // Nacked implements delta.Reporter.
 func (r reporter) Nacked(typ string, names []string, reason string) {
+	r.nacked.Store(true)
 	r.server.metrics.rejected(typ)
 	r.server.config.Log.Warn("configuration refused by proxy", "client", r.info.Client, "type", typ, "reason", reason)
 	if o := r.server.config.Observer; o != nil {
@@ -32,6 +33,7 @@ func (r reporter) Refused(one delta.Quarantined, alone bool) {
 
 // Withheld implements delta.Reporter.
 func (r reporter) Withheld(one delta.Quarantined) {
+	r.nacked.Store(true)
 	if o := r.server.config.Observer; o != nil {
 		o.Withheld(r.info.Client.Dataplane, r.info.ID, one.Type, one.Name, insight.Rejection{Error: one.Reason})
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -28,6 +29,9 @@ type stream struct {
 	selection  *delta.Selection
 	// asked has a token after a request that may have an answer.
 	asked chan struct{}
+
+	// nacked is set when the client, or one like it, has refused something.
+	nacked atomic.Bool
 
 	mu      sync.Mutex
 	session *delta.Layered

@@ -245,6 +245,277 @@ func (x *Hello) GetVersion() string {
 	return ""
 }
 
+type AcknowledgementReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the instance, and of one run of it.
+	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	Run      string `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
+	// From 1, of a run and a receiver.
+	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// What was reported before does not count any more.
+	Whole         bool            `protobuf:"varint,4,opt,name=whole,proto3" json:"whole,omitempty"`
+	Policies      []*Acknowledged `protobuf:"bytes,5,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgementReport) Reset() {
+	*x = AcknowledgementReport{}
+	mi := &file_sidecar_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgementReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgementReport) ProtoMessage() {}
+
+func (x *AcknowledgementReport) ProtoReflect() protoreflect.Message {
+	mi := &file_sidecar_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgementReport.ProtoReflect.Descriptor instead.
+func (*AcknowledgementReport) Descriptor() ([]byte, []int) {
+	return file_sidecar_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AcknowledgementReport) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *AcknowledgementReport) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *AcknowledgementReport) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *AcknowledgementReport) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *AcknowledgementReport) GetPolicies() []*Acknowledged {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+// Acknowledged is what the proxies of an instance make of one policy or route.
+type Acknowledged struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// UID and generation of what they were sent.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Proxies that the policy concerns; 0: none any more.
+	Selected uint32 `protobuf:"varint,5,opt,name=selected,proto3" json:"selected,omitempty"`
+	// Those of them that have not taken it, and the first of them.
+	Behind        uint32 `protobuf:"varint,6,opt,name=behind,proto3" json:"behind,omitempty"`
+	Lags          []*Lag `protobuf:"bytes,7,rep,name=lags,proto3" json:"lags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Acknowledged) Reset() {
+	*x = Acknowledged{}
+	mi := &file_sidecar_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Acknowledged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Acknowledged) ProtoMessage() {}
+
+func (x *Acknowledged) ProtoReflect() protoreflect.Message {
+	mi := &file_sidecar_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Acknowledged.ProtoReflect.Descriptor instead.
+func (*Acknowledged) Descriptor() ([]byte, []int) {
+	return file_sidecar_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Acknowledged) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Acknowledged) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Acknowledged) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Acknowledged) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Acknowledged) GetSelected() uint32 {
+	if x != nil {
+		return x.Selected
+	}
+	return 0
+}
+
+func (x *Acknowledged) GetBehind() uint32 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *Acknowledged) GetLags() []*Lag {
+	if x != nil {
+		return x.Lags
+	}
+	return nil
+}
+
+type Lag struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lag) Reset() {
+	*x = Lag{}
+	mi := &file_sidecar_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lag) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lag) ProtoMessage() {}
+
+func (x *Lag) ProtoReflect() protoreflect.Message {
+	mi := &file_sidecar_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lag.ProtoReflect.Descriptor instead.
+func (*Lag) Descriptor() ([]byte, []int) {
+	return file_sidecar_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Lag) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Lag) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Lag) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type AcknowledgementTaken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgementTaken) Reset() {
+	*x = AcknowledgementTaken{}
+	mi := &file_sidecar_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgementTaken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgementTaken) ProtoMessage() {}
+
+func (x *AcknowledgementTaken) ProtoReflect() protoreflect.Message {
+	mi := &file_sidecar_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgementTaken.ProtoReflect.Descriptor instead.
+func (*AcknowledgementTaken) Descriptor() ([]byte, []int) {
+	return file_sidecar_proto_rawDescGZIP(), []int{6}
+}
+
 var File_sidecar_proto protoreflect.FileDescriptor
 
 const file_sidecar_proto_rawDesc = "" +
@@ -264,9 +535,30 @@ const file_sidecar_proto_rawDesc = "" +
 	"\amessage\x18\x06 \x01(\tR\amessage\"5\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion2K\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"\xb5\x01\n" +
+	"\x15AcknowledgementReport\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\tR\x03run\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x14\n" +
+	"\x05whole\x18\x04 \x01(\bR\x05whole\x12<\n" +
+	"\bpolicies\x18\x05 \x03(\v2 .proxima.sidecar.v1.AcknowledgedR\bpolicies\"\xcf\x01\n" +
+	"\fAcknowledged\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12\x1a\n" +
+	"\bselected\x18\x05 \x01(\rR\bselected\x12\x16\n" +
+	"\x06behind\x18\x06 \x01(\rR\x06behind\x12+\n" +
+	"\x04lags\x18\a \x03(\v2\x17.proxima.sidecar.v1.LagR\x04lags\"O\n" +
+	"\x03Lag\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x16\n" +
+	"\x14AcknowledgementTaken2K\n" +
 	"\x05Calls\x12B\n" +
-	"\x06Attend\x12\x1a.proxima.sidecar.v1.Answer\x1a\x18.proxima.sidecar.v1.Call(\x010\x01B:Z8github.com/proxima-mesh/proxima/api/sidecar/v1;sidecarv1b\x06proto3"
+	"\x06Attend\x12\x1a.proxima.sidecar.v1.Answer\x1a\x18.proxima.sidecar.v1.Call(\x010\x012q\n" +
+	"\x10Acknowledgements\x12]\n" +
+	"\x06Report\x12).proxima.sidecar.v1.AcknowledgementReport\x1a(.proxima.sidecar.v1.AcknowledgementTakenB:Z8github.com/proxima-mesh/proxima/api/sidecar/v1;sidecarv1b\x06proto3"
 
 var (
 	file_sidecar_proto_rawDescOnce sync.Once
@@ -280,21 +572,29 @@ func file_sidecar_proto_rawDescGZIP() []byte {
 	return file_sidecar_proto_rawDescData
 }
 
-var file_sidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_sidecar_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_sidecar_proto_goTypes = []any{
-	(*Call)(nil),   // 0: proxima.sidecar.v1.Call
-	(*Answer)(nil), // 1: proxima.sidecar.v1.Answer
-	(*Hello)(nil),  // 2: proxima.sidecar.v1.Hello
+	(*Call)(nil),                  // 0: proxima.sidecar.v1.Call
+	(*Answer)(nil),                // 1: proxima.sidecar.v1.Answer
+	(*Hello)(nil),                 // 2: proxima.sidecar.v1.Hello
+	(*AcknowledgementReport)(nil), // 3: proxima.sidecar.v1.AcknowledgementReport
+	(*Acknowledged)(nil),          // 4: proxima.sidecar.v1.Acknowledged
+	(*Lag)(nil),                   // 5: proxima.sidecar.v1.Lag
+	(*AcknowledgementTaken)(nil),  // 6: proxima.sidecar.v1.AcknowledgementTaken
 }
 var file_sidecar_proto_depIdxs = []int32{
 	2, // 0: proxima.sidecar.v1.Answer.hello:type_name -> proxima.sidecar.v1.Hello
-	1, // 1: proxima.sidecar.v1.Calls.Attend:input_type -> proxima.sidecar.v1.Answer
-	0, // 2: proxima.sidecar.v1.Calls.Attend:output_type -> proxima.sidecar.v1.Call
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	4, // 1: proxima.sidecar.v1.AcknowledgementReport.policies:type_name -> proxima.sidecar.v1.Acknowledged
+	5, // 2: proxima.sidecar.v1.Acknowledged.lags:type_name -> proxima.sidecar.v1.Lag
+	1, // 3: proxima.sidecar.v1.Calls.Attend:input_type -> proxima.sidecar.v1.Answer
+	3, // 4: proxima.sidecar.v1.Acknowledgements.Report:input_type -> proxima.sidecar.v1.AcknowledgementReport
+	0, // 5: proxima.sidecar.v1.Calls.Attend:output_type -> proxima.sidecar.v1.Call
+	6, // 6: proxima.sidecar.v1.Acknowledgements.Report:output_type -> proxima.sidecar.v1.AcknowledgementTaken
+	5, // [5:7] is the sub-list for method output_type
+	3, // [3:5] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_sidecar_proto_init() }
@@ -308,9 +608,9 @@ func file_sidecar_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sidecar_proto_rawDesc), len(file_sidecar_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   7,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_sidecar_proto_goTypes,
 		DependencyIndexes: file_sidecar_proto_depIdxs,

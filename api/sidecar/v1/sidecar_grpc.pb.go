@@ -125,3 +125,115 @@ var Calls_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "sidecar.proto",
 }
+
+const (
+	Acknowledgements_Report_FullMethodName = "/proxima.sidecar.v1.Acknowledgements/Report"
+)
+
+// AcknowledgementsClient is the client API for Acknowledgements service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Acknowledgements are between the instances of one control plane: the proxies of each follow that
+// instance alone, and the one that leads says for all of them what has become of a policy.
+type AcknowledgementsClient interface {
+	// Report what the proxies of an instance have taken. FAILED_PRECONDITION: a report before this one is
+	// missing, and the next is to be whole. UNAVAILABLE: the receiver does not lead.
+	Report(ctx context.Context, in *AcknowledgementReport, opts ...grpc.CallOption) (*AcknowledgementTaken, error)
+}
+
+type acknowledgementsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAcknowledgementsClient(cc grpc.ClientConnInterface) AcknowledgementsClient {
+	return &acknowledgementsClient{cc}
+}
+
+func (c *acknowledgementsClient) Report(ctx context.Context, in *AcknowledgementReport, opts ...grpc.CallOption) (*AcknowledgementTaken, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgementTaken)
+	err := c.cc.Invoke(ctx, Acknowledgements_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AcknowledgementsServer is the server API for Acknowledgements service.
+// All implementations must embed UnimplementedAcknowledgementsServer
+// for forward compatibility.
+//
+// Acknowledgements are between the instances of one control plane: the proxies of each follow that
+// instance alone, and the one that leads says for all of them what has become of a policy.
+type AcknowledgementsServer interface {
+	// Report what the proxies of an instance have taken. FAILED_PRECONDITION: a report before this one is
+	// missing, and the next is to be whole. UNAVAILABLE: the receiver does not lead.
+	Report(context.Context, *AcknowledgementReport) (*AcknowledgementTaken, error)
+	mustEmbedUnimplementedAcknowledgementsServer()
+}
+
+// UnimplementedAcknowledgementsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAcknowledgementsServer struct{}
+
+func (UnimplementedAcknowledgementsServer) Report(context.Context, *AcknowledgementReport) (*AcknowledgementTaken, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedAcknowledgementsServer) mustEmbedUnimplementedAcknowledgementsServer() {}
+func (UnimplementedAcknowledgementsServer) testEmbeddedByValue()                          {}
+
+// UnsafeAcknowledgementsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AcknowledgementsServer will
+// result in compilation errors.
+type UnsafeAcknowledgementsServer interface {
+	mustEmbedUnimplementedAcknowledgementsServer()
+}
+
+func RegisterAcknowledgementsServer(s grpc.ServiceRegistrar, srv AcknowledgementsServer) {
+	// If the following call panics, it indicates UnimplementedAcknowledgementsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Acknowledgements_ServiceDesc, srv)
+}
+
+func _Acknowledgements_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgementReport)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AcknowledgementsServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Acknowledgements_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AcknowledgementsServer).Report(ctx, req.(*AcknowledgementReport))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Acknowledgements_ServiceDesc is the grpc.ServiceDesc for Acknowledgements service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Acknowledgements_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "proxima.sidecar.v1.Acknowledgements",
+	HandlerType: (*AcknowledgementsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Report",
+			Handler:    _Acknowledgements_Report_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "sidecar.proto",
+}

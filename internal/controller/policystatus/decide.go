@@ -34,14 +34,30 @@ const (
 	ReasonResolved       = "ResolvedRefs"
 	ReasonOverridden     = "Overridden"
 	ReasonNotEnforced    = "NotEnforced"
+	ReasonProgrammed     = "Programmed"
+	ReasonPending        = "Pending"
 )
 
 // Enforcement is what the proxies that a policy concerns make of it.
 type Enforcement struct {
 	// Selected proxies, and those that have acknowledged the policy.
 	Selected, Acknowledged int
+	// Behind are some of those that have not, NAMESPACE/NAME and why.
+	Behind []string
 	// Missing says what is not enforced: workloads, fields, and why. Empty: all is.
 	Missing []string
+}
+
+// programmed is the condition that follows.
+func (e *Enforcement) programmed() (all bool, reason, message string) {
+	message = fmt.Sprintf("acknowledged by %d of %d workloads", e.Acknowledged, e.Selected)
+	if e.Acknowledged >= e.Selected {
+		return true, ReasonProgrammed, message
+	}
+	if len(e.Behind) > 0 {
+		message += "; behind: " + named(e.Behind)
+	}
+	return false, ReasonPending, message
 }
 
 // Proxies know what of policies is enforced. Implementations do not block.
@@ -116,9 +132,8 @@ func Policy(x *policy.Index, source policy.Source, obj resource.Object, proxies 
 		meta.RemoveStatusCondition(&out.Conditions, mesh.PolicyPartiallyEnforced)
 	}
 	if e.Selected > 0 {
-		all := e.Acknowledged == e.Selected
-		set(mesh.PolicyProgrammed, all, map[bool]string{true: "Programmed", false: "Pending"}[all], fmt.Sprintf("%d/%d proxies",
-			e.Acknowledged, e.Selected))
+		all, reason, message := e.programmed()
+		set(mesh.PolicyProgrammed, all, reason, message)
 	} else {
 		meta.RemoveStatusCondition(&out.Conditions, mesh.PolicyProgrammed)
 	}
@@ -204,10 +219,17 @@ func Route(x *policy.Index, obj resource.Object, proxies Proxies, now time.Time)
 			set(gateway.RouteConditionAccepted, true, string(gateway.RouteReasonAccepted), "")
 		}
 		set(gateway.RouteConditionResolvedRefs, len(invalid) == 0, reason, named(invalid))
-		if e := proxies.Enforced(source, []policy.Ref{parent}); len(e.Missing) > 0 {
+		e := proxies.Enforced(source, []policy.Ref{parent})
+		if len(e.Missing) > 0 {
 			set(mesh.PolicyPartiallyEnforced, true, ReasonNotEnforced, named(e.Missing))
 		} else {
 			meta.RemoveStatusCondition(&status.Conditions, mesh.PolicyPartiallyEnforced)
+		}
+		if e.Selected > 0 {
+			all, why, message := e.programmed()
+			set(mesh.PolicyProgrammed, all, why, message)
+		} else {
+			meta.RemoveStatusCondition(&status.Conditions, mesh.PolicyProgrammed)
 		}
 		out = append(out, status)
 	}

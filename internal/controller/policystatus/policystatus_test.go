@@ -36,7 +36,8 @@ func newRig(t *testing.T, proxies policystatus.Proxies, objects ...resource.Obje
 	tables := catalog.New(catalog.Config{Client: r.client, Descriptors: kind.All()})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
-	controller := policystatus.New(policystatus.Config{Client: r.client, Catalog: tables, Proxies: proxies})
+	changes, _ := proxies.(policystatus.Changes)
+	controller := policystatus.New(policystatus.Config{Client: r.client, Catalog: tables, Proxies: proxies, Changes: changes})
 	for _, f := range []func(context.Context) error{tables.Run, controller.Run} {
 		go func() { _ = f(ctx); done <- struct{}{} }()
 	}
@@ -129,17 +130,45 @@ func TestPolicies(t *testing.T) {
 }
 
 // acknowledged are proxies of which some have not answered.
-type acknowledged struct{}
-
-func (acknowledged) Enforced(policy.Source, []policy.Ref) policystatus.Enforcement {
-	return policystatus.Enforcement{Selected: 3, Acknowledged: 2}
+type acknowledged struct {
+	enforcement policystatus.Enforcement
+	changed     chan struct{}
+	of          []policy.Source
 }
 
+func (a *acknowledged) Enforced(policy.Source, []policy.Ref) policystatus.Enforcement { return a.enforcement }
+
+func (a *acknowledged) Changed() <-chan struct{} { return a.changed }
+
+func (a *acknowledged) Take() []policy.Source { return a.of }
+
+// TestProgrammed: what proxies say is written with the policy, and by itself at most once in 10 s.
 func TestProgrammed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, acknowledged{}, web(), backend("web", mesh.PolicyTargetReference{Kind: "Service", Name: "web"}))
-		r.want(kind.BackendPolicy, "web", mesh.PolicyProgrammed, "False Pending 2/3 proxies")
+		web2 := mesh.PolicyTargetReference{Kind: "Service", Name: "web"}
+		a := &acknowledged{
+			enforcement: policystatus.Enforcement{Selected: 3, Acknowledged: 2, Behind: []string{"shop/a: it refuses Cluster c: no"}},
+			changed:     make(chan struct{}, 1), of: []policy.Source{{Kind: "BackendPolicy", Key: resource.Key{Namespace: "shop", Name: "web"}}},
+		}
+		r := newRig(t, a, web(), backend("web", web2))
+		r.want(kind.BackendPolicy, "web", mesh.PolicyProgrammed,
+			"False Pending acknowledged by 2 of 3 workloads; behind: shop/a: it refuses Cluster c: no")
 		r.want(kind.BackendPolicy, "web", mesh.PolicyPartiallyEnforced, "")
+		time.Sleep(10 * time.Second)
+
+		say := func(acknowledged int) {
+			synctest.Wait()
+			a.enforcement.Acknowledged = acknowledged
+			a.changed <- struct{}{}
+			r.settle()
+		}
+		say(3)
+		r.want(kind.BackendPolicy, "web", mesh.PolicyProgrammed, "True Programmed acknowledged by 3 of 3 workloads")
+		say(1)
+		r.want(kind.BackendPolicy, "web", mesh.PolicyProgrammed, "True Programmed acknowledged by 3 of 3 workloads")
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		r.want(kind.BackendPolicy, "web", mesh.PolicyProgrammed, "False Pending acknowledged by 1 of 3 workloads")
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -58,6 +59,9 @@ type Builder struct {
 	indexes
 	// remade counts resources that were made, for tests of what a change costs.
 	remade uint64
+	// sequence of what applied has.
+	sequence atomic.Uint64
+	applied  map[policy.Source]Applied
 	// policies of traffic and routes, and the Services with the addresses of imports.
 	policies *policy.Index
 	imports  map[catalog.Key]catalog.Key
@@ -158,7 +162,7 @@ func NewBuilder(c Config) *Builder {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Builder{
-		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), imports: map[catalog.Key]catalog.Key{},
+		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), applied: map[policy.Source]Applied{}, imports: map[catalog.Key]catalog.Key{},
 		sites: sites.NewTable(string(c.Site)), indexes: newIndexes(), live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
@@ -250,6 +254,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	}
 	for _, c := range d.Dataplanes {
 		if different(c.Old, c.New) || kind.DataplaneHasProxy(c.Old) != kind.DataplaneHasProxy(c.New) {
+			b.endProxy(c)
 			b.storeLive(c, changed)
 		}
 	}
@@ -284,6 +289,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			b.writeOwn(p)
 		}
 	}
+	b.notePolicies(d)
 }
 
 // different reports whether two versions of a Dataplane may have other resources: renewals of

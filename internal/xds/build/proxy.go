@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -81,6 +82,8 @@ type Proxy struct {
 	selection *delta.Selection
 	// clusters of what is selected, which are the class's, in the order of their service ports.
 	clusters []*unit
+	// moved counts changes of which policies concern it, but for those of policies.
+	moved atomic.Uint64
 	// outbound are the Services that its own listeners lead to; nil: there are none.
 	outbound map[catalog.Key]struct{}
 	account  account
@@ -300,6 +303,13 @@ func livePorts(d *meshv1alpha1.Dataplane) []netip.AddrPort {
 	return out
 }
 
+// endProxy forgets the proxy of a Dataplane that says to have none any more, as it runs again without one.
+func (b *Builder) endProxy(c catalog.Change[*meshv1alpha1.Dataplane]) {
+	if p := b.proxies[c.Key]; p != nil && p.streams == 0 && c.New != nil && kind.DataplaneHasProxy(c.Old) && !kind.DataplaneHasProxy(c.New) {
+		b.drop(p)
+	}
+}
+
 // storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane. What other
 // instances, or this one before it was started again, have recorded of a proxy counts as well: clients
 // that took its ports for plain ones would be refused where they are strict.
@@ -454,6 +464,9 @@ func (b *Builder) setSelected(p *Proxy, next map[ServicePort]struct{}) {
 		if p.clusterOf(u.portOf()) != u {
 			b.unuse(p.class.layer, u.ref)
 		}
+	}
+	if !slices.Equal(before, clusters) {
+		p.moved.Add(1)
 	}
 	b.namesOf(p)
 }
