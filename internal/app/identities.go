@@ -154,6 +154,8 @@ func (d *identities) components() []component {
 	}
 	if d.podMembers != nil {
 		follow = append(follow, component{Name: "pods of agents", Run: d.podMembers.follow})
+	} else {
+		follow = append(follow, component{Name: "certificates of workloads that are gone", Run: d.forgetWorkloads})
 	}
 	return append(append(follow, d.external.components()...), []component{
 		{Name: "authorities of meshes", Run: d.authorities.Run},

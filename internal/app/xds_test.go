@@ -127,7 +127,7 @@ func TestProxies(t *testing.T) {
 		"another mesh":            {of(admin), "other/default/web-1", codes.PermissionDenied, "is of mesh default"},
 		"no such workload":        {of(admin), "default/default/web-9", codes.NotFound, "register the workload"},
 		"a wrong ID":              {of(admin), "web-1", codes.InvalidArgument, "MESH/NAMESPACE/DATAPLANE"},
-		"no certificate":          {of(), "default/default/web-1", codes.Unavailable, ""},
+		"no certificate":          {of(), "default/default/web-1", codes.Unauthenticated, "a client certificate is needed"},
 	} {
 		code, text := askProxy(t, p.address, c.config, c.id)
 		if code != c.code || !strings.Contains(text, c.want) {

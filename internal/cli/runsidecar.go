@@ -44,6 +44,8 @@ type runSidecar struct {
 	servers                         []string
 	caFile                          string
 	excludeOutbound, excludeInbound []string
+	probes, applications            []string
+	metricsAddress, healthAddress   string
 }
 
 func (r *runSidecar) add(f *pflag.FlagSet) {
@@ -52,6 +54,10 @@ func (r *runSidecar) add(f *pflag.FlagSet) {
 	f.StringVar(&r.redirect, "redirect", "auto", "which connections are led to the sidecar: cgroup (those of the command), netns (all of this network namespace), none, or auto (cgroup where the command has one of its own, else none)")
 	addXDSFlags(f, &r.servers, &r.caFile)
 	f.StringSliceVar(&r.excludeOutbound, "exclude-outbound", nil, "address, prefix or port that the command connects to directly; may be repeated")
+	f.StringSliceVar(&r.probes, "probes", nil, "probe that may be asked at the health address of the sidecar, past its mTLS, as in http:8080/healthz, grpc:9000 or tcp:5432; may be repeated")
+	f.StringSliceVar(&r.applications, "applications", nil, "metrics of the command that the sidecar serves with its own, as in web=http://127.0.0.1:9100/metrics; may be repeated")
+	f.StringVar(&r.metricsAddress, "metrics-address", ":15020", "address for the metrics of the sidecar and of --applications; empty: none")
+	f.StringVar(&r.healthAddress, "health-address", ":15021", "address of the sidecar for /ready and --probes; empty: none")
 	f.StringSliceVar(&r.excludeInbound, "exclude-inbound", nil, "port, or address or prefix of clients, whose connections do not pass the sidecar; may be repeated")
 }
 
@@ -69,11 +75,11 @@ func (s *settings) sidecar(
 	if !f.wanted {
 		return nil, nil //nolint:nilnil // documented
 	}
-	if socket == "" {
+	if socket == "" && r.credential.tokenFile == "" {
 		return nil, &problem.Error{
 			Code: problem.SidecarUnavailable, Op: "start", Object: "the sidecar",
 			Err:  noWorkloadAPI(dp.Spec.NodeName),
-			Hint: "run an agent as root (proxima node, or proxima up), and name its node with --node-name",
+			Hint: "run an agent as root (proxima node, or proxima up), and name its node with --node-name; or name a token of kind workload with --server and --token-file",
 		}
 	}
 	program, err := findSidecar()
@@ -88,9 +94,16 @@ func (s *settings) sidecar(
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
 	}
-	authorities, err := s.xdsAuthorities(f, way, dir)
+	authorities, err := s.xdsAuthorities(ctx, r, way, dir)
 	if err != nil {
 		return nil, err
+	}
+	certificate := []string{"--spiffe-socket", socket}
+	if socket == "" {
+		if dp.Spec.ServiceAccount, err = accountOfToken(ctx, way, dp, dir); err != nil {
+			return nil, err
+		}
+		certificate = []string{"--token-file", r.credential.tokenFile}
 	}
 	servers, err := f.xdsServers(way.api)
 	if err != nil {
@@ -99,9 +112,11 @@ func (s *settings) sidecar(
 	args := []string{
 		"--node-id", bootstrap.NodeID(meshOf(ctx, client, dp), dp.Namespace, dp.Name),
 		"--cluster", dp.Namespace + "/" + cmp.Or(dp.Spec.ServiceAccount, v1alpha1.DefaultServiceAccount),
-		"--dir", dir, "--server", strings.Join(servers, ","), "--server-ca-file", authorities, "--spiffe-socket", socket,
+		"--dir", dir, "--server", strings.Join(servers, ","), "--server-ca-file", authorities,
 		"--envoy", f.envoy, "--probe-address", dp.Spec.Addresses[0],
 	}
+	args = append(append(args, certificate...), "--metrics-address", f.metricsAddress, "--health-address", f.healthAddress,
+		"--probes", strings.Join(f.probes, ","), "--applications", strings.Join(f.applications, ","))
 	redirect, err := f.redirectArgs(dp, group)
 	if err != nil {
 		return nil, err
@@ -165,7 +180,8 @@ func (f runSidecar) xdsServers(api string) ([]string, error) {
 }
 
 // xdsAuthorities is a file with the authorities of the control plane's certificate.
-func (s *settings) xdsAuthorities(f runSidecar, way registerWay, dir string) (string, error) {
+func (s *settings) xdsAuthorities(ctx context.Context, r runFlags, way registerWay, dir string) (string, error) {
+	f := r.sidecar
 	if f.caFile != "" {
 		return f.caFile, nil
 	}
@@ -173,6 +189,9 @@ func (s *settings) xdsAuthorities(f runSidecar, way registerWay, dir string) (st
 		return way.cfg.CAFile, nil
 	}
 	data := way.cfg.CAData
+	if r.credential.tokenFile != "" {
+		return authorityOfToken(ctx, r.credential, dir)
+	}
 	if len(data) == 0 {
 		c, err := identity.LoadCredentials(filepath.Join(s.dataDir, "node"))
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -86,6 +87,26 @@ func pinnedTLS(pin Pin, host string, now func() time.Time) *tls.Config {
 		InsecureSkipVerify: true,
 		VerifyConnection:   func(cs tls.ConnectionState) error { return verifyPinned(cs, pin, host, now()) },
 	}
+}
+
+// PinnedAuthority connects to a server (HOST:PORT) of a control plane, and returns the authority (PEM) of
+// its certificate, which has that pin. Errors: ErrPin, or that nobody answers.
+func PinnedAuthority(ctx context.Context, server string, pin Pin) ([]byte, error) {
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := (&tls.Dialer{Config: PinnedTLS(pin, host)}).DialContext(ctx, "tcp", server)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	for _, c := range conn.(*tls.Conn).ConnectionState().PeerCertificates {
+		if c.IsCA && pinOf(c) == pin {
+			return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}), nil
+		}
+	}
+	return nil, ErrPin // not after a handshake that succeeded
 }
 
 // verifyPinned accepts a server whose chain leads to the pinned authority and

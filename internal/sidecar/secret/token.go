@@ -299,7 +299,8 @@ func (h *holding) authorized(ctx context.Context) (context.Context, error) {
 	if err != nil {
 		return nil, fmt.Errorf("token of the workload: %w", err)
 	}
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(bytes.TrimSpace(token))), nil
+	// The token of an account says not which workload of it this is; that of a Pod does.
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(bytes.TrimSpace(token)), wire.WorkloadHeader, h.Name), nil
 }
 
 func (h *holding) dial(server string) (*grpc.ClientConn, error) {

@@ -105,3 +105,6 @@ func Acknowledge(all []Acknowledgement) Frame {
 	}
 	return out
 }
+
+// WorkloadHeader in the metadata of calls with a token is the name of the workload.
+const WorkloadHeader = "proxima-workload"
