@@ -26,6 +26,8 @@ type registration struct {
 	current *v1alpha1.Dataplane
 	// ready is what the status should say.
 	ready condition
+	// unproxied: an earlier run had a sidecar, and this one has none.
+	unproxied bool
 	// gone: the Dataplane was deleted by this run, and is left alone.
 	gone bool
 }
@@ -198,6 +200,10 @@ func (r *registration) write(ctx context.Context) error {
 // holder is gone. Its spec and labels become this run's.
 func (r *registration) register(ctx context.Context) error {
 	want := r.cfg.Dataplane
+	if r.cfg.Proxy != nil {
+		want = want.DeepCopy()
+		metav1.SetMetaDataAnnotation(&want.ObjectMeta, v1alpha1.AnnotationSidecar, v1alpha1.SidecarOfRun)
+	}
 	out, err := r.cfg.Client.Create(ctx, kind.Dataplane, want)
 	if err == nil {
 		r.current = out.(*v1alpha1.Dataplane)
@@ -230,6 +236,7 @@ func (r *registration) register(ctx context.Context) error {
 	} else {
 		delete(have.Annotations, v1alpha1.AnnotationCgroup)
 	}
+	r.noteProxy(have)
 	spec := want.Spec.DeepCopy()
 	// What an operator set on the workload outlives a restart of its command.
 	if spec.Enabled == nil {
@@ -251,7 +258,34 @@ func refusedByNode(err error) bool {
 	return apierrors.HasStatusCause(err, v1alpha1.CauseNodeDrained) || apierrors.HasStatusCause(err, v1alpha1.CauseNodeCordoned)
 }
 
+// noteProxy notes whether this run has a sidecar, and that one of an earlier run has ended with it.
+func (r *registration) noteProxy(have *v1alpha1.Dataplane) {
+	if r.cfg.Proxy != nil {
+		metav1.SetMetaDataAnnotation(&have.ObjectMeta, v1alpha1.AnnotationSidecar, v1alpha1.SidecarOfRun)
+		return
+	}
+	if have.Annotations[v1alpha1.AnnotationSidecar] == v1alpha1.SidecarOfRun {
+		delete(have.Annotations, v1alpha1.AnnotationSidecar)
+		r.unproxied = true
+	}
+}
+
+// proxyGone takes back what was said of the sidecar of an earlier run, of which the control plane may
+// notice only later that it has ended. Programs that follow for their own calls are not of concern.
+func (r *registration) proxyGone(s *v1alpha1.DataplaneStatus) {
+	c := meta.FindStatusCondition(s.Conditions, v1alpha1.DataplaneProxyConnected)
+	if !r.unproxied || c == nil || c.Reason == v1alpha1.ReasonProgram {
+		return
+	}
+	for _, typ := range []string{
+		v1alpha1.DataplaneProxyConnected, v1alpha1.DataplaneConfigAccepted, v1alpha1.DataplaneProxyReady, v1alpha1.DataplaneCertificateValid,
+	} {
+		meta.RemoveStatusCondition(&s.Conditions, typ)
+	}
+}
+
 func (r *registration) fillStatus(s *v1alpha1.DataplaneStatus) {
+	r.proxyGone(s)
 	meta.SetStatusCondition(&s.Conditions, r.ready.asCondition(r.cfg.Clock.Now()))
 	s.Lease = &v1alpha1.DataplaneLease{
 		Holder: r.cfg.Holder, RenewTime: metav1.NewMicroTime(r.cfg.Clock.Now()), DurationSeconds: int32(r.cfg.Lease / time.Second),

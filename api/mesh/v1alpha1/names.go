@@ -39,8 +39,11 @@ const (
 	// LabelKumaSidecarInjection is read as LabelSidecarInjection where that is not there, and
 	// never written.
 	LabelKumaSidecarInjection = "kuma.io/sidecar-injection"
-	// AnnotationSidecar on a Pod is what its sidecar was made of (package inject).
+	// AnnotationSidecar on a Pod is what its sidecar was made of (package inject), on a Dataplane who
+	// has started it.
 	AnnotationSidecar = GroupName + "/sidecar"
+	// SidecarOfRun: proxima run has started the sidecar of a Dataplane.
+	SidecarOfRun = "run"
 	// AnnotationServerCA on a Pod with a sidecar has the authorities of the control plane (PEM).
 	AnnotationServerCA = GroupName + "/server-ca"
 	// AnnotationInboundPorts on a Pod are ports that its containers listen on and do not declare,
