@@ -199,7 +199,7 @@ func (c *controllers) runShifts(ctx context.Context) error {
 // runPolicyStatus says in the status of policies of traffic, and of routes, what becomes of them.
 func (c *controllers) runPolicyStatus(ctx context.Context) error {
 	return policystatus.New(policystatus.Config{
-		Client: c.client, Catalog: c.instance.catalog, Proxies: c.instance.acks, Changes: c.instance.acks,
+		Client: c.client, Catalog: c.instance.catalog, Zone: string(c.cfg.site()), Proxies: c.instance.acks, Changes: c.instance.acks,
 		Logger: c.log.With("component", "status of policies"),
 	}).Run(ctx)
 }

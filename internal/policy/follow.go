@@ -1,13 +1,8 @@
 package policy
 
 import (
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/resource"
-	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
 // Tables that an Index follows, for a subscription.
@@ -28,13 +23,7 @@ func (x *Index) Apply(d *catalog.Delta) Affected {
 	apply(x, &out, "ServiceImport", d.ServiceImports)
 	apply(x, &out, "ExternalService", d.ExternalServices)
 	apply(x, &out, "Dataplane", d.Dataplanes)
-	for _, c := range d.Pods {
-		if c.New == nil {
-			out.add(x.Delete(Ref{"Pod", c.Key}))
-		} else {
-			out.add(x.SetPod(ofPod(c.New)))
-		}
-	}
+	x.applyPods(&out, d)
 	apply(x, &out, "TrafficPermission", d.TrafficPermissions)
 	apply(x, &out, "BackendPolicy", d.BackendPolicies)
 	apply(x, &out, "WorkloadPolicy", d.WorkloadPolicies)
@@ -55,22 +44,4 @@ func apply[T catalog.Row](x *Index, out *Affected, kind string, changes []catalo
 			out.add(x.Set(resource.Object(c.New)))
 		}
 	}
-}
-
-// ofPod is what policies see of a pod: its labels, account, addresses and the ports that its
-// containers declare.
-func ofPod(p *corev1.Pod) *mesh.Dataplane {
-	d := &mesh.Dataplane{
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.Labels},
-		Spec:       mesh.DataplaneSpec{Mesh: kind.NamedMesh(p), ServiceAccount: p.Spec.ServiceAccountName},
-	}
-	for _, ip := range p.Status.PodIPs {
-		d.Spec.Addresses = append(d.Spec.Addresses, ip.IP)
-	}
-	for i := range p.Spec.Containers {
-		for _, port := range p.Spec.Containers[i].Ports {
-			d.Spec.Ports = append(d.Spec.Ports, mesh.DataplanePort{Name: port.Name, Port: port.ContainerPort, Protocol: string(port.Protocol)})
-		}
-	}
-	return d
 }

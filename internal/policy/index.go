@@ -39,6 +39,10 @@ func (p Port) is(text string) bool { return text == p.Name && text != "" || text
 // Index holds policies, routes and what they are for. It is for one goroutine at a time. The
 // objects that it is given are shared with the caller, and never changed by either.
 type Index struct {
+	// Zone that Pods are of, as the label kuma.io/zone of theirs; set it before the first object. Empty: they
+	// have none.
+	Zone string
+
 	policies map[string]*policies // by kind
 	routes   *routes
 	// backends and workloads by what they are; namespaces and meshes by name.
@@ -212,7 +216,7 @@ func (x *Index) setWorkload(ref Ref, d *mesh.Dataplane) Affected {
 // sameCaller reports whether permissions that describe callers by their labels mean the same.
 func sameCaller(a, b *mesh.Dataplane) bool {
 	return maps.Equal(a.Labels, b.Labels) && kind.DataplaneAccount(a) == kind.DataplaneAccount(b) &&
-		slices.Equal(a.Spec.Addresses, b.Spec.Addresses) && a.Spec.Mesh == b.Spec.Mesh
+		slices.Equal(a.Spec.Addresses, b.Spec.Addresses) && a.Spec.Mesh == b.Spec.Mesh && sameTagsOfPorts(a, b)
 }
 
 // labelled reports whether a policy describes callers by labels.

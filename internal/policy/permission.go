@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	mesh "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	identity "github.com/proxima-mesh/proxima/internal/identity/mesh"
@@ -201,7 +200,7 @@ func (x *Index) labelledCallers(base Caller, prefix, of string, f found, s *mesh
 				a = &account{}
 				accounts[name] = a
 			}
-			if selector.Matches(labels.Set(w.object.Labels)) {
+			if w.selects(selector) {
 				a.addresses = append(a.addresses, w.object.Spec.Addresses...)
 			} else {
 				a.shared = true

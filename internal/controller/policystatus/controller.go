@@ -41,6 +41,8 @@ type Config struct {
 	// Client writes the status.
 	Client  resource.Client
 	Catalog *catalog.Catalog
+	// Zone is the one of workloads, which selectors may name.
+	Zone    string
 	Proxies Proxies // nil: NoProxies
 	// Changes of what Proxies answer, beside those of the catalog; nil: there are none.
 	Changes Changes
@@ -70,7 +72,9 @@ func New(cfg Config) *Controller {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Controller{Config: cfg, index: policy.NewIndex(), told: map[policy.Source]time.Time{}, held: map[policy.Source]struct{}{}}
+	c := &Controller{Config: cfg, index: policy.NewIndex(), told: map[policy.Source]time.Time{}, held: map[policy.Source]struct{}{}}
+	c.index.Zone = cfg.Zone
+	return c
 }
 
 // Run works until ctx ends, and returns nil then. It must be called once. Until there is a policy or a

@@ -161,13 +161,15 @@ func NewBuilder(c Config) *Builder {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Builder{
+	b := &Builder{
 		config: c, ready: make(chan struct{}), policies: policy.NewIndex(), applied: map[policy.Source]Applied{}, imports: map[catalog.Key]catalog.Key{},
 		sites: sites.NewTable(string(c.Site)), indexes: newIndexes(), live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
 		learned: map[account]map[ServicePort]struct{}{}, converted: map[catalog.Key]*proxy.Service{},
 	}
+	b.policies.Zone = string(c.Site)
+	return b
 }
 
 // Ready is closed when the tables were read for the first time: proxies can connect from then on.
