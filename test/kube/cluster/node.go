@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
@@ -105,7 +106,7 @@ func (c *Cluster) AddNode(t testing.TB, name, zone string) *Node {
 
 func (n *Node) register(ctx context.Context, zone string) error {
 	cpu := corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("4"), corev1.ResourcePods: apiresource.MustParse("110")}
-	made, err := n.client.CoreV1().Nodes().Create(ctx, &corev1.Node{
+	_, err := n.client.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{
 			corev1.LabelHostname: n.Name, corev1.LabelTopologyZone: zone, corev1.LabelOSStable: "linux",
 		}},
@@ -113,16 +114,20 @@ func (n *Node) register(ctx context.Context, zone string) error {
 	if err != nil {
 		return err
 	}
-	made.ResourceVersion = "" // controllers taint a new node meanwhile
 	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.Addr}}
 	if n.Addr6 != "" {
 		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: n.Addr6})
 	}
-	made.Status = corev1.NodeStatus{
+	// The status alone: controllers taint a new node meanwhile, and a node may not change its taints, as it would by
+	// writing the whole object of before.
+	patch, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{
 		Capacity: cpu, Allocatable: cpu, Addresses: addresses,
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "StandIn"}},
+	}})
+	if err != nil {
+		return err
 	}
-	_, err = n.client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{})
+	_, err = n.client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
