@@ -18,7 +18,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -164,6 +166,10 @@ func (c *Client) open(ctx context.Context, r Request, first []byte) (*Conn, erro
 	defer cancel()
 	failure := &OpenError{SNI: r.SNI}
 	peers := order(r.Peers, c.suspect)
+	if peers, failure.Err = c.answering(ctx, peers); failure.Err != nil {
+		failure.Reason = frame.Unreachable
+		return nil, failure
+	}
 	for i, peer := range peers {
 		if i > 0 {
 			c.metrics.retries.Inc()
@@ -179,6 +185,41 @@ func (c *Client) open(ctx context.Context, r Request, first []byte) (*Conn, erro
 		}
 	}
 	return nil, failure
+}
+
+// answering returns the peers to try. Where none answered lately, all are asked at the same time: one after the other they would
+// keep a client waiting for as many seconds as there are of them. The first that accepts a connection is tried first then, and an error
+// means that none did within a second.
+func (c *Client) answering(ctx context.Context, peers []Peer) ([]Peer, error) {
+	if len(peers) < 2 || !c.suspect(peers[0].Address) { // they come last
+		return peers, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	errs := make([]error, len(peers))
+	var first atomic.Int64
+	first.Store(-1)
+	var asking sync.WaitGroup
+	for i := range peers {
+		asking.Go(func() {
+			socket, err := c.cfg.Dial(ctx, peers[i].Address)
+			if err != nil {
+				errs[i] = fmt.Errorf("peer %s (%s): connect: %w", peers[i].Name, peers[i].Address, err)
+				return
+			}
+			first.CompareAndSwap(-1, int64(i))
+			stream.Reset(socket)
+			cancel() // the others need not answer
+		})
+	}
+	asking.Wait()
+	if i := int(first.Load()); i >= 0 {
+		return slices.Concat(peers[i:i+1], peers[:i], peers[i+1:]), nil
+	}
+	for _, p := range peers {
+		c.suspectNow(p.Address)
+	}
+	return nil, errors.Join(errs...)
 }
 
 // reasonOf an attempt that failed.
