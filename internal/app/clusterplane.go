@@ -334,6 +334,11 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 			return
 		}
 		next.ServeHTTP(w, r)
+		if _, decided := r.Context().Value(byCluster{}).(bool); ok && p.cfg.AgentsByAggregatedAPI && !decided {
+			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden,
+				"agents join and renew at the API server of the cluster alone: run them with --join-by-aggregated-api")
+			return
+		}
 	})
 }
 

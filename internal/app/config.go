@@ -35,6 +35,8 @@ type ControlPlaneConfig struct {
 	// Empty: it does not.
 	ExtensionService string
 	AggregatedAPI    bool
+	// AgentsByAggregatedAPI: agents get no certificate but by it.
+	AgentsByAggregatedAPI bool
 	// Injection of sidecars into Pods, by the same Service: their images and resources; nil: there is
 	// none. It goes with ExtensionService, XDSPort and PresetZone.
 	Injection *inject.Config

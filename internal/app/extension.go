@@ -126,11 +126,15 @@ func (p *clusterPlane) ofCluster(next http.Handler) http.Handler {
 			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden, err.Error())
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{
+		next.ServeHTTP(w, r.WithContext(request.WithUser(context.WithValue(r.Context(), byCluster{}, true), &user.DefaultInfo{
 			Name: subject.User, Groups: append(subject.Groups, user.AllAuthenticated),
 		})))
 	}))
 }
+
+// byCluster is the key of a request's context that tells that it came by the API server of the
+// cluster, whose roles have decided.
+type byCluster struct{}
 
 // onlyPaths lets requests for paths with these names through.
 func onlyPaths(known []string, next http.Handler) http.Handler {

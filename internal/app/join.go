@@ -32,7 +32,7 @@ func (a *agent) join(ctx context.Context) error {
 	log := a.log.With("component", "identity")
 	a.renewer = identity.NewRenewer(identity.RenewerConfig{
 		Dir: a.dir(), Server: a.cfg.Server, Others: a.cfg.others(), Accept: a.acceptSubject, Token: a.token, NewToken: a.cfg.NewToken, Logger: log,
-		Authorities: a.cfg.authorities(),
+		Authorities: a.cfg.authorities(), Exchange: a.cfg.exchange(),
 	})
 	stored := a.renewer.Problem()
 	joined, err := a.renewer.Join(ctx)

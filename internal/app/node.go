@@ -45,6 +45,9 @@ type NodeConfig struct {
 	// ServerCAFile has the certificates (PEM) of the authorities of the control plane. It is
 	// needed for tokens of ServiceAccounts, and read when one is used.
 	ServerCAFile string
+	// ByAggregatedAPI, with Cluster: the node joins and renews at the API server of the cluster, where
+	// the roles of the cluster decide; no token of the fields above is used.
+	ByAggregatedAPI bool
 	// NewToken makes a token when nothing else helps; nil: nothing does.
 	NewToken func(context.Context) (string, error)
 	// Cluster is the Kubernetes API of the cluster that the node is of. Without a Server the

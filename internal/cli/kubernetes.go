@@ -17,13 +17,14 @@ import (
 
 // kubernetesFlags are those of a control plane with --store kubernetes.
 type kubernetesFlags struct {
-	preset    string
-	namespace string
-	agents    string
-	gateways  string
-	extension string
-	aggregate bool
-	sidecar   sidecarFlags
+	preset          string
+	namespace       string
+	agents          string
+	gateways        string
+	extension       string
+	aggregate       bool
+	aggregateAgents bool
+	sidecar         sidecarFlags
 }
 
 // sidecarFlags are those of the injection of sidecars.
@@ -63,6 +64,7 @@ func (k *kubernetesFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&k.gateways, "gateway-service-account", "proxima-gateway", "with --preset zone: service account of the gateways in the cluster, as --agent-service-account")
 	f.StringVar(&k.extension, "extension-service", "", "Service in that namespace by which the API server of the cluster calls this control plane, on the port of --api-address, to validate objects; empty: it does not call")
 	f.BoolVar(&k.aggregate, "aggregated-api", false, "answer status, explain and simulate at the API server of the cluster, too (group "+extension.GroupVersion.Group+"), to whom the roles of the cluster allow; it goes with --extension-service")
+	f.BoolVar(&k.aggregateAgents, "agents-by-aggregated-api", false, "give agents certificates by the aggregated API alone, so that the roles of the cluster decide which agents join and renew; it goes with --aggregated-api")
 	k.sidecar.add(f)
 }
 
@@ -90,7 +92,10 @@ func (k *kubernetesFlags) apply(s *settings, cfg *app.ControlPlaneConfig) error 
 	if k.aggregate && k.extension == "" {
 		return usagef("--aggregated-api: the API server calls it by a Service: give --extension-service, too")
 	}
-	cfg.ExtensionService, cfg.AggregatedAPI = k.extension, k.aggregate
+	if k.aggregateAgents && !k.aggregate {
+		return usagef("--agents-by-aggregated-api: there is none: give --aggregated-api, too")
+	}
+	cfg.ExtensionService, cfg.AggregatedAPI, cfg.AgentsByAggregatedAPI = k.extension, k.aggregate, k.aggregateAgents
 	cfg.Namespace, cfg.AgentServiceAccount, cfg.GatewayServiceAccount = k.namespace, k.agents, k.gateways
 	if cfg.Namespace == "" {
 		cfg.Namespace = podNamespace()

@@ -23,6 +23,7 @@ type nodeFlags struct {
 	tokenFile, host string
 	serverCAFile    string
 	apiServer       string
+	byAggregatedAPI bool
 	directAfter     time.Duration
 	kubeProxyConfig string
 	cleanup         bool
@@ -47,7 +48,9 @@ In a Kubernetes cluster with a control plane of Proxima it takes --server and
 --api-server, and joins with the token of its ServiceAccount (audience "proxima"),
 which --server-ca-file has to go with. Both addresses are real ones, as the agent
 makes the virtual ones work. It follows the control plane, and the cluster's API
-while there is none.
+while there is none. With --join-by-aggregated-api it joins and renews at the
+cluster's API instead, with the token that it uses there, and the roles of the
+cluster decide whether it may.
 
 With --kubeconfig it follows any Kubernetes API in kube-proxy's place, and with
 --kube-proxy-config it takes kube-proxy's own configuration file; flags go before
@@ -75,6 +78,7 @@ machine's kernel, and ends.`,
 	f.StringVar(&n.tokenFile, "token-file", "", "file with a node token; needed to join for the first time, or when the certificate cannot be renewed")
 	f.StringVar(&n.serverCAFile, "server-ca-file", "", "certificates (PEM) of the control plane's authority; needed where --token-file has the token of a Kubernetes ServiceAccount")
 	f.StringVar(&n.apiServer, "api-server", "", "address (https://HOST:PORT) of the cluster's Kubernetes API, where the agent runs as a pod or with --kubeconfig: it is followed while no control plane answers")
+	f.BoolVar(&n.byAggregatedAPI, "join-by-aggregated-api", false, "join and renew by the control plane's aggregated API at the cluster's API server, with --api-server and in the place of --token-file: the agent's ServiceAccount needs the ClusterRole proxima-agent-join")
 	f.DurationVar(&n.directAfter, "direct-after", time.Minute, "with --server and --api-server: how long the last view serves without a control plane once a Service or EndpointSlice has changed")
 	f.StringVar(&n.host, "host", "127.0.0.1", "address that health, metrics and names listen on")
 	f.StringVar(&n.kubeProxyConfig, "kube-proxy-config", "", "kube-proxy's configuration file (KubeProxyConfiguration), to take its place")
@@ -99,6 +103,10 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 	}
 	others := n.kubeProxyConfig != "" || s.kubeconfig != ""
 	switch {
+	case n.byAggregatedAPI && (len(n.servers) == 0 || n.apiServer == ""):
+		return cfg, usagef("--join-by-aggregated-api goes with --server, at which views are served, and --api-server, at which the agent joins")
+	case n.byAggregatedAPI && n.tokenFile != "":
+		return cfg, usagef("--token-file and --join-by-aggregated-api: give one of them; by the aggregated API the agent joins with the credentials that it has for the cluster's API")
 	case len(n.servers) > 0 && n.kubeProxyConfig != "":
 		return cfg, usagef("--server and --kube-proxy-config: give one of them")
 	case len(n.servers) == 0 && !others:
@@ -117,7 +125,7 @@ func (n *nodeFlags) config(cmd *cobra.Command, s *settings) (app.NodeConfig, err
 	if n.directAfter <= 0 {
 		return cfg, usagef("--direct-after %s: it must be more than 0", n.directAfter)
 	}
-	cfg.DirectAfter, cfg.Cluster = n.directAfter, &app.ClusterConfig{}
+	cfg.DirectAfter, cfg.Cluster, cfg.ByAggregatedAPI = n.directAfter, &app.ClusterConfig{}, n.byAggregatedAPI
 	if !cmd.Flags().Changed("tunnel-port") {
 		cfg.TunnelPort = 0 // of a cluster that is no zone nothing leads to others
 	}

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -142,5 +143,49 @@ func TestAccountTokenAlone(t *testing.T) {
 	})
 	if _, err := r.Join(t.Context()); err == nil || !strings.Contains(err.Error(), "--server-ca-file") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestExchange: certificates come by another way than the server alone, joins and renewals; what it says when it refuses is
+// kept for the status.
+func TestExchange(t *testing.T) {
+	a, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue, refused, asked := issuer(t, a, ClientLife), errors.New("bind the role"), 0
+	allowed := false
+	r := NewRenewer(RenewerConfig{
+		Dir: t.TempDir(), Server: "192.0.2.7:6443", Logger: slog.New(slog.DiscardHandler),
+		Token: func() (string, error) { t.Error("a token is read"); return "", nil },
+		Exchange: func(ctx context.Context, request []byte) (CertificateAnswer, error) {
+			asked++
+			if !allowed {
+				return CertificateAnswer{}, errors.Join(ErrRefused, refused)
+			}
+			answer, err := issue(ctx, request)
+			answer.GRPCAddress = ":6444"
+			return answer, err
+		},
+	})
+	if _, err := r.Join(t.Context()); !errors.Is(err, refused) || r.Credentials() != nil {
+		t.Errorf("without the role: %v", err)
+	}
+	allowed = true
+	joined, err := r.Join(t.Context())
+	if err != nil || !joined.Elsewhere || r.Credentials().GRPCAddress != "192.0.2.7:6444" {
+		t.Fatalf("with it: %+v, %v, %+v", joined, err, r.Credentials())
+	}
+	first := r.Credentials()
+	if _, err := r.Join(t.Context()); err != nil || r.Credentials() != first || asked != 2 {
+		t.Errorf("stored credentials are not used: %v, asked %d", err, asked)
+	}
+	if err := r.renew(t.Context()); err != nil || r.Credentials() == first || asked != 3 {
+		t.Errorf("renewal: %v, asked %d", err, asked)
+	}
+	allowed = false
+	second := r.Credentials()
+	if err := r.renew(t.Context()); !errors.Is(err, ErrRefused) || r.Credentials() != second {
+		t.Errorf("refused renewal: %v", err)
 	}
 }

@@ -51,6 +51,11 @@ type RenewerConfig struct {
 	// Authorities reads the certificates of the authorities whose servers may have a token of
 	// another issuer, which names none: that of a ServiceAccount. Nil: such a token is refused.
 	Authorities func() (*x509.CertPool, error)
+	// Exchange sends a request for a certificate (PEM) by another way than to Server, with
+	// credentials of its own: the aggregated API of a cluster. It blocks until the answer, whose gRPC
+	// address may lack a host, which is Server's then; ErrRefused tells that the certificate is denied.
+	// All certificates come that way then, renewals too, and no token is used. Nil: there is none.
+	Exchange func(ctx context.Context, request []byte) (CertificateAnswer, error)
 	// NewToken makes a token when nothing else helps. Nil: nothing can.
 	NewToken func(context.Context) (string, error)
 	Logger   *slog.Logger
@@ -100,6 +105,9 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 	}
 	if err == nil {
 		r.current.Store(c)
+	}
+	if cfg.Exchange != nil && errors.Is(err, ErrNotJoined) {
+		err = ErrNotJoined // a token is not what it needs
 	}
 	r.missing = err
 	return r
@@ -189,6 +197,9 @@ type Joined struct {
 // administrator.
 func (r *Renewer) Join(ctx context.Context) (Joined, error) {
 	before := r.Credentials()
+	if r.cfg.Exchange != nil {
+		return r.joinByExchange(ctx, before)
+	}
 	token, given, err := r.token()
 	if err != nil && before == nil {
 		return Joined{}, err
@@ -217,6 +228,18 @@ func (r *Renewer) Join(ctx context.Context) (Joined, error) {
 		return Joined{}, nil
 	}
 	return Joined{ByToken: true, Elsewhere: before == nil || !before.trustsAny(r.Credentials())}, nil
+}
+
+// joinByExchange is Join where certificates come by RenewerConfig.Exchange.
+func (r *Renewer) joinByExchange(ctx context.Context, before *Credentials) (Joined, error) {
+	if before != nil {
+		r.warnOfAge(before)
+		return Joined{}, nil
+	}
+	if err := r.byExchange(ctx); err != nil {
+		return Joined{}, err
+	}
+	return Joined{Elsewhere: true}, nil
 }
 
 func (c *Credentials) trustsAny(other *Credentials) bool {
@@ -248,7 +271,7 @@ func (r *Renewer) warnOfAge(c *Credentials) {
 
 // token reads the configured token. given is false if there is none.
 func (r *Renewer) token() (t Token, given bool, err error) {
-	if r.cfg.Token == nil {
+	if r.cfg.Token == nil || r.cfg.Exchange != nil {
 		return Token{}, false, nil
 	}
 	text, err := r.cfg.Token()
@@ -400,6 +423,9 @@ func (r *Renewer) renewAt() time.Time {
 // or, for a certificate that has run out, the one that is configured; the
 // certificate; the configured token; a token made for this.
 func (r *Renewer) renew(ctx context.Context) error {
+	if r.cfg.Exchange != nil {
+		return r.byExchange(ctx)
+	}
 	c := r.Credentials()
 	token, given, tokenErr := r.token()
 	given = given && !r.wasRefused(token)
@@ -469,6 +495,33 @@ func (r *Renewer) byCertificate(ctx context.Context, old *Credentials) error {
 	}
 	r.use(c)
 	r.cfg.Logger.Info("certificate renewed", "user", c.Subject.User, "runsOut", c.NotAfter)
+	return nil
+}
+
+// byExchange gets a certificate by RenewerConfig.Exchange.
+func (r *Renewer) byExchange(ctx context.Context) error {
+	const what = "get a certificate by the API server of the cluster"
+	address, host, err := serverAddress(r.cfg.Server)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	key, request, err := newRequest()
+	if err != nil {
+		return fmt.Errorf("%s: make a key: %w", what, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	answer, err := r.cfg.Exchange(ctx, request)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	answer.GRPCAddress = atHost(answer.GRPCAddress, host)
+	c, err := answered(address, r.cfg.Dir, key, answer, r.cfg.Accept)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	r.use(c)
+	r.cfg.Logger.Info("certificate issued by the API server of the cluster", "user", c.Subject.User, "runsOut", c.NotAfter)
 	return nil
 }
 

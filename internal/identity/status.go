@@ -87,6 +87,9 @@ func (r *Renewer) fix(failure error) string {
 	if kind == Zone {
 		return r.fixOfZone(failure, name)
 	}
+	if r.cfg.Exchange != nil {
+		return "the agent gets it by itself at the API server of the cluster: the error says what is in the way"
+	}
 	if r.cfg.Authorities != nil {
 		return "the agent joins by itself, with the token of its service account, when the control plane answers at " + r.cfg.Server +
 			" with a certificate of one of the authorities in the file of --server-ca-file: the error says what is in the way"

@@ -122,6 +122,7 @@ type extendedRig struct {
 	dynamic  dynamic.Interface
 	client   kubernetes.Interface
 	replicas []*testkit.Process
+	dirs     []string // data directories of the replicas
 }
 
 func newExtended(t *testing.T) *extendedRig {
@@ -141,8 +142,9 @@ func newExtended(t *testing.T) *extendedRig {
 	for i := range 2 {
 		port := planePort + 2*i
 		backends = append(backends, fmt.Sprintf("%s:%d", address, port))
+		r.dirs = append(r.dirs, t.TempDir())
 		p := testkit.Start(t, []string{"PROXIMA_KUBECONFIG=" + b.kubeconfigOf("proxima")}, testkit.Binary(t),
-			append(b.podArgs(t.TempDir(), backends[i]), fmt.Sprintf("--grpc-port=%d", port+1))...)
+			append(b.podArgs(r.dirs[i], backends[i]), fmt.Sprintf("--grpc-port=%d", port+1))...)
 		if line := p.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
 			t.Fatalf("the control plane says %q", line)
 		}
@@ -203,6 +205,7 @@ func TestExtension(t *testing.T) {
 	t.Run("kube-system", func(t *testing.T) { r.kubeSystem(t) })
 	t.Run("rotation", func(t *testing.T) { r.rotation(t) })
 	t.Run("aggregated", func(t *testing.T) { r.aggregated(t) })
+	t.Run("agent", func(t *testing.T) { r.agent(t) })
 	t.Run("permissions", func(t *testing.T) { r.permissions(t) })
 	t.Run("nobody", func(t *testing.T) { r.nobody(t) })
 }
@@ -493,9 +496,6 @@ func (r *extendedRig) certificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.kubectl("", "create", "clusterrole", "certificates", "--verb=create", "--resource=certificates.control.mesh.proxima.dev")
-	r.kubectl("", "create", "clusterrolebinding", "certificates", "--clusterrole=certificates",
-		"--serviceaccount="+manifests.Namespace+":proxima-agent")
 	bound := r.kubectl("", "--namespace", manifests.Namespace, "create", "token", "proxima-agent",
 		"--bound-object-kind=Pod", "--bound-object-name="+pod.Name, "--bound-object-uid="+string(pod.UID))
 	loose := r.kubectl("", "--namespace", manifests.Namespace, "create", "token", "proxima-agent")

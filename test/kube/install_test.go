@@ -36,7 +36,7 @@ func (b *bench) manifests(preset string, more ...string) string {
 }
 
 // extended is with all that the API server calls.
-var extended = []string{"--set", "webhook.enabled=true", "--set", "aggregatedAPI.enabled=true"}
+var extended = []string{"--set", "webhook.enabled=true", "--set", "aggregatedAPI.enabled=true", "--set", "aggregatedAPI.agents=true"}
 
 // TestDryRun: the API server takes the manifests of each preset, with no field that it does
 // not know.

@@ -42,6 +42,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.aggregatedAPI.enabled (not .Values.webhook.enabled) -}}
 {{- fail "aggregatedAPI.enabled: it has the certificate of the webhook: --set webhook.enabled=true" -}}
 {{- end -}}
+{{- if and .Values.aggregatedAPI.agents (not .Values.aggregatedAPI.enabled) -}}
+{{- fail "aggregatedAPI.agents: agents join by the aggregated API, which is off: --set aggregatedAPI.enabled=true" -}}
+{{- end -}}
 {{- if .Values.sidecar.enabled -}}
 {{- if ne $preset.role "zone" -}}
 {{- fail (printf "sidecar.enabled: preset %s has no meshes with certificates, which sidecars need: --set preset=zone" .Values.preset) -}}
