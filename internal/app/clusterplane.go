@@ -169,7 +169,8 @@ func (p *clusterPlane) newClient() error {
 	if p.zone == nil {
 		return nil
 	}
-	others, err := newClusterSecrets(p.cfg, meter.Wrap, resource.Intercept(p.reads.note))
+	others, named, err := newClusterSecrets(p.cfg, meter.Wrap, resource.Intercept(p.reads.note))
+	p.zone.secrets = named
 	if err == nil {
 		p.client, err = resource.NewRouter(p.client, others...)
 	}
@@ -333,12 +334,12 @@ func (p *clusterPlane) ofNodes(next http.Handler) http.Handler {
 				fmt.Sprintf("there is no Node %q in the cluster, and no gateway", name))
 			return
 		}
-		next.ServeHTTP(w, r)
 		if _, decided := r.Context().Value(byCluster{}).(bool); ok && p.cfg.AgentsByAggregatedAPI && !decided {
 			refuseRequest(w, http.StatusForbidden, metav1.StatusReasonForbidden,
 				"agents join and renew at the API server of the cluster alone: run them with --join-by-aggregated-api")
 			return
 		}
+		next.ServeHTTP(w, r)
 	})
 }
 

@@ -29,21 +29,23 @@ type clusterSecrets struct {
 }
 
 // newClusterSecrets makes the clients of kinds that a control plane has in a cluster in another way
-// than as objects of that kind, or not at all: Secrets of all namespaces it may not read, and says
-// so of what refers to one; the ranges of virtual IPs are those of the configuration, as a
+// than as objects of that kind, or not at all: Secrets of all namespaces it may not read, but those that
+// are followed by their names; the ranges of virtual IPs are those of the configuration, as a
 // ServiceCIDR would give the cluster's Services addresses of them.
-func newClusterSecrets(cfg ControlPlaneConfig, wrap ...resource.Wrapper) ([]resource.Override, error) {
+func newClusterSecrets(cfg ControlPlaneConfig, wrap ...resource.Wrapper) ([]resource.Override, *namedSecrets, error) {
 	client, err := kubeclient.New(clusterREST(cfg.Cluster), []*resource.Descriptor{kind.Secret})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	none := memory.New(kind.Secret, kind.ServiceCIDR)
+	// What it may not read is told where it is needed, and no sign that the cluster is not reached.
+	named := newNamedSecrets(kubeclient.NewStreamed(client, strip), memory.New(kind.Secret),
+		orDiscard(cfg.Logger).With("component", "secrets of policies"))
 	return []resource.Override{
-		{Kind: kind.Secret, Client: none}, {Kind: kind.ServiceCIDR, Client: none},
+		{Kind: kind.Secret, Client: named}, {Kind: kind.ServiceCIDR, Client: memory.New(kind.ServiceCIDR)},
 		{Kind: kind.GlobalSecret, Client: &clusterSecrets{
 			secrets: resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), wrap...), namespace: cfg.Namespace,
 		}},
-	}, nil
+	}, named, nil
 }
 
 var _ resource.Client = (*clusterSecrets)(nil)

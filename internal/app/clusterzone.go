@@ -29,6 +29,8 @@ type clusterZone struct {
 	identities *identities
 	link       *zoneLink
 	calls      *agentCalls
+	// secrets of the cluster that ExternalServices name.
+	secrets *namedSecrets
 	// kinds that are exchanged with global.
 	kinds []local.Kind
 	// proxies of Pods and what is observed of them; nil: they are not served.
@@ -141,6 +143,7 @@ func (p *clusterPlane) zoneComponents() []component {
 		z.proxies.components(),
 		p.sidecarComponents(),
 		[]component{
+			{Name: "secrets of policies", Run: func(ctx context.Context) error { return z.secrets.follow(ctx, p.instance.catalog) }},
 			{Name: "export controller", Scope: leader, Run: p.leader.runExports},
 			{Name: "import controller", Scope: leader, Run: p.leader.runImports},
 			{Name: "names of meshes", Scope: leader, Run: p.leader.runVirtualIPs},

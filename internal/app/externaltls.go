@@ -99,7 +99,7 @@ type needs struct {
 
 // follow notes changes until ctx ends.
 func (n *needs) follow(ctx context.Context) error {
-	sub := n.tables.Subscribe(catalog.ExternalServices, catalog.Dataplanes, catalog.Namespaces, catalog.Meshes, catalog.ZoneIngresses, catalog.ZoneEgresses)
+	sub := n.tables.Subscribe(catalog.ExternalServices, catalog.Dataplanes, catalog.Pods, catalog.Namespaces, catalog.Meshes, catalog.ZoneIngresses, catalog.ZoneEgresses)
 	defer sub.Close()
 	for {
 		d, err := sub.Next(ctx)
@@ -127,6 +127,8 @@ func (n *needs) concerns(d *catalog.Delta) bool {
 	}
 	return needed && (moves(d.Dataplanes, func(a, b *meshv1alpha1.Dataplane) bool {
 		return a.Spec.NodeName == b.Spec.NodeName && a.Spec.Mesh == b.Spec.Mesh
+	}) || moves(d.Pods, func(a, b *corev1.Pod) bool {
+		return a.Spec.NodeName == b.Spec.NodeName && (a.Status.PodIP == "") == (b.Status.PodIP == "") && kind.NamedMesh(a) == kind.NamedMesh(b)
 	}) || moves(d.Namespaces, func(a, b *corev1.Namespace) bool { return kind.MeshOf(a) == kind.MeshOf(b) }) ||
 		moves(d.Meshes, sameSpec[*meshv1alpha1.Mesh]) || moves(d.ZoneIngresses, sameLabels[*meshv1alpha1.ZoneIngress]) ||
 		moves(d.ZoneEgresses, sameLabels[*meshv1alpha1.ZoneEgress]))
@@ -192,6 +194,9 @@ func (n *needs) roleOf(tables *catalog.Snapshot, nodeName string) nodeRole {
 	}
 	for key, dp := range tables.DataplanesOn(nodeName) {
 		r.meshes[meshOf(tables, key, dp)] = true
+	}
+	for _, dp := range podDataplanes(tables, nodeName) { // those of a cluster
+		r.meshes[dp.Spec.Mesh] = true
 	}
 	return r
 }

@@ -1,0 +1,106 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/catalog"
+	"github.com/proxima-mesh/proxima/internal/resource"
+	"github.com/proxima-mesh/proxima/internal/resource/kind"
+	"github.com/proxima-mesh/proxima/internal/resource/memory"
+)
+
+// TestNamedSecrets: a Secret is read once an ExternalService names it and a Role allows it, and no other one is.
+func TestNamedSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		allowed := map[string]bool{}
+		var asked []string
+		cluster := memory.New(kind.Secret)
+		client := resource.Wrap(cluster, resource.Intercept(func(ctx context.Context, call resource.Call, next func(context.Context) error) error {
+			if call.Kind == kind.Secret {
+				asked = append(asked, call.Key.Namespace)
+				if !allowed[call.Key.Namespace] {
+					return apierrors.NewForbidden(kind.Secret.GroupResource(), "", nil)
+				}
+			}
+			return next(ctx)
+		}))
+		objects := memory.New(kind.ExternalService)
+		tables := catalog.New(catalog.Config{Client: objects, Descriptors: []*resource.Descriptor{kind.ExternalService}})
+		named := newNamedSecrets(client, memory.New(kind.Secret), slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		go func() { done <- tables.Run(ctx) }()
+		go func() { done <- named.follow(ctx, tables) }()
+		defer func() {
+			cancel()
+			<-done
+			<-done
+		}()
+		key := resource.Key{Namespace: "shop", Name: "bank"}
+		get := func() (value string, problem string) {
+			time.Sleep(time.Minute) // of the bubble's clock
+			synctest.Wait()
+			obj, err := named.Get(t.Context(), kind.Secret, key)
+			if err != nil {
+				return "", err.Error()
+			}
+			return string(obj.(*corev1.Secret).Data["ca"]), ""
+		}
+		put := func(c *memory.Client, obj resource.Object) {
+			t.Helper()
+			if err := c.Put(obj); err != nil {
+				t.Fatal(err)
+			}
+		}
+		secret := func(value string) *corev1.Secret {
+			return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bank"}, Data: map[string][]byte{"ca": []byte(value)}}
+		}
+		service := &meshv1alpha1.ExternalService{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bank"},
+			Spec: meshv1alpha1.ExternalServiceSpec{TLS: &meshv1alpha1.ExternalServiceTLS{
+				CACertificates: &meshv1alpha1.DataSource{SecretRef: &meshv1alpha1.SecretKeyReference{Name: "bank", Key: "ca"}},
+			}},
+		}
+		other := secret("other")
+		other.Name = "other"
+		put(cluster, other)
+		if _, problem := get(); !strings.Contains(problem, "not found") || len(asked) > 0 {
+			t.Errorf("before it is named: %s; asked %v", problem, asked)
+		}
+		put(objects, service)
+		if _, problem := get(); !strings.Contains(problem, "policySecrets: {shop: [bank]}") {
+			t.Errorf("without a Role: %q", problem)
+		}
+		allowed["shop"] = true
+		if _, problem := get(); !strings.Contains(problem, "not found") {
+			t.Errorf("with a Role, and no Secret: %q", problem)
+		}
+		put(cluster, secret("one"))
+		if value, problem := get(); value != "one" {
+			t.Errorf("with a Secret: %q, %s", value, problem)
+		}
+		put(cluster, secret("two"))
+		if value, problem := get(); value != "two" {
+			t.Errorf("after a change: %q, %s", value, problem)
+		}
+		if _, err := named.Get(t.Context(), kind.Secret, resource.KeyOf(other)); !apierrors.IsNotFound(err) {
+			t.Errorf("a Secret that nobody names: %v", err)
+		}
+		if err := objects.Delete(t.Context(), kind.ExternalService, key, resource.Preconditions{}); err != nil {
+			t.Fatal(err)
+		}
+		if value, problem := get(); !strings.Contains(problem, "not found") {
+			t.Errorf("when it is not named any more: %q, %s", value, problem)
+		}
+	})
+}
