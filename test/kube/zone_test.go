@@ -171,8 +171,7 @@ func (s *sites) atGlobal(in string, args ...string) string {
 func (s *sites) startEast(token string) {
 	s.t.Helper()
 	s.gatewayAPI()
-	s.kubectl(s.manifests("zone", "--set", "zone.global="+s.globals(),
-		"--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]"), "apply", "--server-side", "-f", "-")
+	s.install()
 	s.until("the account of pods is there", func() bool {
 		_, err := s.client.CoreV1().ServiceAccounts("default").Get(s.t.Context(), "default", metav1.GetOptions{})
 		return err == nil
@@ -188,6 +187,13 @@ func (s *sites) startEast(token string) {
 	s.shopPod("web", "third")
 	s.shopPod("client", "ours")
 	s.ingress = s.gatewayPod("ingress", 1, "third")
+}
+
+// install the preset zone in the cluster, with further values.
+func (s *sites) install(more ...string) {
+	s.t.Helper()
+	values := append([]string{"--set", "zone.global=" + s.globals(), "--set", "agent.workloadCIDRs=[" + cluster.PodCIDR + "]"}, more...)
+	s.kubectl(s.manifests("zone", values...), "apply", "--server-side", "-f", "-")
 }
 
 // startEastPlane runs the control plane with the arguments of the chart's Deployment.
@@ -208,11 +214,17 @@ func (s *sites) startEastPlane(token string) {
 // shopPod is a Pod of namespace shop that answers with its name, on a node.
 func (s *sites) shopPod(name, node string) {
 	s.t.Helper()
+	s.podIn("shop", name, node)
+}
+
+// podIn is shopPod in another namespace.
+func (s *sites) podIn(namespace, name, node string) {
+	s.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	_, err = s.client.CoreV1().Pods("shop").Create(s.t.Context(), &corev1.Pod{
+	_, err = s.client.CoreV1().Pods(namespace).Create(s.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
 		Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{
 			Name: "main", Image: "none", Command: []string{self}, Env: []corev1.EnvVar{{Name: podVariable, Value: "east"}},
@@ -223,7 +235,7 @@ func (s *sites) shopPod(name, node string) {
 		s.t.Fatal(err)
 	}
 	s.until("pod "+name+" is ready", func() bool {
-		p, err := s.client.CoreV1().Pods("shop").Get(s.t.Context(), name, metav1.GetOptions{})
+		p, err := s.client.CoreV1().Pods(namespace).Get(s.t.Context(), name, metav1.GetOptions{})
 		s.pods[name] = p
 		return err == nil && p.Status.PodIP != "" && p.Status.Phase == corev1.PodRunning
 	})
@@ -333,14 +345,29 @@ const callTimeout = 5 * time.Second
 func (c caller) call(name string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
+	addr, err := c.lookup(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	return c.connect(addr)
+}
+
+// resolve a name.
+func (c caller) resolve(name string) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return c.lookup(ctx, name)
+}
+
+func (c caller) lookup(ctx context.Context, name string) (netip.Addr, error) {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return c.ns.DialContext(ctx, "udp", c.dns)
 	}}
 	addrs, err := resolver.LookupNetIP(ctx, "ip4", name+".")
 	if err != nil {
-		return "", err
+		return netip.Addr{}, err
 	}
-	return c.connect(addrs[0].Unmap())
+	return addrs[0].Unmap(), nil
 }
 
 // connect to port 80 of an address, and return what answers.
@@ -423,8 +450,10 @@ func TestZoneInCluster(t *testing.T) {
 		t.Errorf("the status of the cluster:\n%s", got)
 	}
 	s.namesInPods()
+	s.twoMeshes()
 	s.useAll()
 	s.wantAllUsed("zone", "proxima", zoneUnused())
+	s.policySecret() // last: what it asks for is refused first
 }
 
 // zoneUnused are permissions that TestZoneInCluster does not need.
