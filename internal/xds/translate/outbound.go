@@ -155,6 +155,8 @@ func Cluster(c *clusterv3.Cluster, b *policy.Backend, http bool) error {
 	c.CircuitBreakers = breakers(&b.Limits, b.Retry.Budget)
 	c.OutlierDetection = outlier(&b.Outlier)
 	c.HealthChecks = healthChecks(&b.HealthCheck, hostOf(c.Name))
+	// Without this Envoy keeps endpoints that were withdrawn as long as they answer its checks.
+	c.IgnoreHealthOnHostRemoval = len(c.HealthChecks) > 0
 	if c.CommonLbConfig == nil {
 		c.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{}
 	}
