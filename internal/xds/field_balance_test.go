@@ -106,6 +106,19 @@ func afterSickness(name string, again, used bool) func(*stage) string {
 	}
 }
 
+// sickness is a health check by which an endpoint goes, as long as the stage says that it is sick.
+func sickness(service string) string {
+	return strings.Replace(bp(service, "healthCheck: {type: HTTP, path: /health, interval: 50ms, unhealthy: 1}\noutlier: {panic: 0}"), "{name: p}", "{name: q}", 1)
+}
+
+// sick: while one endpoint is sick, these answer.
+func sick(name, service string, want ...string) func(*stage) string {
+	return func(s *stage) string {
+		s.tries.is(name)
+		return served(service, "/", 20, only(want...))(s)
+	}
+}
+
 // balanceCases are of BackendPolicies: outliers, health checks, balancers, localities.
 func balanceCases() []fieldCase {
 	const quickly = "interval: 50ms, ejection: 60s, "
@@ -183,5 +196,20 @@ func balanceCases() []fieldCase {
 
 		{name: "locality Off", objects: bp("zones", "locality: {mode: \"Off\"}"), effect: served("zones", "/", 20, only("za", "zb")), quick: true,
 			without: served("zones", "/", 20, only("za"))},
+		{name: "locality Strict", objects: bp("trio", "locality: {mode: Strict}"), effect: served("trio", "/", 20, only("ta")), quick: true,
+			without: served("trio", "/", 20, only("ta", "tb", "tc"))},
+		{name: "locality Strict without endpoints", given: sickness("trio"), objects: bp("trio", "locality: {mode: Strict}"),
+			effect: sick("ta", "trio", "503"), without: sick("ta", "trio", "tb", "tc")},
+		{name: "locality.failover Only", given: sickness("trio"), objects: bp("trio", "locality: {failover: [{from: [b], to: None}, {from: [a], to: Only, zones: [b]}]}"),
+			effect: sick("ta", "trio", "tb"), without: sick("ta", "trio", "tb", "tc"), quick: true},
+		{name: "locality.failover keeps to the zone", objects: bp("trio", "locality: {failover: [{to: Any}]}"), effect: served("trio", "/", 20, only("ta")),
+			without: served("trio", "/", 20, only("ta", "tb", "tc"))},
+		{name: "locality.failover AnyExcept", given: sickness("trio"), objects: bp("trio", "locality: {failover: [{to: AnyExcept, zones: [b]}]}"),
+			effect: sick("ta", "trio", "tc"), without: sick("ta", "trio", "tb", "tc")},
+		{name: "locality.failover None", given: sickness("trio"), objects: bp("trio", "locality: {failover: [{to: None}]}"),
+			effect: sick("ta", "trio", "503"), without: sick("ta", "trio", "tb", "tc")},
+		{name: "locality.affinity", objects: bp("racks", "locality: {affinity: [{label: shelf}, {label: rack, weight: 30}]}"), quick: true,
+			effect:  served("racks", "/", 62, func(got map[string]int) bool { return got["rb"] > 0 && got["rb"] <= 6 && got["ra"]+got["rb"] == 62 }),
+			without: served("racks", "/", 62, func(got map[string]int) bool { return got["rb"] > 15 && got["ra"] > 15 })},
 	}
 }

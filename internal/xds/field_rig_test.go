@@ -290,6 +290,7 @@ func endpointsOf(service string, all ...at) []resource.Object {
 //	api: the gRPC servers g1 and g2       full: nobody takes connections
 //	half: m1, and a port without a server zones: za in the client's zone, zb in another
 //	shared: an import                     secured, securedtcp: ports of the workload itself
+//	trio: ta, tb, tc in zones a, b, c     racks: ra in the client's rack, rb in none
 func newStage(t *testing.T, binary string) *stage {
 	t.Helper()
 	c := &tries{n: map[string]int{}}
@@ -310,9 +311,11 @@ func newStage(t *testing.T, binary string) *stage {
 	d := dataplane("client-1", "127.0.0.1", workload("http", "http", app), workload("tcp", "", app), workload("grpc", "grpc", grpcApp),
 		workload("full", "http", full(t)))
 	d.Labels = map[string]string{"app": "client", "rack": "r1"}
+	racked := dataplane("racks-0", "127.0.0.1")
+	racked.Labels = map[string]string{"rack": "r1"}
 	objects := []resource.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelTopologyZone: "a"}}},
-		strict("Permissive"), d,
+		strict("Permissive"), d, racked,
 	}
 	services := map[string]struct {
 		protocol  string
@@ -323,7 +326,8 @@ func newStage(t *testing.T, binary string) *stage {
 		"half": {"", []at{m[0], {port: closed(t), zone: "a"}}}, "full": {"http", []at{{port: full(t), zone: "a"}}},
 		"zones":   {"http", []at{{c.endpoint(t, "za"), "a", true}, {c.endpoint(t, "zb"), "b", true}}},
 		"secured": {"http", []at{{port: s.in["http"], zone: "a"}}}, "securedtcp": {"", []at{{port: s.in["tcp"], zone: "a"}}},
-		"shared": {"http", []at{canary}},
+		"shared": {"http", []at{canary}}, "racks": {"http", []at{{port: c.endpoint(t, "ra"), zone: "a"}, {port: c.endpoint(t, "rb"), zone: "a"}}},
+		"trio": {"http", []at{{port: c.endpoint(t, "ta"), zone: "a"}, {port: c.endpoint(t, "tb"), zone: "b"}, {port: c.endpoint(t, "tc"), zone: "c"}}},
 	}
 	for i, name := range slices.Sorted(maps.Keys(services)) {
 		of := services[name]

@@ -365,8 +365,8 @@ func elsewhere() map[string]string {
 		"TrafficPermission.allow.to.hosts": "as of deny",
 	}
 	for prefix, fields := range map[string]string{
-		"BackendPolicy.locality.affinity": "label weight", "BackendPolicy.locality.failover": "from to zones",
-		"WorkloadPolicy.passthrough.match": "type value port protocol", "WorkloadPolicy.metrics": "port path mtls include exclude",
+		"WorkloadPolicy.passthrough.match": "type value port protocol",
+		"WorkloadPolicy.metrics":      "port path mtls include exclude",
 		"WorkloadPolicy.metrics.apps": "name port path",
 	} {
 		for name := range strings.FieldsSeq(fields) {

@@ -250,16 +250,17 @@ type BalancerHash struct {
 
 // BackendLocality says which zones are preferred.
 type BackendLocality struct {
-	// Mode: Plan (zones get the shares of the Service's plan; without one, its own zone first),
-	// Strict (the client's zone alone) or Off (zones are not looked at). Empty: Plan.
+	// Mode: Plan (zones get the shares of the Service's plan; without one, hints of endpoints
+	// count), Strict (the client's zone alone) or Off (zones are not looked at). Empty: Plan.
 	// +optional
 	Mode string `json:"mode,omitempty"`
-	// Affinity prefers, within a zone, endpoints that have the client's value of a label.
+	// Affinity prefers, within a zone, endpoints that have the client's value of a label: that of
+	// the Dataplane or Pod, else of its Node. The first label that is right counts.
 	// +optional
 	// +listType=atomic
 	Affinity []LocalityAffinity `json:"affinity,omitempty"`
 	// Failover says where traffic goes that a zone cannot take; the first rule for the client's
-	// zone counts. Empty: to any zone.
+	// zone counts. Without a plan, rules make a client use its own zone first. Empty: to any zone.
 	// +optional
 	// +listType=atomic
 	Failover []LocalityFailover `json:"failover,omitempty"`
@@ -280,13 +281,13 @@ type LocalityAffinity struct {
 
 // LocalityFailover says where traffic goes that a zone cannot take.
 type LocalityFailover struct {
-	// From are zones of clients. Empty: all.
+	// From are zones, or sites, of clients. Empty: all.
 	// +optional
 	// +listType=set
 	From []string `json:"from,omitempty"`
 	// To: Any (other zones), None, Only (the zones named) or AnyExcept (all but those).
 	To string `json:"to"`
-	// Zones of Only and AnyExcept.
+	// Zones, or sites, of Only and AnyExcept.
 	// +optional
 	// +listType=set
 	Zones []string `json:"zones,omitempty"`

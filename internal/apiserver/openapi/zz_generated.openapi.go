@@ -875,7 +875,7 @@ func schema_proxima_api_mesh_v1alpha1_BackendLocality(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"mode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Mode: Plan (zones get the shares of the Service's plan; without one, its own zone first), Strict (the client's zone alone) or Off (zones are not looked at). Empty: Plan.",
+							Description: "Mode: Plan (zones get the shares of the Service's plan; without one, hints of endpoints count), Strict (the client's zone alone) or Off (zones are not looked at). Empty: Plan.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -887,7 +887,7 @@ func schema_proxima_api_mesh_v1alpha1_BackendLocality(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Affinity prefers, within a zone, endpoints that have the client's value of a label.",
+							Description: "Affinity prefers, within a zone, endpoints that have the client's value of a label: that of the Dataplane or Pod, else of its Node. The first label that is right counts.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -905,7 +905,7 @@ func schema_proxima_api_mesh_v1alpha1_BackendLocality(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Failover says where traffic goes that a zone cannot take; the first rule for the client's zone counts. Empty: to any zone.",
+							Description: "Failover says where traffic goes that a zone cannot take; the first rule for the client's zone counts. Without a plan, rules make a client use its own zone first. Empty: to any zone.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3269,7 +3269,7 @@ func schema_proxima_api_mesh_v1alpha1_LocalityFailover(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "From are zones of clients. Empty: all.",
+							Description: "From are zones, or sites, of clients. Empty: all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3296,7 +3296,7 @@ func schema_proxima_api_mesh_v1alpha1_LocalityFailover(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Zones of Only and AnyExcept.",
+							Description: "Zones, or sites, of Only and AnyExcept.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -32,7 +32,6 @@ var BackendPolicy = &resource.Descriptor{
 	PrepareStatus:  backendPolicyParts.prepareStatus,
 	Validate:       compare(validateBackendPolicy),
 	ValidateStatus: compare(validateBackendPolicyStatus),
-	Warnings:       compare(warnBackendPolicy),
 
 	Columns: trafficPolicyColumns(),
 	Cells: of(func(p *mesh.BackendPolicy) []any {
@@ -44,26 +43,6 @@ var backendPolicyParts = parts[*mesh.BackendPolicy, mesh.BackendPolicySpec, mesh
 	func(p *mesh.BackendPolicy) (*mesh.BackendPolicySpec, *mesh.TrafficPolicyStatus) {
 		return &p.Spec, &p.Status
 	})
-
-// warnBackendPolicy names what proxies do not do by a policy: their localities are those of the
-// plan, or of hints.
-func warnBackendPolicy(p, old *mesh.BackendPolicy) []string {
-	l := p.Spec.Locality
-	if l == nil || old != nil && p.Generation == old.Generation {
-		return nil
-	}
-	var out []string
-	if l.Mode == mesh.LocalityStrict {
-		out = append(out, "spec.locality.mode: Strict")
-	}
-	if len(l.Affinity) > 0 {
-		out = append(out, "spec.locality.affinity")
-	}
-	if len(l.Failover) > 0 {
-		out = append(out, "spec.locality.failover")
-	}
-	return noEffect(out)
-}
 
 func validateBackendPolicyStatus(p, old *mesh.BackendPolicy) field.ErrorList {
 	return append(policyMeta(p, old), checkTrafficPolicyStatus(&p.Status)...)

@@ -262,10 +262,6 @@ func FuzzDataplane(f *testing.F)     { fuzz(f, "Dataplane") }
 
 // TestValuesWithoutEffect: of a field that has one, some values are warned of, too.
 func TestValuesWithoutEffect(t *testing.T) {
-	strict := &mesh.BackendPolicy{Spec: mesh.BackendPolicySpec{Locality: &mesh.BackendLocality{Mode: mesh.LocalityStrict}}}
-	if got := kind.BackendPolicy.Warnings(strict, nil); len(got) != 1 || !strings.HasPrefix(got[0], "spec.locality.mode: Strict: has no effect yet") {
-		t.Errorf("locality: %q", got)
-	}
 	logs := &mesh.WorkloadPolicy{Spec: mesh.WorkloadPolicySpec{AccessLog: []mesh.AccessLog{{Stdout: &mesh.StdoutLog{}}, {TCP: &mesh.TCPLog{}}}}}
 	if got := kind.WorkloadPolicy.Warnings(logs, nil); len(got) != 1 || !strings.HasPrefix(got[0], "spec.accessLog[1].tcp: has no effect") {
 		t.Errorf("access logs: %q", got)
@@ -277,7 +273,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 	all := descriptors()
 	for name, want := range map[string][]string{
 		"TrafficPermission": nil,
-		"BackendPolicy":     {"spec.locality.affinity", "spec.locality.failover"},
+		"BackendPolicy":     nil,
 		"WorkloadPolicy":    {"spec.metrics", "spec.passthrough.match"},
 		"ProxyPatch":        nil,
 		"Dataplane":         {"spec.proxy.metrics", "spec.proxy.probes"},

@@ -397,7 +397,8 @@ func TestInboundClients(t *testing.T) {
 
 // FuzzNames: names that clients ask for are read in one spelling only.
 func FuzzNames(f *testing.F) {
-	for _, s := range []string{"shop/web:80", "vip|10.0.0.1:80", "vip|[::ffff:10.0.0.1]:80", "a/b:00", "/:1", "vip|:1", "in|[::]:80", "in|0.0.0.0:080"} {
+	for _, s := range []string{"shop/web:80", "vip|10.0.0.1:80", "vip|[::ffff:10.0.0.1]:80", "a/b:00", "/:1", "vip|:1", "in|[::]:80", "in|0.0.0.0:080",
+		"shop/web:80@a?x=y&z=w", "shop/web:80?", "shop/web:80@"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -406,6 +407,9 @@ func FuzzNames(f *testing.F) {
 		}
 		if a, ok := parseServer(s); ok && inPrefix+a.String() != s {
 			t.Errorf("%q is read as the server %v", s, a)
+		}
+		if p, v, err := parseViewed(s); err == nil && viewed(p, v) != s {
+			t.Errorf("%q is read as %v %v", s, p, v)
 		}
 		if a, ok := parseVIP(s); ok {
 			if again, ok := parseVIP(VIPName(a)); !ok || again != a {

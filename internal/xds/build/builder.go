@@ -65,6 +65,8 @@ type Builder struct {
 	// policies of traffic and routes, and the Services with the addresses of imports.
 	policies *policy.Index
 	imports  map[catalog.Key]catalog.Key
+	// affinities are the labels by which policies prefer endpoints.
+	affinities []string
 	// sites is what other sites offer, and where services outside are.
 	sites    *sites.Table
 	suspects map[string]bool
@@ -260,6 +262,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 			b.storeLive(c, changed)
 		}
 	}
+	b.relabelled(d, changed)
 	b.reconnect(d)
 	again := hit.proxies
 	for _, c := range d.Dataplanes {

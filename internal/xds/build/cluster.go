@@ -77,8 +77,8 @@ type upstream struct {
 	// to it by themselves.
 	outside *outside
 	tls     *clientTLS
-	// cluster is the name of the cluster.
-	cluster string
+	// cluster and endpoints are the names of the cluster, and of its endpoints.
+	cluster, endpoints string
 	// What policies and routes say; settings are nil where nothing is said, and policed reports
 	// whether a BackendPolicy does.
 	settings *policy.Backend
@@ -109,7 +109,7 @@ func upstreamCluster(name string, b *upstream) *cluster.Cluster {
 		c.LoadAssignment = oneEndpoint(name, b.static)
 	default:
 		c.ClusterDiscoveryType = &cluster.Cluster_Type{Type: cluster.Cluster_EDS}
-		c.EdsClusterConfig = &cluster.Cluster_EdsClusterConfig{EdsConfig: adsSource(), ServiceName: b.port.String()}
+		c.EdsClusterConfig = &cluster.Cluster_EdsClusterConfig{EdsConfig: adsSource(), ServiceName: b.endpoints}
 	}
 	if b.affinity {
 		c.LbPolicy = cluster.Cluster_RING_HASH

@@ -182,7 +182,7 @@ func TestOtherSites(t *testing.T) {
 		t.Errorf("gRPC has %v", body)
 	}
 	program := &endpoint.ClusterLoadAssignment{}
-	if err := proto.Unmarshal(w.builder.makeEndpoints(zoneKey{grpc: true}, of).body, program); err != nil {
+	if err := proto.Unmarshal(w.builder.makeEndpoints(zoneKey{grpc: true}, of, view{}).body, program); err != nil {
 		t.Fatal(err)
 	}
 	if got := shown(program); got != "0 /local=10000(10.96.0.9*1)" {

@@ -36,8 +36,8 @@ type assignment struct {
 	live func(netip.AddrPort) bool
 	// healthy: draining endpoints are as good as others, for clients that know no degraded ones.
 	healthy bool
-	// anywhere: zones are not looked at.
-	anywhere bool
+	// prefer is what a policy says of localities.
+	prefer preferences
 	// overProvisioning factor, in percent; 0: the default.
 	overProvisioning uint32
 }
@@ -71,28 +71,27 @@ func (a *assignment) levels() [][]group {
 	if a.local {
 		first, next = a.choice.Local, nil
 	}
-	if a.anywhere {
-		first, next = alike(first, next), nil
-	}
+	first, next = a.prefer.order(a.choice, first, next, a.site)
+	beyond := a.prefer.leaving(a.beyond)
 	draining := a.choice.Why == proxy.TerminatingFallback && !a.healthy
 	here, rest := a.own(first, draining), a.own(next, draining)
-	if a.beyond == nil || len(a.beyond.ways) == 0 {
+	if beyond == nil || len(beyond.ways) == 0 {
 		return [][]group{here, rest}
 	}
 	total := uint64(0)
 	for i := range here {
 		total += here[i].weight
 	}
-	split := a.beyond.split
-	used, last := a.away(func(w *way) uint64 { return uint64(w.weight) })
+	split := beyond.split
+	used, last := beyond.away(func(w *way) uint64 { return uint64(w.weight) })
 	switch {
 	case len(here) == 0 || a.choice.Why == proxy.TerminatingFallback, split.Away > 0 && split.Here == 0:
 		return [][]group{used, here, rest, last}
-	case a.beyond.remote.Spread: // an instance elsewhere counts as much as one here on average
-		all, _ := a.away(func(w *way) uint64 { return uint64(w.instances) * total })
+	case beyond.remote.Spread: // an instance elsewhere counts as much as one here on average
+		all, _ := beyond.away(func(w *way) uint64 { return uint64(w.instances) * total })
 		return [][]group{append(scaled(here, uint64(len(first))), all...), rest}
 	case split.Away > 0:
-		used, last = a.away(func(w *way) uint64 { return uint64(w.weight) * total })
+		used, last = beyond.away(func(w *way) uint64 { return uint64(w.weight) * total })
 		return [][]group{append(scaled(here, uint64(split.Here)), used...), rest, last}
 	}
 	return [][]group{here, rest, used, last}
@@ -128,15 +127,18 @@ func (a *assignment) own(targets []proxy.Target, draining bool) []group {
 	}
 	var out []group
 	for _, zone := range slices.Sorted(maps.Keys(zones)) {
+		if a.prefer.weight != nil {
+			a.weighAgain(zones[zone].endpoints, only(targets, func(t proxy.Target) bool { return t.Zone == zone }))
+		}
 		out = append(out, *zones[zone])
 	}
 	return out
 }
 
 // away are the gateways that lead out of this site, by site. last are those without weight.
-func (a *assignment) away(weight func(*way) uint64) (used, last []group) {
-	for i := range a.beyond.ways {
-		w := &a.beyond.ways[i]
+func (t *beyond) away(weight func(*way) uint64) (used, last []group) {
+	for i := range t.ways {
+		w := &t.ways[i]
 		g := group{locality: &core.Locality{Zone: string(proxy.OtherSitesZone), SubZone: string(w.site)}, weight: weight(w)}
 		match := map[string]*structpb.Value{matchTunnel: structpb.NewStringValue(w.gateway())}
 		if w.proxied {
@@ -201,6 +203,17 @@ func apportion(parts []uint64) []uint32 {
 		out[i]++
 	}
 	return out
+}
+
+// weighAgain the endpoints of a zone by what the client prefers. They are in the order of the targets.
+func (a *assignment) weighAgain(all []*endpoint.LbEndpoint, targets []proxy.Target) {
+	weights := make([]uint64, len(targets))
+	for i, t := range targets {
+		weights[i] = uint64(max(t.Weight, 1)) * uint64(a.prefer.weight(t))
+	}
+	for i, w := range weigh(weights) {
+		all[i].LoadBalancingWeight = wrapperspb.UInt32(w)
+	}
 }
 
 func (a *assignment) endpoint(t proxy.Target, draining bool) *endpoint.LbEndpoint {

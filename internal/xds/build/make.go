@@ -142,6 +142,7 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 		port: of, cluster: b.clusterName(of), protocol: protocolOf(port.AppProtocol), affinity: s.AffinityTimeout > 0, grpc: c.Variant == GRPC,
 	}
 	b.police(c, out, port.Name, port.AppProtocol)
+	out.endpoints = viewed(of, b.viewOf(c, of, port.Name))
 	to := b.beyondOf(c.Zone, of)
 	external := b.external(of.Service)
 	switch {
@@ -270,7 +271,7 @@ func (b *Builder) makeCluster(c *class, name string, of ServicePort) *made {
 	}
 	m := b.patchedCluster(c, upstreamCluster(name, back))
 	if m != nil && !back.static.IsValid() && back.outside == nil {
-		m.options.Follower = delta.Ref{Type: EndpointType, Name: of.String()}
+		m.options.Follower = delta.Ref{Type: EndpointType, Name: back.endpoints}
 	}
 	return m
 }
@@ -287,23 +288,12 @@ func (b *Builder) makeVIP(c *class, name string, at netip.AddrPort) *made {
 	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at}))
 }
 
-// localityOf a service port, as policies of its own namespace say: endpoints are for clients of all
-// namespaces.
-func (b *Builder) localityOf(of ServicePort, name string) (overProvision uint32, anywhere bool) {
-	ref, port := b.backendRef(of.Service), policy.Port{Name: name, Number: int32(of.Port)}
-	if !b.policies.HasBackend(of.Service.Namespace, ref, port) {
-		return overProvisioning, false
-	}
-	settings := b.policies.Backend(of.Service.Namespace, ref, port)
-	return translate.Overprovisioning(&settings), settings.Locality.Mode == meshv1alpha1.LocalityOff
-}
-
 // isWorkload reports whether an address is an endpoint's.
 func (b *Builder) isWorkload(a netip.Addr) bool { return b.workloads[a] > 0 }
 
-// makeEndpoints of a service port, for a zone or a node. Those of a node are there where the
-// Service stays on it.
-func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
+// makeEndpoints of a service port, for a zone or a node and clients with a view. Those of a node are
+// there where the Service stays on it.
+func (b *Builder) makeEndpoints(k zoneKey, of ServicePort, v view) *made {
 	s, port, ok := b.port(of)
 	if !ok || (k.node != "") != s.InternalLocal {
 		return nil
@@ -311,7 +301,7 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	if k.grpc && b.viaNode(of) {
 		at := netip.AddrPortFrom(s.ClusterIPs[0], port.Port)
 		return unlisted(loadAssignment(&assignment{
-			name: of.String(), site: b.config.Site, choice: &proxy.Choice{Cluster: []proxy.Target{{Addr: at}}},
+			name: viewed(of, v), site: b.config.Site, choice: &proxy.Choice{Cluster: []proxy.Target{{Addr: at}}},
 			live: func(netip.AddrPort) bool { return false },
 		}))
 	}
@@ -328,10 +318,10 @@ func (b *Builder) makeEndpoints(k zoneKey, of ServicePort) *made {
 	if !k.grpc && !s.InternalLocal {
 		to = b.beyondOf(k.zone, of)
 	}
-	overProvision, anywhere := b.localityOf(of, port.Name)
+	policed := b.localityOf(of, port.Name, v.namespace)
 	return unlisted(loadAssignment(&assignment{
-		name: of.String(), site: b.config.Site, choice: choice, beyond: to, local: s.InternalLocal, healthy: k.grpc,
-		overProvisioning: overProvision, anywhere: anywhere,
+		name: viewed(of, v), site: b.config.Site, choice: choice, beyond: to, local: s.InternalLocal, healthy: k.grpc,
+		overProvisioning: translate.Overprovisioning(&policy.Backend{Locality: policed}), prefer: b.preferencesOf(&policed, k.zone, of, v),
 		live: func(at netip.AddrPort) bool { _, ok := b.live[at]; return ok },
 	}))
 }

@@ -41,6 +41,8 @@ type Class struct {
 	Variant         Variant
 	// IPv6: listeners of redirected connections are of both families.
 	IPv6 bool
+	// Affinity is the values of the labels by which policies prefer endpoints, as LABEL=VALUE&….
+	Affinity string
 	// Said is a digest of what policies of workloads say of shared resources; empty: nothing.
 	Said string
 }
@@ -168,6 +170,7 @@ func (b *Builder) classOf(key catalog.Key, d *meshv1alpha1.Dataplane, v Variant)
 		c.Mesh = b.meshOf(key.Namespace)
 	}
 	c.IPv6 = slices.ContainsFunc(dataplaneAddresses(d), netip.Addr.Is6)
+	c.Affinity = b.affinityOf(d)
 	if v != GRPC {
 		_, c.Said = b.saidOf(key)
 	}
@@ -250,6 +253,7 @@ func (b *Builder) zone(k zoneKey) *layer {
 
 // reconnect drops the proxies of Dataplanes that are gone, or are of another class.
 func (b *Builder) reconnect(d *catalog.Delta) {
+	preferred := b.storeAffinities(d)
 	check := func(key catalog.Key) {
 		p := b.proxies[key]
 		if p == nil {
@@ -261,9 +265,10 @@ func (b *Builder) reconnect(d *catalog.Delta) {
 		}
 	}
 	moved := slices.ContainsFunc(d.Nodes, func(c catalog.Change[*corev1.Node]) bool {
-		return c.Old == nil || c.New == nil || locality.ZoneOf(c.Old.Labels) != locality.ZoneOf(c.New.Labels)
+		return c.Old == nil || c.New == nil || locality.ZoneOf(c.Old.Labels) != locality.ZoneOf(c.New.Labels) ||
+			len(b.affinities) > 0 && !maps.Equal(c.Old.Labels, c.New.Labels)
 	})
-	if moved || len(d.Namespaces)+len(d.ProxyPatches)+len(d.WorkloadPolicies) > 0 {
+	if moved || preferred || len(d.Namespaces)+len(d.ProxyPatches)+len(d.WorkloadPolicies) > 0 {
 		for _, key := range slices.Collect(maps.Keys(b.proxies)) {
 			check(key)
 		}
@@ -593,12 +598,12 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 			b.useCluster(c, ref.Name, port)
 		}
 	case EndpointType:
-		port, err := ParseServicePort(ref.Name)
-		if err != nil {
+		port, v, err := parseViewed(ref.Name)
+		if err != nil || v.namespace != "" && v.namespace != p.Key.Namespace {
 			return
 		}
 		for _, k := range p.zone.both() {
-			b.use(b.zone(k), ref, unit{service: port.Service, make: func() *made { return b.makeEndpoints(k, port) }})
+			b.use(b.zone(k), ref, unit{service: port.Service, make: func() *made { return b.makeEndpoints(k, port, v) }})
 		}
 	case RouteType:
 		if port, err := ParseServicePort(strings.TrimPrefix(ref.Name, outPrefix)); err == nil && strings.HasPrefix(ref.Name, outPrefix) {

@@ -65,6 +65,9 @@ func byName(ports Ports, text string) (p Port, ok bool) {
 		return p, false
 	}
 	namespace, service, ok := strings.Cut(service, "/")
+	if at := strings.IndexAny(number, "@?"); at >= 0 { // endpoints of some clients (xds/build)
+		number = number[:at]
+	}
 	port, err := strconv.ParseUint(number, 10, 16)
 	if !ok || err != nil || namespace == "" || service == "" {
 		return p, false
