@@ -355,7 +355,7 @@ func elsewhere() map[string]string {
 		target    = "what a policy is for is tested in package policy"
 		forbidden = "validation refuses it here"
 		idle      = "it has no effect yet, and each write says so"
-		redirect  = "it is about redirected connections, which this Envoy does not have"
+		redirect  = "it is about redirected connections, which this Envoy does not have: TestPassthrough"
 	)
 	out := map[string]string{
 		"BackendPolicy.locality.threshold": "a share of healthy endpoints is too coarse for a few: TestOverprovisioning",
@@ -364,8 +364,10 @@ func elsewhere() map[string]string {
 		"WorkloadPolicy.faults.from.spiffe.type": "as of rateLimit", "TrafficPermission.allow.from.spiffe.type": "as of deny",
 		"TrafficPermission.allow.to.hosts": "as of deny",
 	}
+	for name := range strings.FieldsSeq("type value port protocol") {
+		out["WorkloadPolicy.passthrough.match."+name] = redirect
+	}
 	for prefix, fields := range map[string]string{
-		"WorkloadPolicy.passthrough.match": "type value port protocol",
 		"WorkloadPolicy.metrics":      "port path mtls include exclude",
 		"WorkloadPolicy.metrics.apps": "name port path",
 	} {

@@ -274,7 +274,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 	for name, want := range map[string][]string{
 		"TrafficPermission": nil,
 		"BackendPolicy":     nil,
-		"WorkloadPolicy":    {"spec.metrics", "spec.passthrough.match"},
+		"WorkloadPolicy":    {"spec.metrics"},
 		"ProxyPatch":        nil,
 		"Dataplane":         {"spec.proxy.metrics", "spec.proxy.probes"},
 	} {

@@ -54,9 +54,6 @@ func warnWorkloadPolicy(p, old *mesh.WorkloadPolicy) []string {
 		return nil
 	}
 	out := idle(p, old, p.Spec, "metrics")
-	if t := p.Spec.Passthrough; t != nil && len(t.Match) > 0 {
-		out = append(out, noEffect([]string{"spec.passthrough.match"})...)
-	}
 	for i := range p.Spec.AccessLog {
 		if p.Spec.AccessLog[i].TCP != nil {
 			out = append(out, fmt.Sprintf("spec.accessLog[%d].tcp: has no effect: Envoy has no access log over plain TCP: use otlp, or file", i))

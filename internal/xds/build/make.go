@@ -426,7 +426,12 @@ func (b *Builder) writeOwn(p *Proxy) {
 		if b.closed(p.Mesh) {
 			rest = Blackhole
 		}
-		all.Listeners = append(all.Listeners, outVirtual(b.ranges(), b.restOf(p), p.class.IPv6), inVirtual(rest, p.class.IPv6))
+		out := outVirtual(b.ranges(), b.restOf(p), p.class.IPv6)
+		if matched := b.matchedBy(p); len(matched) > 0 {
+			letThrough(out, matched)
+			all.Clusters = append(all.Clusters, passthroughHTTP())
+		}
+		all.Listeners = append(all.Listeners, out, inVirtual(rest, p.class.IPv6))
 	}
 	if w, ok := b.workload(p.Key); ok {
 		all.Clusters = append(all.Clusters, translate.Collectors(&w)...)

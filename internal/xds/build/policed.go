@@ -316,12 +316,20 @@ func (b *Builder) closed(meshName string) bool {
 func (b *Builder) restOf(p *Proxy) string {
 	w, ok := b.workload(p.Key)
 	switch {
-	case ok && w.Passthrough.Mode == meshv1alpha1.PassthroughNone:
-		return Blackhole
+	case ok && (w.Passthrough.Mode == meshv1alpha1.PassthroughNone || w.Passthrough.Mode == meshv1alpha1.PassthroughMatched):
+		return Blackhole // but for what matches
 	case ok && w.Passthrough.Mode == meshv1alpha1.PassthroughAll:
 		return Passthrough
 	}
 	return b.passthrough(p.Mesh)
+}
+
+// matchedBy are the destinations beside the mesh's own that a workload reaches; nil: all, or none.
+func (b *Builder) matchedBy(p *Proxy) []destination {
+	if w, ok := b.workload(p.Key); ok && w.Passthrough.Mode == meshv1alpha1.PassthroughMatched {
+		return destinationsOf(w.Passthrough.Match)
+	}
+	return nil
 }
 
 // patched is a resource of a class as its ProxyPatches make it; nil: they remove it. Additions of
