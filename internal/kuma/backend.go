@@ -2,6 +2,7 @@ package kuma
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -319,6 +320,9 @@ func (o *object) locality(conf *node) *mesh.BackendLocality {
 	cross := conf.child("crossZone")
 	for _, f := range cross.list("failover") {
 		to := f.child("to")
+		if to.text("type") != mesh.FailoverNone && follows(l.Failover, f.child("from").texts("zones")) {
+			o.refuse(f.path, "an earlier rule is for these zones, too: the first one counts, and the others are not tried after it")
+		}
 		l.Failover = append(l.Failover, mesh.LocalityFailover{From: f.child("from").texts("zones"), To: to.text("type"), Zones: to.texts("zones")})
 	}
 	if p := cross.child("failoverThreshold").fraction("percentage"); p != nil {
@@ -326,6 +330,13 @@ func (o *object) locality(conf *node) *mesh.BackendLocality {
 		l.Threshold = &whole
 	}
 	return l
+}
+
+// follows reports whether an earlier rule is for some of the zones as well; none are all.
+func follows(earlier []mesh.LocalityFailover, zones []string) bool {
+	return slices.ContainsFunc(earlier, func(f mesh.LocalityFailover) bool {
+		return len(f.From) == 0 || len(zones) == 0 || slices.ContainsFunc(zones, func(z string) bool { return slices.Contains(f.From, z) })
+	})
 }
 
 func (o *object) hashes(conf *node) (out []mesh.BalancerHash) {
