@@ -22,27 +22,41 @@ import (
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
 
-// inNamespace is set in the process of the test that has a network namespace of its own.
+// inNamespace is the version of Envoy in the process of the test that has a network namespace of its own.
 const inNamespace = "PROXIMA_TEST_IN_NAMESPACE"
 
 // TestPassthrough: connections that are led to a real Envoy reach destinations outside the mesh by
 // passthrough.match, and no others. Its network is one of its own, where all addresses of 10.9.0.0/16
 // lead to the Envoy, and its clusters "passthrough" to a server of the test.
 func TestPassthrough(t *testing.T) {
-	if os.Getenv(inNamespace) == "" {
-		if why := netns.Available(); why != "" {
-			t.Skip(why)
-		}
-		envoytest.BinaryOf(t, envoytest.Newest) // there is no way to get it from there
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-		defer cancel()
-		c := exec.CommandContext(ctx, "unshare", "--net", os.Args[0], "-test.run=^TestPassthrough$", "-test.v")
-		c.Env = append(os.Environ(), inNamespace+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	version := os.Getenv(inNamespace)
+	if version != "" {
+		passthrough(t, version)
 		return
 	}
+	if why := netns.Available(); why != "" {
+		t.Skip(why)
+	}
+	versions := []string{envoytest.Newest}
+	if interop() {
+		versions = append(versions, envoytest.Oldest)
+	}
+	for _, version := range versions {
+		t.Run(version, func(t *testing.T) {
+			envoytest.BinaryOf(t, version) // there is no way to get it from there
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			c := exec.CommandContext(ctx, "unshare", "--net", os.Args[0], "-test.run=^TestPassthrough$", "-test.v")
+			c.Env = append(os.Environ(), inNamespace+"="+version)
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+func passthrough(t *testing.T, version string) {
+	t.Helper()
 	for _, line := range []string{
 		"ip link set lo up", "ip route add 10.9.0.0/16 dev lo", "ip route add 10.96.0.0/16 dev lo", "nft add table ip test",
 		"nft add chain ip test out { type nat hook output priority -100 ; }",
@@ -62,7 +76,7 @@ func TestPassthrough(t *testing.T) {
 	s := &stage{dir: envoytest.Dir(t), collector: &collector{}, ports: map[string]int32{}}
 	s.plane = newPlane(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, strict("Permissive"), d)
 	s.cert, s.key = s.identity(s.dir, "shop", "default")
-	s.proxy = envoytest.StartWith(t, envoytest.BinaryOf(t, envoytest.Newest), s.dir, bootstrap(s.plane, s.dir, "default/shop/client-1", s.cert, s.key, nil),
+	s.proxy = envoytest.StartWith(t, envoytest.BinaryOf(t, version), s.dir, bootstrap(s.plane, s.dir, "default/shop/client-1", s.cert, s.key, nil),
 		"--concurrency", "1", "--disable-hot-restart", "--log-level", "warning", "--drain-time-s", "1", "--drain-strategy", "immediate")
 	s.proxy.WaitReady()
 	to := func(cluster string) string {
