@@ -48,7 +48,7 @@ func testProgrammed(t *testing.T, leads *plane, address string) {
 	d.Labels = map[string]string{"app": "acked"}
 	d.Annotations = map[string]string{build.AnnotationBackends: "api"}
 	leads.create(kind.Dataplane, d)
-	target := meshv1alpha1.PolicyTarget{TargetRefs: []meshv1alpha1.PolicyTargetReference{{Kind: "Dataplane", Name: "acked"}}}
+	target := meshv1alpha1.PolicyTarget{TargetRefs: []meshv1alpha1.PolicyTargetReference{{Group: meshv1alpha1.GroupName, Kind: "Dataplane", Name: "acked"}}}
 	leads.create(kind.WorkloadPolicy, &meshv1alpha1.WorkloadPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits"},
 		Spec:       meshv1alpha1.WorkloadPolicySpec{PolicyTarget: target, Limits: &meshv1alpha1.PolicyLimits{Connections: new(int32(10))}},
