@@ -18,7 +18,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/controller/policystatus"
 	"github.com/proxima-mesh/proxima/internal/identity/access"
-	"github.com/proxima-mesh/proxima/internal/policy"
+	trafficpolicy "github.com/proxima-mesh/proxima/internal/policy"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 	"github.com/proxima-mesh/proxima/internal/xds"
@@ -185,7 +185,7 @@ func (a *acknowledgements) Report(ctx context.Context, q *sidecarv1.Acknowledgem
 	r := insight.Report{Instance: q.GetInstance(), Run: q.GetRun(), Sequence: q.GetSequence(), Whole: q.GetWhole()}
 	for _, p := range q.GetPolicies() {
 		one := insight.Acknowledged{
-			Policy:  policy.Source{Kind: p.GetKind(), Key: resource.Key{Namespace: p.GetNamespace(), Name: p.GetName()}},
+			Policy:  trafficpolicy.Source{Kind: p.GetKind(), Key: resource.Key{Namespace: p.GetNamespace(), Name: p.GetName()}},
 			Version: p.GetVersion(), Selected: int(p.GetSelected()), Behind: int(p.GetBehind()),
 		}
 		for _, l := range p.GetLags() {
@@ -206,10 +206,10 @@ func (a *acknowledgements) Report(ctx context.Context, q *sidecarv1.Acknowledgem
 func (a *acknowledgements) Changed() <-chan struct{} { return a.board.Changed() }
 
 // Take implements policystatus.Changes.
-func (a *acknowledgements) Take() []policy.Source { return a.board.Take() }
+func (a *acknowledgements) Take() []trafficpolicy.Source { return a.board.Take() }
 
 // Enforced implements policystatus.Proxies.
-func (a *acknowledgements) Enforced(source policy.Source, targets []policy.Ref) policystatus.Enforcement {
+func (a *acknowledgements) Enforced(source trafficpolicy.Source, targets []trafficpolicy.Ref) policystatus.Enforcement {
 	tables := a.catalog.Snapshot()
 	obj := policyIn(tables, source)
 	if obj == nil {
@@ -258,7 +258,7 @@ func (a *acknowledgements) Enforced(source policy.Source, targets []policy.Ref) 
 const maxNamedWorkloads = 10
 
 // proxyOf a workload: whether it has one, and whether that follows a control plane, as far as it is known.
-func proxyOf(tables *catalog.Snapshot, ref policy.Ref) (has, connected bool) {
+func proxyOf(tables *catalog.Snapshot, ref trafficpolicy.Ref) (has, connected bool) {
 	if ref.Kind == "Pod" {
 		_, has = sidecarOf(tables, ref.Key)
 		return has, has
@@ -271,7 +271,7 @@ func proxyOf(tables *catalog.Snapshot, ref policy.Ref) (has, connected bool) {
 }
 
 // policyIn the tables; nil: it has gone.
-func policyIn(tables *catalog.Snapshot, source policy.Source) resource.Object {
+func policyIn(tables *catalog.Snapshot, source trafficpolicy.Source) resource.Object {
 	switch source.Kind {
 	case "TrafficPermission":
 		return objectOf(tables.TrafficPermissions.Get(source.Key))
