@@ -16,7 +16,7 @@ import (
 	"github.com/proxima-mesh/proxima/internal/identity"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
-	"github.com/proxima-mesh/proxima/internal/sidecar/secret"
+	sidecarsecret "github.com/proxima-mesh/proxima/internal/sidecar/secret"
 	"github.com/proxima-mesh/proxima/internal/testkit"
 )
 
@@ -63,9 +63,9 @@ func (p *proxyPlane) certificate(token, name, account string) (id string, err er
 	ctx, cancel := context.WithTimeout(p.t.Context(), testkit.Timeout)
 	defer cancel()
 	err = errors.New("neither a certificate nor a problem")
-	secret.Token{
+	sidecarsecret.Token{
 		File: token, Servers: []string{p.address}, Authorities: roots, Mesh: meshv1alpha1.DefaultMesh, Namespace: "default", Name: name, Account: account,
-	}.Run(ctx, nil, func(i *secret.Identity) error {
+	}.Run(ctx, nil, func(i *sidecarsecret.Identity) error {
 		id, err = i.ID(), nil
 		cancel()
 		return nil
