@@ -158,7 +158,7 @@ func (b *Builder) upstreamOf(c *class, of ServicePort) *upstream {
 	case !external || to != nil:
 		if out.tls = b.clientTLS(c, of, to); out.tls != nil || to == nil {
 			if out.tls != nil {
-				out.tls.http2 = out.protocol == HTTP2
+				out.tls.http2 = out.protocol == HTTP2 || out.undeclared
 			}
 			return out
 		}
