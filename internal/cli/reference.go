@@ -266,6 +266,7 @@ func writeFlags(out *bytes.Buffer, flags *pflag.FlagSet) {
 		if d := yamlDefault(f); d != `""` && d != "[]" {
 			value = "`" + strings.Trim(d, `"`) + "`"
 		}
-		fmt.Fprintf(out, "| %s | %s | %s |\n", name, value, strings.ReplaceAll(f.Usage, "|", `\|`))
+		cell := strings.NewReplacer("|", `\|`).Replace
+		fmt.Fprintf(out, "| %s | %s | %s |\n", name, cell(value), cell(f.Usage))
 	})
 }
