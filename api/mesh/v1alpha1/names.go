@@ -46,8 +46,8 @@ const (
 	SidecarOfRun = "run"
 	// AnnotationServerCA on a Pod with a sidecar has the authorities of the control plane (PEM).
 	AnnotationServerCA = GroupName + "/server-ca"
-	// AnnotationInboundPorts on a Pod are ports that its containers listen on and do not declare,
-	// joined by commas: they are led to the sidecar, too.
+	// AnnotationInboundPorts on a Pod, or on its namespace for Pods without it, are ports that its containers
+	// listen on and do not declare, joined by commas: they are led to the sidecar, too.
 	AnnotationInboundPorts = GroupName + "/inbound-ports"
 	// AnnotationExcludeInbound and AnnotationExcludeOutbound on a Pod are ports, addresses and
 	// prefixes, joined by commas, whose connections do not pass the sidecar.

@@ -220,6 +220,45 @@ func TestCannot(t *testing.T) {
 	}
 }
 
+// TestInboundPorts: ports that no container declares come from the Pod, else from its namespace.
+func TestInboundPorts(t *testing.T) {
+	const key = meshv1alpha1.AnnotationInboundPorts
+	for name, c := range map[string]struct {
+		pod, namespace map[string]string
+		want           []Port
+		err            string
+	}{
+		"neither":       {},
+		"the namespace": {namespace: map[string]string{key: "8080, 7070"}, want: []Port{{Port: 8080}, {Port: 7070}}},
+		"the Pod first": {pod: map[string]string{key: "9090"}, namespace: map[string]string{key: "8080"}, want: []Port{{Port: 9090}}},
+		"none of them":  {pod: map[string]string{key: ""}, namespace: map[string]string{key: "8080"}},
+		"no port":       {namespace: map[string]string{key: "http"}, err: `"http" is no port`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pod(func(p *corev1.Pod) { p.Annotations, p.Spec.Containers[0].Ports = c.pod, nil })
+			n := labelled(enabled)
+			n.Annotations = c.namespace
+			r, err := config().Patch(p, n, "default")
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%v, want %s", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := SidecarOf(patched(t, p, r))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got.Ports); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func probe(p *corev1.Pod) *corev1.HTTPGetAction {
 	a := &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}
 	p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: a}}

@@ -98,7 +98,7 @@ func (c *Config) Patch(pod *corev1.Pod, namespace *corev1.Namespace, mesh string
 			}
 		}
 	}
-	sidecar, err := sidecarFor(pod, mesh)
+	sidecar, err := sidecarFor(pod, namespace, mesh)
 	if err != nil {
 		return Result{}, err
 	}

@@ -118,8 +118,8 @@ const (
 	kumaExcludeOutbound = "traffic.kuma.io/exclude-outbound-ports"
 )
 
-// sidecarFor a Pod that is created.
-func sidecarFor(pod *corev1.Pod, mesh string) (Sidecar, error) {
+// sidecarFor a Pod that is created in a namespace (nil: unknown).
+func sidecarFor(pod *corev1.Pod, namespace *corev1.Namespace, mesh string) (Sidecar, error) {
 	s := Sidecar{
 		Mesh:            mesh,
 		ExcludeInbound:  annotated(pod, meshv1alpha1.AnnotationExcludeInbound, kumaExcludeInbound),
@@ -139,7 +139,11 @@ func sidecarFor(pod *corev1.Pod, mesh string) (Sidecar, error) {
 			}
 		}
 	}
-	for _, text := range split(pod.Annotations[meshv1alpha1.AnnotationInboundPorts]) {
+	inbound, own := pod.Annotations[meshv1alpha1.AnnotationInboundPorts]
+	if !own && namespace != nil {
+		inbound = namespace.Annotations[meshv1alpha1.AnnotationInboundPorts]
+	}
+	for _, text := range split(inbound) {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || port == 0 {
 			return s, fmt.Errorf("annotation %s: %q is no port", meshv1alpha1.AnnotationInboundPorts, text)
