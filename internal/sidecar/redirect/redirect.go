@@ -34,6 +34,12 @@ const (
 // told from those of the workload.
 const ProxyUser = 5678
 
+// ProxyPriority (SO_PRIORITY) is that of the proxy's connections to what may have a proxy. One of them to the
+// workload itself, as a client of its own Service, is led to the proxy again, as those from outside are: the
+// application does not expect TLS. The proxy's connections to the application have another one. It is
+// TC_PRIO_INTERACTIVE_BULK (linux/pkt_sched.h), which needs no privilege, and which queues treat as 0.
+const ProxyPriority = 4
+
 // Mark (bit of the packet mark, SO_MARK) of the supervisor's own connections. That of questions
 // to DNS is 0x2000, and kube-proxy has 0x4000 and 0x8000.
 const Mark = 0x1000

@@ -21,6 +21,8 @@ const (
 	chainStrict = "input"
 	ownerChain  = "owner-"
 	rulesChain  = "rules-"
+	// layout changes with what is made of Rules: a table of an earlier version of this program does not stand.
+	layout = 2
 	// priority comes before that of kernel modes (-100): the proxy sees the virtual IP, not an
 	// endpoint that was chosen for it.
 	priority = -105
@@ -108,7 +110,7 @@ func Stands(r Rules) (bool, error) {
 
 // name of a chain that says which rules are in the table.
 func (r Rules) name() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", r))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %+v", layout, r))
 	return rulesChain + hex.EncodeToString(sum[:8])
 }
 
@@ -194,8 +196,9 @@ func (r Rules) outbound() []*nfnl.Rule {
 		local := netip.PrefixFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 32)
 		rules = append(rules, to(tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(BeaconPort)).DestinationIn(local), HealthPort))
 	}
+	rules = append(rules, leave((&nfnl.Rule{}).Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).Equal(0, nfnl.Host(Mark))))
+	rules = append(rules, r.declared(r.itself)...)
 	rules = append(rules,
-		leave((&nfnl.Rule{}).Meta(unix.NFT_META_MARK, 0).Mask(0, nfnl.Host(Mark), nfnl.Host(0)).Equal(0, nfnl.Host(Mark))),
 		// Loopback, and addresses of the machine itself.
 		leave((&nfnl.Rule{}).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))))
 	if r.Cgroup == 0 {
@@ -214,17 +217,32 @@ func (r Rules) outbound() []*nfnl.Rule {
 	return append(rules, to(last, OutboundPort))
 }
 
+// itself matches connections of the proxy to what may have a proxy.
+func (r Rules) itself() *nfnl.Rule {
+	m := tcp().Meta(unix.NFT_META_PRIORITY, 0).Equal(0, nfnl.Host(ProxyPriority))
+	if r.Cgroup == 0 {
+		m = m.Meta(unix.NFT_META_SKUID, 0).Equal(0, nfnl.Host(ProxyUser))
+	}
+	return m
+}
+
 func (r Rules) inbound() []*nfnl.Rule {
 	var rules []*nfnl.Rule
 	for _, p := range r.ExcludeInbound.Prefixes {
 		rules = append(rules, leave((&nfnl.Rule{}).SourceIn(p)))
 	}
+	return append(rules, r.declared(tcp)...)
+}
+
+// declared leads those connections to declared ports of the workload to the proxy that begin (a rule) is for.
+func (r Rules) declared(begin func() *nfnl.Rule) []*nfnl.Rule {
+	var rules []*nfnl.Rule
 	for _, port := range r.Inbound {
 		if slices.Contains(r.ExcludeInbound.Ports, port) {
 			continue
 		}
 		match := func() *nfnl.Rule {
-			return tcp().Transport(2, 2, 0).Equal(0, nfnl.Port(port)).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))
+			return begin().Transport(2, 2, 0).Equal(0, nfnl.Port(port)).DestinationType(0).Equal(0, nfnl.Host(unix.RTN_LOCAL))
 		}
 		if len(r.Addresses) == 0 {
 			rules = append(rules, to(match(), InboundPort))

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/proxima-mesh/proxima/internal/kernel/cgroup"
 	"github.com/proxima-mesh/proxima/internal/testkit/netns"
 )
@@ -21,9 +23,20 @@ import (
 // A test binary that is started with this variable connects, prints who answers, and ends.
 const dialVariable = "REDIRECT_TEST_DIAL"
 
+// With this one, too, it connects as the proxy does for the workload.
+const priorityVariable = "REDIRECT_TEST_PRIORITY"
+
 func TestMain(m *testing.M) {
 	if address := os.Getenv(dialVariable); address != "" {
-		conn, err := (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", address)
+		d := &net.Dialer{Timeout: 5 * time.Second}
+		if os.Getenv(priorityVariable) != "" {
+			d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+				return errors.Join(c.Control(func(fd uintptr) {
+					err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, ProxyPriority)
+				}), err)
+			}
+		}
+		conn, err := d.Dial("tcp", address)
 		if err == nil {
 			_, err = io.Copy(os.Stdout, conn)
 		}
@@ -232,6 +245,27 @@ func TestNamespace(t *testing.T) {
 		t.Error("rules stand that are gone")
 	}
 	r.expect("without rules", r.ask(r.pod, net.JoinHostPort(peer6, "8080"), nil), "peer")
+}
+
+// TestOwnService: what the proxy connects to for the workload, and is the workload itself, comes to the proxy
+// again; what it connects to as the proxy of its clients is the application, and so is loopback to others.
+func TestOwnService(t *testing.T) {
+	r := newRig(t)
+	rules := Rules{Owner: "o", Inbound: []uint16{8080}}
+	if err := r.pod.Do(func() error { return Install(rules) }); err != nil {
+		t.Fatal(err)
+	}
+	prioritised := func(cmd *exec.Cmd) {
+		asProxy(cmd)
+		cmd.Env = append(cmd.Env, priorityVariable+"=1")
+	}
+	for _, own := range []string{pod4, pod6} {
+		at := net.JoinHostPort(own, "8080")
+		r.expect("the proxy to the workload as a client", r.ask(r.pod, at, prioritised), "inbound")
+		r.expect("the proxy to its application", r.ask(r.pod, at, asProxy), "application")
+		r.expect("to a port that is not declared", r.ask(r.pod, net.JoinHostPort(own, "9090"), prioritised), "application")
+	}
+	r.expect("the proxy to a peer", r.ask(r.pod, peer4+":8080", prioritised), "peer")
 }
 
 // TestCgroup: on a machine with other programs only those of the workload's cgroup go to the proxy.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +14,7 @@ import (
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	"github.com/proxima-mesh/proxima/internal/sidecar/redirect"
 )
 
 // TestProtocolOfService: a port whose Dataplane says nothing of its protocol has that of the
@@ -191,4 +193,25 @@ func routeTo(from string, to ...string) *gateway.GRPCRoute {
 	}
 	out.Spec.Rules = []gateway.GRPCRouteRule{rule}
 	return out
+}
+
+// TestPriorityOfClients: connections of a sidecar to what may have a proxy are told from others by their priority;
+// those of an Envoy that nothing is led to are not.
+func TestPriorityOfClients(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		c := &cluster.Cluster{}
+		(&clientTLS{fileIdentity: own}).on(c)
+		options := c.GetUpstreamBindConfig().GetSocketOptions()
+		if own != (len(options) == 0) {
+			t.Fatalf("own files %v: %v", own, options)
+		}
+		if !own && options[0].GetIntValue() != redirect.ProxyPriority {
+			t.Errorf("priority %d, want %d", options[0].GetIntValue(), redirect.ProxyPriority)
+		}
+	}
+	c := &cluster.Cluster{}
+	(*clientTLS)(nil).on(c)
+	if c.UpstreamBindConfig != nil {
+		t.Error("a cluster without TLS has a priority")
+	}
 }

@@ -72,6 +72,14 @@ func (t *clientTLS) sans() []*tlsv3.SubjectAltNameMatcher {
 	return out
 }
 
+// A sidecar's connections to what may have a proxy have a priority (SO_PRIORITY of Linux, asm-generic/socket.h), by
+// which those that lead back to its own workload are led to the sidecar again: redirect.ProxyPriority.
+const (
+	solSocket     = 1
+	soPriority    = 12
+	proxyPriority = 4
+)
+
 // on adds TLS to a cluster: to those endpoints that have a proxy.
 func (t *clientTLS) on(c *cluster.Cluster) {
 	if t == nil {
@@ -89,6 +97,12 @@ func (t *clientTLS) on(c *cluster.Cluster) {
 			Name: g.match, Match: &structpb.Struct{Fields: map[string]*structpb.Value{matchTunnel: structpb.NewStringValue(g.match)}},
 			TransportSocket: transportSocket(&tlsv3.UpstreamTlsContext{Sni: t.sni, CommonTlsContext: common}),
 		})
+	}
+	if !t.fileIdentity { // its connections are led to it, on Linux
+		c.UpstreamBindConfig = &core.BindConfig{SocketOptions: []*core.SocketOption{{
+			Description: "client of a mesh", Level: solSocket, Name: soPriority, Value: &core.SocketOption_IntValue{IntValue: proxyPriority},
+			State: core.SocketOption_STATE_PREBIND,
+		}}}
 	}
 	// What no match is for is never plain: endpoints and clusters do not change in one step.
 	c.TransportSocket = secured
