@@ -29,6 +29,9 @@ import (
 // echoImage is that of the suite's Pods.
 const echoImage = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1"
 
+// inboundPorts of the suite's Pods, whose containers declare none.
+const inboundPorts = "8080,7070,9090"
+
 // claimed are the features above Core that Proxima has: all that are a mesh's own, and those of HTTPRoute
 // that cases of meshes need besides. The suite runs no case that needs another one.
 func claimed() []features.FeatureName {
@@ -64,6 +67,7 @@ func TestConformance(t *testing.T) {
 		}
 	})
 	of.tell()
+	m.wantHandshakes()
 	report, err := s.Report()
 	if err != nil {
 		t.Fatal(err)
@@ -124,6 +128,7 @@ func (m *mesh) suite(of results) *suite.ConformanceTestSuite {
 	s, err := suite.NewConformanceTestSuite(suite.ConformanceOptions{
 		ConfigurableOptions: suite.ConfigurableOptions{
 			NamespaceLabels:      map[string]string{meshv1alpha1.LabelSidecarInjection: "enabled"},
+			NamespaceAnnotations: map[string]string{meshv1alpha1.AnnotationInboundPorts: inboundPorts},
 			CleanupTestResources: true,
 			SupportedFeatures:    claimed(),
 			ConformanceProfiles:  []suite.ConformanceProfileName{suite.MeshHTTPConformanceProfileName, suite.MeshGRPCConformanceProfileName},

@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/gateway-api/conformance/utils/suite"
 
 	"github.com/proxima-mesh/proxima/internal/kubernetes/manifests"
 	"github.com/proxima-mesh/proxima/internal/testkit"
@@ -41,12 +45,13 @@ const (
 	commandTimeout = 2 * time.Minute
 )
 
-// defaultMesh has mutual TLS, without which there are no sidecars.
+// defaultMesh has mutual TLS, without which there are no sidecars. A case connects to the address of a Pod
+// itself, which is no Service: such connections are plain, and servers take them.
 const defaultMesh = `
 apiVersion: mesh.proxima.dev/v1alpha1
 kind: Mesh
 metadata: {name: default}
-spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin}]}}
+spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin, mode: Permissive}]}}
 `
 
 // mesh is a cluster that is zone east, with sidecars in namespaces that ask for them.
@@ -217,6 +222,44 @@ func (m *mesh) dnsService() string {
 		m.t.Fatal(err)
 	}
 	return service.Spec.ClusterIP
+}
+
+// wantHandshakes checks that the suite's Pods were reached by mutual TLS, which their sidecars count.
+func (m *mesh) wantHandshakes() {
+	m.t.Helper()
+	pods, err := m.client.CoreV1().Pods(suite.MeshNamespace).List(m.t.Context(), metav1.ListOptions{LabelSelector: "app=echo"})
+	if err != nil || len(pods.Items) == 0 {
+		m.t.Fatalf("%d Pods: %v", len(pods.Items), err)
+	}
+	for _, p := range pods.Items {
+		i := slices.IndexFunc(m.nodes, func(n *cluster.Node) bool { return n.Name == p.Spec.NodeName })
+		client := http.Client{Transport: &http.Transport{DialContext: m.nodes[i].NS.DialContext, DisableKeepAlives: true}, Timeout: requestTimeout}
+		answer, err := client.Get("http://" + net.JoinHostPort(p.Status.PodIP, "15020") + "/metrics")
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if n := handshakes(string(text)); n == 0 {
+			m.t.Errorf("Pod %s: nobody came by TLS", p.Name)
+		}
+	}
+}
+
+// inboundHandshake is the count of a listener for clients.
+var inboundHandshake = regexp.MustCompile(`(?m)^envoy_listener_ssl_handshake\S* ([0-9]+)$`)
+
+// handshakes of clients with a sidecar, by its metrics.
+func handshakes(metrics string) int {
+	sum := 0
+	for _, found := range inboundHandshake.FindAllStringSubmatch(metrics, -1) {
+		n, _ := strconv.Atoi(found[1])
+		sum += n
+	}
+	return sum
 }
 
 // extension serves the virtual IP of the webhooks in the namespace of the API server, which no node routes.
