@@ -130,7 +130,7 @@ func (g *clusterGlobal) newClient() error {
 	}
 	meter := metered.New(metered.Config{Registerer: g.storage.metrics})
 	g.reads.writes = true
-	wrapped := resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(g.reads.note))
+	wrapped := resource.Wrap(kubeclient.NewStreamed(client, newStripper().strip), meter.Wrap, resource.Intercept(g.reads.note))
 	others, _, err := newClusterSecrets(g.cfg, meter.Wrap, resource.Intercept(g.reads.note))
 	if err == nil {
 		g.client, err = resource.NewRouter(wrapped, others...)

@@ -11,8 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	typedauthentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -165,7 +163,7 @@ func (p *clusterPlane) newClient() error {
 	p.cluster = client
 	meter := metered.New(metered.Config{Registerer: p.storage.metrics})
 	p.reads.writes = true
-	p.client = resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), meter.Wrap, resource.Intercept(p.reads.note))
+	p.client = resource.Wrap(kubeclient.NewStreamed(client, newStripper().strip), meter.Wrap, resource.Intercept(p.reads.note))
 	if p.zone == nil {
 		return nil
 	}
@@ -191,27 +189,6 @@ func (p *clusterPlane) kinds() []*resource.Descriptor {
 
 // servesProxies reports whether Pods have sidecars here.
 func (p *clusterPlane) servesProxies() bool { return p.zone != nil && p.cfg.XDSPort != 0 }
-
-// stripUnwritten takes from an object what nobody reads. Of kinds that are written here, it takes
-// managed fields alone: what is read is written back, and an update without them keeps them.
-func stripUnwritten(obj resource.Object) {
-	switch o := obj.(type) {
-	case *corev1.Node, *discoveryv1.EndpointSlice:
-		strip(obj)
-	case *corev1.Pod:
-		strip(obj)
-		o.Spec = corev1.PodSpec{
-			NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork, Hostname: o.Spec.Hostname, Subdomain: o.Spec.Subdomain,
-			ServiceAccountName: o.Spec.ServiceAccountName,
-		}
-		o.Status = corev1.PodStatus{
-			Phase: o.Status.Phase, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs,
-			Conditions: slices.Clone(slices.DeleteFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady })),
-		}
-	default:
-		obj.SetManagedFields(nil)
-	}
-}
 
 // newParts makes the tables, the API, what serves agents, and the planner.
 func (p *clusterPlane) newParts() (err error) {

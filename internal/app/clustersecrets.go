@@ -43,7 +43,7 @@ func newClusterSecrets(cfg ControlPlaneConfig, wrap ...resource.Wrapper) ([]reso
 	return []resource.Override{
 		{Kind: kind.Secret, Client: named}, {Kind: kind.ServiceCIDR, Client: memory.New(kind.ServiceCIDR)},
 		{Kind: kind.GlobalSecret, Client: &clusterSecrets{
-			secrets: resource.Wrap(kubeclient.NewStreamed(client, stripUnwritten), wrap...), namespace: cfg.Namespace,
+			secrets: resource.Wrap(kubeclient.NewStreamed(client, newStripper().strip), wrap...), namespace: cfg.Namespace,
 		}},
 	}, named, nil
 }
