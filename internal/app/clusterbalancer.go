@@ -25,11 +25,12 @@ func clusterPorts() map[int32]string {
 }
 
 // runClusterLoadBalancers gives addresses to the Services of our classes. Those without a class
-// are another provider's.
-func (c *controllers) runClusterLoadBalancers(ctx context.Context) error {
+// are another provider's. The range of virtual IPs is read by a client of the cluster itself: in a zone the
+// controllers' own has that of the names of meshes.
+func (c *controllers) runClusterLoadBalancers(ctx context.Context, cluster resource.Client) error {
 	log := c.log.With("component", "load balancers")
 	virtual := clusterVirtualIPs{catalog: c.instance.catalog}
-	for err := virtual.read(ctx, c.client); err != nil; err = virtual.read(ctx, c.client) {
+	for err := virtual.read(ctx, cluster); err != nil; err = virtual.read(ctx, cluster) {
 		log.Warn("the range of virtual IPs is not known, and no addresses are assigned; it is tried again", "error", err)
 		select {
 		case <-ctx.Done():

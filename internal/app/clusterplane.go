@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -67,6 +68,9 @@ type clusterPlane struct {
 	instance  *instance
 	leader    *controllers
 	election  election
+	// meshes are what it has where meshes have certificates: as one zone of several, and where Pods have
+	// sidecars; nil: they have none.
+	meshes *clusterMeshes
 	// zone is what it has as one of several; nil: it stands alone.
 	zone *clusterZone
 	// pods are followed from when on they are needed.
@@ -102,19 +106,8 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if p.storage, err = openNothing(ctx, cfg, p.log); err != nil {
 		return nil, err
 	}
-	if cfg.role() == RoleZone {
-		p.zone = &clusterZone{}
-		if p.zone.records, err = openClusterRecords(ctx, cfg, p.storage); err != nil {
-			return nil, err
-		}
-		if err := p.zone.records.use(ctx, cfg, p.storage); err != nil {
-			return nil, err
-		}
-		unserved, err := unservedKinds(ctx, cfg.Cluster, p.log)
-		if err != nil {
-			return nil, err
-		}
-		p.zone.kinds = clusterFederated(unserved)
+	if err := p.openMeshes(ctx); err != nil {
+		return nil, err
 	}
 	if err := p.newClient(); err != nil {
 		return nil, err
@@ -125,10 +118,8 @@ func newClusterPlane(ctx context.Context, cfg ControlPlaneConfig) (cp *clusterPl
 	if err := p.newParts(); err != nil {
 		return nil, err
 	}
-	if p.zone != nil {
-		if err := p.newZone(ctx); err != nil {
-			return nil, err
-		}
+	if err := errors.Join(p.newMeshes(ctx), p.newZone(ctx)); err != nil {
+		return nil, err
 	}
 	if p.election, err = newLeaseElection(cfg, p.instance.grpcAddress(cfg), p.storage.metrics, p.log); err != nil {
 		return nil, err
@@ -164,11 +155,13 @@ func (p *clusterPlane) newClient() error {
 	meter := metered.New(metered.Config{Registerer: p.storage.metrics})
 	p.reads.writes = true
 	p.client = resource.Wrap(kubeclient.NewStreamed(client, newStripper().strip), meter.Wrap, resource.Intercept(p.reads.note))
-	if p.zone == nil {
+	if p.meshes == nil {
 		return nil
 	}
 	others, named, err := newClusterSecrets(p.cfg, meter.Wrap, resource.Intercept(p.reads.note))
-	p.zone.secrets = named
+	if p.zone != nil {
+		p.zone.secrets = named
+	}
 	if err == nil {
 		p.client, err = resource.NewRouter(p.client, others...)
 	}
@@ -177,18 +170,18 @@ func (p *clusterPlane) newClient() error {
 
 // kinds that are followed.
 func (p *clusterPlane) kinds() []*resource.Descriptor {
-	if p.zone == nil {
-		return planeKinds()
+	all := planeKinds()
+	if p.zone != nil {
+		all = append(all, zoneKinds()...)
 	}
-	all := append(planeKinds(), zoneKinds()...)
 	if p.servesProxies() {
-		all = append(all, p.zone.proxyKinds()...)
+		all = append(all, p.meshes.proxyKinds()...)
 	}
 	return all
 }
 
 // servesProxies reports whether Pods have sidecars here.
-func (p *clusterPlane) servesProxies() bool { return p.zone != nil && p.cfg.XDSPort != 0 }
+func (p *clusterPlane) servesProxies() bool { return p.meshes != nil && p.cfg.XDSPort != 0 }
 
 // newParts makes the tables, the API, what serves agents, and the planner.
 func (p *clusterPlane) newParts() (err error) {
@@ -196,7 +189,7 @@ func (p *clusterPlane) newParts() (err error) {
 	p.instance = i
 	i.catalog = catalog.New(catalog.Config{
 		Client: p.client, Descriptors: p.kinds(), Epoch: p.epoch, Logger: p.log.With("component", "catalog"),
-		Later: p.pods.later(p.cfg.role()),
+		Later: p.pods.later(p.meshes != nil),
 	})
 	if p.paths, err = newOwnPaths(p.cfg, p.storage, i.catalog.Synced, p.log); err != nil {
 		return err
@@ -239,9 +232,11 @@ func (p *clusterPlane) components() []component {
 		p.extension.components(),
 		[]component{
 			{Name: "planner", Scope: leader, Run: p.leader.runPlans},
-			{Name: "load balancers", Scope: leader, Run: p.leader.runClusterLoadBalancers},
+			{Name: "load balancers", Scope: leader, Run: func(ctx context.Context) error { return p.leader.runClusterLoadBalancers(ctx, p.cluster) }},
 			{Name: "pods", Run: func(ctx context.Context) error { return p.pods.await(ctx, p.instance.catalog) }},
 		},
+		p.meshes.components(p.storage),
+		p.sidecarComponents(),
 		p.zoneComponents(),
 		[]component{
 			{Name: "first lists", Run: p.awaitTables, Ready: p.complete},
@@ -267,7 +262,7 @@ func (p *clusterPlane) handle() {
 	handlers := admin.PlannerHandlers
 	var calls admin.Proxies
 	if p.zone != nil {
-		handlers, calls = admin.ClusterZoneHandlers, p.zone.calls
+		handlers, calls = admin.ClusterZoneHandlers, p.zone.link.calls
 	}
 	for path, handler := range handlers(admin.Config{
 		Role: string(p.cfg.role()), Preset: string(p.cfg.Preset), Site: string(p.cfg.site()), StoreName: StoreKubernetes, Started: p.started,
@@ -331,18 +326,18 @@ func (p *clusterPlane) serving() Serving {
 	if p.instance.listener != nil {
 		s.GRPC = reachable(p.instance.listener.Addr())
 	}
-	if p.zone != nil {
-		s.XDS = p.zone.proxies.address()
+	if p.meshes != nil {
+		s.XDS = p.meshes.proxies.address()
 	}
 	return s
 }
 
 // following sums up the proxies; nil: they are not served.
 func (p *clusterPlane) following() *admin.ProxiesStatus {
-	if p.zone == nil {
+	if p.meshes == nil {
 		return nil
 	}
-	return p.zone.sidecars(p.instance.catalog.Snapshot())
+	return p.meshes.sidecars(p.instance.catalog.Snapshot())
 }
 
 func (p *clusterPlane) close() {
@@ -352,7 +347,7 @@ func (p *clusterPlane) close() {
 	if p.paths != nil {
 		p.paths.close()
 	}
-	p.zone.close()
+	p.meshes.close()
 }
 
 // runPlans runs the planner alone: in a cluster the EndpointSlices are another controller's.

@@ -19,10 +19,10 @@ type clusterPods struct {
 
 func newClusterPods() *clusterPods { return &clusterPods{wanted: make(chan struct{})} }
 
-// later is catalog.Config.Later. The control plane of a zone always has Pods: they are workloads
-// that other zones call.
-func (p *clusterPods) later(r Role) map[schema.GroupKind]<-chan struct{} {
-	if r != RoleStandalone {
+// later is catalog.Config.Later. A control plane whose meshes have certificates always has Pods: they
+// are workloads that other zones call, and that have sidecars.
+func (p *clusterPods) later(always bool) map[schema.GroupKind]<-chan struct{} {
+	if always {
 		return nil
 	}
 	return map[schema.GroupKind]<-chan struct{}{kind.Pod.GVK.GroupKind(): p.wanted}

@@ -18,20 +18,14 @@ import (
 
 // proxyKinds are what a control plane in a cluster follows in addition, where Pods have sidecars:
 // policies of traffic, and of the routes of the Gateway API those that the cluster serves.
-func (z *clusterZone) proxyKinds() []*resource.Descriptor {
-	out := []*resource.Descriptor{kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch}
-	for _, k := range z.kinds {
-		if ofGatewayAPI(k.Descriptor.GVK.GroupKind()) {
-			out = append(out, k.Descriptor)
-		}
-	}
-	return out
+func (m *clusterMeshes) proxyKinds() []*resource.Descriptor {
+	return append([]*resource.Descriptor{kind.TrafficPermission, kind.BackendPolicy, kind.WorkloadPolicy, kind.ProxyPatch}, m.routes...)
 }
 
 // newProxies serves the sidecars of Pods, and their certificates. It blocks for a request to the
 // cluster: where its virtual addresses are.
 func (p *clusterPlane) newProxies(ctx context.Context, workloads podWorkloads) error {
-	z, cfg := p.zone, p.cfg
+	m, cfg := p.meshes, p.cfg
 	virtual := clusterVirtualIPs{catalog: p.instance.catalog}
 	if err := virtual.read(ctx, p.cluster); err != nil {
 		return explainCluster(cfg.Cluster, err)
@@ -40,20 +34,20 @@ func (p *clusterPlane) newProxies(ctx context.Context, workloads podWorkloads) e
 		cfg.ServiceCIDRs = virtual.ranges
 	}
 	var err error
-	z.proxies, err = newProxies(cfg, p.storage, p.api, p.instance, z.identities, z.insights, p.log)
-	if err == nil && z.proxies != nil {
-		z.identities.servePods(z.proxies, workloads, p.reviewer(), string(cfg.site()))
+	m.proxies, err = newProxies(cfg, p.storage, p.api, p.instance, m.identities, m.insights, p.log)
+	if err == nil && m.proxies != nil {
+		m.identities.servePods(m.proxies, workloads, p.reviewer(), string(cfg.site()))
 	}
 	return err
 }
 
 // sidecarComponents run where Pods have sidecars.
 func (p *clusterPlane) sidecarComponents() []component {
-	if p.zone.proxies == nil {
+	if p.meshes == nil || p.meshes.proxies == nil {
 		return nil
 	}
 	return []component{
-		{Name: "certificates of pods that are gone", Run: p.zone.identities.forgetPods},
+		{Name: "certificates of pods that are gone", Run: p.meshes.identities.forgetPods},
 		{Name: "status of policies", Scope: leader, Run: p.leader.runPolicyStatus},
 	}
 }
@@ -68,13 +62,13 @@ func (p *clusterPlane) inject(_ context.Context, pod *corev1.Pod) (inject.Result
 	c := *p.cfg.Injection
 	c.Site, c.Authorities = string(p.cfg.site()), p.storage.ca.PEM()
 	if c.Server == "" {
-		c.Server = net.JoinHostPort("proxima."+p.cfg.Namespace+".svc", portOf(p.zone.proxies.listener.Addr()))
+		c.Server = net.JoinHostPort("proxima."+p.cfg.Namespace+".svc", portOf(p.meshes.proxies.listener.Addr()))
 	}
 	result, err := c.Patch(pod, namespace, mesh)
 	if err != nil || len(result.Patch) == 0 {
 		return result, err
 	}
-	if _, ok := p.zone.identities.mesh(mesh); !ok {
+	if _, ok := p.meshes.identities.mesh(mesh); !ok {
 		return inject.Result{}, fmt.Errorf("mesh %s has no certificates (spec.mtls), without which a sidecar does not start", mesh)
 	}
 	return result, nil
@@ -87,8 +81,8 @@ func (p *clusterPlane) runsHere(instance string) bool {
 }
 
 // sidecars sums up the proxies of Pods, and those that are missing; nil: they are not served.
-func (z *clusterZone) sidecars(tables *catalog.Snapshot) *admin.ProxiesStatus {
-	out := z.proxies.status()
+func (m *clusterMeshes) sidecars(tables *catalog.Snapshot) *admin.ProxiesStatus {
+	out := m.proxies.status()
 	if out == nil {
 		return nil
 	}

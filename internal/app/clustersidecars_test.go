@@ -27,6 +27,27 @@ func podToken(pod *corev1.Pod) string {
 	return pod.Namespace + "/" + pod.Name + "/" + string(pod.UID) + ".of.pods"
 }
 
+// startSidecarKeeper has the certificate of Pod shop/web of mesh red, as its sidecar does.
+func startSidecarKeeper(t *testing.T, authorities, token string, servers ...string) (k *sidecarsecret.Keeper, stop func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k, err := sidecarsecret.NewKeeper(sidecarsecret.Config{Dir: t.TempDir(), Authorities: authorities, Source: sidecarsecret.Token{
+		File: file, Servers: servers, Authorities: authorities, Mesh: "red", Namespace: "shop", Name: "web", Account: "seller",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); k.Run(ctx) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return k, stop
+}
+
 // TestSidecarOfAPod: a Pod gets its certificate by its projected token, at the port of xDS, and with it
 // its configuration, from each replica; nobody else does. What is observed of it goes with the Pod. A
 // Pod that should have a sidecar and has none is counted.
@@ -54,7 +75,7 @@ func TestSidecarOfAPod(t *testing.T) {
 	}
 	a, at := start("a")
 	_, other := start("b")
-	eventually(t, "the mesh has certificates here", func() bool { _, ok := a.p.zone.identities.mesh("red"); return ok })
+	eventually(t, "the mesh has certificates here", func() bool { _, ok := a.p.meshes.identities.mesh("red"); return ok })
 
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{
 		meshv1alpha1.LabelMesh: "red", meshv1alpha1.LabelSidecarInjection: "enabled",
@@ -103,22 +124,7 @@ func TestSidecarOfAPod(t *testing.T) {
 	}
 	source := func(token string, servers ...string) (*sidecarsecret.Keeper, func()) {
 		t.Helper()
-		file := filepath.Join(t.TempDir(), "token")
-		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		k, err := sidecarsecret.NewKeeper(sidecarsecret.Config{Dir: t.TempDir(), Authorities: authorities, Source: sidecarsecret.Token{
-			File: file, Servers: servers, Authorities: authorities, Mesh: "red", Namespace: "shop", Name: "web", Account: "seller",
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); k.Run(ctx) }()
-		stop := func() { cancel(); <-done }
-		t.Cleanup(stop)
-		return k, stop
+		return startSidecarKeeper(t, authorities, token, servers...)
 	}
 	k, stop := source(podToken(web), at, other)
 	eventually(t, "the pod has a certificate", func() bool { return k.Current() != nil })
@@ -156,7 +162,7 @@ func TestSidecarOfAPod(t *testing.T) {
 
 	// The pod goes: nobody waits for it in a change of authorities.
 	holds := func() bool {
-		for _, p := range a.p.zone.identities.board.Peers("red") {
+		for _, p := range a.p.meshes.identities.board.Peers("red") {
 			if p.Name == "node/"+podPeer(resource.KeyOf(web)) {
 				return true
 			}
@@ -171,4 +177,87 @@ func TestSidecarOfAPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the pod is forgotten", func() bool { return !holds() })
+}
+
+// TestSidecarsOfAClusterAlone: without a global control plane the leader makes the roots of meshes, which
+// are in a Secret: every replica signs by them, another leader and a replica that starts goes on with
+// them, and they are replaced as anywhere. The configuration of a Pod with a sidecar is served.
+func TestSidecarsOfAClusterAlone(t *testing.T) {
+	c := startCluster(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+	red := meshWithMTLS("red")
+	red.Spec.MTLS.Backends = append(red.Spec.MTLS.Backends, meshv1alpha1.MeshCertificateBackend{Name: "next", Type: meshv1alpha1.BackendBuiltin})
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{
+		meshv1alpha1.LabelMesh: "red", meshv1alpha1.LabelSidecarInjection: "enabled",
+	}}}
+	for d, obj := range map[*resource.Descriptor]resource.Object{kind.Mesh: red, kind.Namespace: shop} {
+		if _, err := c.client.Create(t.Context(), d, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func(name string) (*replica, string) {
+		port := testkit.FreePort(t)
+		r := c.startReplicaOf(name, ControlPlaneConfig{
+			Preset: PresetKubeProxyReplacement, XDSPort: port, XDSPortChosen: true,
+			Injection: &inject.Config{Image: "proxima-sidecar", Envoy: "envoy"},
+		})
+		return r, "127.0.0.1:" + strconv.Itoa(port)
+	}
+	issuer := func(r *replica) string {
+		i, _ := r.p.meshes.identities.authorities.Issuer("red")
+		return i.ID
+	}
+	a, at := start("a")
+	b, other := start("b")
+	eventually(t, "both sign by the same authority", func() bool { return issuer(a) != "" && issuer(a) == issuer(b) })
+	first := issuer(a)
+	obj := c.getIn(kind.Mesh, "", "red")
+	obj.(*meshv1alpha1.Mesh).Spec.MTLS.EnabledBackend = "next"
+	if _, err := c.client.Update(t.Context(), kind.Mesh, obj); err != nil {
+		t.Fatal(err)
+	}
+	var next string
+	eventually(t, "both sign by the next authority", func() bool {
+		next = issuer(a)
+		return next != first && next != "" && next == issuer(b)
+	})
+
+	web := clusterPod(func(p *corev1.Pod) {
+		p.Name, p.Annotations = "web", map[string]string{meshv1alpha1.AnnotationSidecar: `{"mesh":"red","ports":[{"port":8080}]}`}
+		p.Spec.Containers = []corev1.Container{{Name: "web", Image: "web"}}
+	})
+	made, err := c.client.Create(t.Context(), kind.Pod, web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web.ResourceVersion, web.UID = made.GetResourceVersion(), made.GetUID()
+	if _, err := c.client.UpdateStatus(t.Context(), kind.Pod, web); err != nil {
+		t.Fatal(err)
+	}
+	authorities := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(authorities, a.p.storage.ca.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k, _ := startSidecarKeeper(t, authorities, podToken(web), at, other)
+	eventually(t, "the pod has a certificate", func() bool { return k.Current() != nil })
+	shown, err := k.TLS("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, server := range []string{at, other} {
+		if code, text := askProxy(t, server, shown, "red/shop/web"); code != codes.OK {
+			t.Errorf("%s: %s %s", server, code, text)
+		}
+	}
+
+	leader, left := a, b
+	if b.leads() {
+		leader, left = b, a
+	}
+	leader.stop()
+	eventually(t, "another leader", left.leads)
+	if got := issuer(left); got != next {
+		t.Errorf("the other replica signs by %s, not by %s", got, next)
+	}
+	late, _ := start("late")
+	eventually(t, "a replica that starts signs by the same authority", func() bool { return issuer(late) == next })
 }

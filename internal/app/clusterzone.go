@@ -7,35 +7,25 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	"github.com/proxima-mesh/proxima/internal/admin"
-	"github.com/proxima-mesh/proxima/internal/catalog"
 	gateways "github.com/proxima-mesh/proxima/internal/controller/gateway"
 	"github.com/proxima-mesh/proxima/internal/federation/local"
-	"github.com/proxima-mesh/proxima/internal/identity/authorities"
-	"github.com/proxima-mesh/proxima/internal/identity/sealed"
 	"github.com/proxima-mesh/proxima/internal/kubeclient"
 	"github.com/proxima-mesh/proxima/internal/resource"
 	"github.com/proxima-mesh/proxima/internal/resource/kind"
 )
 
-// clusterZone is what the control plane of a cluster has that is one zone of several:
+// clusterZone is what the control plane of a cluster has that is one zone of several, in addition to
+// clusterMeshes:
 //
 //	global ◄─── zoneLink ◄─── objects of the cluster ──► exports, imports, names, externals
 //	              └─► copies                          ──► gateways (Pods) ──► ZoneIngresses
-//	agents, gateways ◄── identities ◄── records (a Secret)
 type clusterZone struct {
-	records    *clusterRecords
-	identities *identities
-	link       *zoneLink
-	calls      *agentCalls
+	link *zoneLink
 	// secrets of the cluster that ExternalServices name.
 	secrets *namedSecrets
 	// kinds that are exchanged with global.
 	kinds []local.Kind
-	// proxies of Pods and what is observed of them; nil: they are not served.
-	proxies  *proxies
-	insights *insights
 }
 
 // zoneKinds are what such a control plane follows in addition to planeKinds.
@@ -83,37 +73,19 @@ func unservedKinds(ctx context.Context, cfg *rest.Config, log *slog.Logger) ([]*
 	return out, nil
 }
 
-// newZone wires the parts of a zone. The instance listens already.
-func (p *clusterPlane) newZone(ctx context.Context) error {
+// newZone wires the parts of a zone, if it is one. The instance listens already, and newMeshes was called.
+func (p *clusterPlane) newZone(ctx context.Context) (err error) {
 	z, i := p.zone, p.instance
-	members := newPodMembers(i.catalog)
-	workloads := podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}
-	if p.servesProxies() {
-		z.insights = newInsights(podInsights{p.client, i.catalog}, p.storage, p.api, p.log)
-		z.insights.runs, i.acks.runs = p.runsHere, p.runsHere
+	if z == nil {
+		return nil
 	}
-	var err error
-	z.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{
-		records: sealed.NewRecords(z.records.records, unsealed{}), ledger: newHolders(z.records.certificates),
-		workloads: workloads, members: members, insights: z.insights,
-		unenforced: func(m *meshv1alpha1.Mesh) authorities.Unenforced { return clusterUnenforced(i.catalog.Snapshot(), m) },
-	}, p.log)
-	if err != nil {
-		return err
-	}
-	if p.servesProxies() {
-		if err := p.newProxies(ctx, workloads); err != nil {
-			return err
-		}
-	}
-	z.calls = &agentCalls{
+	calls := &agentCalls{
 		zone: string(p.cfg.site()), instance: instanceName(p.api.address), heartbeat: i.heartbeat, catalog: i.catalog,
 		log: p.log.With("component", "calls"),
 	}
-	p.leader.secrets = z.identities.external.source
 	z.link = &zoneLink{
 		cfg: p.cfg, log: p.log.With("component", "federation"), storage: p.storage, client: p.client, sends: p.client, kinds: z.kinds,
-		epoch: p.epoch, run: p.run, instance: instanceName(p.api.address), calls: z.calls,
+		epoch: p.epoch, run: p.run, instance: instanceName(p.api.address), calls: calls,
 	}
 	pods := derivedDataplanes{p.client, i.catalog}
 	z.link.derived = pods.follow
@@ -126,7 +98,7 @@ func (p *clusterPlane) newZone(ctx context.Context) error {
 	if err := z.link.join(ctx); err != nil {
 		return err
 	}
-	z.identities.link.zone.Store(z.link)
+	p.meshes.identities.link.zone.Store(z.link)
 	return nil
 }
 
@@ -137,11 +109,6 @@ func (p *clusterPlane) zoneComponents() []component {
 		return nil
 	}
 	return slices.Concat(
-		z.records.components(p.storage),
-		z.identities.components(),
-		z.insights.components(),
-		z.proxies.components(),
-		p.sidecarComponents(),
 		[]component{
 			{Name: "secrets of policies", Run: func(ctx context.Context) error { return z.secrets.follow(ctx, p.instance.catalog) }},
 			{Name: "export controller", Scope: leader, Run: p.leader.runExports},
@@ -168,36 +135,10 @@ func (p *clusterPlane) runGateways(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// close what newZone and its records have opened.
-func (z *clusterZone) close() {
-	if z == nil {
-		return
-	}
-	z.proxies.close()
-	if z.identities != nil {
-		z.identities.link.close()
-	}
-	z.records.close()
-}
-
 // federation is what the status says of global; nil: there is none.
 func (z *clusterZone) federation() admin.Federation {
 	if z == nil {
 		return nil
 	}
 	return z.link.admin()
-}
-
-// clusterUnenforced are the Pods of a mesh without passthrough for which that does not hold: those
-// in the network of their node. Others have addresses of their own, by which agents tell them.
-func clusterUnenforced(s *catalog.Snapshot, mesh *meshv1alpha1.Mesh) authorities.Unenforced {
-	out := authorities.Unenforced{Apart: s.Meshes.Len() > 1}
-	for key, pod := range s.Pods.All() {
-		namespace, _ := s.Namespaces.Get(resource.Key{Name: key.Namespace})
-		if pod.Spec.HostNetwork && pod.Spec.NodeName != "" && !kind.MeshPassthrough(mesh) && kind.PodMesh(pod, namespace) == mesh.Name {
-			out.Passthrough = append(out.Passthrough, key.String()+": it is in the network of node "+pod.Spec.NodeName)
-		}
-	}
-	slices.Sort(out.Passthrough)
-	return out
 }

@@ -52,7 +52,7 @@ func TestReplicasOfAZone(t *testing.T) {
 	eventually(t, "the Mesh of global", func() bool { return has("shop") })
 
 	issuer := func(r *replica) string {
-		i, ok := r.p.zone.identities.authorities.Issuer("shop")
+		i, ok := r.p.meshes.identities.authorities.Issuer("shop")
 		if !ok {
 			return ""
 		}

@@ -38,7 +38,7 @@ type ControlPlaneConfig struct {
 	// AgentsByAggregatedAPI: agents get no certificate but by it.
 	AgentsByAggregatedAPI bool
 	// Injection of sidecars into Pods, by the same Service: their images and resources; nil: there is
-	// none. It goes with ExtensionService, XDSPort and PresetZone.
+	// none. It goes with ExtensionService, XDSPort, and PresetZone or PresetKubeProxyReplacement.
 	Injection *inject.Config
 	// reviewer and ballot of tests; nil: the cluster's.
 	reviewer access.TokenReviewer
@@ -120,6 +120,12 @@ const (
 )
 
 func (c *ControlPlaneConfig) role() Role { return cmp.Or(c.Role, RoleStandalone) }
+
+// standsWithSidecars reports whether this is the control plane of a cluster that stands alone, whose Pods
+// have sidecars: it has meshes with certificates then.
+func (c *ControlPlaneConfig) standsWithSidecars() bool {
+	return c.Store == StoreKubernetes && c.role() == RoleStandalone && c.Injection != nil && c.XDSPort != 0
+}
 
 // site that is served.
 func (c *ControlPlaneConfig) site() locality.Site {

@@ -41,7 +41,7 @@ type clusterExtension struct {
 func (p *clusterPlane) newExtension() (*clusterExtension, error) {
 	rules := &clusterWrites{site: p.cfg.accessSite(), meshes: p.api.meshes}
 	x, err := newClusterExtension(p.cfg, p.paths, rules, aggregatedPaths(), p.ofCluster(p.paths.mux), p.log)
-	if x != nil && p.zone != nil && p.zone.proxies != nil && p.cfg.Injection != nil {
+	if x != nil && p.meshes != nil && p.meshes.proxies != nil && p.cfg.Injection != nil {
 		x.targets = append(x.targets, extension.MutatingTarget(webhookConfiguration))
 		x.mux.Handle(extension.InjectionPath, extension.NewInjection(p.inject, p.log.With("component", "injection")))
 	}

@@ -21,8 +21,10 @@ func (c *NodeConfig) inCluster() bool { return c.Cluster != nil && c.Server != "
 
 // meshed reports whether the agent has identities, and ways to other sites: where its control
 // plane issues certificates. In a cluster that is the one of a zone, whose agents are given a
-// port for the tunnel.
-func (c *NodeConfig) meshed() bool { return c.Cluster == nil || c.inCluster() && c.TunnelPort != 0 }
+// port for the tunnel, and one whose Pods have sidecars.
+func (c *NodeConfig) meshed() bool {
+	return c.Cluster == nil || c.inCluster() && (c.TunnelPort != 0 || c.PodNamespaces != "")
+}
 
 // objectsElsewhere reports whether the control plane serves no objects: those of a cluster are in
 // the cluster's API.

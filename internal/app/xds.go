@@ -74,8 +74,8 @@ func checkXDS(cfg *ControlPlaneConfig) error {
 		return nil
 	case cfg.role() == RoleGlobal:
 		why, hint = "global has no endpoints and no workloads: the control planes of zones serve proxies", "set it at the control planes of the zones"
-	case cfg.Store == StoreKubernetes && cfg.role() != RoleZone:
-		why, hint = "in a Kubernetes cluster the control plane of a zone alone has meshes with certificates, which proxies need", "use --preset zone, or leave it out"
+	case cfg.Store == StoreKubernetes && cfg.role() != RoleZone && !cfg.standsWithSidecars():
+		why, hint = "in a Kubernetes cluster the proxies are sidecars of Pods", "give --sidecar-image, too, or leave it out"
 	default:
 		return nil
 	}

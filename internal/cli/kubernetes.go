@@ -31,7 +31,7 @@ type kubernetesFlags struct {
 type sidecarFlags struct{ image, envoy, server, pull, resources string }
 
 func (x *sidecarFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&x.image, "sidecar-image", "", "with --preset zone: image of proxima-sidecar, whose program is added to Pods that are to have a sidecar; empty: Pods stay as they are. It goes with --extension-service and --sidecar-envoy-image")
+	f.StringVar(&x.image, "sidecar-image", "", "with --preset zone or kube-proxy-replacement: image of proxima-sidecar, whose program is added to Pods that are to have a sidecar; empty: Pods stay as they are. It goes with --extension-service and --sidecar-envoy-image")
 	f.StringVar(&x.envoy, "sidecar-envoy-image", "", "image of Envoy in sidecars, 1.37 or newer, unmodified")
 	f.StringVar(&x.server, "sidecar-server", "", "address (HOST:PORT) of xDS for sidecars in Pods (default: Service proxima of the control plane's namespace, and --xds-port)")
 	f.StringVar(&x.pull, "sidecar-pull-policy", "", "when the images of sidecars are pulled: Always, IfNotPresent or Never (default: as Kubernetes decides)")
@@ -43,8 +43,9 @@ func (x *sidecarFlags) config(k *kubernetesFlags) (*inject.Config, error) {
 	if x.image == "" {
 		return nil, nil //nolint:nilnil // as the comment says
 	}
-	if k.preset != string(app.PresetZone) || k.extension == "" || x.envoy == "" {
-		return nil, usagef("--sidecar-image goes with --preset zone, --extension-service and --sidecar-envoy-image")
+	served := k.preset == string(app.PresetZone) || k.preset == string(app.PresetKubeProxyReplacement)
+	if !served || k.extension == "" || x.envoy == "" {
+		return nil, usagef("--sidecar-image goes with --preset zone or kube-proxy-replacement, --extension-service and --sidecar-envoy-image")
 	}
 	c := &inject.Config{Image: x.image, Envoy: x.envoy, Server: x.server, PullPolicy: corev1.PullPolicy(x.pull)}
 	if x.resources != "" {

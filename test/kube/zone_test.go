@@ -470,7 +470,6 @@ func zoneUnused() []permission {
 		permission{"mesh.proxima.dev", "topologyheuristics", "delete"},
 		permission{"mesh.proxima.dev", "topologyheuristics/status", "update"},
 		permission{"mesh.proxima.dev", "ipaddresspools/status", "update"}, // there is no pool
-		permission{"networking.k8s.io", "servicecidrs", "get"},            // the same
 	)
 	for _, name := range []string{
 		"meshes", "zonecosts", "topologyheuristics", "externalservices", "zoneingresses", "zoneegresses", "virtualips", "ipaddresspools",

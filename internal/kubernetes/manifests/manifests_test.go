@@ -325,7 +325,19 @@ func TestReasons(t *testing.T) {
 // TestSidecars: with them the API server asks about Pods alone, of namespaces or Pods that ask for it, and
 // lets them through while nobody answers; agents get one capability more; without them nothing of it is there.
 func TestSidecars(t *testing.T) {
-	all := render(t, "zone", "sidecar.enabled=true")
+	for _, preset := range []string{"zone", "kube-proxy-replacement"} {
+		t.Run(preset, func(t *testing.T) { wantSidecars(t, preset) })
+	}
+	for _, wrong := range [][2]string{{"planner-only", "webhook.enabled=true"}, {"global", "webhook.enabled=true"}, {"zone", "webhook.enabled=false"}} {
+		_, err := manifests.Render(manifests.Options{Preset: wrong[0], Set: append(slices.Clone(needed[wrong[0]]), "sidecar.enabled=true", wrong[1])})
+		if err == nil || !strings.Contains(err.Error(), "sidecar.enabled: ") {
+			t.Errorf("%v: %v", wrong, err)
+		}
+	}
+}
+
+func wantSidecars(t *testing.T, preset string) {
+	all := render(t, preset, "sidecar.enabled=true")
 	hooks := object[admissionregistrationv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration", "proxima").Webhooks
 	if len(hooks) != 4 {
 		t.Fatalf("%d webhooks", len(hooks))
@@ -347,14 +359,13 @@ func TestSidecars(t *testing.T) {
 	if !slices.ContainsFunc(plane.Args, func(a string) bool { return strings.HasPrefix(a, `--sidecar-resources={"limits":{"memory":"512Mi"}`) }) {
 		t.Errorf("control plane: %q", plane.Args)
 	}
-	without := summary(render(t, "zone"))
-	if slices.ContainsFunc(without, func(s string) bool { return strings.HasPrefix(s, "Mutating") || strings.Contains(s, "sidecar") }) {
-		t.Errorf("off: %q", without)
+	if !slices.Contains(plane.Args, "--xds-port=15010") {
+		t.Errorf("control plane: %q", plane.Args)
 	}
-	for _, wrong := range [][2]string{{"kube-proxy-replacement", "webhook.enabled=true"}, {"zone", "webhook.enabled=false"}} {
-		_, err := manifests.Render(manifests.Options{Preset: wrong[0], Set: append(slices.Clone(needed[wrong[0]]), "sidecar.enabled=true", wrong[1])})
-		if err == nil || !strings.Contains(err.Error(), "sidecar.enabled: ") {
-			t.Errorf("%v: %v", wrong, err)
-		}
+	without := summary(render(t, preset))
+	if slices.ContainsFunc(without, func(s string) bool {
+		return strings.HasPrefix(s, "Mutating") || strings.Contains(s, "sidecar") || strings.Contains(s, "proxima-meshes")
+	}) {
+		t.Errorf("off: %q", without)
 	}
 }

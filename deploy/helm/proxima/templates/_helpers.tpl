@@ -46,8 +46,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "aggregatedAPI.agents: agents join by the aggregated API, which is off: --set aggregatedAPI.enabled=true" -}}
 {{- end -}}
 {{- if .Values.sidecar.enabled -}}
-{{- if ne $preset.role "zone" -}}
-{{- fail (printf "sidecar.enabled: preset %s has no meshes with certificates, which sidecars need: --set preset=zone" .Values.preset) -}}
+{{- if not $preset.agent -}}
+{{- fail (printf "sidecar.enabled: preset %s has no agents, which lead connections to sidecars: --set preset=kube-proxy-replacement, or zone" .Values.preset) -}}
 {{- end -}}
 {{- if not .Values.webhook.enabled -}}
 {{- fail "sidecar.enabled: they are added by a webhook: --set webhook.enabled=true" -}}
