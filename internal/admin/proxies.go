@@ -14,6 +14,18 @@ type ProxiesStatus struct {
 	// (NAMESPACE/NAME), at most MaxProxyRejections.
 	Missing int      `json:"missing,omitempty"`
 	Without []string `json:"without,omitempty"`
+	// Unredirected are Pods whose connections are not led to their sidecars, as the agents of their
+	// nodes say that follow this instance, and Waiting the first of them, at most MaxProxyRejections.
+	Unredirected int          `json:"unredirected,omitempty"`
+	Waiting      []WaitingPod `json:"waiting,omitempty"`
+}
+
+// WaitingPod waits for its connections to be led to its sidecar.
+type WaitingPod struct {
+	// Pod, NAMESPACE/NAME, and the node that it is on.
+	Pod    string `json:"pod"`
+	Node   string `json:"node"`
+	Reason string `json:"reason"`
 }
 
 // ProxyRejection is a resource that a proxy does not have as it is now.
@@ -29,8 +41,11 @@ type ProxyRejection struct {
 // MaxProxyRejections are listed in ProxiesStatus.Rejected.
 const MaxProxyRejections = 20
 
-// Trim leaves out rejections that are too many.
-func (p *ProxiesStatus) Trim() { p.Rejected = p.Rejected[:min(len(p.Rejected), MaxProxyRejections)] }
+// Trim leaves out rejections and Pods that are too many.
+func (p *ProxiesStatus) Trim() {
+	p.Rejected = p.Rejected[:min(len(p.Rejected), MaxProxyRejections)]
+	p.Waiting = p.Waiting[:min(len(p.Waiting), MaxProxyRejections)]
+}
 
 // plus adds those of another instance. Either may be nil.
 func (p *ProxiesStatus) plus(other *ProxiesStatus) *ProxiesStatus {

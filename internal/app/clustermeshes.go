@@ -27,6 +27,9 @@ type clusterMeshes struct {
 	// proxies of Pods and what is observed of them; nil: they are not served.
 	proxies  *proxies
 	insights *insights
+	// members of nodes, and events of those with a sidecar.
+	members *podMembers
+	events  *podEvents
 }
 
 // openMeshes opens the records, and finds out what the cluster serves, where meshes have certificates. It
@@ -64,6 +67,11 @@ func (p *clusterPlane) newMeshes(ctx context.Context) (err error) {
 	if m == nil {
 		return nil
 	}
+	m.events = &podEvents{
+		client: p.client, tables: i.catalog, log: p.log.With("component", "events of pods"),
+		certified: func(mesh string) bool { _, ok := m.identities.mesh(mesh); return ok },
+	}
+	m.members = newPodMembers(i.catalog, m.events)
 	workloads := podWorkloads{workloadTable{i.catalog, string(p.cfg.site())}}
 	if p.servesProxies() {
 		m.insights = newInsights(podInsights{p.client, i.catalog}, p.storage, p.api, p.log)
@@ -71,7 +79,7 @@ func (p *clusterPlane) newMeshes(ctx context.Context) (err error) {
 	}
 	m.identities, err = newIdentitiesOf(p.cfg, p.storage, p.api, i, identityTables{
 		records: sealed.NewRecords(m.records.records, unsealed{}), ledger: newHolders(m.records.certificates),
-		workloads: workloads, members: newPodMembers(i.catalog), insights: m.insights,
+		workloads: workloads, members: m.members, insights: m.insights,
 		unenforced: func(m *meshv1alpha1.Mesh) authorities.Unenforced { return clusterUnenforced(i.catalog.Snapshot(), m) },
 	}, p.log)
 	if err != nil {

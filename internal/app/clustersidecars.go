@@ -49,6 +49,7 @@ func (p *clusterPlane) sidecarComponents() []component {
 	return []component{
 		{Name: "certificates of pods that are gone", Run: p.meshes.identities.forgetPods},
 		{Name: "status of policies", Scope: leader, Run: p.leader.runPolicyStatus},
+		{Name: "pods without a sidecar", Scope: leader, Run: p.meshes.events.follow},
 	}
 }
 
@@ -96,5 +97,6 @@ func (m *clusterMeshes) sidecars(tables *catalog.Snapshot) *admin.ProxiesStatus 
 		}
 	}
 	slices.Sort(out.Without)
+	m.members.addUnled(out)
 	return out
 }

@@ -124,7 +124,7 @@ func newIdentitiesOf(
 	}
 	d.record = serving.Record
 	if d.podMembers != nil {
-		serving.Members = d.podMembers.serve
+		serving.Members, serving.Redirection = d.podMembers.serve, d.podMembers.redirection
 	}
 	d.server = issue.NewServer(serving)
 	if i.server != nil {

@@ -108,13 +108,20 @@ func (t podWorkloads) NodeInMesh(_ context.Context, node, name string) (bool, er
 // that it concerns, and no others.
 type podMembers struct {
 	tables *catalog.Catalog
+	// events of Pods whose connections are not led to their sidecars.
+	events *podEvents
 
 	mu      sync.Mutex
 	waiting map[string]chan struct{} // by node: the next change of its workloads closes it
+	// streams of nodes, and what their agents say of Pods whose connections are not led to their sidecars.
+	streams map[string]int
+	unled   map[string]map[resource.Key]string
 }
 
-func newPodMembers(tables *catalog.Catalog) *podMembers {
-	return &podMembers{tables: tables, waiting: map[string]chan struct{}{}}
+func newPodMembers(tables *catalog.Catalog, events *podEvents) *podMembers {
+	return &podMembers{
+		tables: tables, events: events, waiting: map[string]chan struct{}{}, streams: map[string]int{}, unled: map[string]map[resource.Key]string{},
+	}
 }
 
 // wait returns the channel of the next change on a node.
@@ -191,6 +198,7 @@ func (m *podMembers) serve(_ *identityv1.MembersRequest, stream grpc.ServerStrea
 	if err != nil {
 		return err
 	}
+	defer m.opened(node)()
 	var sent *identityv1.MembersResponse
 	for {
 		changed := m.wait(node)
@@ -242,6 +250,10 @@ func (n *nodeIdentity) followPodsOnce(ctx context.Context, client identityv1.Ide
 	if err != nil {
 		return false, err
 	}
+	var reporting sync.WaitGroup
+	defer reporting.Wait()
+	defer cancel()
+	reporting.Go(func() { n.reportWaiting(ctx, client) })
 	for {
 		answer, err := stream.Recv()
 		if err != nil {

@@ -135,7 +135,7 @@ func TestPodMembersWake(t *testing.T) {
 		defer running.Wait()
 		defer cancel()
 		client, tables := podTables(t, ctx, &running)
-		members := newPodMembers(tables)
+		members := newPodMembers(tables, nil)
 		want := func(what string, woken bool, changed <-chan struct{}) {
 			t.Helper()
 			time.Sleep(2 * memberWindow)

@@ -284,13 +284,19 @@ func (o *overview) addProxies(p *admin.ProxiesStatus) {
 	}
 }
 
-// addMissing says which Pods have no sidecar, although they should.
+// addMissing says which Pods have no sidecar, although they should, or do not use it.
 func (o *overview) addMissing(p *admin.ProxiesStatus) {
-	if p == nil || p.Missing == 0 {
+	if p == nil {
 		return
 	}
-	o.problem("%d Pods should have a sidecar and have none, first %s: they were created before their namespace was labelled, while no control plane answered, "+
-		"or with something that the answer to their creation named; create them again, as by kubectl rollout restart", p.Missing, p.Without[0])
+	if p.Missing > 0 {
+		o.problem("%d Pods should have a sidecar and have none, first %s: they were created before their namespace was labelled, while no control plane answered, "+
+			"or with something that the answer to their creation named; create them again, as by kubectl rollout restart; an Event of each says more", p.Missing, p.Without[0])
+	}
+	if p.Unredirected > 0 {
+		first := p.Waiting[0]
+		o.problem("connections of %d Pods are not led to their sidecars, and they do not start, first %s on node %s: %s", p.Unredirected, first.Pod, first.Node, first.Reason)
+	}
 }
 
 // rangeText is the usage of a range in words.

@@ -20,6 +20,8 @@ const (
 	ProxyCertificateEnds Code = "proxy-certificate-ends"
 	ProxyRejects         Code = "proxy-rejects"
 	ProxyOutdated        Code = "proxy-outdated"
+	SidecarMissing       Code = "sidecar-missing"
+	SidecarNotRedirected Code = "sidecar-not-redirected"
 )
 
 // Codes of the way to an API server, and of its answers.

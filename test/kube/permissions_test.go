@@ -151,6 +151,23 @@ func granted(t *testing.T, preset, account string, parts ...string) map[permissi
 	return out
 }
 
+// wantPartUsed compares what was asked with what is granted, with a part of the chart's values and others:
+// nothing is missing, and of what is granted for that part nothing is unused but for what is listed.
+func (b *bench) wantPartUsed(preset, account, part string, unused []permission, others ...string) {
+	b.t.Helper()
+	asked, without, all := b.asked(account), granted(b.t, preset, account, others...), granted(b.t, preset, account, append(others, part)...)
+	for p := range asked {
+		if !all[p] {
+			b.t.Errorf("%s was asked, and the chart does not grant it", p)
+		}
+	}
+	for p := range all {
+		if used := asked[p] > 0; !without[p] && used == slices.Contains(unused, p) {
+			b.t.Errorf("%s is granted for %s; used: %t", p, part, used)
+		}
+	}
+}
+
 // wantAllUsed compares what was asked with what is granted: nothing is missing, and nothing
 // is unused but for what is listed.
 func (b *bench) wantAllUsed(preset, account string, unused []permission, parts ...string) {

@@ -27,13 +27,14 @@ import (
 // xdsTestPort of the control plane of the cluster.
 const xdsTestPort = 15010
 
-// sidecarRig is a cluster that is zone east, with sidecars.
+// sidecarRig is a cluster with sidecars: as zone east, or alone.
 type sidecarRig struct {
 	*sites
-	token string // file of the zone's token
+	token string // file of the zone's token; "": it is no zone
 }
 
-func newSidecarRig(t *testing.T) *sidecarRig {
+// newSidecarRig of a preset, zone or kube-proxy-replacement.
+func newSidecarRig(t *testing.T, preset string) *sidecarRig {
 	t.Helper()
 	b := newBench(t)
 	client, err := kubernetes.NewForConfig(b.Admin(t))
@@ -48,14 +49,19 @@ func newSidecarRig(t *testing.T) *sidecarRig {
 		s.nodes[name] = s.AddNode(t, name, "zone-a")
 	}
 	b.Programs = openPrograms(t)
-	s.startGlobal()
-	token := s.token("east")
-	s.atGlobal(defaultMesh, "apply", "-f", "-")
+	r := &sidecarRig{sites: s}
 	// The namespace enforces what it says of pods.
-	s.kubectl(s.manifests("zone", "--set", "zone.global="+s.globals(), "--set", "agent.workloadCIDRs=["+cluster.PodCIDR+"]",
-		"--set", "webhook.enabled=true", "--set", "sidecar.enabled=true", "--set", "createNamespace=true"), "apply", "--server-side", "-f", "-")
-	r := &sidecarRig{sites: s, token: token}
-	r.startPlane(token)
+	set := []string{"--set", "agent.workloadCIDRs=[" + cluster.PodCIDR + "]", "--set", "webhook.enabled=true", "--set", "sidecar.enabled=true", "--set", "createNamespace=true"}
+	if preset != "zone" {
+		s.gatewayAPI() // a zone does without
+	} else {
+		s.startGlobal()
+		r.token = s.token("east")
+		s.atGlobal(defaultMesh, "apply", "-f", "-")
+		set = append(set, "--set", "zone.global="+s.globals())
+	}
+	s.kubectl(s.manifests(preset, set...), "apply", "--server-side", "-f", "-")
+	r.startPlane()
 	for _, node := range []string{"ours", "third"} {
 		a := s.agentArgs(node, fmt.Sprintf("%s:%d", address, eastPort))
 		a.args = replaced(a.args, map[string]string{"--pod-namespaces": s.nodes[node].NetnsDir()})
@@ -65,6 +71,9 @@ func newSidecarRig(t *testing.T) *sidecarRig {
 	b.until("the API server is given the authority", func() bool {
 		return b.kubectl("", "get", "mutatingwebhookconfiguration", "proxima", "-o", "jsonpath={.webhooks[0].clientConfig.caBundle}") != ""
 	})
+	if preset != "zone" {
+		s.kubectl(defaultMesh, "apply", "-f", "-")
+	}
 	b.until("the cluster has the Mesh", func() bool {
 		_, err := b.run("", testkit.Kubectl(t), "get", "mesh", "default")
 		return err == nil
@@ -89,14 +98,18 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 }
 
 // startPlane runs the control plane with the arguments of the chart's Deployment.
-func (r *sidecarRig) startPlane(token string) {
+func (r *sidecarRig) startPlane() {
 	r.t.Helper()
 	var d appsv1.Deployment
 	r.object(&d, "deployment", "proxima")
-	args := replaced(d.Spec.Template.Spec.Containers[0].Args, map[string]string{
-		"--api-address": fmt.Sprintf("%s:%d", address, eastPort), "--data-dir": r.east, "--advertise-address": address, "--token-file": token,
+	with := map[string]string{
+		"--api-address": fmt.Sprintf("%s:%d", address, eastPort), "--data-dir": r.east, "--advertise-address": address,
 		"--xds-port": fmt.Sprint(xdsTestPort),
-	})
+	}
+	if r.token != "" {
+		with["--token-file"] = r.token
+	}
+	args := replaced(d.Spec.Template.Spec.Containers[0].Args, with)
 	args = append(args, fmt.Sprintf("--grpc-port=%d", eastPort+1), fmt.Sprintf("--sidecar-server=%s:%d", address, xdsTestPort))
 	r.eastPlane = testkit.Start(r.t, []string{"PROXIMA_KUBECONFIG=" + r.kubeconfigOf("proxima")}, testkit.Binary(r.t), args...)
 	if line := r.eastPlane.FirstLine(); !strings.HasPrefix(line, "ready api=https://") {
@@ -208,7 +221,7 @@ func (r *sidecarRig) stats(name string) string {
 // it, and two Pods talk by mutual TLS. Without a certificate nobody comes in. A Pod that opted out, and one
 // that is created while nobody answers, have no sidecar.
 func TestSidecars(t *testing.T) {
-	r := newSidecarRig(t)
+	r := newSidecarRig(t, "zone")
 	web, client := r.create("web", "third", nil), r.create("client", "ours", nil)
 	for _, p := range []*corev1.Pod{web, client} {
 		if n := len(p.Spec.InitContainers); n != 2 || p.Spec.InitContainers[1].Name != "proxima-sidecar" {
@@ -259,7 +272,7 @@ func TestSidecars(t *testing.T) {
 	if answer, err := r.ask("client", service+":80"); err != nil || !strings.HasPrefix(answer, "web ") {
 		t.Errorf("without a control plane the answer is %q, %v", answer, err)
 	}
-	r.startPlane(r.token)
+	r.startPlane()
 	r.until("the pod without a sidecar is told", func() bool {
 		return state() && status.ControlPlane.Proxies.Missing == 1 && status.ControlPlane.Proxies.Without[0] == "shop/late"
 	})
@@ -279,4 +292,72 @@ func TestSidecars(t *testing.T) {
 	if got := r.kubectl("", "--namespace", manifests.Namespace, "get", "dataplaneinsights", "-A"); !strings.Contains(got, "web") {
 		t.Errorf("no insight of a pod:\n%s", got)
 	}
+}
+
+// TestSidecarsOfAClusterAlone: the same in the preset kube-proxy-replacement, where the control plane itself
+// makes the authorities of meshes. A Pod without the sidecar that it should have is told so by an Event, and
+// by doctor; so is one that nobody can lead connections to. The control plane needs all of its permissions.
+func TestSidecarsOfAClusterAlone(t *testing.T) {
+	r := newSidecarRig(t, "kube-proxy-replacement")
+	r.create("web", "third", nil)
+	r.create("client", "ours", nil)
+	r.create("out", "ours", map[string]string{"mesh.proxima.dev/sidecar-injection": "disabled"})
+	for _, name := range []string{"web", "client", "out"} {
+		r.await(name)
+	}
+	service := r.kubectl("", "--namespace", "shop", "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	answered := func() bool {
+		answer, err := r.ask("client", service+":80")
+		return err == nil && strings.HasPrefix(answer, "web ")
+	}
+	r.until("the client is answered by the Service", answered)
+	if stats := r.stats("web"); !strings.Contains(stats, "ssl_handshake") {
+		t.Errorf("no handshakes of TLS are counted:\n%.2000s", stats)
+	}
+	if answer, err := r.ask("out", net.JoinHostPort(r.pods["web"].Status.PodIP, "8080")); err == nil {
+		t.Errorf("a pod without a certificate is answered: %q", answer)
+	}
+
+	r.eastPlane.Kill() // nobody answers the API server
+	r.create("late", "ours", nil)
+	if !answered() {
+		t.Error("there is no answer without a control plane")
+	}
+	r.startPlane()
+	r.until("the pod without a sidecar is told", func() bool {
+		text := r.kubectl("", "--namespace", "shop", "describe", "pod", "late")
+		return strings.Contains(text, "SidecarMissing") && strings.Contains(text, "kubectl --namespace shop delete pod late")
+	})
+	r.until("doctor finds it", func() bool {
+		out, _ := r.run("", testkit.Binary(t), "doctor", "--kubeconfig", filepath.Join(r.east, "kubeconfig"))
+		return strings.Contains(out, "shop/late")
+	})
+	// The authorities are those of before: a sidecar that starts is trusted by one that runs.
+	r.create("second", "third", nil)
+	r.await("second")
+	r.until("a pod of after is answered by one of before", func() bool {
+		answer, err := r.ask("second", service+":80")
+		return err == nil && strings.HasPrefix(answer, "web ")
+	})
+	r.wantUsed()
+}
+
+// wantUsed: the control plane of a cluster alone tells what becomes of policies, and needs all that it is
+// granted for sidecars.
+func (r *sidecarRig) wantUsed() {
+	r.t.Helper()
+	r.kubectl(strings.ReplaceAll(trafficObjects("first"), "from-east", "web"), "apply", "-f", "-")
+	for _, of := range trafficPolicies() {
+		r.until("the status of "+of[0], func() bool {
+			return of[0] == "referencegrants" || r.kubectl("", "--namespace", "shop", "get", of[0], of[1], "-o", "jsonpath={.status}") != ""
+		})
+	}
+	// Insights are gone through after half a minute.
+	insights := permission{"mesh.proxima.dev", "dataplaneinsights", "watch"}
+	r.until("insights are watched", func() bool { return r.asked("proxima")[insights] > 0 })
+	r.wantPartUsed("kube-proxy-replacement", "proxima", "sidecar", lists(
+		"trafficpermissions.mesh.proxima.dev", "backendpolicies.mesh.proxima.dev", "workloadpolicies.mesh.proxima.dev", "proxypatches.mesh.proxima.dev",
+		"httproutes.gateway.networking.k8s.io", "grpcroutes.gateway.networking.k8s.io", "tcproutes.gateway.networking.k8s.io", "referencegrants.gateway.networking.k8s.io",
+		"dataplaneinsights.mesh.proxima.dev", "mutatingwebhookconfigurations.admissionregistration.k8s.io",
+	), "webhook")
 }

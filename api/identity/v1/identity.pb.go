@@ -75,7 +75,149 @@ func (x Gateway_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Gateway_Role.Descriptor instead.
 func (Gateway_Role) EnumDescriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{16, 0}
+	return file_identity_proto_rawDescGZIP(), []int{19, 0}
+}
+
+type RedirectionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Waiting       []*WaitingMember       `protobuf:"bytes,1,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedirectionRequest) Reset() {
+	*x = RedirectionRequest{}
+	mi := &file_identity_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedirectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedirectionRequest) ProtoMessage() {}
+
+func (x *RedirectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedirectionRequest.ProtoReflect.Descriptor instead.
+func (*RedirectionRequest) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RedirectionRequest) GetWaiting() []*WaitingMember {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+type RedirectionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedirectionResponse) Reset() {
+	*x = RedirectionResponse{}
+	mi := &file_identity_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedirectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedirectionResponse) ProtoMessage() {}
+
+func (x *RedirectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedirectionResponse.ProtoReflect.Descriptor instead.
+func (*RedirectionResponse) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{1}
+}
+
+// WaitingMember is a workload that waits.
+type WaitingMember struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Why, as a sentence that names what to do.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingMember) Reset() {
+	*x = WaitingMember{}
+	mi := &file_identity_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingMember) ProtoMessage() {}
+
+func (x *WaitingMember) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingMember.ProtoReflect.Descriptor instead.
+func (*WaitingMember) Descriptor() ([]byte, []int) {
+	return file_identity_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WaitingMember) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *WaitingMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *WaitingMember) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type MembersRequest struct {
@@ -86,7 +228,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -98,7 +240,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[0]
+	mi := &file_identity_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -111,7 +253,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{0}
+	return file_identity_proto_rawDescGZIP(), []int{3}
 }
 
 type MembersResponse struct {
@@ -123,7 +265,7 @@ type MembersResponse struct {
 
 func (x *MembersResponse) Reset() {
 	*x = MembersResponse{}
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +277,7 @@ func (x *MembersResponse) String() string {
 func (*MembersResponse) ProtoMessage() {}
 
 func (x *MembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[1]
+	mi := &file_identity_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +290,7 @@ func (x *MembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersResponse.ProtoReflect.Descriptor instead.
 func (*MembersResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{1}
+	return file_identity_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *MembersResponse) GetMembers() []*Member {
@@ -175,7 +317,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +329,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[2]
+	mi := &file_identity_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +342,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{2}
+	return file_identity_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Member) GetNamespace() string {
@@ -261,7 +403,7 @@ type Sidecar struct {
 
 func (x *Sidecar) Reset() {
 	*x = Sidecar{}
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +415,7 @@ func (x *Sidecar) String() string {
 func (*Sidecar) ProtoMessage() {}
 
 func (x *Sidecar) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[3]
+	mi := &file_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +428,7 @@ func (x *Sidecar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sidecar.ProtoReflect.Descriptor instead.
 func (*Sidecar) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{3}
+	return file_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Sidecar) GetNodeId() string {
@@ -325,7 +467,7 @@ type ExternalRequest struct {
 
 func (x *ExternalRequest) Reset() {
 	*x = ExternalRequest{}
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +479,7 @@ func (x *ExternalRequest) String() string {
 func (*ExternalRequest) ProtoMessage() {}
 
 func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[4]
+	mi := &file_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +492,7 @@ func (x *ExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalRequest.ProtoReflect.Descriptor instead.
 func (*ExternalRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{4}
+	return file_identity_proto_rawDescGZIP(), []int{7}
 }
 
 type ExternalResponse struct {
@@ -363,7 +505,7 @@ type ExternalResponse struct {
 
 func (x *ExternalResponse) Reset() {
 	*x = ExternalResponse{}
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -375,7 +517,7 @@ func (x *ExternalResponse) String() string {
 func (*ExternalResponse) ProtoMessage() {}
 
 func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[5]
+	mi := &file_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -388,7 +530,7 @@ func (x *ExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalResponse.ProtoReflect.Descriptor instead.
 func (*ExternalResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{5}
+	return file_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExternalResponse) GetService() *ExternalCredentials {
@@ -417,7 +559,7 @@ type ExternalCredentials struct {
 
 func (x *ExternalCredentials) Reset() {
 	*x = ExternalCredentials{}
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +571,7 @@ func (x *ExternalCredentials) String() string {
 func (*ExternalCredentials) ProtoMessage() {}
 
 func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[6]
+	mi := &file_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +584,7 @@ func (x *ExternalCredentials) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalCredentials.ProtoReflect.Descriptor instead.
 func (*ExternalCredentials) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{6}
+	return file_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExternalCredentials) GetNamespace() string {
@@ -507,7 +649,7 @@ type IntermediateRequest struct {
 
 func (x *IntermediateRequest) Reset() {
 	*x = IntermediateRequest{}
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -519,7 +661,7 @@ func (x *IntermediateRequest) String() string {
 func (*IntermediateRequest) ProtoMessage() {}
 
 func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[7]
+	mi := &file_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -532,7 +674,7 @@ func (x *IntermediateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateRequest.ProtoReflect.Descriptor instead.
 func (*IntermediateRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{7}
+	return file_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IntermediateRequest) GetMesh() string {
@@ -568,7 +710,7 @@ type IntermediateResponse struct {
 
 func (x *IntermediateResponse) Reset() {
 	*x = IntermediateResponse{}
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +722,7 @@ func (x *IntermediateResponse) String() string {
 func (*IntermediateResponse) ProtoMessage() {}
 
 func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[8]
+	mi := &file_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +735,7 @@ func (x *IntermediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntermediateResponse.ProtoReflect.Descriptor instead.
 func (*IntermediateResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{8}
+	return file_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *IntermediateResponse) GetChain() [][]byte {
@@ -621,7 +763,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +775,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[9]
+	mi := &file_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +788,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{9}
+	return file_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowRequest) GetAcknowledgements() []*Acknowledgement {
@@ -666,7 +808,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +820,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[10]
+	mi := &file_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +833,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{10}
+	return file_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowResponse) GetMeshes() []*MeshAuthorities {
@@ -719,7 +861,7 @@ type MeshAuthorities struct {
 
 func (x *MeshAuthorities) Reset() {
 	*x = MeshAuthorities{}
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +873,7 @@ func (x *MeshAuthorities) String() string {
 func (*MeshAuthorities) ProtoMessage() {}
 
 func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[11]
+	mi := &file_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +886,7 @@ func (x *MeshAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeshAuthorities.ProtoReflect.Descriptor instead.
 func (*MeshAuthorities) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{11}
+	return file_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MeshAuthorities) GetMesh() string {
@@ -802,7 +944,7 @@ type TrustedAuthority struct {
 
 func (x *TrustedAuthority) Reset() {
 	*x = TrustedAuthority{}
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +956,7 @@ func (x *TrustedAuthority) String() string {
 func (*TrustedAuthority) ProtoMessage() {}
 
 func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[12]
+	mi := &file_identity_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +969,7 @@ func (x *TrustedAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustedAuthority.ProtoReflect.Descriptor instead.
 func (*TrustedAuthority) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{12}
+	return file_identity_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TrustedAuthority) GetId() string {
@@ -876,7 +1018,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1030,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[13]
+	mi := &file_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1043,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{13}
+	return file_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *IssueRequest) GetSubject() isIssueRequest_Subject {
@@ -978,7 +1120,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1132,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[14]
+	mi := &file_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1145,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{14}
+	return file_identity_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Workload) GetNamespace() string {
@@ -1030,7 +1172,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1184,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[15]
+	mi := &file_identity_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1197,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{15}
+	return file_identity_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Node) GetMesh() string {
@@ -1076,7 +1218,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1230,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[16]
+	mi := &file_identity_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1243,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{16}
+	return file_identity_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Gateway) GetMesh() string {
@@ -1132,7 +1274,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1286,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[17]
+	mi := &file_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1299,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{17}
+	return file_identity_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *IssueResponse) GetChain() [][]byte {
@@ -1191,7 +1333,7 @@ type TrustRequest struct {
 
 func (x *TrustRequest) Reset() {
 	*x = TrustRequest{}
-	mi := &file_identity_proto_msgTypes[18]
+	mi := &file_identity_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1345,7 @@ func (x *TrustRequest) String() string {
 func (*TrustRequest) ProtoMessage() {}
 
 func (x *TrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[18]
+	mi := &file_identity_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1358,7 @@ func (x *TrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustRequest.ProtoReflect.Descriptor instead.
 func (*TrustRequest) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{18}
+	return file_identity_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TrustRequest) GetAcknowledgements() []*Acknowledgement {
@@ -1241,7 +1383,7 @@ type Acknowledgement struct {
 
 func (x *Acknowledgement) Reset() {
 	*x = Acknowledgement{}
-	mi := &file_identity_proto_msgTypes[19]
+	mi := &file_identity_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1395,7 @@ func (x *Acknowledgement) String() string {
 func (*Acknowledgement) ProtoMessage() {}
 
 func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[19]
+	mi := &file_identity_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1408,7 @@ func (x *Acknowledgement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acknowledgement.ProtoReflect.Descriptor instead.
 func (*Acknowledgement) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{19}
+	return file_identity_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Acknowledgement) GetMesh() string {
@@ -1303,7 +1445,7 @@ type TrustResponse struct {
 
 func (x *TrustResponse) Reset() {
 	*x = TrustResponse{}
-	mi := &file_identity_proto_msgTypes[20]
+	mi := &file_identity_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1457,7 @@ func (x *TrustResponse) String() string {
 func (*TrustResponse) ProtoMessage() {}
 
 func (x *TrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[20]
+	mi := &file_identity_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1470,7 @@ func (x *TrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustResponse.ProtoReflect.Descriptor instead.
 func (*TrustResponse) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{20}
+	return file_identity_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TrustResponse) GetBundles() []*Bundle {
@@ -1366,7 +1508,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_identity_proto_msgTypes[21]
+	mi := &file_identity_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1520,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_proto_msgTypes[21]
+	mi := &file_identity_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1533,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_identity_proto_rawDescGZIP(), []int{21}
+	return file_identity_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Bundle) GetMesh() string {
@@ -1447,7 +1589,14 @@ var File_identity_proto protoreflect.FileDescriptor
 
 const file_identity_proto_rawDesc = "" +
 	"\n" +
-	"\x0eidentity.proto\x12\x13proxima.identity.v1\"\x10\n" +
+	"\x0eidentity.proto\x12\x13proxima.identity.v1\"R\n" +
+	"\x12RedirectionRequest\x12<\n" +
+	"\awaiting\x18\x01 \x03(\v2\".proxima.identity.v1.WaitingMemberR\awaiting\"\x15\n" +
+	"\x13RedirectionResponse\"Y\n" +
+	"\rWaitingMember\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x10\n" +
 	"\x0eMembersRequest\"H\n" +
 	"\x0fMembersResponse\x125\n" +
 	"\amembers\x18\x01 \x03(\v2\x1b.proxima.identity.v1.MemberR\amembers\"\xcd\x01\n" +
@@ -1546,12 +1695,13 @@ const file_identity_proto_rawDesc = "" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06issuer\x18\x06 \x01(\tR\x06issuer\x12#\n" +
-	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\xe1\x02\n" +
+	"\raccepts_plain\x18\a \x01(\bR\facceptsPlain2\xc3\x03\n" +
 	"\bIdentity\x12N\n" +
 	"\x05Issue\x12!.proxima.identity.v1.IssueRequest\x1a\".proxima.identity.v1.IssueResponse\x12R\n" +
 	"\x05Trust\x12!.proxima.identity.v1.TrustRequest\x1a\".proxima.identity.v1.TrustResponse(\x010\x01\x12Y\n" +
 	"\bExternal\x12$.proxima.identity.v1.ExternalRequest\x1a%.proxima.identity.v1.ExternalResponse0\x01\x12V\n" +
-	"\aMembers\x12#.proxima.identity.v1.MembersRequest\x1a$.proxima.identity.v1.MembersResponse0\x012\xc9\x01\n" +
+	"\aMembers\x12#.proxima.identity.v1.MembersRequest\x1a$.proxima.identity.v1.MembersResponse0\x01\x12`\n" +
+	"\vRedirection\x12'.proxima.identity.v1.RedirectionRequest\x1a(.proxima.identity.v1.RedirectionResponse2\xc9\x01\n" +
 	"\vAuthorities\x12c\n" +
 	"\fIntermediate\x12(.proxima.identity.v1.IntermediateRequest\x1a).proxima.identity.v1.IntermediateResponse\x12U\n" +
 	"\x06Follow\x12\".proxima.identity.v1.FollowRequest\x1a#.proxima.identity.v1.FollowResponse(\x010\x01B<Z:github.com/proxima-mesh/proxima/api/identity/v1;identityv1b\x06proto3"
@@ -1569,62 +1719,68 @@ func file_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_identity_proto_goTypes = []any{
 	(Gateway_Role)(0),            // 0: proxima.identity.v1.Gateway.Role
-	(*MembersRequest)(nil),       // 1: proxima.identity.v1.MembersRequest
-	(*MembersResponse)(nil),      // 2: proxima.identity.v1.MembersResponse
-	(*Member)(nil),               // 3: proxima.identity.v1.Member
-	(*Sidecar)(nil),              // 4: proxima.identity.v1.Sidecar
-	(*ExternalRequest)(nil),      // 5: proxima.identity.v1.ExternalRequest
-	(*ExternalResponse)(nil),     // 6: proxima.identity.v1.ExternalResponse
-	(*ExternalCredentials)(nil),  // 7: proxima.identity.v1.ExternalCredentials
-	(*IntermediateRequest)(nil),  // 8: proxima.identity.v1.IntermediateRequest
-	(*IntermediateResponse)(nil), // 9: proxima.identity.v1.IntermediateResponse
-	(*FollowRequest)(nil),        // 10: proxima.identity.v1.FollowRequest
-	(*FollowResponse)(nil),       // 11: proxima.identity.v1.FollowResponse
-	(*MeshAuthorities)(nil),      // 12: proxima.identity.v1.MeshAuthorities
-	(*TrustedAuthority)(nil),     // 13: proxima.identity.v1.TrustedAuthority
-	(*IssueRequest)(nil),         // 14: proxima.identity.v1.IssueRequest
-	(*Workload)(nil),             // 15: proxima.identity.v1.Workload
-	(*Node)(nil),                 // 16: proxima.identity.v1.Node
-	(*Gateway)(nil),              // 17: proxima.identity.v1.Gateway
-	(*IssueResponse)(nil),        // 18: proxima.identity.v1.IssueResponse
-	(*TrustRequest)(nil),         // 19: proxima.identity.v1.TrustRequest
-	(*Acknowledgement)(nil),      // 20: proxima.identity.v1.Acknowledgement
-	(*TrustResponse)(nil),        // 21: proxima.identity.v1.TrustResponse
-	(*Bundle)(nil),               // 22: proxima.identity.v1.Bundle
+	(*RedirectionRequest)(nil),   // 1: proxima.identity.v1.RedirectionRequest
+	(*RedirectionResponse)(nil),  // 2: proxima.identity.v1.RedirectionResponse
+	(*WaitingMember)(nil),        // 3: proxima.identity.v1.WaitingMember
+	(*MembersRequest)(nil),       // 4: proxima.identity.v1.MembersRequest
+	(*MembersResponse)(nil),      // 5: proxima.identity.v1.MembersResponse
+	(*Member)(nil),               // 6: proxima.identity.v1.Member
+	(*Sidecar)(nil),              // 7: proxima.identity.v1.Sidecar
+	(*ExternalRequest)(nil),      // 8: proxima.identity.v1.ExternalRequest
+	(*ExternalResponse)(nil),     // 9: proxima.identity.v1.ExternalResponse
+	(*ExternalCredentials)(nil),  // 10: proxima.identity.v1.ExternalCredentials
+	(*IntermediateRequest)(nil),  // 11: proxima.identity.v1.IntermediateRequest
+	(*IntermediateResponse)(nil), // 12: proxima.identity.v1.IntermediateResponse
+	(*FollowRequest)(nil),        // 13: proxima.identity.v1.FollowRequest
+	(*FollowResponse)(nil),       // 14: proxima.identity.v1.FollowResponse
+	(*MeshAuthorities)(nil),      // 15: proxima.identity.v1.MeshAuthorities
+	(*TrustedAuthority)(nil),     // 16: proxima.identity.v1.TrustedAuthority
+	(*IssueRequest)(nil),         // 17: proxima.identity.v1.IssueRequest
+	(*Workload)(nil),             // 18: proxima.identity.v1.Workload
+	(*Node)(nil),                 // 19: proxima.identity.v1.Node
+	(*Gateway)(nil),              // 20: proxima.identity.v1.Gateway
+	(*IssueResponse)(nil),        // 21: proxima.identity.v1.IssueResponse
+	(*TrustRequest)(nil),         // 22: proxima.identity.v1.TrustRequest
+	(*Acknowledgement)(nil),      // 23: proxima.identity.v1.Acknowledgement
+	(*TrustResponse)(nil),        // 24: proxima.identity.v1.TrustResponse
+	(*Bundle)(nil),               // 25: proxima.identity.v1.Bundle
 }
 var file_identity_proto_depIdxs = []int32{
-	3,  // 0: proxima.identity.v1.MembersResponse.members:type_name -> proxima.identity.v1.Member
-	4,  // 1: proxima.identity.v1.Member.sidecar:type_name -> proxima.identity.v1.Sidecar
-	7,  // 2: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
-	20, // 3: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	12, // 4: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
-	13, // 5: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
-	15, // 6: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
-	16, // 7: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
-	17, // 8: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
-	0,  // 9: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
-	20, // 10: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
-	22, // 11: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
-	14, // 12: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
-	19, // 13: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
-	5,  // 14: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
-	1,  // 15: proxima.identity.v1.Identity.Members:input_type -> proxima.identity.v1.MembersRequest
-	8,  // 16: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
-	10, // 17: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
-	18, // 18: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
-	21, // 19: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
-	6,  // 20: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
-	2,  // 21: proxima.identity.v1.Identity.Members:output_type -> proxima.identity.v1.MembersResponse
-	9,  // 22: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
-	11, // 23: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
-	18, // [18:24] is the sub-list for method output_type
-	12, // [12:18] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	3,  // 0: proxima.identity.v1.RedirectionRequest.waiting:type_name -> proxima.identity.v1.WaitingMember
+	6,  // 1: proxima.identity.v1.MembersResponse.members:type_name -> proxima.identity.v1.Member
+	7,  // 2: proxima.identity.v1.Member.sidecar:type_name -> proxima.identity.v1.Sidecar
+	10, // 3: proxima.identity.v1.ExternalResponse.service:type_name -> proxima.identity.v1.ExternalCredentials
+	23, // 4: proxima.identity.v1.FollowRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	15, // 5: proxima.identity.v1.FollowResponse.meshes:type_name -> proxima.identity.v1.MeshAuthorities
+	16, // 6: proxima.identity.v1.MeshAuthorities.trusted:type_name -> proxima.identity.v1.TrustedAuthority
+	18, // 7: proxima.identity.v1.IssueRequest.workload:type_name -> proxima.identity.v1.Workload
+	19, // 8: proxima.identity.v1.IssueRequest.node:type_name -> proxima.identity.v1.Node
+	20, // 9: proxima.identity.v1.IssueRequest.gateway:type_name -> proxima.identity.v1.Gateway
+	0,  // 10: proxima.identity.v1.Gateway.role:type_name -> proxima.identity.v1.Gateway.Role
+	23, // 11: proxima.identity.v1.TrustRequest.acknowledgements:type_name -> proxima.identity.v1.Acknowledgement
+	25, // 12: proxima.identity.v1.TrustResponse.bundles:type_name -> proxima.identity.v1.Bundle
+	17, // 13: proxima.identity.v1.Identity.Issue:input_type -> proxima.identity.v1.IssueRequest
+	22, // 14: proxima.identity.v1.Identity.Trust:input_type -> proxima.identity.v1.TrustRequest
+	8,  // 15: proxima.identity.v1.Identity.External:input_type -> proxima.identity.v1.ExternalRequest
+	4,  // 16: proxima.identity.v1.Identity.Members:input_type -> proxima.identity.v1.MembersRequest
+	1,  // 17: proxima.identity.v1.Identity.Redirection:input_type -> proxima.identity.v1.RedirectionRequest
+	11, // 18: proxima.identity.v1.Authorities.Intermediate:input_type -> proxima.identity.v1.IntermediateRequest
+	13, // 19: proxima.identity.v1.Authorities.Follow:input_type -> proxima.identity.v1.FollowRequest
+	21, // 20: proxima.identity.v1.Identity.Issue:output_type -> proxima.identity.v1.IssueResponse
+	24, // 21: proxima.identity.v1.Identity.Trust:output_type -> proxima.identity.v1.TrustResponse
+	9,  // 22: proxima.identity.v1.Identity.External:output_type -> proxima.identity.v1.ExternalResponse
+	5,  // 23: proxima.identity.v1.Identity.Members:output_type -> proxima.identity.v1.MembersResponse
+	2,  // 24: proxima.identity.v1.Identity.Redirection:output_type -> proxima.identity.v1.RedirectionResponse
+	12, // 25: proxima.identity.v1.Authorities.Intermediate:output_type -> proxima.identity.v1.IntermediateResponse
+	14, // 26: proxima.identity.v1.Authorities.Follow:output_type -> proxima.identity.v1.FollowResponse
+	20, // [20:27] is the sub-list for method output_type
+	13, // [13:20] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_identity_proto_init() }
@@ -1632,7 +1788,7 @@ func file_identity_proto_init() {
 	if File_identity_proto != nil {
 		return
 	}
-	file_identity_proto_msgTypes[13].OneofWrappers = []any{
+	file_identity_proto_msgTypes[16].OneofWrappers = []any{
 		(*IssueRequest_Workload)(nil),
 		(*IssueRequest_Node)(nil),
 		(*IssueRequest_Gateway)(nil),
@@ -1643,7 +1799,7 @@ func file_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_proto_rawDesc), len(file_identity_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -27,10 +27,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Identity_Issue_FullMethodName    = "/proxima.identity.v1.Identity/Issue"
-	Identity_Trust_FullMethodName    = "/proxima.identity.v1.Identity/Trust"
-	Identity_External_FullMethodName = "/proxima.identity.v1.Identity/External"
-	Identity_Members_FullMethodName  = "/proxima.identity.v1.Identity/Members"
+	Identity_Issue_FullMethodName       = "/proxima.identity.v1.Identity/Issue"
+	Identity_Trust_FullMethodName       = "/proxima.identity.v1.Identity/Trust"
+	Identity_External_FullMethodName    = "/proxima.identity.v1.Identity/External"
+	Identity_Members_FullMethodName     = "/proxima.identity.v1.Identity/Members"
+	Identity_Redirection_FullMethodName = "/proxima.identity.v1.Identity/Redirection"
 )
 
 // IdentityClient is the client API for Identity service.
@@ -53,6 +54,10 @@ type IdentityClient interface {
 	// control plane's own API, as Pods are not: all of them, when the stream begins and
 	// after each change.
 	Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[MembersResponse], error)
+	// Redirection tells which of these workloads wait for their connections to be led to their
+	// sidecars: all that do. An agent calls it while it has a stream of Members, and the
+	// control plane forgets the list with the last of these streams.
+	Redirection(ctx context.Context, in *RedirectionRequest, opts ...grpc.CallOption) (*RedirectionResponse, error)
 }
 
 type identityClient struct {
@@ -124,6 +129,16 @@ func (c *identityClient) Members(ctx context.Context, in *MembersRequest, opts .
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_MembersClient = grpc.ServerStreamingClient[MembersResponse]
 
+func (c *identityClient) Redirection(ctx context.Context, in *RedirectionRequest, opts ...grpc.CallOption) (*RedirectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RedirectionResponse)
+	err := c.cc.Invoke(ctx, Identity_Redirection_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IdentityServer is the server API for Identity service.
 // All implementations must embed UnimplementedIdentityServer
 // for forward compatibility.
@@ -144,6 +159,10 @@ type IdentityServer interface {
 	// control plane's own API, as Pods are not: all of them, when the stream begins and
 	// after each change.
 	Members(*MembersRequest, grpc.ServerStreamingServer[MembersResponse]) error
+	// Redirection tells which of these workloads wait for their connections to be led to their
+	// sidecars: all that do. An agent calls it while it has a stream of Members, and the
+	// control plane forgets the list with the last of these streams.
+	Redirection(context.Context, *RedirectionRequest) (*RedirectionResponse, error)
 	mustEmbedUnimplementedIdentityServer()
 }
 
@@ -165,6 +184,9 @@ func (UnimplementedIdentityServer) External(*ExternalRequest, grpc.ServerStreami
 }
 func (UnimplementedIdentityServer) Members(*MembersRequest, grpc.ServerStreamingServer[MembersResponse]) error {
 	return status.Error(codes.Unimplemented, "method Members not implemented")
+}
+func (UnimplementedIdentityServer) Redirection(context.Context, *RedirectionRequest) (*RedirectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Redirection not implemented")
 }
 func (UnimplementedIdentityServer) mustEmbedUnimplementedIdentityServer() {}
 func (UnimplementedIdentityServer) testEmbeddedByValue()                  {}
@@ -234,6 +256,24 @@ func _Identity_Members_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Identity_MembersServer = grpc.ServerStreamingServer[MembersResponse]
 
+func _Identity_Redirection_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RedirectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServer).Redirection(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Identity_Redirection_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServer).Redirection(ctx, req.(*RedirectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Identity_ServiceDesc is the grpc.ServiceDesc for Identity service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -244,6 +284,10 @@ var Identity_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Issue",
 			Handler:    _Identity_Issue_Handler,
+		},
+		{
+			MethodName: "Redirection",
+			Handler:    _Identity_Redirection_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

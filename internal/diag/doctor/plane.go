@@ -55,7 +55,7 @@ func (x examiner) planeState(ctx context.Context) []Finding {
 		return nil
 	}
 	if status.Preset != "" {
-		return []Finding{clusterState(status)}
+		return slices.Concat([]Finding{clusterState(status)}, x.proxies(ctx, status.Version.Version), sidecars(status.Proxies))
 	}
 	f := Finding{ID: checkStore, Check: "store of the control plane", Note: status.Store.Name + ", can be written"}
 	if status.Store.Problem != "" {

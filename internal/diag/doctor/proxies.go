@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/problem"
 	"github.com/proxima-mesh/proxima/internal/version"
 )
@@ -75,11 +76,42 @@ func proxyFindings(insights []*meshv1alpha1.DataplaneInsight, plane string, now 
 	return []Finding{certificates, config, versions}
 }
 
+// sidecars are the findings about Pods of a cluster whose sidecars are missing, or not used; none where
+// Pods have no sidecars.
+func sidecars(p *admin.ProxiesStatus) []Finding {
+	if p == nil {
+		return nil
+	}
+	f := Finding{ID: checkSidecars, Check: "sidecars of Pods", Note: "are there, and connections are led to them"}
+	if p.Missing > 0 {
+		f.fail(problem.SidecarMissing, fmt.Sprintf("%d Pods should have one and have none: %s", p.Missing, firstOf(p.Without, p.Missing)),
+			"create them again, as by kubectl rollout restart; kubectl describe pod says what else is needed")
+	}
+	out := []Finding{f}
+	if p.Unredirected > 0 {
+		var first []string
+		for _, w := range p.Waiting {
+			first = append(first, fmt.Sprintf("%s on node %s (%s)", w.Pod, w.Node, w.Reason))
+		}
+		led := Finding{ID: checkSidecars, Check: "connections of Pods"}
+		led.fail(problem.SidecarNotRedirected, "are not led to their sidecars, and they do not start: "+firstOf(first, p.Unredirected),
+			"do what the reason says; the log of the agent of that node has more")
+		out = append(out, led)
+	}
+	return out
+}
+
+// firstOf a number of things.
+func firstOf(some []string, all int) string {
+	some = some[:min(len(some), maxNamedProxies)]
+	if n := all - len(some); n > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(some, "; "), n)
+	}
+	return strings.Join(some, "; ")
+}
+
 // someOf a list, in order.
 func someOf(all []string) string {
 	slices.Sort(all)
-	if n := len(all) - maxNamedProxies; n > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNamedProxies], "; "), n)
-	}
-	return strings.Join(all, "; ")
+	return firstOf(all, len(all))
 }

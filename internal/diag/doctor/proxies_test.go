@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
+	"github.com/proxima-mesh/proxima/internal/admin"
 	"github.com/proxima-mesh/proxima/internal/problem"
 )
 
@@ -69,5 +70,26 @@ func TestProxies(t *testing.T) {
 	}
 	if got := someOf([]string{"f", "e", "d", "c", "b", "a"}); got != "a; b; c; d; e and 1 more" {
 		t.Error(got)
+	}
+}
+
+// TestSidecars: Pods without the sidecar that they should have, and those that cannot use it, are findings
+// of their own.
+func TestSidecars(t *testing.T) {
+	if got := sidecars(nil); got != nil {
+		t.Errorf("without sidecars: %+v", got)
+	}
+	if got := sidecars(&admin.ProxiesStatus{}); len(got) != 1 || got[0].Problem != "" {
+		t.Errorf("all is well: %+v", got)
+	}
+	got := sidecars(&admin.ProxiesStatus{
+		Missing: 7, Without: []string{"shop/a", "shop/b"},
+		Unredirected: 1, Waiting: []admin.WaitingPod{{Pod: "shop/c", Node: "n1", Reason: "no nf_tables"}},
+	})
+	if len(got) != 2 || got[0].Code != problem.SidecarMissing || !strings.HasSuffix(got[0].Problem, "none: shop/a; shop/b and 5 more") || got[0].Fix == "" {
+		t.Errorf("%+v", got)
+	}
+	if len(got) != 2 || got[1].Code != problem.SidecarNotRedirected || !strings.HasSuffix(got[1].Problem, "shop/c on node n1 (no nf_tables)") || got[1].Fix == "" {
+		t.Errorf("%+v", got)
 	}
 }

@@ -69,7 +69,7 @@ type Issued struct {
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// Config configures a Server. All fields but External, Members, Limits, Registerer, Logger and Now are required.
+// Config configures a Server. All fields but External, Members, Redirection, Limits, Registerer, Logger and Now are required.
 type Config struct {
 	// Zone is the site of this control plane, for the IDs of nodes.
 	Zone string
@@ -86,6 +86,8 @@ type Config struct {
 	External func(*identityv1.ExternalRequest, grpc.ServerStreamingServer[identityv1.ExternalResponse]) error
 	// Members, as External.
 	Members func(*identityv1.MembersRequest, grpc.ServerStreamingServer[identityv1.MembersResponse]) error
+	// Redirection, as External.
+	Redirection func(context.Context, *identityv1.RedirectionRequest) (*identityv1.RedirectionResponse, error)
 	// Board has what is trusted, and takes acknowledgements.
 	Board  *Board
 	Limits Limits
@@ -294,6 +296,14 @@ func (s *Server) Members(r *identityv1.MembersRequest, stream grpc.ServerStreami
 		return s.UnimplementedIdentityServer.Members(r, stream)
 	}
 	return s.config.Members(r, stream)
+}
+
+// Redirection implements identityv1.IdentityServer.
+func (s *Server) Redirection(ctx context.Context, r *identityv1.RedirectionRequest) (*identityv1.RedirectionResponse, error) {
+	if s.config.Redirection == nil {
+		return s.UnimplementedIdentityServer.Redirection(ctx, r)
+	}
+	return s.config.Redirection(ctx, r)
 }
 
 // Trust implements identityv1.IdentityServer. The stream ends with its context, or when

@@ -95,7 +95,7 @@ func Missing(pod *corev1.Pod, namespace *corev1.Namespace) bool {
 		of = namespace
 	}
 	_, has := pod.Annotations[meshv1alpha1.AnnotationSidecar]
-	if has || pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if has || pod.Spec.HostNetwork || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
 	}
 	wanted, err := Wanted(pod, of)

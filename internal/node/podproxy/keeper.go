@@ -62,6 +62,8 @@ type Keeper struct {
 	// since when a Pod waits for its rules, and whether that was said.
 	since map[resource.Key]time.Time
 	said  map[resource.Key]string
+	// changed is closed when said is another one.
+	changed chan struct{}
 }
 
 // New makes a keeper; Run starts it.
@@ -71,7 +73,7 @@ func New(c Config) *Keeper {
 	}
 	k := &Keeper{
 		dir: c.Dir, log: c.Logger, kernel: system(c.Dir), wake: make(chan struct{}, 1), pods: map[resource.Key]Pod{},
-		since: map[resource.Key]time.Time{}, said: map[resource.Key]string{},
+		since: map[resource.Key]time.Time{}, said: map[resource.Key]string{}, changed: make(chan struct{}),
 		redirected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "proxima_sidecar_redirected_pods", Help: "Pods of this node whose connections are led to their sidecars.",
 		}),
@@ -95,8 +97,7 @@ func (k *Keeper) Set(pods []Pod) {
 	k.pods = next
 	for key := range k.since {
 		if _, ok := next[key]; !ok {
-			delete(k.since, key)
-			delete(k.said, key)
+			k.forget(key)
 		}
 	}
 	k.mu.Unlock()
@@ -104,6 +105,29 @@ func (k *Keeper) Set(pods []Pod) {
 	case k.wake <- struct{}{}:
 	default:
 	}
+}
+
+// Waiting are the Pods that have been waiting for their rules for some time, and why, in sentences that
+// name what to do. changed is closed when the answer is another one. The map is the caller's.
+func (k *Keeper) Waiting() (why map[resource.Key]string, changed <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.said), k.changed
+}
+
+// forget what a Pod waited for. The lock is held.
+func (k *Keeper) forget(key resource.Key) {
+	delete(k.since, key)
+	if _, said := k.said[key]; said {
+		delete(k.said, key)
+		k.note()
+	}
+}
+
+// note that Waiting has another answer. The lock is held.
+func (k *Keeper) note() {
+	close(k.changed)
+	k.changed = make(chan struct{})
 }
 
 const (
@@ -225,8 +249,7 @@ func (k *Keeper) tell(left map[resource.Key]Pod, why map[resource.Key]error, now
 	defer k.mu.Unlock()
 	for key := range k.since {
 		if _, waits := left[key]; !waits {
-			delete(k.since, key)
-			delete(k.said, key)
+			k.forget(key)
 		}
 	}
 	for key, p := range left {
@@ -242,6 +265,7 @@ func (k *Keeper) tell(left map[resource.Key]Pod, why map[resource.Key]error, now
 		}
 		if now.Sub(k.since[key]) >= patience && k.said[key] != text {
 			k.said[key] = text
+			k.note()
 			k.log.Warn("a pod waits for its connections to be led to its sidecar", "pod", key.String(), "reason", text)
 		}
 	}

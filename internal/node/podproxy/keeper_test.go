@@ -115,7 +115,25 @@ func TestKeeper(t *testing.T) {
 			synctest.Wait()
 		}
 		k.Set([]Pod{pod("web", "10.0.0.1")})
+		none, changed := k.Waiting()
+		if len(none) > 0 {
+			t.Errorf("a pod that has just come waits: %v", none)
+		}
+		waits := func(want string) {
+			t.Helper()
+			select {
+			case <-changed:
+			default:
+				t.Error("no change is told")
+			}
+			var why map[resource.Key]string
+			why, changed = k.Waiting()
+			if got := why[resource.Key{Namespace: "shop", Name: "web"}]; want == "" && len(why) > 0 || !strings.Contains(got, want) {
+				t.Errorf("%v, want %q", why, want)
+			}
+		}
 		pass(time.Minute)
+		waits("agent.netnsDir")
 		if n := testutil.ToFloat64(k.waiting); n != 1 || w.puts != 0 {
 			t.Errorf("%v pods wait, %d puts", n, w.puts)
 		}
@@ -130,8 +148,10 @@ func TestKeeper(t *testing.T) {
 		if n := strings.Count(log.String(), "no nf_tables"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, log.String())
 		}
+		waits("no nf_tables")
 		w.set(func() { w.fail = nil })
 		pass(5 * time.Second)
+		waits("")
 		if own.owner != "default/shop/web" || other.owner != "" || w.puts != 1 {
 			t.Errorf("rules of %q and %q, %d puts", own.owner, other.owner, w.puts)
 		}
