@@ -71,7 +71,7 @@ func Render(o Options) ([]Object, error) {
 // order in which kinds can be created: what others refer to comes first.
 var order = []string{
 	"Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
-	"Service", "PodDisruptionBudget", "Deployment", "DaemonSet", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService",
+	"Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "DaemonSet", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService",
 }
 
 func rank(kind string) int {
@@ -125,7 +125,7 @@ func Removal(definitions bool) ([]Object, error) {
 	var all []Object
 	for _, preset := range Presets() {
 		objects, err := Render(Options{Preset: preset, Set: []string{
-			"createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true", fmt.Sprintf("sidecar.enabled=%t", preset == "kube-proxy-replacement" || preset == "zone"),
+			"createNamespace=true", "apiServer=https://none", "zone.name=none", "zone.global=none:1", "controlPlane.replicas=2", "ingress.replicas=1", "egress.replicas=1", "aggregatedAPI.enabled=true", "networkPolicy.enabled=true", fmt.Sprintf("sidecar.enabled=%t", preset == "kube-proxy-replacement" || preset == "zone"),
 		}})
 		if err != nil {
 			return nil, err

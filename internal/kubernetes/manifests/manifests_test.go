@@ -9,6 +9,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -367,5 +368,53 @@ func wantSidecars(t *testing.T, preset string) {
 		return strings.HasPrefix(s, "Mutating") || strings.Contains(s, "sidecar") || strings.Contains(s, "proxima-meshes")
 	}) {
 		t.Errorf("off: %q", without)
+	}
+}
+
+// TestNetworkPolicy: it lets the ports of the control plane be reached, and no others; without the value
+// there is none.
+func TestNetworkPolicy(t *testing.T) {
+	for _, tt := range []struct {
+		preset string
+		set    []string
+		want   [][]string // ports of each rule
+	}{
+		{"planner-only", nil, [][]string{{"https"}}},
+		{"global", nil, [][]string{{"https", "grpc"}}},
+		{"kube-proxy-replacement", []string{"sidecar.enabled=true"}, [][]string{{"https", "grpc"}, {"xds"}}},
+	} {
+		all := render(t, tt.preset, append(tt.set, "networkPolicy.enabled=true", "networkPolicy.from=[{ipBlock: {cidr: 192.0.2.0/24}}]")...)
+		spec := object[networkingv1.NetworkPolicy](t, all, "NetworkPolicy", "proxima").Spec
+		d := object[appsv1.Deployment](t, all, "Deployment", "proxima")
+		known := map[string]bool{}
+		for _, p := range d.Spec.Template.Spec.Containers[0].Ports {
+			known[p.Name] = true
+		}
+		var got [][]string
+		for _, rule := range spec.Ingress {
+			var ports []string
+			for _, p := range rule.Ports {
+				ports = append(ports, p.Port.StrVal)
+				if !known[p.Port.StrVal] || *p.Protocol != corev1.ProtocolTCP {
+					t.Errorf("%s: the Deployment has no port %s", tt.preset, p.Port)
+				}
+			}
+			got = append(got, ports)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: ports (-want +got):\n%s", tt.preset, diff)
+		}
+		if diff := cmp.Diff(d.Spec.Selector.MatchLabels, spec.PodSelector.MatchLabels); diff != "" {
+			t.Errorf("%s: pods (-of the Deployment +of the policy):\n%s", tt.preset, diff)
+		}
+		if from := spec.Ingress[0].From; len(from) != 1 || from[0].IPBlock.CIDR != "192.0.2.0/24" {
+			t.Errorf("%s: from %+v", tt.preset, from)
+		}
+		if !slices.Equal(spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+			t.Errorf("%s: %v", tt.preset, spec.PolicyTypes)
+		}
+		if off := summary(render(t, tt.preset)); slices.Contains(off, "NetworkPolicy proxima") {
+			t.Errorf("%s: %q", tt.preset, off)
+		}
 	}
 }
