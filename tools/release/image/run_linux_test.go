@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -35,10 +34,12 @@ import (
 // it is to start a container: a bundle in JSON.
 const starter = "PROXIMA_TEST_BUNDLE"
 
-// bundle is what a container runtime takes from an image.
+// bundle is what a container runtime takes from an image, and from who starts a container of it.
 type bundle struct {
 	Root   string
 	Config v1.Config
+	// Mounts are folders of the machine, by their path in the container.
+	Mounts map[string]string
 }
 
 func TestMain(m *testing.M) {
@@ -62,30 +63,34 @@ func (b bundle) enter(args []string) error {
 	if _, err := fmt.Sscanf(b.Config.User, "%d:%d", &user, &group); err != nil {
 		return fmt.Errorf("user %q: %w", b.Config.User, err)
 	}
-	if len(b.Config.Volumes) != 1 {
-		return fmt.Errorf("volumes %v: one is expected", b.Config.Volumes)
-	}
-	state := filepath.Join(root, slices.Collect(maps.Keys(b.Config.Volumes))[0])
-	// A new volume has the owner and the mode that the directory has in the image.
-	var have unix.Stat_t
-	if err := unix.Stat(state, &have); err != nil {
-		return err
-	}
-	owner := fmt.Sprintf("mode=%o,uid=%d,gid=%d", have.Mode&0o7777, have.Uid, have.Gid)
-	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		return fmt.Errorf("loopback device: %w: %s", err, out)
-	}
-	for _, m := range []struct {
+	type mount struct {
 		from, to, typ string
 		flags         uintptr
 		data          string
-	}{
+	}
+	all := []mount{
 		{"", "/", "", unix.MS_PRIVATE | unix.MS_REC, ""},
 		{root, root, "", unix.MS_BIND, ""},
 		{"proc", filepath.Join(root, "proc"), "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
-		{"tmpfs", state, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, owner},
-		{"", root, "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV, ""},
-	} {
+	}
+	for path := range b.Config.Volumes {
+		// A new volume has the owner and the mode that the directory has in the image.
+		state := filepath.Join(root, path)
+		var have unix.Stat_t
+		if err := unix.Stat(state, &have); err != nil {
+			return err
+		}
+		owner := fmt.Sprintf("mode=%o,uid=%d,gid=%d", have.Mode&0o7777, have.Uid, have.Gid)
+		all = append(all, mount{"tmpfs", state, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, owner})
+	}
+	for path, from := range b.Mounts {
+		all = append(all, mount{from, filepath.Join(root, path), "", unix.MS_BIND, ""})
+	}
+	all = append(all, mount{"", root, "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV, ""})
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("loopback device: %w: %s", err, out)
+	}
+	for _, m := range all {
 		if err := unix.Mount(m.from, m.to, m.typ, m.flags, m.data); err != nil {
 			return fmt.Errorf("mount %s: %w", m.to, err)
 		}
@@ -100,9 +105,8 @@ func (b bundle) enter(args []string) error {
 }
 
 // unpack the image of this platform, with owners, as a runtime does.
-func unpack(t *testing.T) bundle {
+func unpack(t *testing.T, img v1.Image, err error) bundle {
 	t.Helper()
-	img, err := image.New(config, build.Host(), buildtest.Binary(t, "../../.."))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +172,11 @@ func TestRun(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: containers are started with mounts")
 	}
-	b := unpack(t)
+	img, err := image.New(config, build.Host(), buildtest.Binary(t, "../../.."))
+	b := unpack(t, img, err)
+	if len(b.Config.Volumes) != 1 {
+		t.Fatalf("volumes %v: one is expected", b.Config.Volumes)
+	}
 	out, err := b.container(t, "version").CombinedOutput()
 	if err != nil || !strings.HasPrefix(string(out), "proxima v") || !strings.Contains(string(out), runtime.GOOS+"/"+runtime.GOARCH) {
 		t.Fatalf("version: %v\n%s", err, out)
@@ -213,6 +221,48 @@ func TestRun(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Errorf("it ends with %v\n%s", err, said())
+	}
+}
+
+// TestRunSidecar runs the image of sidecars as its user, with a read-only root, as the first container that a
+// Pod with a sidecar has does: the program copies itself into a volume, and runs from there in the second one,
+// whose image is another. It writes nowhere else, and there is nothing else in the image.
+func TestRunSidecar(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: containers are started with mounts")
+	}
+	img, err := image.NewSidecar(config, build.Host(), buildtest.Sidecar(t, "../../.."))
+	b := unpack(t, img, err)
+	if want := fmt.Sprintf("%d:%d", image.SidecarUser, image.SidecarUser); b.Config.User != want || len(b.Config.Volumes) > 0 {
+		t.Errorf("user %s, volumes %v", b.Config.User, b.Config.Volumes)
+	}
+	const dir = "/usr/lib/proxima" // of package inject
+	volume := t.TempDir()
+	// An emptyDir is for all users; the kubelet makes it.
+	if err := errors.Join(os.Chmod(volume, 0o777), os.MkdirAll(filepath.Join(b.Root, dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	b.Mounts = map[string]string{dir: volume}
+	if out, err := b.container(t, "--install", dir+"/proxima-sidecar").CombinedOutput(); err != nil {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	info, err := os.Stat(filepath.Join(volume, "proxima-sidecar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != image.SidecarUser || info.Mode().Perm()&0o111 != 0o111 {
+		t.Errorf("the copy is of user %d, mode %s", owner, info.Mode())
+	}
+	if out, err := b.container(t, "--install", "/usr/bin/other").CombinedOutput(); err == nil || !strings.Contains(string(out), "read-only") {
+		t.Errorf("it can write into the root: %v\n%s", err, out)
+	}
+	if err := os.Remove(filepath.Join(b.Root, "usr/bin/proxima-sidecar")); err != nil {
+		t.Fatal(err)
+	}
+	b.Config.Entrypoint = []string{dir + "/proxima-sidecar"}
+	out, err := b.container(t, "--version").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "proxima-sidecar v") {
+		t.Errorf("version: %v\n%s", err, out)
 	}
 }
 

@@ -2,6 +2,7 @@
 package buildtest
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +14,18 @@ import (
 // root is the root of the repository.
 func Binary(t *testing.T, root string) string {
 	t.Helper()
-	file, err := filepath.Abs(filepath.Join(root, "bin", "proxima"))
+	return command(t, root, "proxima", build.Source.Binary)
+}
+
+// Sidecar is proxima-sidecar, as Binary.
+func Sidecar(t *testing.T, root string) string {
+	t.Helper()
+	return command(t, root, "proxima-sidecar", build.Source.Sidecar)
+}
+
+func command(t *testing.T, root, name string, make func(build.Source, context.Context, build.Platform, string) error) string {
+	t.Helper()
+	file, err := filepath.Abs(filepath.Join(root, "bin", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,8 +36,8 @@ func Binary(t *testing.T, root string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file = filepath.Join(t.TempDir(), "proxima")
-	if err := source.Binary(t.Context(), build.Host(), file); err != nil {
+	file = filepath.Join(t.TempDir(), name)
+	if err := make(source, t.Context(), build.Host(), file); err != nil {
 		t.Fatal(err)
 	}
 	return file
