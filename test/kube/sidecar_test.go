@@ -296,7 +296,7 @@ func TestSidecars(t *testing.T) {
 
 // TestSidecarsOfAClusterAlone: the same in the preset kube-proxy-replacement, where the control plane itself
 // makes the authorities of meshes. A Pod without the sidecar that it should have is told so by an Event, and
-// by doctor; so is one that nobody can lead connections to. The control plane needs all of its permissions.
+// by doctor. The control plane needs all that it is granted for sidecars.
 func TestSidecarsOfAClusterAlone(t *testing.T) {
 	r := newSidecarRig(t, "kube-proxy-replacement")
 	r.create("web", "third", nil)
