@@ -29,13 +29,13 @@ func federated() []local.Kind {
 		secretKind(kind.GlobalSecret),
 		secretKind(kind.Secret),
 		meshes(),
-		policy(kind.ZoneCosts),
-		policy(kind.TopologyHeuristic),
-		policy(kind.ExternalService),
-		ranked(policy(kind.TrafficPermission)),
-		ranked(policy(kind.BackendPolicy)),
-		ranked(policy(kind.WorkloadPolicy)),
-		ranked(policy(kind.ProxyPatch)),
+		policyKind(kind.ZoneCosts),
+		policyKind(kind.TopologyHeuristic),
+		policyKind(kind.ExternalService),
+		ranked(policyKind(kind.TrafficPermission)),
+		ranked(policyKind(kind.BackendPolicy)),
+		ranked(policyKind(kind.WorkloadPolicy)),
+		ranked(policyKind(kind.ProxyPatch)),
 		ranked(route(kind.HTTPRoute)),
 		ranked(route(kind.GRPCRoute)),
 		ranked(route(kind.TCPRoute)),
@@ -62,9 +62,9 @@ func typed(k local.Kind) local.Kind {
 	return k
 }
 
-// policy is a kind that users write at global. Others refer to it by its name; its status
+// policyKind is a kind that users write at global. Others refer to it by its name; its status
 // is what each control plane observes.
-func policy(d *resource.Descriptor) local.Kind {
+func policyKind(d *resource.Descriptor) local.Kind {
 	k := typed(local.Kind{Descriptor: d, OwnStatus: true, Policy: true})
 	k.Type.KeepName = true
 	return k
@@ -72,7 +72,7 @@ func policy(d *resource.Descriptor) local.Kind {
 
 // meshes are policies, of which every control plane that stands alone makes the default one.
 func meshes() local.Kind {
-	k := policy(kind.Mesh)
+	k := policyKind(kind.Mesh)
 	k.Untouched = of(kind.UntouchedMesh)
 	return k
 }
@@ -80,7 +80,7 @@ func meshes() local.Kind {
 // route is a kind of the Gateway API. Who owns a Service writes its routes where it is, at global for
 // all zones, or in its zone; so a zone's own one needs no label, and does not give way.
 func route(d *resource.Descriptor) local.Kind {
-	k := policy(d)
+	k := policyKind(d)
 	k.Policy, k.Local = false, routeElsewhere
 	return k
 }
