@@ -22,6 +22,8 @@ const (
 	// dropEvery is the least time between two times at which file pages are given back: those
 	// that are used come back by faults, of some hundred µs together.
 	dropEvery = 5 * time.Minute
+	// dropAgain is that time after a burst, whose code is not needed any more.
+	dropAgain = 20 * time.Second
 )
 
 // state of the memory as the runtime reports it, in bytes.
@@ -52,12 +54,12 @@ func Run(ctx context.Context, minReclaim uint64) error {
 			return nil
 		case <-ticker.C:
 		}
-		now := read()
+		now, wait := read(), dropEvery
 		if now.reclaimable(before, minReclaim) {
 			debug.FreeOSMemory()
-			now = read()
+			now, wait = read(), dropAgain
 		}
-		if now.allocated-before.allocated < quiet && time.Since(dropped) >= dropEvery {
+		if now.allocated-before.allocated < quiet && time.Since(dropped) >= wait {
 			_, _ = dropFilePages() // without /proc, as in some containers, they stay
 			dropped = time.Now()
 		}
