@@ -2,13 +2,26 @@ package delta
 
 import "slices"
 
-// waker is how a layered session learns that what it has may have changed.
-type waker struct{ c chan struct{} }
+// waker is how a layered session learns that what it has may have changed: by a function, or by a
+// token in a channel.
+type waker struct {
+	f func()
+	c chan struct{}
+}
 
-func newWaker() *waker { return &waker{make(chan struct{}, 1)} }
+func newWaker(f func()) *waker {
+	if f != nil {
+		return &waker{f: f}
+	}
+	return &waker{c: make(chan struct{}, 1)}
+}
 
 // wake never blocks: one token stands for any number of changes.
 func (w *waker) wake() {
+	if w.f != nil {
+		w.f()
+		return
+	}
 	select {
 	case w.c <- struct{}{}:
 	default:
@@ -155,7 +168,7 @@ func (s *Scope) unfollow(at seat, typ, name string) {
 func (s *Scope) set(r Resource, sequence uint64) bool {
 	t := s.table(r.Type)
 	was := t.listed(r.Name)
-	if !t.set(r.Name, r.Body, r.Options, sequence) {
+	if !t.set(&r, sequence) {
 		return false
 	}
 	s.tell(r.Type, r.Name, was || t.listed(r.Name))

@@ -75,6 +75,26 @@ type Resource struct {
 	Body       []byte
 	// Options are of use to layered sessions alone; nil: the defaults.
 	Options *ResourceOptions
+	// Encoding of Type, Name and Body, which scopes with the same resource share; nil: the scope makes
+	// its own.
+	Encoding *Encoding
+}
+
+// Encoding is a resource as it is sent. Immutable.
+type Encoding struct {
+	typ, name, version string
+	field              []byte
+}
+
+// Encode a resource.
+func Encode(typ, name string, body []byte) *Encoding {
+	version := VersionOf(body)
+	return &Encoding{typ, name, version, appendResource(nil, typ, name, version, body)}
+}
+
+// Is reports whether it is the encoding of a resource.
+func (e *Encoding) Is(typ, name string, body []byte) bool {
+	return e.typ == typ && e.name == name && e.version == VersionOf(body)
 }
 
 // ResourceOptions say how layered sessions send a resource. Immutable.

@@ -37,6 +37,9 @@ type LayeredConfig struct {
 	// MaxNames of one type that the client may ask for by name; 0: 2048. Beyond it, names are
 	// answered as if they did not exist.
 	MaxNames int
+	// Woken is called, in place of a token in Wake, when what the client is to have may be other. It
+	// must not block and not use the session or a scope: both may be locked. nil: there are tokens.
+	Woken func()
 	// Whole: the client speaks state of the world, and each response has everything of its
 	// type that the client wants.
 	Whole bool
@@ -73,8 +76,8 @@ type Layered struct {
 	lanes []*lane
 	nonce uint64
 	// selected is the selection as it was looked at last.
-	selected   []Ref
-	generation <-chan struct{}
+	selected   []*Ref
+	generation uint64
 	// awaited are followers that the client is to take before gated types, with the last nonce
 	// before they were due; late are those that gated types do not wait for any more. They are nil
 	// while there are none.
@@ -97,10 +100,11 @@ func NewLayered(c LayeredConfig) *Layered {
 	if c.Report == nil {
 		c.Report = silent{}
 	}
-	l := &Layered{c: c, waker: newWaker(), seats: make([]seat, len(c.Layers))}
+	l := &Layered{c: c, waker: newWaker(c.Woken), seats: make([]seat, len(c.Layers))}
 	for i, s := range c.Layers {
 		l.seats[i] = s.attach(l.waker)
 	}
+	c.Selection.attach(l.waker)
 	l.selected, l.generation = c.Selection.load()
 	for _, ref := range l.selected {
 		l.watch(ref.Type, ref.Name)
@@ -111,8 +115,9 @@ func NewLayered(c LayeredConfig) *Layered {
 	return l
 }
 
-// Wake has a token after each change of a layer that may concern the client: of a name that it asks
-// for, that its Selection has, or that its wildcard has.
+// Wake has a token after each change of its Selection, and of a layer that may concern the client: of
+// a name that it asks for, that its Selection has, or that its wildcard has. It is nil if the session
+// has a function Woken.
 func (l *Layered) Wake() <-chan struct{} { return l.waker.c }
 
 func (l *Layered) watch(typ, name string) {
@@ -558,6 +563,7 @@ func (l *Layered) Close() {
 	for i, s := range l.c.Layers {
 		s.detach(l.seats[i])
 	}
+	l.c.Selection.detach(l.waker)
 }
 
 // LaneStatus describes where a layered session is with one type.

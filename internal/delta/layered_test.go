@@ -302,7 +302,12 @@ func TestLayeredConverges(t *testing.T) {
 				} else {
 					p.selected[r] = struct{}{}
 				}
-				p.selection.Set(slices.SortedFunc(maps.Keys(p.selected), CompareRefs))
+				names := []*Ref{}
+				for name := range p.selected {
+					names = append(names, &name)
+				}
+				slices.SortFunc(names, CompareRefs)
+				p.selection.Set(names)
 			},
 			"one":       func(*rapid.T) { e.one() },
 			"settle":    func(*rapid.T) { e.settle(t) },

@@ -70,14 +70,14 @@ func (l *Layered) absorb() {
 		was := l.selected
 		l.selected, l.generation = names, generation
 		for _, ref := range names {
-			if !selects(was, ref) {
-				l.markListed(ref)
+			if !selects(was, *ref) {
+				l.markListed(*ref)
 				l.watch(ref.Type, ref.Name)
 			}
 		}
 		for _, ref := range was {
-			if !selects(names, ref) {
-				l.markListed(ref)
+			if !selects(names, *ref) {
+				l.markListed(*ref)
 				l.unwatch(ref.Type, ref.Name)
 			}
 		}

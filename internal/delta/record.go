@@ -28,7 +28,7 @@ func (r *records) find(name string) (int, bool) {
 
 // grow makes room for n more, if there is nothing yet.
 func (r *records) grow(n int) {
-	if r.all == nil {
+	if cap(r.all) == 0 {
 		r.all = make([]record, 0, n)
 	}
 }

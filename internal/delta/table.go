@@ -135,8 +135,14 @@ func newTable(typ string, floor uint64) *table {
 }
 
 // set records a new state and reports whether it differs from the one before.
-func (t *table) set(name string, body []byte, o *ResourceOptions, sequence uint64) bool {
-	version, options := VersionOf(body), t.optionsOf(name, o)
+func (t *table) set(r *Resource, sequence uint64) bool {
+	name, options := r.Name, t.optionsOf(r.Name, r.Options)
+	var version string
+	if r.Encoding != nil {
+		name, version = r.Encoding.name, r.Encoding.version // the strings that others have
+	} else {
+		version = VersionOf(r.Body)
+	}
 	e := t.byName[name]
 	switch {
 	case e == nil:
@@ -146,7 +152,11 @@ func (t *table) set(name string, body []byte, o *ResourceOptions, sequence uint6
 		return false
 	}
 	e.version, e.options = version, options
-	e.field = appendResource(nil, t.typ, name, version, body)
+	if r.Encoding != nil {
+		e.field = r.Encoding.field
+	} else {
+		e.field = appendResource(nil, t.typ, name, version, r.Body)
+	}
 	t.move(e, &t.live, sequence)
 	return true
 }

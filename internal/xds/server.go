@@ -21,11 +21,13 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	meshv1alpha1 "github.com/proxima-mesh/proxima/api/mesh/v1alpha1"
 	sidecarv1 "github.com/proxima-mesh/proxima/api/sidecar/v1"
 	"github.com/proxima-mesh/proxima/internal/catalog"
 	"github.com/proxima-mesh/proxima/internal/delta"
+	deltastream "github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/sidecar/wire"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
 	"github.com/proxima-mesh/proxima/internal/xds/insight"
@@ -147,30 +149,37 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 
 // DeltaAggregatedResources implements delta xDS.
 func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return s.serve(g, func() (delta.Request, *core.Node, error) {
-		r, err := g.Recv()
-		if err != nil {
-			return delta.Request{}, nil, err
-		}
-		return delta.Request{
-			Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r),
-			Subscribe: r.GetResourceNamesSubscribe(), Unsubscribe: r.GetResourceNamesUnsubscribe(),
-			Versions: r.GetInitialResourceVersions(),
-		}, r.GetNode(), nil
-	}, false)
+	return s.serve(g, parseDelta, false)
 }
 
 // StreamAggregatedResources implements the state of the world, for gRPC.
 func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return s.serve(g, func() (delta.Request, *core.Node, error) {
-		r, err := g.Recv()
-		if err != nil {
-			return delta.Request{}, nil, err
-		}
-		return delta.Request{
-			Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r), Subscribe: r.GetResourceNames(),
-		}, r.GetNode(), nil
-	}, true)
+	return s.serve(g, parseWhole, true)
+}
+
+// parser of requests. The Node is in the first one.
+type parser func(deltastream.Encoded) (delta.Request, *core.Node, error)
+
+func parseDelta(message deltastream.Encoded) (delta.Request, *core.Node, error) {
+	r := &discovery.DeltaDiscoveryRequest{}
+	if err := proto.Unmarshal(message, r); err != nil {
+		return delta.Request{}, nil, status.Error(codes.Internal, err.Error()) // as gRPC's codec answers
+	}
+	return delta.Request{
+		Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r),
+		Subscribe: r.GetResourceNamesSubscribe(), Unsubscribe: r.GetResourceNamesUnsubscribe(),
+		Versions: r.GetInitialResourceVersions(),
+	}, r.GetNode(), nil
+}
+
+func parseWhole(message deltastream.Encoded) (delta.Request, *core.Node, error) {
+	r := &discovery.DiscoveryRequest{}
+	if err := proto.Unmarshal(message, r); err != nil {
+		return delta.Request{}, nil, status.Error(codes.Internal, err.Error())
+	}
+	return delta.Request{
+		Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Rejected: rejected(r), Subscribe: r.GetResourceNames(),
+	}, r.GetNode(), nil
 }
 
 func rejected(r interface{ GetErrorDetail() *statusProto }) string {
@@ -180,32 +189,53 @@ func rejected(r interface{ GetErrorDetail() *statusProto }) string {
 	return ""
 }
 
-// serve one stream. The goroutine of the handler sends, another one reads.
-func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core.Node, error), whole bool) error {
-	first, node, err := receive()
-	if err != nil {
+// serve one stream. Its goroutine waits in here for as long as the stream is there, and a stack that
+// has grown beyond 8 kB never becomes smaller again with what gRPC has on it. So nothing else is done
+// on it: other goroutines admit the client, and decode and answer its requests.
+func (s *Server) serve(g grpc.ServerStream, parse parser, whole bool) error {
+	var first deltastream.Encoded
+	if err := g.RecvMsg(&first); err != nil {
 		return err
+	}
+	var st *stream
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		st, err = s.open(g, first, parse, whole)
+		opened <- err
+	}()
+	if err := <-opened; err != nil {
+		return err
+	}
+	return st.run()
+}
+
+// open a stream, if its client is admitted, with its first request.
+func (s *Server) open(g grpc.ServerStream, message deltastream.Encoded, parse parser, whole bool) (*stream, error) {
+	first, node, err := parse(message)
+	if err != nil {
+		return nil, err
 	}
 	client, err := ParseClientID(node.GetId())
 	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err := s.ready(g.Context()); err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.config.Admit(g.Context(), client); err != nil {
-		return err
+		return nil, err
 	}
 	connection, err := s.config.Builder.Connect(client.Dataplane, variantOf(node, whole))
 	if err != nil {
-		return status.Error(codes.Unavailable, err.Error())
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	if connection.Class.Mesh != client.Mesh {
 		connection.Close(nil)
-		return status.Errorf(codes.PermissionDenied, "Dataplane %s is of mesh %s, and the node ID says %s", client.Dataplane, connection.Class.Mesh, client.Mesh)
+		return nil, status.Errorf(codes.PermissionDenied, "Dataplane %s is of mesh %s, and the node ID says %s", client.Dataplane, connection.Class.Mesh, client.Mesh)
 	}
 	st := &stream{
-		server: s, grpc: g, connection: connection, asked: make(chan struct{}, 1),
+		server: s, grpc: g, connection: connection, parse: parse, requests: make(chan deltastream.Encoded, 1),
 		info: StreamInfo{
 			Client: client, Variant: connection.Class.Variant, Program: node.GetUserAgentName(), Version: versionOf(node), Since: s.config.Now(),
 			Supervisor: supervisorOf(g.Context()),
@@ -215,9 +245,11 @@ func (s *Server) serve(g grpc.ServerStream, receive func() (delta.Request, *core
 		st.info.Peer = p.Addr.String()
 	}
 	s.add(st)
-	err = st.run(first, receive)
-	s.remove(st, err)
-	return err
+	if err := st.take(first); err != nil {
+		s.remove(st, err)
+		return nil, err
+	}
+	return st, nil
 }
 
 // readyTimeout is how long a stream waits for a server that has just started. Then the client does
@@ -280,7 +312,10 @@ func supervisorOf(ctx context.Context) string {
 func (s *Server) add(st *stream) {
 	c := st.connection.Config
 	c.Report = reporter{st}
-	st.session, st.selection = delta.NewLayered(c), c.Selection
+	c.Woken = st.wake
+	st.mu.Lock() // it may be woken at once
+	st.session = delta.NewLayered(c)
+	st.mu.Unlock()
 	s.mu.Lock()
 	s.last++
 	st.number, st.info.ID = s.last, s.run+"-"+strconv.FormatUint(s.last, 10)

@@ -1,81 +1,203 @@
 package xds
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/proxima-mesh/proxima/internal/delta"
+	deltastream "github.com/proxima-mesh/proxima/internal/delta/stream"
 	"github.com/proxima-mesh/proxima/internal/xds/build"
 )
 
 type statusProto = spb.Status
 
-// stream is one client.
+// stream is one client. The goroutine of its handler receives; another one answers while there is
+// something to answer or to send, as most streams have nothing most of the time, and a stack takes 8 kB.
 type stream struct {
 	server     *Server
 	grpc       grpc.ServerStream
 	number     uint64
 	info       StreamInfo
 	connection *build.Connection
-	selection  *delta.Selection
-	// asked has a token after a request that may have an answer.
-	asked chan struct{}
+	parse      parser
+	// requests that were received and not looked at.
+	requests chan deltastream.Encoded
 
 	// nacked is set when the client, or one like it, has refused something.
 	nacked atomic.Bool
 
 	mu      sync.Mutex
 	session *delta.Layered
+
+	sending sender
 }
 
-// run sends until the client, its connection or its admission ends.
-func (st *stream) run(first delta.Request, receive func() (delta.Request, *core.Node, error)) error {
-	if err := st.take(first); err != nil {
-		return err
+// sender is whether a goroutine sends.
+type sender struct {
+	mu sync.Mutex
+	// running: a goroutine sends. again: there may be more than when it looked last.
+	running, again bool
+	// over: nothing is sent any more. idle is closed then when no goroutine sends; nil: none did.
+	over bool
+	idle chan struct{}
+	// timer starts one; nil: none was needed yet.
+	timer *time.Timer
+	// err ends the stream; nil: the client does.
+	err error
+}
+
+// run the stream until the client, its connection or its admission ends.
+func (st *stream) run() error {
+	stop := context.AfterFunc(st.connection.End, func() {
+		st.fail(status.Error(codes.Aborted, "what this proxy is to have has changed, or its Dataplane is gone; connect again"))
+	})
+	err := st.receive()
+	stop()
+	if failed := st.finish(); failed != nil {
+		err = failed
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- st.read(receive) }()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	st.server.remove(st, err)
+	return err
+}
+
+// receive requests until the stream is at its end. One that waits is enough: a client that does not
+// read is not listened to either.
+func (st *stream) receive() error {
 	for {
-		selected := st.selection.Changed()
-		f, wake := st.next()
-		if f != nil {
-			if err := st.send(f); err != nil {
-				return err
-			}
-			select {
-			case err := <-failed:
-				return err
-			default:
-				continue
-			}
+		var request deltastream.Encoded
+		err := st.grpc.RecvMsg(&request)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-		var due <-chan time.Time
-		if !wake.IsZero() {
-			timer.Reset(max(time.Millisecond, wake.Sub(st.server.config.Now())))
-			due = timer.C
+		if err != nil {
+			return err
 		}
 		select {
-		case <-st.session.Wake():
-		case <-selected:
-		case <-st.asked:
-		case <-due:
-		case err := <-failed:
-			return err
-		case <-st.connection.End:
-			return status.Error(codes.Aborted, "what this proxy is to have has changed, or its Dataplane is gone; connect again")
+		case st.requests <- request:
+			st.wake()
+		case <-st.grpc.Context().Done():
+			return status.FromContextError(st.grpc.Context().Err()).Err()
 		}
 	}
+}
+
+// wake sees to it that what there is to send is sent. It does not block.
+func (st *stream) wake() {
+	s := &st.sending
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over:
+	case s.running:
+		s.again = true
+	default:
+		s.running = true
+		go st.push()
+	}
+}
+
+// push answers and sends until there is nothing more.
+func (st *stream) push() {
+	for {
+		more, wake := st.once()
+		if st.rest(more, wake) {
+			return
+		}
+	}
+}
+
+// once takes the requests that wait, and sends a response. wake is as that of Next.
+func (st *stream) once() (more bool, wake time.Time) {
+	for {
+		select {
+		case message := <-st.requests:
+			request, _, err := st.parse(message)
+			if err == nil {
+				err = st.take(request)
+			}
+			if err != nil {
+				st.fail(err)
+				return false, wake
+			}
+			continue
+		default:
+		}
+		f, wake := st.next()
+		if f == nil {
+			return false, wake
+		}
+		if err := st.send(f); err != nil {
+			st.fail(err)
+		}
+		return true, wake
+	}
+}
+
+// rest ends the sending goroutine, unless there is more to send. wake is when there will be; zero: that
+// is not known.
+func (st *stream) rest(more bool, wake time.Time) bool {
+	s := &st.sending
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.over && (more || s.again) {
+		s.again = s.again && more
+		return false
+	}
+	if !s.over && !wake.IsZero() {
+		in := max(time.Millisecond, wake.Sub(st.server.config.Now()))
+		if s.timer == nil {
+			s.timer = time.AfterFunc(in, st.wake)
+		} else {
+			s.timer.Reset(in)
+		}
+	}
+	s.running = false
+	if s.idle != nil {
+		close(s.idle)
+	}
+	return true
+}
+
+// fail ends the stream with an error, unless there was another one before.
+func (st *stream) fail(err error) {
+	s := &st.sending
+	s.mu.Lock()
+	first := !s.over
+	if first {
+		s.over, s.err = true, err
+	}
+	s.mu.Unlock()
+	if first {
+		deltastream.Interrupt(st.grpc.Context(), err)
+	}
+}
+
+// finish waits until nothing is sent any more. It returns the error of fail.
+func (st *stream) finish() error {
+	s := &st.sending
+	s.mu.Lock()
+	s.over = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.running {
+		s.idle = make(chan struct{})
+	}
+	idle, err := s.idle, s.err
+	s.mu.Unlock()
+	if idle != nil {
+		<-idle
+	}
+	return err
 }
 
 func (st *stream) next() (*delta.Frame, time.Time) {
@@ -95,23 +217,8 @@ func (st *stream) send(f *delta.Frame) error {
 	return nil
 }
 
-// read takes requests until the stream is at its end: gRPC ends its receive when the handler
-// has returned.
-func (st *stream) read(receive func() (delta.Request, *core.Node, error)) error {
-	for {
-		r, _, err := receive()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := st.take(r); err != nil {
-			return err
-		}
-	}
-}
-
+// take a request, and see to it that its answer is sent: an acknowledgement may open the gate for
+// others.
 func (st *stream) take(r delta.Request) error {
 	st.mu.Lock()
 	err := st.session.Step(r)
@@ -119,9 +226,6 @@ func (st *stream) take(r delta.Request) error {
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	select { // an acknowledgement may open the gate for others
-	case st.asked <- struct{}{}:
-	default:
-	}
+	st.wake()
 	return nil
 }

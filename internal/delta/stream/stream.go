@@ -9,7 +9,9 @@
 package stream
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -19,6 +21,7 @@ import (
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/tap"
 
 	"github.com/proxima-mesh/proxima/internal/delta"
 )
@@ -51,8 +54,33 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.HeaderTableSize(headerTable),
+		grpc.InTapHandle(interruptible),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTime / 2, PermitWithoutStream: true}),
+	}
+}
+
+// interrupter is the key of the function that ends the context of a call.
+type interrupter struct{}
+
+// interruptible lets Interrupt end the calls of discovery services. gRPC has no other way to end a
+// handler that waits for a message, and a goroutine that waits in its place takes a stack of 8 kB.
+func interruptible(ctx context.Context, call *tap.Info) (context.Context, error) {
+	if !strings.HasPrefix(call.FullMethodName, discoveryPrefix) {
+		return ctx, nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	return context.WithValue(ctx, interrupter{}, cancel), nil
+}
+
+// discoveryPrefix is how the names of methods of xDS begin.
+const discoveryPrefix = "/envoy.service.discovery.v3."
+
+// Interrupt makes the receiving and sending of a call of a discovery service fail, so that its handler
+// can return an error of its own. ctx is the call's, at a server with ServerOptions.
+func Interrupt(ctx context.Context, cause error) {
+	if cancel, ok := ctx.Value(interrupter{}).(context.CancelCauseFunc); ok {
+		cancel(cause)
 	}
 }
 
@@ -72,8 +100,12 @@ func DialOptions() []grpc.DialOption {
 // which streams may share and nothing may change.
 type Marshalled interface{ Parts() [][]byte }
 
-// Codec is the protobuf codec, with two additions: a frame, or what is Marshalled, is
-// written as it is, the same bytes to every stream; and what is received is counted.
+// Encoded is a message that was received and not decoded.
+type Encoded []byte
+
+// Codec is the protobuf codec, with three additions: a frame, or what is Marshalled, is
+// written as it is, the same bytes to every stream; what is received is counted; and it is
+// not decoded into an Encoded.
 func Codec() encoding.CodecV2 {
 	return codec{protobuf: encoding.GetCodecV2(proto.Name)}
 }
@@ -112,6 +144,9 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		r.size, v = data.Len(), r.message
 	case *receivedResponse:
 		r.size, v = data.Len(), r.message
+	case *Encoded:
+		*r = data.Materialize()
+		return nil
 	case *delta.Frame:
 		return fmt.Errorf("unmarshal frame: frames are only sent")
 	}

@@ -120,15 +120,6 @@ func newLayer(o delta.Options) *layer {
 	return l
 }
 
-// shared is a reference whose strings are those of the layer's own, where it has the resource: proxies
-// keep it for as long as they are there.
-func (l *layer) shared(ref delta.Ref) delta.Ref {
-	if u := l.units[ref]; u != nil {
-		return u.ref
-	}
-	return ref
-}
-
 // put resources into the scope. A nil body removes.
 func (l *layer) put(changes ...delta.Change) {
 	l.sequence++

@@ -481,7 +481,7 @@ func (b *Builder) replaceOwn(p *Proxy, next map[delta.Ref][]byte) {
 	p.own.sequence++
 	resources := make([]delta.Resource, 0, len(next))
 	for ref, body := range next {
-		one := delta.Resource{Type: ref.Type, Name: ref.Name, Body: body}
+		one := delta.Resource{Type: ref.Type, Name: ref.Name, Body: body, Encoding: p.class.encode(ref, body)}
 		if ref.Type == RouteType || p.class.Variant == GRPC {
 			one.Options = &delta.ResourceOptions{Unlisted: true}
 		}

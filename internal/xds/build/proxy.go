@@ -2,6 +2,7 @@ package build
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -53,6 +54,25 @@ type class struct {
 	layer      *layer
 	quarantine *delta.Quarantine
 	proxies    int
+	// encodings of resources that proxies have as their own, as they were made last: most have the same.
+	encodings map[delta.Ref]*delta.Encoding
+}
+
+// maxEncodings of a class; what proxies have as their own has few names.
+const maxEncodings = 256
+
+// encode a resource of a proxy's own.
+func (c *class) encode(ref delta.Ref, body []byte) *delta.Encoding {
+	e := c.encodings[ref]
+	if e != nil && e.Is(ref.Type, ref.Name, body) {
+		return e
+	}
+	if c.encodings == nil || len(c.encodings) >= maxEncodings {
+		c.encodings = map[delta.Ref]*delta.Encoding{}
+	}
+	e = delta.Encode(ref.Type, ref.Name, body)
+	c.encodings[ref] = e
+	return e
 }
 
 // drainTime is how long resources outlive what referred to them: the time that Envoy's
@@ -94,11 +114,13 @@ type Proxy struct {
 	// named are the Services that the eager set depends on, names what it is made of. The names do
 	// not change, and proxies of one service account share them where they are the same.
 	named []*dependents
-	names []delta.Ref
+	names []*delta.Ref
 	// servers of a gRPC program: where they listen, by the names of their listeners.
 	servers map[string]netip.AddrPort
 	streams int
-	end     chan struct{}
+	// ended is over, by end, when the streams of the proxy have to be opened again.
+	ended context.Context //nolint:containedctx // functions are called at its end, without goroutines that wait for it
+	end   context.CancelFunc
 	// again are followers that the last stream left open.
 	again []delta.Ref
 }
@@ -107,8 +129,8 @@ type Proxy struct {
 type Connection struct {
 	// Config of the stream's session.
 	Config delta.LayeredConfig
-	// End is closed when the stream has to be opened again, as the proxy is of another class.
-	End   <-chan struct{}
+	// End is over when the stream has to be opened again, as the proxy is of another class.
+	End   context.Context //nolint:containedctx // it is what the stream waits for
 	Class Class
 
 	builder *Builder
@@ -139,7 +161,7 @@ func (b *Builder) Connect(key catalog.Key, variant Variant) (*Connection, error)
 	p.streams++
 	again := p.again
 	p.again = nil
-	c := &Connection{Class: of, End: p.end, builder: b, proxy: p}
+	c := &Connection{Class: of, End: p.ended, builder: b, proxy: p}
 	c.Config = delta.LayeredConfig{
 		Layers: []*delta.Scope{p.own.scope, p.class.layer.scope, b.zone(zoneKey{p.zone.zone, p.zone.node, p.zone.grpc}).scope, b.zone(zoneKey{zone: p.zone.zone, grpc: p.zone.grpc}).scope},
 		Order:  order[:], Gated: gated[:], Prompt: ListenerType, Drain: drainTime,
@@ -201,10 +223,11 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 	}
 	c.proxies++
 	p := &Proxy{
-		Key: key, Mesh: of.Mesh, class: c, own: newLayer(delta.Options{Few: true}), selection: delta.NewSelection(), end: make(chan struct{}),
+		Key: key, Mesh: of.Mesh, class: c, own: newLayer(delta.Options{Few: true}), selection: delta.NewSelection(),
 		zone:    zoneKey{zone: of.Zone, node: d.Spec.NodeName, grpc: of.Variant == GRPC},
 		account: account{of.Mesh, key.Namespace, d.Spec.ServiceAccount},
 	}
+	p.ended, p.end = context.WithCancel(context.Background())
 	b.numbered++
 	p.number = b.numbered
 	b.proxies[key] = p
@@ -218,7 +241,7 @@ func (b *Builder) newProxy(key catalog.Key, d *meshv1alpha1.Dataplane, of Class)
 func (b *Builder) drop(p *Proxy) {
 	delete(b.proxies, p.Key)
 	b.remove(p)
-	close(p.end)
+	p.end()
 	if p.streams == 0 {
 		b.release(p)
 	}
@@ -487,10 +510,10 @@ func (p *Proxy) clusterOf(port ServicePort) *unit {
 
 // namesOf the eager set: clusters, and a listener for each virtual address.
 func (b *Builder) namesOf(p *Proxy) {
-	names := make([]delta.Ref, 0, 2*len(p.clusters))
+	names := make([]*delta.Ref, 0, 2*len(p.clusters))
 	redirected := b.redirected(p)
 	for _, u := range p.clusters {
-		names = append(names, u.ref)
+		names = append(names, &u.ref)
 		if !redirected {
 			continue
 		}
@@ -499,8 +522,8 @@ func (b *Builder) namesOf(p *Proxy) {
 		}
 	}
 	slices.SortFunc(names, delta.CompareRefs)
-	names = slices.Compact(names)
-	if p.names != nil && slices.Equal(p.names, names) {
+	names = slices.CompactFunc(names, sameRef)
+	if p.names != nil && slices.EqualFunc(p.names, names, sameRef) {
 		return
 	}
 	p.names = b.sharedNames(p, names)
@@ -509,10 +532,10 @@ func (b *Builder) namesOf(p *Proxy) {
 
 // sharedNames are the names as another proxy of the service account has them, if a look at some of
 // them finds one: replicas of a workload use the same.
-func (b *Builder) sharedNames(p *Proxy, names []delta.Ref) []delta.Ref {
+func (b *Builder) sharedNames(p *Proxy, names []*delta.Ref) []*delta.Ref {
 	looks := 4
 	for other := range b.accounts[p.account] {
-		if other != p && other.class == p.class && slices.Equal(other.names, names) {
+		if other != p && other.class == p.class && slices.EqualFunc(other.names, names, sameRef) {
 			return other.names
 		}
 		if looks--; looks == 0 {
@@ -522,14 +545,17 @@ func (b *Builder) sharedNames(p *Proxy, names []delta.Ref) []delta.Ref {
 	return names
 }
 
+func sameRef(a, b *delta.Ref) bool { return *a == *b }
+
 // outListener sees to it that a class has the listener of an address. It stays as long as the class:
 // it is small, and other proxies of it are likely to use it.
-func (b *Builder) outListener(c *class, at netip.AddrPort) delta.Ref {
+func (b *Builder) outListener(c *class, at netip.AddrPort) *delta.Ref {
 	ref := delta.Ref{Type: ListenerType, Name: outName(at)}
-	if c.layer.units[ref] == nil {
-		b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }})
+	u := c.layer.units[ref]
+	if u == nil {
+		u = b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeOut(c, at) }})
 	}
-	return c.layer.shared(ref)
+	return &u.ref
 }
 
 // reselect brings eager sets up to date after changes: those of proxies whose Dataplane changed, and
