@@ -1,6 +1,7 @@
 package delta
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 	"time"
@@ -126,5 +127,30 @@ func TestFirstContentWakes(t *testing.T) {
 	case <-session.Wake():
 	default:
 		t.Error("it is not woken")
+	}
+}
+
+// TestEncoding: a resource with an encoding is sent as one without, and scopes share its bytes.
+func TestEncoding(t *testing.T) {
+	body := []byte("1")
+	shared := Encode("C", "a", body)
+	if !shared.Is("C", "a", body) || shared.Is("C", "a", []byte("2")) || shared.Is("C", "b", body) || shared.Is("E", "a", body) {
+		t.Error("an encoding does not know what it is of")
+	}
+	scopes := []*Scope{NewScope(Options{}), NewScope(Options{}), NewScope(Options{})}
+	for i, s := range scopes {
+		r := Resource{Type: "C", Name: "a", Body: body}
+		if i > 0 {
+			r.Encoding = shared
+		}
+		_, err := s.Replace(Position{1, 1}, []Resource{r})
+		must(err)
+	}
+	entry := func(i int) *entry { return scopes[i].tables["C"].byName["a"] }
+	if !bytes.Equal(entry(0).field, entry(1).field) || entry(0).version != entry(1).version {
+		t.Errorf("%q is sent, want %q", entry(1).field, entry(0).field)
+	}
+	if &entry(1).field[0] != &entry(2).field[0] {
+		t.Error("two scopes have copies")
 	}
 }

@@ -11,7 +11,6 @@ package stream
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -21,7 +20,7 @@ import (
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/tap"
+	"google.golang.org/grpc/status"
 
 	"github.com/proxima-mesh/proxima/internal/delta"
 )
@@ -54,33 +53,18 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.HeaderTableSize(headerTable),
-		grpc.InTapHandle(interruptible),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTime / 2, PermitWithoutStream: true}),
 	}
 }
 
-// interrupter is the key of the function that ends the context of a call.
-type interrupter struct{}
-
-// interruptible lets Interrupt end the calls of discovery services. gRPC has no other way to end a
+// Interrupt ends the call of a handler with an error, which the client gets. What the handler waits for
+// to be received or sent fails then. ctx is the call's, at a gRPC server. gRPC has no other way to end a
 // handler that waits for a message, and a goroutine that waits in its place takes a stack of 8 kB.
-func interruptible(ctx context.Context, call *tap.Info) (context.Context, error) {
-	if !strings.HasPrefix(call.FullMethodName, discoveryPrefix) {
-		return ctx, nil
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	return context.WithValue(ctx, interrupter{}, cancel), nil
-}
-
-// discoveryPrefix is how the names of methods of xDS begin.
-const discoveryPrefix = "/envoy.service.discovery.v3."
-
-// Interrupt makes the receiving and sending of a call of a discovery service fail, so that its handler
-// can return an error of its own. ctx is the call's, at a server with ServerOptions.
-func Interrupt(ctx context.Context, cause error) {
-	if cancel, ok := ctx.Value(interrupter{}).(context.CancelCauseFunc); ok {
-		cancel(cause)
+func Interrupt(ctx context.Context, err error) {
+	// The method is that of gRPC's streams of its own transport; TestInterrupt fails without it.
+	if s, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ WriteStatus(st *status.Status) error }); ok {
+		_ = s.WriteStatus(status.Convert(err)) // it fails if the connection does
 	}
 }
 
