@@ -1,6 +1,8 @@
 package proxyproto
 
 import (
+	"bytes"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -54,4 +56,59 @@ func TestAppendRefuses(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+}
+
+// TestRead: what Append writes, and nothing after it.
+func TestRead(t *testing.T) {
+	for _, h := range []Header{
+		{Source: netip.MustParseAddrPort("192.0.2.1:1000"), Destination: netip.MustParseAddrPort("192.0.2.2:80"), Node: "n", Identity: "spiffe://x/y"},
+		{Source: netip.MustParseAddrPort("[2001:db8::1]:1000"), Destination: netip.MustParseAddrPort("[2001:db8::2]:80")},
+	} {
+		wire, err := Append(nil, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := bytes.NewReader(append(wire, "rest"...))
+		got, err := Read(r)
+		if err != nil || got.Source != h.Source || got.Destination != h.Destination {
+			t.Errorf("%+v: read %+v, %v", h, got, err)
+		}
+		if rest, _ := io.ReadAll(r); string(rest) != "rest" {
+			t.Errorf("after the header: %q", rest)
+		}
+	}
+	local := signature + "\x20\x00\x00\x00"
+	if got, err := Read(strings.NewReader(local)); err != nil || got.Source.IsValid() {
+		t.Errorf("LOCAL: %+v, %v", got, err)
+	}
+	for name, text := range map[string]string{
+		"none": "", "another protocol": "PROXY TCP4 192.0.2.1 192.0.2.2 1000 80\r\n", "short": local[:15],
+		"too few addresses": signature + "\x21\x11\x00\x04abcd", "too long": signature + "\x21\x11\xff\xff",
+		"a family that is not known": signature + "\x21\x31\x00\x00",
+	} {
+		if got, err := Read(strings.NewReader(text)); err == nil {
+			t.Errorf("%s: read %+v", name, got)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	wire, err := Append(nil, Header{Source: netip.MustParseAddrPort("192.0.2.1:1000"), Node: "n"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(wire)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		h, err := Read(bytes.NewReader(data))
+		if err != nil || !h.Source.IsValid() {
+			return
+		}
+		again, err := Append(nil, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Read(bytes.NewReader(again)); err != nil || got.Source != h.Source {
+			t.Fatalf("%+v: read again as %+v, %v", h, got, err)
+		}
+	})
 }

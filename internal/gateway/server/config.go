@@ -121,6 +121,9 @@ type Config struct {
 	Advertised string
 	// Buffers; nil: a pool of the default size.
 	Buffers *record.Pool
+	// Fronted: connections come from a proxy on this machine, and begin with its header of the PROXY
+	// protocol, which says who the client is. The listener must be the proxy's alone.
+	Fronted bool
 	// Handshakes that compute at a time; default GOMAXPROCS. HandshakeQueue bounds
 	// those that wait for their turn; default 1024. Connections beyond it are reset.
 	Handshakes, HandshakeQueue int

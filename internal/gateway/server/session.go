@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+	"github.com/proxima-mesh/proxima/internal/gateway/proxyproto"
 	"github.com/proxima-mesh/proxima/internal/gateway/record"
 	"github.com/proxima-mesh/proxima/internal/gateway/stream"
 )
@@ -63,6 +64,15 @@ func (c *session) serve() {
 		_ = tcp.SetKeepAliveConfig(keepAlive) // a connection without it is of use, too
 	}
 	_ = c.conn.SetDeadline(time.Now().Add(s.cfg.HandshakeTimeout)) // fails only if it is closed
+	if s.cfg.Fronted {
+		header, err := proxyproto.Read(c.conn)
+		if err != nil {
+			c.logger().Debug("connection without its client's address", "error", err)
+			stream.Reset(c.conn)
+			return
+		}
+		c.address = header.Source
+	}
 	turn := &turn{gate: s.gate}
 	rec := record.NewConn(stream.Unwrap(c.conn), s.cfg.Buffers, turn)
 	defer rec.Free()
