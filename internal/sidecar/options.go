@@ -31,6 +31,10 @@ type Options struct {
 	// TokenFile has a token by which the control plane issues the certificate; it goes before
 	// SpiffeSocket.
 	TokenFile string
+	// Credentials is the file of the agent's own certificate, where the proxy is that of a gateway; it goes
+	// before SpiffeSocket. Gateway: what the proxy is then; nil: a workload's.
+	Credentials string
+	Gateway     *bootstrap.Gateway
 	// Dir keeps what Envoy starts from without a control plane, and the certificate.
 	Dir string
 	// Envoy is the binary, a path or a name in $PATH.
@@ -82,6 +86,7 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	var probes, apps, servers string
 	var uid int
 	var by redirection
+	var gateway bootstrap.Gateway
 	f := flag.NewFlagSet("proxima-sidecar", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.Usage = func() {
@@ -99,6 +104,10 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 		"socket of the SPIFFE Workload API of this machine's agent (default: $SPIFFE_ENDPOINT_SOCKET)")
 	f.StringVar(&o.TokenFile, "token-file", "",
 		"file with a token by which the control plane issues the certificate, at the addresses of --server, in place of the agent; in Kubernetes a projected token of the Pod's service account")
+	f.StringVar(&o.Credentials, "node-credentials", "",
+		"file of the certificate of a gateway between zones, which its agent keeps; the proxy is that of the gateway, with --gateway-address and --gateway-socket")
+	f.StringVar(&gateway.Address, "gateway-address", "", "address (HOST:PORT) at which the proxy of a gateway listens; without a host: on all addresses")
+	f.StringVar(&gateway.Socket, "gateway-socket", "", "socket of the gateway's agent, which gets what the proxy cannot read: tunnels of nodes")
 	f.StringVar(&o.Dir, "dir", "", "folder for configuration, certificate and sockets (needed)")
 	f.StringVar(&o.Envoy, "envoy", "envoy", "Envoy, 1.37 or newer")
 	f.IntVar(&uid, "envoy-uid", -1, "user ID that Envoy runs as; -1: that of the supervisor")
@@ -132,6 +141,9 @@ func parse(args []string, stderr io.Writer) (Options, error) {
 	}
 	if o.version || o.install != "" || o.drainRunning != "" {
 		return o, nil
+	}
+	if o.Credentials != "" {
+		o.Gateway = &gateway
 	}
 	o.Servers = list(servers)
 	if err := by.apply(&o); err != nil {
@@ -243,6 +255,10 @@ func (o *Options) check() error {
 	if o.TokenFile != "" {
 		if parts := strings.Split(o.Node.ID, "/"); len(parts) != 3 {
 			return fmt.Errorf("--node-id %q: want MESH/NAMESPACE/DATAPLANE", o.Node.ID)
+		}
+	} else if o.Gateway != nil {
+		if o.Gateway.Socket == "" || o.Gateway.Address == "" {
+			return errors.New("--node-credentials needs --gateway-address and --gateway-socket")
 		}
 	} else if o.SpiffeSocket == "" {
 		return errors.New("--spiffe-socket is needed: the workload's certificate comes from this machine's agent; or --token-file, for one from the control plane")

@@ -225,7 +225,9 @@ func (s *Supervisor) prepare(path string) error {
 			return err
 		}
 	}
-	text, err := bootstrap.Envoy(bootstrap.Config{Node: o.Node, Socket: s.socket(), AdminSocket: filepath.Join(envoyDir, "admin.sock")})
+	text, err := bootstrap.Envoy(bootstrap.Config{
+		Node: o.Node, Socket: s.socket(), AdminSocket: filepath.Join(envoyDir, "admin.sock"), Gateway: o.Gateway,
+	})
 	if err != nil {
 		return err
 	}
@@ -238,7 +240,7 @@ func (s *Supervisor) prepare(path string) error {
 	s.keeper, err = secret.NewKeeper(secret.Config{
 		Dir: filepath.Join(o.Dir, "identity"), Source: s.source(), Authorities: o.Authorities,
 		Files: o.CertificateFiles, Logger: s.logger, OnChange: func(i *secret.Identity) {
-			if current != nil {
+			if current != nil && o.Gateway == nil {
 				current.SetSecrets(i.Resources())
 			}
 		},
@@ -254,7 +256,7 @@ func (s *Supervisor) prepare(path string) error {
 		config.Control = redirect.Control
 	}
 	current = relay.New(config)
-	if i := s.keeper.Current(); i != nil {
+	if i := s.keeper.Current(); i != nil && o.Gateway == nil { // the proxy of a gateway ends no TLS
 		current.SetSecrets(i.Resources())
 	}
 	s.relay = current
@@ -264,6 +266,9 @@ func (s *Supervisor) prepare(path string) error {
 // source of the certificate.
 func (s *Supervisor) source() secret.Source {
 	o := s.options
+	if o.Gateway != nil {
+		return secret.Node{File: o.Credentials}
+	}
 	if o.TokenFile == "" {
 		return secret.Agent{Socket: o.SpiffeSocket}
 	}

@@ -49,6 +49,8 @@ type Sidecar struct {
 	Args []string
 	// Control is the supervisor's socket.
 	Control string
+	// Leave Envoy running when this process dies without Stop, for the next one to adopt.
+	Leave bool
 	// Output of supervisor and Envoy. They may outlive this process, so it has to be a file.
 	Output *os.File
 	Logger *slog.Logger
@@ -96,6 +98,9 @@ func (s *Sidecar) launch() (*supervisor, error) {
 	cmd := exec.Command(s.Path, s.Args...)
 	cmd.Stderr = s.Output
 	tieToParent(cmd)
+	if s.Leave {
+		leaveProxy(cmd)
+	}
 	ownGroup(cmd) // signals of a terminal are the command's, and end the proxy only after it
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {

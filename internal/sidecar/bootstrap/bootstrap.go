@@ -27,6 +27,9 @@ type Node struct {
 // NodeID of a Dataplane.
 func NodeID(mesh, namespace, name string) string { return mesh + "/" + namespace + "/" + name }
 
+// GatewayID of a gateway, which is of all meshes, by its role (ingress, egress).
+func GatewayID(role, name string) string { return "*/" + role + "/" + name }
+
 // Files of a credential, in PEM. The proxy reads them again when they change.
 type Files struct {
 	// Authorities verify control planes.
@@ -43,6 +46,8 @@ type Config struct {
 	// Servers are the control plane's addresses for xDS (HOST:PORT), where there is no supervisor.
 	Servers []string
 	Files   Files
+	// Gateway, if the proxy is that of a gateway between zones; nil: a workload's.
+	Gateway *Gateway
 	// AdminSocket of Envoy, a path: it is not on the network, as it can stop Envoy.
 	AdminSocket string
 	// ServerTemplate names the listener of a gRPC server by its address, as in
@@ -82,6 +87,12 @@ func Envoy(c Config) ([]byte, error) {
 		"retry_policy": object{"retry_back_off": object{"base_interval": "0.1s", "max_interval": "1s"}},
 	}}}
 	source := object{"resource_api_version": "V3", "ads": object{}, "initial_fetch_timeout": "0s"}
+	static := object{"clusters": []object{cluster}}
+	if c.Gateway != nil {
+		if static, err = c.Gateway.resources(cluster); err != nil {
+			return nil, err
+		}
+	}
 	return encode(object{
 		"node":  c.Node.object(),
 		"admin": object{"address": object{"pipe": object{"path": c.AdminSocket, "mode": socketMode}}},
@@ -91,7 +102,7 @@ func Envoy(c Config) ([]byte, error) {
 			},
 			"cds_config": source, "lds_config": source,
 		},
-		"static_resources": object{"clusters": []object{cluster}},
+		"static_resources": static,
 		"cluster_manager": object{"load_stats_config": object{
 			"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": service,
 		}},

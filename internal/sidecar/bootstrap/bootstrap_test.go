@@ -34,6 +34,10 @@ func TestEnvoyAccepts(t *testing.T) {
 	}
 	for name, c := range map[string]Config{
 		"below a supervisor": {Node: node, Socket: "/run/x.sock", AdminSocket: filepath.Join(dir, "a.sock")},
+		"a gateway": {
+			Node: Node{ID: GatewayID("ingress", "i1"), Cluster: "gateway/ingress"}, Socket: "/run/x.sock", AdminSocket: filepath.Join(dir, "a.sock"),
+			Gateway: &Gateway{Address: ":10001", Socket: "/run/engine.sock"},
+		},
 		"direct, by name":    {Node: node, Servers: []string{"cp.example:15010"}, Files: files, AdminSocket: filepath.Join(dir, "a.sock")},
 		"direct, by address": {Node: node, Servers: []string{"127.0.0.1:15010", "[::1]:15010"}, Files: files, AdminSocket: filepath.Join(dir, "a.sock")},
 	} {

@@ -2,6 +2,8 @@ package supervise
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,8 +72,9 @@ type process struct {
 	// --restart-epoch and --base-id).
 	Epoch  int    `json:"epoch"`
 	BaseID string `json:"baseID"`
-	// Binary that it was started from.
-	Binary string `json:"binary"`
+	// Binary that it was started from, and a digest of its bootstrap.
+	Binary    string `json:"binary"`
+	Bootstrap string `json:"bootstrap,omitempty"`
 
 	since  time.Time
 	exited chan struct{}
@@ -194,7 +197,7 @@ func (e *Envoy) replace(ctx context.Context, old *process) (*process, error) {
 
 // start a process. old is the one that it takes over from; nil: there is none.
 func (e *Envoy) start(old *process) (*process, error) {
-	p := &process{Binary: identify(e.config.Path), since: time.Now(), exited: make(chan struct{})}
+	p := &process{Binary: identify(e.config.Path), Bootstrap: digest(e.config.Bootstrap), since: time.Now(), exited: make(chan struct{})}
 	args := []string{
 		"-c", filepath.Join(e.config.Dir, bootstrapFile), "--concurrency", strconv.Itoa(e.config.Concurrency),
 		"--log-level", e.config.LogLevel, "--drain-time-s", strconv.Itoa(DrainTime), "--drain-strategy", "immediate",
@@ -263,7 +266,15 @@ func (e *Envoy) adopt() *process {
 		return nil
 	}
 	e.config.Logger.Info("the running Envoy is adopted", "pid", p.PID)
+	if p.Bootstrap != "" && p.Bootstrap != digest(e.config.Bootstrap) {
+		p.Binary = "" // it is replaced, as by another binary
+	}
 	return p
+}
+
+func digest(bootstrap []byte) string {
+	sum := sha256.Sum256(bootstrap)
+	return hex.EncodeToString(sum[:8])
 }
 
 func (e *Envoy) set(p *process) {

@@ -84,7 +84,18 @@ func become(launcher string, args []string) error {
 	if err := os.Unsetenv(launcherVariable); err != nil {
 		return err
 	}
+	raiseDescriptors()
 	return syscall.Exec(args[0], args, os.Environ())
+}
+
+// raiseDescriptors lets Envoy open as many files as this machine allows: each connection has two. Go
+// programs do so for themselves, and start others with the limit that they had.
+func raiseDescriptors() {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
+		limit.Cur = limit.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // it stays as it is
+	}
 }
 
 // launch Envoy by another process of this program, and return its ID.

@@ -1,0 +1,136 @@
+package bootstrap
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/proxima-mesh/proxima/internal/gateway/frame"
+)
+
+// Gateway is the proxy of a gateway between zones. Its listener never changes: which server names it
+// serves are the clusters that it has.
+type Gateway struct {
+	// Address that it listens on, HOST:PORT; without a host: on all addresses.
+	Address string
+	// Socket of the gateway's own engine, a path. Tunnels of nodes go there as they are, after a
+	// header of the PROXY protocol, version 2, that says who the client is.
+	Socket string
+}
+
+const (
+	// gatewayName of the listener, tunnelName of the cluster of the own engine.
+	gatewayName = "gateway"
+	tunnelName  = "tunnel"
+	// attempts to connect, as in the own engine.
+	attempts = 3
+)
+
+// Options of sockets (socket(7), tcp(7)) by which a peer whose machine is gone is found out within
+// half a minute: 15 s idle, then 3 probes, 5 s apart.
+const (
+	solSocket, soKeepAlive                    = 1, 9
+	ipprotoTCP                                = 6
+	tcpKeepIdle, tcpKeepInterval, tcpKeepTry  = 4, 5, 6
+	keepIdleSeconds, keepSeconds, keepAttempt = 15, 5, 3
+)
+
+// resources are the listener and the clusters that it needs, beside the control plane's.
+//
+// There is one filter chain for all server names: the name is the cluster's, and of a cluster that
+// does not exist the connection is closed at once. What is of neither protocol is closed, too.
+func (g *Gateway) resources(controlPlane object) (object, error) {
+	host, text, err := net.SplitHostPort(g.Address)
+	port, portErr := strconv.ParseUint(text, 10, 16)
+	if err != nil || portErr != nil || port == 0 {
+		return nil, fmt.Errorf("bootstrap: address of the gateway %q: want HOST:PORT", g.Address)
+	}
+	at := object{"address": host, "port_value": port}
+	if host == "" {
+		at["address"], at["ipv4_compat"] = "::", true
+		if !hasIPv6() {
+			at = object{"address": "0.0.0.0", "port_value": port}
+		}
+	}
+	listener := object{
+		"name": gatewayName, "traffic_direction": "INBOUND",
+		"address": object{"socket_address": at},
+		"socket_options": []object{
+			option(solSocket, soKeepAlive, 1), option(ipprotoTCP, tcpKeepIdle, keepIdleSeconds),
+			option(ipprotoTCP, tcpKeepInterval, keepSeconds), option(ipprotoTCP, tcpKeepTry, keepAttempt),
+		},
+		"listener_filters": []object{filter("envoy.filters.listener.tls_inspector",
+			"envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector", object{})},
+		"listener_filters_timeout": "10s",
+		"filter_chains": []object{
+			{
+				"name": "passthrough", "filter_chain_match": protocols(frame.ProtocolProxy), "filters": []object{bySNI(), tcpTo("none", "passthrough")},
+			},
+			{
+				"name": tunnelName, "filter_chain_match": protocols(frame.ProtocolFrames, frame.ProtocolTunnel),
+				"filters": []object{tcpTo(tunnelName, tunnelName)},
+			},
+		},
+	}
+	return object{"clusters": []object{controlPlane, g.tunnel()}, "listeners": []object{listener}}, nil
+}
+
+// hasIPv6 reports whether sockets of that family can be made.
+func hasIPv6() bool {
+	l, err := net.Listen("tcp6", "[::1]:0")
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+// protocols (ALPN) of a filter chain.
+func protocols(names ...string) object {
+	return object{"transport_protocol": "tls", "application_protocols": names}
+}
+
+// bySNI chooses the cluster sni|SERVERNAME.
+func bySNI() object {
+	return filter("envoy.filters.network.set_filter_state", "envoy.extensions.filters.network.set_filter_state.v3.Config", object{
+		"on_new_connection": []object{{
+			"object_key":    "envoy.tcp_proxy.cluster",
+			"format_string": object{"text_format_source": object{"inline_string": "sni|%REQUESTED_SERVER_NAME%"}},
+		}},
+	})
+}
+
+// tcpTo sends connections to a cluster; they may be idle for as long as they like.
+func tcpTo(cluster, stat string) object {
+	return filter("envoy.filters.network.tcp_proxy", "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", object{
+		"stat_prefix": stat, "cluster": cluster, "max_connect_attempts": attempts, "idle_timeout": "0s",
+	})
+}
+
+// tunnel is the cluster of the gateway's own engine.
+func (g *Gateway) tunnel() object {
+	unlimited := uint32(1<<32 - 1)
+	return object{
+		"name": tunnelName, "type": "STATIC", "connect_timeout": "3s",
+		"circuit_breakers": object{"thresholds": []object{{
+			"max_connections": unlimited, "max_pending_requests": unlimited, "max_requests": unlimited, "max_retries": unlimited,
+		}}},
+		"transport_socket": filter("envoy.transport_sockets.upstream_proxy_protocol",
+			"envoy.extensions.transport_sockets.proxy_protocol.v3.ProxyProtocolUpstreamTransport", object{
+				"config": object{"version": "V2"}, "transport_socket": filter("envoy.transport_sockets.raw_buffer",
+					"envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer", object{}),
+			}),
+		"load_assignment": object{"cluster_name": tunnelName, "endpoints": []object{{"lb_endpoints": []object{
+			endpoint(object{"pipe": object{"path": g.Socket}}),
+		}}}},
+	}
+}
+
+// filter is an extension with its configuration.
+func filter(name, typ string, config object) object {
+	config["@type"] = "type.googleapis.com/" + typ
+	return object{"name": name, "typed_config": config}
+}
+
+func option(level, name, value int) object {
+	return object{"level": level, "name": name, "int_value": value, "state": "STATE_PREBIND"}
+}
