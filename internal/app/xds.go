@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -206,8 +207,16 @@ func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
 	if !p.instance.catalog.Synced() {
 		return status.Error(codes.Unavailable, errNotSynced.Error())
 	}
-	d, ok := p.dataplane(client.Dataplane)
 	chain := info.State.PeerCertificates
+	if client.Gateway != build.NoRole {
+		subject, own := p.subject(chain)
+		if node, ok := identity.NodeName(subject.User, subject.Groups); !own || !ok || node != client.Dataplane.Name {
+			return status.Errorf(codes.PermissionDenied, "%s may not be the proxy of the %s %s", cmp.Or(subject.User, "this certificate"),
+				client.Gateway, client.Dataplane.Name)
+		}
+		return nil // whether there is such a gateway is for the builder to say
+	}
+	d, ok := p.dataplane(client.Dataplane)
 	if subject, own := p.subject(chain); own {
 		if !mayProxy(subject, client, d) {
 			return status.Errorf(codes.PermissionDenied, "%s may not be the proxy of Dataplane %s", subject.User, client.Dataplane)
@@ -224,6 +233,9 @@ func (p *proxies) admit(ctx context.Context, client xds.ClientID) error {
 // identify who reports load, as whom it may follow.
 func (p *proxies) identify(ctx context.Context, node *core.Node) (load.Proxy, error) {
 	client, err := xds.ParseClientID(node.GetId())
+	if err == nil && client.Gateway != build.NoRole { // their connections are counted at both ends
+		err = errors.New("gateways report no load")
+	}
 	if err != nil {
 		return load.Proxy{}, status.Error(codes.InvalidArgument, err.Error())
 	}

@@ -108,12 +108,15 @@ func (a *Acknowledgements) readVersions() {
 	a.versions = next
 }
 
-// newest stream of each Dataplane.
+// newest stream of each Dataplane. Gateways have none.
 func (s *Server) newest() map[catalog.Key]*stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make(map[catalog.Key]*stream, len(s.streams))
 	for _, st := range s.streams {
+		if st.info.Client.Gateway != build.NoRole {
+			continue
+		}
 		if before := out[st.info.Client.Dataplane]; before == nil || before.number < st.number {
 			out[st.info.Client.Dataplane] = st
 		}

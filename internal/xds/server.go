@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -33,13 +34,23 @@ import (
 	"github.com/proxima-mesh/proxima/internal/xds/insight"
 )
 
-// ClientID is who a client says it is: MESH/NAMESPACE/DATAPLANE, the ID of its Node.
+// ClientID is who a client says it is: MESH/NAMESPACE/DATAPLANE, the ID of its Node; or */ingress/NAME and
+// */egress/NAME of a gateway, which is of all meshes.
 type ClientID struct {
-	Mesh      string
+	Mesh string
+	// Dataplane of the client. That of a gateway has its name, and GatewayNamespace.
 	Dataplane catalog.Key
+	// Gateway is its role; build.NoRole: it is none.
+	Gateway build.Role
 }
 
+// GatewayNamespace stands for the namespace of gateways, which have none. No namespace is called so.
+const GatewayNamespace = "*"
+
 func (c ClientID) String() string {
+	if c.Gateway != build.NoRole {
+		return c.Mesh + "/" + c.Gateway.String() + "/" + c.Dataplane.Name
+	}
 	return c.Mesh + "/" + c.Dataplane.Namespace + "/" + c.Dataplane.Name
 }
 
@@ -52,7 +63,15 @@ func ParseClientID(id string) (ClientID, error) {
 	if len(id) > maxID || len(parts) != 3 || slices.Contains(parts, "") {
 		return ClientID{}, fmt.Errorf("node ID %.100q: want MESH/NAMESPACE/DATAPLANE, as in default/shop/web-1", id)
 	}
-	return ClientID{parts[0], catalog.Key{Namespace: parts[1], Name: parts[2]}}, nil
+	if parts[0] == build.AllMeshes {
+		for _, role := range []build.Role{build.Ingress, build.Egress} {
+			if parts[1] == role.String() {
+				return ClientID{parts[0], catalog.Key{Namespace: GatewayNamespace, Name: parts[2]}, role}, nil
+			}
+		}
+		return ClientID{}, fmt.Errorf("node ID %.100q: want */ingress/NAME or */egress/NAME of a gateway", id)
+	}
+	return ClientID{Mesh: parts[0], Dataplane: catalog.Key{Namespace: parts[1], Name: parts[2]}}, nil
 }
 
 // Observer is told what happens on streams: of the Dataplane key, on the stream with an ID that
@@ -226,7 +245,7 @@ func (s *Server) open(g grpc.ServerStream, message deltastream.Encoded, parse pa
 	if err := s.config.Admit(g.Context(), client); err != nil {
 		return nil, err
 	}
-	connection, err := s.config.Builder.Connect(client.Dataplane, variantOf(node, whole))
+	connection, err := s.connect(client, variantOf(node, whole))
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
@@ -250,6 +269,24 @@ func (s *Server) open(g grpc.ServerStream, message deltastream.Encoded, parse pa
 		return nil, err
 	}
 	return st, nil
+}
+
+func (s *Server) connect(client ClientID, variant build.Variant) (*build.Connection, error) {
+	switch {
+	case client.Gateway == build.NoRole:
+		return s.config.Builder.Connect(client.Dataplane, variant)
+	case variant == build.GRPC:
+		return nil, errors.New("a gateway follows by delta xDS")
+	}
+	return s.config.Builder.ConnectGateway(client.Gateway, client.Dataplane.Name)
+}
+
+// observer of a client; nil: nobody is told. What is observed of Dataplanes is not of gateways.
+func (s *Server) observer(c ClientID) Observer {
+	if c.Gateway != build.NoRole {
+		return nil
+	}
+	return s.config.Observer
 }
 
 // readyTimeout is how long a stream waits for a server that has just started. Then the client does
@@ -322,7 +359,7 @@ func (s *Server) add(st *stream) {
 	s.streams[st.number] = st
 	s.mu.Unlock()
 	s.config.Log.Info("proxy connected", "client", st.info.Client, "kind", st.info.Variant, "version", st.info.Version, "peer", st.info.Peer)
-	if o := s.config.Observer; o != nil {
+	if o := s.observer(st.info.Client); o != nil {
 		o.Connected(st.info.Client.Dataplane, insight.Connection{ID: st.info.ID, Versions: meshv1alpha1.ProxyVersions{
 			Proxy: st.info.Program, Version: st.info.Version, Supervisor: st.info.Supervisor,
 		}})
@@ -343,7 +380,7 @@ func (s *Server) remove(st *stream, err error) {
 		reason = status.Convert(err).Message()
 	}
 	s.config.Log.Info("proxy disconnected", "client", st.info.Client, "reason", reason)
-	if o := s.config.Observer; o != nil {
+	if o := s.observer(st.info.Client); o != nil {
 		o.Disconnected(st.info.Client.Dataplane, st.info.ID)
 	}
 }

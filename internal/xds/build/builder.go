@@ -80,6 +80,10 @@ type Builder struct {
 	numbered uint64
 	// converted are Services that were looked at, as proxies see them, until they change.
 	converted map[catalog.Key]*proxy.Service
+	// fleets of gateways, their streams, and where ingresses of this site listen.
+	fleets         map[fleetKey]*fleet
+	gatewayStreams map[*gatewayStream]struct{}
+	ingressesAt    map[netip.AddrPort]struct{}
 	// units by what they are made of.
 	byService map[catalog.Key]map[*unit]struct{}
 	byAddress map[netip.Addr]map[*unit]struct{}
@@ -159,7 +163,7 @@ func NewBuilder(c Config) *Builder {
 		sites: sites.NewTable(string(c.Site)), indexes: newIndexes(), live: map[netip.AddrPort]catalog.Key{},
 		zones: map[zoneKey]*layer{}, classes: map[Class]*class{}, proxies: map[catalog.Key]*Proxy{},
 		byService: map[catalog.Key]map[*unit]struct{}{}, byAddress: map[netip.Addr]map[*unit]struct{}{}, others: map[*unit]struct{}{},
-		learned: map[account]map[ServicePort]struct{}{}, converted: map[catalog.Key]*proxy.Service{},
+		learned: map[account]map[ServicePort]struct{}{}, converted: map[catalog.Key]*proxy.Service{}, fleets: map[fleetKey]*fleet{}, gatewayStreams: map[*gatewayStream]struct{}{},
 	}
 	b.policies.Zone = string(c.Site)
 	return b
@@ -230,6 +234,10 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	maps.Copy(changed, hit.services)
 	offered := b.storeSites(d)
 	maps.Copy(changed, offered)
+	if len(d.ZoneIngresses) > 0 {
+		b.storeIngresses(changed)
+	}
+	b.endGateways(d)
 	addresses := map[netip.Addr]struct{}{}
 	maps.Copy(offered, hit.services)
 	b.storeAddresses(d, addresses, offered)
@@ -279,6 +287,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	// Clusters are selected before the routes and listeners that name them change: a session may
 	// look in between.
 	b.reselect(d, again, hit)
+	b.serveAgain(changed)
 	b.refresh(changed, addresses, !first && (hit.all || len(d.Meshes)+len(d.Namespaces) > 0))
 	for key := range again {
 		if p := b.proxies[key]; p != nil {

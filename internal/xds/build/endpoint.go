@@ -32,7 +32,7 @@ type assignment struct {
 	beyond *beyond
 	// local: only the endpoints of the node count.
 	local bool
-	// live reports whether an endpoint has a proxy.
+	// live reports whether an endpoint has a proxy; nil: that is of no concern.
 	live func(netip.AddrPort) bool
 	// healthy: draining endpoints are as good as others, for clients that know no degraded ones.
 	healthy bool
@@ -222,7 +222,9 @@ func (a *assignment) endpoint(t proxy.Target, draining bool) *endpoint.LbEndpoin
 	if draining {
 		e.HealthStatus = core.HealthStatus_DEGRADED
 	}
-	e.Metadata = socketMatch(map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(a.live(t.Addr))})
+	if a.live != nil {
+		e.Metadata = socketMatch(map[string]*structpb.Value{matchMTLS: structpb.NewBoolValue(a.live(t.Addr))})
+	}
 	return e
 }
 

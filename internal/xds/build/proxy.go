@@ -31,9 +31,14 @@ const (
 	Sidecar
 	// GRPC is a gRPC program without a proxy.
 	GRPC
+	// Gateway is the Envoy of an ingress or egress.
+	Gateway
 )
 
-func (v Variant) String() string { return [...]string{"direct", "sidecar", "grpc"}[v] }
+func (v Variant) String() string { return [...]string{"direct", "sidecar", "grpc", "gateway"}[v] }
+
+// AllMeshes is the mesh of gateways.
+const AllMeshes = "*"
 
 // Class is proxies that share clusters, listeners and routes.
 type Class struct {
@@ -135,6 +140,7 @@ type Connection struct {
 
 	builder *Builder
 	proxy   *Proxy
+	gateway *gatewayStream // in place of proxy
 }
 
 // Connect a stream of a Dataplane's proxy. The caller has authenticated it. An error says why
@@ -178,6 +184,10 @@ func (c *Connection) Close(unfollowed []delta.Ref) {
 	b := c.builder
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if c.gateway != nil {
+		b.leave(c.gateway)
+		return
+	}
 	c.proxy.streams--
 	c.proxy.again = unfollowed
 	if c.proxy.streams == 0 && b.proxies[c.proxy.Key] != c.proxy {
