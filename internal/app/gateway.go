@@ -42,6 +42,8 @@ type GatewayConfig struct {
 	AdvertisedPort    int
 	// InCluster: it is a pod of a cluster, whose control plane keeps its object.
 	InCluster bool
+	// Envoy listens in place of this process; nil: this process listens.
+	Envoy *GatewayEnvoy
 }
 
 // role is the label of metrics and logs.
@@ -74,6 +76,7 @@ type gateway struct {
 	buffers  *record.Pool
 	listener net.Listener
 	server   *server.Server
+	envoy    *gatewayEnvoy // nil: this process listens
 }
 
 // gatewayIdentities are the certificates of a gateway, as site.Identities. They are known
@@ -135,12 +138,16 @@ func (a *agent) openGateway() (err error) {
 	if g.cfg.Address.IsValid() {
 		host = g.cfg.Address.String()
 	}
+	address := net.JoinHostPort(host, strconv.Itoa(g.cfg.Port))
 	limit := listener.DescriptorShare(maxGatewayConnections, gatewayShare)
-	g.listener, err = listen(g.cfg.role(), "--"+g.cfg.role()+"-port", net.JoinHostPort(host, strconv.Itoa(g.cfg.Port)), limit, g.log)
+	if g.cfg.Envoy != nil {
+		g.listener, err = a.listenBehindEnvoy(address, limit)
+	} else if g.listener, err = listen(g.cfg.role(), "--"+g.cfg.role()+"-port", address, limit, g.log); err == nil {
+		g.cfg.Port = int(g.listener.Addr().(*net.TCPAddr).AddrPort().Port())
+	}
 	if err != nil {
 		return err
 	}
-	g.cfg.Port = int(g.listener.Addr().(*net.TCPAddr).AddrPort().Port())
 	if !g.cfg.Address.IsValid() {
 		if own := machine.Addresses(a.cfg.Server); len(own) > 0 {
 			g.cfg.Address = own[0]
@@ -158,7 +165,7 @@ func (a *agent) openGateway() (err error) {
 	}
 	g.server, err = server.New(server.Config{
 		Role: g.cfg.role(), Authority: authority, Handler: handler, GetCertificate: certificate, Buffers: g.buffers,
-		Advertised: g.object().address(), Registerer: a.registry, Logger: g.log,
+		Advertised: g.object().address(), Fronted: g.cfg.Envoy != nil, Registerer: a.registry, Logger: g.log,
 	})
 	return err
 }

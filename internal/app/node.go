@@ -241,7 +241,7 @@ func (a *agent) components() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(
+	all := slices.Concat(
 		[]component{
 			{Name: "memory", Run: func(ctx context.Context) error { return scavenge.Run(ctx, minReclaimNode) }},
 			{Name: "health check node ports", Run: a.checks.Run},
@@ -251,5 +251,6 @@ func (a *agent) components() ([]component, error) {
 		serviceRanges, following, identities, a.tunnelComponents(), gateways, a.httpComponents(), programs, a.dnsComponents(),
 		a.isolationComponents(), a.cgroupComponents(), a.unanswered.components(),
 		[]component{{Name: "agent", Run: a.agent.Run, Ready: a.agent.Ready()}},
-	), nil
+	)
+	return append(all, a.gateway.envoyComponents()...), nil
 }

@@ -2,7 +2,10 @@ package cli
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"os/exec"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +27,15 @@ type gatewayFlags struct {
 	inCluster              bool
 	dnsUpstreams           []string
 	healthPort, metricPort int
+	engine, envoy          string
+	xdsServers             []string
 }
+
+// Engines of gateways.
+const (
+	engineProxima = "proxima"
+	engineEnvoy   = "envoy"
+)
 
 func newIngress(s *settings) *cobra.Command {
 	return newGateway(s, false, defaultIngressPort, &cobra.Command{
@@ -89,6 +100,9 @@ func newGateway(s *settings, egress bool, port int, cmd *cobra.Command) *cobra.C
 	f.StringVar(&g.advertisedAddress, "advertised-address", "", "IP address or DNS name by which the gateway is reached from elsewhere (default: its address)")
 	f.IntVar(&g.advertisedPort, "advertised-port", 0, "port by which the gateway is reached from elsewhere (default: its port)")
 	addUpstreamFlag(f, &g.dnsUpstreams)
+	f.StringVar(&g.engine, "engine", engineProxima, "what listens: proxima (this process), or envoy (an Envoy, which passes the mutual TLS of proxies on and hands all else to this process)")
+	f.StringVar(&g.envoy, "envoy", "envoy", "Envoy of --engine envoy, 1.37 or newer: a path, or a name in $PATH")
+	f.StringSliceVar(&g.xdsServers, "xds-server", nil, "address (HOST:PORT) of the control plane's xDS for --engine envoy; may be repeated (default: the hosts of --server, port 15010)")
 	f.StringVar(&g.host, "host", "127.0.0.1", "address that health and metrics listen on")
 	f.IntVar(&g.healthPort, "health-port", defaultHealthPort, "port of /healthz and /livez; 0: off")
 	f.IntVar(&g.metricPort, "metrics-port", defaultMetricsPort, "port of /metrics; 0: off")
@@ -125,10 +139,55 @@ func (g *gatewayFlags) config(s *settings, egress bool) (app.NodeConfig, error) 
 	if g.inCluster && (g.advertisedAddress != "" || g.advertisedPort != 0) {
 		return cfg, usagef("--advertised-address and --advertised-port: with --in-cluster the Service of the gateways says how they are reached")
 	}
+	if err := g.useEngine(gateway, servers); err != nil {
+		return cfg, err
+	}
 	log, err := s.logger()
 	return app.NodeConfig{
 		DNSUpstreams: resolvers,
 		Server:       servers[0], OtherServers: servers[1:], TokenFile: g.tokenFile, ServerCAFile: g.caFile, Name: nodeName(g.nodeName), Zone: g.zone, DataDir: s.dataDir,
 		Host: g.host, HealthPort: g.healthPort, MetricsPort: g.metricPort, ControlPlane: true, Gateway: gateway, Logger: log,
 	}, err
+}
+
+// useEngine checks the engine, and what it needs on this machine.
+func (g *gatewayFlags) useEngine(gateway *app.GatewayConfig, servers []string) error {
+	switch {
+	case g.engine == engineProxima && len(g.xdsServers) > 0:
+		return usagef("--xds-server: of --engine envoy alone")
+	case g.engine == engineProxima:
+		return nil
+	case g.engine != engineEnvoy:
+		return usagef("--engine %q: use proxima or envoy", g.engine)
+	case g.inCluster:
+		return usagef("--engine envoy: not with --in-cluster, as the image of gateways has no Envoy; use --engine proxima there")
+	case g.port == 0:
+		return usagef("--engine envoy: port 0 is not possible, as Envoy listens in another process; choose a port")
+	}
+	program, err := findSidecar()
+	if err != nil {
+		return err
+	}
+	envoy, err := exec.LookPath(g.envoy)
+	if err == nil {
+		envoy, err = filepath.Abs(envoy)
+	}
+	if err != nil {
+		return &problem.Error{
+			Code: problem.SidecarUnavailable, Op: "start", Object: "the gateway with --engine envoy", Err: err,
+			Hint: "install Envoy 1.37 or newer, or name it with --envoy; --engine proxima needs none",
+		}
+	}
+	gateway.Envoy = &app.GatewayEnvoy{Supervisor: program, Envoy: envoy, Servers: g.xdsServers}
+	for _, server := range servers {
+		if len(g.xdsServers) > 0 {
+			break
+		}
+		host, _, err := net.SplitHostPort(server)
+		if err != nil {
+			return usagef("--engine envoy needs --xds-server: %w", err)
+		}
+		gateway.Envoy.Servers = append(gateway.Envoy.Servers, net.JoinHostPort(host, xdsPort))
+	}
+	return nil
 }

@@ -82,7 +82,9 @@ func newLabUp(s *settings, name *string) *cobra.Command {
 	_ = f.SetAnnotation("ipv6-only", commandLineOnly, nil)
 	f.BoolVar(&spec.Sidecars, "sidecars", false, "an Envoy before each workload, and a client with one on the first node of each zone; on the command line only")
 	_ = f.SetAnnotation("sidecars", commandLineOnly, nil)
-	f.StringVar(&spec.Envoy, "envoy", "envoy", "with --sidecars: Envoy of the sidecars, 1.37 or newer: a path, or a name in $PATH")
+	f.BoolVar(&spec.EnvoyGateways, "envoy-gateways", false, "with --global: Envoys listen in place of ingresses and egresses; on the command line only")
+	_ = f.SetAnnotation("envoy-gateways", commandLineOnly, nil)
+	f.StringVar(&spec.Envoy, "envoy", "envoy", "Envoy of --sidecars and --envoy-gateways, 1.37 or newer: a path, or a name in $PATH")
 	addLeaseFlag(f, &spec.Lease)
 	return cmd
 }

@@ -49,7 +49,7 @@ func proxyPath(path, zone, who string) (string, error) {
 	q := url.Values{"name": {who}}
 	if namespace, name, ok := strings.Cut(who, "/"); ok {
 		if namespace == "" || name == "" || strings.Contains(name, "/") {
-			return "", usagef("%q: want the NAME of a node, ingress or egress, or NAMESPACE/NAME of a Dataplane", who)
+			return "", usagef("%q: want the NAME of a node, ingress or egress, */NAME of a gateway's Envoy, or NAMESPACE/NAME of a Dataplane", who)
 		}
 		q = url.Values{"namespace": {namespace}, "name": {name}}
 	}

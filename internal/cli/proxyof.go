@@ -68,7 +68,11 @@ func printProxyState(out io.Writer, p *admin.ProxyState) error {
 	now := time.Now()
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+":\t"+format+"\n", args...) }
-	row("Dataplane", "%s (mesh %s, zone %s)", p.Dataplane, p.Mesh, p.Zone)
+	if name, gateway := strings.CutPrefix(p.Dataplane, "*/"); gateway {
+		row("Gateway", "%s (all meshes, zone %s)", name, p.Zone)
+	} else {
+		row("Dataplane", "%s (mesh %s, zone %s)", p.Dataplane, p.Mesh, p.Zone)
+	}
 	row("Proxy", "%s %s (%s)", orNone(p.Program), p.Version, p.Kind)
 	row("Connected", "to %s from %s, for %s", p.Instance, p.Peer, duration.HumanDuration(max(now.Sub(p.Since), 0)))
 	if p.Supervisor != "" {
@@ -92,7 +96,7 @@ func printProxyState(out io.Writer, p *admin.ProxyState) error {
 		row("Ready", "%s", ready)
 		row("Envoy", "process %d, started again %d times", own.Envoy.PID, own.Envoy.Restarts)
 		if i := own.Identity; i != nil {
-			row("Certificate", "%s, valid %s", i.ID, expiryText(i.NotAfter, now))
+			row("Certificate", "%s, valid %s", cmp.Or(i.ID, "that of its node"), expiryText(i.NotAfter, now))
 		}
 		for _, port := range slices.Sorted(maps.Keys(own.Refused)) {
 			if n := own.Refused[port]; n > 0 {

@@ -56,7 +56,9 @@ type Spec struct {
 	// are at least two then, the workload is a client, "shop-LETTER". The mesh has mTLS of mode
 	// Permissive, so that clients without a sidecar go on. Not with Global.
 	Sidecars bool
-	// Envoy of the sidecars: a path, or a name in $PATH. Default: "envoy".
+	// EnvoyGateways has Envoys listen in place of ingresses and egresses (--engine envoy). Only with Global.
+	EnvoyGateways bool
+	// Envoy of sidecars and gateways: a path, or a name in $PATH. Default: "envoy".
 	Envoy string
 	// Lease of nodes and workloads, as --lease-duration takes it; 0: the default.
 	Lease time.Duration
@@ -120,6 +122,8 @@ func (s Spec) withDefaults() (Spec, error) {
 		return s, errors.New("an egress is between zones with control planes of their own: it needs a global one")
 	case s.Sidecars && s.Global:
 		return s, errors.New("sidecars are in a lab with one control plane: leave out the global one")
+	case s.EnvoyGateways && !s.Global:
+		return s, errors.New("gateways are between zones with control planes of their own: --envoy-gateways needs a global one")
 	case s.Sidecars && s.Nodes < 2:
 		return s, errors.New("sidecars need two nodes in each zone: the workload of the first one is a client")
 	case s.Lease < 0 || s.Lease%time.Second != 0:
@@ -386,10 +390,12 @@ func (e *unavailableError) Hint() string {
 	return "run it as root on Linux; without root, \"proxima demo\" shows three backends"
 }
 
-// envoyError: there is no Envoy for sidecars.
+// envoyError: there is no Envoy for sidecars or gateways.
 type envoyError struct{ err error }
 
-func (e *envoyError) Error() string { return "lab: sidecars need an Envoy: " + e.err.Error() }
+func (e *envoyError) Error() string {
+	return "lab: sidecars and gateways by Envoy need an Envoy: " + e.err.Error()
+}
 func (e *envoyError) Unwrap() error { return e.err }
 
 // Code implements problem.Coded.

@@ -135,6 +135,9 @@ func (l *Lab) startGateway(ctx context.Context, z zone, machine string) error {
 	args := append([]string{
 		role, "--server", p.api(), "--token-file", token, "--node-name", machine, "--zone", z.name(), "--data-dir", l.DataDir(machine),
 	}, l.spec.upstreamFlag(z)...)
+	if l.spec.EnvoyGateways {
+		args = append(args, "--engine", "envoy", "--envoy", l.spec.Envoy)
+	}
 	process, err := l.start(machine, l.ns.open[machine], args...)
 	if err != nil {
 		return err

@@ -72,9 +72,9 @@ func (l *Lab) writeTries() error {
 	return nil
 }
 
-// findEnvoy of the sidecars: they run with another folder and $PATH.
+// findEnvoy of sidecars and gateways: they run with another folder and $PATH.
 func (s *Spec) findEnvoy() error {
-	if !s.Sidecars {
+	if !s.Sidecars && !s.EnvoyGateways {
 		return nil
 	}
 	path, err := exec.LookPath(s.Envoy)

@@ -133,8 +133,12 @@ func (s *sidecars) run(node, name string, command ...string) {
 	s.t.Helper()
 	machine := inNamespace(s.t, node)
 	defer machine.Close()
+	kubeconfig, err := s.l.KubeconfigOf("zone-" + node[:1])
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	args := []string{
-		"run", "--data-dir", s.l.DataDir(node), "--kubeconfig", s.l.Kubeconfig(), "--node-name", node, "--name", name, "--labels", "app=" + name,
+		"run", "--data-dir", s.l.DataDir(node), "--kubeconfig", kubeconfig, "--node-name", node, "--name", name, "--labels", "app=" + name,
 		"--sidecar", "--envoy", envoytest.Binary(s.t), "--redirect", "cgroup",
 	}
 	if name == "stock" {

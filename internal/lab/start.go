@@ -86,7 +86,7 @@ func claim(spec Spec) (*Lab, error) {
 	return l, l.kept.change(func(s *state) {
 		*s = state{
 			Name: spec.Name, Zones: spec.Zones, Nodes: spec.Nodes, Mode: spec.Mode, Global: spec.Global, Egress: spec.Egress, IPv4Only: spec.IPv4Only, IPv6Only: spec.IPv6Only, DNSCapture: spec.DNSCapture,
-			Executable: spec.Executable, Sidecars: spec.Sidecars, Envoy: spec.Envoy, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
+			Executable: spec.Executable, Sidecars: spec.Sidecars, EnvoyGateways: spec.EnvoyGateways, Envoy: spec.Envoy, LeaseSeconds: int(spec.Lease / time.Second), Processes: map[string]int{},
 		}
 		if spec.Temporary {
 			s.Owner, s.OwnerSince = os.Getpid(), since(os.Getpid())

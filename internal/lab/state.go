@@ -29,8 +29,10 @@ type state struct {
 	DNSCapture bool   `json:"dnsCapture,omitempty"`
 	Executable string `json:"executable"`
 	// Sidecars, and the path of their Envoy.
-	Sidecars bool   `json:"sidecars,omitempty"`
-	Envoy    string `json:"envoy,omitempty"`
+	Sidecars bool `json:"sidecars,omitempty"`
+	// EnvoyGateways use it, too.
+	EnvoyGateways bool   `json:"envoyGateways,omitempty"`
+	Envoy         string `json:"envoy,omitempty"`
 	// LeaseSeconds of nodes and workloads; 0: the default.
 	LeaseSeconds int `json:"leaseSeconds,omitempty"`
 	// Owner of a temporary lab, and when that process started: numbers of
@@ -53,7 +55,7 @@ type state struct {
 func (s *state) spec() Spec {
 	return Spec{
 		Name: s.Name, Zones: s.Zones, Nodes: s.Nodes, Mode: s.Mode, Global: s.Global, Egress: s.Egress, IPv4Only: s.IPv4Only, IPv6Only: s.IPv6Only, DNSCapture: s.DNSCapture,
-		Executable: s.Executable, Sidecars: s.Sidecars, Envoy: s.Envoy, Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
+		Executable: s.Executable, Sidecars: s.Sidecars, EnvoyGateways: s.EnvoyGateways, Envoy: s.Envoy, Lease: time.Duration(s.LeaseSeconds) * time.Second, Progress: func(string) {},
 	}
 }
 
