@@ -93,7 +93,7 @@ func (c *clustered) leads() bool {
 	return c.cp.others.ballots != nil && c.cp.others.ballots.Status().Leads
 }
 
-func secret(name, value string) *corev1.Secret {
+func sharedSecret(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string][]byte{"k": []byte(value)}}
 }
 
@@ -118,7 +118,7 @@ func TestOneInstanceBecomesSeveral(t *testing.T) {
 	if alone.leads() || alone.cp.leader.planner.Load() == nil {
 		t.Error("an instance alone takes part in an election, or does not lead")
 	}
-	if _, err := alone.client.Create(t.Context(), kind.Secret, secret("before", "1")); err != nil {
+	if _, err := alone.client.Create(t.Context(), kind.Secret, sharedSecret("before", "1")); err != nil {
 		t.Fatal(err)
 	}
 	pin := alone.cp.storage.ca.Pin()
@@ -141,7 +141,7 @@ func TestOneInstanceBecomesSeveral(t *testing.T) {
 	if _, err := second.cp.storage.rotation(second.cp.api.server).Step(t.Context(), time.Minute, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.client.Create(t.Context(), kind.Secret, secret("rotated", "2")); err != nil {
+	if _, err := second.client.Create(t.Context(), kind.Secret, sharedSecret("rotated", "2")); err != nil {
 		t.Fatal(err)
 	}
 	if before, after := first.secret(t, "before"), first.secret(t, "rotated"); before != "1" || after != "2" {
