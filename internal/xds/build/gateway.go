@@ -1,6 +1,7 @@
 package build
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -74,7 +75,7 @@ func (b *Builder) ConnectGateway(role Role, name string) (*Connection, error) {
 	if !b.hasGateway(role, name) {
 		return nil, fmt.Errorf("there is no %s %s of this zone", role, name)
 	}
-	end := make(chan struct{})
+	ended, end := context.WithCancel(context.Background())
 	key := fleetKey{role, b.zoneOfNode(name)}
 	f := b.fleets[key]
 	if f == nil {
@@ -89,7 +90,7 @@ func (b *Builder) ConnectGateway(role Role, name string) (*Connection, error) {
 	}
 	f.streams++
 	c := &Connection{
-		Class: Class{Mesh: AllMeshes, Zone: key.zone, Variant: Gateway}, End: end, builder: b, gateway: &gatewayStream{f, name, end},
+		Class: Class{Mesh: AllMeshes, Zone: key.zone, Variant: Gateway}, End: ended, builder: b, gateway: &gatewayStream{f, name, end},
 		Config: delta.LayeredConfig{
 			Layers: []*delta.Scope{f.layer.scope}, Order: order[:], Gated: gated[:], Prompt: ListenerType, Quarantine: f.quarantine,
 			MaxNames: maxGatewayNames,
@@ -114,15 +115,16 @@ func (b *Builder) ofSite(labels map[string]string) bool {
 	return zone == "" || zone == string(b.config.Site)
 }
 
-// gatewayStream is one of a gateway; end is closed when it has to be opened again.
+// gatewayStream is one of a gateway; end is called when it has to be opened again, or is over.
 type gatewayStream struct {
 	fleet *fleet
 	name  string
-	end   chan struct{}
+	end   context.CancelFunc
 }
 
 // leave ends the stream of a gateway.
 func (b *Builder) leave(s *gatewayStream) {
+	s.end()
 	delete(b.gatewayStreams, s)
 	f := s.fleet
 	if f.streams--; f.streams > 0 {
@@ -365,7 +367,7 @@ func (b *Builder) endGateways(d *catalog.Delta) {
 	for s := range b.gatewayStreams {
 		if !b.hasGateway(s.fleet.role, s.name) || b.zoneOfNode(s.name) != s.fleet.zone {
 			delete(b.gatewayStreams, s)
-			close(s.end)
+			s.end()
 		}
 	}
 }

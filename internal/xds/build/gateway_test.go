@@ -138,13 +138,13 @@ func TestIngressClusters(t *testing.T) {
 	clusters("its port is another one", web)
 
 	select {
-	case <-c.End:
+	case <-c.End.Done():
 		t.Fatal("the stream ends although nothing has changed")
 	default:
 	}
 	w.each(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "i1", Labels: map[string]string{corev1.LabelTopologyZone: "z2"}}})
 	select {
-	case <-c.End:
+	case <-c.End.Done():
 	case <-time.After(10 * time.Second):
 		t.Fatal("an ingress of another topology zone keeps its stream")
 	}
