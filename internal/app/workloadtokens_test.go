@@ -105,7 +105,7 @@ func TestWorkloadTokens(t *testing.T) {
 		"another of it":       {web, "web-2", "web", "spiffe://default.mesh/ns/default/sa/web", ""},
 		"of another account":  {web, "api-1", "web", "", "has service account api, and the token is of web"},
 		"not registered":      {web, "web-3", "web", "", "register the workload first"},
-		"of another name":     {web, "web-1", "api", "", `is of "spiffe://default.mesh/ns/default/sa/web"`},
+		"of another name":     {web, "web-1", "api", "", "has not exactly the name spiffe://default.mesh/ns/default/sa/web"},
 		"another namespace":   {elsewhere, "web-1", "web", "", "there is no Dataplane shop/web-1"},
 		"the token of a node": {node, "web-1", "web", "", "is no workload"},
 		"no token of ours":    {none, "web-1", "web", "", "Unauthenticated"},
