@@ -49,12 +49,13 @@ func testProgrammed(t *testing.T, leads *plane, address string) {
 	d.Annotations = map[string]string{build.AnnotationBackends: "api"}
 	leads.create(kind.Dataplane, d)
 	target := meshv1alpha1.PolicyTarget{TargetRefs: []meshv1alpha1.PolicyTargetReference{{Group: meshv1alpha1.GroupName, Kind: "Dataplane", Name: "acked"}}}
+	own := map[string]string{meshv1alpha1.LabelOrigin: meshv1alpha1.OriginZone}
 	leads.create(kind.WorkloadPolicy, &meshv1alpha1.WorkloadPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits", Labels: own},
 		Spec:       meshv1alpha1.WorkloadPolicySpec{PolicyTarget: target, Limits: &meshv1alpha1.PolicyLimits{Connections: new(int32(10))}},
 	})
 	leads.create(kind.BackendPolicy, &meshv1alpha1.BackendPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "api"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "api", Labels: own},
 		Spec: meshv1alpha1.BackendPolicySpec{
 			PolicyTarget: meshv1alpha1.PolicyTarget{TargetRefs: []meshv1alpha1.PolicyTargetReference{{Kind: "Service", Name: "api"}}},
 			Timeout:      &meshv1alpha1.PolicyTimeout{Connect: new(meshv1alpha1.Duration("1s"))},
