@@ -55,7 +55,7 @@ func TestEnvoyGateways(t *testing.T) {
 	})
 	s.skip()
 	s.none("through both Envoys", 40)
-	if err := s.plain(); err != nil {
+	if err := s.plain("client-a"); err != nil {
 		t.Errorf("a client without a sidecar: %v", err)
 	}
 
@@ -74,7 +74,7 @@ func TestEnvoyGateways(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.none("with new ones, which have adopted the Envoys", 40)
-	testkit.Eventually(t, "a client without a sidecar gets there again", func() bool { return s.plain() == nil })
+	testkit.Eventually(t, "a client without a sidecar gets there again", func() bool { return s.plain("client-a") == nil })
 }
 
 // replaceEnvoy at a path by a copy of the real one.

@@ -237,6 +237,10 @@ func (direct) External(context.Context, *identityv1.ExternalRequest, ...grpc.Cal
 	return nil, status.Error(codes.Unimplemented, "not here")
 }
 
+func (direct) Redirection(context.Context, *identityv1.RedirectionRequest, ...grpc.CallOption) (*identityv1.RedirectionResponse, error) {
+	return &identityv1.RedirectionResponse{}, nil
+}
+
 func (direct) Members(context.Context, *identityv1.MembersRequest, ...grpc.CallOption) (identityv1.Identity_MembersClient, error) {
 	return nil, status.Error(codes.Unimplemented, "not here")
 }
