@@ -23,9 +23,8 @@ import (
 
 // answering is a proxy that answers, refuses responses with a resource, or says nothing.
 type answering struct {
-	silent atomic.Bool
+	silent atomic.Pointer[chan struct{}] // answers wait until it is closed; nil: they do not
 	refuse atomic.Pointer[string]
-	again  chan struct{} // what was held back is answered
 	stop   func()
 }
 
@@ -40,7 +39,7 @@ func (p *plane) answering(id string) *answering {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	a, done := &answering{again: make(chan struct{})}, make(chan struct{})
+	a, done := &answering{}, make(chan struct{})
 	a.stop = func() { cancel(); <-done; conn.Close() }
 	p.t.Cleanup(a.stop)
 	node := &core.Node{Id: id, UserAgentName: "envoy", Extensions: []*core.Extension{{Name: "x"}}}
@@ -60,9 +59,9 @@ func (p *plane) answering(id string) *answering {
 			if name := a.refuse.Load(); name != nil && slices.ContainsFunc(r.GetResources(), func(r *discovery.Resource) bool { return r.GetName() == *name }) {
 				answer.ErrorDetail = &spb.Status{Code: 3, Message: "no such thing"}
 			}
-			if a.silent.Load() {
+			if silent := a.silent.Load(); silent != nil {
 				select {
-				case <-a.again:
+				case <-*silent:
 				case <-ctx.Done():
 					return
 				}
@@ -133,11 +132,12 @@ func TestAcknowledgements(t *testing.T) {
 	a := p.answering("default/shop/web-1")
 	is("a proxy takes everything", "BackendPolicy api u/1: 1/1", "WorkloadPolicy limits u/1: 1/1")
 
-	a.silent.Store(true)
+	answers := make(chan struct{})
+	a.silent.Store(&answers)
 	p.seed(limits(8, 2))
 	is("it does not answer", "BackendPolicy api u/1: 1/1", "WorkloadPolicy limits u/2: 0/1 shop/web-1: it has not answered")
-	a.silent.Store(false)
-	a.again <- struct{}{}
+	a.silent.Store(nil)
+	close(answers)
 	is("it answers", "BackendPolicy api u/1: 1/1", "WorkloadPolicy limits u/2: 1/1")
 
 	a.refuse.Store(new("shop/api:80"))

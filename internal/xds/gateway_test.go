@@ -183,7 +183,9 @@ func TestGatewayEnvoy(t *testing.T) {
 		many = append(many, exported(fmt.Sprint("s", i), netip.AddrFrom4([4]byte{10, 96, byte(1 + i/250), byte(1 + i%250)}).String(), r.endpoint)...)
 	}
 	r.plane.seed(many...)
-	r.envoy.Await("1,000 clusters", func() bool { return r.envoy.Stats("cluster_manager.active_clusters")["cluster_manager.active_clusters"] > 1000 })
+	r.envoy.Await("1,000 clusters", func() bool {
+		return r.envoy.Stats("cluster_manager.active_clusters")["cluster_manager.active_clusters"] > 1000
+	})
 	begin := time.Now()
 	r.export("new", "10.96.100.1")
 	r.envoy.Await("one more Service is served", func() bool {
