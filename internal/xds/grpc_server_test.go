@@ -196,10 +196,7 @@ func TestGRPCServer(t *testing.T) {
 		testkit.Eventually(t, when, func() bool {
 			got = [3]string{s.ask(plain), s.ask(through), s.ask(program)}
 			got[0], got[2] = got[2], got[0]
-			if got != [3]string{wantProgram, wantEnvoy, wantPlain} {
-				return false
-			}
-			return true
+			return got == [3]string{wantProgram, wantEnvoy, wantPlain}
 		})
 	}
 	check("strict", client, proxied, unavailable)

@@ -182,8 +182,9 @@ func (o *outside) on(c *cluster.Cluster) {
 			}
 			if _, err := netip.ParseAddr(p.Host); err != nil {
 				c.ClusterDiscoveryType = &cluster.Cluster_Type{Type: cluster.Cluster_STRICT_DNS}
-				c.DnsLookupFamily, c.DnsRefreshRate = cluster.Cluster_V4_PREFERRED, durationpb.New(nameRefresh)
-				c.RespectDnsTtl = true //nolint:staticcheck // what takes its place is a cluster of another type
+				c.DnsLookupFamily = cluster.Cluster_V4_PREFERRED
+				//nolint:staticcheck // what takes the place of both is a cluster of another type
+				c.DnsRefreshRate, c.RespectDnsTtl = durationpb.New(nameRefresh), true
 			}
 			l.LbEndpoints = append(l.LbEndpoints, &endpoint.LbEndpoint{
 				HostIdentifier: &endpoint.LbEndpoint_Endpoint{Endpoint: &endpoint.Endpoint{Address: hostAddress(p.Host, port)}},
