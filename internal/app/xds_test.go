@@ -172,7 +172,7 @@ func TestPortForProxies(t *testing.T) {
 	}{
 		"global":                {ControlPlaneConfig{Role: RoleGlobal, XDSPort: 1, XDSPortChosen: true}, "global has no endpoints"},
 		"global by default":     {ControlPlaneConfig{Role: RoleGlobal, XDSPort: 1}, ""},
-		"in a cluster":          {ControlPlaneConfig{Store: StoreKubernetes, XDSPort: 1, XDSPortChosen: true}, "the control plane of a zone alone"},
+		"in a cluster":          {ControlPlaneConfig{Store: StoreKubernetes, XDSPort: 1, XDSPortChosen: true}, "the proxies are sidecars of Pods"},
 		"a zone in a cluster":   {ControlPlaneConfig{Store: StoreKubernetes, Role: RoleZone, XDSPort: 1, XDSPortChosen: true}, ""},
 		"zone":                  {ControlPlaneConfig{Role: RoleZone, XDSPort: 1, XDSPortChosen: true}, ""},
 		"global, and it is off": {ControlPlaneConfig{Role: RoleGlobal, XDSPortChosen: true}, ""},
