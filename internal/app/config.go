@@ -58,6 +58,9 @@ type ControlPlaneConfig struct {
 	// MeshCIDRs are the ranges of virtual IPs of names below "mesh" at the first start, at
 	// most one per family; from then on the stored ones hold. Empty: there are no such names.
 	MeshCIDRs []netip.Prefix
+	// WorkloadCIDRs are the addresses of workloads, which sidecars look up where programs connect to them
+	// in place of a Service, as to those of a headless one. None: such connections leave the mesh.
+	WorkloadCIDRs []netip.Prefix
 	// MaxEndpointsPerSlice, 0: 100.
 	MaxEndpointsPerSlice int
 	// MaxMirroredPerSubset of an Endpoints object, 0: 1000.

@@ -115,7 +115,7 @@ func newProxies(cfg ControlPlaneConfig, s *storage, a *api, i *instance, d *iden
 	ranges := append(append([]netip.Prefix(nil), cfg.ServiceCIDRs...), cfg.MeshCIDRs...)
 	p.builder = build.NewBuilder(build.Config{
 		Site: cfg.site(), Plans: &trafficplan.Table{}, Trust: d.board.Trust, Hosts: p.hosts, SystemRoots: systemRoots, Logger: log,
-		Ranges: func() []netip.Prefix { return ranges },
+		Ranges: func() []netip.Prefix { return ranges }, Workloads: cfg.WorkloadCIDRs,
 	})
 	i.proxies = p.builder
 	serving := xds.Config{Builder: p.builder, Admit: p.admit, Observer: o, Registerer: s.metrics, Log: log}

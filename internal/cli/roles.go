@@ -308,6 +308,7 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 				return err
 			}
 			agent.ServiceCIDRs, agent.ControlPlane = plane.ServiceCIDRs, a.zone == ""
+			plane.WorkloadCIDRs = agent.WorkloadCIDRs
 			return app.RunUp(cmd.Context(), app.UpConfig{ControlPlane: plane, Node: agent}, s.printReady)
 		},
 	}
@@ -319,6 +320,7 @@ output: ready api=URL node=NAME mode=MODE dns=ADDRESS.`,
 func newControlPlane(s *settings) *cobra.Command {
 	var p planeFlags
 	var store, dnsAddress string
+	var workloads []string
 	var k kubernetesFlags
 	var c clusterFlags
 	var z zoneFlags
@@ -347,6 +349,9 @@ conditions; all serve agents, which join by the token of their service account.
 			}
 			c.apply(&cfg)
 			cfg.DNSAddress = dnsAddress
+			if cfg.WorkloadCIDRs, err = prefixes("workload-cidr", workloads); err != nil {
+				return err
+			}
 			if err := z.apply(&cfg); err != nil {
 				return err
 			}
@@ -357,6 +362,7 @@ conditions; all serve agents, which join by the token of their service account.
 		},
 	}
 	cmd.Flags().StringVar(&store, "store", "sqlite:", "where the state is kept: sqlite:FILE (default file: store.db in the data directory), postgres://… or etcd://HOST:PORT,…, each for one control plane, memory, or kubernetes, with --preset")
+	cmd.Flags().StringSliceVar(&workloads, "workload-cidr", nil, "addresses of workloads, as those of a cluster's Pods: sidecars begin mutual TLS where programs connect to one of them in place of a Service (default: they leave such connections as they are)")
 	k.add(cmd.Flags())
 	cmd.Flags().StringVar(&dnsAddress, "dns-address", "", "ADDRESS:PORT at which names of Services are answered for machines without an agent, by the addresses of ready endpoints (default: nowhere)")
 	p.add(cmd)

@@ -45,13 +45,13 @@ const (
 	commandTimeout = 2 * time.Minute
 )
 
-// defaultMesh has mutual TLS, without which there are no sidecars. A case connects to the address of a Pod
-// itself, which is no Service: such connections are plain, and servers take them.
+// defaultMesh has mutual TLS, and servers take nothing else: also a case that connects to the address of a
+// Pod itself has to use it.
 const defaultMesh = `
 apiVersion: mesh.proxima.dev/v1alpha1
 kind: Mesh
 metadata: {name: default}
-spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin, mode: Permissive}]}}
+spec: {mtls: {enabledBackend: ca, backends: [{name: ca, type: Builtin, mode: Strict}]}}
 `
 
 // mesh is a cluster that is zone east, with sidecars in namespaces that ask for them.

@@ -32,9 +32,11 @@ import (
 type Config struct {
 	// Site of this control plane.
 	Site locality.Site
-	// Ranges of virtual addresses and of workloads: connections to them are looked up. Called
-	// for each class of proxies, once.
+	// Ranges of virtual addresses: connections to them are looked up.
 	Ranges func() []netip.Prefix
+	// Workloads are the ranges of the addresses of workloads: connections to them are looked up, too.
+	// None: such connections are outside the mesh.
+	Workloads []netip.Prefix
 	// Plans of Services, which Follow keeps up to date; nil: there are none.
 	Plans *trafficplan.Table
 	// Hosts of gateways in other sites that are DNS names; nil: gateways have to be addresses.
@@ -258,7 +260,7 @@ func (b *Builder) Apply(d *catalog.Delta, replanned map[catalog.Key]struct{}) {
 	for _, c := range d.Dataplanes {
 		if different(c.Old, c.New) || kind.DataplaneHasProxy(c.Old) != kind.DataplaneHasProxy(c.New) {
 			b.endProxy(c)
-			b.storeLive(c, changed)
+			b.storeLive(c, changed, addresses)
 		}
 	}
 	b.relabelled(d, changed)

@@ -110,7 +110,7 @@ func (b *Builder) writeServers(p *Proxy, d *meshv1alpha1.Dataplane) {
 	next := map[delta.Ref][]byte{}
 	b.encodeOwn(p, next, all)
 	b.replaceOwn(p, next)
-	live, changed := b.secured(p.Key, d), false
+	live, changed := b.secured(p.Key, d), map[netip.Addr]struct{}{}
 	for _, at := range livePorts(d) {
 		is := false
 		for _, other := range live {
@@ -118,16 +118,16 @@ func (b *Builder) writeServers(p *Proxy, d *meshv1alpha1.Dataplane) {
 		}
 		switch {
 		case is && b.live[at] != p.Key:
-			b.live[at], changed = p.Key, true
+			b.live[at], changed[at.Addr()] = p.Key, struct{}{}
 		case !is && b.live[at] == p.Key:
 			delete(b.live, at)
-			changed = true
+			changed[at.Addr()] = struct{}{}
 		}
 	}
-	if changed {
+	if len(changed) > 0 {
 		services := map[catalog.Key]struct{}{}
 		b.behind(d, func(s catalog.Key) { services[s] = struct{}{} })
-		b.refresh(services, nil, false)
+		b.refresh(services, changed, false)
 	}
 }
 

@@ -109,29 +109,44 @@ func anyAddress(port uint16, ipv6 bool) *core.Address {
 	return a
 }
 
-// outVirtual takes redirected connections. Those to a learned address go to its listener;
-// those to other addresses of Services and workloads to a cluster that is asked for.
-func outVirtual(ranges []netip.Prefix, rest string, ipv6 bool) *listener.Listener {
+// outVirtual takes redirected connections. Those to a learned address go to its listener; those to other
+// addresses of Services and workloads to a cluster that is asked for; all others to rest. Where that is
+// not Passthrough, workloads without a proxy are not reached by their addresses.
+func outVirtual(services, workloads []netip.Prefix, rest string, ipv6 bool) *listener.Listener {
 	l := &listener.Listener{
 		Name: OutVirtual, Address: anyAddress(outVirtualPort, ipv6), UseOriginalDst: wrapperspb.Bool(true),
 		TrafficDirection:   core.TrafficDirection_OUTBOUND,
 		DefaultFilterChain: &listener.FilterChain{Name: rest, Filters: []*listener.Filter{tcpTo(rest, rest, false)}},
 	}
-	if len(ranges) == 0 {
-		return l
+	byAddress := vipPrefix
+	if rest != Passthrough {
+		byAddress = memberPrefix
 	}
+	for _, c := range []struct {
+		name, prefix string
+		ranges       []netip.Prefix
+	}{{"services", vipPrefix, services}, {"workloads", byAddress, workloads}} {
+		if len(c.ranges) > 0 {
+			l.FilterChains = append(l.FilterChains, lookedUp(c.name, c.prefix, c.ranges))
+		}
+	}
+	return l
+}
+
+// lookedUp is the chain of connections to addresses whose clusters are asked for.
+func lookedUp(name, prefix string, ranges []netip.Prefix) *listener.FilterChain {
 	match := &listener.FilterChainMatch{}
 	for _, p := range ranges {
 		match.PrefixRanges = append(match.PrefixRanges, &core.CidrRange{
 			AddressPrefix: p.Addr().String(), PrefixLen: wrapperspb.UInt32(uint32(p.Bits())),
 		})
 	}
-	l.FilterChains = []*listener.FilterChain{{Name: "services", FilterChainMatch: match, Filters: []*listener.Filter{
+	return &listener.FilterChain{Name: name, FilterChainMatch: match, Filters: []*listener.Filter{
 		networkFilter("envoy.filters.network.set_filter_state", &setfilter.Config{OnNewConnection: []*setstate.FilterStateValue{{
 			Key: &setstate.FilterStateValue_ObjectKey{ObjectKey: "envoy.tcp_proxy.cluster"},
 			Value: &setstate.FilterStateValue_FormatString{FormatString: &core.SubstitutionFormatString{
 				Format: &core.SubstitutionFormatString_TextFormatSource{TextFormatSource: &core.DataSource{
-					Specifier: &core.DataSource_InlineString{InlineString: vipPrefix + "%DOWNSTREAM_LOCAL_ADDRESS%"},
+					Specifier: &core.DataSource_InlineString{InlineString: prefix + "%DOWNSTREAM_LOCAL_ADDRESS%"},
 				}},
 			}},
 		}}}),
@@ -140,8 +155,7 @@ func outVirtual(ranges []netip.Prefix, rest string, ipv6 bool) *listener.Listene
 			MaxConnectAttempts: wrapperspb.UInt32(connectAttempts), IdleTimeout: durationpb.New(idleTimeout),
 			OnDemand: &tcpproxy.TcpProxy_OnDemand{OdcdsConfig: adsSource(), Timeout: durationpb.New(onDemandTimeout)},
 		}),
-	}}}
-	return l
+	}}
 }
 
 // inVirtual takes redirected connections to ports that the workload does not declare.

@@ -285,11 +285,46 @@ func (b *Builder) makeVIP(c *class, name string, at netip.AddrPort) *made {
 	if _, virtual := b.vips[at.Addr()]; virtual || !b.isWorkload(at.Addr()) {
 		return nil
 	}
-	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at}))
+	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at, tls: b.workloadTLS(c, at)}))
 }
 
-// isWorkload reports whether an address is an endpoint's.
-func (b *Builder) isWorkload(a netip.Addr) bool { return b.workloads[a] > 0 }
+// makeMember makes the cluster of the address of a workload, if its proxy takes connections of the
+// class's by mutual TLS.
+func (b *Builder) makeMember(c *class, name string, at netip.AddrPort) *made {
+	to := b.workloadTLS(c, at)
+	if to == nil {
+		return nil
+	}
+	return b.patchedCluster(c, upstreamCluster(name, &upstream{static: at, tls: to}))
+}
+
+// workloadTLS is how clients of a class begin TLS at the address of a workload; nil: they do not, as it
+// has no proxy there, or is of another mesh.
+func (b *Builder) workloadTLS(c *class, at netip.AddrPort) *clientTLS {
+	key, live := b.live[at]
+	d, ok := b.snapshot.Dataplanes.Get(key)
+	if !live || !ok || b.classOf(key, d, Sidecar).Mesh != c.Mesh {
+		return nil
+	}
+	domain, _, ok := b.meshTLS(c.Mesh)
+	id, err := mesh.Workload(domain, key.Namespace, d.Spec.ServiceAccount)
+	if !ok || err != nil {
+		return nil
+	}
+	out := &clientTLS{domain: domain.Name(), accept: mesh.Accounts(id), fileIdentity: c.Variant == Direct, always: true}
+	for i := range d.Spec.Ports {
+		if port := &d.Spec.Ports[i]; port.Port == int32(at.Port()) {
+			out.http2 = out.http2 || protocolOf(b.appProtocolOf(key, d, port)) == HTTP2
+		}
+	}
+	return out
+}
+
+// isWorkload reports whether an address is a workload's: that of a Dataplane or Pod, or one of the ranges of
+// workloads.
+func (b *Builder) isWorkload(a netip.Addr) bool {
+	return b.workloads[a] > 0 || slices.ContainsFunc(b.config.Workloads, func(p netip.Prefix) bool { return p.Contains(a) })
+}
 
 // makeEndpoints of a service port, for a zone or a node and clients with a view. Those of a node are
 // there where the Service stays on it.
@@ -426,7 +461,7 @@ func (b *Builder) writeOwn(p *Proxy) {
 		if b.closed(p.Mesh) {
 			rest = Blackhole
 		}
-		out := outVirtual(b.ranges(), b.restOf(p), p.class.IPv6)
+		out := outVirtual(b.ranges(), b.config.Workloads, b.restOf(p), p.class.IPv6)
 		if matched := b.matchedBy(p); len(matched) > 0 {
 			letThrough(out, matched)
 			all.Clusters = append(all.Clusters, passthroughHTTP())

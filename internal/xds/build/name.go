@@ -34,11 +34,13 @@ const (
 	// Identity is the secret with the proxy's own certificate and key.
 	Identity = "identity"
 
-	vipPrefix   = "vip|"
-	localPrefix = "local|"
-	outPrefix   = "out|"
-	inPrefix    = "in|"
-	rootsPrefix = "roots|"
+	vipPrefix = "vip|"
+	// of workloads of the mesh, for those who may connect to nothing else.
+	memberPrefix = "member|"
+	localPrefix  = "local|"
+	outPrefix    = "out|"
+	inPrefix     = "in|"
+	rootsPrefix  = "roots|"
 )
 
 // Ports of redirected connections.
@@ -79,10 +81,16 @@ func ParseServicePort(s string) (ServicePort, error) {
 // VIPName is the name of the cluster of a virtual address, as Envoy asks for it.
 func VIPName(a netip.AddrPort) string { return vipPrefix + a.String() }
 
-// parseVIP reads the name of the cluster of an address. An IPv4 address in an IPv6 one is
-// itself: that is how a listener of both families sees it.
-func parseVIP(name string) (netip.AddrPort, bool) {
-	text, ok := strings.CutPrefix(name, vipPrefix)
+// parseVIP reads the name of the cluster of an address.
+func parseVIP(name string) (netip.AddrPort, bool) { return parseAddress(vipPrefix, name) }
+
+// parseMember reads the name of the cluster of the address of a workload that has to have a proxy.
+func parseMember(name string) (netip.AddrPort, bool) { return parseAddress(memberPrefix, name) }
+
+// parseAddress behind a prefix. An IPv4 address in an IPv6 one is itself: that is how a listener of both
+// families sees it.
+func parseAddress(prefix, name string) (netip.AddrPort, bool) {
+	text, ok := strings.CutPrefix(name, prefix)
 	if !ok {
 		return netip.AddrPort{}, false
 	}

@@ -403,7 +403,7 @@ func (b *Builder) takesName(p *Proxy, name string, own []*cluster.Cluster) bool 
 		return false
 	}
 	_, err := parseCluster(name)
-	if err != nil && !strings.HasPrefix(name, vipPrefix) && name != Passthrough && name != InPassthrough && name != Blackhole {
+	if err != nil && !strings.HasPrefix(name, vipPrefix) && !strings.HasPrefix(name, memberPrefix) && name != Passthrough && name != InPassthrough && name != Blackhole {
 		return false
 	}
 	b.config.Logger.Warn("a ProxyPatch may not add a cluster of this name: change it by Merge", "dataplane", p.Key, "cluster", name)

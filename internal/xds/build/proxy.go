@@ -315,16 +315,16 @@ func (b *Builder) reconnect(d *catalog.Delta) {
 // noteLive notes that the ports of a Dataplane have a proxy. It stays so until the Dataplane
 // goes: a control plane that loses its stream knows nothing of the proxy.
 func (b *Builder) noteLive(key catalog.Key, d *meshv1alpha1.Dataplane) {
-	fresh := false
+	fresh := map[netip.Addr]struct{}{}
 	for _, at := range livePorts(d) {
 		if b.live[at] != key {
-			b.live[at], fresh = key, true
+			b.live[at], fresh[at.Addr()] = key, struct{}{}
 		}
 	}
-	if fresh {
+	if len(fresh) > 0 {
 		services := map[catalog.Key]struct{}{}
 		b.behind(d, func(s catalog.Key) { services[s] = struct{}{} })
-		b.refresh(services, nil, false)
+		b.refresh(services, fresh, false)
 	}
 }
 
@@ -348,10 +348,10 @@ func (b *Builder) endProxy(c catalog.Change[*meshv1alpha1.Dataplane]) {
 	}
 }
 
-// storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane. What other
+// storeLive keeps the ports that have a proxy, and notes the Services behind a Dataplane, and its addresses. What other
 // instances, or this one before it was started again, have recorded of a proxy counts as well: clients
 // that took its ports for plain ones would be refused where they are strict.
-func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed map[catalog.Key]struct{}) {
+func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed map[catalog.Key]struct{}, addresses map[netip.Addr]struct{}) {
 	had := false
 	for _, at := range livePorts(c.Old) {
 		if b.live[at] == c.Key {
@@ -373,6 +373,9 @@ func (b *Builder) storeLive(c catalog.Change[*meshv1alpha1.Dataplane], changed m
 	}
 	for _, d := range []*meshv1alpha1.Dataplane{c.Old, c.New} {
 		b.behind(d, func(s catalog.Key) { changed[s] = struct{}{} })
+		for _, at := range livePorts(d) {
+			addresses[at.Addr()] = struct{}{}
+		}
 	}
 }
 
@@ -625,7 +628,9 @@ func (b *Builder) want(p *Proxy, ref delta.Ref) {
 	c := p.class
 	switch ref.Type {
 	case ClusterType:
-		if at, ok := parseVIP(ref.Name); ok {
+		if at, ok := parseMember(ref.Name); ok {
+			b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeMember(c, ref.Name, at) }})
+		} else if at, ok := parseVIP(ref.Name); ok {
 			b.use(c.layer, ref, unit{address: at.Addr(), make: func() *made { return b.makeVIP(c, ref.Name, at) }})
 			if port, ok := b.portAt(at); ok && b.allowed(port.Service, p.Mesh) {
 				b.learn(p, port)
@@ -688,7 +693,9 @@ func (s *demanded) Release(ref delta.Ref) {
 // connections at once, and is there once something does. To be told that it does not exist
 // costs a client of Envoy 1.38 and later the whole time that it waits for clusters.
 func (s *demanded) Absent(ref delta.Ref) []byte {
-	if _, ok := parseVIP(ref.Name); !ok || ref.Type != ClusterType {
+	_, byAddress := parseVIP(ref.Name)
+	_, member := parseMember(ref.Name)
+	if !byAddress && !member || ref.Type != ClusterType {
 		return nil
 	}
 	return marshalled(emptyCluster(ref.Name))

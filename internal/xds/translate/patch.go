@@ -134,7 +134,7 @@ func placeOf(name string) place {
 		return place{mesh.OriginPassthrough, mesh.OriginInbound, 0}
 	case strings.HasPrefix(name, "local|"), strings.HasPrefix(name, "in|"), name == "in-virtual":
 		p.origin, p.direction = mesh.OriginInbound, mesh.OriginInbound
-	case strings.HasPrefix(name, "out|"), strings.HasPrefix(name, "vip|"), strings.HasPrefix(name, "ext|"), name == "out-virtual",
+	case strings.HasPrefix(name, "out|"), strings.HasPrefix(name, "vip|"), strings.HasPrefix(name, "member|"), strings.HasPrefix(name, "ext|"), name == "out-virtual",
 		strings.Contains(name, "/") && strings.Contains(name, ":"):
 		p.origin, p.direction = mesh.OriginOutbound, mesh.OriginOutbound
 	}
