@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,8 +41,9 @@ func TestPodEvents(t *testing.T) {
 			}
 			return out
 		}
-		certified := true
-		e := &podEvents{client: client, tables: tables, certified: func(string) bool { return certified }, log: slog.New(slog.DiscardHandler)}
+		var certified atomic.Bool
+		certified.Store(true)
+		e := &podEvents{client: client, tables: tables, certified: func(string) bool { return certified.Load() }, log: slog.New(slog.DiscardHandler)}
 		term := func(of time.Duration) {
 			term, end := context.WithTimeout(ctx, of)
 			defer end()
@@ -62,7 +64,7 @@ func TestPodEvents(t *testing.T) {
 		}
 
 		running.Go(func() { _ = e.follow(ctx) })
-		certified = false
+		certified.Store(false)
 		obj, err := client.Get(ctx, kind.Namespace, resource.Key{Name: "shop"})
 		if err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	kernelnetns "github.com/proxima-mesh/proxima/internal/kernel/netns"
 )
@@ -25,6 +26,9 @@ type Programs struct {
 	// Entrypoints of images that were not loaded, by their names: what runs where a container has no command.
 	Entrypoints map[string][]string
 }
+
+// volumeRetry is the pause after an attempt to make the volumes of a pod.
+const volumeRetry = 200 * time.Millisecond
 
 // NetnsDir is the folder in which the node's container runtime names the network namespaces of pods
 // with a sidecar.
@@ -60,6 +64,10 @@ func (n *Node) runWithSidecar(ctx context.Context, p *corev1.Pod, of *corev1.Con
 	defer unbind()
 	n.status(ctx, p, run, corev1.PodPending, false)
 	cmd, end, err := n.sidecar(ctx, p, of, run.addr)
+	for apierrors.IsNotFound(err) && ctx.Err() == nil { // as kube-root-ca.crt in a namespace that is new: kubelet tries again, too
+		time.Sleep(volumeRetry)
+		cmd, end, err = n.sidecar(ctx, p, of, run.addr)
+	}
 	if err != nil {
 		fail(err)
 		return
